@@ -1,0 +1,55 @@
+# Two environments in one folder, each with a stamp: `.venv/.user` is what a user needs, `.venv/.dev` adds tests and peers.
+VENV ?= .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+# The first interpreter that is there and new enough.
+PYTHON ?= $(shell for p in python3.11 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test test-slow check format bench clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F '\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.dev ## Make .venv with the package, the development tools and the peers
+
+quickstart: $(VENV)/.user ## Install for use only, and look around
+	$(BIN)/pretune list
+	$(BIN)/pretune show bert-base
+
+test: $(VENV)/.dev ## Run the tests (a few minutes)
+	$(BIN)/pytest -n $(JOBS)
+
+test-slow: $(VENV)/.dev ## Run the slow tests as well
+	$(BIN)/pytest -n $(JOBS) -m "not gpu"
+
+check: $(VENV)/.dev ## Format, lint, types and the architecture tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/architecture
+
+format: $(VENV)/.dev ## Format the code and fix what ruff can fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev ## Run the benchmarks; each prints its ratio against a peer
+	@set -e; for file in $(sort $(wildcard bench/[a-z]*.py)); do echo "== $$file"; $(BIN)/python $$file; done
+
+clean: ## Remove build outputs and caches, but neither .venv nor runs
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -path ./$(VENV) -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -type d -prune -exec rm -rf {} +
+
+# NOTE: torch comes first and under the constraints: resolved freely it may be a build that drags CUDA in.
+$(VENV)/.user: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed; set PYTHON=/path/to/python" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt torch
+	$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.user pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e '.[dev,peers]'
+	@touch $@

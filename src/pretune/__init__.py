@@ -1,0 +1,45 @@
+"""Pre-train once, fine-tune many times.
+
+    import pretune as pt
+
+    model = pt.load("runs/bert")
+    out = model(pt.batch([[101, 7592, 102], [101, 102]]))
+
+Names are imported on first use: `import pretune` loads neither torch nor numpy.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pretune.core.types import Batch, Loss, Output
+    from pretune.data.layout import batch
+    from pretune.models.catalog import build
+    from pretune.models.checkpoint import load, save
+
+__version__ = "0.1.0"
+
+__all__ = ["Batch", "Loss", "Output", "__version__", "batch", "build", "load", "save"]
+
+_PUBLIC = {
+    "load": "pretune.models.checkpoint:load",
+    "save": "pretune.models.checkpoint:save",
+    "build": "pretune.models.catalog:build",
+    "batch": "pretune.data.layout:batch",
+    "Batch": "pretune.core.types:Batch",
+    "Output": "pretune.core.types:Output",
+    "Loss": "pretune.core.types:Loss",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'pretune' has no attribute '{name}'")
+    module, _, attribute = _PUBLIC[name].partition(":")
+    value = getattr(importlib.import_module(module), attribute)
+    globals()[name] = value  # the next access does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

@@ -1,0 +1,4 @@
+"""What everything agrees on: frozen specs, registries, batches, atomic files, seeds, errors and messages.
+
+Nothing is imported here: `import pretune.core.errors` must stay cheap, and `pretune.core.types` needs torch.
+"""

@@ -1,0 +1,21 @@
+"""Configs are values: frozen specs that nest, print as JSON, and are edited by path.
+
+    @spec
+    class Encoder:
+        '''A stack of blocks.'''
+        width: int
+        depth: int = 12
+        norm: LayerNorm | RmsNorm | None = LayerNorm()
+
+    encoder = from_dict(Encoder, {"width": 768, "norm": {"kind": "rms_norm"}})
+    replace(encoder, {"depth": "6", "norm.eps": "1e-6"})     # text, as `--set` gives it, is typed by the field
+    diff(encoder, replace(encoder, {"depth": 6}))            # {'depth': (12, 6)}
+
+A config cannot name code: `kind` only chooses among the classes that the field's annotation lists.
+"""
+
+from pretune.core.config.edit import diff, parse_assignments, paths, replace
+from pretune.core.config.read import from_dict
+from pretune.core.config.specs import kind, spec, to_dict
+
+__all__ = ["diff", "from_dict", "kind", "parse_assignments", "paths", "replace", "spec", "to_dict"]

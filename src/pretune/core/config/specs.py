@@ -1,0 +1,146 @@
+"""What a spec is: a frozen, keyword-only dataclass with slots, its kind, its plain form, and its fields' types."""
+
+import dataclasses
+import functools
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, TypeVar, dataclass_transform
+
+T = TypeVar("T")
+
+KIND = "kind"
+"""The key that names a spec's class in its plain form; no field may have this name."""
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
+def spec(cls: type[T]) -> type[T]:
+    """Make a class a spec: `dataclass(frozen=True, kw_only=True, slots=True)`."""
+    if KIND in cls.__annotations__:
+        raise TypeError(f"{cls.__name__}: a spec may not have a field named '{KIND}'")
+    return dataclasses.dataclass(frozen=True, kw_only=True, slots=True)(cls)
+
+
+def kind(spec: object) -> str:
+    """The snake_case name of a spec's class, given the class or an instance: LayerNorm -> 'layer_norm'."""
+    name = spec.__name__ if isinstance(spec, type) else type(spec).__name__
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def is_spec(value: object) -> bool:
+    """Whether a value is a spec (an instance, not a class)."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def to_dict(spec: object) -> dict[str, Any]:
+    """The plain, JSON-ready form: `kind` first, then every field; tuples become lists."""
+    if not is_spec(spec):
+        raise TypeError(f"expected a spec, found {type(spec).__name__}")
+    return {KIND: kind(spec), **{name: plain(getattr(spec, name)) for name in fields(type(spec))}}
+
+
+def plain(value: Any) -> Any:
+    """The plain form of any field's value; never shares what can be changed with the value."""
+    if is_spec(value):
+        return to_dict(value)
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    return value
+
+
+class Field(NamedTuple):
+    """One field of a spec class: its resolved annotation, and how to make its default (None where it has none)."""
+
+    annotation: Any
+    default: Callable[[], Any] | None
+
+
+_FIELDS: dict[type, dict[str, Field]] = {}
+
+
+def fields(cls: type) -> dict[str, Field]:
+    """The fields of a spec class that its constructor takes, in order."""
+    if cls not in _FIELDS:
+        _FIELDS[cls] = _find_fields(cls)
+    return _FIELDS[cls]
+
+
+def _find_fields(cls: Any) -> dict[str, Field]:
+    hints = typing.get_type_hints(cls)
+    found: dict[str, Field] = {}
+    for field in dataclasses.fields(cls):
+        if not field.init:
+            continue
+        default: Callable[[], Any] | None = None
+        if field.default is not dataclasses.MISSING:
+            default = functools.partial(_same, field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory
+        found[field.name] = Field(hints[field.name], default)
+    return found
+
+
+class Members(NamedTuple):
+    """An annotation taken apart: what a field may hold."""
+
+    scalars: tuple[type, ...]  # of int, float, str, bool
+    literals: tuple[Any, ...]
+    specs: dict[str, type]  # by kind
+    tuples: tuple[Any, ...]  # the tuple annotations
+    none: bool
+
+    def __str__(self) -> str:
+        words = [scalar.__name__ for scalar in self.scalars]
+        words += [repr(literal) for literal in self.literals]
+        words += list(self.specs)
+        words += ["a list"] if self.tuples else []
+        words += ["null"] if self.none else []
+        return " or ".join(words)
+
+
+@functools.cache
+def members(annotation: Any) -> Members:
+    """Take an annotation apart; one that specs do not support is a TypeError, for it is a bug in the spec."""
+    scalars: list[type] = []
+    literals: list[Any] = []
+    specs: dict[str, type] = {}
+    tuples: list[Any] = []
+    none = False
+    for part in _flatten(annotation):
+        if part in (int, float, str, bool):
+            scalars.append(part)
+        elif part in (None, types.NoneType):
+            none = True
+        elif typing.get_origin(part) is Literal:
+            literals.extend(typing.get_args(part))
+        elif typing.get_origin(part) is tuple:
+            tuples.append(part)
+        elif isinstance(part, type) and dataclasses.is_dataclass(part):
+            if specs.setdefault(kind(part), part) is not part:
+                raise TypeError(f"two specs of kind '{kind(part)}' in {annotation}")
+        else:
+            raise TypeError(f"a spec field cannot be annotated with {part}")
+    return Members(tuple(scalars), tuple(literals), specs, tuple(tuples), none)
+
+
+def items(annotation: Any, count: int) -> list[Any] | None:
+    """The annotations of the items of a tuple of `count` items; None where the count does not fit."""
+    arguments = typing.get_args(annotation)
+    if len(arguments) == 2 and arguments[1] is Ellipsis:
+        return [arguments[0]] * count
+    return list(arguments) if len(arguments) == count else None
+
+
+def _flatten(annotation: Any) -> list[Any]:
+    if hasattr(annotation, "__value__"):  # `type X = A | B` of Python 3.12
+        return _flatten(annotation.__value__)
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [part for argument in typing.get_args(annotation) for part in _flatten(argument)]
+    return [annotation]
+
+
+def _same(value: Any) -> Any:
+    return value

@@ -1,0 +1,22 @@
+"""Files that are either whole or absent: atomic writes, strict JSON, manifests with hashes.
+
+Every write of the package that matters goes through here, so a full disk or a kill never leaves half a file under its
+final name, and the same fault always gives the same one-line error.
+"""
+
+from pretune.core.io.atomic import MANIFEST, atomic_directory, atomic_write, writing
+from pretune.core.io.manifest import check_manifest, sha256, write_manifest
+from pretune.core.io.strict_json import parse_json, read_json, write_json
+
+__all__ = [
+    "MANIFEST",
+    "atomic_directory",
+    "atomic_write",
+    "check_manifest",
+    "parse_json",
+    "read_json",
+    "sha256",
+    "write_json",
+    "write_manifest",
+    "writing",
+]

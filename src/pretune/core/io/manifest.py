@@ -1,0 +1,89 @@
+"""Manifests: the list of a directory's files with their sizes and hashes, so that damage is always noticed."""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pretune.core.errors import CheckpointError, nearest
+from pretune.core.io.atomic import MANIFEST
+from pretune.core.io.strict_json import read_json, write_json
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+def sha256(path: str | os.PathLike[str]) -> str:
+    """The SHA-256 of a file's content, in hexadecimal; the file is never whole in memory."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_manifest(
+    directory: str | os.PathLike[str], names: Iterable[str], extra: Mapping[str, Any] | None = None
+) -> None:
+    """Write MANIFEST.json: {"files": {name: {"size", "sha256"}}, **extra}, for files right inside `directory`."""
+    folder = Path(directory)
+    files: dict[str, dict[str, Any]] = {}
+    for name in sorted(names):
+        if not _plain_name(name):
+            raise ValueError(f"a manifest cannot list {name!r}: it is not a plain file name")
+        files[name] = {"size": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
+    if extra and "files" in extra:
+        raise ValueError("'files' of a manifest cannot be given as an extra")
+    write_json(folder / MANIFEST, {"files": files, **(extra or {})})
+
+
+def check_manifest(directory: str | os.PathLike[str], hashes: bool = True) -> dict[str, Any]:
+    """Check every file that MANIFEST.json lists, and return the manifest; the first bad part is a CheckpointError.
+
+    Without `hashes` only presence and size are checked, which is fast for any size.
+    """
+    try:
+        return _check(Path(directory), hashes)
+    except OSError as fault:
+        raise CheckpointError(f"{fault.filename or directory}: cannot be read: {fault.strerror}") from fault
+
+
+def _check(folder: Path, hashes: bool) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such directory")
+    where = folder / MANIFEST
+    if not where.exists():
+        raise CheckpointError(f"{folder}: no {MANIFEST}, so the directory is incomplete; copy or make it again")
+    manifest = read_json(where, CheckpointError)
+    files = manifest.get("files")
+    if not isinstance(files, dict):
+        raise CheckpointError(f"{where}: 'files' is missing or not an object{nearest('files', manifest)}")
+    for name, entry in files.items():
+        if not _plain_name(name):
+            raise CheckpointError(f"{where}: {name[:60]!r} is not a plain file name")
+        size, digest = _entry(entry, name, where)
+        _check_file(folder / name, size, digest if hashes else None, where)
+    return manifest
+
+
+def _entry(entry: object, name: str, where: Path) -> tuple[int, str]:
+    match entry:
+        case {"size": int(size), "sha256": str(digest)} if size >= 0 and size is not True and _HASH.fullmatch(digest):
+            return size, digest
+    raise CheckpointError(f"{where}: the entry of '{name}' needs a 'size' in bytes and a 'sha256' of 64 digits")
+
+
+def _check_file(file: Path, size: int, digest: str | None, where: Path) -> None:
+    remedy = "copy or make the directory again"
+    if not file.is_file():
+        raise CheckpointError(f"{file}: missing, though {MANIFEST} lists it; {remedy}")
+    found = file.stat().st_size
+    if found != size:
+        raise CheckpointError(f"{file}: has {found} bytes, but {MANIFEST} says {size}; {remedy}")
+    if digest is not None and sha256(file) != digest:
+        raise CheckpointError(f"{file}: its content is not what {MANIFEST} says (SHA-256 differs); {remedy}")
+
+
+def _plain_name(name: str) -> bool:
+    """Whether a name is that of a file right inside its directory, on every system."""
+    if name in ("", ".", "..", MANIFEST) or len(name.encode(errors="replace")) > 255:
+        return False
+    return name.isprintable() and not set(name) & set("/\\:")

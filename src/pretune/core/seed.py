@@ -1,0 +1,59 @@
+"""Counter-based randomness: a number is a function of (seed, epoch, sample, …), never of what was drawn before.
+
+A worker that holds no stream can be killed, moved or multiplied without changing what is drawn:
+
+    rng = generator(seed, epoch, sample)            # the same three numbers, the same draws, on any machine
+    keys = mix_array((seed, epoch), samples)        # mix(seed, epoch, sample) for a whole array at once
+
+The hash is a chain of SplitMix64 steps (Steele, Lea and Flood, 2014), as in java.util.SplittableRandom. For fixed
+leading parts it is a bijection of the last part, so the samples of an epoch never share a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pretune.core.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_START = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: the increment of SplitMix64, and where a chain begins
+_FIRST = 0xBF58476D1CE4E5B9  # the two multipliers of Stafford's "Mix13" finaliser
+_SECOND = 0x94D049BB133111EB
+_MASK = 2**64 - 1
+
+
+def mix(*parts: int) -> int:
+    """Hash integers of 0 to 2**64 - 1 into one of the same range; order and number of the parts matter."""
+    state = _START
+    for part in parts:
+        if not 0 <= part <= _MASK:
+            raise UsageError(f"a seed part must be from 0 to 2**64 - 1, found {part if abs(part) < 10**40 else '…'}")
+        state = ((state ^ int(part)) + _START) & _MASK
+        state = ((state ^ (state >> 30)) * _FIRST) & _MASK
+        state = ((state ^ (state >> 27)) * _SECOND) & _MASK
+        state ^= state >> 31
+    return state
+
+
+def mix_array(parts: Sequence[int], samples: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`mix(*parts, sample)` for every sample of an array, vectorised."""
+    import numpy as np
+
+    if samples.dtype.kind not in "ui" or (samples.dtype.kind == "i" and samples.size and samples.min() < 0):
+        raise UsageError(f"samples must be integers of 0 or more, found {samples.dtype}")
+    with np.errstate(over="ignore"):  # wrapping around is the point; numpy warns about it for 0-d arrays
+        state = (samples.astype(np.uint64) ^ np.uint64(mix(*parts))) + np.uint64(_START)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(_FIRST)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(_SECOND)
+        return np.asarray(state ^ (state >> np.uint64(31)))
+
+
+def generator(*parts: int) -> np.random.Generator:
+    """A numpy generator (Philox, itself counter-based) that belongs to these parts alone."""
+    import numpy as np
+
+    return np.random.Generator(np.random.Philox(key=mix(*parts)))

@@ -1,0 +1,119 @@
+"""What every stage agrees on: the ragged `Batch`, what a model gives back (`Output`) and what is summed (`Loss`).
+
+Legend: N tokens (rows x row length), C cells (sequences, one filler per row, spare ones), M target slots, W width.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+IGNORE = -100
+"""The label of a spare target slot: it gives no loss and is not counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """Where the vocabulary head runs, and what it should say there. Spare slots hold label `IGNORE`."""
+
+    index: Tensor  # [M] positions in the flat batch
+    labels: Tensor  # [M]
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Targets":
+        return Targets(
+            index=self.index.to(device, non_blocking=non_blocking),
+            labels=self.labels.to(device, non_blocking=non_blocking),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Whole sequences laid end to end in rows: flat tokens plus offsets, no padding between sequences.
+
+    A *cell* is a stretch `offsets[c]:offsets[c + 1]`: a sequence, the filler at a row's end, or nothing (spare). Rows
+    are consecutive stretches of `length` tokens; no sequence crosses a row's end. Positions count from 0 inside each
+    sequence. For an encoder-decoder the batch is what the decoder reads and `source` is what the encoder reads;
+    sequence s has the same cell and lies in the same row on both sides.
+    """
+
+    tokens: Tensor  # [N]
+    offsets: Tensor  # [C + 1] int32, padded with N
+    sequence: Tensor  # [N] the cell a token belongs to, -1 for filler
+    positions: Tensor  # [N] inside the sequence; 0 for filler
+    rows: int
+    whole: bool = False  # one sequence fills each row: no mask is needed between sequences
+    targets: Targets | None = None
+    segments: Tensor | None = None  # [N]
+    words: Tensor | None = None  # [N]
+    sentences: Tensor | None = None  # [N]
+    prefix: Tensor | None = None  # [C] how many tokens of each sequence all of it may see
+    order: Tensor | None = None  # [N] factorisation rank
+    view: Tensor | None = None  # [C] mask kind
+    labels: Tensor | None = None  # [C]
+    source: "Batch | None" = None
+
+    @property
+    def length(self) -> int:
+        """The row length R."""
+        return self.tokens.shape[0] // self.rows
+
+    @property
+    def cells(self) -> int:
+        return self.offsets.shape[0] - 1
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Start and end of every sequence, in order, filler and spare cells left out. Waits for the device."""
+        offsets, owner = self.offsets.tolist(), self.sequence.tolist()
+        pairs = zip(range(self.cells), offsets[:-1], offsets[1:], strict=True)
+        return [(start, end) for cell, start, end in pairs if start < end and owner[start] == cell]
+
+    def split(self, values: Tensor) -> list[Tensor]:
+        """One tensor per sequence out of a flat `[N, …]` one; filler is dropped."""
+        return [values[start:end] for start, end in self.spans()]
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+        """The same batch on another device."""
+        moved: dict[str, Any] = {}
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if isinstance(value, Tensor | Batch | Targets):
+                moved[part.name] = value.to(device, non_blocking=non_blocking)
+        return replace(self, **moved)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What a model says of a batch. Only what was asked for is there; the rest is None."""
+
+    states: Tensor  # [N, W] after the final norm
+    logits: Tensor | None = None  # [N, vocab], or [M, vocab] at the target rows when the batch has targets
+    hidden: tuple[Tensor, ...] | None = None  # depth + 1 tensors [N, W], the last after the final norm
+    attention: tuple[tuple[Tensor, ...], ...] | None = None  # per layer, per sequence: [heads, n, n]
+    cross: tuple[tuple[Tensor, ...], ...] | None = None  # per layer, per sequence: [heads, n, source n]
+    source: "Output | None" = None  # the encoder's, for an encoder-decoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A sum and the number of targets it was summed over, so that parts of a batch add up exactly.
+
+    >>> half = Loss(sum=torch.tensor(6.0), count=torch.tensor(2))
+    >>> (half + half).mean().item()
+    3.0
+    """
+
+    sum: Tensor
+    count: Tensor
+    parts: Mapping[str, "Loss"] = field(default_factory=dict)
+
+    def mean(self) -> Tensor:
+        """The average loss; 0 where there was nothing to predict."""
+        return self.sum / self.count.clamp(min=1)
+
+    def __add__(self, other: "Loss") -> "Loss":
+        parts = dict(self.parts)
+        for name, loss in other.parts.items():
+            parts[name] = parts[name] + loss if name in parts else loss
+        return Loss(sum=self.sum + other.sum, count=self.count + other.count, parts=parts)

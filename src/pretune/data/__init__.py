@@ -1,0 +1,1 @@
+"""TOKENS -> BATCHES: how sequences of tokens become the ragged batch a model reads."""

@@ -1,0 +1,166 @@
+"""BART (Lewis et al., 2020), mBART (Liu et al., 2020) and MASS (Song et al., 2019): denoising encoder-decoders."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from pretune.models.families.bert import ACTIVATIONS
+from pretune.models.family import Family, Size
+from pretune.models.huggingface import Entry, Fixed, Key, Layout, Odd, both, look
+from pretune.models.spec import Model, Special
+from pretune.models.weights import Row, Rule, rules
+from pretune.nn.attention import Attention
+from pretune.nn.block import Block, Norms
+from pretune.nn.embeddings import Embed
+from pretune.nn.feedforward import FeedForward
+from pretune.nn.heads import Head
+from pretune.nn.norm import LayerNorm
+from pretune.nn.positions import Learned
+from pretune.nn.stack import Stack
+
+
+def recipe(
+    *,
+    width: int = 768,
+    depth: int = 6,
+    heads: int = 12,
+    vocab: int = 50265,
+    hidden: int | None = None,
+    positions: int = 1024,
+    dropout: float = 0.1,
+    pre_norm: bool = False,
+    scale: bool = False,
+    family: str = "bart",
+) -> Model:
+    """Learned positions from row 2 on, an embedding norm in each half; mBART is pre-norm and scales its tokens."""
+    norm = LayerNorm()
+
+    def stack(causal: bool) -> Stack:
+        attention = Attention(heads=heads)
+        return Stack(
+            depth=depth,
+            causal=causal,
+            position=Learned(rows=positions + 2, offset=2),
+            embed=Embed(norm=norm, scale=scale, dropout=dropout),
+            blocks=(
+                Block(
+                    attention=attention,
+                    cross=attention if causal else None,
+                    feedforward=FeedForward(hidden=hidden or 4 * width),
+                    norms=Norms(pre=norm) if pre_norm else Norms(post=norm),
+                    dropout=dropout,
+                ),
+            ),
+            norm=norm if pre_norm else None,
+        )
+
+    return Model(
+        family=family,
+        vocab=vocab,
+        width=width,
+        encoder=stack(causal=False),
+        decoder=stack(causal=True),
+        head=Head(bias="fixed"),
+        special=Special(pad=1, bos=0, eos=(2,), start=None if family == "mbart" else 2),
+    )
+
+
+def _keys(side: str) -> tuple[Entry, ...]:
+    attentions = [f"{side}.blocks.*.attention"] + ([f"{side}.blocks.*.cross"] if side == "decoder" else [])
+    return (
+        Key(f"{side}_layers", (f"{side}.depth",), 12, aliases=("num_hidden_layers",)),
+        Key(f"{side}_ffn_dim", (f"{side}.blocks.*.feedforward.hidden",), 4096),
+        Key(f"{side}_attention_heads", tuple(f"{path}.heads" for path in attentions), 16),
+        Fixed(f"{side}_layerdrop", (0, 0.0)),
+    )
+
+
+def _read_positions(found: Mapping[str, Any]) -> dict[str, Any]:
+    return dict.fromkeys(both(["position.rows"]), found.get("max_position_embeddings", 1024) + 2)
+
+
+def _write_positions(spec: Model) -> dict[str, Any]:
+    return {"max_position_embeddings": look(spec, "encoder.position.rows") - 2}
+
+
+_ENTRIES: tuple[Entry, ...] = (
+    *_keys("encoder"),
+    *_keys("decoder"),
+    Key("vocab_size", ("vocab",), 50265),
+    Key("d_model", ("width",), 1024, aliases=("hidden_size",)),
+    Odd(("max_position_embeddings",), _read_positions, _write_positions),
+    Key("activation_function", both(["blocks.*.feedforward.activation"]), "gelu", ACTIVATIONS),
+    Key("dropout", both(["embed.dropout", "blocks.*.dropout"]), 0.1),
+    Key("attention_dropout", (*both(["blocks.*.attention.dropout"]), "decoder.blocks.*.cross.dropout"), 0.0),
+    Key("activation_dropout", both(["blocks.*.feedforward.dropout"]), 0.0),
+    Key("init_std", ("init.std",), 0.02),
+    Key("scale_embedding", both(["embed.scale"]), False),
+)
+
+
+def _rules(slot: str) -> tuple[Rule, ...]:
+    table = {"tokens.weight": "model.shared.weight", "head.weight": "lm_head.weight"}
+    for side in ("encoder", "decoder"):
+        layer = f"model.{side}.layers.{{i}}"
+        names = {"attention": "self_attn", "cross": "encoder_attn"} if side == "decoder" else {"attention": "self_attn"}
+        for ours, theirs in names.items():
+            for part in ("q", "k", "v", "out"):
+                table[f"{side}.{{i}}.{ours}.{part}.{{p}}"] = f"{layer}.{theirs}.{part}_proj.{{p}}"
+            table[f"{side}.{{i}}.{ours}_norm.{slot}.{{p}}"] = f"{layer}.{theirs}_layer_norm.{{p}}"
+        table[f"{side}.{{i}}.feedforward.up.{{p}}"] = f"{layer}.fc1.{{p}}"
+        table[f"{side}.{{i}}.feedforward.down.{{p}}"] = f"{layer}.fc2.{{p}}"
+        table[f"{side}.{{i}}.feedforward_norm.{slot}.{{p}}"] = f"{layer}.final_layer_norm.{{p}}"
+        table[f"{side}.position.table.weight"] = f"model.{side}.embed_positions.weight"
+        table[f"{side}.embed.norm.{{p}}"] = f"model.{side}.layernorm_embedding.{{p}}"
+        table[f"{side}.norm.{{p}}"] = f"model.{side}.layer_norm.{{p}}"
+    return (*rules(table), Rule("head.bias", "final_logits_bias", Row()))
+
+
+def _layout(model_type: str, name: str, slot: str) -> Layout:
+    return Layout(
+        model_type=model_type,
+        template=partial(recipe, pre_norm=slot == "pre", family=model_type),
+        entries=_ENTRIES,
+        prefix="model.",
+        classes={f"{name}ForConditionalGeneration": frozenset({"head"}), f"{name}Model": frozenset()},
+        head="lm_head.weight",
+        copies=("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
+        zeros=("final_logits_bias",),
+        rules=_rules(slot),
+    )
+
+
+BART = _layout("bart", "Bart", "post")
+
+bart = Family(
+    recipe=recipe,
+    shape="encoder-decoder",
+    default="base",
+    sizes={
+        "base": Size({}, 139_420_416),
+        "large": Size({"width": 1024, "depth": 12, "heads": 16}, 406_291_456),
+    },
+    layout=BART,
+)
+"""BART: an encoder-decoder that restores corrupted text (Lewis et al., 2020)."""
+
+mbart = Family(
+    recipe=partial(recipe, pre_norm=True, scale=True, vocab=250027, family="mbart"),
+    shape="encoder-decoder",
+    default="large",
+    sizes={"large": Size({"width": 1024, "depth": 12, "heads": 16}, 610_851_840)},
+    layout=_layout("mbart", "MBart", "pre"),
+)
+"""mBART: BART over 25 languages, pre-norm (Liu et al., 2020)."""
+
+mass = Family(
+    recipe=partial(recipe, vocab=30522, positions=512, family="mass"),
+    shape="encoder-decoder",
+    default="base",
+    sizes={
+        "base": Size({}, 123_471_360),  # "123M"
+        "middle": Size({"width": 1024, "heads": 16}, 208_668_672),  # "213M"
+    },
+    layout=BART,
+)
+"""MASS: the encoder reads text with a hole, the decoder writes what was in it (Song et al., 2019)."""

@@ -1,0 +1,127 @@
+"""GPT (Radford et al., 2018): a left-to-right decoder, post-norm, pre-trained once and fine-tuned per task."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pretune.core.errors import CheckpointError
+from pretune.models.family import Family, Size
+from pretune.models.huggingface import Key, Layout, Odd
+from pretune.models.init import Normal
+from pretune.models.spec import Model
+from pretune.models.weights import Fused, Rule, Turned, rules
+from pretune.nn.attention import Attention
+from pretune.nn.block import Block, Norms
+from pretune.nn.embeddings import Embed
+from pretune.nn.feedforward import FeedForward
+from pretune.nn.heads import Head
+from pretune.nn.norm import LayerNorm
+from pretune.nn.positions import Learned
+from pretune.nn.stack import Stack
+
+
+def recipe(
+    *,
+    width: int = 768,
+    depth: int = 12,
+    heads: int = 12,
+    vocab: int = 40478,
+    hidden: int | None = None,
+    positions: int = 512,
+    dropout: float = 0.1,
+) -> Model:
+    """Post-norm blocks without a final norm; the head is the token table."""
+    return Model(
+        family="gpt",
+        vocab=vocab,
+        width=width,
+        decoder=Stack(
+            depth=depth,
+            causal=True,
+            embed=Embed(dropout=dropout),
+            position=Learned(rows=positions),
+            blocks=(
+                Block(
+                    attention=Attention(heads=heads, dropout=dropout),
+                    feedforward=FeedForward(hidden=hidden or 4 * width, activation="gelu_tanh"),
+                    norms=Norms(post=LayerNorm()),
+                    dropout=dropout,
+                ),
+            ),
+        ),
+        head=Head(),
+        init=Normal(),
+    )
+
+
+def block_rules(body: str, norm: str) -> tuple[Rule, ...]:
+    """Tensors of one layer, shared with GPT-2: matrices stored input first, queries, keys and values together."""
+    ours, theirs = "decoder.{i}", body + "h.{i}"
+    return (
+        Rule(
+            tuple(f"{ours}.attention.{part}.{{p}}" for part in "qkv"), f"{theirs}.attn.c_attn.{{p}}", Fused(turned=True)
+        ),
+        Rule(f"{ours}.attention.out.{{p}}", f"{theirs}.attn.c_proj.{{p}}", Turned()),
+        Rule(f"{ours}.feedforward.up.{{p}}", f"{theirs}.mlp.c_fc.{{p}}", Turned()),
+        Rule(f"{ours}.feedforward.down.{{p}}", f"{theirs}.mlp.c_proj.{{p}}", Turned()),
+        Rule(f"{ours}.attention_norm.{norm}.{{p}}", f"{theirs}.ln_1.{{p}}"),
+        Rule(f"{ours}.feedforward_norm.{norm}.{{p}}", f"{theirs}.ln_2.{{p}}"),
+    )
+
+
+def width_of(found: Mapping[str, Any]) -> int:
+    """The width a config states, checked early because other sizes follow from it."""
+    width = found.get("n_embd", found.get("hidden_size", 768))
+    if not isinstance(width, int):
+        raise CheckpointError(f"n_embd = {width!r} must be a whole number")
+    return width
+
+
+DECODER_KEYS = (
+    Key("n_embd", ("width",), 768, aliases=("hidden_size",)),
+    Key("n_layer", ("decoder.depth",), 12, aliases=("num_hidden_layers",)),
+    Key("n_head", ("decoder.blocks.*.attention.heads",), 12, aliases=("num_attention_heads",)),
+    Key("resid_pdrop", ("decoder.blocks.*.dropout",), 0.1),
+    Key("embd_pdrop", ("decoder.embed.dropout",), 0.1),
+    Key("attn_pdrop", ("decoder.blocks.*.attention.dropout",), 0.1),
+    Key("initializer_range", ("init.std",), 0.02),
+)
+
+gpt = Family(
+    recipe=recipe,
+    shape="decoder",
+    default="base",
+    sizes={"base": Size({}, 116_534_784)},  # "117M"
+    layout=Layout(
+        model_type="openai-gpt",
+        template=recipe,
+        entries=(
+            *DECODER_KEYS,
+            Key("vocab_size", ("vocab",), 40478),
+            Key("n_positions", ("decoder.position.rows",), 512),
+            # NOTE: this class calls the tanh approximation "gelu".
+            Key(
+                "afn",
+                ("decoder.blocks.*.feedforward.activation",),
+                "gelu_tanh",
+                {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"},
+            ),
+            Key("layer_norm_epsilon", ("decoder.blocks.*.norms.post.eps",), 1e-5),
+            Odd((), lambda found: {"decoder.blocks.*.feedforward.hidden": 4 * width_of(found)}, lambda spec: {}),
+        ),
+        prefix="transformer.",
+        classes={"OpenAIGPTLMHeadModel": frozenset({"head"}), "OpenAIGPTModel": frozenset()},
+        head="lm_head.weight",
+        skipped=(r".*\.attn\.bias", r".*position_ids"),
+        rules=(
+            *block_rules("transformer.", "post"),
+            *rules(
+                {
+                    "tokens.weight": "transformer.tokens_embed.weight",
+                    "decoder.position.table.weight": "transformer.positions_embed.weight",
+                    "head.weight": "lm_head.weight",
+                }
+            ),
+        ),
+    ),
+)
+"""GPT: left-to-right decoder, post-norm (Radford et al., 2018)."""

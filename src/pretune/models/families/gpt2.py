@@ -1,0 +1,131 @@
+"""GPT-2 (Radford et al., 2019) and GPT-3 (Brown et al., 2020): pre-norm left-to-right decoders."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from pretune.models.families.bert import ACTIVATIONS
+from pretune.models.families.gpt import DECODER_KEYS, block_rules, width_of
+from pretune.models.families.gpt import recipe as gpt
+from pretune.models.family import Family, Size
+from pretune.models.huggingface import Fixed, Key, Layout, Odd
+from pretune.models.init import Normal
+from pretune.models.spec import Model, Special
+from pretune.models.weights import rules
+from pretune.nn.block import Norms
+from pretune.nn.norm import LayerNorm
+from pretune.nn.stack import Stack
+
+
+def recipe(
+    *,
+    width: int = 768,
+    depth: int = 12,
+    heads: int = 12,
+    vocab: int = 50257,
+    hidden: int | None = None,
+    positions: int = 1024,
+    dropout: float = 0.1,
+    head_width: int | None = None,
+    family: str = "gpt2",
+) -> Model:
+    """GPT with the norm moved before each sublayer, one after the last, and smaller residual weights at the start."""
+    base = gpt(width=width, depth=depth, heads=1, vocab=vocab, hidden=hidden, positions=positions, dropout=dropout)
+    assert base.decoder is not None
+    block = base.decoder.blocks[0]
+    block = replace(
+        block, norms=Norms(pre=LayerNorm()), attention=replace(block.attention, heads=heads, head_width=head_width)
+    )
+    decoder: Stack = replace(base.decoder, blocks=(block,), norm=LayerNorm())
+    return replace(
+        base, family=family, decoder=decoder, init=Normal(residual=True), special=Special(bos=50256, eos=(50256,))
+    )
+
+
+def _read_inner(found: Mapping[str, Any]) -> dict[str, Any]:
+    inner = found.get("n_inner")
+    return {"decoder.blocks.*.feedforward.hidden": 4 * width_of(found) if inner is None else inner}
+
+
+def _write_inner(spec: Model) -> dict[str, Any]:
+    return {"n_inner": spec.last.blocks[0].feedforward.hidden}
+
+
+LAYOUT = Layout(
+    model_type="gpt2",
+    template=recipe,
+    entries=(
+        *DECODER_KEYS,
+        Key("vocab_size", ("vocab",), 50257),
+        Key("n_positions", ("decoder.position.rows",), 1024, aliases=("max_position_embeddings",)),
+        Key(
+            "activation_function",
+            ("decoder.blocks.*.feedforward.activation",),
+            "gelu_tanh",
+            {"gelu_new": "gelu_tanh", **ACTIVATIONS},
+        ),
+        Key("layer_norm_epsilon", ("decoder.blocks.*.norms.pre.eps", "decoder.norm.eps"), 1e-5),
+        Odd(("n_inner",), _read_inner, _write_inner),
+        Fixed("scale_attn_weights", (True,)),
+        Fixed("scale_attn_by_inverse_layer_idx", (False,)),
+        Fixed("reorder_and_upcast_attn", (False,)),
+        Fixed("add_cross_attention", (False,)),
+    ),
+    prefix="transformer.",
+    classes={"GPT2LMHeadModel": frozenset({"head"}), "GPT2Model": frozenset()},
+    head="lm_head.weight",
+    skipped=(r".*\.attn\.(masked_)?bias",),
+    rules=(
+        *block_rules("transformer.", "pre"),
+        *rules(
+            {
+                "tokens.weight": "transformer.wte.weight",
+                "decoder.position.table.weight": "transformer.wpe.weight",
+                "decoder.norm.{p}": "transformer.ln_f.{p}",
+                "head.weight": "lm_head.weight",
+            }
+        ),
+    ),
+)
+
+gpt2 = Family(
+    recipe=recipe,
+    shape="decoder",
+    default="small",
+    # The paper's own figures (117M, 345M, 762M, 1542M) were too small.
+    sizes={
+        "small": Size({}, 124_439_808),
+        "medium": Size({"width": 1024, "depth": 24, "heads": 16}, 354_823_168),
+        "large": Size({"width": 1280, "depth": 36, "heads": 20}, 774_030_080),
+        "xl": Size({"width": 1600, "depth": 48, "heads": 25}, 1_557_611_200),
+    },
+    layout=LAYOUT,
+)
+"""GPT-2: pre-norm left-to-right decoder (Radford et al., 2019)."""
+
+
+def _gpt3(width: int, depth: int, heads: int, head_width: int, params: int) -> Size:
+    odd = {"head_width": head_width} if heads * head_width != width else {}
+    return Size({"width": width, "depth": depth, "heads": heads, **odd}, params)
+
+
+gpt3 = Family(
+    recipe=partial(recipe, positions=2048, dropout=0.0, family="gpt3"),
+    shape="decoder",
+    default="125m",
+    # Table 2.1 of the paper; no weights were released, so the counts are of these shapes. Attention is dense in every
+    # layer here; the paper alternates with banded sparse layers whose width it does not give.
+    sizes={
+        "125m": _gpt3(768, 12, 12, 64, 125_226_240),
+        "350m": _gpt3(1024, 24, 16, 64, 355_871_744),
+        "760m": _gpt3(1536, 24, 16, 96, 760_300_032),
+        "1.3b": _gpt3(2048, 24, 24, 128, 1_517_123_584),
+        "2.7b": _gpt3(2560, 32, 32, 80, 2_651_553_280),
+        "6.7b": _gpt3(4096, 32, 32, 128, 6_658_404_352),
+        "13b": _gpt3(5140, 40, 40, 128, 12_936_488_380),
+        "175b": _gpt3(12288, 96, 96, 128, 174_604_259_328),
+    },
+    layout=LAYOUT,
+)
+"""GPT-3: GPT-2 at up to 175 billion parameters, as specs (Brown et al., 2020)."""

@@ -1,0 +1,266 @@
+"""LLaMA 1, 2 and 3 (Touvron et al., 2023; Dubey et al., 2024): RMSNorm, rotary positions, SwiGLU, no biases."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from pretune.core.config import to_dict
+from pretune.core.errors import CheckpointError
+from pretune.models.families.bert import ACTIVATIONS
+from pretune.models.family import Family, Size
+from pretune.models.huggingface import Key, Layout, Odd
+from pretune.models.spec import Model, Special
+from pretune.models.weights import rules
+from pretune.nn.attention import Attention
+from pretune.nn.block import Block, Norms
+from pretune.nn.feedforward import FeedForward
+from pretune.nn.heads import Head
+from pretune.nn.norm import Norm, RMSNorm
+from pretune.nn.positions import Banded, Linear, Rotary
+from pretune.nn.stack import Stack
+
+NORM = RMSNorm(eps=1e-6)
+ROTARY = Rotary()
+
+
+def recipe(
+    *,
+    width: int = 4096,
+    depth: int = 32,
+    heads: int = 32,
+    kv_heads: int | None = None,
+    vocab: int = 32000,
+    hidden: int | None = None,
+    tied: bool = False,
+    family: str = "llama",
+    position: Rotary = ROTARY,
+    norm: Norm = NORM,
+    context: int = 2048,
+) -> Model:
+    """Pre-norm, rotary, gated; the hidden width is 8/3 of the width, rounded up to a multiple of 256."""
+    return Model(
+        family=family,
+        vocab=vocab,
+        width=width,
+        decoder=Stack(
+            depth=depth,
+            causal=True,
+            position=position,
+            blocks=(
+                Block(
+                    attention=Attention(heads=heads, kv_heads=kv_heads, bias=False),
+                    feedforward=FeedForward(
+                        hidden=hidden or -(-(8 * width // 3) // 256) * 256, activation="silu", gated=True, bias=False
+                    ),
+                    norms=Norms(pre=norm),
+                ),
+            ),
+            norm=norm,
+        ),
+        head=Head(tied=tied),
+        context=context,
+        special=Special(bos=1, eos=(2,)),
+    )
+
+
+def rope(theta: float = 10000.0, fraction: float = 1.0) -> Odd:
+    """Rotary positions in old and new spelling: rope_theta, rope_scaling, rope_parameters, rotary_pct."""
+
+    def read(found: Mapping[str, Any]) -> dict[str, Any]:
+        given: dict[str, Any] = {}
+        for name in ("rope_parameters", "rope_scaling"):
+            part = found.get(name)
+            if part is not None and not isinstance(part, dict):
+                raise CheckpointError(f"{name} must be an object")
+            given = {**(part or {}), **given}
+        base = given.pop("rope_theta", found.get("rope_theta", found.get("rotary_emb_base")))
+        part = given.pop("partial_rotary_factor", found.get("partial_rotary_factor", found.get("rotary_pct")))
+        kind = given.pop("rope_type", given.get("type", "default"))
+        given.pop("type", None)
+        rotary = Rotary(
+            theta=theta if base is None else base,
+            fraction=fraction if part is None else part,
+            scaling=_scaling(kind, given, found),
+        )
+        return {"decoder.position": to_dict(rotary)}
+
+    def write(spec: Model) -> dict[str, Any]:
+        assert spec.decoder is not None and isinstance(spec.decoder.position, Rotary)
+        rotary = spec.decoder.position
+        out: dict[str, Any] = {"rope_type": "default", "rope_theta": rotary.theta}
+        if fraction != 1.0 or rotary.fraction != 1.0:
+            out["partial_rotary_factor"] = rotary.fraction
+        if isinstance(rotary.scaling, Linear):
+            out |= {"rope_type": "linear", "factor": rotary.scaling.factor}
+        elif isinstance(rotary.scaling, Banded):
+            out |= {
+                "rope_type": "llama3",
+                "factor": rotary.scaling.factor,
+                "low_freq_factor": rotary.scaling.low,
+                "high_freq_factor": rotary.scaling.high,
+                "original_max_position_embeddings": rotary.scaling.original,
+            }
+        return {"rope_parameters": out}
+
+    names = ("rope_parameters", "rope_scaling", "rope_theta", "rotary_emb_base", "partial_rotary_factor", "rotary_pct")
+    return Odd(names, read, write)
+
+
+def _scaling(kind: str, given: dict[str, Any], found: Mapping[str, Any]) -> Linear | Banded | None:
+    try:
+        if kind == "default":
+            return None
+        if kind == "linear":
+            return Linear(factor=float(given["factor"]))
+        if kind == "llama3":
+            original = given.get("original_max_position_embeddings", found.get("max_position_embeddings", 2048))
+            return Banded(
+                factor=float(given["factor"]),
+                low=float(given["low_freq_factor"]),
+                high=float(given["high_freq_factor"]),
+                original=int(original),
+            )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"rope scaling '{kind}' lacks or misstates {error}") from None
+    raise CheckpointError(f"rope_type {kind!r} is not supported; allowed: 'default', 'linear', 'llama3'")
+
+
+def keys(
+    vocab: int = 32000, hidden: int = 11008, kv_heads: int | None = None, context: int = 2048
+) -> tuple[Key | Odd, ...]:
+    """The keys that all the rotary decoders share."""
+    return (
+        Key("vocab_size", ("vocab",), vocab),
+        Key("hidden_size", ("width",), 4096),
+        Key("intermediate_size", ("decoder.blocks.*.feedforward.hidden",), hidden),
+        Key("num_hidden_layers", ("decoder.depth",), 32),
+        Key("num_attention_heads", ("decoder.blocks.*.attention.heads",), 32),
+        Odd(("num_key_value_heads",), partial(_read_groups, kv_heads), _write_groups),
+        Key("hidden_act", ("decoder.blocks.*.feedforward.activation",), "silu", {"silu": "silu", **ACTIVATIONS}),
+        Key("attention_dropout", ("decoder.blocks.*.attention.dropout",), 0.0),
+        Key("initializer_range", ("init.std",), 0.02),
+        Key("max_position_embeddings", ("context",), context),
+    )
+
+
+def _read_groups(default: int | None, found: Mapping[str, Any]) -> dict[str, Any]:
+    heads, groups = found.get("num_attention_heads", 32), found.get("num_key_value_heads", default)
+    return {"decoder.blocks.*.attention.kv_heads": None if groups in (None, heads) else groups}
+
+
+def _write_groups(spec: Model) -> dict[str, Any]:
+    attention = spec.last.blocks[0].attention
+    return {"num_key_value_heads": attention.kv_heads or attention.heads}
+
+
+def _read_head(found: Mapping[str, Any]) -> dict[str, Any]:
+    width, heads, head = found.get("hidden_size", 4096), found.get("num_attention_heads", 32), found.get("head_dim")
+    plain = head is None or (isinstance(width, int) and isinstance(heads, int) and heads * head == width)
+    return {"decoder.blocks.*.attention.head_width": None if plain else head}
+
+
+def _write_head(spec: Model) -> dict[str, Any]:
+    return {"head_dim": spec.last.blocks[0].attention.shape(width=spec.width)[2]}
+
+
+HEAD_WIDTH = Odd(("head_dim",), _read_head, _write_head)
+NORM_EPS = Key("rms_norm_eps", ("decoder.blocks.*.norms.pre.eps", "decoder.norm.eps"), 1e-6)
+LAYER = {
+    **{f"decoder.{{i}}.attention.{part}.{{p}}": f"model.layers.{{i}}.self_attn.{part}_proj.{{p}}" for part in "qkv"},
+    "decoder.{i}.attention.out.{p}": "model.layers.{i}.self_attn.o_proj.{p}",
+    "decoder.{i}.feedforward.up.{p}": "model.layers.{i}.mlp.up_proj.{p}",
+    "decoder.{i}.feedforward.gate.{p}": "model.layers.{i}.mlp.gate_proj.{p}",
+    "decoder.{i}.feedforward.down.{p}": "model.layers.{i}.mlp.down_proj.{p}",
+    "tokens.weight": "model.embed_tokens.weight",
+    "decoder.norm.{p}": "model.norm.{p}",
+    "head.weight": "lm_head.weight",
+}
+PRE_NORM = {
+    "decoder.{i}.attention_norm.pre.{p}": "model.layers.{i}.input_layernorm.{p}",
+    "decoder.{i}.feedforward_norm.pre.{p}": "model.layers.{i}.post_attention_layernorm.{p}",
+}
+
+LAYOUT = Layout(
+    model_type="llama",
+    template=recipe,
+    entries=(
+        *keys(),
+        rope(),
+        HEAD_WIDTH,
+        NORM_EPS,
+        Key("attention_bias", ("decoder.blocks.*.attention.bias",), False),
+        Key("mlp_bias", ("decoder.blocks.*.feedforward.bias",), False),
+    ),
+    prefix="model.",
+    classes={"LlamaForCausalLM": frozenset({"head"}), "LlamaModel": frozenset()},
+    head="lm_head.weight",
+    skipped=(r".*rotary_emb\.inv_freq",),
+    rules=rules({**LAYER, **PRE_NORM}),
+)
+
+_13B = {"width": 5120, "depth": 40, "heads": 40, "hidden": 13824}
+llama = Family(
+    recipe=recipe,
+    shape="decoder",
+    default="7b",
+    sizes={
+        "7b": Size({}, 6_738_415_616),
+        "13b": Size(_13B, 13_015_864_320),
+        "30b": Size({"width": 6656, "depth": 60, "heads": 52, "hidden": 17920}, 32_528_943_616),
+        "65b": Size({"width": 8192, "depth": 80, "heads": 64, "hidden": 22016}, 65_285_660_672),
+    },
+    layout=LAYOUT,
+)
+"""LLaMA: RMSNorm, rotary positions, SwiGLU (Touvron et al., 2023)."""
+
+llama2 = Family(
+    recipe=partial(recipe, family="llama2", norm=RMSNorm(eps=1e-5), context=4096),
+    shape="decoder",
+    default="7b",
+    sizes={
+        "7b": Size({}, 6_738_415_616),
+        "13b": Size(_13B, 13_015_864_320),
+        "70b": Size({"width": 8192, "depth": 80, "heads": 64, "kv_heads": 8, "hidden": 28672}, 68_976_648_192),
+    },
+    layout=LAYOUT,
+)
+"""Llama 2: longer context, grouped-query attention in the largest (Touvron et al., 2023)."""
+
+_FAR = Rotary(theta=500000.0, scaling=Banded(factor=32.0, low=1.0, high=4.0, original=8192))
+llama3 = Family(
+    recipe=partial(
+        recipe,
+        family="llama3",
+        vocab=128256,
+        kv_heads=8,
+        hidden=14336,
+        norm=RMSNorm(eps=1e-5),
+        context=8192,
+        position=Rotary(theta=500000.0),
+    ),
+    shape="decoder",
+    default="8b",
+    sizes={
+        # 3.2 (text): tied heads and stretched positions.
+        "1b": Size(
+            {"width": 2048, "depth": 16, "hidden": 8192, "tied": True, "position": _FAR, "context": 131072},
+            1_235_814_400,
+        ),
+        "3b": Size(
+            {
+                "width": 3072,
+                "depth": 28,
+                "heads": 24,
+                "hidden": 8192,
+                "tied": True,
+                "position": _FAR,
+                "context": 131072,
+            },
+            3_212_749_824,
+        ),
+        "8b": Size({}, 8_030_261_248),
+        "70b": Size({"width": 8192, "depth": 80, "heads": 64, "hidden": 28672}, 70_553_706_496),
+    },
+    layout=LAYOUT,
+)
+"""Llama 3: a larger vocabulary, grouped-query attention, positions stretched by wavelength (Dubey et al., 2024)."""

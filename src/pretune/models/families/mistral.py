@@ -1,0 +1,74 @@
+"""Mistral (Jiang et al., 2023): Llama with grouped-query attention and a sliding window."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pretune.models.families import llama
+from pretune.models.family import Family, Size
+from pretune.models.huggingface import Layout, Odd
+from pretune.models.spec import Model
+from pretune.models.weights import rules
+from pretune.nn.norm import RMSNorm
+
+
+def recipe(
+    *,
+    width: int = 4096,
+    depth: int = 32,
+    heads: int = 32,
+    kv_heads: int | None = 8,
+    vocab: int = 32000,
+    hidden: int | None = 14336,
+    window: int | None = 4096,
+) -> Model:
+    """Every layer sees `window` tokens back."""
+    base = llama.recipe(
+        width=width,
+        depth=depth,
+        heads=heads,
+        kv_heads=kv_heads,
+        vocab=vocab,
+        hidden=hidden,
+        family="mistral",
+        norm=RMSNorm(eps=1e-5),
+        context=32768,
+    )
+    assert base.decoder is not None
+    block = base.decoder.blocks[0]
+    block = replace(block, attention=replace(block.attention, window=window))
+    return replace(base, decoder=replace(base.decoder, blocks=(block,)))
+
+
+def _window(found: Mapping[str, Any]) -> dict[str, Any]:
+    # NOTE: an explicit null means no window; an absent key means the class default of 4096.
+    return {"decoder.blocks.*.attention.window": found.get("sliding_window", 4096)}
+
+
+def _write_window(spec: Model) -> dict[str, Any]:
+    return {"sliding_window": spec.last.blocks[0].attention.window}
+
+
+mistral = Family(
+    recipe=recipe,
+    shape="decoder",
+    default="7b",
+    sizes={"7b": Size({}, 7_241_732_096)},
+    layout=Layout(
+        model_type="mistral",
+        template=recipe,
+        entries=(
+            *llama.keys(hidden=14336, kv_heads=8, context=131072),
+            llama.rope(),
+            llama.HEAD_WIDTH,
+            llama.NORM_EPS,
+            Odd(("sliding_window",), _window, _write_window),
+        ),
+        prefix="model.",
+        classes={"MistralForCausalLM": frozenset({"head"}), "MistralModel": frozenset()},
+        head="lm_head.weight",
+        skipped=(r".*rotary_emb\.inv_freq",),
+        rules=rules({**llama.LAYER, **llama.PRE_NORM}),
+    ),
+)
+"""Mistral: Llama with a sliding window and grouped-query attention (Jiang et al., 2023)."""

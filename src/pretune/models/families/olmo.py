@@ -1,0 +1,136 @@
+"""OLMo (Groeneveld et al., 2024) and OLMo 2 (Walsh et al., 2025): open Llama-like decoders with norms of their own."""
+
+from dataclasses import replace
+
+from pretune.models.families import llama
+from pretune.models.family import Family, Size
+from pretune.models.huggingface import Key, Layout
+from pretune.models.spec import Model, Special
+from pretune.models.weights import rules
+from pretune.nn.block import Norms
+from pretune.nn.norm import LayerNorm, RMSNorm
+from pretune.nn.positions import Rotary
+
+
+def recipe(
+    *,
+    width: int = 4096,
+    depth: int = 32,
+    heads: int = 32,
+    kv_heads: int | None = None,
+    vocab: int = 50304,
+    hidden: int | None = 11008,
+    tied: bool = False,
+) -> Model:
+    """Layer norms without any weights."""
+    return replace(
+        llama.recipe(
+            width=width,
+            depth=depth,
+            heads=heads,
+            kv_heads=kv_heads,
+            vocab=vocab,
+            hidden=hidden,
+            tied=tied,
+            family="olmo",
+            norm=LayerNorm(eps=1e-5, scale=False, bias=False),
+        ),
+        special=Special(pad=1, eos=(50279,)),
+    )
+
+
+def recipe2(
+    *,
+    width: int = 4096,
+    depth: int = 32,
+    heads: int = 32,
+    kv_heads: int | None = None,
+    vocab: int = 100352,
+    hidden: int | None = 11008,
+    tied: bool = False,
+) -> Model:
+    """The norm moves behind each sublayer, and queries and keys get one."""
+    norm = RMSNorm(eps=1e-6)
+    base = llama.recipe(
+        width=width,
+        depth=depth,
+        heads=heads,
+        kv_heads=kv_heads,
+        vocab=vocab,
+        hidden=hidden,
+        tied=tied,
+        family="olmo2",
+        norm=norm,
+        position=Rotary(theta=500000.0),
+        context=4096,
+    )
+    assert base.decoder is not None
+    block = base.decoder.blocks[0]
+    block = replace(block, norms=Norms(out=norm), attention=replace(block.attention, norm=norm))
+    decoder = replace(base.decoder, blocks=(block,))
+    return replace(base, decoder=decoder, special=Special(pad=100277, eos=(100257,)))
+
+
+BIAS = Key("attention_bias", ("decoder.blocks.*.attention.bias",), False)
+
+olmo = Family(
+    recipe=recipe,
+    shape="decoder",
+    default="1b",
+    sizes={
+        "1b": Size({"width": 2048, "depth": 16, "heads": 16, "hidden": 8192, "tied": True}, 1_176_764_416),
+        "7b": Size({}, 6_888_095_744),
+    },
+    layout=Layout(
+        model_type="olmo",
+        template=recipe,
+        entries=(
+            *llama.keys(vocab=50304),
+            llama.rope(),
+            BIAS,
+            Key("clip_qkv", ("decoder.blocks.*.attention.clip",), None),
+        ),
+        prefix="model.",
+        classes={"OlmoForCausalLM": frozenset({"head"}), "OlmoModel": frozenset()},
+        head="lm_head.weight",
+        skipped=(r".*rotary_emb\.inv_freq",),
+        rules=rules(llama.LAYER),
+    ),
+)
+"""OLMo: an open decoder with weightless layer norms (Groeneveld et al., 2024)."""
+
+_EPS = ("blocks.*.norms.out.eps", "blocks.*.attention.norm.eps", "norm.eps")
+olmo2 = Family(
+    recipe=recipe2,
+    shape="decoder",
+    default="7b",
+    sizes={
+        "1b": Size({"width": 2048, "depth": 16, "heads": 16, "hidden": 8192}, 1_484_916_736),
+        "7b": Size({}, 7_298_617_344),
+        "13b": Size({"width": 5120, "depth": 40, "heads": 40, "hidden": 13824}, 13_716_198_400),
+    },
+    layout=Layout(
+        model_type="olmo2",
+        template=recipe2,
+        entries=(
+            *llama.keys(vocab=50304),
+            llama.rope(),
+            BIAS,
+            Key("rms_norm_eps", tuple(f"decoder.{path}" for path in _EPS), 1e-5),
+        ),
+        prefix="model.",
+        classes={"Olmo2ForCausalLM": frozenset({"head"}), "Olmo2Model": frozenset()},
+        head="lm_head.weight",
+        skipped=(r".*rotary_emb\.inv_freq",),
+        rules=rules(
+            {
+                **llama.LAYER,
+                "decoder.{i}.attention.q_norm.{p}": "model.layers.{i}.self_attn.q_norm.{p}",
+                "decoder.{i}.attention.k_norm.{p}": "model.layers.{i}.self_attn.k_norm.{p}",
+                "decoder.{i}.attention_norm.out.{p}": "model.layers.{i}.post_attention_layernorm.{p}",
+                "decoder.{i}.feedforward_norm.out.{p}": "model.layers.{i}.post_feedforward_layernorm.{p}",
+            }
+        ),
+    ),
+)
+"""OLMo 2: the norm after each sublayer, and one for queries and keys (Walsh et al., 2025)."""

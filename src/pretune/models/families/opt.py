@@ -1,0 +1,166 @@
+"""OPT (Zhang et al., 2022): an open GPT-3, with ReLU and positions that start at row 2."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pretune.core.config import to_dict
+from pretune.models.families.bert import ACTIVATIONS
+from pretune.models.families.gpt2 import recipe as gpt2
+from pretune.models.family import Family, Size
+from pretune.models.huggingface import Fixed, Key, Layout, Odd, look
+from pretune.models.init import Normal
+from pretune.models.spec import Model, Special
+from pretune.models.weights import rules
+from pretune.nn.block import Norms
+from pretune.nn.embeddings import Factor
+from pretune.nn.feedforward import FeedForward
+from pretune.nn.heads import Head, Transform
+from pretune.nn.norm import LayerNorm
+from pretune.nn.positions import Learned
+
+
+def recipe(
+    *,
+    width: int = 768,
+    depth: int = 12,
+    heads: int = 12,
+    vocab: int = 50272,
+    hidden: int | None = None,
+    positions: int = 2048,
+    dropout: float = 0.1,
+    table: int | None = None,
+    post_norm: bool = False,
+) -> Model:
+    """Pre-norm but for the 350m, which is post-norm and has a narrower token table."""
+    base = gpt2(width=width, depth=depth, heads=heads, vocab=vocab, family="opt")
+    assert base.decoder is not None
+    norm, factor = LayerNorm(), table if table != width else None
+    block = replace(
+        base.decoder.blocks[0],
+        attention=replace(base.decoder.blocks[0].attention, dropout=0.0),
+        feedforward=FeedForward(hidden=hidden or 4 * width, activation="relu"),
+        norms=Norms(post=norm) if post_norm else Norms(pre=norm),
+        dropout=dropout,
+    )
+    embed = replace(
+        base.decoder.embed, dropout=0.0, factor=Factor(width=factor, bias=False, after="tokens") if factor else None
+    )
+    return replace(
+        base,
+        decoder=replace(
+            base.decoder,
+            blocks=(block,),
+            embed=embed,
+            position=Learned(rows=positions + 2, offset=2),
+            norm=None if post_norm else norm,
+        ),
+        head=Head(transform=Transform(bias=False) if factor else None),
+        init=Normal(std=0.006),
+        special=Special(pad=1, bos=2, eos=(2,)),
+    )
+
+
+def _read_norms(found: Mapping[str, Any]) -> dict[str, Any]:
+    norm = to_dict(LayerNorm(scale=found.get("layer_norm_elementwise_affine", True)))
+    pre = found.get("do_layer_norm_before", True)
+    final = pre and not found.get("_remove_final_layer_norm", False)
+    return {
+        "decoder.blocks.*.norms": {"kind": "norms", "pre" if pre else "post": norm},
+        "decoder.norm": norm if final else None,
+    }
+
+
+def _write_norms(spec: Model) -> dict[str, Any]:
+    norms = spec.last.blocks[0].norms
+    norm = norms.pre or norms.post
+    return {
+        "do_layer_norm_before": norms.pre is not None,
+        "_remove_final_layer_norm": norms.pre is not None and spec.last.norm is None,
+        "layer_norm_elementwise_affine": isinstance(norm, LayerNorm) and norm.scale,
+    }
+
+
+def _read_table(found: Mapping[str, Any]) -> dict[str, Any]:
+    width, table = found.get("hidden_size", 768), found.get("word_embed_proj_dim")
+    if table in (None, width):
+        return {}
+    return {
+        "decoder.embed.factor": {"kind": "factor", "width": table, "bias": False, "after": "tokens"},
+        "head.transform": to_dict(Transform(bias=False)),
+    }
+
+
+def _read_positions(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {"decoder.position.rows": found.get("max_position_embeddings", 2048) + 2}
+
+
+opt = Family(
+    recipe=recipe,
+    shape="decoder",
+    default="125m",
+    sizes={
+        "125m": Size({}, 125_239_296),
+        "350m": Size({"width": 1024, "depth": 24, "heads": 16, "table": 512, "post_norm": True}, 331_196_416),
+        "1.3b": Size({"width": 2048, "depth": 24, "heads": 32}, 1_315_758_080),
+        "2.7b": Size({"width": 2560, "depth": 32, "heads": 32}, 2_651_596_800),
+        "6.7b": Size({"width": 4096, "depth": 32, "heads": 32}, 6_658_473_984),
+        "13b": Size({"width": 5120, "depth": 40, "heads": 40}, 12_853_473_280),
+        "30b": Size({"width": 7168, "depth": 48, "heads": 56}, 29_974_540_288),
+        "66b": Size({"width": 9216, "depth": 64, "heads": 72}, 65_719_701_504),
+    },
+    layout=Layout(
+        model_type="opt",
+        template=recipe,
+        entries=(
+            Key("vocab_size", ("vocab",), 50272),
+            Key("hidden_size", ("width",), 768),
+            Key("num_hidden_layers", ("decoder.depth",), 12),
+            Key("num_attention_heads", ("decoder.blocks.*.attention.heads",), 12),
+            Key("ffn_dim", ("decoder.blocks.*.feedforward.hidden",), 3072),
+            Key("activation_function", ("decoder.blocks.*.feedforward.activation",), "relu", ACTIVATIONS),
+            Key("dropout", ("decoder.blocks.*.dropout",), 0.1),
+            Key("attention_dropout", ("decoder.blocks.*.attention.dropout",), 0.0),
+            Key("enable_bias", ("decoder.blocks.*.attention.bias", "decoder.blocks.*.feedforward.bias"), True),
+            Key("init_std", ("init.std",), 0.02),
+            Odd(
+                ("do_layer_norm_before", "_remove_final_layer_norm", "layer_norm_elementwise_affine"),
+                _read_norms,
+                _write_norms,
+            ),
+            Odd(("word_embed_proj_dim",), _read_table, lambda spec: {"word_embed_proj_dim": spec.table}),
+            Odd(
+                ("max_position_embeddings",),
+                _read_positions,
+                lambda spec: {"max_position_embeddings": look(spec, "decoder.position.rows") - 2},
+            ),
+            Fixed("layerdrop", (0, 0.0)),
+            Fixed("activation_dropout", (0, 0.0)),
+        ),
+        prefix="model.",
+        classes={"OPTForCausalLM": frozenset({"head"}), "OPTModel": frozenset()},
+        head="lm_head.weight",
+        rules=rules(
+            {
+                **{
+                    f"decoder.{{i}}.attention.{ours}.{{p}}": f"model.decoder.layers.{{i}}.self_attn.{theirs}_proj.{{p}}"
+                    for ours, theirs in (("q", "q"), ("k", "k"), ("v", "v"), ("out", "out"))
+                },
+                **{
+                    f"decoder.{{i}}.{ours}_norm.{slot}.{{p}}": f"model.decoder.layers.{{i}}.{theirs}.{{p}}"
+                    for ours, theirs in (("attention", "self_attn_layer_norm"), ("feedforward", "final_layer_norm"))
+                    for slot in ("pre", "post")
+                },
+                "decoder.{i}.feedforward.up.{p}": "model.decoder.layers.{i}.fc1.{p}",
+                "decoder.{i}.feedforward.down.{p}": "model.decoder.layers.{i}.fc2.{p}",
+                "tokens.weight": "model.decoder.embed_tokens.weight",
+                "decoder.position.table.weight": "model.decoder.embed_positions.weight",
+                "decoder.embed.project.weight": "model.decoder.project_in.weight",
+                "decoder.norm.{p}": "model.decoder.final_layer_norm.{p}",
+                "head.transform.dense.weight": "model.decoder.project_out.weight",
+                "head.weight": "lm_head.weight",
+            }
+        ),
+    ),
+)
+"""OPT: an open GPT-3 with ReLU (Zhang et al., 2022)."""

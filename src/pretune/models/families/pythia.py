@@ -1,0 +1,117 @@
+"""Pythia (Biderman et al., 2023), a suite of GPT-NeoX models: parallel residual, partial rotary, untied head."""
+
+from pretune.models.families import llama
+from pretune.models.families.bert import ACTIVATIONS
+from pretune.models.family import Family, Size
+from pretune.models.huggingface import Key, Layout
+from pretune.models.spec import Model, Special
+from pretune.models.weights import Interleaved, Rule, rules
+from pretune.nn.attention import Attention
+from pretune.nn.block import Block, Norms
+from pretune.nn.feedforward import FeedForward
+from pretune.nn.heads import Head
+from pretune.nn.norm import LayerNorm
+from pretune.nn.positions import Rotary
+from pretune.nn.stack import Stack
+
+
+def recipe(
+    *,
+    width: int = 768,
+    depth: int = 12,
+    heads: int = 12,
+    vocab: int = 50304,
+    hidden: int | None = None,
+) -> Model:
+    """Attention and feed-forward read the same input; a quarter of each head is turned."""
+    norm = LayerNorm()
+    return Model(
+        family="pythia",
+        vocab=vocab,
+        width=width,
+        context=2048,
+        decoder=Stack(
+            depth=depth,
+            causal=True,
+            position=Rotary(fraction=0.25),
+            blocks=(
+                Block(
+                    attention=Attention(heads=heads),
+                    feedforward=FeedForward(hidden=hidden or 4 * width),
+                    norms=Norms(pre=norm),
+                    parallel=True,
+                ),
+            ),
+            norm=norm,
+        ),
+        head=Head(tied=False),
+        special=Special(bos=0, eos=(0,)),
+    )
+
+
+def _size(width: int, depth: int, heads: int, params: int, vocab: int = 50304) -> Size:
+    return Size({"width": width, "depth": depth, "heads": heads, "vocab": vocab}, params)
+
+
+pythia = Family(
+    recipe=recipe,
+    shape="decoder",
+    default="160m",
+    # The vocabulary was padded to a multiple of what the training ran on.
+    sizes={
+        "14m": _size(128, 6, 4, 14_067_712),
+        "31m": _size(256, 6, 8, 30_494_720),
+        "70m": _size(512, 6, 8, 70_426_624),
+        "160m": _size(768, 12, 12, 162_322_944),
+        "410m": _size(1024, 24, 16, 405_334_016),
+        "1b": _size(2048, 16, 8, 1_011_781_632),
+        "1.4b": _size(2048, 24, 16, 1_414_647_808),
+        "2.8b": _size(2560, 32, 32, 2_775_208_960),
+        "6.9b": _size(4096, 32, 32, 6_857_302_016, 50432),
+        "12b": _size(5120, 36, 40, 11_846_072_320, 50688),
+    },
+    layout=Layout(
+        model_type="gpt_neox",
+        template=recipe,
+        entries=(
+            Key("vocab_size", ("vocab",), 50432),
+            Key("hidden_size", ("width",), 6144),
+            Key("num_hidden_layers", ("decoder.depth",), 44),
+            Key("num_attention_heads", ("decoder.blocks.*.attention.heads",), 64),
+            Key("intermediate_size", ("decoder.blocks.*.feedforward.hidden",), 24576),
+            Key("hidden_act", ("decoder.blocks.*.feedforward.activation",), "gelu", ACTIVATIONS),
+            Key("attention_dropout", ("decoder.blocks.*.attention.dropout",), 0.0),
+            Key("hidden_dropout", ("decoder.blocks.*.dropout", "decoder.embed.dropout"), 0.0),
+            Key("layer_norm_eps", ("decoder.blocks.*.norms.pre.eps", "decoder.norm.eps"), 1e-5),
+            Key("use_parallel_residual", ("decoder.blocks.*.parallel",), True),
+            Key("attention_bias", ("decoder.blocks.*.attention.bias",), True),
+            Key("initializer_range", ("init.std",), 0.02),
+            Key("max_position_embeddings", ("context",), 2048),
+            llama.rope(fraction=0.25),
+        ),
+        prefix="gpt_neox.",
+        classes={"GPTNeoXForCausalLM": frozenset({"head"}), "GPTNeoXModel": frozenset()},
+        head="embed_out.weight",
+        skipped=(r".*\.attention\.(masked_)?bias", r".*rotary_emb\.inv_freq"),
+        rules=(
+            Rule(
+                tuple(f"decoder.{{i}}.attention.{part}.{{p}}" for part in "qkv"),
+                "gpt_neox.layers.{i}.attention.query_key_value.{p}",
+                Interleaved(),
+            ),
+            *rules(
+                {
+                    "decoder.{i}.attention.out.{p}": "gpt_neox.layers.{i}.attention.dense.{p}",
+                    "decoder.{i}.attention_norm.pre.{p}": "gpt_neox.layers.{i}.input_layernorm.{p}",
+                    "decoder.{i}.feedforward_norm.pre.{p}": "gpt_neox.layers.{i}.post_attention_layernorm.{p}",
+                    "decoder.{i}.feedforward.up.{p}": "gpt_neox.layers.{i}.mlp.dense_h_to_4h.{p}",
+                    "decoder.{i}.feedforward.down.{p}": "gpt_neox.layers.{i}.mlp.dense_4h_to_h.{p}",
+                    "tokens.weight": "gpt_neox.embed_in.weight",
+                    "decoder.norm.{p}": "gpt_neox.final_layer_norm.{p}",
+                    "head.weight": "embed_out.weight",
+                }
+            ),
+        ),
+    ),
+)
+"""Pythia: GPT-NeoX at ten sizes, trained on the same data in the same order (Biderman et al., 2023)."""

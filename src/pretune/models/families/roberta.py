@@ -1,0 +1,129 @@
+"""RoBERTa (Liu et al., 2019) and its kin: BERT's encoder without sentence pairs, on byte-level BPE."""
+
+from dataclasses import replace
+from functools import partial
+
+from pretune.models.families.bert import ACTIVATION, ACTIVATIONS, ENCODER_KEYS, LAYER
+from pretune.models.families.bert import recipe as bert
+from pretune.models.family import Family, Size
+from pretune.models.huggingface import Fixed, Key, Layout
+from pretune.models.spec import Model, Special
+from pretune.models.weights import rules
+from pretune.nn.block import Norms
+from pretune.nn.heads import Transform
+from pretune.nn.norm import LayerNorm
+from pretune.nn.positions import Learned
+
+
+def recipe(
+    *,
+    width: int = 768,
+    depth: int = 12,
+    heads: int = 12,
+    vocab: int = 50265,
+    hidden: int | None = None,
+    positions: int = 512,
+    dropout: float = 0.1,
+    family: str = "roberta",
+) -> Model:
+    """As BERT, but positions start at row 2, there is one segment, and no pair head."""
+    base = bert(width=width, depth=depth, heads=heads, vocab=vocab, hidden=hidden, dropout=dropout)
+    assert base.encoder is not None and base.head is not None
+    norm = LayerNorm(eps=1e-5)
+    block = replace(base.encoder.blocks[0], norms=Norms(post=norm))
+    return replace(
+        base,
+        family=family,
+        encoder=replace(
+            base.encoder,
+            position=Learned(rows=positions + 2, offset=2),
+            embed=replace(base.encoder.embed, segments=1, norm=norm),
+            blocks=(block,),
+        ),
+        head=replace(base.head, transform=Transform(activation="gelu", norm=norm)),
+        pair=None,
+        special=Special(pad=1, bos=0, eos=(2,)),
+    )
+
+
+def layout(model_type: str, name: str, family: str) -> Layout:
+    """The layout of RoBERTa and XLM-R: only the class names differ."""
+    # NOTE: positions are counted from the padding id, so any other id would shift them. The head is always gelu.
+    return Layout(
+        model_type=model_type,
+        template=partial(recipe, family=family),
+        entries=(
+            *ENCODER_KEYS,
+            Key("hidden_act", (ACTIVATION,), "gelu", ACTIVATIONS),
+            Fixed("pad_token_id", (1,)),
+        ),
+        prefix="roberta.",
+        classes={
+            f"{name}ForMaskedLM": frozenset({"head"}),
+            f"{name}Model": frozenset({"pooler"}),
+        },
+        marks={"pooler": "roberta.pooler.dense.weight", "head": "lm_head.dense.weight"},
+        head="lm_head.decoder.weight",
+        twins={"lm_head.bias": "lm_head.decoder.bias"},
+        skipped=(r".*embeddings\.position_ids",),
+        rules=(
+            *rules({ours: f"roberta.{theirs}" for ours, theirs in LAYER.items()}),
+            *rules(
+                {
+                    "head.transform.dense.{p}": "lm_head.dense.{p}",
+                    "head.transform.norm.{p}": "lm_head.layer_norm.{p}",
+                    "head.weight": "lm_head.decoder.weight",
+                    "head.bias": "lm_head.bias",
+                }
+            ),
+        ),
+    )
+
+
+LARGE = {"width": 1024, "depth": 24, "heads": 16}
+ROBERTA = layout("roberta", "Roberta", "roberta")
+
+roberta = Family(
+    recipe=recipe,
+    shape="encoder",
+    default="base",
+    sizes={
+        "base": Size({}, 124_645_632, "body_with_pooler"),  # "125M"
+        "large": Size(LARGE, 355_359_744, "body_with_pooler"),  # "355M"
+    },
+    layout=ROBERTA,
+)
+"""RoBERTa: BERT trained longer, without sentence pairs (Liu et al., 2019)."""
+
+xlm_roberta = Family(
+    recipe=partial(recipe, vocab=250002, family="xlm-roberta"),
+    shape="encoder",
+    default="base",
+    sizes={
+        "base": Size({}, 278_043_648, "body_with_pooler"),  # "270M"
+        "large": Size(LARGE, 559_890_432, "body_with_pooler"),  # "550M"
+    },
+    layout=layout("xlm-roberta", "XLMRoberta", "xlm-roberta"),
+)
+"""XLM-R: RoBERTa over a hundred languages and one vocabulary (Conneau et al., 2020)."""
+
+babyberta = Family(
+    recipe=partial(recipe, width=256, depth=8, heads=8, hidden=1024, vocab=8192, positions=512, family="babyberta"),
+    shape="encoder",
+    default="base",
+    sizes={"base": Size({}, 8_613_376, "body_with_pooler")},  # "8M"
+    layout=ROBERTA,
+)
+"""BabyBERTa: a RoBERTa for five million words of child-directed speech (Huebner et al., 2021)."""
+
+miniberta = Family(
+    recipe=partial(recipe, family="miniberta"),
+    shape="encoder",
+    default="base",
+    sizes={
+        "base": Size({}, 124_645_632, "body_with_pooler"),  # 10M to 1B words
+        "med-small": Size({"width": 512, "depth": 6, "heads": 8, "hidden": 2048}, 45_177_344, "body_with_pooler"),  # 1M
+    },
+    layout=ROBERTA,
+)
+"""MiniBERTas: RoBERTa on one million to one billion words (Warstadt et al., 2020)."""

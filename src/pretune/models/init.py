@@ -1,0 +1,82 @@
+"""How the weights of a new model are drawn. Every parameter is set here, none is left as its module made it."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from pretune.core.config import spec
+from pretune.nn.attention import MultiHeadAttention
+from pretune.nn.feedforward import FeedForwardLayer
+from pretune.nn.heads import VocabularyHead
+from pretune.nn.positions.relative import RelativePositions
+
+
+@spec
+class Normal:
+    """Normal weights of one deviation, zero biases (Devlin et al., 2019).
+
+    With `residual`, layers that write to the residual stream start smaller by sqrt(2 depth) (Radford et al., 2019).
+    """
+
+    std: float = 0.02
+    residual: bool = False
+
+    def weight(self, owner: nn.Module, name: str, weight: Tensor, depth: int) -> float:
+        writes = isinstance(owner, MultiHeadAttention | FeedForwardLayer) and name in ("out", "down")
+        return self.std / math.sqrt(2 * depth) if self.residual and writes else self.std
+
+
+@spec
+class FanIn:
+    """Deviations by fan-in, with the attention scale folded into the queries (Raffel et al., 2020).
+
+    The token table, whose rows are not divided by anything, has deviation `factor`.
+    """
+
+    factor: float = 1.0
+
+    def weight(self, owner: nn.Module, name: str, weight: Tensor, depth: int) -> float:
+        if name == "tokens":
+            return self.factor
+        if isinstance(owner, RelativePositions):
+            return self.factor / math.sqrt(weight.shape[1])
+        fan_in = float(weight.shape[1])
+        if isinstance(owner, MultiHeadAttention) and name == "q":
+            fan_in *= owner.head
+        return self.factor / math.sqrt(fan_in)
+
+
+Init = Normal | FanIn
+
+
+def initialise(model: nn.Module, how: Init, depth: int, seed: int) -> None:
+    """Draw every parameter of a model, in the order of its names, from one seed."""
+    generator = torch.Generator().manual_seed(seed)
+    done: set[int] = set()
+    owners = {
+        f"{path}.{name}" if path else name: owner
+        for path, owner in model.named_modules()
+        for name in dict(owner.named_children())
+    }
+    for path, module in model.named_modules():
+        owner, name = owners.get(path, model), path.rpartition(".")[2]
+        for kind, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in done:
+                continue
+            done.add(id(parameter))
+            with torch.no_grad():
+                if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+                    parameter.fill_(1.0 if kind == "weight" else 0.0)
+                elif parameter.dim() < 2:
+                    parameter.zero_()
+                else:
+                    std = how.weight(owner, name, parameter, depth)
+                    parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
+        for buffer in module.buffers(recurse=False):
+            buffer.zero_()
+    assert all(
+        isinstance(module, VocabularyHead | nn.LayerNorm | nn.RMSNorm | nn.Linear | nn.Embedding)
+        for module in model.modules()
+        if list(module.parameters(recurse=False))
+    )

@@ -1,0 +1,153 @@
+"""The module a spec builds: flat tokens in, states and logits out."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pretune.core.errors import UsageError
+from pretune.core.types import Batch, Output
+from pretune.models.init import initialise
+from pretune.models.spec import Model
+from pretune.nn.cache import Cache
+from pretune.nn.scope import Backend
+from pretune.nn.stack import Ask, StackOutput
+
+
+@dataclass(slots=True)
+class Assets:
+    """What lay beside the weights: the tokenizer, and small files that are saved again as they were."""
+
+    tokenizer: Any = None
+    files: dict[str, bytes] = field(default_factory=dict)
+
+
+class LanguageModel(nn.Module):
+    """A plain module over one token table. Its children: `tokens`, `encoder`, `decoder`, `pooler`, `pair`, `head`."""
+
+    def __init__(self, spec: Model) -> None:
+        super().__init__()
+        self.spec = spec
+        self.assets = Assets()
+        self.attention_backend: Backend | None = None  # None: picked for every batch
+        width, table = spec.width, spec.table
+        self.tokens = nn.Embedding(spec.vocab, table)
+        self.encoder = spec.encoder.build(width=width) if spec.encoder else None
+        shared = self.encoder if spec.shared else None
+        self.decoder = spec.decoder.build(width=width, shared=shared) if spec.decoder else None
+        self.pooler = spec.pooler.build(width=width) if spec.pooler else None
+        self.pair = spec.pair.build(width=width) if spec.pair else None
+        self.head = spec.head.build(vocab=spec.vocab, width=width, table=table) if spec.head else None
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer that came with the weights, or None."""
+        return self.assets.tokenizer
+
+    def forward(
+        self, batch: Batch, *, hidden: bool = False, attention: bool = False, cache: Cache | None = None
+    ) -> Output:
+        """Read a batch. Logits are given at the batch's targets, or at every position where it has none.
+
+        With `cache` (from `new_cache`) what was read is remembered, for `step` to go on from.
+        """
+        ask = Ask(hidden=hidden, attention=attention, backend=self.attention_backend)
+        if cache is not None:
+            cache.place(batch)
+        source, encoded = None, None
+        if self.encoder is not None:
+            read = batch.source if self.decoder is not None else batch
+            if read is None:
+                raise UsageError("an encoder-decoder needs a batch with source and target")
+            encoded = self.encoder(self._rows(read), read, ask=ask)
+            if self.decoder is None:
+                return self._output(encoded, batch, self.logits(encoded.states, batch))
+            source = _output_of(encoded, read)
+        assert self.decoder is not None
+        states = None if encoded is None else encoded.states
+        decoded = self.decoder(self._rows(batch), batch, states, ask=ask, cache=cache)
+        return self._output(decoded, batch, self.logits(decoded.states, batch), source)
+
+    def logits(self, states: Tensor, batch: Batch | None = None) -> Tensor | None:
+        """Vocabulary logits of states `[N, W]`: all of them, or at the batch's targets. None without a head."""
+        if self.head is None:
+            return None
+        if batch is not None and batch.targets is not None:
+            states = states.index_select(0, batch.targets.index)
+        out: Tensor = self.head(states, self.tokens.weight)
+        return out
+
+    def pool(self, states: Tensor, batch: Batch) -> Tensor:
+        """The pooled first token of every cell `[C, W]`; those of filler and spare cells mean nothing."""
+        if self.pooler is None:
+            raise UsageError("this model has no pooler")
+        first = batch.offsets[:-1].clamp(max=batch.tokens.shape[0] - 1).long()
+        out: Tensor = self.pooler(states.index_select(0, first))
+        return out
+
+    def new_cache(self, sequences: int, capacity: int, *, source: int = 0) -> Cache:
+        """An empty cache for so many sequences of up to `capacity` tokens (and `source` tokens to attend to)."""
+        if self.decoder is None:
+            raise UsageError("only a decoder can go on from a cache")
+        longest = self.spec.longest
+        if longest is not None and max(capacity, source) > longest:
+            raise UsageError(f"a cache of {max(capacity, source)} tokens; this model's positions end at {longest}")
+        like = self.tokens.weight.detach()
+        if torch.is_autocast_enabled(like.device.type):
+            like = like.new_empty(0, dtype=torch.get_autocast_dtype(like.device.type))
+        lengths = torch.zeros(sequences, dtype=torch.long, device=like.device)
+        return Cache(
+            lengths=lengths,
+            layers=self.decoder.new_caches(sequences, capacity, cross=False, like=like),
+            cross=self.decoder.new_caches(sequences, source, cross=True, like=like) if self.spec.both else [],
+            source_lengths=lengths.clone() if self.spec.both else None,
+        )
+
+    def step(self, tokens: Tensor, cache: Cache) -> Tensor:
+        """Read one more token per sequence `[B]`: the logits `[B, vocab]` for what comes next."""
+        if self.decoder is None or self.head is None:
+            raise UsageError("stepping needs a decoder with a head")
+        states = self.decoder.step(F.embedding(tokens, self.tokens.weight), cache)
+        out: Tensor = self.head(states, self.tokens.weight)
+        return out
+
+    def _rows(self, batch: Batch) -> Tensor:
+        return F.embedding(batch.tokens, self.tokens.weight)
+
+    def _output(self, found: StackOutput, batch: Batch, logits: Tensor | None, source: Output | None = None) -> Output:
+        cross = None if found.cross is None or batch.source is None else _split(found.cross, batch, batch.source)
+        return replace(_output_of(found, batch), logits=logits, cross=cross, source=source)
+
+
+def build(spec: Model, *, seed: int = 0, device: torch.device | str = "cpu") -> LanguageModel:
+    """A new model with fresh weights."""
+    model = empty(spec).to_empty(device=device)
+    initialise(model, spec.init, spec.depth, seed)
+    return model
+
+
+def empty(spec: Model) -> LanguageModel:
+    """The module without any memory behind its weights."""
+    with torch.device("meta"):
+        return LanguageModel(spec)
+
+
+def _output_of(found: StackOutput, batch: Batch) -> Output:
+    attention = None if found.attention is None else _split(found.attention, batch, batch)
+    return Output(states=found.states, hidden=found.hidden, attention=attention)
+
+
+def _split(layers: tuple[Tensor, ...], queries: Batch, keys: Batch) -> tuple[tuple[Tensor, ...], ...]:
+    """Weights `[rows, H, R, R]` per layer to one `[H, n, m]` per sequence."""
+    pairs = list(zip(queries.spans(), keys.spans(), strict=True))
+    cut = []
+    for weights in layers:
+        parts = []
+        for (start, end), (key_start, key_end) in pairs:
+            row, column, key_column = start // queries.length, start % queries.length, key_start % keys.length
+            part = weights[row, :, column : column + end - start, key_column : key_column + key_end - key_start]
+            parts.append(part)
+        cut.append(tuple(parts))
+    return tuple(cut)

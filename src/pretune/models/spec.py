@@ -1,0 +1,132 @@
+"""The one spec tree: every published model is a value of this type."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pretune.core.config import spec
+from pretune.core.errors import UsageError
+from pretune.models.init import Init, Normal
+from pretune.nn.attention import Attention
+from pretune.nn.block import Block
+from pretune.nn.heads import Head, PairHead, Pooler
+from pretune.nn.stack import Stack
+
+MOST_PARAMETERS = 10**14
+"""Beyond this a shape is a mistake, not a model."""
+
+
+@spec
+class Special:
+    """Token ids with a meaning to whoever generates or pads."""
+
+    pad: int | None = None
+    bos: int | None = None
+    eos: tuple[int, ...] = ()
+    start: int | None = None  # what a decoder reads first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Params:
+    """How many parameters: the body alone, with its pooler, and with every head."""
+
+    body: int
+    body_with_pooler: int
+    total: int
+
+
+@spec
+class Model:
+    """An encoder, a decoder or both over one token table, with the heads it was pre-trained with.
+
+    `family` names the layout its weights have on disk. With `shared` the decoder uses the encoder's weights (its
+    attention to the source is its own).
+    """
+
+    family: str
+    vocab: int
+    width: int
+    encoder: Stack | None = None
+    decoder: Stack | None = None
+    shared: bool = False
+    context: int | None = None  # the length it is made for, where its positions set no limit
+    head: Head | None = None
+    pooler: Pooler | None = None
+    pair: PairHead | None = None
+    init: Init = Normal()
+    special: Special = Special()
+
+    def __post_init__(self) -> None:
+        if self.encoder is None and self.decoder is None:
+            raise UsageError("a model needs an encoder, a decoder or both")
+        if self.pair is not None and self.pooler is None:
+            raise UsageError("a pair head reads the pooled vector: it needs a pooler")
+        if self.shared and not (self.encoder and self.decoder and self.encoder.depth == self.decoder.depth):
+            raise UsageError("shared weights need an encoder and a decoder of equal depth")
+        for name, size in self._sizes():
+            if size < 1:
+                raise UsageError(f"{name} {size} must be at least 1")
+        for stack in self.stacks:
+            for block in stack.blocks:
+                block.attention.shape(width=self.width)
+                if (block.cross is None) != (not self.both or stack is self.encoder):
+                    raise UsageError("cross attention belongs in the decoder of an encoder-decoder, and only there")
+        if self.params().total > MOST_PARAMETERS:
+            raise UsageError(f"{self.params().total:,} parameters; a model has at most {MOST_PARAMETERS:,}")
+
+    @property
+    def stacks(self) -> list[Stack]:
+        return [stack for stack in (self.encoder, self.decoder) if stack is not None]
+
+    @property
+    def last(self) -> Stack:
+        """The stack whose states the heads read."""
+        return self.stacks[-1]
+
+    @property
+    def both(self) -> bool:
+        return self.encoder is not None and self.decoder is not None
+
+    @property
+    def depth(self) -> int:
+        return max(stack.depth for stack in self.stacks)
+
+    @property
+    def table(self) -> int:
+        """The width of the token table."""
+        return self.last.embed.table(width=self.width)
+
+    @property
+    def longest(self) -> int | None:
+        """The longest sequence its positions allow; None: no limit."""
+        limits = [stack.position.longest for stack in self.stacks if stack.position]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def params(self) -> Params:
+        """Exact parameter counts, without building anything."""
+        body = self.vocab * self.table + sum(stack.params(width=self.width) for stack in self.stacks)
+        if self.shared and self.decoder:
+            body -= sum(_without_cross(block, self.width) for block in self.decoder.layers)
+        pooled = body + (self.pooler.params(width=self.width) if self.pooler else 0)
+        total = pooled + (self.pair.params(width=self.width) if self.pair else 0)
+        if self.head:
+            total += self.head.params(vocab=self.vocab, width=self.width, table=self.table)
+        return Params(body=body, body_with_pooler=pooled, total=total)
+
+    def _sizes(self) -> Iterator[tuple[str, int]]:
+        yield from (("vocab", self.vocab), ("width", self.width))
+        for stack in self.stacks:
+            for block in stack.blocks:
+                yield "hidden", block.feedforward.hidden
+                for attention in _attentions(block):
+                    if attention.head_width is not None:
+                        yield "head_width", attention.head_width
+
+
+def _attentions(block: Block) -> list[Attention]:
+    return [block.attention, *([block.cross] if block.cross else [])]
+
+
+def _without_cross(block: Block, width: int) -> int:
+    return block.params(width=width) - (
+        block.cross.params(width=width) + block.norms.params(width=width) if block.cross else 0
+    )

@@ -1,0 +1,132 @@
+"""Reversible name maps: one list gives import, export and the round trip.
+
+A rule names our parameters and their tensor, with `{i}` for a layer's number and `{p}` for `weight` or `bias`:
+
+    Rule("encoder.{i}.attention.q.{p}", "encoder.layer.{i}.attention.self.query.{p}")
+
+Several of ours may lie in one of theirs (`Fused`, `Interleaved`), or turned (`Turned`).
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pretune.models.spec import Model
+
+
+class Packing(Protocol):
+    """How our tensors lie in one of theirs."""
+
+    def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]: ...
+
+    def pack(self, tensors: list[Tensor], spec: Model) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Same:
+    """As it is."""
+
+    def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
+        return [tensor]
+
+    def pack(self, tensors: list[Tensor], spec: Model) -> Tensor:
+        return tensors[0]
+
+
+@dataclass(frozen=True)
+class Turned:
+    """A matrix stored input first."""
+
+    def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
+        return [tensor.t() if tensor.dim() == 2 else tensor]
+
+    def pack(self, tensors: list[Tensor], spec: Model) -> Tensor:
+        return self.unpack(tensors[0], [], spec)[0]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A vector stored as a matrix of one row."""
+
+    def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
+        return [tensor.reshape(-1)]
+
+    def pack(self, tensors: list[Tensor], spec: Model) -> Tensor:
+        return tensors[0][None]
+
+
+@dataclass(frozen=True)
+class Fused:
+    """Queries, keys and values one after the other, input first if `turned`."""
+
+    turned: bool = False
+
+    def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
+        tensor = tensor.t() if self.turned and tensor.dim() == 2 else tensor
+        return list(torch.split(tensor, sizes))
+
+    def pack(self, tensors: list[Tensor], spec: Model) -> Tensor:
+        joined = torch.cat(tensors)
+        return joined.t() if self.turned and joined.dim() == 2 else joined
+
+
+@dataclass(frozen=True)
+class Interleaved:
+    """Head by head: the query, key and value of head 0, then those of head 1, …"""
+
+    def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
+        heads = spec.last.blocks[0].attention.heads
+        parts = tensor.view(heads, len(sizes), -1, *tensor.shape[1:])
+        return [parts[:, i].reshape(size, *tensor.shape[1:]) for i, size in enumerate(sizes)]
+
+    def pack(self, tensors: list[Tensor], spec: Model) -> Tensor:
+        heads = spec.last.blocks[0].attention.heads
+        parts = [tensor.view(heads, -1, *tensor.shape[1:]) for tensor in tensors]
+        return torch.stack(parts, dim=1).flatten(0, 2)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Our parameter or parameters, their tensor, and how ours lie in it."""
+
+    ours: str | tuple[str, ...]
+    theirs: str
+    packing: Packing = Same()
+
+
+@dataclass(frozen=True)
+class Move:
+    """A rule applied: concrete names."""
+
+    ours: tuple[str, ...]
+    theirs: str
+    packing: Packing
+
+
+def plan(names: Iterable[str], rules: Iterable[Rule]) -> list[Move]:
+    """The moves that bring every one of our parameters from or to theirs. Each name must have exactly one rule."""
+    left = list(names)
+    moves = []
+    for rule in rules:
+        ours = (rule.ours,) if isinstance(rule.ours, str) else rule.ours
+        pattern = re.compile(
+            re.escape(ours[0]).replace(r"\{i\}", r"(?P<i>\d+)").replace(r"\{p\}", "(?P<p>weight|bias)")
+        )
+        for name in list(left):
+            match = pattern.fullmatch(name)
+            if match is not None:
+                found = tuple(our.format(**match.groupdict()) for our in ours)
+                left = [other for other in left if other not in found]
+                moves.append(Move(found, rule.theirs.format(**match.groupdict()), rule.packing))
+    if left:
+        raise KeyError(f"no rule for {left[0]}")
+    return moves
+
+
+def rules(table: Mapping[str, str]) -> tuple[Rule, ...]:
+    """Rules of a plain table, ours -> theirs."""
+    return tuple(Rule(ours, theirs) for ours, theirs in table.items())

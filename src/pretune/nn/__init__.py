@@ -1,0 +1,1 @@
+"""BLOCKS: plain modules with plain arguments. Every linear layer sees flat tokens `[N, width]`."""

@@ -1,0 +1,141 @@
+"""Multi-head attention, over the sequence itself or across to a source."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pretune.core.config import spec
+from pretune.core.errors import UsageError
+from pretune.nn.backends import attend
+from pretune.nn.cache import LayerCache, Step
+from pretune.nn.norm import Norm
+from pretune.nn.positions.rotary import rotate
+from pretune.nn.scope import Scope
+
+FUSE_FROM = 256
+"""From this many tokens on, one product with the joined weights of q, k and v beats three."""
+
+
+@spec
+class Attention:
+    """Scaled dot-product attention (Vaswani et al., 2017), with grouped keys where `kv_heads` < `heads`."""
+
+    heads: int
+    kv_heads: int | None = None
+    head_width: int | None = None  # width / heads
+    bias: bool = True
+    scale: float | None = None  # 1 / sqrt(head_width)
+    window: int | None = None  # how many tokens back (and ahead) are seen, itself included
+    norm: Norm | None = None  # of queries and keys, over all heads together
+    clip: float | None = None  # queries, keys and values are clamped to +- clip
+    dropout: float = 0.0  # of the attention probabilities
+
+    def __post_init__(self) -> None:
+        if self.heads < 1 or (self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads)):
+            raise UsageError(f"kv_heads {self.kv_heads} must divide heads {self.heads}, and both be at least 1")
+        if self.window is not None and self.window < 1:
+            raise UsageError(f"window {self.window} must be at least 1")
+
+    def shape(self, *, width: int) -> tuple[int, int, int]:
+        """Heads, key heads and the width of a head."""
+        if self.head_width is None and width % self.heads:
+            raise UsageError(f"heads {self.heads} must divide width {width}, or head_width be given")
+        return self.heads, self.kv_heads or self.heads, self.head_width or width // self.heads
+
+    def build(self, *, width: int) -> "MultiHeadAttention":
+        return MultiHeadAttention(self, width)
+
+    def matrices(self, *, width: int) -> int:
+        """How many weights a token is multiplied with."""
+        heads, kv_heads, head = self.shape(width=width)
+        return 2 * width * head * (heads + kv_heads)
+
+    def params(self, *, width: int) -> int:
+        heads, kv_heads, head = self.shape(width=width)
+        count = self.matrices(width=width) + self.bias * (head * (heads + 2 * kv_heads) + width)
+        if self.norm is not None:
+            count += self.norm.params(width=heads * head) + self.norm.params(width=kv_heads * head)
+        return count
+
+
+class MultiHeadAttention(nn.Module):
+    """q, k, v and out are separate modules with stable names; plain ones are multiplied as one."""
+
+    def __init__(self, spec: Attention, width: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head = spec.shape(width=width)
+        self.scale = self.head**-0.5 if spec.scale is None else spec.scale
+        self.clip, self.dropout, self.window = spec.clip, spec.dropout, spec.window
+        self.q = nn.Linear(width, self.heads * self.head, bias=spec.bias)
+        self.k = nn.Linear(width, self.kv_heads * self.head, bias=spec.bias)
+        self.v = nn.Linear(width, self.kv_heads * self.head, bias=spec.bias)
+        self.out = nn.Linear(self.heads * self.head, width, bias=spec.bias)
+        self.q_norm = None if spec.norm is None else spec.norm.build(width=self.heads * self.head)
+        self.k_norm = None if spec.norm is None else spec.norm.build(width=self.kv_heads * self.head)
+
+    def forward(
+        self, x: Tensor, scope: Scope, source: Tensor | None = None, cache: LayerCache | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend within x, or from x to `source`; keys and values are left in `cache` where one is given."""
+        q, k, v = self.project(x, source)
+        if scope.rotation is not None and source is None:
+            q, k = rotate(q, scope.rotation), rotate(k, scope.rotation)
+        if cache is not None:
+            cache.fill(k, v)
+        mixed, weights = attend(q, k, v, scope, scale=self.scale, dropout=self.dropout if self.training else 0.0)
+        return self.out(mixed.flatten(1)), weights
+
+    def step(self, x: Tensor, step: Step, cache: LayerCache, *, cross: bool = False) -> Tensor:
+        """One new token per sequence `[B, W]` against the cached keys and values; not cross: its own are added."""
+        if cross:
+            q = self._split(self._clamp(self.q(x)), self.heads, self.q_norm)
+        else:
+            q, k, v = self.project(x, None)
+            if step.rotation is not None:
+                q, k = rotate(q, step.rotation), rotate(k, step.rotation)
+            cache.put(k, v, step.positions)
+        mask = step.source_mask if cross else step.mask(self.window)
+        if step.bias is not None and mask is not None and not cross:
+            bias = step.bias.view(step.bias.shape[0], self.kv_heads, -1, step.bias.shape[-1])
+            mask = bias.masked_fill(~mask, float("-inf")).to(q.dtype)
+        keys, values = cache.keys, cache.values  # [B, K, T, D]
+        grouped = q.view(q.shape[0], self.kv_heads, -1, self.head)  # the heads that share a key, as queries
+        mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=self.scale)
+        out: Tensor = self.out(mixed.flatten(1))
+        return out
+
+    def project(self, x: Tensor, source: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries `[N, H, D]`, keys and values `[M, K, D]`."""
+        if source is None and x.shape[0] >= FUSE_FROM and all(_bare(part) for part in (self.q, self.k, self.v)):
+            sizes = [self.q.out_features, self.k.out_features, self.v.out_features]
+            q, k, v = torch.split(_joined(x, self.q, self.k, self.v), sizes, dim=-1)
+        elif source is not None and source.shape[0] >= FUSE_FROM and all(_bare(part) for part in (self.k, self.v)):
+            q = self.q(x)
+            k, v = _joined(source, self.k, self.v).chunk(2, dim=-1)
+        else:
+            read = x if source is None else source
+            q, k, v = self.q(x), self.k(read), self.v(read)
+        q, k, v = self._clamp(q), self._clamp(k), self._clamp(v)
+        return (
+            self._split(q, self.heads, self.q_norm),
+            self._split(k, self.kv_heads, self.k_norm),
+            self._split(v, self.kv_heads, None),
+        )
+
+    def _clamp(self, x: Tensor) -> Tensor:
+        return x if self.clip is None else x.clamp(-self.clip, self.clip)
+
+    def _split(self, x: Tensor, heads: int, norm: nn.Module | None) -> Tensor:
+        x = x if norm is None else norm(x)
+        return x.reshape(x.shape[0], heads, self.head)
+
+
+def _bare(part: nn.Module) -> bool:
+    """Nothing was put around the linear layer: its weight says all."""
+    return type(part) is nn.Linear and not part._forward_hooks and not part._forward_pre_hooks
+
+
+def _joined(x: Tensor, *parts: nn.Linear) -> Tensor:
+    biases: list[Tensor | None] = [part.bias for part in parts]
+    bias = torch.cat([found for found in biases if found is not None]) if biases[0] is not None else None
+    return F.linear(x, torch.cat([part.weight for part in parts]), bias)

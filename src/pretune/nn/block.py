@@ -1,0 +1,110 @@
+"""One layer of a stack: attention, attention to the source where there is one, feed-forward.
+
+Where the norms stand is which slots are filled; the forward pass has no branch for it.
+"""
+
+from torch import Tensor, nn
+
+from pretune.core.config import spec
+from pretune.nn.attention import Attention, MultiHeadAttention
+from pretune.nn.cache import LayerCache, Step
+from pretune.nn.feedforward import FeedForward, FeedForwardLayer
+from pretune.nn.norm import Norm
+from pretune.nn.scope import Scope
+
+
+@spec
+class Norms:
+    """Slots around each sublayer f: post(x + out(f(pre(x)))).
+
+    `pre` filled is pre-norm, `post` post-norm, `out` the reordered norm of OLMo 2 (Walsh et al., 2025).
+    """
+
+    pre: Norm | None = None
+    out: Norm | None = None
+    post: Norm | None = None
+
+    def build(self, *, width: int) -> "NormSlots":
+        return NormSlots(self, width)
+
+    def params(self, *, width: int) -> int:
+        return sum(norm.params(width=width) for norm in (self.pre, self.out, self.post) if norm)
+
+
+class NormSlots(nn.Module):
+    def __init__(self, spec: Norms, width: int) -> None:
+        super().__init__()
+        self.pre = spec.pre.build(width=width) if spec.pre else nn.Identity()
+        self.out = spec.out.build(width=width) if spec.out else nn.Identity()
+        self.post = spec.post.build(width=width) if spec.post else nn.Identity()
+
+
+@spec
+class Block:
+    """A transformer layer; `cross` is filled in the decoder of an encoder-decoder."""
+
+    attention: Attention
+    feedforward: FeedForward
+    norms: Norms
+    cross: Attention | None = None
+    parallel: bool = False  # attention and feed-forward read the same input and are added together
+    dropout: float = 0.0  # of each sublayer's output
+
+    def build(self, *, width: int, shared: "TransformerBlock | None" = None) -> "TransformerBlock":
+        return TransformerBlock(self, width, shared)
+
+    def params(self, *, width: int) -> int:
+        attentions = self.attention.params(width=width) + (self.cross.params(width=width) if self.cross else 0)
+        norms = (3 if self.cross else 2) * self.norms.params(width=width)
+        return attentions + self.feedforward.params(width=width) + norms
+
+
+class TransformerBlock(nn.Module):
+    def __init__(self, spec: Block, width: int, shared: "TransformerBlock | None" = None) -> None:
+        super().__init__()
+        self.parallel = spec.parallel
+        self.attention: MultiHeadAttention = shared.attention if shared else spec.attention.build(width=width)
+        self.attention_norm: NormSlots = shared.attention_norm if shared else spec.norms.build(width=width)
+        self.cross = spec.cross.build(width=width) if spec.cross else None
+        self.cross_norm = spec.norms.build(width=width) if spec.cross else None
+        self.feedforward: FeedForwardLayer = shared.feedforward if shared else spec.feedforward.build(width=width)
+        self.feedforward_norm: NormSlots = shared.feedforward_norm if shared else spec.norms.build(width=width)
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        scope: Scope,
+        across: Scope | None = None,
+        source: Tensor | None = None,
+        caches: tuple[LayerCache, LayerCache | None] | None = None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The layer's output `[N, W]`, and its attention weights where the backend tells them."""
+        own, other = caches or (None, None)
+        mixed, weights = self.attention(self.attention_norm.pre(x), scope, None, own)
+        mixed = self.dropout(self.attention_norm.out(mixed))
+        if self.parallel:
+            return x + mixed + self._think(x), weights, None
+        x = self.attention_norm.post(x + mixed)
+        seen = None
+        if self.cross is not None and self.cross_norm is not None and across is not None:
+            mixed, seen = self.cross(self.cross_norm.pre(x), across, source, other)
+            x = self.cross_norm.post(x + self.dropout(self.cross_norm.out(mixed)))
+        return self.feedforward_norm.post(x + self._think(x)), weights, seen
+
+    def step(self, x: Tensor, step: Step, caches: tuple[LayerCache, LayerCache | None]) -> Tensor:
+        """One new token per sequence `[B, W]`."""
+        own, other = caches
+        mixed: Tensor = self.attention_norm.out(self.attention.step(self.attention_norm.pre(x), step, own))
+        if self.parallel:
+            return x + mixed + self._think(x)
+        x = self.attention_norm.post(x + mixed)
+        if self.cross is not None and self.cross_norm is not None and other is not None:
+            mixed = self.cross.step(self.cross_norm.pre(x), step, other, cross=True)
+            x = self.cross_norm.post(x + self.cross_norm.out(mixed))
+        out: Tensor = self.feedforward_norm.post(x + self._think(x))
+        return out
+
+    def _think(self, x: Tensor) -> Tensor:
+        out: Tensor = self.dropout(self.feedforward_norm.out(self.feedforward(self.feedforward_norm.pre(x))))
+        return out

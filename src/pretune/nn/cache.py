@@ -1,0 +1,93 @@
+"""The static decoding cache: fixed shapes from the first token to the last, so that a step compiles once.
+
+Legend: B sequences, K key heads, D head width, T capacity (prompt and new tokens together).
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from pretune.core.types import Batch
+
+
+@dataclass(slots=True, kw_only=True)
+class LayerCache:
+    """Keys and values of one attention layer, `[B + 1, K, T, D]`: the last row takes what belongs to no sequence."""
+
+    store: tuple[Tensor, Tensor]
+    slots: tuple[Tensor, Tensor] | None = None  # where a prompt's tokens go: row and column
+
+    @property
+    def keys(self) -> Tensor:
+        return self.store[0][:-1]
+
+    @property
+    def values(self) -> Tensor:
+        return self.store[1][:-1]
+
+    def fill(self, k: Tensor, v: Tensor) -> None:
+        """Take the keys and values `[N, K, D]` of a ragged batch."""
+        assert self.slots is not None, "a cache is filled through Cache.place"
+        row, column = self.slots
+        for store, new in zip(self.store, (k, v), strict=True):
+            store[row, :, column] = new.to(store.dtype)
+
+    def put(self, k: Tensor, v: Tensor, positions: Tensor) -> None:
+        """Take one token's keys and values `[B, K, D]` per sequence."""
+        row = torch.arange(k.shape[0], device=k.device)
+        for store, new in zip(self.store, (k, v), strict=True):
+            store[row, :, positions] = new.to(store.dtype)
+
+
+@dataclass(slots=True, kw_only=True)
+class Cache:
+    """What a decoder remembers of B sequences: per layer its own keys and values, and those of the source."""
+
+    lengths: Tensor  # [B] tokens already read
+    layers: list[LayerCache]
+    cross: list[LayerCache] = field(default_factory=list)
+    source_lengths: Tensor | None = None  # [B]
+
+    @property
+    def capacity(self) -> int:
+        return self.layers[0].keys.shape[2]
+
+    def place(self, batch: Batch) -> None:
+        """Say where the tokens of a prompt batch go: sequence s in row s, filler in the spare row."""
+        self.lengths = _place(batch, self.layers, self.lengths)
+        if batch.source is not None and self.source_lengths is not None:
+            self.source_lengths = _place(batch.source, self.cross, self.source_lengths)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What all layers share while one token per sequence is read."""
+
+    positions: Tensor  # [B] of the new tokens
+    distance: Tensor  # [B, T] cached position minus new position
+    rotation: tuple[Tensor, Tensor] | None = None
+    bias: Tensor | None = None  # [B, H, T]
+    source_mask: Tensor | None = None  # [B, 1, 1, S]; None without a source
+
+    def mask(self, window: int | None) -> Tensor:
+        """`[B, 1, 1, T]`: the past and the token itself, within the window."""
+        seen = self.distance <= 0
+        if window is not None:
+            seen = seen & (self.distance > -window)
+        return seen[:, None, None]
+
+
+def _place(batch: Batch, layers: list[LayerCache], like: Tensor) -> Tensor:
+    cells = torch.arange(batch.cells, device=batch.offsets.device)
+    first = batch.offsets[:-1].clamp(max=batch.tokens.shape[0] - 1)
+    lengths = batch.offsets.diff()
+    real = (lengths > 0) & (batch.sequence[first] == cells)
+    row = torch.where(real, real.cumsum(0) - 1, like.shape[0])  # spare row for the rest
+    slots = torch.where(batch.sequence >= 0, row[batch.sequence.clamp(min=0)], like.shape[0])
+    column = torch.where(batch.sequence >= 0, batch.positions, 0)
+    for layer in layers:
+        layer.slots = (slots, column)
+    out = torch.zeros(like.shape[0] + 1, dtype=like.dtype, device=like.device)
+    out[row] = lengths.to(like.dtype)
+    return out[:-1]

@@ -1,0 +1,76 @@
+"""From token ids to the input of a stack: tokens, positions, segments, norm.
+
+The token table belongs to the model (stacks and head may share it); what is done with its rows belongs to the stack.
+"""
+
+import math
+from typing import Literal
+
+from torch import Tensor, nn
+
+from pretune.core.config import spec
+from pretune.nn.norm import Norm
+
+
+@spec
+class Factor:
+    """A narrower token table and a projection up to the width (Lan et al., 2020)."""
+
+    width: int
+    bias: bool = True
+    after: Literal["tokens", "norm"] = "norm"  # where the projection comes: before or after positions and norm
+
+
+@spec
+class Embed:
+    """What happens between the token table and the first block."""
+
+    segments: int | None = None
+    scale: bool = False  # multiply tokens by sqrt(width)
+    norm: Norm | None = None
+    factor: Factor | None = None
+    dropout: float = 0.0
+
+    def build(self, *, width: int) -> "Embeddings":
+        return Embeddings(self, width)
+
+    def inner(self, *, width: int) -> int:
+        """The width of positions, segments and norm."""
+        return self.factor.width if self.factor and self.factor.after == "norm" else width
+
+    def table(self, *, width: int) -> int:
+        """The width of the token table."""
+        return self.factor.width if self.factor else width
+
+    def params(self, *, width: int) -> int:
+        inner = self.inner(width=width)
+        count = (self.segments or 0) * inner + (self.norm.params(width=inner) if self.norm else 0)
+        return count + (self.factor.width * width + self.factor.bias * width if self.factor else 0)
+
+
+class Embeddings(nn.Module):
+    def __init__(self, spec: Embed, width: int) -> None:
+        super().__init__()
+        inner = spec.inner(width=width)
+        self.scale = math.sqrt(width) if spec.scale else 1.0
+        self.early = spec.factor is not None and spec.factor.after == "tokens"
+        self.segments = nn.Embedding(spec.segments, inner) if spec.segments else None
+        self.norm = spec.norm.build(width=inner) if spec.norm else None
+        self.project = nn.Linear(spec.factor.width, width, bias=spec.factor.bias) if spec.factor else None
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def forward(self, x: Tensor, positions: Tensor | None, segments: Tensor | None) -> Tensor:
+        """Token rows `[N, table]` to block input `[N, W]`; `positions` are the vectors to add, if any."""
+        x = x * self.scale if self.scale != 1.0 else x
+        if self.project is not None and self.early:
+            x = self.project(x)
+        if positions is not None:
+            x = x + positions
+        if self.segments is not None:
+            x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
+        if self.norm is not None:
+            x = self.norm(x)
+        x = self.dropout(x)
+        if self.project is not None and not self.early:
+            x = self.project(x)
+        return x

@@ -1,0 +1,111 @@
+"""Heads for tokens: from states to the vocabulary, and from the first token to a vector for the whole sequence."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from pretune.core.config import spec
+from pretune.nn.feedforward import ACTIVATIONS, ActivationName
+from pretune.nn.norm import Norm
+
+
+@spec
+class Transform:
+    """A dense layer before the vocabulary: BERT's has an activation and a norm, OPT's projection neither."""
+
+    activation: ActivationName = "identity"
+    norm: Norm | None = None
+    bias: bool = True
+
+    def params(self, *, width: int, table: int) -> int:
+        return width * table + self.bias * table + (self.norm.params(width=table) if self.norm else 0)
+
+
+@spec
+class Head:
+    """States to vocabulary logits, with the token table's weights (`tied`) or its own."""
+
+    tied: bool = True
+    bias: Literal["learned", "fixed"] | None = None  # fixed: saved with the weights, never trained
+    transform: Transform | None = None
+    scale: float | None = None  # of the states
+
+    def build(self, *, vocab: int, width: int, table: int) -> "VocabularyHead":
+        return VocabularyHead(self, vocab, width, table)
+
+    def params(self, *, vocab: int, width: int, table: int) -> int:
+        count = (not self.tied) * vocab * table + (self.bias == "learned") * vocab
+        return count + (self.transform.params(width=width, table=table) if self.transform else 0)
+
+
+class TransformLayer(nn.Module):
+    def __init__(self, spec: Transform, width: int, table: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, table, bias=spec.bias)
+        self.activate = ACTIVATIONS[spec.activation]
+        self.norm = spec.norm.build(width=table) if spec.norm else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.activate(self.dense(x))
+        return x if self.norm is None else self.norm(x)
+
+
+class VocabularyHead(nn.Module):
+    """`weight` is None where the head is tied: the model passes the token table's."""
+
+    def __init__(self, spec: Head, vocab: int, width: int, table: int) -> None:
+        super().__init__()
+        self.scale = spec.scale
+        self.transform = TransformLayer(spec.transform, width, table) if spec.transform else None
+        self.weight = None if spec.tied else Parameter(torch.empty(vocab, table))
+        if spec.bias == "fixed":
+            self.register_buffer("bias", torch.zeros(vocab))
+        else:
+            self.bias = Parameter(torch.zeros(vocab)) if spec.bias == "learned" else None
+
+    def states(self, x: Tensor) -> Tensor:
+        """What is multiplied with the vocabulary matrix."""
+        x = x if self.scale is None else x * self.scale
+        return x if self.transform is None else self.transform(x)
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        return F.linear(self.states(x), table if self.weight is None else self.weight, self.bias)
+
+
+@spec
+class Pooler:
+    """The first token's state through a dense layer: BERT's vector for the whole input."""
+
+    activation: ActivationName = "tanh"
+
+    def build(self, *, width: int) -> "FirstToken":
+        return FirstToken(self, width)
+
+    def params(self, *, width: int) -> int:
+        return width * width + width
+
+
+class FirstToken(nn.Module):
+    def __init__(self, spec: Pooler, width: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+        self.activate = ACTIVATIONS[spec.activation]
+
+    def forward(self, first: Tensor) -> Tensor:
+        return self.activate(self.dense(first))
+
+
+@spec
+class PairHead:
+    """Two classes from the pooled vector: do the two segments belong together (next sentence, sentence order)?"""
+
+    classes: int = 2
+
+    def build(self, *, width: int) -> nn.Module:
+        return nn.Linear(width, self.classes)
+
+    def params(self, *, width: int) -> int:
+        return width * self.classes + self.classes

@@ -1,0 +1,85 @@
+"""Rotary positions (Su et al., 2021): queries and keys are turned by an angle that grows with position."""
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pretune.core.config import spec
+
+
+@spec
+class Linear:
+    """All positions divided by `factor` (Chen et al., 2023)."""
+
+    factor: float
+
+    def stretch(self, frequencies: Tensor) -> Tensor:
+        return frequencies / self.factor
+
+
+@spec
+class Banded:
+    """Long waves are divided by `factor`, short ones kept, those between blended (Dubey et al., 2024).
+
+    A wave counts as long from `original / low` tokens and as short up to `original / high`.
+    """
+
+    factor: float
+    low: float
+    high: float
+    original: int
+
+    def stretch(self, frequencies: Tensor) -> Tensor:
+        waves = 2 * math.pi / frequencies
+        blend = (self.original / waves - self.low) / (self.high - self.low)
+        blend = blend.clamp(0, 1)
+        return (1 - blend) * frequencies / self.factor + blend * frequencies
+
+
+@spec
+class Rotary:
+    """Turns the first `fraction` of each head, in pairs (i, i + half)."""
+
+    theta: float = 10000.0
+    fraction: float = 1.0
+    scaling: Linear | Banded | None = None
+
+    acts: ClassVar[str] = "rotation"
+
+    def build(self, *, width: int, heads: int, head_width: int) -> nn.Module:
+        return RotaryPositions(self, head_width)
+
+    def params(self, *, width: int, heads: int) -> int:
+        return 0
+
+    @property
+    def longest(self) -> None:
+        return None
+
+
+class RotaryPositions(nn.Module):
+    def __init__(self, spec: Rotary, head_width: int) -> None:
+        super().__init__()
+        self.spec, self.turned = spec, int(head_width * spec.fraction)
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of every token's angles: two `[N, 1, turned]`, always in fp32."""
+        steps = torch.arange(0, self.turned, 2, device=positions.device, dtype=torch.float32) / self.turned
+        frequencies = 1.0 / (self.spec.theta**steps)
+        if self.spec.scaling is not None:
+            frequencies = self.spec.scaling.stretch(frequencies)
+        angle = positions[:, None, None].float() * frequencies
+        angle = torch.cat((angle, angle), dim=-1)
+        return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn the heads `[N, H, D]`; channels beyond the turned ones pass through."""
+    cos, sin = (part.to(x.dtype) for part in rotation)
+    turned = cos.shape[-1]
+    head, rest = x[..., :turned], x[..., turned:]
+    first, second = head.chunk(2, dim=-1)
+    head = head * cos + torch.cat((-second, first), dim=-1) * sin
+    return head if not rest.shape[-1] else torch.cat((head, rest), dim=-1)

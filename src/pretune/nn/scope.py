@@ -1,0 +1,157 @@
+"""Who may attend to whom: the one rule, and its form for each attention backend.
+
+A `Scope` is made once per forward pass and stack, and used by all of its layers. Legend: q and k count queries and
+keys, R row length, H heads.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pretune.core.types import Batch
+
+Backend = Literal["rows", "varlen", "flex", "plain", "naive"]
+BACKENDS: tuple[Backend, ...] = ("rows", "varlen", "flex", "plain", "naive")
+LONG = 512
+"""From this row length on, a kernel that skips the blocks between sequences beats one masked product per row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What one attention layer needs to know of the batch; which fields are filled depends on the backend."""
+
+    backend: Backend
+    rows: int
+    causal: bool = False
+    window: int | None = None
+    mask: Tensor | None = None  # rows, naive: bool, or float with the bias in it; [rows or 1, H or 1, R, R]
+    bias: Tensor | None = None  # naive: [1, H, R, R]; flex: [H, distances], by column difference + R - 1
+    offsets: tuple[Tensor, Tensor] | None = None  # varlen: of queries and keys
+    lengths: tuple[int, int] = (0, 0)  # row length of queries and keys
+    blocks: Any = None  # flex: its BlockMask
+    rotation: tuple[Tensor, Tensor] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """The kind of attention a stack asks for, apart from the batch."""
+
+    causal: bool
+    window: int | None = None
+    bias: Callable[[Tensor], Tensor] | None = None  # distance -> [H, …]
+
+
+def may_attend(
+    q_sequence: Tensor, k_sequence: Tensor, distance: Tensor, ahead: Tensor | None, *, causal: bool, window: int | None
+) -> Tensor:
+    """The rule: the same sequence, not the future (but for a prefix), not beyond the window.
+
+    `distance` is key position minus query position; `ahead` marks keys inside their sequence's prefix. Filler sees
+    everything in its row, so that no query is left without a key; nothing ever sees filler's output.
+    """
+    allowed = q_sequence == k_sequence
+    if causal:
+        past = distance <= 0
+        allowed = allowed & (past if ahead is None else past | ahead)
+    if window is not None:
+        allowed = allowed & (distance.abs() < window)
+    return allowed | (q_sequence < 0)
+
+
+def pick(
+    *,
+    device: str,
+    half: bool,
+    whole: bool,
+    length: int,
+    bias: bool,
+    prefix: bool,
+    window: int | None,
+    dropout: float,
+    weights: bool,
+) -> Backend:
+    """The backend for a batch: `weights` must be returned, or the fastest that can do what is asked.
+
+    Only `rows`, `plain` and `naive` can drop attention probabilities; `varlen` needs half precision.
+    """
+    fast = device == "cuda" and length >= LONG and dropout == 0
+    if weights:
+        return "naive"
+    if bias or prefix:
+        return "flex" if fast else "rows"
+    if whole and (window is None or window >= length):
+        return "plain"
+    return "varlen" if fast and half else "rows"
+
+
+def scope(queries: Batch, keys: Batch, view: View, backend: Backend, dtype: torch.dtype) -> Scope:
+    """Lay the rule out for a backend. Queries and keys are one batch (self) or two sides of one (cross)."""
+    made = Scope(
+        backend=backend,
+        rows=queries.rows,
+        causal=view.causal,
+        window=view.window,
+        lengths=(queries.length, keys.length),
+    )
+    if backend == "plain":
+        return made
+    if backend == "varlen":
+        return replace(made, offsets=(queries.offsets, keys.offsets))
+    if backend == "flex":
+        return replace(made, blocks=_blocks(queries, keys, view), bias=_by_distance(queries, keys, view))
+    # Inside a row and a sequence, positions are consecutive: their difference is the difference of columns.
+    distance = _columns(keys) - _columns(queries)[:, None]  # [R, R]
+    bias = None if view.bias is None else view.bias(distance)[None]
+    alike = queries.whole and keys.whole and not view.causal and view.window is None
+    mask = None if alike else _mask(queries, keys, view, distance)
+    if backend == "naive" or bias is None:
+        return replace(made, mask=mask, bias=bias)
+    bias = bias.to(dtype)
+    return replace(made, mask=bias if mask is None else bias.masked_fill(~mask, float("-inf")))
+
+
+def _columns(side: Batch) -> Tensor:
+    return torch.arange(side.length, device=side.tokens.device)
+
+
+def _mask(queries: Batch, keys: Batch, view: View, distance: Tensor) -> Tensor:
+    """Bool `[rows, 1, R, R]`, or `[1, 1, R, R]` where all rows are alike."""
+    if queries.whole and keys.whole and queries.prefix is None:
+        same = torch.zeros((), device=distance.device, dtype=torch.long)
+        return may_attend(same, same, distance, None, causal=view.causal, window=view.window)[None, None]
+    q_sequence = queries.sequence.view(queries.rows, 1, -1, 1)
+    k_sequence = keys.sequence.view(queries.rows, 1, 1, -1)
+    ahead = None
+    if queries.prefix is not None:
+        ahead = _in_prefix(keys, queries.prefix).view(queries.rows, 1, 1, -1)
+    return may_attend(q_sequence, k_sequence, distance, ahead, causal=view.causal, window=view.window)
+
+
+def _in_prefix(side: Batch, prefix: Tensor) -> Tensor:
+    return side.positions < prefix[side.sequence.clamp(min=0)]
+
+
+def _by_distance(queries: Batch, keys: Batch, view: View) -> Tensor | None:
+    """The bias as a table over column differences, from the farthest key before to the farthest after."""
+    if view.bias is None:
+        return None
+    distances = torch.arange(1 - queries.length, keys.length, device=queries.tokens.device)
+    return view.bias(distances)
+
+
+def _blocks(queries: Batch, keys: Batch, view: View) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    q_sequence = queries.sequence.view(queries.rows, -1)
+    k_sequence = keys.sequence.view(queries.rows, -1)
+    prefix = None if queries.prefix is None else _in_prefix(keys, queries.prefix).view(queries.rows, -1)
+
+    def rule(row: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        ahead = None if prefix is None else prefix[row, k]
+        return may_attend(q_sequence[row, q], k_sequence[row, k], k - q, ahead, causal=view.causal, window=view.window)
+
+    make = create_block_mask if queries.tokens.device.type == "cpu" else torch.compile(create_block_mask)
+    return make(rule, queries.rows, None, queries.length, keys.length, device=queries.tokens.device)

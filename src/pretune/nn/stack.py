@@ -1,0 +1,223 @@
+"""A stack of blocks over a ragged batch, with its input embedding, its positions and its final norm."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from pretune.core.config import spec
+from pretune.core.errors import UsageError
+from pretune.core.types import Batch
+from pretune.nn.block import Block, TransformerBlock
+from pretune.nn.cache import Cache, LayerCache, Step
+from pretune.nn.embeddings import Embed
+from pretune.nn.norm import Norm
+from pretune.nn.positions import Position
+from pretune.nn.scope import Backend, Scope, View, pick, scope
+
+
+@spec
+class Stack:
+    """`depth` layers: the tuple `blocks` is cycled over them. With `share` only so many have weights of their own."""
+
+    depth: int
+    blocks: tuple[Block, ...]
+    embed: Embed = Embed()
+    position: Position | None = None
+    causal: bool = False
+    share: int | None = None  # None: every layer; layer i then uses the weights of layer i * share // depth
+    norm: Norm | None = None  # after the last layer
+    dropout: float = 0.0  # after that norm
+
+    def __post_init__(self) -> None:
+        if self.depth < 1 or not self.blocks:
+            raise UsageError(f"depth {self.depth} must be at least 1, with at least one block")
+        if self.share is not None and not 1 <= self.share <= self.depth:
+            raise UsageError(f"share {self.share} must lie between 1 and depth {self.depth}")
+
+    @property
+    def layers(self) -> list[Block]:
+        """The block of every layer that has weights of its own."""
+        return [self.blocks[i % len(self.blocks)] for i in range(self.share or self.depth)]
+
+    @property
+    def layer_of(self) -> list[int]:
+        """Which of those each of the `depth` layers uses."""
+        return (
+            list(range(self.depth)) if self.share is None else [i * self.share // self.depth for i in range(self.depth)]
+        )
+
+    def build(self, *, width: int, shared: "TransformerStack | None" = None) -> "TransformerStack":
+        return TransformerStack(self, width, shared)
+
+    def position_params(self, *, width: int) -> int:
+        heads = self.blocks[0].attention.heads
+        return self.position.params(width=self.embed.inner(width=width), heads=heads) if self.position else 0
+
+    def params(self, *, width: int) -> int:
+        """All weights but the token table."""
+        count = self.embed.params(width=width) + self.position_params(width=width)
+        count += sum(block.params(width=width) for block in self.layers)
+        return count + (self.norm.params(width=width) if self.norm else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackOutput:
+    """The states after the final norm, and what else was asked for."""
+
+    states: Tensor
+    hidden: tuple[Tensor, ...] | None = None
+    attention: tuple[Tensor, ...] | None = None  # per layer [rows, H, R, R]
+    cross: tuple[Tensor, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What a caller wants besides the states, and which backend is forced, if any."""
+
+    hidden: bool = False
+    attention: bool = False
+    backend: Backend | None = None
+
+
+class TransformerStack(nn.Module):
+    """Layers are named by their number: `encoder.3.attention.q.weight`."""
+
+    def __init__(self, spec: Stack, width: int, shared: "TransformerStack | None" = None) -> None:
+        super().__init__()
+        self.spec = spec
+        first = spec.blocks[0].attention
+        heads, _, head_width = first.shape(width=width)
+        self.embed = spec.embed.build(width=width)
+        inner = spec.embed.inner(width=width)
+        self.position = spec.position.build(width=inner, heads=heads, head_width=head_width) if spec.position else None
+        for i, block in enumerate(spec.layers):
+            self.add_module(str(i), block.build(width=width, shared=shared[i] if shared else None))
+        self.norm = spec.norm.build(width=width) if spec.norm else None
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def __getitem__(self, i: int) -> TransformerBlock:
+        return self._modules[str(i)]  # type: ignore[return-value]
+
+    def __iter__(self) -> Iterator[TransformerBlock]:
+        """Every layer in the order it is applied."""
+        return (self[i] for i in self.spec.layer_of)
+
+    def forward(
+        self,
+        x: Tensor,
+        batch: Batch,
+        source: Tensor | None = None,
+        *,
+        ask: Ask = Ask(),  # noqa: B008 (a frozen value)
+        cache: Cache | None = None,
+    ) -> StackOutput:
+        """Token rows `[N, table]` of a batch to states; `source` are the encoder's states, in `batch.source`."""
+        x = self.enter(x, batch.positions, batch.segments)
+        scopes = self.scopes(batch, x.dtype, ask)
+        across = None if source is None else self.across(batch, x.dtype, ask)
+        hidden, attention, cross = [x], [], []
+        for i, layer in enumerate(self):
+            caches = None if cache is None else (cache.layers[i], cache.cross[i] if cache.cross else None)
+            x, weights, seen = layer(x, scopes[layer.attention.window], across, source, caches)
+            if ask.hidden:
+                hidden.append(x)
+            if ask.attention:
+                attention.append(weights)
+                cross.append(seen)
+        x = self.leave(x)
+        return StackOutput(
+            states=x,
+            hidden=(*hidden[:-1], x) if ask.hidden else None,
+            attention=tuple(attention) if ask.attention else None,
+            cross=tuple(cross) if ask.attention and source is not None else None,
+        )
+
+    def step(self, x: Tensor, cache: Cache) -> Tensor:
+        """One new token per sequence: its states `[B, W]`. The cache is one longer afterwards."""
+        positions = cache.lengths
+        x = self.enter(x, positions, None)
+        distance = torch.arange(cache.capacity, device=x.device) - positions[:, None]
+        bias = self._bias(self.position) if self._acts("bias") else None
+        source = None
+        if cache.source_lengths is not None:
+            columns = torch.arange(cache.cross[0].keys.shape[2], device=x.device)
+            source = (columns < cache.source_lengths[:, None])[:, None, None]
+        step = Step(
+            positions=positions,
+            distance=distance,
+            rotation=self.position(positions) if self.position and self._acts("rotation") else None,
+            bias=None if bias is None else bias(distance).transpose(0, 1),
+            source_mask=source,
+        )
+        for i, layer in enumerate(self):
+            x = layer.step(x, step, (cache.layers[i], cache.cross[i] if cache.cross else None))
+        cache.lengths = positions + 1
+        return self.leave(x)
+
+    def enter(self, x: Tensor, positions: Tensor, segments: Tensor | None) -> Tensor:
+        added = self.position(positions) if self.position and self._acts("input") else None
+        out: Tensor = self.embed(x, added, segments)
+        return out
+
+    def leave(self, x: Tensor) -> Tensor:
+        out: Tensor = self.dropout(x if self.norm is None else self.norm(x))
+        return out
+
+    def scopes(self, batch: Batch, dtype: torch.dtype, ask: Ask) -> dict[int | None, Scope]:
+        """One scope per window in the pattern."""
+        rotation = self.position(batch.positions) if self.position and self._acts("rotation") else None
+        bias = self._bias(self.position) if self._acts("bias") else None
+        made = {}
+        for block in self.spec.blocks:
+            window = block.attention.window
+            if window not in made:
+                view = View(causal=self.spec.causal, window=window, bias=bias)
+                found = self._scope(batch, batch, view, block.attention.dropout, dtype, ask)
+                made[window] = replace(found, rotation=rotation)
+        return made
+
+    def across(self, batch: Batch, dtype: torch.dtype, ask: Ask) -> Scope:
+        """The scope from the decoder's side to the source."""
+        if batch.source is None:
+            raise UsageError("an encoder-decoder needs a batch with source and target")
+        cross = self.spec.blocks[0].cross
+        dropout = cross.dropout if cross else 0.0
+        return self._scope(batch, batch.source, View(causal=False), dropout, dtype, ask)
+
+    def new_caches(self, sequences: int, capacity: int, *, cross: bool, like: Tensor) -> list[LayerCache]:
+        """Empty caches for every layer, of the self-attention or of the attention to the source."""
+        caches = []
+        for layer in self:
+            attention = layer.cross if cross else layer.attention
+            assert attention is not None
+            shape = (sequences + 1, attention.kv_heads, capacity, attention.head)
+            caches.append(LayerCache(store=(like.new_zeros(shape), like.new_zeros(shape))))
+        return caches
+
+    def _scope(self, queries: Batch, keys: Batch, view: View, dropout: float, dtype: torch.dtype, ask: Ask) -> Scope:
+        device = queries.tokens.device.type
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        backend = "naive" if ask.attention else ask.backend
+        backend = backend or pick(
+            device=device,
+            half=dtype in (torch.float16, torch.bfloat16),
+            whole=queries.whole and keys.whole,
+            length=max(queries.length, keys.length),
+            bias=view.bias is not None,
+            prefix=queries.prefix is not None and view.causal,
+            window=view.window,
+            dropout=dropout if self.training else 0.0,
+            weights=ask.attention,
+        )
+        return scope(queries, keys, view, backend, dtype)
+
+    def _acts(self, where: str) -> bool:
+        return self.spec.position is not None and self.spec.position.acts == where
+
+    @staticmethod
+    def _bias(module: nn.Module | None) -> Callable[[Tensor], Tensor]:
+        assert module is not None
+        return module

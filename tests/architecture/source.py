@@ -1,0 +1,45 @@
+"""The package as text: what the architecture tests read."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+SRC = ROOT / "src"
+PACKAGE = SRC / "pretune"
+
+
+def files() -> list[Path]:
+    """Every Python file of the package."""
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(file: Path) -> str:
+    """A file's path below src/, for messages and test ids."""
+    return str(file.relative_to(SRC))
+
+
+def folder_of(file: Path) -> str:
+    """The stage a file belongs to; '' for the files right inside the package."""
+    parts = file.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Every imported name with its line, wherever the import stands: `from a import b` gives 'a.b'."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def docstrings(tree: ast.AST) -> set[int]:
+    """The ids of the string nodes that stand alone: docstrings of modules, classes, functions and values."""
+    return {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    }

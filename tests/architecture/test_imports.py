@@ -1,0 +1,135 @@
+"""What may be imported at all, what only late, and what never called: light, independent and safe."""
+
+import ast
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pretune.cli import VERBS
+from tests.architecture.source import SRC, files, imports, name_of
+
+HEAVY = [
+    "torch",
+    "numpy",
+    "scipy",
+    "sklearn",
+    "pandas",
+    "matplotlib",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "rich",
+]
+PEERS = {"transformers", "peft", "sentence_transformers", "seqeval", "rouge_score", "accelerate", "nltk"}
+UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+UNSAFE_CALLS = {
+    "eval",
+    "exec",
+    "compile",
+    "__import__",
+    "torch.load",
+    "torch.save",
+    "os.system",
+    "os.popen",
+    *(f"yaml.{name}" for name in ("load", "load_all", "unsafe_load", "unsafe_load_all", "full_load", "full_load_all")),
+}
+UNSAFE_KEYWORDS = {"allow_pickle", "shell", "trust_remote_code"}
+
+
+def python(code: str) -> str:
+    """The stdout of a fresh interpreter."""
+    environment = {**os.environ, "PYTHONPATH": str(SRC)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+LOADED = f"import json, sys; print(); print(json.dumps([m for m in {HEAVY} if m in sys.modules]))"
+
+
+def test_importing_the_package_is_light() -> None:
+    assert json.loads(python(f"import pretune; dir(pretune); {LOADED}").splitlines()[-1]) == []
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
+def test_help_is_light(arguments: list[str]) -> None:
+    out = python(f"from pretune.cli import main; assert main({arguments}) == 0; {LOADED}")
+    assert json.loads(out.splitlines()[-1]) == []
+
+
+def test_help_takes_less_than_a_third_of_a_second() -> None:
+    def once() -> float:
+        # Time on the processor, which other tests running at the same time do not change.
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        python("from pretune.cli import main; main(['--help'])")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(once() for _ in range(3)) < 0.3
+
+
+def test_public_names_resolve() -> None:
+    import pretune
+
+    missing = []
+    for name in pretune.__all__:
+        try:
+            getattr(pretune, name)
+        except (ImportError, AttributeError) as error:
+            missing.append(f"{name}: {error}")
+    assert missing == []
+    with pytest.raises(AttributeError, match="no attribute 'lod'"):
+        _ = pretune.lod
+
+
+def faults(source: str) -> list[str]:
+    """The imports and calls of a source text that are not safe or not independent."""
+    tree = ast.parse(source)
+    bad = [
+        f"line {line}: imports {name}"
+        for line, name in imports(tree)
+        if name.partition(".")[0] in PEERS | UNSAFE_MODULES or name in UNSAFE_CALLS
+    ]
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        if ast.unparse(node.func) in UNSAFE_CALLS:
+            bad.append(f"line {node.lineno}: calls {ast.unparse(node.func)}")
+        bad += [
+            f"line {node.lineno}: {ast.unparse(keyword)}"
+            for keyword in node.keywords
+            if keyword.arg in UNSAFE_KEYWORDS and ast.unparse(keyword.value) != "False"
+        ]
+    return bad
+
+
+@pytest.mark.parametrize("file", files(), ids=name_of)
+def test_the_package_is_safe_and_independent_of_its_peers(file: Path) -> None:
+    assert faults(file.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("import torch, yaml\nmodel.eval()\nyaml.safe_load(x)\ntorch.compile(model)\nre.compile('x')", 0),
+        ("import pickle", 1),
+        ("from pickle import loads", 1),
+        ("def f():\n    import transformers.models as m", 1),
+        ("from peft import LoraConfig", 1),
+        ("torch.load(path)", 1),
+        ("from torch import load", 1),
+        ("eval(text)", 1),
+        ("exec(text)", 1),
+        ("yaml.load(x, Loader=yaml.SafeLoader)", 1),
+        ("np.load(path, allow_pickle=True)", 1),
+        ("np.load(path, allow_pickle=False)", 0),
+        ("np.load(path, allow_pickle=flag)", 1),
+    ],
+)
+def test_the_law_can_be_broken(source: str, count: int) -> None:
+    assert len(faults(source)) == count

@@ -1,0 +1,141 @@
+"""What keeps the tree readable: short files, documented names, and no behaviour by a family's name."""
+
+import ast
+import importlib
+import importlib.util
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from pretune.core.registry import Registry
+from tests.architecture.source import PACKAGE, SRC, docstrings, files, name_of
+
+LONGEST = 450
+SHAPELESS = {"utils", "util", "helpers", "helper", "common", "misc", "base", "tools"}
+FAMILIES = PACKAGE / "models" / "families"
+
+
+@pytest.mark.parametrize("file", files(), ids=name_of)
+def test_a_file_is_one_idea(file: Path) -> None:
+    assert len(file.read_text().splitlines()) <= LONGEST
+    assert file.stem not in SHAPELESS
+
+
+def undocumented(source: str) -> list[str]:
+    """What of a module says nothing: itself, or a public class or function; a torch module may leave it to its spec."""
+    tree = ast.parse(source)
+    public = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+        if not (isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("Module") for base in node.bases))
+    ]
+    missing = [node.name for node in public if not ast.get_docstring(node)]
+    return missing if ast.get_docstring(tree) or not tree.body else ["the module", *missing]
+
+
+@pytest.mark.parametrize("file", files(), ids=name_of)
+def test_public_names_are_documented(file: Path) -> None:
+    assert undocumented(file.read_text()) == []
+
+
+def uses(source: str, names: Iterable[str]) -> list[str]:
+    """Where a source text, its docstrings and comments aside, writes one of the names as a word.
+
+    A word ends at anything but a letter or digit, or where a capital begins the next: `load_bert`, `BertModel`.
+    """
+    options = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
+    word = re.compile(rf"(?<![A-Za-z0-9])({options})(?![A-Za-z0-9])", re.IGNORECASE)
+    capital = "|".join(sorted((re.escape(name.capitalize()) for name in names), key=len, reverse=True))
+    camel = re.compile(rf"(?<![A-Z])({capital})(?=[A-Z])")
+    tree = ast.parse(source)
+    silent = docstrings(tree)
+    found: list[str] = []
+    for node in ast.walk(tree):
+        texts: list[str] = []
+        match node:
+            case ast.Constant(value=str(text)) if id(node) not in silent:
+                texts = [text]
+            case ast.Name(id=text) | ast.Attribute(attr=text) | ast.arg(arg=text) | ast.keyword(arg=str(text)):
+                texts = [text]
+            case ast.ClassDef(name=text) | ast.FunctionDef(name=text):
+                texts = [text]
+            case ast.alias(name=text, asname=other):
+                texts = [text, other or ""]
+            case ast.ImportFrom(module=str(text)):
+                texts = [text]
+        found += [f"line {getattr(node, 'lineno', '?')}: {t}" for t in texts if word.search(t) or camel.search(t)]
+    return found
+
+
+def families() -> Registry[object]:
+    """The table of families."""
+    if not (FAMILIES / "__init__.py").exists():
+        pytest.skip("no families yet")
+    registry: Registry[object] = importlib.import_module("pretune.models.families").FAMILIES
+    return registry
+
+
+@pytest.mark.parametrize("file", [file for file in files() if FAMILIES not in file.parents], ids=name_of)
+def test_no_family_is_known_outside_its_file(file: Path) -> None:
+    assert uses(file.read_text(), families().names()) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ('"""About bert."""\nX = 1\n"""bert"""\n# bert', 0),
+        ("albert = robert + bertha", 0),
+        ('if name == "bert": pass', 1),
+        ('if "bert" in name: pass', 1),
+        ("def load_bert(): pass", 1),
+        ("class BertModel: pass", 1),
+        ("from pretune.models.families.bert import BERT", 2),
+        ('name.startswith("gpt-2-")', 1),
+        ("x.bert = 1", 1),
+        ("f(bert=1)", 1),
+    ],
+)
+def test_the_law_of_names_can_be_broken(source: str, count: int) -> None:
+    assert len(uses(source, ["bert", "gpt-2"])) == count
+
+
+def registries() -> list[tuple[str, str]]:
+    """Every registry that a module of the package holds, as (module, name)."""
+    found: list[tuple[str, str]] = []
+    for file in files():
+        module = ".".join(file.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
+        for node in ast.parse(file.read_text()).body:
+            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+            call = getattr(node, "value", None)
+            if isinstance(target, ast.Name) and isinstance(call, ast.Call) and "Registry" in ast.unparse(call.func):
+                found.append((module, target.id))
+    return found
+
+
+@pytest.mark.parametrize(("module", "name"), registries())
+def test_every_entry_resolves_and_describes_itself(module: str, name: str) -> None:
+    registry: Registry[object] = getattr(importlib.import_module(module), name)
+    for entry in registry:
+        assert registry.get(entry) is not None
+        line = registry.describe(entry)
+        assert 0 < len(line) <= 120, f"{registry.noun} '{entry}': {line!r}"
+
+
+def unlisted(folder: Path, registry: Registry[object], others: set[str]) -> set[str]:
+    """The modules of a folder that a table does not list."""
+    listed = {target.partition(":")[0].rpartition(".")[2] for target in registry.table.values()}
+    return {file.stem for file in folder.glob("*.py") if not file.stem.startswith("_")} - listed - others
+
+
+def test_every_family_file_is_listed() -> None:
+    assert unlisted(FAMILIES, families(), set()) == set()
+
+
+def test_every_verb_file_is_listed() -> None:
+    from pretune.cli import VERBS
+
+    assert unlisted(PACKAGE / "cli", VERBS, {"app"}) == set()
+    assert unlisted(PACKAGE / "cli", VERBS, set()) == {"app"}

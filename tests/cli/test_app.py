@@ -1,0 +1,222 @@
+"""From arguments to exit codes: one line per error, results on stdout, and nothing heavy loaded."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pretune.cli import app, main
+from pretune.core.registry import Registry
+from tests.conftest import ROOT
+
+FAKE = '''
+"""Verbs that end in every possible way."""
+import os, signal, sys, typer
+from pretune.core import errors, log
+
+class OutOfMemoryError(RuntimeError):
+    """As torch calls its own."""
+
+ENDS = {
+    "memory": MemoryError(),
+    "cuda": OutOfMemoryError("CUDA out of memory"),
+    "cpu": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"),
+    "bug": KeyError("depth"),
+    "disk": OSError(28, "No space left on device", "/runs/a"),
+    "lines": errors.DataError("two\\nlines and \\x1b[31m colour"),
+    **{error.__name__: error("told") for error in errors.PretuneError.__subclasses__()},
+}
+
+def end(how: str) -> None:
+    """End somehow.
+
+    Example: pretune end bug
+    """
+    if how == "interrupt":
+        raise KeyboardInterrupt
+    if how == "exit":
+        raise typer.Exit(9)
+    raise ENDS[how]
+
+def talk(times: int = 1) -> None:
+    """Talk on both streams."""
+    log.say("progress")
+    for _ in range(times):
+        print("result")
+'''
+
+
+@pytest.fixture
+def verbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fakeverbs.py").write_text(FAKE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "fakeverbs", raising=False)
+    monkeypatch.delenv("PRETUNE_DEBUG", raising=False)
+    table = {"end": "fakeverbs:end", "talk": "fakeverbs:talk"}
+    monkeypatch.setattr(app, "VERBS", Registry("verb", table))
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "pretune", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment},
+        timeout=60,
+    )
+
+
+@pytest.mark.usefixtures("verbs")
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("how", "code", "line"),
+        [
+            ("UsageError", 2, "pretune: error: told"),
+            ("DataError", 3, "pretune: error: told"),
+            ("CheckpointError", 4, "pretune: error: told"),
+            ("DivergedError", 5, "pretune: error: told"),
+            ("ResourceError", 6, "pretune: error: told"),
+            ("Stopped", 75, "pretune: told"),
+            ("Interrupted", 130, "pretune: told"),
+            ("interrupt", 130, "pretune: interrupted"),
+            ("memory", 6, "pretune: error: out of memory; use a smaller model or batch, or a larger machine"),
+            ("cuda", 6, "pretune: error: out of memory; use a smaller model or batch, or a larger machine"),
+            ("cpu", 6, "pretune: error: out of memory; use a smaller model or batch, or a larger machine"),
+            ("disk", 6, "pretune: error: /runs/a: No space left on device; free some space"),
+            ("bug", 1, "pretune: error: internal error: KeyError: 'depth' (run again with --debug)"),
+            ("lines", 3, "pretune: error: two lines and \\x1b[31m colour"),
+        ],
+    )
+    def test_every_end_is_one_line_and_a_code(
+        self, capsys: pytest.CaptureFixture[str], how: str, code: int, line: str
+    ) -> None:
+        assert main(["end", how]) == code
+        assert capsys.readouterr() == ("", line + "\n")
+
+    @pytest.mark.parametrize(
+        ("arguments", "line"),
+        [
+            (["edn"], "pretune: error: unknown verb 'edn'; did you mean 'end'? (known: end, talk)"),
+            (["--dbug", "end"], "pretune: error: no such option: --dbug"),
+            (["end", "bug", "--hwo"], "pretune: error: no such option: --hwo"),
+            (["end"], "pretune: error: missing argument"),
+            (["talk", "--times", "x"], "pretune: error: invalid value for '--times'"),
+            (["end", "a", "b"], "pretune: error: got unexpected extra argument"),
+        ],
+    )
+    def test_bad_usage(self, capsys: pytest.CaptureFixture[str], arguments: list[str], line: str) -> None:
+        assert main(arguments) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith(line)
+        assert err.count("\n") == 1
+
+    def test_an_exit_code_of_typer_is_kept(self) -> None:
+        assert main(["end", "exit"]) == 9
+
+    @pytest.mark.parametrize("arguments", [["--debug", "end", "bug"], ["end", "bug", "--debug"]])
+    def test_debug_shows_the_traceback_wherever_it_stands(
+        self, capsys: pytest.CaptureFixture[str], arguments: list[str]
+    ) -> None:
+        assert main(arguments) == 1
+        assert "Traceback" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(("value", "shown"), [("1", True), ("0", False), ("", False)])
+    def test_debug_by_environment(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, value: str, shown: bool
+    ) -> None:
+        monkeypatch.setenv("PRETUNE_DEBUG", value)
+        main(["end", "DataError"])
+        assert ("Traceback" in capsys.readouterr().err) == shown
+
+    def test_after_two_dashes_nothing_is_a_switch(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["end", "--", "--debug"]) == 1
+        assert capsys.readouterr().err.startswith("pretune: error: internal error: KeyError: '--debug'")
+
+
+@pytest.mark.usefixtures("verbs")
+class TestOutput:
+    @pytest.mark.parametrize("arguments", [["--quiet", "talk"], ["talk", "--quiet"]])
+    def test_quiet_leaves_the_results(self, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+        assert main(arguments) == 0
+        assert capsys.readouterr() == ("result\n", "")
+        assert main(["talk"]) == 0  # and is not remembered
+        assert capsys.readouterr() == ("result\n", "progress\n")
+
+    def test_help_lists_the_verbs_in_their_order(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["--help"]) == 0
+        text = capsys.readouterr().out
+        assert main([]) == 0
+        assert capsys.readouterr().out == text
+        assert text.index("end ") < text.index("talk ")
+        assert "End somehow." in text
+
+    def test_help_of_a_verb_shows_its_example(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["end", "--help"]) == 0
+        assert "Example: pretune end bug" in capsys.readouterr().out
+
+    def test_only_the_verb_asked_for_is_imported(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(app, "VERBS", Registry("verb", {"talk": "fakeverbs:talk", "absent": "no.such.module:f"}))
+        assert main(["talk"]) == 0
+
+
+class TestProcess:
+    def test_version(self) -> None:
+        done = run("--version")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("pretune 0.")
+
+    def test_a_reader_that_leaves_is_no_error(self) -> None:
+        command = f"{sys.executable} -m pretune --help | true; exit ${{PIPESTATUS[0]}}"
+        for _ in range(3):
+            done = subprocess.run(
+                ["bash", "-c", command],
+                capture_output=True,
+                text=True,
+                env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+                timeout=60,
+            )
+            assert done.stderr == ""
+            assert done.returncode in (0, 1)
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+    def test_a_full_disk_behind_stdout(self) -> None:
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "pretune", "--help"],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+                timeout=60,
+            )
+        assert (
+            done.stderr.splitlines()[0] == "pretune: error: standard output: No space left on device; free some space"
+        )
+        assert done.returncode == 6
+
+    def test_ctrl_c(self, tmp_path: Path) -> None:
+        (tmp_path / "sleeper.py").write_text(
+            "import time\ndef nap() -> None:\n    'Nap.'\n    print('ready', flush=True)\n    time.sleep(60)\n"
+        )
+        script = (
+            "import sys; from pretune.cli import app; from pretune.core.registry import Registry; "
+            "app.VERBS = Registry('verb', {'nap': 'sleeper:nap'}); sys.exit(app.main(['nap']))"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(tmp_path)])},
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert (process.returncode, err) == (130, "pretune: interrupted\n")

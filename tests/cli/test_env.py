@@ -1,0 +1,47 @@
+import json
+import os
+import re
+
+import pytest
+
+import pretune
+from pretune.cli import env, main
+
+
+def test_json_holds_the_facts(capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    assert main(["env", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["pretune"] == pretune.__version__
+    assert facts["packages"]["torch"] == torch.__version__
+    assert 1 <= facts["cores"] <= (os.cpu_count() or 1)
+    assert facts["memory"] > 2**28
+    assert len([device for device in facts["devices"] if device["kind"] == "cuda"]) == torch.cuda.device_count()
+
+
+def test_the_table_has_a_line_for_every_fact(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = [line.split()[0] for line in lines]
+    assert {"pretune", "python", "torch", "numpy", "tokenizers", "safetensors", "platform", "cores", "memory"} <= {
+        *found
+    }
+    assert re.fullmatch(r"memory +\d+\.\d GiB", lines[found.index("memory")])
+    assert len({re.search(r"\s+", line).end() for line in lines if (" " in line)}) == 1  # type: ignore[union-attr]
+
+
+def test_a_missing_package_is_said_and_not_fatal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(env, "_PACKAGES", ("torch", "no-such-package"))
+    assert main(["env"]) == 0
+    assert re.search(r"^no-such-package +not installed$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_broken_torch_still_gives_a_report(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    assert main(["env", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["devices"] == []

@@ -1,0 +1,29 @@
+"""What all tests share: no network, one thread per worker, and the data directory."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Set before torch or transformers are imported by any test.
+os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Machines differ in speed and a test must not: no deadlines, and the same examples in every run.
+settings.register_profile(
+    "pretune", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("pretune")
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The directory of data sets: $PRETUNE_DATA, or ../shared/data beside the checkout."""
+    directory = Path(os.environ.get("PRETUNE_DATA") or ROOT.parent / "shared" / "data")
+    if not directory.is_dir():
+        pytest.skip(f"no data at {directory}; set PRETUNE_DATA")
+    return directory

@@ -1,0 +1,36 @@
+import sys
+
+import pytest
+
+from pretune.core import log
+
+
+@pytest.fixture(autouse=True)
+def _speaking() -> None:
+    log.set_quiet(False)
+
+
+def test_messages_leave_stdout_to_results(capsys: pytest.CaptureFixture[str]) -> None:
+    log.say("[bold]step[/bold] 1")
+    log.warn("slow disk")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "[bold]step[/bold] 1\nwarning: slow disk\n"
+
+
+def test_quiet_silences(capsys: pytest.CaptureFixture[str]) -> None:
+    log.set_quiet(True)
+    log.say("step 1")
+    log.warn("slow disk")
+    assert capsys.readouterr() == ("", "")
+    log.set_quiet(False)
+
+
+def test_a_terminal_shows_the_same_text_unwrapped(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    message = "[red]" + "x" * 300
+    log.say(message)
+    assert capsys.readouterr().err == message + "\n"

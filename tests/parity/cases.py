@@ -1,0 +1,183 @@
+"""Tiny random reference models, one per family and per option that bites. Legend: small numbers, all different."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers as tf
+
+VOCAB = 97
+
+
+@dataclass(frozen=True)
+class Case:
+    """A reference class with its config; `build` where the config alone cannot make it."""
+
+    name: str
+    cls: type
+    config: type
+    options: dict[str, Any]
+    prepare: Callable[[Any], None] = field(default=lambda model: None)
+
+    def build(self) -> Any:
+        torch.manual_seed(7)
+        config = self.config(**self.options, attn_implementation="eager")
+        model = self.cls(config).eval()
+        with torch.no_grad():
+            for weight in model.parameters():  # defaults hide mistakes: no zero bias, no unit norm
+                weight.add_(torch.randn_like(weight) * (0.05 if weight.dim() > 1 else 0.1))
+        self.prepare(model)
+        return model
+
+
+ENCODER = {
+    "vocab_size": VOCAB,
+    "hidden_size": 36,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 52,
+    "max_position_embeddings": 48,
+}
+GPT = {"vocab_size": VOCAB, "n_embd": 36, "n_layer": 3, "n_head": 4, "n_positions": 48}
+LLAMA = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 52,
+    "max_position_embeddings": 48,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+OPT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 36,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "ffn_dim": 52,
+    "max_position_embeddings": 48,
+    "word_embed_proj_dim": 36,
+}
+NEOX = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 52,
+    "max_position_embeddings": 48,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+MPT = {"vocab_size": VOCAB, "d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 48}
+T5 = {
+    "vocab_size": VOCAB,
+    "d_model": 36,
+    "d_kv": 10,
+    "num_heads": 4,
+    "d_ff": 52,
+    "num_layers": 3,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12,
+}
+BART = {
+    "vocab_size": VOCAB,
+    "d_model": 36,
+    "encoder_layers": 3,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 52,
+    "decoder_ffn_dim": 52,
+    "max_position_embeddings": 48,
+}
+ROPE3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+def untied(model: Any) -> None:
+    """transformers 5 ties T5's head whatever the config says: give it weights of its own."""
+    model.lm_head.weight = torch.nn.Parameter(0.1 * torch.randn_like(model.lm_head.weight))
+    for keys in ("_tied_weights_keys", "all_tied_weights_keys"):
+        setattr(model, keys, {name: table for name, table in getattr(model, keys).items() if "lm_head" not in name})
+
+
+def unscaled(model: Any) -> None:
+    untied(model)
+    model.config.scale_decoder_outputs = False
+
+
+def small(model: Any) -> None:
+    """Tied and never scaled: keep the logits of a size at which 1e-5 is a fair tolerance."""
+    with torch.no_grad():
+        model.shared.weight.mul_(0.2)
+
+
+def shifted(model: Any) -> None:
+    """A bias on the logits that is no parameter."""
+    model.final_logits_bias.normal_()
+
+
+def case(name: str, cls: type, config: type, base: dict[str, Any], prepare: Any = None, **options: Any) -> Case:
+    given = {**base, **options}
+    return Case(name, cls, config, given, prepare) if prepare else Case(name, cls, config, given)
+
+
+CASES = [
+    case("bert-pretraining", tf.BertForPreTraining, tf.BertConfig, ENCODER),
+    case("bert-masked", tf.BertForMaskedLM, tf.BertConfig, ENCODER, hidden_act="gelu_new", layer_norm_eps=1e-5),
+    case("bert-bare", tf.BertModel, tf.BertConfig, ENCODER, hidden_act="relu", type_vocab_size=3),
+    case("bert-untied", tf.BertForMaskedLM, tf.BertConfig, ENCODER, tie_word_embeddings=False),
+    case("roberta", tf.RobertaForMaskedLM, tf.RobertaConfig, ENCODER, type_vocab_size=1),
+    case("roberta-bare", tf.RobertaModel, tf.RobertaConfig, ENCODER, type_vocab_size=1),
+    case("xlm-roberta", tf.XLMRobertaForMaskedLM, tf.XLMRobertaConfig, ENCODER, type_vocab_size=1),
+    case("gpt", tf.OpenAIGPTLMHeadModel, tf.OpenAIGPTConfig, GPT),
+    case("gpt-bare", tf.OpenAIGPTModel, tf.OpenAIGPTConfig, GPT, afn="silu"),
+    case("gpt2", tf.GPT2LMHeadModel, tf.GPT2Config, GPT),
+    case("gpt2-inner", tf.GPT2LMHeadModel, tf.GPT2Config, GPT, n_inner=52, activation_function="gelu"),
+    case("gpt2-untied", tf.GPT2LMHeadModel, tf.GPT2Config, GPT, tie_word_embeddings=False),
+    case("gpt2-bare", tf.GPT2Model, tf.GPT2Config, GPT),
+    case("llama", tf.LlamaForCausalLM, tf.LlamaConfig, LLAMA),
+    case("llama-tied", tf.LlamaForCausalLM, tf.LlamaConfig, LLAMA, tie_word_embeddings=True),
+    case("llama-gqa-bias", tf.LlamaForCausalLM, tf.LlamaConfig, LLAMA,
+         num_key_value_heads=2, attention_bias=True, mlp_bias=True, head_dim=12),
+    case("llama-bands", tf.LlamaForCausalLM, tf.LlamaConfig, LLAMA, rope_parameters=ROPE3, num_key_value_heads=1),
+    case("llama-linear", tf.LlamaForCausalLM, tf.LlamaConfig, LLAMA,
+         rope_parameters={"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}),
+    case("mistral-window", tf.MistralForCausalLM, tf.MistralConfig, LLAMA, num_key_value_heads=2, sliding_window=5),
+    case("mistral-full", tf.MistralForCausalLM, tf.MistralConfig, LLAMA, num_key_value_heads=2, sliding_window=None),
+    case("olmo", tf.OlmoForCausalLM, tf.OlmoConfig, LLAMA, num_key_value_heads=2),
+    case("olmo-clip", tf.OlmoForCausalLM, tf.OlmoConfig, LLAMA, clip_qkv=0.05, tie_word_embeddings=True),
+    case("olmo2", tf.Olmo2ForCausalLM, tf.Olmo2Config, LLAMA, num_key_value_heads=2),
+    case("opt", tf.OPTForCausalLM, tf.OPTConfig, OPT),
+    case("opt-350m-like", tf.OPTForCausalLM, tf.OPTConfig, OPT, do_layer_norm_before=False, word_embed_proj_dim=20),
+    case("opt-plain", tf.OPTForCausalLM, tf.OPTConfig, OPT,
+         enable_bias=False, layer_norm_elementwise_affine=False, _remove_final_layer_norm=True),
+    case("pythia", tf.GPTNeoXForCausalLM, tf.GPTNeoXConfig, NEOX),
+    case("pythia-serial", tf.GPTNeoXForCausalLM, tf.GPTNeoXConfig, NEOX,
+         use_parallel_residual=False, tie_word_embeddings=True, attention_bias=False,
+         rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}),
+    case("mpt", tf.MptForCausalLM, tf.MptConfig, MPT),
+    case("mpt-six-heads", tf.MptForCausalLM, tf.MptConfig, MPT, n_heads=6, d_model=36,
+         attn_config={"clip_qkv": 0.1, "softmax_scale": 0.3}),
+    case("t5", tf.T5ForConditionalGeneration, tf.T5Config, T5),
+    case("t5-deep-decoder", tf.T5ForConditionalGeneration, tf.T5Config, T5, num_decoder_layers=2, num_layers=4),
+    case("t5v1.1", tf.T5ForConditionalGeneration, tf.T5Config, T5,
+         unscaled, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    case("t5-untied-scaled", tf.T5ForConditionalGeneration, tf.T5Config, T5, untied, feed_forward_proj="gated-silu"),
+    case("t5-bare", tf.T5Model, tf.T5Config, T5),
+    case("mt5", tf.MT5ForConditionalGeneration, tf.MT5Config, T5, untied),
+    case("mt5-tied", tf.MT5ForConditionalGeneration, tf.MT5Config, T5, small),
+    case("bart", tf.BartForConditionalGeneration, tf.BartConfig, BART, shifted),
+    case("bart-odd", tf.BartForConditionalGeneration, tf.BartConfig, BART, scale_embedding=True,
+         decoder_layers=2, decoder_attention_heads=6, encoder_ffn_dim=40, activation_function="relu"),
+    case("bart-bare", tf.BartModel, tf.BartConfig, BART),
+    case("mbart", tf.MBartForConditionalGeneration, tf.MBartConfig, BART, scale_embedding=True),
+]  # fmt: skip

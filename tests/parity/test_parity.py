@@ -1,0 +1,181 @@
+"""Our models against `transformers`: the same weights, the same numbers, in both directions."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers", reason="the reference library is not installed")
+
+import pretune as pt
+from pretune.models.checkpoint import describe
+from tests.parity.cases import CASES, VOCAB, Case
+
+EXACT = {"rtol": 0.0, "atol": 1e-5}
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+LENGTHS = ((13, 11), (4, 17), (1, 1), (17, 2), (7, 7), (3, 5))  # target, source
+
+
+@pytest.fixture(params=CASES, ids=lambda case: case.name)
+def case(request: pytest.FixtureRequest) -> Case:
+    return request.param
+
+
+@pytest.fixture
+def reference(case: Case) -> Any:
+    return case.build()
+
+
+@pytest.fixture
+def ours(reference: Any, tmp_path: Path) -> Any:
+    reference.save_pretrained(tmp_path / "theirs")
+    return pt.load(tmp_path / "theirs")
+
+
+@cache
+def texts() -> tuple[list[list[int]], list[list[int]]]:
+    """Target and source sequences of unequal lengths, ids from 3 on (the specials are left out)."""
+    rng = np.random.default_rng(5)
+    return tuple([rng.integers(3, VOCAB, n[side]).tolist() for n in LENGTHS] for side in (0, 1))  # type: ignore[return-value]
+
+
+def our_batch(model: Any, **more: Any) -> pt.Batch:
+    target, source = texts()
+    return pt.batch(source=source, target=target, **more) if model.spec.both else pt.batch(target, row=20, **more)
+
+
+def padded(sequences: list[list[int]]) -> tuple[Tensor, Tensor]:
+    longest = max(map(len, sequences))
+    tokens = torch.tensor([row + [0] * (longest - len(row)) for row in sequences])
+    return tokens, torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in sequences])
+
+
+def run(reference: Any, both: bool, **more: Any) -> Any:
+    """The reference on padded input, as a person would call it."""
+    target, source = texts()
+    tokens, mask = padded(target)
+    if not both:
+        return reference(tokens, attention_mask=mask, **more)
+    read, read_mask = padded(source)
+    # The decoder's padding comes after everything real and it is causal: no mask of its own is needed.
+    return reference(read, attention_mask=read_mask, decoder_input_ids=tokens, **more)
+
+
+def logits_of(out: Any) -> Tensor | None:
+    return next((out[name] for name in ("prediction_logits", "logits") if name in out), None)
+
+
+def assert_rows(found: list[Tensor], expected: Tensor, where: str) -> None:
+    for i, part in enumerate(found):
+        torch.testing.assert_close(part, expected[i, : part.shape[0]], **EXACT, msg=lambda m, i=i: f"{where}[{i}]: {m}")
+
+
+@torch.no_grad()
+def test_numbers(reference: Any, ours: Any) -> None:
+    """Logits, every hidden state and all attention weights at the real positions."""
+    both = ours.spec.both
+    theirs = run(reference, both, output_hidden_states=True, output_attentions=True)
+    batch = our_batch(ours)
+    out = ours(batch, hidden=True, attention=True)
+    if logits_of(theirs) is not None:
+        assert_rows(batch.split(out.logits), logits_of(theirs), "logits")
+    else:
+        assert out.logits is None
+    compare_states(out, theirs, batch, "decoder_" if both else "", ours)
+    if both:
+        compare_states(out.source, theirs, batch.source, "encoder_", ours)
+        compare_attention(out.cross, theirs["cross_attentions"])
+
+
+def compare_states(out: pt.Output, theirs: Any, batch: pt.Batch, side: str, ours: Any) -> None:
+    states = theirs[f"{side}hidden_states"]
+    assert len(out.hidden) == len(states)
+    for layer, (mine, other) in enumerate(zip(out.hidden, states, strict=True)):
+        if mine.shape[-1] != other.shape[-1]:  # the reference counts a narrower table's projection to the body
+            assert ours.head.transform is not None and layer == len(states) - 1
+            mine = ours.head.states(mine)
+        assert_rows(batch.split(mine), other, f"{side}hidden {layer}")
+    torch.testing.assert_close(out.states, out.hidden[-1])
+    compare_attention(out.attention, theirs[f"{side}attentions"])
+
+
+def compare_attention(mine: Any, theirs: Any) -> None:
+    assert len(mine) == len(theirs)
+    for layer, other in zip(mine, theirs, strict=True):
+        for i, weights in enumerate(layer):
+            torch.testing.assert_close(weights, other[i, :, : weights.shape[1], : weights.shape[2]], **EXACT)
+
+
+@torch.no_grad()
+def test_fast_path(reference: Any, ours: Any) -> None:
+    """The backend that is picked without attention weights gives the same logits."""
+    theirs = run(reference, ours.spec.both)
+    batch = our_batch(ours)
+    out = ours(batch)
+    expected = logits_of(theirs)
+    if expected is None:
+        assert_rows(batch.split(out.states), theirs[0], "states")
+    else:
+        assert_rows(batch.split(out.logits), expected, "logits")
+
+
+def test_gradients(reference: Any, ours: Any) -> None:
+    """Gradients of the mean loss over all real positions, for every parameter, through the name map."""
+    target, _ = texts()
+    labels = [[int(token * 7 % VOCAB) for token in row] for row in target]
+    theirs = run(reference, ours.spec.both)
+    expected = logits_of(theirs)
+    if expected is None:
+        pytest.skip("the bare class has no loss")
+    wanted, _ = padded(labels)
+    real = padded(target)[1].bool()
+    torch.nn.functional.cross_entropy(expected[real], wanted[real]).backward()
+    batch = our_batch(ours, labels=labels)
+    ours.train(False)
+    out = ours(batch)
+    torch.nn.functional.cross_entropy(out.logits, batch.targets.labels).backward()
+    _, rules, _, _ = describe(ours.spec)
+    from pretune.models.weights import plan
+
+    grads = dict(reference.named_parameters())
+    mine = dict(ours.named_parameters())
+    seen = 0
+    for move in plan([*mine, *dict(ours.named_buffers())], rules):
+        if any(name not in mine or mine[name].grad is None for name in move.ours):
+            continue
+        other = grads.get(move.theirs, grads.get(move.theirs.removeprefix("transformer.")))
+        if other is None or other.grad is None:
+            continue
+        joined = move.packing.pack([mine[name].grad for name in move.ours], ours.spec)
+        torch.testing.assert_close(joined, other.grad, **CLOSE, msg=lambda m, n=move.theirs: f"{n}: {m}")
+        seen += 1
+    assert seen >= 0.9 * len([p for p in grads.values() if p.grad is not None])
+
+
+@torch.no_grad()
+def test_back(case: Case, reference: Any, ours: Any, tmp_path: Path) -> None:
+    """What we save, `transformers` loads without a word, and gives the same logits."""
+    pt.save(ours, tmp_path / "ours")
+    again, info = case.cls.from_pretrained(tmp_path / "ours", attn_implementation="eager", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
+    expected, found = run(reference, ours.spec.both), run(again.eval(), ours.spec.both)
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-6)
+    third = pt.load(tmp_path / "ours")
+    assert third.spec == ours.spec
+    for (name, a), (_, b) in zip(ours.state_dict().items(), third.state_dict().items(), strict=True):
+        assert torch.equal(a, b), name
+
+
+@torch.no_grad()
+def test_pair_head(reference: Any, ours: Any) -> None:
+    if ours.pair is None:
+        pytest.skip("no pair head")
+    theirs = run(reference, False)
+    batch = our_batch(ours)
+    found = ours.pair(ours.pool(ours(batch).states, batch))
+    cells = batch.sequence[[start for start, _ in batch.spans()]]
+    torch.testing.assert_close(found[cells], theirs.seq_relationship_logits, **EXACT)
