@@ -4,7 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # the GPU tests run where it is not installed
+    settings = None
 
 # Set before torch or transformers are imported by any test.
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
@@ -12,10 +16,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Machines differ in speed and a test must not: no deadlines, and the same examples in every run.
-settings.register_profile(
-    "pretune", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
-)
-settings.load_profile("pretune")
+if settings is not None:
+    settings.register_profile(
+        "pretune", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    )
+    settings.load_profile("pretune")
 
 ROOT = Path(__file__).parents[1]
 

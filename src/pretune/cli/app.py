@@ -18,6 +18,10 @@ from pretune.core.registry import Registry
 VERBS: Registry[Callable[..., None]] = Registry(
     "verb",
     {
+        "list": "pretune.cli.list:list_",
+        "show": "pretune.cli.show:show",
+        "verify": "pretune.cli.verify:verify",
+        "export": "pretune.cli.export:export",
         "env": "pretune.cli.env:env",
     },
 )

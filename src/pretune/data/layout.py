@@ -41,7 +41,8 @@ def batch(
     given = read if source is None else _lengths(source, "source")
     if len(given) != len(read):
         raise UsageError(f"batch got {len(given)} source sequences and {len(read)} target sequences; they go in pairs")
-    room, source_room = row or int(read.max()), int(given.max())
+    room = row or int(read.max())
+    source_room = room if source is None else int(given.max())
     if int(read.max()) > room:
         raise UsageError(f"sequence {int(read.argmax())} has {int(read.max())} tokens; a row holds {room}")
     starts = _next_fit(read, given, room, source_room)

@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretune.core.errors import UsageError
-from pretune.core.types import Batch, Output
+from pretune.core.types import Batch, Loss, Output
 from pretune.models.init import initialise
 from pretune.models.spec import Model
 from pretune.nn.cache import Cache
+from pretune.nn.loss import linear_cross_entropy
 from pretune.nn.scope import Backend
 from pretune.nn.stack import Ask, StackOutput
 
@@ -39,6 +40,7 @@ class LanguageModel(nn.Module):
         self.decoder = spec.decoder.build(width=width, shared=shared) if spec.decoder else None
         self.pooler = spec.pooler.build(width=width) if spec.pooler else None
         self.pair = spec.pair.build(width=width) if spec.pair else None
+        self._loss = linear_cross_entropy
         self.head = spec.head.build(vocab=spec.vocab, width=width, table=table) if spec.head else None
 
     @property
@@ -54,21 +56,38 @@ class LanguageModel(nn.Module):
         With `cache` (from `new_cache`) what was read is remembered, for `step` to go on from.
         """
         ask = Ask(hidden=hidden, attention=attention, backend=self.attention_backend)
+        found, encoded = self._run(batch, ask, cache)
+        cross = None if found.cross is None or batch.source is None else _split(found.cross, batch, batch.source)
+        source = None if encoded is None or batch.source is None else _output(encoded, batch.source)
+        return replace(_output(found, batch), logits=self.logits(found.states, batch), cross=cross, source=source)
+
+    def states(self, batch: Batch) -> Tensor:
+        """The states `[N, W]` alone, without running the head."""
+        return self._run(batch, Ask(backend=self.attention_backend))[0].states
+
+    def _run(self, batch: Batch, ask: Ask, cache: Cache | None = None) -> tuple[StackOutput, StackOutput | None]:
+        """What the last stack says and, for an encoder-decoder, what the encoder says."""
+        read = batch.source if self.spec.both else batch
+        if read is None:
+            raise UsageError("an encoder-decoder needs a batch with source and target")
+        self._check_positions(batch)
         if cache is not None:
             cache.place(batch)
-        source, encoded = None, None
-        if self.encoder is not None:
-            read = batch.source if self.decoder is not None else batch
-            if read is None:
-                raise UsageError("an encoder-decoder needs a batch with source and target")
-            encoded = self.encoder(self._rows(read), read, ask=ask)
-            if self.decoder is None:
-                return self._output(encoded, batch, self.logits(encoded.states, batch))
-            source = _output_of(encoded, read)
-        assert self.decoder is not None
-        states = None if encoded is None else encoded.states
-        decoded = self.decoder(self._rows(batch), batch, states, ask=ask, cache=cache)
-        return self._output(decoded, batch, self.logits(decoded.states, batch), source)
+        encoded: StackOutput | None = None if self.encoder is None else self.encoder(self._rows(read), read, ask=ask)
+        if self.decoder is None:
+            assert encoded is not None
+            return encoded, None
+        source = None if encoded is None else encoded.states
+        return self.decoder(self._rows(batch), batch, source, ask=ask, cache=cache), encoded
+
+    def _check_positions(self, batch: Batch) -> None:
+        """Refuse a sequence longer than the position table, where asking does not stop a GPU."""
+        longest = self.spec.longest
+        for side in (batch, batch.source):
+            if longest is not None and side is not None and side.length > longest and not side.tokens.is_cuda:
+                found = int(side.positions.max()) + 1
+                if found > longest:
+                    raise UsageError(f"a sequence of {found} tokens; this model's positions end at {longest}")
 
     def logits(self, states: Tensor, batch: Batch | None = None) -> Tensor | None:
         """Vocabulary logits of states `[N, W]`: all of them, or at the batch's targets. None without a head."""
@@ -78,6 +97,23 @@ class LanguageModel(nn.Module):
             states = states.index_select(0, batch.targets.index)
         out: Tensor = self.head(states, self.tokens.weight)
         return out
+
+    def loss(self, states: Tensor, batch: Batch) -> Loss:
+        """The vocabulary head's summed loss at the batch's targets."""
+        if self.head is None or batch.targets is None:
+            raise UsageError("a vocabulary loss needs a model with a head and a batch with targets")
+        rows = self.head.states(states.index_select(0, batch.targets.index))
+        weight = self.tokens.weight if self.head.weight is None else self.head.weight
+        return self._loss(rows, weight, self.head.bias, batch.targets.labels)
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compile block by block: all layers of a kind share one graph, whatever the batch is made of."""
+        for stack in (self.encoder, self.decoder):
+            if stack is not None:
+                stack.compile(*args, **options)
+        if self.head is not None and self.head.transform is not None:
+            self.head.transform.compile(*args, **options)
+        self._loss = torch.compile(linear_cross_entropy, *args, **options)
 
     def pool(self, states: Tensor, batch: Batch) -> Tensor:
         """The pooled first token of every cell `[C, W]`; those of filler and spare cells mean nothing."""
@@ -116,10 +152,6 @@ class LanguageModel(nn.Module):
     def _rows(self, batch: Batch) -> Tensor:
         return F.embedding(batch.tokens, self.tokens.weight)
 
-    def _output(self, found: StackOutput, batch: Batch, logits: Tensor | None, source: Output | None = None) -> Output:
-        cross = None if found.cross is None or batch.source is None else _split(found.cross, batch, batch.source)
-        return replace(_output_of(found, batch), logits=logits, cross=cross, source=source)
-
 
 def build(spec: Model, *, seed: int = 0, device: torch.device | str = "cpu") -> LanguageModel:
     """A new model with fresh weights."""
@@ -134,7 +166,7 @@ def empty(spec: Model) -> LanguageModel:
         return LanguageModel(spec)
 
 
-def _output_of(found: StackOutput, batch: Batch) -> Output:
+def _output(found: StackOutput, batch: Batch) -> Output:
     attention = None if found.attention is None else _split(found.attention, batch, batch)
     return Output(states=found.states, hidden=found.hidden, attention=attention)
 

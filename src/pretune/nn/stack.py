@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -185,6 +186,13 @@ class TransformerStack(nn.Module):
         cross = self.spec.blocks[0].cross
         dropout = cross.dropout if cross else 0.0
         return self._scope(batch, batch.source, View(causal=False), dropout, dtype, ask)
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compile the layers, the way in and the way out; the loop over layers stays in Python."""
+        for layer in self:
+            layer.compile(*args, **options)
+        self.enter = torch.compile(self.enter, *args, **options)  # type: ignore[method-assign]
+        self.leave = torch.compile(self.leave, *args, **options)  # type: ignore[method-assign]
 
     def new_caches(self, sequences: int, capacity: int, *, cross: bool, like: Tensor) -> list[LayerCache]:
         """Empty caches for every layer, of the self-attention or of the attention to the source."""

@@ -1,0 +1,206 @@
+"""Forward + backward + AdamW of our models beside transformers' own, in one process on the same batches.
+
+    PYTHONPATH=src python bench/core_throughput.py [--out result.json] [--only bert-512,gpt2-1024]
+
+Both sides: the same weights, bf16 autocast with fp32 masters on CUDA (fp32 on CPU), fused AdamW, the family's dropout
+everywhere (attention included), a masked-LM loss at 15 % of positions or a causal one at all. The peer runs as most
+people run it (eager, SDPA) and at its best (torch.compile). Rounds alternate; the median round counts. Before timing,
+both give the same loss on one batch, dropout off.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+import pretune as pt
+from pretune.core.types import Batch, Targets
+from pretune.models.cost import flops_per_token
+
+PEAK = 989e12  # datasheet bf16 rate of an H100 or H200
+
+
+@dataclass(frozen=True)
+class Work:
+    """One row of the table."""
+
+    name: str
+    rows: int
+    length: int
+    masked: bool
+    reference: Callable[[], Any]
+
+
+def bert(**options: Any) -> Any:
+    return transformers.BertForMaskedLM(transformers.BertConfig(**options))
+
+
+def gpt2(**options: Any) -> Any:
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**options))
+
+
+TINY = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
+GPU = (
+    Work("bert-base 128 x 512", 128, 512, True, bert),
+    Work("bert-base 512 x 128", 512, 128, True, bert),
+    Work("gpt2-small 64 x 1024", 64, 1024, False, gpt2),
+)
+CPU = (
+    Work("bert-tiny 16 x 128", 16, 128, True, lambda: bert(**TINY)),
+    Work("gpt2 2/128 8 x 128", 8, 128, False, lambda: gpt2(n_embd=128, n_layer=2, n_head=2)),
+)
+
+
+class Side:
+    """A model with its optimizer and a way to its loss."""
+
+    def __init__(self, name: str, model: torch.nn.Module, loss: Callable[[Any], torch.Tensor], device: str) -> None:
+        self.name, self.model, self.loss, self.device = name, model.train(), loss, device
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
+        self.seconds: list[float] = []
+        self.first = 0.0
+
+    def step(self, batch: Any) -> None:
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
+            loss = self.loss(batch)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def run(self, batches: list[Any], steps: int) -> float:
+        sync(self.device)
+        start = time.perf_counter()
+        for i in range(steps):
+            self.step(batches[i % len(batches)])
+        sync(self.device)
+        return (time.perf_counter() - start) / steps
+
+
+def sync(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def batches(work: Work, vocab: int, device: str, count: int = 4) -> tuple[list[Batch], list[dict[str, torch.Tensor]]]:
+    """The same random tokens and targets in both forms."""
+    ours, theirs = [], []
+    for seed in range(count):
+        rng = np.random.default_rng(seed)
+        tokens = torch.from_numpy(rng.integers(5, vocab, (work.rows, work.length)))
+        labels = torch.full_like(tokens, -100)
+        if work.masked:
+            size = int(0.15 * tokens.numel())
+            index = torch.from_numpy(np.sort(rng.permutation(tokens.numel())[:size]))
+            labels.view(-1)[index] = tokens.view(-1)[index]
+            tokens.view(-1)[index] = 103
+        else:
+            labels = tokens.clone()
+        made = pt.batch(tokens.numpy())
+        if work.masked:
+            targets = Targets(index=index, labels=labels.view(-1)[index])
+        else:
+            keep = torch.arange(tokens.numel()).view(tokens.shape)[:, :-1].reshape(-1)
+            targets = Targets(index=keep, labels=tokens[:, 1:].reshape(-1))
+        from dataclasses import replace
+
+        ours.append(replace(made, targets=targets).to(device))
+        theirs.append({"input_ids": tokens.to(device), "labels": labels.to(device)})
+    return ours, theirs
+
+
+def measure(work: Work, device: str, rounds: int, steps: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    reference = work.reference()
+    with tempfile.TemporaryDirectory() as folder:
+        reference.save_pretrained(folder)
+        mine = pt.load(folder).to(device)
+    mine_batches, their_batches = batches(work, mine.spec.vocab, device)
+    agree(mine, reference.to(device), mine_batches[0], their_batches[0], device)
+
+    def our_loss(batch: Batch) -> torch.Tensor:
+        return mine.loss(mine.states(batch), batch).mean()
+
+    compiled = torch.compile(reference)
+    sides = [Side("pretune", mine, our_loss, device)]
+    if device == "cuda":
+        mine.compile()
+        sides.append(Side("transformers + compile", reference, lambda batch: compiled(**batch).loss, device))
+    sides.append(Side("transformers", reference, lambda batch: reference(**batch).loss, device))
+    given = {side.name: mine_batches if side.name == "pretune" else their_batches for side in sides}
+    for side in sides:
+        start = time.perf_counter()
+        side.run(given[side.name], 1)
+        side.first = time.perf_counter() - start
+        side.run(given[side.name], 3)
+    for _ in range(rounds):
+        for side in sides:
+            side.seconds.append(side.run(given[side.name], steps))
+    return report(work, mine, sides, device)
+
+
+def agree(mine: Any, reference: Any, batch: Batch, theirs: dict[str, torch.Tensor], device: str) -> None:
+    """The same loss on both sides, dropout off."""
+    reference.eval()
+    with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+        ours = mine.loss(mine.eval().states(batch), batch).mean().item()
+        other = reference(**theirs).loss.item()
+    assert abs(ours - other) < (0.02 if device == "cuda" else 1e-4), f"losses differ: {ours} and {other}"
+
+
+def report(work: Work, mine: Any, sides: list[Side], device: str) -> dict[str, Any]:
+    tokens = work.rows * work.length
+    flops = flops_per_token(mine.spec, length=work.length, targets=0.15 if work.masked else 1.0)
+    row: dict[str, Any] = {"work": work.name}
+    for side in sides:
+        rate = tokens / statistics.median(side.seconds)
+        row[side.name] = {
+            "tokens_per_second": round(rate),
+            "rounds": [round(tokens / seconds) for seconds in side.seconds],
+            "first_step_seconds": round(side.first, 2),
+            **({"mfu": round(rate * flops / PEAK, 4)} if device == "cuda" else {}),
+        }
+    ours = row["pretune"]["tokens_per_second"]
+    row["ratio"] = {name: round(ours / row[name]["tokens_per_second"], 3) for name in row if name.startswith("transf")}
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=10)
+    given = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_float32_matmul_precision("high")
+    rows = []
+    for work in GPU if device == "cuda" else CPU:
+        if given.only and not any(part in work.name for part in given.only.split(",")):
+            continue
+        rows.append(measure(work, device, given.rounds, given.steps))
+        print(json.dumps(rows[-1], indent=1), flush=True)
+        torch._dynamo.reset()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    machine = (
+        torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {torch.get_num_threads()} threads"
+    )
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__, "machine": machine}
+    if given.out:
+        given.out.write_text(json.dumps({"versions": versions, "rows": rows}, indent=1) + "\n")
+    for row in rows:
+        print(row["work"], row["pretune"]["tokens_per_second"], "tok/s;", row["ratio"])
+
+
+if __name__ == "__main__":
+    main()

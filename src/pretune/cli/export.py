@@ -1,0 +1,105 @@
+"""`pretune export`: a model for others to use."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pretune.core.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from pretune.models.files import Stored
+    from pretune.models.spec import Model
+
+
+class Form(StrEnum):
+    """What a model can be exported to."""
+
+    HF = "hf"
+
+
+class Number(StrEnum):
+    """How weights can be stored."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+def export(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A model directory, ours or Hugging Face's.")],
+    to: Annotated[Form, typer.Option("--to", help="The layout: hf is a Hugging Face directory.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to write it.")],
+    dtype: Annotated[Number | None, typer.Option("--dtype", help="How to store the weights; as they are.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write into a directory that is not empty.")] = False,
+) -> None:
+    """Write a model as a Hugging Face directory, all of it or nothing.
+
+    Example: pretune export runs/small --to hf --out share/small --dtype bfloat16
+    """
+    import torch
+
+    from pretune.models import checkpoint
+    from pretune.models.verify import verify
+
+    _apart(directory, out)
+    verify(directory)  # what is damaged must not leave with a fresh manifest
+    spec, _, stored = checkpoint.inspect(directory)
+    config = checkpoint.describe(spec)[0]
+    if config["model_type"] == checkpoint.NATIVE:
+        raise UsageError(f"{directory}: no Hugging Face class can express this model: {_reason(spec)}")
+    kind = getattr(torch, dtype) if dtype else _stored_as(stored)
+    model = checkpoint.load(directory, dtype=kind)
+    said = str(kind).removeprefix("torch.")
+    for name, tensor in checkpoint.weights_of(model):
+        if not torch.isfinite(tensor).all():
+            raise UsageError(f"{directory}: '{name}' has values too large for {said}; use --dtype bfloat16 or float32")
+    checkpoint.save(model, out, overwrite=overwrite)
+    print(f"{out}: {config['architectures'][0]}, {spec.params().total:,} parameters in {said}")
+
+
+def _apart(directory: Path, out: Path) -> None:
+    source, target = directory.resolve(), out.resolve()
+    if target == source or source in target.parents:
+        raise UsageError(f"cannot write '{out}': it lies in the model's own directory '{directory}'; choose another")
+
+
+def _stored_as(stored: "dict[str, Stored]") -> "torch.dtype":
+    """The one type all weights have in their files, or float32 where there are several."""
+    import torch
+
+    from pretune.models import files
+
+    names = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    found = set()
+    for file in {entry.file for entry in stored.values()}:
+        with files.opened(file) as tensors:
+            found |= {tensors.get_slice(entry.key).get_dtype() for entry in stored.values() if entry.file == file}
+    return names.get(found.pop(), torch.float32) if len(found) == 1 else torch.float32
+
+
+def _reason(spec: "Model") -> str:
+    """Why a spec cannot be said in the words of its family's config: the first place that would be lost."""
+    from pretune.core import config
+    from pretune.core.config.read import shown
+    from pretune.core.errors import PretuneError
+    from pretune.models.families import FAMILIES
+
+    layout = FAMILIES.get(spec.family).layout if spec.family in FAMILIES else None
+    if layout is None:
+        return f"{shown(spec.family)} has none"
+    try:
+        parts = frozenset(part for part in ("head", "pooler", "pair") if getattr(spec, part) is not None)
+        again = layout.read(layout.write(spec), parts, tied=spec.head is not None and spec.head.tied)
+    except PretuneError as error:
+        return str(error)
+    except (KeyError, AttributeError, TypeError, StopIteration, AssertionError):
+        return f"its shape is not one that '{layout.model_type}' has"
+    silent = ("dropout", "init", "family", "special")
+    lost = [path for path in config.diff(again, spec) if not {*path.split(".")} & {*silent}]
+    return (
+        f"'{layout.model_type}' cannot say {lost[0]}" if lost else f"its weights have no name in '{layout.model_type}'"
+    )

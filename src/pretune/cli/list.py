@@ -1,0 +1,63 @@
+"""`pretune list`: what there is, one line each."""
+
+import json
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Annotated
+
+import typer
+
+from pretune.core.errors import UsageError, nearest
+
+
+def list_(
+    what: Annotated[
+        str | None, typer.Argument(metavar="[families|sizes]", help="What to list; all of it, briefly, by default.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the families of models, and their sizes with the parameters as released (encoders: without heads).
+
+    Example: pretune list sizes
+    """
+    if what is not None and what not in _KINDS:
+        raise UsageError(f"cannot list '{what[:60]}'{nearest(what, _KINDS)} (allowed: {', '.join(_KINDS)})")
+    found = {kind: find() for kind, find in _KINDS.items() if what in (None, kind)}
+    if as_json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+    elif what is None:
+        print("\n\n".join(_brief(kind, list(names)) for kind, names in found.items()))
+    else:
+        print("\n".join(_lines(found[what])))
+
+
+def families() -> dict[str, str]:
+    """Every family with the first line of its docstring; torch is not imported."""
+    from pretune.models.families import FAMILIES
+
+    return {name: FAMILIES.describe(name) for name in FAMILIES}
+
+
+def sizes() -> dict[str, int]:
+    """Every published size with its exact number of parameters."""
+    from pretune.models.families import FAMILIES
+
+    return {f"{name}-{size}": made.params for name in FAMILIES for size, made in FAMILIES.get(name).sizes.items()}
+
+
+_KINDS: Mapping[str, Callable[[], Mapping[str, str | int]]] = {"families": families, "sizes": sizes}
+
+
+def _lines(found: Mapping[str, str | int]) -> list[str]:
+    texts = {name: f"{value:,}" if isinstance(value, int) else value for name, value in found.items()}
+    width = max(map(len, texts))
+    if all(isinstance(value, int) for value in found.values()):  # numbers are aligned by their units
+        longest = max(map(len, texts.values()))
+        texts = {name: f"{text:>{longest}}" for name, text in texts.items()}
+    return [f"{name:<{width}}  {text}" for name, text in texts.items()]
+
+
+def _brief(kind: str, names: list[str]) -> str:
+    """A heading with the names below it."""
+    text = textwrap.fill(", ".join(names), 80, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    return f"{len(names)} {kind} (pretune list {kind})\n{text}"

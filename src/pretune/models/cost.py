@@ -1,0 +1,322 @@
+"""What a model costs, from its spec alone: FLOPs, memory, and from these time, energy and price. Nothing is built.
+
+FLOPs are *model* FLOPs, so that they compare across implementations: matrix products only, two per weight and token
+forward and four backward; nothing for recomputation, norms, softmax, optimiser or padding. docs/cost.md derives it all.
+
+Legend: W width, H query heads, K key heads, D width of a head, S length in tokens, V vocabulary.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from pretune.core.errors import UsageError
+from pretune.models.devices import DEVICES, Device
+from pretune.models.spec import Model
+from pretune.nn.attention import Attention
+from pretune.nn.block import Block
+from pretune.nn.feedforward import FeedForward
+from pretune.nn.heads import Head
+from pretune.nn.stack import Stack
+
+__all__ = ["DEVICES", "Device", "Estimate", "Memory", "estimate", "flops_per_token", "memory", "parts", "usual_targets"]
+
+Precision = Literal["fp32", "bf16"]
+
+GRID = 0.475
+"""kg of CO2e per kWh of electricity: about the world's average. A country's own lies between 0.02 and 0.8."""
+
+_FULL = 4  # bytes of a number in fp32
+_BYTES = {"fp32": 4, "bf16": 2}
+_KEPT = {"relu": 1, "tanh": 1, "identity": 1, "quick_gelu": 3}  # hidden tensors kept for backward; the others keep 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes, by what they are for."""
+
+    weights: int
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    cache: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What training on so many tokens takes on one device."""
+
+    flops: float
+    seconds: float
+    kwh: float
+    co2_kg: float
+    dollars: float
+
+
+def usual_targets(spec: Model) -> float:
+    """The share of positions that usually have a target: 15 % for encoders (masked words), all for decoders."""
+    return 1.0 if spec.decoder else 0.15
+
+
+def flops_per_token(
+    spec: Model, *, length: int, targets: float = 1.0, target_length: int | None = None, training: bool = True
+) -> float:
+    """Model FLOPs per token in sequences of `length` tokens, of which a share `targets` goes through the head.
+
+    For an encoder-decoder: the FLOPs of one example of `length` source and `target_length` (default: as many) target
+    tokens, divided by the tokens of both; `targets` is then a share of the target tokens.
+
+    Poolers and pair heads run once per sequence and are left out.
+    """
+    source, target = _lengths(spec, length, target_length)
+    _check_share(targets)
+    width = spec.width
+    total = 0.0
+    if spec.encoder:
+        total += source * _stack_flops(spec.encoder, width, source)
+    if spec.decoder:
+        total += target * _stack_flops(spec.decoder, width, target)
+    if spec.both and spec.decoder:
+        for block, times in _computed(spec.decoder):
+            total += times * _across_flops(block, width, source, target)
+    if spec.head:
+        total += targets * (target or source) * 2 * _head_matrices(spec.head, spec)
+    return (3 if training else 1) * total / (source + target)
+
+
+def memory(
+    spec: Model,
+    *,
+    tokens: int,
+    length: int,
+    training: bool,
+    precision: Precision,
+    targets: float = 1.0,
+    target_length: int | None = None,
+) -> Memory:
+    """An ESTIMATE of the memory that a batch of `tokens` tokens, in sequences of `length`, takes on one device.
+
+    Training: fp32 weights (in bf16 a half-precision copy as well), fp32 gradients, AdamW's two moments, and what the
+    backward pass needs (`docs/cost.md` has the formula): eager mode, attention without score matrices, no
+    recomputation. Inference: weights at `precision`, one layer's tensors, and keys and values of `tokens // length`
+    sequences where there is a decoder. What a driver, an allocator and other libraries take is not in it.
+
+    For an encoder-decoder, `tokens` counts source and target together, as in `flops_per_token`.
+    """
+    _check_share(targets)
+    if tokens < 1:
+        raise UsageError(f"{tokens} tokens; a batch has at least one")
+    source, target = _lengths(spec, length, target_length)
+    sequences = max(1, tokens // (source + target))
+    share = tokens / (source + target)
+    sides = (source * share, target * share)
+    params, item = spec.params().total, _BYTES[precision]
+    if not training:
+        cache = round(sequences * item * _cached(spec, source, target))
+        return Memory(weights=params * item, activations=round(_widest(spec, sides, item)), cache=cache)
+    copies = _FULL + (item if item < _FULL else 0)
+    kept = sum(_stack_bytes(spec, stack, sides, item) for stack in spec.stacks)
+    kept += targets * (sides[1] or sides[0]) * _head_bytes(spec, item)
+    return Memory(
+        weights=params * copies, gradients=params * _FULL, optimizer=2 * params * _FULL, activations=round(kept)
+    )
+
+
+def estimate(
+    spec: Model,
+    tokens: float,
+    device: Device,
+    length: int,
+    targets: float,
+    *,
+    target_length: int | None = None,
+    grid: float = GRID,
+) -> Estimate:
+    """Time, energy, CO2e and price of training on `tokens` tokens; `grid` is in kg of CO2e per kWh.
+
+    It does not ask whether the model fits: `memory` does.
+    """
+    flops = tokens * flops_per_token(spec, length=length, targets=targets, target_length=target_length)
+    seconds = flops / device.rate
+    kwh = seconds * device.watts / 3.6e6
+    return Estimate(
+        flops=flops, seconds=seconds, kwh=kwh, co2_kg=kwh * grid, dollars=seconds / 3600 * device.dollars_per_hour
+    )
+
+
+def parts(spec: Model) -> dict[str, int]:
+    """The parameters by what they are for; they add up to `spec.params().total`."""
+    width = spec.width
+    found: Counter[str] = Counter({"token table": spec.vocab * spec.table})
+    for side, stack in (("encoder", spec.encoder), ("decoder", spec.decoder)):
+        if stack is None:
+            continue
+        name = f"{side} " if spec.both else ""
+        found[f"{name}embedding"] += stack.embed.params(width=width) + stack.position_params(width=width)
+        own = not (spec.shared and side == "decoder")
+        for block in stack.layers:
+            norms = block.norms.params(width=width)
+            found[f"{name}attention"] += own * block.attention.params(width=width)
+            if block.cross:
+                found[f"{name}cross-attention"] += block.cross.params(width=width)
+                found[f"{name}norms"] += norms
+            found[f"{name}feed-forward"] += own * block.feedforward.params(width=width)
+            found[f"{name}norms"] += own * 2 * norms
+        found[f"{name}norms"] += stack.norm.params(width=width) if stack.norm else 0
+    found["pooler"] += spec.pooler.params(width=width) if spec.pooler else 0
+    found["pair head"] += spec.pair.params(width=width) if spec.pair else 0
+    found["vocabulary head"] += spec.head.params(vocab=spec.vocab, width=width, table=spec.table) if spec.head else 0
+    return {name: count for name, count in found.items() if count}
+
+
+def seen(length: int, window: int | None, *, causal: bool) -> float:
+    """How many keys a query sees on average: the area of the band around the diagonal, divided by the length.
+
+    Without a window that is S, and S / 2 where causal. The diagonal counts half on each side, so that the count is
+    within one key of the exact one.
+    """
+    reach = length if window is None else min(window, length)
+    return reach * (2 - reach / length) / (2 if causal else 1)
+
+
+def _lengths(spec: Model, length: int, target_length: int | None) -> tuple[int, int]:
+    """Tokens of one example read by the encoder and by the decoder; 0 where there is none."""
+    target = length if target_length is None else target_length
+    if min(length, target) < 1:
+        raise UsageError(f"length {min(length, target)} must be at least 1")
+    if spec.both:
+        return length, target
+    return (0, length) if spec.decoder else (length, 0)
+
+
+def _check_share(targets: float) -> None:
+    if not 0 <= targets <= 1:
+        raise UsageError(f"targets {targets} must be a share, from 0 to 1")
+
+
+def _computed(stack: Stack) -> Iterator[tuple[Block, int]]:
+    """Every block of the pattern with how often it is computed: a layer whose weights are shared counts each time."""
+    if stack.share is None:
+        for i, block in enumerate(stack.blocks):
+            yield block, len(range(i, stack.depth, len(stack.blocks)))
+        return
+    for i, block in enumerate(stack.layers):  # layer j uses the weights of i = j * share // depth
+        yield block, -(-(i + 1) * stack.depth // stack.share) + (-i * stack.depth // stack.share)
+
+
+def _stack_flops(stack: Stack, width: int, length: int) -> float:
+    """Forward, per token, the attention to a source left out."""
+    total = 2.0 * stack.embed.factor.width * width if stack.embed.factor else 0.0
+    for block, times in _computed(stack):
+        heads, _, head = block.attention.shape(width=width)
+        weights = block.attention.matrices(width=width) + block.feedforward.matrices(width=width)
+        scores = 4 * heads * head * seen(length, block.attention.window, causal=stack.causal)  # q k' and p v
+        total += times * (2 * weights + scores)
+    return total
+
+
+def _across_flops(block: Block, width: int, source: int, target: int) -> float:
+    """Forward, per example: queries and outputs belong to target tokens, keys and values to source tokens."""
+    assert block.cross is not None
+    heads, kv_heads, head = block.cross.shape(width=width)
+    return 4 * width * head * (heads * target + kv_heads * source) + 4 * heads * head * source * target
+
+
+def _head_matrices(head: Head, spec: Model) -> int:
+    """Weights multiplied per target."""
+    return spec.vocab * spec.table + (spec.width * spec.table if head.transform else 0)
+
+
+def _stack_bytes(spec: Model, stack: Stack, sides: tuple[float, float], item: int) -> float:
+    """Kept for the backward pass by one side of the model."""
+    width, (source, target) = spec.width, sides
+    inner = stack.embed.inner(width=width)
+    per_token = _FULL * inner if stack.embed.norm else 0
+    per_token += bool(stack.embed.dropout) * inner
+    per_token += item * stack.embed.factor.width if stack.embed.factor else 0
+    per_token += (_FULL * width if stack.norm else 0) + bool(stack.dropout) * width
+    per_source = 0
+    turned = stack.position is not None and stack.position.acts == "rotation"
+    for block, times in _computed(stack):
+        per_token += times * _block_bytes(block, width, item, turned=turned)
+        per_source += times * _source_bytes(block, width, item)
+    if spec.both and stack is spec.encoder:
+        per_token += item * width  # its states, which every layer of the decoder reads
+    return (source if stack is spec.encoder else target) * per_token + source * per_source
+
+
+def _block_bytes(block: Block, width: int, item: int, *, turned: bool) -> int:
+    """Per token that runs through a block.
+
+    Each sublayer keeps what it reads; each norm keeps its input, in fp32, for the residual stream stays so; dropout
+    keeps one byte an element.
+    """
+    sublayers = 3 if block.cross else 2
+    filled = sum(norm is not None for norm in (block.norms.pre, block.norms.out, block.norms.post))
+    kept = sublayers * width * (item + _FULL * filled + bool(block.dropout))
+    if block.parallel and block.norms.pre:
+        kept -= _FULL * width  # both norms read the same
+    kept += item * _attention_kept(block.attention, width, turned=turned)
+    if block.cross:
+        heads, _, head = block.cross.shape(width=width)
+        kept += item * 2 * heads * head
+    return kept + _hidden_bytes(block.feedforward, item)
+
+
+def _attention_kept(attention: Attention, width: int, *, turned: bool) -> int:
+    """Queries, keys and values (given to every head) and what is mixed; queries and keys also as they were before."""
+    heads, kv_heads, head = attention.shape(width=width)
+    before = turned or attention.norm is not None or attention.clip is not None
+    return head * (4 * heads + before * (heads + kv_heads))
+
+
+def _source_bytes(block: Block, width: int, item: int) -> int:
+    """Per source token: the keys and values that a block of the decoder makes of it."""
+    if block.cross is None:
+        return 0
+    heads, _, head = block.cross.shape(width=width)
+    return item * 2 * heads * head
+
+
+def _hidden_bytes(layer: FeedForward, item: int) -> int:
+    """Before and after the activation; the gated product has two more factors."""
+    kept = _KEPT.get(layer.activation, 2) + (2 if layer.gated else 0)
+    return layer.hidden * (item * kept + bool(layer.dropout))
+
+
+def _head_bytes(spec: Model, item: int) -> float:
+    """Per target: the state, the transform's tensors, the logits, and their log-probabilities in fp32."""
+    if spec.head is None:
+        return 0
+    kept = item * spec.width + (item + _FULL) * spec.vocab
+    if spec.head.transform:
+        kept += spec.table * (2 * item + (_FULL if spec.head.transform.norm else 0))
+    return kept
+
+
+def _widest(spec: Model, sides: tuple[float, float], item: int) -> float:
+    """What one layer works with at a time, without gradients: about what it would keep for them."""
+    pairs = zip((spec.encoder, spec.decoder), sides, strict=True)
+    return max(
+        tokens * _block_bytes(block, spec.width, item, turned=False)
+        for stack, tokens in pairs
+        if stack is not None
+        for block in stack.blocks
+    )
+
+
+def _cached(spec: Model, source: int, target: int) -> int:
+    """Numbers in the decoding cache of one sequence: keys and values of every layer, and those of the source."""
+    count = 0
+    for block, times in _computed(spec.decoder) if spec.decoder else ():
+        _, kv_heads, head = block.attention.shape(width=spec.width)
+        count += times * 2 * kv_heads * head * target
+        if block.cross:
+            _, kv_heads, head = block.cross.shape(width=spec.width)
+            count += times * 2 * kv_heads * head * source
+    return count

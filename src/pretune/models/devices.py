@@ -1,0 +1,81 @@
+"""Machines to compute on, as their makers describe them: a table of facts and stated guesses, for estimates only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+DOLLARS_PER_KWH = 0.30
+"""What electricity costs at home, assumed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One machine. Rates are dense (no sparsity) and those of the datasheet; the rest of the figures are stated guesses.
+
+    Memory is in decimal gigabytes, which leaves about what a driver takes for itself. Power is the board's limit: the
+    host, the cooling and idle hours are not in it.
+    """
+
+    name: str
+    flops: Mapping[str, float]  # per second, by precision; the one to train in comes first
+    memory: float  # bytes
+    watts: float
+    dollars_per_hour: float
+    owned: bool = False  # the price is that of its electricity, not a rent
+    utilisation: float = 0.4  # the share of the rate that training reaches
+
+    @property
+    def precision(self) -> str:
+        """What it trains in."""
+        return next(iter(self.flops))
+
+    @property
+    def rate(self) -> float:
+        """FLOPs per second that training may expect."""
+        return self.flops[self.precision] * self.utilisation
+
+
+def _rented(
+    name: str, half: float, single: float, gigabytes: float, watts: float, dollars: float, *, kind: str = "bf16"
+) -> Device:
+    """A card in somebody's data centre. Rates in TFLOP/s; the rent is a rough on-demand figure of 2025, per card."""
+    return Device(
+        name=name,
+        flops={kind: half * 1e12, "fp32": single * 1e12},
+        memory=gigabytes * 1e9,
+        watts=watts,
+        dollars_per_hour=dollars,
+    )
+
+
+def _owned(name: str, flops: Mapping[str, float], gigabytes: float, watts: float, utilisation: float = 0.4) -> Device:
+    """A machine on one's own desk: only its electricity is paid for. Rates in TFLOP/s."""
+    return Device(
+        name=name,
+        flops={kind: rate * 1e12 for kind, rate in flops.items()},
+        memory=gigabytes * 1e9,
+        watts=watts,
+        dollars_per_hour=watts / 1000 * DOLLARS_PER_KWH,
+        owned=True,
+        utilisation=utilisation,
+    )
+
+
+DEVICES: Mapping[str, Device] = {
+    device.name: device
+    for device in (
+        _rented("h200", 989, 67, 141, 700, 3.80),  # SXM
+        _rented("h100", 989, 67, 80, 700, 3.00),  # SXM
+        _rented("a100", 312, 19.5, 80, 400, 1.80),  # SXM, 80 GB
+        _rented("l40s", 362, 91.6, 48, 350, 1.00),
+        _rented("l4", 121, 30.3, 24, 72, 0.70),
+        _rented("t4", 65, 8.1, 16, 70, 0.35, kind="fp16"),  # before bf16
+        # Half precision with sums in fp32, which is half the rate the box is sold with.
+        _owned("rtx4090", {"bf16": 165.2, "fp32": 82.6}, 24, 450),
+        _owned("rtx3090", {"bf16": 71, "fp32": 35.6}, 24, 350),
+        # The ten-core GPU; half precision is no faster there. Memory of a usual model, shared with the system.
+        _owned("apple-m2", {"fp32": 3.6}, 16, 20, 0.3),
+        # Eight cores at 3 GHz, two fused multiply-adds on eight lanes a cycle: 8 x 3e9 x 32.
+        _owned("laptop-cpu", {"fp32": 0.768}, 16, 45, 0.3),
+    )
+}
+"""By name, fastest first within rented and owned."""

@@ -1,0 +1,83 @@
+"""Whether a model directory is whole: every part is read, and the first fault is named."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pretune.core import io
+from pretune.core.config.read import shown
+from pretune.core.errors import CheckpointError
+from pretune.models import checkpoint, files
+from pretune.models.files import Stored
+from pretune.models.spec import Model
+
+CHUNK = 1 << 22
+"""How many numbers are looked at together, so that memory stays bounded."""
+
+
+def verify(directory: str | Path) -> list[str]:
+    """Check a directory and say, one line each, what was checked; the first fault is a CheckpointError.
+
+    The hashes come first, where there is a manifest: they tell a damaged model from one that was never right.
+    """
+    folder = Path(directory)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such directory")
+    lines = [_hashes(folder)]
+    spec, _, stored = checkpoint.inspect(folder)
+    lines.append(f"config.json: family {shown(spec.family)}, {spec.params().total:,} parameters")
+    lines.append(f"tensors: {len(stored)}, with the names and shapes that the config asks for")
+    lines.append(f"values: {_finite(files.headers(folder).values()):,}, all finite")
+    lines.append(_tokenizer(folder, spec))
+    lines += [f"{name}: readable" for name in _texts(folder)]
+    return lines
+
+
+def _hashes(folder: Path) -> str:
+    if not (folder / io.MANIFEST).exists():
+        return f"{io.MANIFEST}: none here, so the bytes of the files cannot be compared with anything"
+    listed = io.check_manifest(folder)["files"]
+    for file in [folder / "config.json", *files.weight_files(folder)]:
+        if file.name not in listed:
+            raise CheckpointError(f"{file}: not listed in {io.MANIFEST}; copy or make the directory again")
+    return f"{io.MANIFEST}: {len(listed)} files of the sizes and SHA-256 it says"
+
+
+def _finite(stored: Collection[Stored]) -> int:
+    """Look at every number, file by file; how many there are."""
+    count = 0
+    for entry, tensor in zip(stored, files.values(stored), strict=True):
+        bad = _first_bad(tensor)
+        if bad is not None:
+            where = [int(part) for part in torch.unravel_index(torch.tensor(bad), tensor.shape)]
+            value = tensor.reshape(-1)[bad].item()
+            raise CheckpointError(f"{entry.file}: tensor '{entry.key}' holds {value} at {where}; all must be finite")
+        count += tensor.numel()
+    return count
+
+
+def _first_bad(tensor: Tensor) -> int | None:
+    for number, part in enumerate(tensor.reshape(-1).split(CHUNK)):
+        good = torch.isfinite(part)
+        if not good.all():
+            return number * CHUNK + int(good.logical_not().nonzero()[0])
+    return None
+
+
+def _tokenizer(folder: Path, spec: Model) -> str:
+    tokenizer = checkpoint._tokenizer(folder, spec)
+    if tokenizer is None:
+        return "tokenizer.json: none here"
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    return f"tokenizer.json: {size:,} tokens, the model's vocabulary has {spec.vocab:,}"
+
+
+def _texts(folder: Path) -> list[str]:
+    """The other JSON files that belong to a model, each read once."""
+    names = [name for name in checkpoint.ASSETS if name.endswith(".json") and name != "tokenizer.json"]
+    found = [name for name in names if (folder / name).is_file()]
+    for name in found:
+        io.read_json(folder / name, CheckpointError)
+    return found

@@ -1,0 +1,218 @@
+"""Tiny models for the laws: every family of the registry shrunk, and a few shapes that no family has yet.
+
+A size whose settings are more than numbers (another head, grouped keys, a shared half) is a case of its own. Weights
+are random everywhere: zero biases and unit norms hide mistakes.
+"""
+
+import inspect
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+import pretune as pt
+from pretune.core import config
+from pretune.models.catalog import knobs_of, resolve
+from pretune.models.families import FAMILIES
+from pretune.models.family import Family, Size
+from pretune.models.model import LanguageModel, build
+from pretune.models.spec import Model
+from pretune.nn.attention import Attention
+from pretune.nn.block import Block, Norms
+from pretune.nn.embeddings import Embed, Factor
+from pretune.nn.feedforward import FeedForward
+from pretune.nn.heads import Head, Transform
+from pretune.nn.norm import LayerNorm, RMSNorm
+from pretune.nn.positions import Alibi, Linear, RelativeBias, Rotary, Sinusoidal
+from pretune.nn.stack import Stack
+
+VOCAB = 61
+ROOM = 24
+"""Positions of the tiny models that have a table of them."""
+
+SMALL = {
+    "width": 32,
+    "depth": 2,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_width": 10,
+    "hidden": 44,
+    "vocab": VOCAB,
+    "positions": ROOM,
+    "table": 12,
+    "window": 3,
+    "context": ROOM,
+}
+"""The recipes' settings, small. What a size leaves empty (no groups, no window) stays empty."""
+
+DERIVED = ("hidden",)  # empty means "by rule", not "absent"
+INSIDE = {"buckets": 8, "far": 12, "original": 16}
+"""Numbers that no recipe offers, by the last word of their path."""
+
+
+def tiny(family: str, size: str | None = None) -> Model:
+    """A family's size shrunk, with all that is particular about it."""
+    entry = FAMILIES.get(family)
+    size = size or entry.default
+    now = {**_defaults(entry), **entry.sizes[size].settings}
+    settings: dict[str, Any] = {
+        knob: SMALL[knob] for knob in knobs_of(entry) if knob in SMALL and (now[knob] is not None or knob in DERIVED)
+    }
+    for path in config.paths(resolve(f"{family}-{size}")):
+        last = path.rpartition(".")[2]
+        if last in INSIDE:
+            settings[path] = INSIDE[last]
+    return resolve(f"{family}-{size}", settings)
+
+
+def particular(family: str) -> list[str]:
+    """The usual size, and one of each kind that differs from it by more than numbers."""
+    entry = FAMILIES.get(family)
+    shapes = {_shape(entry, entry.sizes[entry.default]): entry.default}
+    for name, size in entry.sizes.items():
+        shapes.setdefault(_shape(entry, size), name)
+    return list(shapes.values())
+
+
+def _defaults(entry: Family) -> dict[str, Any]:
+    return {name: parameter.default for name, parameter in inspect.signature(entry.recipe).parameters.items()}
+
+
+def _shape(entry: Family, size: Size) -> str:
+    """What is left of a size when its numbers are taken out, but for whether they are there."""
+    settings = {**_defaults(entry), **size.settings}
+    return repr({k: v is not None if k in SMALL and k not in DERIVED else k in DERIVED or v for k, v in settings.items()})
+
+
+def _made() -> dict[str, Model]:
+    """Shapes that no family has yet: patterns of windows, shared layers, one key head, unequal halves."""
+    rms, layer = RMSNorm(), LayerNorm()
+    thin = FeedForward(hidden=20, activation="quick_gelu")
+
+    def block(**attention: Any) -> Block:
+        return Block(attention=Attention(heads=4, **attention), feedforward=thin, norms=Norms(pre=layer))
+
+    return {
+        "made-windows": Model(  # far and near layers in turn, one key head for all, ALiBi, clipped and normed
+            family="made",
+            vocab=VOCAB,
+            width=24,
+            decoder=Stack(
+                depth=4,
+                causal=True,
+                position=Alibi(steepest=6.0),
+                blocks=(
+                    block(kv_heads=1, clip=0.6),
+                    block(kv_heads=2, window=4, norm=rms),
+                    block(kv_heads=1, window=2),
+                ),
+                norm=rms,
+            ),
+            head=Head(bias="learned"),
+        ),
+        "made-shared-layers": Model(  # one layer three times, a narrow table projected after its norm
+            family="made",
+            vocab=VOCAB,
+            width=24,
+            encoder=Stack(
+                depth=3,
+                share=1,
+                position=Sinusoidal(),
+                embed=Embed(segments=3, scale=True, norm=layer, factor=Factor(width=10)),
+                blocks=(block(window=4),),
+            ),
+            head=Head(bias="learned", transform=Transform(activation="gelu", norm=layer)),
+        ),
+        "made-shared-decoder": Model(  # two layers for four, all three norm slots, stretched rotary
+            family="made",
+            vocab=VOCAB,
+            width=32,
+            decoder=Stack(
+                depth=4,
+                share=2,
+                causal=True,
+                position=Rotary(scaling=Linear(factor=2.0), fraction=0.5),
+                blocks=(
+                    Block(
+                        attention=Attention(heads=4, kv_heads=2),
+                        feedforward=FeedForward(hidden=20, gated=True, activation="silu"),
+                        norms=Norms(pre=rms, out=layer, post=rms),
+                    ),
+                ),
+            ),
+            head=Head(tied=False, bias="fixed", scale=0.5),
+        ),
+        "made-unequal": Model(  # an encoder and a decoder that have nothing in common but the table
+            family="made",
+            vocab=VOCAB,
+            width=24,
+            encoder=Stack(depth=1, position=Rotary(), blocks=(block(window=3),)),
+            decoder=Stack(
+                depth=3,
+                causal=True,
+                position=RelativeBias(buckets=8, far=12, both_ways=False),
+                blocks=(
+                    Block(
+                        attention=Attention(heads=6, kv_heads=3, window=5),
+                        cross=Attention(heads=4, kv_heads=2, head_width=5, norm=layer),
+                        feedforward=thin,
+                        norms=Norms(post=layer),
+                    ),
+                ),
+            ),
+            head=Head(),
+        ),
+    }
+
+
+CASES: dict[str, Model] = {
+    **{f"{family}-{size}": tiny(family, size) for family in FAMILIES for size in particular(family)},
+    **_made(),
+}
+ENCODERS = [name for name, spec in CASES.items() if spec.decoder is None]
+DECODERS = [name for name, spec in CASES.items() if spec.encoder is None]
+PAIRS = [name for name, spec in CASES.items() if spec.both]
+
+
+@cache
+def model_of(name: str) -> LanguageModel:
+    """A case's model, in evaluation mode; shared by all tests, so never to be changed."""
+    return rough(build(CASES[name])).eval()
+
+
+def rough(model: LanguageModel, seed: int = 3) -> LanguageModel:
+    """Random values everywhere, of a size that makes attention choose and keeps logits near one."""
+    generator = torch.Generator().manual_seed(seed)
+    norms = {id(p) for m in model.modules() if isinstance(m, nn.LayerNorm | nn.RMSNorm) for p in [m.weight]}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            drawn = torch.randn(parameter.shape, generator=generator)
+            if id(parameter) in norms:
+                parameter.copy_(1 + 0.2 * drawn)
+            elif parameter.dim() < 2:
+                parameter.copy_(0.1 * drawn)
+            else:
+                parameter.copy_(drawn / parameter.shape[1] ** 0.5)
+        for buffer in model.buffers():
+            buffer.copy_(torch.randn(buffer.shape, generator=generator))
+    return model
+
+
+def text(*lengths: int, seed: int = 0) -> list[list[int]]:
+    """Random sequences of these lengths."""
+    generator = torch.Generator().manual_seed(1000 + seed)
+    return [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in lengths]
+
+
+def lay(spec: Model, sequences: Sequence[list[int]], sources: Sequence[list[int]] | None = None, **more: Any) -> pt.Batch:
+    """A batch for a model: with a source of its own for each sequence where it needs one."""
+    if not spec.both:
+        return pt.batch(sequences, **more)
+    return pt.batch(source=sources or sources_of(len(sequences)), target=sequences, **more)
+
+
+def sources_of(count: int) -> list[list[int]]:
+    """Sources of unequal lengths."""
+    return text(*((5, 9, 2, 7, 1)[i % 5] for i in range(count)), seed=7)
