@@ -17,6 +17,7 @@ from pretune.core import config
 from pretune.models.catalog import knobs_of, resolve
 from pretune.models.families import FAMILIES
 from pretune.models.family import Family, Size
+from pretune.models.huggingface import look
 from pretune.models.model import LanguageModel, build
 from pretune.models.spec import Model
 from pretune.nn.attention import Attention
@@ -48,8 +49,8 @@ SMALL = {
 """The recipes' settings, small. What a size leaves empty (no groups, no window) stays empty."""
 
 DERIVED = ("hidden",)  # empty means "by rule", not "absent"
-INSIDE = {"buckets": 8, "far": 12, "original": 16}
-"""Numbers that no recipe offers, by the last word of their path."""
+INSIDE = {"buckets": 8, "far": 12, "original": 16, "head_width": 10}
+"""Numbers that a recipe does not offer, by the last word of their path."""
 
 
 def tiny(family: str, size: str | None = None) -> Model:
@@ -60,9 +61,10 @@ def tiny(family: str, size: str | None = None) -> Model:
     settings: dict[str, Any] = {
         knob: SMALL[knob] for knob in knobs_of(entry) if knob in SMALL and (now[knob] is not None or knob in DERIVED)
     }
-    for path in config.paths(resolve(f"{family}-{size}")):
+    spec = resolve(f"{family}-{size}")
+    for path in config.paths(spec):
         last = path.rpartition(".")[2]
-        if last in INSIDE:
+        if last in INSIDE and last not in settings and look(spec, path) is not None:
             settings[path] = INSIDE[last]
     return resolve(f"{family}-{size}", settings)
 
@@ -83,7 +85,9 @@ def _defaults(entry: Family) -> dict[str, Any]:
 def _shape(entry: Family, size: Size) -> str:
     """What is left of a size when its numbers are taken out, but for whether they are there."""
     settings = {**_defaults(entry), **size.settings}
-    return repr({k: v is not None if k in SMALL and k not in DERIVED else k in DERIVED or v for k, v in settings.items()})
+    return repr(
+        {k: v is not None if k in SMALL and k not in DERIVED else k in DERIVED or v for k, v in settings.items()}
+    )
 
 
 def _made() -> dict[str, Model]:
@@ -206,7 +210,9 @@ def text(*lengths: int, seed: int = 0) -> list[list[int]]:
     return [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in lengths]
 
 
-def lay(spec: Model, sequences: Sequence[list[int]], sources: Sequence[list[int]] | None = None, **more: Any) -> pt.Batch:
+def lay(
+    spec: Model, sequences: Sequence[list[int]], sources: Sequence[list[int]] | None = None, **more: Any
+) -> pt.Batch:
     """A batch for a model: with a source of its own for each sequence where it needs one."""
     if not spec.both:
         return pt.batch(sequences, **more)

@@ -3,15 +3,14 @@
 import json
 import os
 import re
-import sys
 import textwrap
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from pretune.cli._tables import WIDTH, Section, print_page
 from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,19 +18,17 @@ if TYPE_CHECKING:
     from pretune.models.spec import Model
     from pretune.nn.stack import Stack
 
-WIDTH = 80
-"""No line is longer."""
-
 BATCH = 8192
 """Tokens of the batch whose memory is shown, or one sequence where that is longer."""
 
 _LONG = 4096  # the usual length is at most this, for some models are made for far more
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _MOST = 10**18
+_COUNT = re.compile(r"(\d[\d_]{,30}\.?\d{,30}|\.\d{1,30})(e[+-]?\d{1,2})?([kmbt]?)", re.ASCII)
 
 
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="FAMILY[-SIZE] (`pretune list`), or a model directory.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="FAMILY[-SIZE], or a model directory (./DIR).")],
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change the model: depth=6. Repeatable.")
     ] = None,
@@ -64,7 +61,8 @@ def show(
     if as_json:
         print(json.dumps(facts, indent=2, ensure_ascii=False))
         return
-    _print(_title(label, spec), _sections(spec, facts), _notes(spec, facts))
+    printable = "".join(c if c.isprintable() else "?" for c in label)
+    print_page(printable, _about(spec), _sections(spec, facts), _note(facts))
 
 
 def count(text: str, what: str) -> int:
@@ -73,7 +71,7 @@ def count(text: str, what: str) -> int:
     >>> count("1.5B", "--tokens")
     1500000000
     """
-    match = re.fullmatch(r"(\d[\d_]{,30}\.?\d{,30}|\.\d{1,30})(e[+-]?\d{1,2})?([kmbt]?)", text.strip().lower())
+    match = _COUNT.fullmatch(text.strip().lower())
     value = float(f"{match[1]}{match[2] or ''}".replace("_", "")) * _SCALES[match[3]] if match else 0
     if not 1 <= value <= _MOST:
         raise UsageError(f"{what} '{text[:40]}' is not a number from 1 to 1e18; write it as 1e9, 10B, 300M or 2k")
@@ -163,7 +161,7 @@ def _on(device: "Device", spec: "Model", tokens: int, length: int, targets: floa
     from pretune.models.cost import estimate, memory
 
     example = length * (2 if spec.both else 1)
-    precision = "fp32" if device.precision == "fp32" else "bf16"
+    precision: Literal["fp32", "bf16"] = "fp32" if device.precision == "fp32" else "bf16"
     least = memory(spec, tokens=example, length=length, training=True, precision=precision, targets=targets).total
     fits = least <= device.memory
     found = asdict(estimate(spec, tokens, device, length, targets))
@@ -180,110 +178,158 @@ def _on(device: "Device", spec: "Model", tokens: int, length: int, targets: floa
     }
 
 
-# From facts to lines.
+# From facts to a page.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Section:
-    """A heading over a table; columns after the first are aligned to the right where they are numbers."""
-
-    title: str
-    rows: Sequence[Sequence[str]]
-    header: Sequence[str] | None = None
-    right: bool = False
-
-
-def _title(label: str, spec: "Model") -> list[str]:
+def _about(spec: "Model") -> str:
     from pretune.core.config.read import shown
     from pretune.models.families import FAMILIES
 
-    what = FAMILIES.describe(spec.family) if spec.family in FAMILIES else f"A model of the family {shown(spec.family)}."
-    safe = "".join(c if c.isprintable() else "?" for c in label)
-    return [*textwrap.wrap(safe, WIDTH), *textwrap.wrap(what, WIDTH)]
+    return FAMILIES.describe(spec.family) if spec.family in FAMILIES else f"A model of the family {shown(spec.family)}."
 
 
-def _sections(spec: "Model", facts: dict[str, Any]) -> list[_Section]:
-    from pretune.models.cost import parts
-
-    given, params = facts["assumptions"], facts["params"]
-    total = params["total"]
-    counts = [(f"  {name}", f"{size:,}", f"{size / total:.0%}") for name, size in parts(spec).items()]
-    sums = [(name.replace("_", " "), f"{size:,}", "") for name, size in params.items()]
-    usages = facts["memory"]
-    kinds = [kind for kind in usages["training"] if usages["training"][kind] or usages["inference"][kind]]
+def _sections(spec: "Model", facts: dict[str, Any]) -> list[Section]:
+    given, flops = facts["assumptions"], facts["flops_per_token"]
+    tokens = given["tokens"]
     return [
-        _Section(title="Shape", rows=_shape(spec)),
-        _Section(title="Parameters", rows=[*sums, *counts], right=True),
-        _Section(
-            title=f"FLOPs per token {_at(spec, given)}",
-            rows=[(name, _amount(flops)) for name, flops in facts["flops_per_token"].items()],
+        Section(title="Shape", rows=_shape(spec)),
+        Section(title="Parameters", rows=_parameters(spec), right=True),
+        Section(
+            title=f"FLOPs per token, {_sequence(spec, given)} tokens long, targets at {_share(given)} positions",
+            rows=[(name, _amount(value)) for name, value in flops.items()],
             right=True,
         ),
-        _Section(
-            title="Memory, estimated, in bf16",
-            header=("", *kinds),
-            rows=[
-                (f"{name}, {_batch(spec, given, name)}", *(_gigabytes(usage[kind]) for kind in kinds))
-                for name, usage in usages.items()
-            ],
-            right=True,
+        Section(
+            title="Memory in bf16, estimated", header=("", *facts["memory"]), rows=_memory(spec, facts), right=True
         ),
-        _Section(
-            title=f"Training on {_amount(given['tokens'])} tokens with one device, estimated"
-            f" ({_amount(facts['flops_per_token']['training'] * given['tokens'])} FLOPs)",
+        Section(
+            title=f"Training on {_amount(tokens)} tokens with one device: {_digits(flops['training'] * tokens)} FLOPs",
             header=("device", "memory", "time", "energy", "CO2e", "price"),
-            rows=[_device_row(name, device) for name, device in facts["devices"].items()],
+            rows=[_device(name, device) for name, device in facts["devices"].items()],
             right=True,
         ),
     ]
+
+
+def _share(given: dict[str, Any]) -> str:
+    return "all" if given["targets"] == 1 else f"{100 * given['targets']:.3g}% of the"
+
+
+def _note(facts: dict[str, Any]) -> str:
+    given = facts["assumptions"]
+    rates: dict[float, list[str]] = {}
+    for name, device in facts["devices"].items():
+        rates.setdefault(device["utilisation"], []).append(name)
+    usual, *others = sorted(rates, key=lambda rate: -len(rates[rate]))
+    but = "".join(f"; {rate:.0%} on {' and '.join(rates[rate])}" for rate in others)
+    return (
+        f"Assumed: {usual:.0%} of the datasheet's dense rate{but}; power at the board's limit; "
+        f"{given['kg_co2_per_kwh']} kg CO2e per kWh; rough rents of 2025 by the hour (* only electricity, at "
+        f"${given['dollars_per_kwh']:.2f} per kWh). 'Does not fit': one sequence at a time needs more memory. "
+        "--tokens (1B unless given), --length and --targets change what is estimated; docs/cost.md says how."
+    )
 
 
 def _shape(spec: "Model") -> list[tuple[str, str]]:
-    rows = [
-        (side, _stack(stack, spec.width))
-        for side, stack in (("encoder", spec.encoder), ("decoder", spec.decoder))
-        if stack
-    ]
-    rows.append(("vocabulary", f"{spec.vocab:,} tokens"))
+    sides = (("encoder", spec.encoder), ("decoder", spec.decoder))
+    lines = [(side, textwrap.wrap(_stack(stack, spec.width), WIDTH - 16)) for side, stack in sides if stack]
+    rows = [(side if line is text[0] else "", line) for side, text in lines for line in text]
     made = "any length" if spec.context is None else f"made for {spec.context:,} tokens"
-    rows.append(("positions", made if spec.longest is None else f"up to {spec.longest:,} tokens"))
-    return rows
+    return [
+        *rows,
+        ("vocabulary", f"{spec.vocab:,} tokens"),
+        ("positions", made if spec.longest is None else f"at most {spec.longest:,} tokens"),
+    ]
 
 
 def _stack(stack: "Stack", width: int) -> str:
     block = stack.blocks[0]
     heads, kv_heads, head = block.attention.shape(width=width)
-    shared = "" if stack.share is None else f" ({stack.share} of their own)"
-    keys = "" if kv_heads == heads else f", {kv_heads} for keys"
-    window = "" if block.attention.window is None else f", window {block.attention.window}"
-    text = f"{stack.depth} layers{shared}, width {width}, {heads} heads of {head}{keys}"
-    return f"{text}, hidden {block.feedforward.hidden}{window}"
+    return "".join(
+        (
+            f"{stack.depth} layer{'s' if stack.depth > 1 else ''}",
+            "" if stack.share is None else f" ({stack.share} of their own)",
+            f", width {width}, hidden {block.feedforward.hidden}, {heads} heads of {head}",
+            "" if kv_heads == heads else f", keys {kv_heads}",
+            "" if block.attention.window is None else f", window {block.attention.window}",
+            "" if len(stack.blocks) == 1 else f" (the first of {len(stack.blocks)} kinds of layers in turn)",
+        )
+    )
 
 
-def _at(spec: "Model", given: dict[str, Any]) -> str:
-    where = f"at {given['length']:,} + {given['length']:,} tokens" if spec.both else f"at {given['length']:,} tokens"
-    return f"{where}, targets at {given['targets']:.3g} of {'the target' if spec.both else 'the'} positions"
+def _parameters(spec: "Model") -> list[tuple[str, str, str]]:
+    """The sums that published figures may mean, then the parts of the total."""
+    from pretune.models.cost import parts
 
-
-def _batch(spec: "Model", given: dict[str, Any], which: str) -> str:
-    length = given["length"]
-    sequences = given[f"{which}_batch_tokens"] // (length * (2 if spec.both else 1))
-    return f"{sequences} x {f'({length:,} + {length:,})' if spec.both else f'{length:,}'} tokens"
-
-
-def _device_row(name: str, device: dict[str, Any]) -> tuple[str, ...]:
-    memory = f"{device['memory'] / 1e9:.0f} GB"
-    if not device["fits"]:
-        return name, memory, "does not fit", "", "", ""
-    price = f"{_money(device['dollars'])}{'*' if device['owned'] else ' '}"
-    return name, memory, _time(device["seconds"]), f"{device['kwh']:,.3g} kWh", f"{device['co2_kg']:,.3g} kg", price
-
-
-def _notes(spec: "Model", facts: dict[str, Any]) -> list[str]:
-    given = facts["assumptions"]
+    sums = asdict(spec.params())
+    if sums["body"] == sums["body_with_pooler"]:
+        del sums["body_with_pooler"]
+    total = sums["total"]
     return [
-        "Assumed: 40 % of the datasheet's dense rate (30 % on apple-m2 and laptop-cpu), power at the board's limit, "
-        f"{given['kg_co2_per_kwh']} kg CO2e/kWh, rough rents per hour of 2025; * electricity alone at "
-        f"${given['dollars_per_kwh']:.2f}/kWh. Does not fit: one sequence at a time needs more memory. "
-        "Change --tokens (default 1B), --length and --targets; docs/cost.md has the formulas.",
+        *((name.replace("_", " "), f"{size:,}", "") for name, size in sums.items()),
+        *((f"  {name}", f"{size:,}", f"{size / total:.1%}") for name, size in parts(spec).items()),
     ]
+
+
+def _memory(spec: "Model", facts: dict[str, Any]) -> list[tuple[str, ...]]:
+    given, usages = facts["assumptions"], facts["memory"]
+    example = given["inference_batch_tokens"]
+    sequence = _sequence(spec, given)
+    batches = [f"{given[f'{name}_batch_tokens'] // example} x {sequence}" for name in usages]
+    kinds = [kind for kind in usages["training"] if any(usage[kind] for usage in usages.values())]
+    return [("batch", *batches), *((kind, *(_size(usage[kind]) for usage in usages.values())) for kind in kinds)]
+
+
+def _device(name: str, found: dict[str, Any]) -> tuple[str, ...]:
+    memory = _size(found["memory"])
+    if not found["fits"]:
+        return name, memory, "does not fit", "", "", ""
+    price = _dollars(found["dollars"]) + ("*" if found["owned"] else " ")
+    energy, carbon = (f"{_digits(found[key])} {unit}" for key, unit in (("kwh", "kWh"), ("co2_kg", "kg")))
+    return name, memory, _time(found["seconds"]), energy, carbon, price
+
+
+def _sequence(spec: "Model", given: dict[str, Any]) -> str:
+    length = f"{given['length']:,}"
+    return f"({length} + {length})" if spec.both else length
+
+
+def _dollars(value: float) -> str:
+    if value < 0.01:
+        return "<$0.01"
+    return f"${value:.2f}" if value < 100 else f"${_digits(value)}"
+
+
+def _digits(value: float) -> str:
+    """Three digits that count, in plain writing up to millions.
+
+    >>> [_digits(value) for value in (0.00001, 0.01234, 12.345, 12345.6, 1.2e9)]
+    ['<0.001', '0.0123', '12.3', '12,346', '1.2e9']
+    """
+    if value < 0.001:
+        return "<0.001"
+    if value >= 1e7:
+        return re.sub(r"e\+0?", "e", f"{value:.3g}")
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _amount(value: float) -> str:
+    for letter, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if scale <= value < 1e3 * scale:
+            return f"{value / scale:.3g}{letter}"
+    return _digits(value)
+
+
+def _size(value: float) -> str:
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= scale:
+            return f"{_digits(value / scale)} {unit}"
+    return f"{value:.0f} B" if value else "-"
+
+
+def _time(seconds: float) -> str:
+    for unit, scale in (("years", 2 * 365 * 86400.0), ("days", 2 * 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= scale:
+            one = {"years": 365 * 86400.0, "days": 86400.0}.get(unit, scale)
+            return f"{_digits(seconds / one)} {unit}"
+    return f"{_digits(seconds)} s"

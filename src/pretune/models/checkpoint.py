@@ -4,8 +4,9 @@ What is read is checked before anything is allocated: the config against what we
 the safetensors headers against the spec.
 """
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from pretune.core import config, io
-from pretune.core.errors import CheckpointError, PretuneError, ResourceError, nearest
+from pretune.core.config.read import shown
+from pretune.core.errors import CheckpointError, PretuneError, UsageError, nearest
 from pretune.models import files
 from pretune.models.families import FAMILIES, MODEL_TYPES
-from pretune.models.files import Stored
+from pretune.models.files import Stored, one_line
 from pretune.models.huggingface import Layout, refuse_code, same
+from pretune.models.memory import fits
 from pretune.models.model import LanguageModel, empty
 from pretune.models.recognise import recognise
 from pretune.models.spec import Model
@@ -32,6 +35,8 @@ ASSETS = (
 )  # fmt: skip
 """Small files that stay with the weights, as they are."""
 
+CONFIG = "config.json"
+CONFIG_LIMIT = 16 << 20
 ASSET_LIMIT = 64 << 20
 SHARD_BYTES = 5 * 10**9
 
@@ -40,16 +45,19 @@ def load(
     directory: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> LanguageModel:
     """Read a Hugging Face model directory, or one of ours. It comes in evaluation mode, in fp32 unless asked."""
+    if not dtype.is_floating_point:
+        raise UsageError(f"weights cannot be {dtype}; choose torch.float32, torch.bfloat16 or another float")
     folder = Path(directory)
     spec, moves, stored = inspect(folder)
-    fits(spec, dtype)
+    fits(spec, dtype, device)
     model = empty(spec)
     sizes = {name: tensor.shape for name, tensor in weights_of(model)}
-    present = [move for move in moves if move.theirs in stored]
+    present = sorted((move for move in moves if move.theirs in stored), key=lambda move: stored[move.theirs].file)
     for move, tensor in zip(present, files.values(stored[move.theirs] for move in present), strict=True):
         parts = move.packing.unpack(tensor, [sizes[name][0] for name in move.ours], spec)
         for name, part in zip(move.ours, parts, strict=True):
-            _assign(model, name, part.to(device=device, dtype=dtype).contiguous())
+            # NOTE: always a copy: what was read lies in the mapped file, which may change, at any address.
+            _assign(model, name, part.to(device, dtype, copy=True, memory_format=torch.contiguous_format))
     for move in moves:
         if move.theirs not in stored:
             for name in move.ours:
@@ -73,30 +81,25 @@ def save(model: LanguageModel, directory: str | Path, *, overwrite: bool = False
         tensors |= {twin: tensors[name].clone() for name, twin in twins.items() if name in tensors}
     kept = dict(model.assets.files)
     with io.atomic_directory(Path(directory), overwrite=overwrite) as folder:
-        io.write_json(folder / "config.json", found)
-        names = ["config.json", *files.write(folder, tensors, shard), *kept]
+        io.write_json(folder / CONFIG, found)
+        names = [CONFIG, *files.write(folder, tensors, shard), *kept]
         for name, data in kept.items():
             io.atomic_write(folder / name, data)
         if spec.decoder is not None and "generation_config.json" not in kept:
             io.write_json(folder / "generation_config.json", _generation(found))
             names.append("generation_config.json")
         io.write_manifest(folder, names)
+        _clear(Path(directory), names)
 
 
-def inspect(folder: Path) -> tuple[Model, list[Move], dict[str, Stored]]:
+def inspect(directory: str | Path) -> tuple[Model, list[Move], dict[str, Stored]]:
     """All that can be known without reading a weight: the spec, the moves, and that names and shapes agree."""
+    folder = Path(directory)
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such directory")
-    found = io.read_json(folder / "config.json", CheckpointError)
-    stored = files.headers(folder)
-    try:
-        spec, rules, stored, optional = _understand(found, stored)
-    except CheckpointError as error:
-        raise (
-            error if str(error).startswith(str(folder)) else CheckpointError(f"{folder / 'config.json'}: {error}")
-        ) from None
-    except PretuneError as error:
-        raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
+        what = "not a directory; give the one that holds it" if folder.exists() else "no such directory"
+        raise CheckpointError(f"{folder}: {what}")
+    found = io.read_json(folder / CONFIG, CheckpointError, CONFIG_LIMIT)
+    spec, rules, stored, optional = _understand(folder, found)
     model = empty(spec)
     moves = plan([name for name, _ in weights_of(model)], rules)
     _check(folder, model, moves, stored, optional)
@@ -123,14 +126,6 @@ def weights_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
 
 
-def fits(spec: Model, dtype: torch.dtype, copies: int = 1) -> None:
-    """Refuse before anything is allocated what this machine's memory cannot hold."""
-    need = spec.params().total * dtype.itemsize * copies
-    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else need
-    if need > have:
-        raise ResourceError(f"the weights need {need / 1e9:.1f} GB of memory; this machine has {have / 1e9:.1f} GB")
-
-
 def _express(layout: Layout, spec: Model) -> dict[str, Any] | None:
     """The layout's config of a spec, or None where it cannot say it."""
     try:
@@ -146,56 +141,105 @@ def _express(layout: Layout, spec: Model) -> dict[str, Any] | None:
 
 
 def _understand(
-    found: dict[str, Any], stored: dict[str, Stored]
+    folder: Path, found: dict[str, Any]
 ) -> tuple[Model, tuple[Rule, ...], dict[str, Stored], tuple[str, ...]]:
     """The spec that a config and its tensors stand for, with the rules and the tensors under their full names."""
-    refuse_code(found)
+    if found.get("model_type") == NATIVE:
+        with _about(folder / CONFIG):
+            spec = _native(found)
+        return spec, _identity(spec), files.headers(folder), ()
+    with _about(folder / CONFIG):
+        refuse_code(found)
+        layout = _layout(found)
+        promised, tied = layout.claims(found)
+    stored, parts, tied = recognise(layout, promised, tied, files.headers(folder))
+    with _about(folder / CONFIG):
+        spec = layout.read(found, parts, tied=tied)
+        if NATIVE in found:
+            spec = _refined(found, spec)
+    return spec, layout.rules_of(spec), stored, layout.zeros
+
+
+@contextmanager
+def _about(config: Path) -> Iterator[None]:
+    """What is wrong with what a config says, with the name of its file."""
+    try:
+        yield
+    except PretuneError as error:
+        raise CheckpointError(f"{config}: {error}") from None
+
+
+def _layout(found: Mapping[str, Any]) -> Layout:
+    """The layout that reads a config."""
     kind = found.get("model_type")
-    if kind == NATIVE:
-        for name in found:
-            if name not in ("model_type", NATIVE, "dtype", "architectures"):
-                raise CheckpointError(f"unknown key '{name}'{nearest(name, ('model_type', NATIVE, 'dtype'))}")
-        spec = config.from_dict(Model, found.get(NATIVE), where=NATIVE)
-        return spec, _identity(spec), stored, ()
     if not isinstance(kind, str) or kind not in MODEL_TYPES:
+        hint = nearest(kind, MODEL_TYPES) if isinstance(kind, str) else ""
         known = ", ".join(sorted(MODEL_TYPES))
-        raise CheckpointError(f"model_type {kind!r} is not supported{nearest(str(kind), MODEL_TYPES)}; known: {known}")
+        raise CheckpointError(f"key 'model_type' = {shown(kind)} is not supported{hint}; known: {known}")
     layout = FAMILIES.get(MODEL_TYPES[kind]).layout
     assert layout is not None
-    stored, parts, tied = recognise(layout, found, stored)
-    spec = layout.read(found, parts, tied=tied)
-    if NATIVE in found:
-        said = config.from_dict(Model, found[NATIVE], where=NATIVE)
-        if not same(said, spec):
-            at = next(iter(config.diff(spec, said)), "kind")
-            raise CheckpointError(f"key '{NATIVE}' and the other keys contradict each other at {at}")
-        spec = said
-    return spec, layout.rules_of(spec), stored, layout.zeros
+    return layout
+
+
+def _native(found: Mapping[str, Any]) -> Model:
+    """The spec of a directory that is ours alone."""
+    refuse_code(found)
+    allowed = ("model_type", NATIVE, "dtype", "architectures")
+    for name in found:
+        if name not in allowed:
+            raise CheckpointError(f"unknown key {shown(name)}{nearest(name, allowed)} (allowed: {', '.join(allowed)})")
+    return config.from_dict(Model, found.get(NATIVE), where=NATIVE)
+
+
+def _refined(found: Mapping[str, Any], spec: Model) -> Model:
+    """The spec that our own key adds to a Hugging Face config; it must compute the same."""
+    said = config.from_dict(Model, found[NATIVE], where=NATIVE)
+    if not same(said, spec):
+        at = next(iter(config.diff(spec, said)), "kind")
+        raise CheckpointError(
+            f"key '{NATIVE}' and the other keys contradict each other at {at}; remove '{NATIVE}' to follow the others"
+        )
+    return said
 
 
 def _check(
     folder: Path, model: LanguageModel, moves: list[Move], stored: dict[str, Stored], optional: tuple[str, ...]
 ) -> None:
-    """Every tensor there, none too many, every shape right: from the headers alone."""
+    """Every tensor there, none too many, every shape right, all of them floats: from the headers alone."""
     ours = dict(weights_of(model))
-    wanted = set()
+    wanted = {move.theirs for move in moves}
+    extra = [there for name, there in stored.items() if name not in wanted]
     for move in moves:
-        wanted.add(move.theirs)
-        made = move.packing.pack([ours[name] for name in move.ours], model.spec)
         if move.theirs not in stored:
             if move.theirs in optional:
                 continue
-            close = nearest(move.theirs, [name for name in stored if name not in wanted])
-            raise CheckpointError(f"{folder}: tensor '{move.theirs}' is missing{close}")
+            hint = nearest(move.theirs, [there.key for there in islice(extra, 1000)])
+            raise CheckpointError(f"{files.main_file(folder)}: tensor '{move.theirs}' is missing{hint}")
         there = stored[move.theirs]
-        if there.shape != tuple(made.shape):
+        asked = move.packing.pack([ours[name] for name in move.ours], model.spec).shape
+        if there.shape != tuple(asked):
             raise CheckpointError(
-                f"{there.file}: tensor '{there.key}' has shape {list(there.shape)}, "
-                f"but the config asks for {list(made.shape)}"
+                f"{there.file}: tensor {shown(there.key)} has shape {_shape(there.shape)}, "
+                f"but the config asks for {_shape(asked)}"
             )
-    for name, there in stored.items():
-        if name not in wanted:
-            raise CheckpointError(f"{there.file}: tensor '{there.key}' has no place in this model")
+        if there.dtype not in files.FLOATS:
+            raise CheckpointError(
+                f"{there.file}: tensor {shown(there.key)} holds {there.dtype}; "
+                f"weights must be one of {', '.join(sorted(files.FLOATS))}"
+            )
+    for there in extra:
+        raise CheckpointError(f"{there.file}: tensor {shown(there.key)} has no place in this model")
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, shape[:8]))}{', ...' if len(shape) > 8 else ''}]"
+
+
+def _clear(directory: Path, names: Collection[str]) -> None:
+    """Take the weights of another save away: of a single file and several, only one may be there to be read."""
+    stale = [name for name in files.weight_names(directory) if name not in names]
+    for name in [io.MANIFEST, *stale] if stale else []:
+        (directory / name).unlink(missing_ok=True)
 
 
 def _identity(spec: Model) -> tuple[Rule, ...]:
@@ -216,9 +260,12 @@ def _assets(folder: Path) -> dict[str, bytes]:
     for name in ASSETS:
         file = folder / name
         if file.is_file():
-            if file.stat().st_size > ASSET_LIMIT:
-                raise CheckpointError(f"{file}: {file.stat().st_size:,} bytes; at most {ASSET_LIMIT:,} are read")
-            found[name] = file.read_bytes()
+            try:
+                if file.stat().st_size > ASSET_LIMIT:
+                    raise CheckpointError(f"{file}: {file.stat().st_size:,} bytes; at most {ASSET_LIMIT:,} are read")
+                found[name] = file.read_bytes()
+            except OSError as fault:
+                raise CheckpointError(f"{file}: cannot be read: {fault.strerror}") from fault
     return found
 
 
@@ -231,11 +278,11 @@ def _tokenizer(folder: Path, spec: Model) -> Any:
 
     try:
         tokenizer = Tokenizer.from_file(str(file))
+        last = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     except Exception as error:  # NOTE: the library raises bare Exception
-        raise CheckpointError(f"{file}: not a readable tokenizer ({str(error).splitlines()[0]})") from None
-    size = tokenizer.get_vocab_size(with_added_tokens=True)
-    if size > spec.vocab:
-        raise CheckpointError(f"{file}: {size} tokens; the model's vocabulary has {spec.vocab}")
+        raise CheckpointError(f"{file}: not a readable tokenizer ({one_line(error)})") from None
+    if last >= spec.vocab:
+        raise CheckpointError(f"{file}: a token has the id {last}; the model's vocabulary has {spec.vocab}")
     return tokenizer
 
 

@@ -158,15 +158,13 @@ def parts(spec: Model) -> dict[str, int]:
             continue
         name = f"{side} " if spec.both else ""
         found[f"{name}embedding"] += stack.embed.params(width=width) + stack.position_params(width=width)
-        own = not (spec.shared and side == "decoder")
+        own = not (spec.shared and side == "decoder")  # else they are the encoder's, but for the attention to it
         for block in stack.layers:
-            norms = block.norms.params(width=width)
+            cross = block.cross.params(width=width) if block.cross else 0
             found[f"{name}attention"] += own * block.attention.params(width=width)
-            if block.cross:
-                found[f"{name}cross-attention"] += block.cross.params(width=width)
-                found[f"{name}norms"] += norms
+            found[f"{name}cross-attention"] += cross
             found[f"{name}feed-forward"] += own * block.feedforward.params(width=width)
-            found[f"{name}norms"] += own * 2 * norms
+            found[f"{name}norms"] += (2 * own + (block.cross is not None)) * block.norms.params(width=width)
         found[f"{name}norms"] += stack.norm.params(width=width) if stack.norm else 0
     found["pooler"] += spec.pooler.params(width=width) if spec.pooler else 0
     found["pair head"] += spec.pair.params(width=width) if spec.pair else 0

@@ -9,7 +9,7 @@ DOLLARS_PER_KWH = 0.30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One machine. Rates are dense (no sparsity) and those of the datasheet; the rest of the figures are stated guesses.
+    """One machine. Rates are the datasheet's, without sparsity; price and utilisation are stated guesses.
 
     Memory is in decimal gigabytes, which leaves about what a driver takes for itself. Power is the board's limit: the
     host, the cooling and idle hours are not in it.

@@ -1,8 +1,10 @@
 """Safetensors files: what they hold without reading it, the values when asked, and writing them in shards.
 
-Nothing here unpickles. A pickle is recognised by its name or its first bytes, under any name, and refused.
+Nothing here unpickles. A pickle is refused under any name: one that calls itself safetensors is seen by its first bytes.
 """
 
+import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,21 +16,32 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pretune.core import io
+from pretune.core.config.read import shown
 from pretune.core.errors import CheckpointError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-FLOATS = ("F32", "F16", "BF16", "F64")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
+PICKLED = (b"PK\x03\x04", *(bytes([0x80, protocol]) for protocol in range(2, 6)))
+"""How a pickle may begin: the archive that torch writes, or a bare one."""
+
+FLOATS = frozenset({"F32", "F16", "BF16", "F64"})
+"""What weights may be stored as."""
+
+REMEDY = f"save the weights as {SINGLE}"
+
+_WRITTEN = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
+_SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,200}\.safetensors")
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a file: where it lies and its shape, not its values."""
+    """A tensor in a file: where it lies, its shape and its type as the file names it, not its values."""
 
     file: Path
     key: str
     shape: tuple[int, ...]
+    dtype: str
 
 
 def headers(folder: Path) -> dict[str, Stored]:
@@ -38,66 +51,76 @@ def headers(folder: Path) -> dict[str, Stored]:
         with opened(file) as tensors:
             for key in tensors.keys():  # noqa: SIM118 (not a mapping)
                 part = tensors.get_slice(key)
-                if part.get_dtype() not in FLOATS and not key.endswith("position_ids") and part.get_dtype() != "BOOL":
-                    raise CheckpointError(f"{file}: tensor '{key}' holds {part.get_dtype()}; only floats are supported")
                 if key in found:
-                    raise CheckpointError(f"{file}: tensor '{key}' is also in {found[key].file.name}")
-                found[key] = Stored(file, key, tuple(part.get_shape()))
+                    raise CheckpointError(f"{file}: tensor {shown(key)} is also in {found[key].file.name}")
+                found[key] = Stored(file, key, tuple(part.get_shape()), part.get_dtype())
+    for key, name in _index(folder).items():
+        if key not in found or found[key].file.name != name:
+            raise CheckpointError(f"{folder / name}: tensor {shown(key)} is missing, though {INDEX} lists it")
     return found
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a directory: the single one, or those its index names."""
-    if (folder / SINGLE).exists():
-        return [folder / SINGLE]
-    if (folder / INDEX).exists():
-        table = io.read_json(folder / INDEX, CheckpointError).get("weight_map")
-        if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
-            raise CheckpointError(f"{folder / INDEX}: 'weight_map' must be an object of tensor names to file names")
-        names = sorted(set(table.values()))
-        for name in names:
-            if Path(name).name != name or not name.endswith(".safetensors"):
-                raise CheckpointError(f"{folder / INDEX}: '{name}' is not the name of a safetensors file beside it")
-            if not (folder / name).is_file():
-                raise CheckpointError(f"{folder / name}: named by {INDEX} but missing")
-        return [folder / name for name in names]
-    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
+    names = sorted(set(_index(folder).values())) or [SINGLE]
+    for name in names:
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder / name}: missing, though {INDEX} names it; copy the directory again")
+    return [folder / name for name in names]
+
+
+def main_file(folder: Path) -> Path:
+    """The file that stands for a directory's weights: the single one, or the index of several."""
+    for name in (SINGLE, INDEX):
+        if (folder / name).is_file():
+            return folder / name
+    try:
+        pickles = [file.name for file in folder.iterdir() if file.suffix in PICKLES]
+    except OSError as fault:
+        raise CheckpointError(f"{folder}: cannot be read: {fault.strerror}") from fault
     if pickles:
-        raise CheckpointError(f"{folder / pickles[0]}: a pickle can run code, so it is never read; save as {SINGLE}")
+        first = min(pickles, key=lambda name: ("model" not in name, name))
+        raise CheckpointError(f"{folder / first}: a pickle can run code, so it is never read; {REMEDY}")
     raise CheckpointError(f"{folder}: no {SINGLE} and no {INDEX}")
+
+
+def _index(folder: Path) -> dict[str, str]:
+    """Tensor -> file, where a directory has several; empty where it has one."""
+    main = main_file(folder)
+    if main.name == SINGLE:
+        return {}
+    table = io.read_json(main, CheckpointError).get("weight_map")
+    if not isinstance(table, dict) or not table:
+        raise CheckpointError(f"{main}: key 'weight_map' must be an object of tensor names to file names")
+    for key, name in table.items():
+        # NOTE: a stranger's name: never a path, and nothing that a file system could trip over.
+        if not isinstance(name, str) or not _SHARD.fullmatch(name):
+            raise CheckpointError(f"{main}: tensor {shown(key)}: {shown(name)} is not the name of a safetensors file")
+    return table
 
 
 @contextmanager
 def opened(file: Path) -> Iterator[Any]:
     """A safetensors file, with its errors as one line."""
     try:
-        with file.open("rb") as raw:
-            start = raw.read(4)
-        if start[:1] == b"\x80" or start == b"PK\x03\x04":
-            raise CheckpointError(f"{file}: this is a pickle under another name; it is never read")
         with safe_open(file, framework="pt") as tensors:
             yield tensors
-    except (SafetensorError, OSError, ValueError, OverflowError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(f"{file}: not a readable safetensors file ({reason})") from None
+    except (SafetensorError, OSError, ValueError, OverflowError, RuntimeError) as error:
+        # NOTE: asked only now, for the length of a good header, which comes first, may look like a pickle.
+        if _start(file).startswith(PICKLED):
+            raise CheckpointError(f"{file}: a pickle under another name, so it is never read; {REMEDY}") from None
+        raise CheckpointError(f"{file}: not a readable safetensors file ({one_line(error)})") from None
 
 
 def values(stored: Iterable[Stored]) -> Iterator[Tensor]:
-    """The tensors themselves, in order, each file opened once per run of neighbours."""
-    current: Path | None = None
-    tensors: Any = None
-    context: Any = None
-    try:
-        for entry in stored:
-            if entry.file != current:
-                if context is not None:
-                    context.__exit__(None, None, None)
-                context, current = opened(entry.file), entry.file
-                tensors = context.__enter__()
-            yield tensors.get_tensor(entry.key)
-    finally:
-        if context is not None:
-            context.__exit__(None, None, None)
+    """The tensors themselves, in order, each file opened once per run of neighbours.
+
+    NOTE: they are views of the mapped file: copy what is to be kept.
+    """
+    for file, entries in itertools.groupby(stored, key=lambda entry: entry.file):
+        with opened(file) as tensors:
+            for entry in entries:
+                yield tensors.get_tensor(entry.key)
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], limit: int) -> list[str]:
@@ -127,3 +150,22 @@ def save(tensors: Mapping[str, Tensor], file: Path) -> None:
     """One safetensors file, a full disk or a read-only one told in one line."""
     with io.writing(file):
         save_file(dict(tensors), file, metadata={"format": "pt"})
+
+
+def weight_names(folder: Path) -> list[str]:
+    """The files in a directory that `write` may have written."""
+    return [file.name for file in folder.glob("model*") if _WRITTEN.fullmatch(file.name)]
+
+
+def one_line(error: Exception) -> str:
+    """What a library says, as one short printable line; it may quote the file."""
+    text = " ".join((str(error) or type(error).__name__).split())
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:200])
+
+
+def _start(file: Path) -> bytes:
+    try:
+        with file.open("rb") as raw:
+            return raw.read(4)
+    except OSError:
+        return b""

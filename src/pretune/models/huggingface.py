@@ -4,81 +4,152 @@ A key is read, known not to matter, or refused: nothing that changes the computa
 nothing that names code is followed.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pretune.core import config
-from pretune.core.errors import CheckpointError, nearest
+from pretune.core.config.read import shown
+from pretune.core.errors import CheckpointError, PretuneError, nearest
 from pretune.models.spec import Model
 from pretune.models.weights import Rule
 
 IGNORED = frozenset(
     """
-    _commit_hash _name_or_path _attn_implementation _attn_implementation_autoset adapters attn_implementation
-    begin_suppress_tokens bad_words_ids bos_token_ids chunk_size_feed_forward cross_attention_hidden_size
-    custom_generate decoder diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size
-    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing
-    id2label is_encoder_decoder is_decoder keys_to_ignore_at_inference label2id length_penalty max_length min_length
-    model_type no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
-    output_hidden_states output_past output_scores prefix problem_type pruned_heads remove_invalid_values
-    repetition_penalty return_dict return_dict_in_generate sep_token_id summary_activation summary_first_dropout
-    summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss
-    tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p use_bfloat16
-    use_cache architectures classifier_dropout classif_dropout classifier_activation pooler_fc_size
-    pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type directionality
-    normalize_before normalize_embedding static_position_embeddings extra_pos_embeddings add_bias_logits
-    add_final_layer_norm pretraining_tp init_device verbose n_ctx predict_special_tokens language unk_token_id
+    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels architectures
+    attn_implementation bad_words_ids begin_suppress_tokens chunk_size_feed_forward classif_dropout
+    classifier_activation classifier_dropout directionality diversity_penalty do_sample dtype early_stopping
+    encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task force_bos_token_to_be_generated
+    forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label init_device is_decoder is_encoder_decoder
+    keys_to_ignore_at_inference label2id language length_penalty max_length min_length model_type n_ctx
+    no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
+    output_hidden_states output_past output_scores pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+    pooler_size_per_head pooler_type predict_special_tokens prefix pretraining_tp problem_type remove_invalid_values
+    repetition_penalty return_dict return_dict_in_generate save_step sep_token_id summary_activation
+    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params
+    temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p
+    unk_token_id use_bfloat16 use_cache verbose xla_device
     """.split()  # noqa: SIM905 (a list of this length reads better as words)
 )
 """Keys that do not change what the model computes: labels, generation, training, bookkeeping of old releases."""
 
-CODE = ("auto_map", "custom_pipelines", "trust_remote_code")
+CODE = ("auto_map", "custom_generate", "custom_pipelines", "trust_remote_code")
 """Keys that name code to run."""
 
-NEUTRAL = (None, False)
-_MISSING = object()
+LARGEST = 2**31 - 1
+"""No size is larger; a file that says so is damaged or hostile."""
+
+ROLES = {"pad_token_id": "special.pad", "bos_token_id": "special.bos", "decoder_start_token_id": "special.start"}
+
+Check = Callable[[str, Any], Any]
+"""Takes a key and what a file gives for it, and returns the value or refuses it by the key's name."""
+
+
+def size(key: str, value: Any) -> int:
+    """How many or how wide: a whole number, at least one."""
+    if type(value) is not int or not 1 <= value <= LARGEST:
+        raise _unfit(key, value, f"a whole number from 1 to {LARGEST}")
+    return value
+
+
+def number(key: str, value: Any) -> float:
+    """Any finite number that is not negative."""
+    if type(value) not in (int, float) or not 0 <= value <= 1e30:
+        raise _unfit(key, value, "a number of at least 0")
+    return float(value)
+
+
+def rate(key: str, value: Any) -> float:
+    """A share, such as that of what dropout drops."""
+    if type(value) not in (int, float) or not 0 <= value <= 1:
+        raise _unfit(key, value, "a number from 0 to 1")
+    return float(value)
+
+
+def flag(key: str, value: Any) -> bool:
+    """True or false."""
+    if type(value) is not bool:
+        raise _unfit(key, value, "true or false")
+    return value
+
+
+def fields(key: str, value: Any) -> dict[str, Any]:
+    """An object, as a copy to take things from; null is an empty one."""
+    if value is not None and not isinstance(value, dict):
+        raise _unfit(key, value, "an object")
+    return dict(value or {})
+
+
+def optional(check: Check) -> Check:
+    """The same, or null."""
+    return lambda key, value: None if value is None else check(key, value)
+
+
+def token(key: str, value: Any) -> int | None:
+    """A token's id, or null."""
+    if value is None or (type(value) is int and value == -1):  # NOTE: -1 means none in some early releases
+        return None
+    if type(value) is not int or not 0 <= value <= LARGEST:
+        raise _unfit(key, value, "a token's id or null")
+    return value
+
+
+def take(found: Mapping[str, Any], *names: str, check: Check, default: Any) -> Any:
+    """What a file gives for a key under any of its names, checked; the default where it gives nothing.
+
+    Several names must not contradict each other.
+    """
+    given = {name: check(name, found[name]) for name in names if name in found}
+    first = next(iter(given), None)
+    for name, value in given.items():
+        if first is not None and value != given[first]:
+            raise CheckpointError(
+                f"keys '{first}' = {shown(found[first])} and '{name}' = {shown(found[name])} contradict each other"
+            )
+    return default if first is None else given[first]
 
 
 @dataclass(frozen=True)
 class Key:
     """One key and the paths in the tree it sets (`*` stands for every block of the pattern).
 
-    `default` is what the reference assumes where the file is silent; without one the key is required.
+    `default` is what the reference assumes where the file is silent, in our words; its type says what is allowed.
     """
 
     name: str
     paths: tuple[str, ...]
-    default: Any = _MISSING
-    values: Mapping[Any, Any] | None = None  # their value -> ours, in order of preference on the way out
-    aliases: tuple[str, ...] = ()  # older spellings
+    default: Any
+    values: Mapping[str, Any] | None = None  # their value -> ours, in order of preference on the way out
+    aliases: tuple[str, ...] = ()  # other spellings
+    check: Check | None = None  # where the default does not say it
 
     @property
     def names(self) -> tuple[str, ...]:
         return (self.name, *self.aliases)
 
     def read(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        given = next((name for name in self.names if found.get(name) is not None), None)
-        if given is None and self.default is _MISSING:
-            raise CheckpointError(f"key '{self.name}' is missing")
-        value = self.default if given is None else found[given]
-        if self.values is not None and given is not None:
-            if not isinstance(value, str | int | bool) or value not in self.values:
-                allowed = ", ".join(repr(name) for name in self.values)
-                raise CheckpointError(f"{given} = {value!r} is not supported; allowed: {allowed}")
-            value = self.values[value]
+        value = take(found, *self.names, check=self.check or self._usual, default=self.default)
         return dict.fromkeys(self.paths, value)
 
     def write(self, spec: Model) -> dict[str, Any]:
         value = look(spec, self.paths[0])
         if self.values is not None:
             value = next((theirs for theirs, ours in self.values.items() if ours == value), value)
-        return {self.name: list(value) if isinstance(value, tuple) else value}
+        return {self.name: value}
+
+    def _usual(self, key: str, value: Any) -> Any:
+        if self.values is not None:
+            return choice(key, value, self.values)
+        if self.paths[0].endswith("dropout"):
+            return rate(key, value)
+        check: Check = {bool: flag, int: size, float: number}[type(self.default)]
+        return check(key, value)
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """A key we support only at some values; absent is fine."""
+    """A key we support only at some values; absent or null is fine."""
 
     name: str
     allowed: tuple[Any, ...]
@@ -88,9 +159,12 @@ class Fixed:
         return (self.name,)
 
     def read(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        if self.name in found and found[self.name] not in self.allowed:
-            allowed = ", ".join(repr(value) for value in self.allowed)
-            raise CheckpointError(f"{self.name} = {found[self.name]!r} is not supported; allowed: {allowed}")
+        value = found.get(self.name)
+        # NOTE: types first: 1 is not true, nor 0 false.
+        if value is not None and not any(
+            value == other and isinstance(value, bool) == isinstance(other, bool) for other in self.allowed
+        ):
+            raise unsupported(self.name, value, self.allowed)
         return {}
 
     def write(self, spec: Model) -> dict[str, Any]:
@@ -107,11 +181,6 @@ class Odd:
 
 
 Entry = Key | Fixed | Odd
-SPECIAL = (
-    Key("pad_token_id", ("special.pad",), None),
-    Key("bos_token_id", ("special.bos",), None),
-    Key("decoder_start_token_id", ("special.start",), None),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +188,7 @@ class Layout:
     """How a family lies on disk: its config keys, its tensor names, and its classes with the parts each has."""
 
     model_type: str
-    template: Callable[[], Model]
+    template: Callable[[], Model]  # with the reference's token roles, and tied where the reference is
     entries: tuple[Entry, ...]
     rules: tuple[Rule, ...] | Callable[[Model], tuple[Rule, ...]]
     classes: Mapping[str, frozenset[str]]  # class -> which of head, pooler, pair it has; the full one first
@@ -132,43 +201,45 @@ class Layout:
     zeros: tuple[str, ...] = ()  # tensors that are zero where they are missing
     marks: Mapping[str, str] = field(default_factory=dict)  # part -> the tensor that shows it is there
 
+    def claims(self, found: Mapping[str, Any]) -> tuple[frozenset[str] | None, bool]:
+        """What a config promises of its tensors: the parts (None: it names no class), and that the head is tied."""
+        classes = found.get("architectures") or [None]
+        name = classes[0] if isinstance(classes, list) else classes
+        if name is not None and (not isinstance(name, str) or name not in self.classes):
+            raise unsupported("architectures", name, self.classes)
+        template = self.template()
+        usual = template.head is not None and template.head.tied
+        tied = take(found, "tie_word_embeddings", check=optional(flag), default=None)
+        return None if name is None else self.classes[name], usual if tied is None else tied
+
     def read(self, found: Mapping[str, Any], parts: frozenset[str], *, tied: bool) -> Model:
         """The spec of a config, with the parts and the tying that its tensors show."""
-        refuse_code(found)
+        self._refuse_unknown(found)
         template = self.template()
-        known = {name for entry in (*self.entries, *SPECIAL) for name in entry.names}
-        for name in found:
-            if name in known | IGNORED | self.ignored | {"eos_token_id", "tie_word_embeddings", "pretune"}:
-                continue
-            if found[name] not in NEUTRAL:
-                raise CheckpointError(
-                    f"key '{name}' = {_short(found[name])} is not known for model_type '{self.model_type}'"
-                    f"{nearest(name, known)}; what it changes cannot be reproduced"
-                )
-        changes: dict[str, Any] = {}
+        changes, keys = _roles(found), {}
         for entry in self.entries:
+            named = [name for name in entry.names if name in found] or [*entry.names]
             for path, value in entry.read(found).items():
-                changes.update(dict.fromkeys(spread(template, path), value))
-        for key in SPECIAL:
-            if found.get(key.name) is not None:
-                changes.update(key.read(found))
-        eos = found.get("eos_token_id")
-        if eos is not None:
-            changes["special.eos"] = tuple(eos) if isinstance(eos, list) else (eos,)
+                for place in spread(template, path):
+                    changes[place], keys[place] = value, named[:1]
         for part in ("head", "pooler", "pair"):
             if getattr(template, part) is not None and part not in parts:
                 changes = {path: value for path, value in changes.items() if path.split(".")[0] != part}
                 changes[part] = None
         if "head" in parts:
             changes["head.tied"] = tied
-        return config.replace(template, {path: _typed(value) for path, value in changes.items()})
+        try:
+            return config.replace(template, changes)
+        except PretuneError as error:
+            raise CheckpointError(f"{_blamed(str(error), keys)}{error}") from None
 
     def write(self, spec: Model) -> dict[str, Any]:
         """The config of a spec. It may say less than the spec does: read it back and compare."""
         has = frozenset(part for part in ("head", "pooler", "pair") if getattr(spec, part) is not None)
         out: dict[str, Any] = {"architectures": [self.best_class(has)], "model_type": self.model_type}
-        for entry in (*self.entries, *SPECIAL):
+        for entry in self.entries:
             out.update(entry.write(spec))
+        out.update({name: look(spec, place) for name, place in ROLES.items()})
         eos = spec.special.eos
         out["eos_token_id"] = None if not eos else eos[0] if len(eos) == 1 else list(eos)
         if spec.head is not None:
@@ -183,14 +254,42 @@ class Layout:
         fitting = [name for name, has in self.classes.items() if has <= parts]
         return max(fitting, key=lambda name: len(self.classes[name]))
 
+    def _refuse_unknown(self, found: Mapping[str, Any]) -> None:
+        known = {name for entry in self.entries for name in entry.names}
+        known |= {*ROLES, "eos_token_id", "tie_word_embeddings", "pretune"}
+        for name, value in found.items():
+            if name not in known | IGNORED | self.ignored and value not in (None, False, {}, []):
+                raise CheckpointError(
+                    f"key {shown(name)} = {shown(value)} is not known for model_type '{self.model_type}'"
+                    f"{nearest(name, known)}; what it changes cannot be reproduced"
+                )
+
 
 def refuse_code(found: Mapping[str, Any]) -> None:
-    """Config is data: keys that name code are refused whatever they say."""
+    """Config is data: keys that name code are refused whatever they say, and never followed."""
+    remedy = "which is never run; remove the key to read the directory without that code"
     for name in CODE:
         if name in found:
-            raise CheckpointError(f"key '{name}' names code to run; pretune reads data only")
+            raise CheckpointError(f"key '{name}' names code, {remedy}")
+    for name in ("_attn_implementation", "attn_implementation"):
+        if isinstance(found.get(name), str) and "/" in found[name]:  # a kernel to fetch
+            raise CheckpointError(f"key '{name}' = {shown(found[name])} names code, {remedy}")
     if found.get("quantization_config") is not None:
         raise CheckpointError("key 'quantization_config': quantised weights are not supported; use the original ones")
+
+
+def choice(key: str, value: Any, options: Mapping[str, Any]) -> Any:
+    """Our word for one of theirs."""
+    if not isinstance(value, str) or value not in options:
+        raise unsupported(key, value, options)
+    return options[value]
+
+
+def unsupported(key: str, value: Any, allowed: Iterable[Any]) -> CheckpointError:
+    """The error that refuses a value by its key and says which there are."""
+    return CheckpointError(
+        f"key '{key}' = {shown(value)} is not supported; allowed: {', '.join(shown(option) for option in allowed)}"
+    )
 
 
 def look(spec: object, path: str) -> Any:
@@ -226,13 +325,22 @@ def _bare(tree: Any) -> Any:
     return [_bare(value) for value in tree] if isinstance(tree, list) else tree
 
 
-def _typed(value: Any) -> Any:
-    # NOTE: text is parsed by the editor of specs; a number that a stranger's file gives as text stays an error.
-    if isinstance(value, str) and value[:1].isdigit():
-        raise CheckpointError(f"expected a number, found the text {_short(value)}")
-    return value
+def _roles(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Which tokens have a meaning; an explicit null means none."""
+    roles: dict[str, Any] = {place: token(name, found[name]) for name, place in ROLES.items() if name in found}
+    if "eos_token_id" in found:
+        given = found["eos_token_id"]
+        ends = [token("eos_token_id", end) for end in (given if isinstance(given, list) else [given])]
+        roles["special.eos"] = tuple(end for end in ends if end is not None)
+    return roles
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _blamed(error: str, keys: Mapping[str, list[str]]) -> str:
+    """The keys that set the places an error speaks of."""
+    words = set(re.findall(r"\w+", error))
+    blamed = {f"'{name}'" for place, names in keys.items() if place.rpartition(".")[2] in words for name in names}
+    return f"key {', '.join(sorted(blamed))}: " if blamed else ""
+
+
+def _unfit(key: str, value: Any, expected: str) -> CheckpointError:
+    return CheckpointError(f"key '{key}' = {shown(value)}: expected {expected}")

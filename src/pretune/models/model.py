@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch, Loss, Output
 from pretune.models.init import initialise
+from pretune.models.memory import fits
 from pretune.models.spec import Model
 from pretune.nn.cache import Cache
 from pretune.nn.loss import linear_cross_entropy
@@ -40,7 +41,6 @@ class LanguageModel(nn.Module):
         self.decoder = spec.decoder.build(width=width, shared=shared) if spec.decoder else None
         self.pooler = spec.pooler.build(width=width) if spec.pooler else None
         self.pair = spec.pair.build(width=width) if spec.pair else None
-        self._loss = linear_cross_entropy
         self.head = spec.head.build(vocab=spec.vocab, width=width, table=table) if spec.head else None
 
     @property
@@ -104,7 +104,7 @@ class LanguageModel(nn.Module):
             raise UsageError("a vocabulary loss needs a model with a head and a batch with targets")
         rows = self.head.states(states.index_select(0, batch.targets.index))
         weight = self.tokens.weight if self.head.weight is None else self.head.weight
-        return self._loss(rows, weight, self.head.bias, batch.targets.labels)
+        return linear_cross_entropy(rows, weight, self.head.bias, batch.targets.labels)
 
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile block by block: all layers of a kind share one graph, whatever the batch is made of."""
@@ -113,7 +113,6 @@ class LanguageModel(nn.Module):
                 stack.compile(*args, **options)
         if self.head is not None and self.head.transform is not None:
             self.head.transform.compile(*args, **options)
-        self._loss = torch.compile(linear_cross_entropy, *args, **options)
 
     def pool(self, states: Tensor, batch: Batch) -> Tensor:
         """The pooled first token of every cell `[C, W]`; those of filler and spare cells mean nothing."""
@@ -155,6 +154,7 @@ class LanguageModel(nn.Module):
 
 def build(spec: Model, *, seed: int = 0, device: torch.device | str = "cpu") -> LanguageModel:
     """A new model with fresh weights."""
+    fits(spec, device=device)
     model = empty(spec).to_empty(device=device)
     initialise(model, spec.init, spec.depth, seed)
     return model

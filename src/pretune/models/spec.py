@@ -1,18 +1,27 @@
 """The one spec tree: every published model is a value of this type."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from pretune.core.config import spec
+from pretune.core.config import spec, to_dict
 from pretune.core.errors import UsageError
 from pretune.models.init import Init, Normal
-from pretune.nn.attention import Attention
 from pretune.nn.block import Block
 from pretune.nn.heads import Head, PairHead, Pooler
+from pretune.nn.positions import Rotary
 from pretune.nn.stack import Stack
 
 MOST_PARAMETERS = 10**14
-"""Beyond this a shape is a mistake, not a model."""
+MOST_LAYERS = 10**4
+"""Beyond these a shape is a mistake, not a model."""
+
+_SIZES = frozenset(
+    {"vocab", "width", "depth", "share", "hidden", "heads", "kv_heads", "head_width", "window", "segments", "classes"}
+    | {"rows", "buckets", "far", "original", "context"}
+)
+_POSITIVE = frozenset({"theta", "base", "clip", "factor"})
+_RATES = frozenset({"dropout", "fraction"})
 
 
 @spec
@@ -62,10 +71,13 @@ class Model:
             raise UsageError("a pair head reads the pooled vector: it needs a pooler")
         if self.shared and not (self.encoder and self.decoder and self.encoder.depth == self.decoder.depth):
             raise UsageError("shared weights need an encoder and a decoder of equal depth")
-        for name, size in self._sizes():
-            if size < 1:
-                raise UsageError(f"{name} {size} must be at least 1")
+        _check_ranges(to_dict(self))
         for stack in self.stacks:
+            if stack.depth > MOST_LAYERS:
+                raise UsageError(f"depth {stack.depth} must be at most {MOST_LAYERS}")
+            _, _, head = stack.blocks[0].attention.shape(width=self.width)
+            if isinstance(stack.position, Rotary) and int(head * stack.position.fraction) % 2:
+                raise UsageError(f"rotary positions turn pairs, so head_width {head} x fraction must be even")
             for block in stack.blocks:
                 block.attention.shape(width=self.width)
                 if (block.cross is None) != (not self.both or stack is self.encoder):
@@ -112,18 +124,21 @@ class Model:
             total += self.head.params(vocab=self.vocab, width=self.width, table=self.table)
         return Params(body=body, body_with_pooler=pooled, total=total)
 
-    def _sizes(self) -> Iterator[tuple[str, int]]:
-        yield from (("vocab", self.vocab), ("width", self.width))
-        for stack in self.stacks:
-            for block in stack.blocks:
-                yield "hidden", block.feedforward.hidden
-                for attention in _attentions(block):
-                    if attention.head_width is not None:
-                        yield "head_width", attention.head_width
 
-
-def _attentions(block: Block) -> list[Attention]:
-    return [block.attention, *([block.cross] if block.cross else [])]
+def _check_ranges(tree: Mapping[str, Any]) -> None:
+    """Every number of a spec lies where it can mean something."""
+    for name, value in tree.items():
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, Mapping):
+                _check_ranges(part)
+        if not isinstance(value, int | float):
+            continue
+        if name in _SIZES and value < 1:
+            raise UsageError(f"{name} {value} must be at least 1")
+        if name in _POSITIVE and value <= 0:
+            raise UsageError(f"{name} {value} must be greater than 0")
+        if name in _RATES and not 0 <= value <= 1:
+            raise UsageError(f"{name} {value} must lie between 0 and 1")
 
 
 def _without_cross(block: Block, width: int) -> int:

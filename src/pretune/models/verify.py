@@ -59,10 +59,11 @@ def _finite(stored: Collection[Stored]) -> int:
 
 
 def _first_bad(tensor: Tensor) -> int | None:
-    for number, part in enumerate(tensor.reshape(-1).split(CHUNK)):
-        good = torch.isfinite(part)
+    flat = tensor.reshape(-1)
+    for start in range(0, flat.numel(), CHUNK):
+        good = torch.isfinite(flat[start : start + CHUNK])
         if not good.all():
-            return number * CHUNK + int(good.logical_not().nonzero()[0])
+            return start + int(good.logical_not().nonzero()[0])
     return None
 
 

@@ -38,6 +38,11 @@ class NormSlots(nn.Module):
         self.out = spec.out.build(width=width) if spec.out else nn.Identity()
         self.post = spec.post.build(width=width) if spec.post else nn.Identity()
 
+    def add(self, x: Tensor, change: Tensor) -> Tensor:
+        """The residual stream after a sublayer, in the precision it had: norms compute in fp32 under autocast."""
+        out: Tensor = self.post(x + change)
+        return out.to(x.dtype)
+
 
 @spec
 class Block:
@@ -85,12 +90,12 @@ class TransformerBlock(nn.Module):
         mixed = self.dropout(self.attention_norm.out(mixed))
         if self.parallel:
             return x + mixed + self._think(x), weights, None
-        x = self.attention_norm.post(x + mixed)
+        x = self.attention_norm.add(x, mixed)
         seen = None
         if self.cross is not None and self.cross_norm is not None and across is not None:
             mixed, seen = self.cross(self.cross_norm.pre(x), across, source, other)
-            x = self.cross_norm.post(x + self.dropout(self.cross_norm.out(mixed)))
-        return self.feedforward_norm.post(x + self._think(x)), weights, seen
+            x = self.cross_norm.add(x, self.dropout(self.cross_norm.out(mixed)))
+        return self.feedforward_norm.add(x, self._think(x)), weights, seen
 
     def step(self, x: Tensor, step: Step, caches: tuple[LayerCache, LayerCache | None]) -> Tensor:
         """One new token per sequence `[B, W]`."""
@@ -98,12 +103,11 @@ class TransformerBlock(nn.Module):
         mixed: Tensor = self.attention_norm.out(self.attention.step(self.attention_norm.pre(x), step, own))
         if self.parallel:
             return x + mixed + self._think(x)
-        x = self.attention_norm.post(x + mixed)
+        x = self.attention_norm.add(x, mixed)
         if self.cross is not None and self.cross_norm is not None and other is not None:
             mixed = self.cross.step(self.cross_norm.pre(x), step, other, cross=True)
-            x = self.cross_norm.post(x + self.cross_norm.out(mixed))
-        out: Tensor = self.feedforward_norm.post(x + self._think(x))
-        return out
+            x = self.cross_norm.add(x, self.cross_norm.out(mixed))
+        return self.feedforward_norm.add(x, self._think(x))
 
     def _think(self, x: Tensor) -> Tensor:
         out: Tensor = self.dropout(self.feedforward_norm.out(self.feedforward(self.feedforward_norm.pre(x))))

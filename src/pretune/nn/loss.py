@@ -1,24 +1,90 @@
-"""From states to the summed cross-entropy over the vocabulary, without keeping more than one matrix of logits."""
+"""From states to the summed cross-entropy over the vocabulary, a block of rows at a time.
 
+The logits of a block are turned into their own gradient in place while they are at hand, so that neither the logits nor
+their softmax is kept: memory is bounded by the block, and the block is passed over twice instead of five times.
+"""
+
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pretune.core.types import IGNORE, Loss
 
 ALIGN = 64
-"""On a GPU the vocabulary is rounded up to this: tensor cores halve their rate on an odd number of columns."""
+"""On a GPU the vocabulary is rounded up to this: an odd number of columns halves the rate of a matrix product."""
+
+BLOCK_BYTES = {"cuda": 2 << 30, "cpu": 64 << 20}
 
 
 def linear_cross_entropy(states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Loss:
     """Sum of -log softmax(states weight^T + bias)[label] over the labels that are not `IGNORE`.
 
-    Logits stay in the precision of the product; the softmax is computed in fp32.
+    Products run in the autocast precision; the softmax is computed in fp32 (fp64 where the states are).
     """
-    vocab = weight.shape[0]
-    spare = -vocab % ALIGN if states.is_cuda else 0
-    if spare:
-        weight = F.pad(weight, (0, 0, 0, spare))
-        bias = None if bias is None else F.pad(bias, (0, spare))
-    logits = F.linear(states, weight, bias)[:, :vocab]
-    total = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="sum")
+    total: Tensor = _LinearCrossEntropy.apply(states, weight, bias, labels)  # type: ignore[no-untyped-call]
     return Loss(sum=total, count=(labels != IGNORE).sum())
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+        device = states.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+        wanted = any(ctx.needs_input_grad[:3])
+        exact = torch.promote_types(dtype, torch.float32)
+        with torch.autocast(device, enabled=False):
+            rows, table, shift = states.to(dtype), _aligned(weight.to(dtype)), bias
+            if shift is not None:
+                shift = _aligned(shift.to(dtype))
+            total = torch.zeros((), device=states.device, dtype=exact)
+            grad_rows = torch.empty_like(rows) if wanted else None
+            grad_table = torch.zeros(table.shape, device=states.device, dtype=exact) if wanted else None
+            grad_shift = (
+                torch.zeros(table.shape[0], device=states.device, dtype=exact) if wanted and bias is not None else None
+            )
+            size = max(BLOCK_BYTES.get(device, BLOCK_BYTES["cpu"]) // (table.shape[0] * rows.element_size()), 64)
+            for start in range(0, rows.shape[0], size):
+                part = slice(start, start + size)
+                logits = F.linear(rows[part], table, shift)
+                total += _to_gradient(logits, labels[part], weight.shape[0], wanted)
+                if grad_rows is not None and grad_table is not None:
+                    torch.mm(logits, table, out=grad_rows[part])
+                    grad_table += logits.t() @ rows[part]
+                    if grad_shift is not None:
+                        grad_shift += logits.sum(0, dtype=exact)
+        ctx.save_for_backward(grad_rows, grad_table, grad_shift)
+        ctx.dtypes = (states.dtype, weight.dtype, None if bias is None else bias.dtype)
+        ctx.vocab = weight.shape[0]
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
+        grad_rows, grad_table, grad_shift = ctx.saved_tensors
+        states, weight, bias = ctx.dtypes
+        grad_bias = None if grad_shift is None else (grad_shift[: ctx.vocab] * scale).to(bias)
+        return (grad_rows * scale).to(states), (grad_table[: ctx.vocab] * scale).to(weight), grad_bias, None
+
+
+def _aligned(table: Tensor) -> Tensor:
+    spare = -table.shape[0] % ALIGN if table.is_cuda else 0
+    return F.pad(table, (0, 0, 0, spare) if table.dim() == 2 else (0, spare)) if spare else table
+
+
+def _to_gradient(logits: Tensor, labels: Tensor, vocab: int, wanted: bool) -> Tensor:
+    """The summed loss of a block; its logits become softmax - one-hot where that is wanted."""
+    if logits.is_cuda:
+        from pretune.nn.kernels import row_losses
+
+        return row_losses(logits, labels, vocab, wanted).sum()
+    exact = torch.promote_types(logits.dtype, torch.float32)
+    real = labels != IGNORE
+    index = labels.clamp(min=0)[:, None]
+    picked = logits.gather(1, index)[:, 0].to(exact)
+    norm = logits.to(exact).logsumexp(1)
+    if wanted:
+        logits.sub_(norm[:, None]).exp_()
+        logits.scatter_add_(1, index, torch.full_like(index, -1, dtype=logits.dtype))
+        logits.mul_(real[:, None])
+    return ((norm - picked) * real).sum()

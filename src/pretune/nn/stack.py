@@ -96,6 +96,7 @@ class TransformerStack(nn.Module):
         for i, block in enumerate(spec.layers):
             self.add_module(str(i), block.build(width=width, shared=shared[i] if shared else None))
         self.norm = spec.norm.build(width=width) if spec.norm else None
+        self.stream: torch.dtype | None = None  # of the residual stream; None: as the embedding gives it
         self.dropout = nn.Dropout(spec.dropout)
 
     def __getitem__(self, i: int) -> TransformerBlock:
@@ -160,7 +161,7 @@ class TransformerStack(nn.Module):
     def enter(self, x: Tensor, positions: Tensor, segments: Tensor | None) -> Tensor:
         added = self.position(positions) if self.position and self._acts("input") else None
         out: Tensor = self.embed(x, added, segments)
-        return out
+        return out if self.stream is None else out.to(self.stream)
 
     def leave(self, x: Tensor) -> Tensor:
         out: Tensor = self.dropout(x if self.norm is None else self.norm(x))

@@ -1,0 +1,62 @@
+"""Pages of small tables: drawn by rich where stdout is a terminal, plain aligned text where it is not."""
+
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+WIDTH = 80
+"""Titles and notes are broken here; tables are made to be narrower."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A title over a table; with `right`, columns after the first are aligned to the right, as numbers are."""
+
+    title: str
+    rows: Sequence[Sequence[str]]
+    header: Sequence[str] | None = None
+    right: bool = False
+
+
+def print_page(title: str, about: str, sections: Sequence[Section], note: str) -> None:
+    """Print a page: its title, what it is about, its sections, and a note at the end."""
+    if sys.stdout.isatty():
+        _draw(title, about, sections, note)
+        return
+    lines = [*textwrap.wrap(title, WIDTH), *textwrap.wrap(about, WIDTH)]
+    for section in sections:
+        lines += ["", *textwrap.wrap(section.title, WIDTH), *_table(section)]
+    print("\n".join([*lines, "", *textwrap.wrap(note, WIDTH)]))
+
+
+def _table(section: Section) -> Iterator[str]:
+    rows = [*([section.header] if section.header else []), *section.rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *rest in rows:
+        cells = [f"{cell:>{width}}" if section.right else cell for cell, width in zip(rest, widths[1:], strict=True)]
+        yield "  ".join([f"  {first:<{widths[0]}}", *cells]).rstrip()
+
+
+def _draw(title: str, about: str, sections: Sequence[Section], note: str) -> None:
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    width = min(console.width, WIDTH)
+    console.print(Text(title, style="bold"), width=width)
+    console.print(Text(about, style="dim"), width=width)
+    for section in sections:
+        console.print()
+        console.print(Text(section.title, style="bold cyan"), width=width)
+        table = Table(box=None, show_header=section.header is not None, pad_edge=False, padding=(0, 2, 0, 0))
+        for number, name in enumerate(section.header or section.rows[0]):
+            heading = Text(name if section.header else "", style="dim")
+            table.add_column(heading, justify="right" if section.right and number else "left", no_wrap=True)
+        for row in section.rows:
+            table.add_row(*map(Text, row))
+        console.print(Padding(table, (0, 0, 0, 2)))
+    console.print()
+    console.print(Text(note, style="dim"), width=width)

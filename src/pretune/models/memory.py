@@ -1,0 +1,28 @@
+"""Whether a model has room, asked before anything is allocated."""
+
+import os
+
+import torch
+
+from pretune.core.errors import ResourceError
+from pretune.models.spec import Model
+
+
+def fits(spec: Model, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
+    """Refuse weights that the whole memory of a device could not hold."""
+    count = spec.params().total
+    need, have = count * dtype.itemsize, _capacity(torch.device(device))
+    if have is not None and need > have:
+        raise ResourceError(
+            f"{count:,} parameters need {need / 1e9:,.1f} GB of memory, and {device} has {have / 1e9:,.1f} GB; "
+            "choose a smaller shape or another machine"
+        )
+
+
+def _capacity(device: torch.device) -> int | None:
+    """The bytes a device has in all, whoever uses them; None where it does not tell."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    if device.type == "cpu" and hasattr(os, "sysconf"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None

@@ -1,0 +1,47 @@
+"""Triton kernels, for CUDA only; every one has a plain counterpart that the tests compare it with."""
+
+import torch
+import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from torch import Tensor
+
+COLUMNS = 4096
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _row_loss(logits, labels, losses, width, vocab, GRADIENT: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    row = tl.program_id(0).to(tl.int64)
+    base = logits + row * width
+    label = tl.load(labels + row)
+    real = label >= 0
+    top = -float("inf")
+    total = 0.0
+    for start in range(0, vocab, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        x = tl.load(base + columns, mask=columns < vocab, other=-float("inf")).to(tl.float32)
+        new = tl.maximum(top, tl.max(x, 0))
+        total = total * tl.exp(top - new) + tl.sum(tl.exp(x - new), 0)
+        top = new
+    norm = top + tl.log(total)
+    picked = tl.load(base + tl.where(real, label, 0)).to(tl.float32)
+    tl.store(losses + row, tl.where(real, norm - picked, 0.0))
+    if GRADIENT:
+        for start in range(0, width, BLOCK):
+            columns = start + tl.arange(0, BLOCK)
+            x = tl.load(base + columns, mask=columns < vocab, other=-float("inf")).to(tl.float32)
+            p = tl.exp(x - norm)
+            p = tl.where(columns == label, p - 1.0, p)
+            p = tl.where(real, p, 0.0)
+            tl.store(base + columns, p.to(logits.dtype.element_ty), mask=columns < width)
+
+
+def row_losses(logits: Tensor, labels: Tensor, vocab: int, wanted: bool) -> Tensor:
+    """-log softmax at the label of every row, 0 where the label is negative; columns from `vocab` on are no words.
+
+    With `wanted` the logits become the gradient of their row's loss, in place.
+    """
+    losses = torch.empty(logits.shape[0], device=logits.device, dtype=torch.float32)
+    _row_loss[(logits.shape[0],)](
+        logits, labels, losses, logits.shape[1], vocab, GRADIENT=wanted, BLOCK=COLUMNS, num_warps=8
+    )
+    return losses

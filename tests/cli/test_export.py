@@ -1,0 +1,144 @@
+import errno
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import pretune as pt
+from pretune.cli import main
+from pretune.models import catalog, files
+from pretune.models.model import LanguageModel
+from pretune.models.verify import verify
+
+Capture = pytest.CaptureFixture[str]
+SMALL = {"width": 16, "depth": 2, "heads": 2, "vocab": 30}
+
+
+def build(**more: object) -> LanguageModel:
+    return catalog.build("gpt2-small", **SMALL, positions=16, **more)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    pt.save(build(), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(root)): file.read_bytes() for file in sorted(root.rglob("*")) if file.is_file()}
+
+
+def refused(capsys: Capture, root: Path, *arguments: str | Path, code: int = 2) -> str:
+    """The one line of a refusal that changed nothing on the disk."""
+    before = tree(root), sorted(root.rglob("*"))
+    assert main(["export", *map(str, arguments)]) == code
+    out, err = capsys.readouterr()
+    assert (tree(root), sorted(root.rglob("*"))) == before
+    assert out == ""
+    assert err.count("\n") == 1
+    return err
+
+
+def test_a_copy_is_the_same_model(capsys: Capture, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main(["export", str(folder), "--to", "hf", "--out", str(out)]) == 0
+    assert capsys.readouterr() == (f"{out}: GPT2LMHeadModel, 7,328 parameters in float32\n", "")
+    assert tree(out) == tree(folder)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_types(capsys: Capture, folder: Path, tmp_path: Path, dtype: str) -> None:
+    out, again = tmp_path / "out", tmp_path / "again"
+    assert main(["export", str(folder), "--to", "hf", "--out", str(out), "--dtype", dtype]) == 0
+    verify(out)
+    assert json.loads((out / "config.json").read_text())["dtype"] == dtype
+    kind = getattr(torch, dtype)
+    ours, theirs = load_file(folder / "model.safetensors"), load_file(out / "model.safetensors")
+    assert all(torch.equal(theirs[name], tensor.to(kind)) for name, tensor in ours.items())
+    # What is not said stays as it is.
+    assert main(["export", str(out), "--to", "hf", "--out", str(again)]) == 0
+    assert tree(again) == tree(out)
+    assert f"in {dtype}\n" in capsys.readouterr().out
+
+
+def test_what_half_precision_cannot_hold(capsys: Capture, tmp_path: Path) -> None:
+    model = build()
+    with torch.no_grad():
+        model.tokens.weight[3, 3] = 1e6
+    pt.save(model, tmp_path / "model")
+    arguments = (tmp_path / "model", "--to", "hf", "--out", tmp_path / "out", "--dtype")
+    message = refused(capsys, tmp_path, *arguments, "float16")
+    assert "'tokens.weight' has values too large for float16; use --dtype bfloat16" in message
+    assert main(["export", *map(str, arguments), "bfloat16"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reason"),
+    [
+        ("t5-table-lm", {}, "'t5-table' has none"),
+        ("bert-tiny", {"encoder.share": 1}, "'bert' cannot say encoder.share"),
+        ("gpt2-small", {"head_width": 4}, "'gpt2' cannot say decoder.blocks.0.attention.head_width"),
+    ],
+)
+def test_what_no_class_expresses(
+    capsys: Capture, tmp_path: Path, name: str, settings: dict[str, object], reason: str
+) -> None:
+    pt.save(catalog.build(name, **SMALL, **settings), tmp_path / "model")
+    message = refused(capsys, tmp_path, tmp_path / "model", "--to", "hf", "--out", tmp_path / "out")
+    assert message.endswith(f"no Hugging Face class can express this model: {reason}\n")
+
+
+class TestPlaces:
+    def test_not_into_the_model_itself(self, capsys: Capture, folder: Path, tmp_path: Path) -> None:
+        (tmp_path / "link").symlink_to(folder)
+        for out in (folder, folder / "inside", folder / "a" / "b", tmp_path / "link", folder / ".." / "model"):
+            message = refused(capsys, tmp_path, folder, "--to", "hf", "--out", out, "--overwrite")
+            assert "lies in the model's own directory" in message
+
+    def test_not_over_other_files_unless_told(self, capsys: Capture, folder: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        out.mkdir()
+        (out / "notes.txt").write_text("mine")
+        assert "not empty" in refused(capsys, tmp_path, folder, "--to", "hf", "--out", out)
+        assert main(["export", str(folder), "--to", "hf", "--out", str(out), "--overwrite"]) == 0
+        assert tree(out) == {**tree(folder), "notes.txt": b"mine"}
+
+    def test_a_full_disk_leaves_nothing(
+        self, capsys: Capture, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = files.save_file
+
+        def full(tensors: dict[str, torch.Tensor], file: Path, metadata: dict[str, str]) -> None:
+            real(tensors, file, metadata=metadata)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(files, "save_file", full)
+        message = refused(capsys, tmp_path, folder, "--to", "hf", "--out", tmp_path / "out", code=6)
+        assert "the disk is full" in message
+
+
+class TestRefusals:
+    def test_a_damaged_model_gets_no_fresh_manifest(self, capsys: Capture, folder: Path, tmp_path: Path) -> None:
+        data = bytearray((folder / "model.safetensors").read_bytes())
+        data[-1] ^= 1
+        (folder / "model.safetensors").write_bytes(data)
+        message = refused(capsys, tmp_path, folder, "--to", "hf", "--out", tmp_path / "out", code=4)
+        assert "model.safetensors: its content is not what MANIFEST.json says" in message
+
+    def test_no_model(self, capsys: Capture, tmp_path: Path) -> None:
+        absent = tmp_path / "absent"
+        assert "no such directory" in refused(capsys, tmp_path, absent, "--to", "hf", "--out", "out", code=4)
+
+    @pytest.mark.parametrize(
+        ("arguments", "found"),
+        [
+            (["--to", "onnx", "--out", "x"], "'--to'"),
+            (["--out", "x"], "missing option '--to'"),
+            (["--to", "hf"], "missing option '--out'"),
+            (["--to", "hf", "--out", "x", "--dtype", "int8"], "'--dtype'"),
+        ],
+    )
+    def test_usage(self, capsys: Capture, folder: Path, arguments: list[str], found: str) -> None:
+        assert found in refused(capsys, folder, folder, *arguments)

@@ -1,0 +1,78 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pretune.cli import main
+from pretune.models import catalog
+from pretune.models.families import FAMILIES
+from tests.conftest import ROOT
+
+
+def test_families_are_one_aligned_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "families"]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert err == ""
+    assert [line.split()[0] for line in lines] == FAMILIES.names()
+    column = max(map(len, FAMILIES)) + 2
+    for name, line in zip(FAMILIES, lines, strict=True):
+        assert line == f"{name:<{column}}{FAMILIES.describe(name)}"
+
+
+def test_sizes_have_their_exact_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "sizes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = {line.split()[0]: int(line.split()[1].replace(",", "")) for line in lines}
+    assert [*found] == catalog.names()
+    assert len({*map(len, lines)}) == 1  # names to the left, numbers to the right
+    for name, count in found.items():
+        params = catalog.resolve(name).params()
+        assert count in (params.body_with_pooler, params.total), name
+    assert found["bert-base"] == 109_482_240
+    assert found["roberta-base"] == 124_645_632
+    assert found["gpt2-small"] == 124_439_808
+    assert found["t5-small"] == 60_506_624
+    assert found["bart-base"] == 139_420_416
+    assert found["llama2-7b"] == 6_738_415_616
+
+
+def test_alone_it_gives_all_names_under_headings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line and not line.startswith(" ")] == [
+        f"{len(FAMILIES)} families (pretune list families)",
+        f"{len(catalog.names())} sizes (pretune list sizes)",
+    ]
+    assert max(map(len, lines)) <= 80
+    words = " ".join(lines).replace(",", "").split()
+    assert {*FAMILIES, *catalog.names()} <= {*words}
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [*found] == ["families", "sizes"]
+    assert [*found["families"]] == FAMILIES.names()
+    assert found["sizes"]["llama2-7b"] == 6_738_415_616
+    assert main(["list", "sizes", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"sizes": found["sizes"]}
+
+
+def test_an_unknown_word(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "familys"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "pretune: error: cannot list 'familys'; did you mean 'families'? (allowed: families, sizes)\n"
+
+
+def test_families_are_listed_without_torch() -> None:
+    code = (
+        "import sys; from pretune.cli import main; assert main(['list', 'families']) == 0; "
+        "sys.exit(sum(name in sys.modules for name in ('torch', 'numpy', 'rich')))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 0, done.stderr

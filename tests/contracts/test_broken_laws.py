@@ -1,0 +1,143 @@
+"""A law that cannot be broken proves nothing: models broken on purpose, and the law that notices."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pretune.nn import cache, scope, stack
+from tests.contracts import laws
+from tests.contracts.tiny import model_of
+
+rule = scope.may_attend
+
+
+def everybody(q: Tensor, k: Tensor, distance: Tensor, ahead: Any, **how: Any) -> Tensor:
+    """Sequences see each other."""
+    return rule(torch.zeros_like(q), torch.zeros_like(k), distance, ahead, **how) | (q < 0)
+
+
+def filler(q: Tensor, k: Tensor, distance: Tensor, ahead: Any, **how: Any) -> Tensor:
+    """Filler is seen."""
+    return rule(q, k, distance, ahead, **how) | (k < 0)
+
+
+def future(q: Tensor, k: Tensor, distance: Tensor, ahead: Any, **how: Any) -> Tensor:
+    """The next token is seen."""
+    return rule(q, k, distance - 1, ahead, **how)
+
+
+def narrow(q: Tensor, k: Tensor, distance: Tensor, ahead: Any, **how: Any) -> Tensor:
+    """Only the token itself."""
+    return rule(q, k, distance, ahead, **how) & (distance == 0) | (q < 0)
+
+
+def closed(q: Tensor, k: Tensor, distance: Tensor, ahead: Any, **how: Any) -> Tensor:
+    """The prefix is not seen."""
+    return rule(q, k, distance, None, **how)
+
+
+def longer(q: Tensor, k: Tensor, distance: Tensor, ahead: Any, **how: Any) -> Tensor:
+    """The prefix is one longer."""
+    more = ahead if ahead is None else ahead | ahead.roll(1, dims=-1)
+    return rule(q, k, distance, more, **how)
+
+
+@pytest.mark.parametrize(
+    ("broken", "law", "name"),
+    [
+        (everybody, laws.sequences_are_apart, "bert-base"),
+        (everybody, laws.sequences_are_apart, "mpt-7b"),
+        (everybody, laws.sources_are_apart, "t5-base"),
+        (everybody, laws.packed_is_alone, "bert-base"),
+        (everybody, laws.packed_is_alone, "llama-7b"),
+        (everybody, laws.rows_are_nothing, "bart-base"),
+        (filler, laws.sequences_are_apart, "bert-base"),
+        (filler, laws.sequences_are_apart, "t5-base"),
+        (filler, laws.rows_are_nothing, "gpt2-small"),
+        (future, laws.no_future_leak, "gpt2-small"),
+        (future, laws.no_future_leak, "mistral-7b"),
+        (future, laws.no_future_leak, "bart-base"),
+        (narrow, laws.no_future_leak, "gpt2-small"),
+        (narrow, laws.both_sides_are_seen, "bert-base"),
+        (closed, laws.prefix_is_open, "t5-table-prefix-lm"),
+        (closed, laws.prefix_is_open, "llama-7b"),
+        (longer, laws.prefix_is_open, "t5-table-prefix-lm"),
+    ],
+)
+def test_another_rule_is_noticed(
+    broken: Callable[..., Tensor], law: Callable[..., None], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    law(model_of(name))
+    monkeypatch.setattr(scope, "may_attend", broken)
+    with pytest.raises(AssertionError):
+        law(model_of(name))
+
+
+def every_step(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Change what the layers are told about a step."""
+    made = stack.Step
+    monkeypatch.setattr(stack, "Step", lambda **given: made(**{**given, **change(given)}))
+
+
+def no_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = cache.Step.mask
+    monkeypatch.setattr(cache.Step, "mask", lambda self, window: whole(self, None))
+
+
+def wider(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = cache.Step.mask
+    monkeypatch.setattr(cache.Step, "mask", lambda self, window: whole(self, window and window + 1))
+
+
+def all_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    every_step(monkeypatch, lambda given: {"source_mask": torch.ones_like(given["source_mask"])})
+
+
+def late(monkeypatch: pytest.MonkeyPatch) -> None:
+    every_step(monkeypatch, lambda given: {"distance": given["distance"] + 1})
+
+
+def unturned(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(given: dict[str, Any]) -> dict[str, Any]:
+        cos, sin = given["rotation"]
+        return {"rotation": (torch.ones_like(cos), torch.zeros_like(sin))}
+
+    every_step(monkeypatch, change)
+
+
+def unbiased(monkeypatch: pytest.MonkeyPatch) -> None:
+    every_step(monkeypatch, lambda given: {"bias": None})
+
+
+def crossed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stepped is written where another sequence reads."""
+    put = cache.LayerCache.put
+    monkeypatch.setattr(cache.LayerCache, "put", lambda self, k, v, at: put(self, k.roll(1, 0), v.roll(1, 0), at))
+
+
+@pytest.mark.parametrize(
+    ("broken", "name"),
+    [
+        (no_window, "mistral-7b"),
+        (wider, "mistral-7b"),
+        (all_of_the_source, "t5-base"),
+        (all_of_the_source, "bart-base"),
+        (late, "gpt2-small"),
+        (late, "mpt-7b"),
+        (unturned, "llama-7b"),
+        (unbiased, "t5-base"),
+        (unbiased, "mpt-7b"),
+        (crossed, "gpt2-small"),
+    ],
+)
+def test_another_step_is_noticed(
+    broken: Callable[[pytest.MonkeyPatch], None], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ragged = {"prompts": (6, 1, 4), "row": 8}
+    laws.cache_is_no_cache(model_of(name), **ragged)
+    broken(monkeypatch)
+    with pytest.raises(AssertionError):
+        laws.cache_is_no_cache(model_of(name), **ragged)

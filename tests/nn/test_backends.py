@@ -1,0 +1,426 @@
+"""All attention backends compute one thing: what a loop over sequences computes in double precision."""
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pretune as pt
+from pretune.core import config
+from pretune.core.errors import UsageError
+from pretune.models.catalog import build, resolve
+from pretune.nn import attention as attention_module
+from pretune.nn import stack as stack_module
+from pretune.nn.backends import attend
+from pretune.nn.positions import Alibi, RelativeBias
+from pretune.nn.scope import LONG, View, pick, scope
+
+HEADS, SCALE = 4, 0.3
+MIXED = (6, 3, 8, 1, 5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A batch of sequences and the kind of attention over it."""
+
+    lengths: tuple[int, ...] = MIXED
+    source: tuple[int, ...] | None = None
+    row: int | None = 11
+    causal: bool = False
+    window: int | None = None
+    prefix: tuple[int, ...] | None = None
+    bias: str | None = None
+    kv_heads: int = HEADS
+
+    @property
+    def backends(self) -> list[str]:
+        """Those that can compute it."""
+        able = ["rows", "naive", "flex"]
+        whole = len({*self.lengths, self.row or max(self.lengths)}) == 1 and len({*(self.source or (1,))}) == 1
+        bare = self.bias is None and self.prefix is None
+        if whole and bare and self.window is None:
+            able.append("plain")
+        if bare:
+            able.append("varlen")
+        return able
+
+    def batch(self) -> pt.Batch:
+        target = [[0] * n for n in self.lengths]
+        if self.source is None:
+            return pt.batch(target, row=self.row, prefix=self.prefix)
+        return pt.batch(source=[[0] * n for n in self.source], target=target, row=self.row)
+
+
+CASES = {
+    "full": Case(),
+    "full-whole": Case(lengths=(7, 7, 7), row=7),
+    "causal": Case(causal=True),
+    "causal-whole": Case(lengths=(7, 7), row=7, causal=True),
+    "causal-window": Case(causal=True, window=3),
+    "causal-window-whole": Case(lengths=(7, 7), row=7, causal=True, window=3),
+    "causal-window-wide": Case(causal=True, window=50),
+    "window-of-one": Case(causal=True, window=1),
+    "window-both-ways": Case(window=3),
+    "prefix": Case(causal=True, prefix=(3, 0, 8, 1, 2)),
+    "prefix-whole": Case(lengths=(7, 7, 7), row=7, causal=True, prefix=(3, 0, 7)),
+    "prefix-window": Case(causal=True, window=3, prefix=(4, 0, 8, 1, 2)),
+    "alibi": Case(causal=True, bias="alibi"),
+    "alibi-both-ways": Case(bias="alibi"),
+    "alibi-whole": Case(lengths=(7, 7), row=7, bias="alibi"),
+    "relative": Case(bias="relative"),
+    "relative-causal-window": Case(causal=True, window=4, bias="relative"),
+    "relative-prefix": Case(causal=True, bias="relative", prefix=(3, 0, 8, 1, 2)),
+    "grouped": Case(kv_heads=2),
+    "one-key-head": Case(kv_heads=1, causal=True),
+    "grouped-alibi": Case(kv_heads=2, causal=True, bias="alibi"),
+    "grouped-whole": Case(lengths=(7, 7), row=7, causal=True, kv_heads=2),
+    "no-filler": Case(lengths=(3, 4, 2, 5, 7), row=7),
+    "one-row": Case(lengths=(2, 9, 4), row=20, causal=True),
+    "cross": Case(source=(4, 7, 2, 9, 3)),
+    "cross-whole": Case(lengths=(5, 5), row=5, source=(8, 8)),
+    "cross-grouped": Case(source=(4, 7, 2, 9, 3), kv_heads=2),
+    "cross-filler-on-one-side": Case(lengths=(4, 2), row=6, source=(3, 3)),
+}
+
+
+class Inputs:
+    """Random queries, keys and values, the batch, and the bias module, on a device."""
+
+    def __init__(self, case: Case, device: str = "cpu", dtype: torch.dtype = torch.float32, head: int = 8) -> None:
+        torch.manual_seed(11)
+        self.case, self.queries = case, case.batch().to(device)
+        self.keys = self.queries if self.queries.source is None else self.queries.source
+        self.leaves = [
+            torch.randn(len(side.tokens), heads, head).to(device, dtype).requires_grad_()
+            for side, heads in ((self.queries, HEADS), (self.keys, case.kv_heads), (self.keys, case.kv_heads))
+        ]
+        self.bias: nn.Module | None = None
+        if case.bias:
+            spec = Alibi() if case.bias == "alibi" else RelativeBias(buckets=8, far=12)
+            self.bias = spec.build(width=1, heads=HEADS, head_width=head).to(device)
+        if case.bias == "relative":
+            assert self.bias is not None
+            self.leaves.append(next(self.bias.parameters()))
+        self.real = self.queries.sequence >= 0
+        self.weights = torch.randn(len(self.queries.tokens), HEADS, head).to(device)  # of the outputs in the loss
+
+    def run(self, backend: Any) -> Tensor:
+        view = View(causal=self.case.causal, window=self.case.window, bias=self.bias)
+        q, k, v = self.leaves[:3]
+        if not torch.is_grad_enabled():  # on a CPU one backend refuses what could ask for a gradient
+            q, k, v = q.detach(), k.detach(), v.detach()
+        made = scope(self.queries, self.keys, view, backend, q.dtype)
+        return attend(q, k, v, made, scale=SCALE, dropout=0.0)[0]
+
+    def truth(self) -> Tensor:
+        """Sequence by sequence and head by head, every pair looked at in turn, in double precision."""
+        q, k, v = (leaf.double() for leaf in self.leaves[:3])
+        group, case = HEADS // self.case.kv_heads, self.case
+        out = torch.zeros_like(q)
+        for s, ((start, end), (first, last)) in enumerate(zip(self.queries.spans(), self.keys.spans(), strict=True)):
+            n, m = end - start, last - first
+            seen = torch.tensor([[self.may(i, j, s) for j in range(m)] for i in range(n)], device=q.device)
+            distance = torch.tensor([[j - i for j in range(m)] for i in range(n)], device=q.device)
+            for h in range(HEADS):
+                scores = q[start:end, h] @ k[first:last, h // group].T * SCALE
+                if case.bias == "alibi":
+                    scores = scores - 2.0 ** (-8 * (h + 1) / HEADS) * distance.abs()
+                elif case.bias == "relative":
+                    scores = scores + self.leaves[3].double()[self.bias.bucket(distance), h]
+                scores = scores.masked_fill(~seen, float("-inf"))
+                out[start:end, h] = scores.softmax(-1) @ v[first:last, h // group]
+        return out
+
+    def may(self, i: int, j: int, s: int) -> bool:
+        past = not self.case.causal or j <= i or (self.case.prefix is not None and j < self.case.prefix[s])
+        return past and (self.case.window is None or abs(i - j) < self.case.window)
+
+    def gradients(self, out: Tensor, *, filler: bool = False) -> list[Tensor]:
+        """Of all leaves, for a loss over the real tokens, or over filler too."""
+        weights = self.weights if filler else self.weights * self.real[:, None, None]
+        return list(torch.autograd.grad((out.double() * weights).sum(), self.leaves))
+
+
+def on(*backends: str) -> list[tuple[str, str]]:
+    return [(name, backend) for name, case in CASES.items() for backend in backends if backend in case.backends]
+
+
+@pytest.mark.parametrize(("name", "backend"), on("rows", "naive", "plain", "flex"))
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_forward(name: str, backend: str) -> None:
+    inputs = Inputs(CASES[name])
+    with torch.no_grad():
+        found, expected = inputs.run(backend), inputs.truth()
+    assert torch.isfinite(found).all(), "filler too"
+    torch.testing.assert_close(found.double()[inputs.real], expected[inputs.real], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "backend"), on("rows", "naive", "plain"))
+def test_gradient(name: str, backend: str) -> None:
+    inputs = Inputs(CASES[name])
+    expected = inputs.gradients(inputs.truth())
+    found = inputs.gradients(inputs.run(backend))
+    for mine, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
+    filler = inputs.keys.sequence < 0
+    assert all((grad[filler] == 0).all() for grad in found[1:3]), "nothing is learned from filler"
+    assert all(torch.isfinite(grad).all() for grad in inputs.gradients(inputs.run(backend), filler=True))
+
+
+def test_cases_hold_what_they_should() -> None:
+    """Filler on one side only, several sequences in a row, rows of unequal lengths on the two sides."""
+    batch = CASES["cross-filler-on-one-side"].batch()
+    assert batch.source is not None and batch.rows == 2
+    assert not (batch.source.sequence < 0).any() and (batch.sequence < 0).any()
+    packed = CASES["cross"].batch()
+    assert packed.source is not None and packed.source.length != packed.length
+    assert packed.rows < len(MIXED) and {"plain", "varlen"} < set(CASES["causal-whole"].backends)
+
+
+def test_weights_are_told() -> None:
+    inputs = Inputs(CASES["grouped-alibi"])
+    view = View(causal=True, bias=inputs.bias)
+    q, k, v = inputs.leaves[:3]
+    made = scope(inputs.queries, inputs.keys, view, "naive", q.dtype)
+    out, weights = attend(q, k, v, made, scale=SCALE, dropout=0.0)
+    assert weights is not None
+    rows, length = inputs.queries.rows, inputs.queries.length
+    assert weights.shape == (rows, HEADS, length, length)
+    values = v.repeat_interleave(2, dim=1).view(rows, length, HEADS, -1).transpose(1, 2)
+    torch.testing.assert_close((weights @ values).transpose(1, 2).flatten(0, 1), out, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["rows", "plain", "naive"])
+def test_dropout_drops_and_keeps_the_mean(backend: Any) -> None:
+    inputs = Inputs(CASES["full-whole"])
+    q, k, v = (leaf.detach() for leaf in inputs.leaves[:3])
+    made = scope(inputs.queries, inputs.keys, View(causal=False), backend, q.dtype)
+    torch.manual_seed(0)
+    draws = torch.stack([attend(q, k, v, made, scale=SCALE, dropout=0.25)[0] for _ in range(800)])
+    expected = attend(q, k, v, made, scale=SCALE, dropout=0.0)[0]
+    assert draws.std(0).max() > 0.1
+    assert ((draws.mean(0) - expected).abs() < 6 * draws.std(0) / 800**0.5 + 1e-6).all()
+
+
+# Which backend
+
+
+CPU: dict[str, Any] = {
+    "device": "cpu",
+    "half": False,
+    "whole": False,
+    "length": LONG,
+    "bias": False,
+    "prefix": False,
+    "window": None,
+    "dropout": 0.0,
+    "weights": False,
+}
+GPU = {**CPU, "device": "cuda", "half": True}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (CPU, "rows"),
+        ({**CPU, "whole": True}, "plain"),
+        ({**CPU, "whole": True, "dropout": 0.1}, "plain"),
+        ({**CPU, "whole": True, "window": LONG}, "plain"),
+        ({**CPU, "whole": True, "window": LONG - 1}, "rows"),
+        ({**CPU, "whole": True, "bias": True}, "rows"),
+        ({**CPU, "whole": True, "prefix": True}, "rows"),
+        ({**CPU, "whole": True, "weights": True}, "naive"),
+        (GPU, "varlen"),
+        ({**GPU, "length": LONG - 1}, "rows"),
+        ({**GPU, "half": False}, "rows"),
+        ({**GPU, "dropout": 0.1}, "rows"),
+        ({**GPU, "window": 128}, "varlen"),
+        ({**GPU, "whole": True}, "plain"),
+        ({**GPU, "whole": True, "window": 128}, "varlen"),
+        ({**GPU, "bias": True}, "flex"),
+        ({**GPU, "prefix": True}, "flex"),
+        ({**GPU, "bias": True, "half": False}, "flex"),
+        ({**GPU, "bias": True, "dropout": 0.1}, "rows"),
+        ({**GPU, "prefix": True, "dropout": 0.1}, "rows"),
+        ({**GPU, "bias": True, "length": LONG - 1}, "rows"),
+        ({**GPU, "weights": True}, "naive"),
+        ({**GPU, "weights": True, "bias": True, "dropout": 0.1}, "naive"),
+    ],
+)
+def test_pick(given: dict[str, Any], expected: str) -> None:
+    assert pick(**given) == expected
+
+
+def test_pick_never_asks_for_what_a_backend_cannot_do() -> None:
+    """Over all combinations: dropout, weights, bias, prefix, window and precision."""
+    flags = (False, True)
+    for device, half, whole, length, bias, prefix, window, dropout, weights in itertools.product(
+        ("cpu", "cuda"), flags, flags, (1, LONG - 1, LONG, 4096), flags, flags, (None, 8, 4096), (0.0, 0.1), flags
+    ):
+        chosen = pick(
+            device=device,
+            half=half,
+            whole=whole,
+            length=length,
+            bias=bias,
+            prefix=prefix,
+            window=window,
+            dropout=dropout,
+            weights=weights,
+        )
+        assert (chosen == "naive") == weights
+        if chosen in ("varlen", "flex"):
+            assert dropout == 0 and device == "cuda"
+        if chosen == "varlen":
+            assert half and not bias and not prefix
+        if chosen == "plain":
+            assert whole and not bias and not prefix and (window is None or window >= length)
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The backends that are used from now on, in order."""
+    used: list[str] = []
+
+    def watch(q: Tensor, k: Tensor, v: Tensor, scope: Any, **more: Any) -> Any:
+        used.append(scope.backend)
+        return attend(q, k, v, scope, **more)
+
+    monkeypatch.setattr(attention_module, "attend", watch)
+    return used
+
+
+SMALL = {"width": 24, "depth": 2, "heads": 4, "vocab": 30}
+
+
+@pytest.mark.parametrize("family", ["bert", "llama", "t5", "mpt"])
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@torch.no_grad()
+def test_a_forced_backend_is_used(family: str, seen: list[str]) -> None:
+    """In every layer, of both halves and across, with the same result; asking for weights goes before it."""
+    model = build(family, **SMALL).eval()
+    tokens = [[1, 2, 3, 4], [5, 6], [7, 8, 9]]
+    batch = pt.batch(source=tokens, target=tokens) if model.spec.both else pt.batch(tokens, row=7)
+    expected = model(batch).logits
+    assert set(seen) == {"rows"}
+    layers = 6 if model.spec.both else 2
+    for backend in ("naive", "flex", "rows"):
+        seen.clear()
+        model.attention_backend = backend
+        torch.testing.assert_close(model(batch).logits, expected, rtol=0, atol=1e-5)
+        assert seen == [backend] * layers
+    seen.clear()
+    model(batch, attention=True)
+    assert seen == ["naive"] * layers
+
+
+@pytest.mark.parametrize("backend", ["plain", "varlen"])
+@pytest.mark.parametrize("family", ["t5", "mpt", "mistral"])
+def test_a_forced_backend_never_computes_something_else(backend: Any, family: str) -> None:
+    """One that cannot do what is asked is refused in one line, not left to give other numbers."""
+    if (backend, family) == ("varlen", "mistral"):
+        pytest.skip("it can do windows")
+    model = build(family, **SMALL, **({"kv_heads": 2, "window": 2} if family == "mistral" else {})).eval()
+    model.attention_backend = backend
+    tokens = [[1, 2, 3, 4], [5, 6, 7, 8]]
+    with pytest.raises(UsageError, match=backend):
+        model(pt.batch(source=tokens, target=tokens) if model.spec.both else pt.batch(tokens))
+
+
+def test_a_forced_backend_never_mixes_sequences() -> None:
+    model = build("gpt2", **SMALL).eval()
+    model.attention_backend = "plain"
+    with pytest.raises(UsageError, match="plain"):
+        model(pt.batch([[1, 2, 3, 4], [5, 6]], row=6))
+    with pytest.raises(UsageError, match="plain"):
+        model(pt.batch([[1, 2, 3, 4]], prefix=[2]))
+
+
+@pytest.mark.parametrize("backend", ["flex", "varlen"])
+def test_a_forced_backend_never_forgets_dropout(backend: Any) -> None:
+    model = build("gpt2", **SMALL, dropout=0.1).train()
+    model.attention_backend = backend
+    with pytest.raises(UsageError, match="dropout"):
+        model(pt.batch([[1, 2, 3, 4], [5, 6]], row=6))
+
+
+def test_pick_is_told_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The facts of the batch and the spec; of several blocks with one window, the highest dropout."""
+    asked: list[dict[str, Any]] = []
+
+    def watch(**given: Any) -> Any:
+        asked.append(given)
+        return pick(**given)
+
+    monkeypatch.setattr(stack_module, "pick", watch)
+    spec = resolve("gpt2", {**SMALL, "dropout": 0.0})
+    block = spec.decoder.blocks[0]
+    dropping = replace(block, attention=replace(block.attention, dropout=0.1))
+    near = replace(block, attention=replace(block.attention, window=4))
+    model = build(replace(spec, decoder=replace(spec.decoder, depth=3, blocks=(block, dropping, near))))
+    model.train()(pt.batch([[1, 2, 3], [4, 5]], row=5, prefix=[1, 0]))
+    found = {given["window"]: given for given in asked}
+    assert set(found) == {None, 4}
+    assert found[None]["dropout"] == 0.1, "or a backend is picked that cannot drop"
+    assert found[4]["dropout"] == 0.0 and found[4]["prefix"] and not found[4]["whole"] and not found[4]["half"]
+    asked.clear()
+    model.eval()(pt.batch([[1, 2, 3], [4, 5, 6]]))
+    assert all(given["dropout"] == 0.0 and given["whole"] and not given["prefix"] for given in asked)
+    asked.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        model(pt.batch([[1, 2, 3]]))
+    assert all(given["half"] for given in asked)
+
+
+def test_pick_is_told_of_biases_and_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(stack_module, "pick", lambda **given: asked.append(given) or pick(**given))
+    model = build(config.replace(resolve("t5", SMALL), {"decoder.blocks.0.cross.dropout": 0.3})).train()
+    model(pt.batch(source=[[1] * 9, [2] * 9], target=[[1, 2], [3, 4]]))
+    encoder, decoder, across = asked
+    assert encoder["bias"] and decoder["bias"] and not across["bias"]
+    assert encoder["length"] == across["length"] == 9 and decoder["length"] == 2
+    assert across["whole"] and across["dropout"] == 0.3 and decoder["dropout"] == 0.1
+
+
+# On a GPU: longer rows, so that kernels see several blocks
+
+LONGER = {
+    "full": Case(lengths=(100, 37, 128, 1, 60), row=200),
+    "full-whole": Case(lengths=(160, 160), row=160),
+    "causal": Case(lengths=(100, 37, 128, 1, 60), row=200, causal=True),
+    "causal-whole": Case(lengths=(160, 160), row=160, causal=True),
+    "causal-window": Case(lengths=(100, 37, 128, 1, 60), row=200, causal=True, window=33),
+    "window-both-ways": Case(lengths=(100, 37, 128, 1, 60), row=200, window=33),
+    "prefix": Case(lengths=(100, 37, 128, 1, 60), row=200, causal=True, prefix=(70, 0, 128, 1, 2)),
+    "alibi": Case(lengths=(100, 37, 128, 1, 60), row=200, causal=True, bias="alibi"),
+    "relative": Case(lengths=(100, 37, 128, 1, 60), row=200, bias="relative"),
+    "grouped": Case(lengths=(100, 37, 128, 1, 60), row=200, causal=True, kv_heads=2),
+    "cross": Case(lengths=(100, 37, 128, 1, 60), row=200, source=(40, 90, 17, 130, 3)),
+    "cross-filler-on-one-side": Case(lengths=(40, 20), row=60, source=(30, 30)),
+}
+PRECISION = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (2e-2, 6e-2)}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", list(PRECISION), ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("name", "backend"), [(name, b) for name, case in LONGER.items() for b in case.backends])
+def test_on_a_gpu(name: str, backend: str, dtype: torch.dtype) -> None:
+    if backend == "varlen" and dtype == torch.float32:
+        pytest.skip("varlen needs half precision")
+    inputs = Inputs(LONGER[name], "cuda", dtype, head=64)
+    forward, backward = PRECISION[dtype]
+    out, truth = inputs.run(backend), inputs.truth()
+    assert torch.isfinite(out).all()
+    torch.testing.assert_close(out.double()[inputs.real], truth[inputs.real], rtol=forward, atol=forward)
+    found, expected = inputs.gradients(out), inputs.gradients(truth)
+    for mine, other in zip(found, expected, strict=True):
+        scale = float(other.abs().max().clamp(min=1.0))
+        torch.testing.assert_close(mine, other, rtol=backward, atol=backward * scale)
+    filler = inputs.keys.sequence < 0
+    assert all((grad[filler] == 0).all() for grad in found[1:3])
+    assert all(torch.isfinite(grad).all() for grad in inputs.gradients(inputs.run(backend), filler=True))

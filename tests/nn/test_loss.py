@@ -1,0 +1,81 @@
+"""The vocabulary loss against the plain one: values and gradients, in blocks, with ignored labels."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pretune.core.types import IGNORE
+from pretune.nn import loss
+from pretune.nn.loss import linear_cross_entropy
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+    ),
+]
+
+
+def make(device: str, dtype: torch.dtype, rows: int = 150, vocab: int = 211, bias: bool = True) -> list[Tensor | None]:
+    torch.manual_seed(3)
+    states = torch.randn(rows, 24, dtype=dtype, device=device, requires_grad=True)
+    weight = torch.randn(vocab, 24, dtype=dtype, device=device, requires_grad=True)
+    shift = torch.randn(vocab, dtype=dtype, device=device, requires_grad=True) if bias else None
+    labels = torch.randint(0, vocab, (rows,), device=device)
+    labels[::7] = IGNORE
+    return [states, weight, shift, labels]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("block", [1, 1 << 30])
+def test_equals_the_plain_loss(device: str, bias: bool, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block and many (of 64 rows, the least) give the same sum, count and gradients, whatever comes after."""
+    monkeypatch.setattr(loss, "BLOCK_BYTES", {"cpu": block, "cuda": block})
+    dtype = torch.float64 if device == "cpu" else torch.float32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    states, weight, shift, labels = make(device, dtype, bias=bias)
+    found = linear_cross_entropy(states, weight, shift, labels)
+    inputs = [part for part in (states, weight, shift) if part is not None]
+    mine = torch.autograd.grad(3 * found.sum, inputs)
+    expected = F.cross_entropy(F.linear(states, weight, shift), labels, ignore_index=IGNORE, reduction="sum")
+    theirs = torch.autograd.grad(3 * expected, inputs)
+    tolerance = {"rtol": 1e-9, "atol": 1e-9} if device == "cpu" else {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close(found.sum, expected, **tolerance)
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, **tolerance)
+    assert found.count.item() == (labels != IGNORE).sum().item()
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn")  # a CPU without bf16 says that it falls back
+@pytest.mark.parametrize("device", DEVICES)
+def test_half_precision(device: str) -> None:
+    """Under bf16 autocast gradients are as near to fp32 ones as those of the plain loss are."""
+    states, weight, shift, labels = make(device, torch.float32, rows=400, vocab=1003)
+    exact = F.cross_entropy(F.linear(states, weight, shift), labels, ignore_index=IGNORE, reduction="sum")
+    truth = torch.autograd.grad(exact, [states, weight, shift])
+    with torch.autocast(device, torch.bfloat16):
+        found = linear_cross_entropy(states, weight, shift, labels)
+        plain = F.cross_entropy(F.linear(states, weight, shift).float(), labels, ignore_index=IGNORE, reduction="sum")
+    mine = torch.autograd.grad(found.sum, [states, weight, shift])
+    other = torch.autograd.grad(plain, [states, weight, shift])
+    assert found.sum.dtype == torch.float32 and mine[1].dtype == torch.float32
+    torch.testing.assert_close(found.sum, plain, rtol=1e-3, atol=1e-3)
+    for a, b, c in zip(mine, other, truth, strict=True):
+        assert (a - c).norm() <= 1.5 * (b - c).norm() + 1e-6 * c.norm()
+
+
+def test_nothing_to_predict() -> None:
+    states, weight, shift, labels = make("cpu", torch.float32)
+    found = linear_cross_entropy(states, weight, shift, torch.full_like(labels, IGNORE))
+    found.sum.backward()
+    assert found.count.item() == 0 and found.mean().item() == 0.0
+    assert states.grad is not None and not states.grad.any()
+
+
+@torch.no_grad()
+def test_without_gradient() -> None:
+    states, weight, shift, labels = make("cpu", torch.float32)
+    expected = F.cross_entropy(F.linear(states, weight, shift), labels, ignore_index=IGNORE, reduction="sum")
+    torch.testing.assert_close(linear_cross_entropy(states, weight, shift, labels).sum, expected)
