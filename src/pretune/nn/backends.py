@@ -4,14 +4,13 @@ Each takes queries `[N, H, D]` and keys and values `[M, K, D]` (K divides H: gro
 the weights `[rows, H, R, R]` where the backend can tell them. Legend: N queries, M keys, H heads, K key heads, D width.
 """
 
-import inspect
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
 
 from pretune.nn.scope import Scope
 
@@ -36,30 +35,30 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, scope: Scope, scale: float, dropout:
 
 
 def _naive(q: Tensor, k: Tensor, v: Tensor, scope: Scope, scale: float, dropout: float) -> Attended:
-    q, k, v = _by_row(q, k, v, scope.rows)
+    dtype, exact = v.dtype, torch.promote_types(v.dtype, torch.float32)
+    with torch.autocast(v.device.type, enabled=False):  # the reference is exact, whatever it is compared with
+        return _naive_exact(*_by_row(q.to(exact), k.to(exact), v.to(exact), scope.rows), scope, scale, dropout, dtype)
+
+
+def _naive_exact(
+    q: Tensor, k: Tensor, v: Tensor, scope: Scope, scale: float, dropout: float, dtype: torch.dtype
+) -> Attended:
     scores = (q @ k.transpose(-1, -2)) * scale
     if scope.bias is not None:
         scores = scores + scope.bias
     if scope.mask is not None:
         scores = scores.masked_fill(~scope.mask, torch.finfo(scores.dtype).min)
-    weights = scores.float().softmax(-1).to(v.dtype)
-    return _flat(F.dropout(weights, dropout) @ v), weights
+    weights = scores.softmax(-1)
+    return _flat(F.dropout(weights, dropout) @ v).to(dtype), weights
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, scope: Scope, scale: float, dropout: float) -> Attended:
+    from pretune.nn.varlen import GROUPED, varlen
+
     assert scope.offsets is not None and not dropout, "varlen has no attention dropout; pick() never asks for it"
-    reach = -1 if scope.window is None else scope.window - 1
-    window = (reach, 0 if scope.causal else reach)
-    if "enable_gqa" not in _varlen_options():
+    if not GROUPED:
         k, v = _grown(q, k, v)
-    extra: dict[str, Any] = {}
-    if "enable_gqa" in _varlen_options() and k.shape[1] != q.shape[1]:
-        extra["enable_gqa"] = True
-    if "window_size" in _varlen_options():
-        extra["window_size"] = window
-    else:
-        extra["is_causal"] = scope.causal
-    out = _varlen_attn()(q, k, v, *scope.offsets, *scope.lengths, scale=scale, **extra)
+    out = varlen(q, k, v, scope.offsets, scope.lengths, causal=scope.causal, window=scope.window, scale=scale)
     return out, None
 
 
@@ -73,8 +72,11 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, scope: Scope, scale: float, dropout: 
         assert bias is not None
         return value + bias[head, key - query + last]
 
-    run = _flex_attention(compiled=q.is_cuda and not torch.compiler.is_compiling())
-    out = run(
+    if q.is_cuda and not torch.compiler.is_compiling():
+        run = _COMPILED.setdefault("flex", torch.compile(flex_attention))
+    else:
+        run = flex_attention
+    out: Tensor = run(
         q, k, v, score_mod=None if bias is None else score, block_mask=scope.blocks, scale=scale, kernel_options=options
     )
     return _flat(out), None
@@ -82,6 +84,8 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, scope: Scope, scale: float, dropout: 
 
 # NOTE: a learned bias table keeps its gradient in shared memory; at head width 64 the default tiles do not fit then.
 _SMALL_TILES = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_M1": 32, "BLOCK_N1": 64, "BLOCK_M2": 64, "BLOCK_N2": 32}
+
+_COMPILED: dict[str, Any] = {}  # flex is slow unless compiled; made on first use
 
 _TABLE: dict[str, Callable[[Tensor, Tensor, Tensor, Scope, float, float], Attended]] = {
     "rows": _rows,
@@ -108,23 +112,3 @@ def _grown(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     if times == 1:
         return k, v
     return k.repeat_interleave(times, dim=1), v.repeat_interleave(times, dim=1)
-
-
-@cache
-def _varlen_attn() -> Callable[..., Tensor]:
-    from torch.nn.attention.varlen import varlen_attn
-
-    return varlen_attn  # type: ignore[return-value]
-
-
-@cache
-def _varlen_options() -> frozenset[str]:
-    """Its keywords, which differ between torch releases."""
-    return frozenset(inspect.signature(_varlen_attn()).parameters)
-
-
-@cache
-def _flex_attention(*, compiled: bool) -> Callable[..., Tensor]:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention) if compiled else flex_attention  # type: ignore[return-value]

@@ -78,13 +78,13 @@ def _to_gradient(logits: Tensor, labels: Tensor, vocab: int, wanted: bool) -> Te
         from pretune.nn.kernels import row_losses
 
         return row_losses(logits, labels, vocab, wanted).sum()
-    exact = torch.promote_types(logits.dtype, torch.float32)
-    real = labels != IGNORE
+    work = logits.to(torch.promote_types(logits.dtype, torch.float32))  # the logits themselves in fp32 and fp64
+    real = (labels != IGNORE)[:, None]
     index = labels.clamp(min=0)[:, None]
-    picked = logits.gather(1, index)[:, 0].to(exact)
-    norm = logits.to(exact).logsumexp(1)
+    top = work.amax(1, keepdim=True)
+    picked = work.gather(1, index) - top
+    norm = work.sub_(top).exp_().sum(1, keepdim=True)  # one exponential per logit: it is what costs on a CPU
     if wanted:
-        logits.sub_(norm[:, None]).exp_()
-        logits.scatter_add_(1, index, torch.full_like(index, -1, dtype=logits.dtype))
-        logits.mul_(real[:, None])
-    return ((norm - picked) * real).sum()
+        work.mul_(real / norm).scatter_add_(1, index, -real.to(work.dtype))
+        logits.copy_(work)
+    return ((norm.log() - picked) * real).sum()

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
 
 from pretune.core.types import Batch
 
@@ -87,6 +88,32 @@ def pick(
     return "varlen" if fast and half else "rows"
 
 
+def lacks(
+    backend: Backend,
+    *,
+    device: str,
+    half: bool,
+    whole: bool,
+    length: int,
+    bias: bool,
+    prefix: bool,
+    window: int | None,
+    dropout: float,
+    weights: bool,
+) -> str | None:
+    """What a backend cannot do of what is asked, if anything."""
+    unmasked = backend == "plain" and not (whole and not prefix and (window is None or window >= length))
+    missing = {
+        "attention weights": weights and backend != "naive",
+        "attention dropout": dropout > 0 and backend in ("varlen", "flex"),
+        "a position bias": bias and backend in ("plain", "varlen"),
+        "a prefix": prefix and backend == "varlen",
+        "several sequences in a row, a window or a prefix": unmasked,
+        "a device other than CUDA in half precision": backend == "varlen" and not (device == "cuda" and half),
+    }
+    return next((what for what, lacking in missing.items() if lacking), None)
+
+
 def scope(queries: Batch, keys: Batch, view: View, backend: Backend, dtype: torch.dtype) -> Scope:
     """Lay the rule out for a backend. Queries and keys are one batch (self) or two sides of one (cross)."""
     made = Scope(
@@ -143,8 +170,6 @@ def _by_distance(queries: Batch, keys: Batch, view: View) -> Tensor | None:
 
 
 def _blocks(queries: Batch, keys: Batch, view: View) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
-
     q_sequence = queries.sequence.view(queries.rows, -1)
     k_sequence = keys.sequence.view(queries.rows, -1)
     prefix = None if queries.prefix is None else _in_prefix(keys, queries.prefix).view(queries.rows, -1)

@@ -15,7 +15,7 @@ from pretune.nn.cache import Cache, LayerCache, Step
 from pretune.nn.embeddings import Embed
 from pretune.nn.norm import Norm
 from pretune.nn.positions import Position
-from pretune.nn.scope import Backend, Scope, View, pick, scope
+from pretune.nn.scope import Backend, Scope, View, lacks, pick, scope
 
 
 @spec
@@ -172,20 +172,18 @@ class TransformerStack(nn.Module):
         rotation = self.position(batch.positions) if self.position and self._acts("rotation") else None
         bias = self._bias(self.position) if self._acts("bias") else None
         made = {}
-        for block in self.spec.blocks:
-            window = block.attention.window
-            if window not in made:
-                view = View(causal=self.spec.causal, window=window, bias=bias)
-                found = self._scope(batch, batch, view, block.attention.dropout, dtype, ask)
-                made[window] = replace(found, rotation=rotation)
+        for window in dict.fromkeys(block.attention.window for block in self.spec.blocks):
+            alike = [block.attention for block in self.spec.blocks if block.attention.window == window]
+            view = View(causal=self.spec.causal, window=window, bias=bias)
+            found = self._scope(batch, batch, view, max(attention.dropout for attention in alike), dtype, ask)
+            made[window] = replace(found, rotation=rotation)
         return made
 
     def across(self, batch: Batch, dtype: torch.dtype, ask: Ask) -> Scope:
         """The scope from the decoder's side to the source."""
         if batch.source is None:
             raise UsageError("an encoder-decoder needs a batch with source and target")
-        cross = self.spec.blocks[0].cross
-        dropout = cross.dropout if cross else 0.0
+        dropout = max(block.cross.dropout for block in self.spec.blocks if block.cross)
         return self._scope(batch, batch.source, View(causal=False), dropout, dtype, ask)
 
     def compile(self, *args: Any, **options: Any) -> None:
@@ -209,18 +207,21 @@ class TransformerStack(nn.Module):
         device = queries.tokens.device.type
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
-        backend = "naive" if ask.attention else ask.backend
-        backend = backend or pick(
-            device=device,
-            half=dtype in (torch.float16, torch.bfloat16),
-            whole=queries.whole and keys.whole,
-            length=max(queries.length, keys.length),
-            bias=view.bias is not None,
-            prefix=queries.prefix is not None and view.causal,
-            window=view.window,
-            dropout=dropout if self.training else 0.0,
-            weights=ask.attention,
-        )
+        facts: dict[str, Any] = {
+            "device": device,
+            "half": dtype in (torch.float16, torch.bfloat16),
+            "whole": queries.whole and keys.whole,
+            "length": max(queries.length, keys.length),
+            "bias": view.bias is not None,
+            "prefix": queries.prefix is not None and view.causal,
+            "window": view.window,
+            "dropout": dropout if self.training else 0.0,
+            "weights": ask.attention,
+        }
+        backend: Backend = pick(**facts) if ask.backend is None or ask.attention else ask.backend
+        missing = lacks(backend, **facts)
+        if missing:
+            raise UsageError(f"attention_backend '{backend}' cannot do {missing}; leave it open, or use 'rows'")
         return scope(queries, keys, view, backend, dtype)
 
     def _acts(self, where: str) -> bool:

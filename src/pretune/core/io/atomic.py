@@ -87,6 +87,7 @@ def atomic_directory(path: str | os.PathLike[str], overwrite: bool = False) -> I
         exists = target.is_dir()
         if exists and not overwrite and any(not child.name.startswith(_TEMPORARY) for child in target.iterdir()):
             raise UsageError(f"cannot write '{os.fspath(path)}': it exists and is not empty; choose another place")
+        new = [above for above in target.parents if not above.exists()]  # the innermost first
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = (target if exists else target.parent) / _fresh_name()
         temporary.mkdir()
@@ -102,6 +103,9 @@ def atomic_directory(path: str | os.PathLike[str], overwrite: bool = False) -> I
                 _sync(target.parent)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
+            for above in new:
+                with contextlib.suppress(OSError):  # somebody else may have put something there
+                    above.rmdir()
             raise
 
 
