@@ -12,8 +12,7 @@ except ImportError:  # the GPU tests run where it is not installed
 
 # Set before torch or transformers are imported by any test.
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Machines differ in speed and a test must not: no deadlines, and the same examples in every run.
 if settings is not None:

@@ -238,6 +238,7 @@ class TestUsage:
             (["bert", "--targets", "1.5"], "must be a share"),
             (["bert", "--targets", "nan"], "must be a share"),
             (["./nowhere"], "no such directory"),
+            ([""], "unknown model"),
             (["bert", "gpt2"], "unexpected extra argument"),
         ],
     )

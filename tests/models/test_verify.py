@@ -190,7 +190,7 @@ class TestWithoutManifest:
         (bare / "tokenizer.json").write_bytes(tokenizer(VOCAB))
         verify(bare)
         (bare / "tokenizer.json").write_bytes(tokenizer(VOCAB + 1))
-        assert "31 tokens" in self.broken(bare, "tokenizer.json")
+        assert "vocabulary has 30" in self.broken(bare, "tokenizer.json")
 
     def test_a_config_that_names_code(self, bare: Path) -> None:
         config = read_json(bare / "config.json", CheckpointError)
@@ -200,6 +200,6 @@ class TestWithoutManifest:
     def test_no_directory(self, tmp_path: Path) -> None:
         self.broken(tmp_path / "absent", "no such directory")
         (tmp_path / "file").touch()
-        self.broken(tmp_path / "file", "no such directory")
+        self.broken(tmp_path / "file", "not a directory")
         (tmp_path / "empty").mkdir()
         self.broken(tmp_path / "empty", "config.json")

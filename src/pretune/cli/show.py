@@ -129,7 +129,7 @@ def _find(name: str, changes: dict[str, str]) -> "tuple[str, Model]":
     try:
         family, size = catalog.find(name)
     except UsageError:
-        if folder.is_dir():
+        if name and folder.is_dir():  # an empty path would be the current directory
             spec = checkpoint.inspect(folder)[0]
             paths = {path.removeprefix("model."): value for path, value in changes.items()}
             return _changed(name, changes), config.replace(spec, paths)

@@ -4,6 +4,7 @@ A worker that holds no stream can be killed, moved or multiplied without changin
 
     rng = generator(seed, epoch, sample)            # the same three numbers, the same draws, on any machine
     keys = mix_array((seed, epoch), samples)        # mix(seed, epoch, sample) for a whole array at once
+    mix_more(keys, positions)                       # mix(seed, epoch, sample, position) for arrays of both
 
 The hash is a chain of SplitMix64 steps (Steele, Lea and Flood, 2014), as in java.util.SplittableRandom. For fixed
 leading parts it is a bijection of the last part, so the samples of an epoch never share a key.
@@ -39,14 +40,21 @@ def mix(*parts: int) -> int:
     return state
 
 
-def mix_array(parts: Sequence[int], samples: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix_array(parts: Sequence[int], samples: NDArray[np.integer]) -> NDArray[np.uint64]:
     """`mix(*parts, sample)` for every sample of an array, vectorised."""
     import numpy as np
 
-    if samples.dtype.kind not in "ui" or (samples.dtype.kind == "i" and samples.size and samples.min() < 0):
-        raise UsageError(f"samples must be integers of 0 or more, found {samples.dtype}")
+    return mix_more(np.uint64(mix(*parts)), samples)
+
+
+def mix_more(states: NDArray[np.uint64] | np.uint64, parts: NDArray[np.integer]) -> NDArray[np.uint64]:
+    """Go on with many chains at once: where `states` are `mix(*a)`, this is `mix(*a, part)` (the two broadcast)."""
+    import numpy as np
+
+    if parts.dtype.kind not in "ui" or (parts.dtype.kind == "i" and parts.size and parts.min() < 0):
+        raise UsageError(f"samples must be integers of 0 or more, found {parts.dtype}")
     with np.errstate(over="ignore"):  # wrapping around is the point; numpy warns about it for 0-d arrays
-        state = (samples.astype(np.uint64) ^ np.uint64(mix(*parts))) + np.uint64(_START)
+        state = (parts.astype(np.uint64) ^ states) + np.uint64(_START)
         state = (state ^ (state >> np.uint64(30))) * np.uint64(_FIRST)
         state = (state ^ (state >> np.uint64(27))) * np.uint64(_SECOND)
         return np.asarray(state ^ (state >> np.uint64(31)))

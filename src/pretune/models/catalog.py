@@ -7,6 +7,9 @@ from typing import Any
 import torch
 
 from pretune.core import config
+from pretune.core.config.read import shown
+from pretune.core.config.specs import members
+from pretune.core.config.text import parse
 from pretune.core.errors import UsageError, nearest
 from pretune.models import model
 from pretune.models.families import FAMILIES
@@ -26,10 +29,11 @@ def find(name: str) -> tuple[str, str]:
     if not families:
         raise UsageError(f"unknown model '{name}'{nearest(name, [*FAMILIES, *names()])}; see 'pretune list families'")
     family = families[-1]
-    size = name[len(family) + 1 :] or FAMILIES.get(family).default
+    size = FAMILIES.get(family).default if name == family else name[len(family) + 1 :]
     sizes = FAMILIES.get(family).sizes
     if size not in sizes:
-        raise UsageError(f"{family} has no size '{size}'{nearest(size, sizes)}; sizes: {', '.join(sizes)}")
+        hint = nearest(size, sizes) or nearest(name, [*FAMILIES, *names()])
+        raise UsageError(f"{family} has no size '{size}'{hint}; sizes: {', '.join(sizes)}")
     return family, size
 
 
@@ -39,44 +43,48 @@ def resolve(name: str, settings: Mapping[str, Any] | None = None) -> Model:
     A leading `model.` is dropped. The recipe's settings come first, so what follows from them (a hidden width) does.
     """
     family, size = find(name)
-    given = {path.removeprefix("model."): value for path, value in (settings or {}).items()}
+    given: dict[str, Any] = {}
+    for path, value in (settings or {}).items():
+        path = path.removeprefix("model.")
+        if path in given:
+            raise UsageError(f"'{path}' is set twice, with and without 'model.'; keep one")
+        given[path] = value
     knobs = knobs_of(FAMILIES.get(family))
-    taken = {path: _number(path, given[path], knobs[path]) for path in given if path in knobs}
-    spec = FAMILIES.get(family).spec(size, **taken)
+    spec = FAMILIES.get(family).spec(
+        size, **{path: _setting(path, given[path], knobs[path]) for path in given if path in knobs}
+    )
     rest = {path: value for path, value in given.items() if path not in knobs}
+    paths = config.paths(spec)
     for path in rest:
-        if path.split(".")[0] not in {field for field in config.paths(spec) for field in [field.split(".")[0]]}:
-            raise UsageError(f"unknown setting '{path}'{nearest(path, [*knobs, *config.paths(spec)])}")
+        if path.split(".")[0] not in {known.split(".")[0] for known in paths}:
+            raise UsageError(f"unknown setting '{path}'{nearest(path, [*knobs, *paths])}")
     return config.replace(spec, rest) if rest else spec
 
 
-def knobs_of(family: Family) -> dict[str, type]:
-    """The recipe's settings that are numbers or switches, with their types."""
-    kinds = {"int": int, "float": float, "bool": bool, "int | None": int}
-    found = {}
-    for name, parameter in inspect.signature(family.recipe).parameters.items():
-        written = parameter.annotation if isinstance(parameter.annotation, str) else None
-        written = written or getattr(parameter.annotation, "__name__", str(parameter.annotation))
-        if written in kinds:
-            found[name] = kinds[written]
-    return found
+def knobs_of(family: Family) -> dict[str, Any]:
+    """The recipe's settings that are numbers or switches, with their annotations."""
+    parameters = inspect.signature(family.recipe, eval_str=True).parameters
+    kinds = (int, float, bool, int | None)
+    return {name: parameter.annotation for name, parameter in parameters.items() if parameter.annotation in kinds}
 
 
 def build(name: str | Model, *, seed: int = 0, device: torch.device | str = "cpu", **settings: Any) -> LanguageModel:
     """A new model with fresh weights: `build("bert-mini", vocab=8192)`, or from a spec."""
-    spec = name if isinstance(name, Model) else resolve(name, settings)
+    spec = config.replace(name, settings) if isinstance(name, Model) else resolve(name, settings)
     return model.build(spec, seed=seed, device=device)
 
 
-def _number(path: str, value: Any, kind: type) -> Any:
+def _setting(path: str, value: Any, annotation: Any) -> Any:
+    """A value for one of the recipe's settings; text, as `--set` gives it, is parsed by the setting's type."""
     if isinstance(value, str):
-        try:
-            number = float(value.replace("_", ""))
-        except ValueError:
-            if kind is bool and value.lower() in ("true", "false"):
-                return value.lower() == "true"
-            raise UsageError(f"{path} = '{value}' is not a number") from None
-        value = int(number) if kind is int and number.is_integer() else number
-    if isinstance(value, bool) != (kind is bool) or not isinstance(value, (int, float) if kind is float else kind):
-        raise UsageError(f"{path} = {value!r} must be a {kind.__name__}")
+        value = parse(annotation, value, path)
+    allowed = members(annotation)
+    (kind,) = allowed.scalars
+    if value is None and allowed.none:
+        return None
+    # NOTE: bool is a subclass of int, so types are compared.
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        raise UsageError(f"{path}: expected {allowed}, found {shown(value)}")
+    if isinstance(value, int) and kind is int and value < 1:  # they all are sizes; some recipes take 0 for "not given"
+        raise UsageError(f"{path} {value} must be at least 1")
     return value

@@ -48,9 +48,9 @@ def load(
     if not dtype.is_floating_point:
         raise UsageError(f"weights cannot be {dtype}; choose torch.float32, torch.bfloat16 or another float")
     folder = Path(directory)
-    spec, moves, stored = inspect(folder)
+    model, moves, stored = _examine(folder)
+    spec = model.spec
     fits(spec, dtype, device)
-    model = empty(spec)
     sizes = {name: tensor.shape for name, tensor in weights_of(model)}
     present = sorted((move for move in moves if move.theirs in stored), key=lambda move: stored[move.theirs].file)
     for move, tensor in zip(present, files.values(stored[move.theirs] for move in present), strict=True):
@@ -94,16 +94,8 @@ def save(model: LanguageModel, directory: str | Path, *, overwrite: bool = False
 
 def inspect(directory: str | Path) -> tuple[Model, list[Move], dict[str, Stored]]:
     """All that can be known without reading a weight: the spec, the moves, and that names and shapes agree."""
-    folder = Path(directory)
-    if not folder.is_dir():
-        what = "not a directory; give the one that holds it" if folder.exists() else "no such directory"
-        raise CheckpointError(f"{folder}: {what}")
-    found = io.read_json(folder / CONFIG, CheckpointError, CONFIG_LIMIT)
-    spec, rules, stored, optional = _understand(folder, found)
-    model = empty(spec)
-    moves = plan([name for name, _ in weights_of(model)], rules)
-    _check(folder, model, moves, stored, optional)
-    return spec, moves, stored
+    model, moves, stored = _examine(Path(directory))
+    return model.spec, moves, stored
 
 
 def describe(spec: Model) -> tuple[dict[str, Any], tuple[Rule, ...], str, Mapping[str, str]]:
@@ -124,6 +116,19 @@ def weights_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every tensor that is saved: parameters (each once, wherever it is shared) and buffers."""
     yield from model.named_parameters()
     yield from model.named_buffers()
+
+
+def _examine(folder: Path) -> tuple[LanguageModel, list[Move], dict[str, Stored]]:
+    """What `inspect` tells, with the empty module in place of the spec."""
+    if not folder.is_dir():
+        what = "not a directory; give the one that holds it" if folder.exists() else "no such directory"
+        raise CheckpointError(f"{folder}: {what}")
+    found = io.read_json(folder / CONFIG, CheckpointError, CONFIG_LIMIT)
+    spec, rules, stored, optional = _understand(folder, found)
+    model = empty(spec)
+    moves = plan([name for name, _ in weights_of(model)], rules)
+    _check(folder, model, moves, stored, optional)
+    return model, moves, stored
 
 
 def _express(layout: Layout, spec: Model) -> dict[str, Any] | None:
@@ -147,7 +152,10 @@ def _understand(
     if found.get("model_type") == NATIVE:
         with _about(folder / CONFIG):
             spec = _native(found)
-        return spec, _identity(spec), files.headers(folder), ()
+        stored = files.headers(folder)
+        with _about(folder / CONFIG):
+            _plausible(spec, stored)
+        return spec, _identity(spec), stored, ()
     with _about(folder / CONFIG):
         refuse_code(found)
         layout = _layout(found)
@@ -157,6 +165,7 @@ def _understand(
         spec = layout.read(found, parts, tied=tied)
         if NATIVE in found:
             spec = _refined(found, spec)
+        _plausible(spec, stored)
     return spec, layout.rules_of(spec), stored, layout.zeros
 
 
@@ -200,6 +209,13 @@ def _refined(found: Mapping[str, Any], spec: Model) -> Model:
             f"key '{NATIVE}' and the other keys contradict each other at {at}; remove '{NATIVE}' to follow the others"
         )
     return said
+
+
+def _plausible(spec: Model, stored: Mapping[str, Stored]) -> None:
+    """Refuse what even an empty module would take long to show: many more layers than there are tensors."""
+    layers = sum(len(stack.layers) for stack in spec.stacks)
+    if layers > max(len(stored), 200):
+        raise CheckpointError(f"{layers} layers are asked for, but the weights are {len(stored)} tensors in all")
 
 
 def _check(

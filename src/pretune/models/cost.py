@@ -18,6 +18,7 @@ from pretune.nn.attention import Attention
 from pretune.nn.block import Block
 from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head
+from pretune.nn.loss import BLOCK_BYTES
 from pretune.nn.stack import Stack
 
 __all__ = ["DEVICES", "Device", "Estimate", "Memory", "estimate", "flops_per_token", "memory", "parts", "usual_targets"]
@@ -121,7 +122,7 @@ def memory(
         return Memory(weights=params * item, activations=round(_widest(spec, sides, item)), cache=cache)
     copies = _FULL + (item if item < _FULL else 0)
     kept = sum(_stack_bytes(spec, stack, sides, item) for stack in spec.stacks)
-    kept += targets * (sides[1] or sides[0]) * _head_bytes(spec, item)
+    kept += _head_bytes(spec, targets * (sides[1] or sides[0]), item)
     return Memory(
         weights=params * copies, gradients=params * _FULL, optimizer=2 * params * _FULL, activations=round(kept)
     )
@@ -287,14 +288,18 @@ def _hidden_bytes(layer: FeedForward, item: int) -> int:
     return layer.hidden * (item * kept + bool(layer.dropout))
 
 
-def _head_bytes(spec: Model, item: int) -> float:
-    """Per target: the state, the transform's tensors, the logits, and their log-probabilities in fp32."""
-    if spec.head is None:
+def _head_bytes(spec: Model, targets: float, item: int) -> float:
+    """Per target its state, what it is turned into and its gradient; once the vocabulary's gradient and some logits.
+
+    The loss works on a block of logits at a time and makes the gradients at once, so that no more logits are kept.
+    """
+    if spec.head is None or not targets:
         return 0
-    kept = item * spec.width + (item + _FULL) * spec.vocab
+    each = item * (spec.width + spec.table)
     if spec.head.transform:
-        kept += spec.table * (2 * item + (_FULL if spec.head.transform.norm else 0))
-    return kept
+        each += spec.table * (2 * item + (_FULL if spec.head.transform.norm else 0))
+    logits = min(BLOCK_BYTES["cuda"], targets * spec.vocab * item)
+    return targets * each + _FULL * spec.vocab * spec.table + logits
 
 
 def _widest(spec: Model, sides: tuple[float, float], item: int) -> float:

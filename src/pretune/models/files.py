@@ -1,9 +1,10 @@
 """Safetensors files: what they hold without reading it, the values when asked, and writing them in shards.
 
-Nothing here unpickles. A pickle is refused under any name: one that calls itself safetensors is seen by its first bytes.
+Nothing here unpickles. A pickle is refused under any name: one under a false name is told by its first bytes.
 """
 
 import itertools
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -150,6 +151,8 @@ def save(tensors: Mapping[str, Tensor], file: Path) -> None:
     """One safetensors file, a full disk or a read-only one told in one line."""
     with io.writing(file):
         save_file(dict(tensors), file, metadata={"format": "pt"})
+        with file.open("rb") as written:  # a disk may be found full only now
+            os.fsync(written.fileno())
 
 
 def weight_names(folder: Path) -> list[str]:

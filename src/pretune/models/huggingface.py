@@ -7,11 +7,13 @@ nothing that names code is followed.
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from pretune.core import config
 from pretune.core.config.read import shown
 from pretune.core.errors import CheckpointError, PretuneError, nearest
+from pretune.models.checks import Check, choice, flag, number, optional, rate, size, take, token, unsupported
 from pretune.models.spec import Model
 from pretune.models.weights import Rule
 
@@ -37,77 +39,7 @@ IGNORED = frozenset(
 CODE = ("auto_map", "custom_generate", "custom_pipelines", "trust_remote_code")
 """Keys that name code to run."""
 
-LARGEST = 2**31 - 1
-"""No size is larger; a file that says so is damaged or hostile."""
-
 ROLES = {"pad_token_id": "special.pad", "bos_token_id": "special.bos", "decoder_start_token_id": "special.start"}
-
-Check = Callable[[str, Any], Any]
-"""Takes a key and what a file gives for it, and returns the value or refuses it by the key's name."""
-
-
-def size(key: str, value: Any) -> int:
-    """How many or how wide: a whole number, at least one."""
-    if type(value) is not int or not 1 <= value <= LARGEST:
-        raise _unfit(key, value, f"a whole number from 1 to {LARGEST}")
-    return value
-
-
-def number(key: str, value: Any) -> float:
-    """Any finite number that is not negative."""
-    if type(value) not in (int, float) or not 0 <= value <= 1e30:
-        raise _unfit(key, value, "a number of at least 0")
-    return float(value)
-
-
-def rate(key: str, value: Any) -> float:
-    """A share, such as that of what dropout drops."""
-    if type(value) not in (int, float) or not 0 <= value <= 1:
-        raise _unfit(key, value, "a number from 0 to 1")
-    return float(value)
-
-
-def flag(key: str, value: Any) -> bool:
-    """True or false."""
-    if type(value) is not bool:
-        raise _unfit(key, value, "true or false")
-    return value
-
-
-def fields(key: str, value: Any) -> dict[str, Any]:
-    """An object, as a copy to take things from; null is an empty one."""
-    if value is not None and not isinstance(value, dict):
-        raise _unfit(key, value, "an object")
-    return dict(value or {})
-
-
-def optional(check: Check) -> Check:
-    """The same, or null."""
-    return lambda key, value: None if value is None else check(key, value)
-
-
-def token(key: str, value: Any) -> int | None:
-    """A token's id, or null."""
-    if value is None or (type(value) is int and value == -1):  # NOTE: -1 means none in some early releases
-        return None
-    if type(value) is not int or not 0 <= value <= LARGEST:
-        raise _unfit(key, value, "a token's id or null")
-    return value
-
-
-def take(found: Mapping[str, Any], *names: str, check: Check, default: Any) -> Any:
-    """What a file gives for a key under any of its names, checked; the default where it gives nothing.
-
-    Several names must not contradict each other.
-    """
-    given = {name: check(name, found[name]) for name in names if name in found}
-    first = next(iter(given), None)
-    for name, value in given.items():
-        if first is not None and value != given[first]:
-            raise CheckpointError(
-                f"keys '{first}' = {shown(found[first])} and '{name}' = {shown(found[name])} contradict each other"
-            )
-    return default if first is None else given[first]
 
 
 @dataclass(frozen=True)
@@ -201,35 +133,38 @@ class Layout:
     zeros: tuple[str, ...] = ()  # tensors that are zero where they are missing
     marks: Mapping[str, str] = field(default_factory=dict)  # part -> the tensor that shows it is there
 
+    @cached_property
+    def base(self) -> Model:
+        """What a silent config stands for, but for the sizes that its keys give."""
+        return self.template()
+
     def claims(self, found: Mapping[str, Any]) -> tuple[frozenset[str] | None, bool]:
         """What a config promises of its tensors: the parts (None: it names no class), and that the head is tied."""
         classes = found.get("architectures") or [None]
         name = classes[0] if isinstance(classes, list) else classes
         if name is not None and (not isinstance(name, str) or name not in self.classes):
             raise unsupported("architectures", name, self.classes)
-        template = self.template()
-        usual = template.head is not None and template.head.tied
+        usual = self.base.head is not None and self.base.head.tied
         tied = take(found, "tie_word_embeddings", check=optional(flag), default=None)
         return None if name is None else self.classes[name], usual if tied is None else tied
 
     def read(self, found: Mapping[str, Any], parts: frozenset[str], *, tied: bool) -> Model:
         """The spec of a config, with the parts and the tying that its tensors show."""
         self._refuse_unknown(found)
-        template = self.template()
         changes, keys = _roles(found), {}
         for entry in self.entries:
             named = [name for name in entry.names if name in found] or [*entry.names]
             for path, value in entry.read(found).items():
-                for place in spread(template, path):
+                for place in spread(self.base, path):
                     changes[place], keys[place] = value, named[:1]
         for part in ("head", "pooler", "pair"):
-            if getattr(template, part) is not None and part not in parts:
+            if getattr(self.base, part) is not None and part not in parts:
                 changes = {path: value for path, value in changes.items() if path.split(".")[0] != part}
                 changes[part] = None
         if "head" in parts:
             changes["head.tied"] = tied
         try:
-            return config.replace(template, changes)
+            return config.replace(self.base, changes)
         except PretuneError as error:
             raise CheckpointError(f"{_blamed(str(error), keys)}{error}") from None
 
@@ -276,20 +211,6 @@ def refuse_code(found: Mapping[str, Any]) -> None:
             raise CheckpointError(f"key '{name}' = {shown(found[name])} names code, {remedy}")
     if found.get("quantization_config") is not None:
         raise CheckpointError("key 'quantization_config': quantised weights are not supported; use the original ones")
-
-
-def choice(key: str, value: Any, options: Mapping[str, Any]) -> Any:
-    """Our word for one of theirs."""
-    if not isinstance(value, str) or value not in options:
-        raise unsupported(key, value, options)
-    return options[value]
-
-
-def unsupported(key: str, value: Any, allowed: Iterable[Any]) -> CheckpointError:
-    """The error that refuses a value by its key and says which there are."""
-    return CheckpointError(
-        f"key '{key}' = {shown(value)} is not supported; allowed: {', '.join(shown(option) for option in allowed)}"
-    )
 
 
 def look(spec: object, path: str) -> Any:
@@ -340,7 +261,3 @@ def _blamed(error: str, keys: Mapping[str, list[str]]) -> str:
     words = set(re.findall(r"\w+", error))
     blamed = {f"'{name}'" for place, names in keys.items() if place.rpartition(".")[2] in words for name in names}
     return f"key {', '.join(sorted(blamed))}: " if blamed else ""
-
-
-def _unfit(key: str, value: Any, expected: str) -> CheckpointError:
-    return CheckpointError(f"key '{key}' = {shown(value)}: expected {expected}")

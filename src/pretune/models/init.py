@@ -39,9 +39,9 @@ class FanIn:
     def weight(self, owner: nn.Module, name: str, weight: Tensor, depth: int) -> float:
         if name == "tokens":
             return self.factor
-        if isinstance(owner, RelativePositions):
-            return self.factor / math.sqrt(weight.shape[1])
         fan_in = float(weight.shape[1])
+        if isinstance(owner, RelativePositions):
+            fan_in = owner.width
         if isinstance(owner, MultiHeadAttention) and name == "q":
             fan_in *= owner.head
         return self.factor / math.sqrt(fan_in)

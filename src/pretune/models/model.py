@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch, Loss, Output
@@ -70,6 +71,8 @@ class LanguageModel(nn.Module):
         read = batch.source if self.spec.both else batch
         if read is None:
             raise UsageError("an encoder-decoder needs a batch with source and target")
+        if batch.source is not None and not self.spec.both:
+            raise UsageError("a batch with a source is for an encoder-decoder; this model reads one side only")
         self._check_positions(batch)
         if cache is not None:
             cache.place(batch)
@@ -144,6 +147,8 @@ class LanguageModel(nn.Module):
         """Read one more token per sequence `[B]`: the logits `[B, vocab]` for what comes next."""
         if self.decoder is None or self.head is None:
             raise UsageError("stepping needs a decoder with a head")
+        if not tokens.is_cuda and int(cache.lengths.max()) >= cache.capacity:
+            raise UsageError(f"the cache is full: it holds {cache.capacity} tokens of a sequence")
         states = self.decoder.step(F.embedding(tokens, self.tokens.weight), cache)
         out: Tensor = self.head(states, self.tokens.weight)
         return out
@@ -162,8 +167,17 @@ def build(spec: Model, *, seed: int = 0, device: torch.device | str = "cpu") -> 
 
 def empty(spec: Model) -> LanguageModel:
     """The module without any memory behind its weights."""
-    with torch.device("meta"):
+    with torch.device("meta"), _Undrawn():
         return LanguageModel(spec)
+
+
+class _Undrawn(TorchFunctionMode):
+    """No weight is drawn while modules are made: there is nothing to draw into, and torch takes seconds to do so."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def _output(found: StackOutput, batch: Batch) -> Output:

@@ -25,7 +25,7 @@ def recognise(
 
 def _renamed(layout: Layout, stored: Mapping[str, Stored]) -> dict[str, Stored]:
     """As in the full class: with the body's prefix, `gamma` and `beta` of old releases renamed, buffers left out."""
-    every = layout.rules_of(layout.template())
+    every = layout.rules_of(layout.base)
     outside = {rule.theirs.split(".")[0] for rule in every if not rule.theirs.startswith(layout.prefix)}
     bare = not any(name.startswith(layout.prefix) for name in stored)
     out: dict[str, Stored] = {}
@@ -61,7 +61,7 @@ def _tied(layout: Layout, tied: bool, stored: dict[str, Stored]) -> bool:
 
     Copies of the table are taken out of `stored` on the way.
     """
-    table = next(rule.theirs for rule in layout.rules_of(layout.template()) if rule.ours == "tokens.weight")
+    table = next(rule.theirs for rule in layout.rules_of(layout.base) if rule.ours == "tokens.weight")
     for copy in layout.copies:
         if copy in stored:
             if not _equal(stored.setdefault(table, stored[copy]), stored[copy]):

@@ -1,7 +1,7 @@
 """The one spec tree: every published model is a value of this type."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pretune.core.config import spec, to_dict
@@ -20,7 +20,7 @@ _SIZES = frozenset(
     {"vocab", "width", "depth", "share", "hidden", "heads", "kv_heads", "head_width", "window", "segments", "classes"}
     | {"rows", "buckets", "far", "original", "context"}
 )
-_POSITIVE = frozenset({"theta", "base", "clip", "factor"})
+_POSITIVE = frozenset({"theta", "base", "clip", "factor", "eps", "std"})
 _RATES = frozenset({"dropout", "fraction"})
 
 
@@ -69,8 +69,12 @@ class Model:
             raise UsageError("a model needs an encoder, a decoder or both")
         if self.pair is not None and self.pooler is None:
             raise UsageError("a pair head reads the pooled vector: it needs a pooler")
-        if self.shared and not (self.encoder and self.decoder and self.encoder.depth == self.decoder.depth):
-            raise UsageError("shared weights need an encoder and a decoder of equal depth")
+        if self.shared and not _alike(self.encoder, self.decoder):
+            raise UsageError("shared weights need an encoder and a decoder with equal depth, sharing and blocks")
+        if len({stack.embed.table(width=self.width) for stack in self.stacks}) > 1:
+            raise UsageError("encoder and decoder read one token table: their factors must be equally wide")
+        if self.head is not None and self.table != self.width and self.head.transform is None:
+            raise UsageError(f"a head on a token table of {self.table} needs a transform from width {self.width}")
         _check_ranges(to_dict(self))
         for stack in self.stacks:
             if stack.depth > MOST_LAYERS:
@@ -139,6 +143,13 @@ def _check_ranges(tree: Mapping[str, Any]) -> None:
             raise UsageError(f"{name} {value} must be greater than 0")
         if name in _RATES and not 0 <= value <= 1:
             raise UsageError(f"{name} {value} must lie between 0 and 1")
+
+
+def _alike(encoder: Stack | None, decoder: Stack | None) -> bool:
+    """Whether a decoder can use the weights of an encoder: the same blocks, but for the attention to the source."""
+    if encoder is None or decoder is None or (encoder.depth, encoder.share) != (decoder.depth, decoder.share):
+        return False
+    return encoder.blocks == tuple(replace(block, cross=None) for block in decoder.blocks)
 
 
 def _without_cross(block: Block, width: int) -> int:

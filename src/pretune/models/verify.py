@@ -23,8 +23,6 @@ def verify(directory: str | Path) -> list[str]:
     The hashes come first, where there is a manifest: they tell a damaged model from one that was never right.
     """
     folder = Path(directory)
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such directory")
     lines = [_hashes(folder)]
     spec, _, stored = checkpoint.inspect(folder)
     lines.append(f"config.json: family {shown(spec.family)}, {spec.params().total:,} parameters")

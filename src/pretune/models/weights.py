@@ -8,7 +8,7 @@ Several of ours may lie in one of theirs (`Fused`, `Interleaved`), or turned (`T
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -109,22 +109,26 @@ class Move:
 
 def plan(names: Iterable[str], rules: Iterable[Rule]) -> list[Move]:
     """The moves that bring every one of our parameters from or to theirs. Each name must have exactly one rule."""
-    left = list(names)
+    left = dict.fromkeys(names)
     moves = []
     for rule in rules:
         ours = (rule.ours,) if isinstance(rule.ours, str) else rule.ours
-        pattern = re.compile(
-            re.escape(ours[0]).replace(r"\{i\}", r"(?P<i>\d+)").replace(r"\{p\}", "(?P<p>weight|bias)")
-        )
-        for name in list(left):
-            match = pattern.fullmatch(name)
-            if match is not None:
-                found = tuple(our.format(**match.groupdict()) for our in ours)
-                left = [other for other in left if other not in found]
-                moves.append(Move(found, rule.theirs.format(**match.groupdict()), rule.packing))
+        for match in _matches(ours[0], left):
+            found = tuple(our.format(**match) for our in ours)
+            for name in found:
+                left.pop(name, None)
+            moves.append(Move(found, rule.theirs.format(**match), rule.packing))
     if left:
-        raise KeyError(f"no rule for {left[0]}")
+        raise KeyError(f"no rule for {next(iter(left))}")
     return moves
+
+
+def _matches(pattern: str, names: Collection[str]) -> list[dict[str, str]]:
+    """What the placeholders of a pattern stand for in each of the names that it fits."""
+    if "{" not in pattern:
+        return [{}] if pattern in names else []
+    form = re.compile(re.escape(pattern).replace(r"\{i\}", r"(?P<i>\d+)").replace(r"\{p\}", "(?P<p>weight|bias)"))
+    return [match.groupdict() for name in names if (match := form.fullmatch(name))]
 
 
 def rules(table: Mapping[str, str]) -> tuple[Rule, ...]:

@@ -6,6 +6,7 @@ Where the norms stand is which slots are filled; the forward pass has no branch 
 from torch import Tensor, nn
 
 from pretune.core.config import spec
+from pretune.core.errors import UsageError
 from pretune.nn.attention import Attention, MultiHeadAttention
 from pretune.nn.cache import LayerCache, Step
 from pretune.nn.feedforward import FeedForward, FeedForwardLayer
@@ -54,6 +55,10 @@ class Block:
     cross: Attention | None = None
     parallel: bool = False  # attention and feed-forward read the same input and are added together
     dropout: float = 0.0  # of each sublayer's output
+
+    def __post_init__(self) -> None:
+        if self.parallel and (self.cross is not None or self.norms.post is not None):
+            raise UsageError("a parallel block has no place for cross attention or for a norm after the sum")
 
     def build(self, *, width: int, shared: "TransformerBlock | None" = None) -> "TransformerBlock":
         return TransformerBlock(self, width, shared)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 
 
@@ -55,6 +56,15 @@ class Cache:
 
     def place(self, batch: Batch) -> None:
         """Say where the tokens of a prompt batch go: sequence s in row s, filler in the spare row."""
+        for side, layers in ((batch, self.layers), (batch.source, self.cross)):
+            if side is not None and layers and not side.tokens.is_cuda:  # on a GPU, counting would stop it
+                spans, room = side.spans(), layers[0].keys.shape[2]
+                longest = max(end - start for start, end in spans)
+                if len(spans) > self.lengths.shape[0] or longest > room:
+                    raise UsageError(
+                        f"{len(spans)} sequences of up to {longest} tokens; the cache holds "
+                        f"{self.lengths.shape[0]} of {room}"
+                    )
         self.lengths = _place(batch, self.layers, self.lengths)
         if batch.source is not None and self.source_lengths is not None:
             self.source_lengths = _place(batch.source, self.cross, self.source_lengths)

@@ -65,7 +65,7 @@ class Embeddings(nn.Module):
         if self.project is not None and self.early:
             x = self.project(x)
         if positions is not None:
-            x = x + positions
+            x = x + positions.to(x.dtype)
         if self.segments is not None:
             x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
         if self.norm is not None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from pretune.models.checks import size, take
 from pretune.models.families.bert import ACTIVATIONS
 from pretune.models.family import Family, Size
 from pretune.models.huggingface import Entry, Fixed, Key, Layout, Odd, both, look
@@ -66,17 +67,20 @@ def recipe(
 
 
 def _keys(side: str) -> tuple[Entry, ...]:
-    attentions = [f"{side}.blocks.*.attention"] + ([f"{side}.blocks.*.cross"] if side == "decoder" else [])
+    first = side == "encoder"  # which the names without a side mean
+    attentions = [f"{side}.blocks.*.attention"] + ([] if first else [f"{side}.blocks.*.cross"])
+    heads = tuple(f"{path}.heads" for path in attentions)
     return (
-        Key(f"{side}_layers", (f"{side}.depth",), 12, aliases=("num_hidden_layers",)),
+        Key(f"{side}_layers", (f"{side}.depth",), 12, aliases=("num_hidden_layers",) if first else ()),
         Key(f"{side}_ffn_dim", (f"{side}.blocks.*.feedforward.hidden",), 4096),
-        Key(f"{side}_attention_heads", tuple(f"{path}.heads" for path in attentions), 16),
+        Key(f"{side}_attention_heads", heads, 16, aliases=("num_attention_heads",) if first else ()),
         Fixed(f"{side}_layerdrop", (0, 0.0)),
     )
 
 
 def _read_positions(found: Mapping[str, Any]) -> dict[str, Any]:
-    return dict.fromkeys(both(["position.rows"]), found.get("max_position_embeddings", 1024) + 2)
+    rows = take(found, "max_position_embeddings", check=size, default=1024) + 2
+    return dict.fromkeys(both(["position.rows"]), rows)
 
 
 def _write_positions(spec: Model) -> dict[str, Any]:
@@ -120,7 +124,16 @@ def _layout(model_type: str, name: str, slot: str) -> Layout:
     return Layout(
         model_type=model_type,
         template=partial(recipe, pre_norm=slot == "pre", family=model_type),
-        entries=_ENTRIES,
+        entries=(
+            *_ENTRIES,
+            # Early releases said here what is now the difference between the two classes.
+            Fixed("normalize_before", (slot == "pre",)),
+            Fixed("add_final_layer_norm", (slot == "pre",)),
+            Fixed("normalize_embedding", (True,)),
+            Fixed("static_position_embeddings", (False,)),
+            Fixed("extra_pos_embeddings", (2,)),
+            Fixed("add_bias_logits", (False,)),
+        ),
         prefix="model.",
         classes={f"{name}ForConditionalGeneration": frozenset({"head"}), f"{name}Model": frozenset()},
         head="lm_head.weight",

@@ -64,7 +64,6 @@ def recipe(
 
 ACTIVATION = "encoder.blocks.*.feedforward.activation"
 ENCODER_KEYS = (
-    Key("vocab_size", ("vocab",), 30522),
     Key("hidden_size", ("width",), 768),
     Key("num_hidden_layers", ("encoder.depth",), 12),
     Key("num_attention_heads", ("encoder.blocks.*.attention.heads",), 12),
@@ -118,6 +117,7 @@ bert = Family(
         template=recipe,
         entries=(
             *ENCODER_KEYS,
+            Key("vocab_size", ("vocab",), 30522),
             Key("hidden_act", (ACTIVATION, "head.transform.activation"), "gelu", ACTIVATIONS),
         ),
         prefix="bert.",

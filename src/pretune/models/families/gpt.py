@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pretune.core.errors import CheckpointError
+from pretune.models.checks import size, take
 from pretune.models.family import Family, Size
 from pretune.models.huggingface import Key, Layout, Odd
 from pretune.models.init import Normal
@@ -69,10 +69,8 @@ def block_rules(body: str, norm: str) -> tuple[Rule, ...]:
 
 
 def width_of(found: Mapping[str, Any]) -> int:
-    """The width a config states, checked early because other sizes follow from it."""
-    width = found.get("n_embd", found.get("hidden_size", 768))
-    if not isinstance(width, int):
-        raise CheckpointError(f"n_embd = {width!r} must be a whole number")
+    """The width a config states, from which other sizes follow."""
+    width: int = take(found, "n_embd", "hidden_size", check=size, default=768)
     return width
 
 
@@ -97,7 +95,7 @@ gpt = Family(
         entries=(
             *DECODER_KEYS,
             Key("vocab_size", ("vocab",), 40478),
-            Key("n_positions", ("decoder.position.rows",), 512),
+            Key("n_positions", ("decoder.position.rows",), 512, aliases=("max_position_embeddings",)),
             # NOTE: this class calls the tanh approximation "gelu".
             Key(
                 "afn",

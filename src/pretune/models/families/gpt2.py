@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from pretune.models.checks import optional, size, take
 from pretune.models.families.bert import ACTIVATIONS
 from pretune.models.families.gpt import DECODER_KEYS, block_rules, width_of
 from pretune.models.families.gpt import recipe as gpt
@@ -44,7 +45,7 @@ def recipe(
 
 
 def _read_inner(found: Mapping[str, Any]) -> dict[str, Any]:
-    inner = found.get("n_inner")
+    inner = take(found, "n_inner", check=optional(size), default=None)
     return {"decoder.blocks.*.feedforward.hidden": 4 * width_of(found) if inner is None else inner}
 
 

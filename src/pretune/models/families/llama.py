@@ -1,14 +1,16 @@
 """LLaMA 1, 2 and 3 (Touvron et al., 2023; Dubey et al., 2024): RMSNorm, rotary positions, SwiGLU, no biases."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from pretune.core.config import to_dict
+from pretune.core.config.read import shown
 from pretune.core.errors import CheckpointError
+from pretune.models.checks import Check, choice, inside, optional, positive, rate, size, take
 from pretune.models.families.bert import ACTIVATIONS
 from pretune.models.family import Family, Size
-from pretune.models.huggingface import Key, Layout, Odd
+from pretune.models.huggingface import Fixed, Key, Layout, Odd
 from pretune.models.spec import Model, Special
 from pretune.models.weights import rules
 from pretune.nn.attention import Attention
@@ -63,24 +65,38 @@ def recipe(
     )
 
 
-def rope(theta: float = 10000.0, fraction: float = 1.0) -> Odd:
-    """Rotary positions in old and new spelling: rope_theta, rope_scaling, rope_parameters, rotary_pct."""
+STRETCHES = {"default": (), "linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
+"""The kinds of scaling, and the numbers each must give; the last may also state the original length."""
+
+
+def rope(theta: float = 10000.0, fraction: float = 1.0, old: tuple[str, ...] = ()) -> Odd:
+    """Rotary positions in old and new spelling: rope_theta and rope_scaling, or both inside rope_parameters.
+
+    `old` are a family's own first names for the base and for the turned fraction of a head.
+    """
 
     def read(found: Mapping[str, Any]) -> dict[str, Any]:
-        given: dict[str, Any] = {}
-        for name in ("rope_parameters", "rope_scaling"):
-            part = found.get(name)
-            if part is not None and not isinstance(part, dict):
-                raise CheckpointError(f"{name} must be an object")
-            given = {**(part or {}), **given}
-        base = given.pop("rope_theta", found.get("rope_theta", found.get("rotary_emb_base")))
-        part = given.pop("partial_rotary_factor", found.get("partial_rotary_factor", found.get("rotary_pct")))
-        kind = given.pop("rope_type", given.get("type", "default"))
-        given.pop("type", None)
+        inner = inside(found, "rope_parameters") | inside(found, "rope_scaling")
+        every = {**found, **inner}
+
+        def get(name: str, check: Check, *others: str) -> Any:
+            names = (f"rope_parameters.{name}", f"rope_scaling.{name}", *others)
+            return take(every, *names, check=optional(check), default=None)
+
+        kind = get("rope_type", _kind, "rope_parameters.type", "rope_scaling.type") or "default"
+        known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *STRETCHES[kind]}
+        known |= {"original_max_position_embeddings"} if kind == "llama3" else set()
+        for name, value in inner.items():
+            if name.partition(".")[2] not in known and value is not None:
+                raise CheckpointError(f"key {shown(name)} is not known for rope_type '{kind}'")
+        base = get("rope_theta", positive, "rope_theta", *old[:1])
+        part = get("partial_rotary_factor", rate, "partial_rotary_factor", *old[1:])
+        if not old:  # the reference then turns whole heads, whatever the file says
+            Fixed("partial_rotary_factor", (1.0,)).read({"partial_rotary_factor": part})
         rotary = Rotary(
             theta=theta if base is None else base,
             fraction=fraction if part is None else part,
-            scaling=_scaling(kind, given, found),
+            scaling=_scaling(kind, get, take(found, "max_position_embeddings", check=size, default=2048)),
         )
         return {"decoder.position": to_dict(rotary)}
 
@@ -102,27 +118,29 @@ def rope(theta: float = 10000.0, fraction: float = 1.0) -> Odd:
             }
         return {"rope_parameters": out}
 
-    names = ("rope_parameters", "rope_scaling", "rope_theta", "rotary_emb_base", "partial_rotary_factor", "rotary_pct")
+    names = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", *old)
     return Odd(names, read, write)
 
 
-def _scaling(kind: str, given: dict[str, Any], found: Mapping[str, Any]) -> Linear | Banded | None:
-    try:
-        if kind == "default":
-            return None
-        if kind == "linear":
-            return Linear(factor=float(given["factor"]))
-        if kind == "llama3":
-            original = given.get("original_max_position_embeddings", found.get("max_position_embeddings", 2048))
-            return Banded(
-                factor=float(given["factor"]),
-                low=float(given["low_freq_factor"]),
-                high=float(given["high_freq_factor"]),
-                original=int(original),
-            )
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"rope scaling '{kind}' lacks or misstates {error}") from None
-    raise CheckpointError(f"rope_type {kind!r} is not supported; allowed: 'default', 'linear', 'llama3'")
+def _kind(key: str, value: Any) -> str:
+    return str(choice(key, value, {name: name for name in STRETCHES}))
+
+
+def _scaling(kind: str, get: Callable[[str, Check], Any], context: int) -> Linear | Banded | None:
+    numbers = {name: get(name, positive) for name in STRETCHES[kind]}
+    for name, value in numbers.items():
+        if value is None:
+            raise CheckpointError(f"key 'rope_parameters.{name}' is missing, which rope_type '{kind}' needs")
+    if kind == "linear":
+        return Linear(factor=numbers["factor"])
+    if kind == "default":
+        return None
+    return Banded(
+        factor=numbers["factor"],
+        low=numbers["low_freq_factor"],
+        high=numbers["high_freq_factor"],
+        original=get("original_max_position_embeddings", size) or context,
+    )
 
 
 def keys(
@@ -144,7 +162,8 @@ def keys(
 
 
 def _read_groups(default: int | None, found: Mapping[str, Any]) -> dict[str, Any]:
-    heads, groups = found.get("num_attention_heads", 32), found.get("num_key_value_heads", default)
+    heads = take(found, "num_attention_heads", check=size, default=32)
+    groups = take(found, "num_key_value_heads", check=optional(size), default=default)
     return {"decoder.blocks.*.attention.kv_heads": None if groups in (None, heads) else groups}
 
 
@@ -154,9 +173,10 @@ def _write_groups(spec: Model) -> dict[str, Any]:
 
 
 def _read_head(found: Mapping[str, Any]) -> dict[str, Any]:
-    width, heads, head = found.get("hidden_size", 4096), found.get("num_attention_heads", 32), found.get("head_dim")
-    plain = head is None or (isinstance(width, int) and isinstance(heads, int) and heads * head == width)
-    return {"decoder.blocks.*.attention.head_width": None if plain else head}
+    width = take(found, "hidden_size", check=size, default=4096)
+    heads = take(found, "num_attention_heads", check=size, default=32)
+    head = take(found, "head_dim", check=optional(size), default=None)
+    return {"decoder.blocks.*.attention.head_width": None if head is None or heads * head == width else head}
 
 
 def _write_head(spec: Model) -> dict[str, Any]:

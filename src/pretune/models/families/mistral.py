@@ -1,12 +1,11 @@
 """Mistral (Jiang et al., 2023): Llama with grouped-query attention and a sliding window."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
+from pretune.models.checks import optional, size
 from pretune.models.families import llama
 from pretune.models.family import Family, Size
-from pretune.models.huggingface import Layout, Odd
+from pretune.models.huggingface import Key, Layout
 from pretune.models.spec import Model
 from pretune.models.weights import rules
 from pretune.nn.norm import RMSNorm
@@ -40,15 +39,6 @@ def recipe(
     return replace(base, decoder=replace(base.decoder, blocks=(block,)))
 
 
-def _window(found: Mapping[str, Any]) -> dict[str, Any]:
-    # NOTE: an explicit null means no window; an absent key means the class default of 4096.
-    return {"decoder.blocks.*.attention.window": found.get("sliding_window", 4096)}
-
-
-def _write_window(spec: Model) -> dict[str, Any]:
-    return {"sliding_window": spec.last.blocks[0].attention.window}
-
-
 mistral = Family(
     recipe=recipe,
     shape="decoder",
@@ -62,7 +52,8 @@ mistral = Family(
             llama.rope(),
             llama.HEAD_WIDTH,
             llama.NORM_EPS,
-            Odd(("sliding_window",), _window, _write_window),
+            # NOTE: an explicit null means no window, silence the class default.
+            Key("sliding_window", ("decoder.blocks.*.attention.window",), 4096, check=optional(size)),
         ),
         prefix="model.",
         classes={"MistralForCausalLM": frozenset({"head"}), "MistralModel": frozenset()},

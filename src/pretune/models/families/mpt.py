@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from pretune.core.config.read import shown
 from pretune.core.errors import CheckpointError
+from pretune.models.checks import inside, optional, positive, rate, size, take
 from pretune.models.family import Family, Size
 from pretune.models.huggingface import IGNORED, Fixed, Key, Layout, Odd
 from pretune.models.spec import Model
@@ -52,24 +54,25 @@ def recipe(
 
 
 _FIXED = {"attn_type": "multihead_attention", "prefix_lm": False, "qk_ln": False, "alibi": True, "alibi_bias_max": 8}
-_READ = ("clip_qkv", "softmax_scale", "attn_pdrop")
-_OTHER = {"attn_impl", "attn_uses_sequence_id", *IGNORED}
+_KNOWN = {"attn_impl", "attn_uses_sequence_id", "clip_qkv", "softmax_scale", "attn_pdrop", *_FIXED, *IGNORED}
 
 
 def _read_attention(found: Mapping[str, Any]) -> dict[str, Any]:
-    given = found.get("attn_config") or {}
-    if not isinstance(given, dict):
-        raise CheckpointError("attn_config must be an object")
+    given = inside(found, "attn_config")
+    for name, value in _FIXED.items():
+        Fixed(f"attn_config.{name}", (value,)).read(given)
     for name, value in given.items():
-        if name in _FIXED and value != _FIXED[name]:
-            raise CheckpointError(f"attn_config.{name} = {value!r} is not supported; allowed: {_FIXED[name]!r}")
-        if name not in _OTHER.union(_FIXED, _READ) and value not in (None, False):
-            raise CheckpointError(f"attn_config.{name} is not known; what it changes cannot be reproduced")
-    dropout = given.get("attn_pdrop") or 0.0
+        if name.removeprefix("attn_config.") not in _KNOWN and value not in (None, False, {}, []):
+            raise CheckpointError(f"key {shown(name)} is not known; what it changes cannot be reproduced")
+    dropout = take(given, "attn_config.attn_pdrop", check=rate, default=0.0)
+    clip, scale = (
+        take(given, f"attn_config.{name}", check=optional(positive), default=None)
+        for name in ("clip_qkv", "softmax_scale")
+    )
     return {
-        "decoder.blocks.*.feedforward.hidden": 4 * found.get("d_model", 2048),
-        "decoder.blocks.*.attention.clip": given.get("clip_qkv"),
-        "decoder.blocks.*.attention.scale": given.get("softmax_scale"),
+        "decoder.blocks.*.feedforward.hidden": 4 * take(found, "d_model", "hidden_size", check=size, default=2048),
+        "decoder.blocks.*.attention.clip": clip,
+        "decoder.blocks.*.attention.scale": scale,
         "decoder.blocks.*.attention.dropout": dropout,
         "decoder.blocks.*.dropout": dropout,
     }
@@ -112,7 +115,12 @@ mpt = Family(
             {"learned_pos_emb", "norm_type", "resid_pdrop", "emb_pdrop", "init_config", "tokenizer_name"}
         ),
         prefix="transformer.",
-        classes={"MptForCausalLM": frozenset({"head"}), "MptModel": frozenset()},
+        # The second name is that of the release's own code, which computes the same.
+        classes={
+            "MptForCausalLM": frozenset({"head"}),
+            "MPTForCausalLM": frozenset({"head"}),
+            "MptModel": frozenset(),
+        },
         head="lm_head.weight",
         rules=(
             Rule(

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from pretune.models.checks import optional, positive
 from pretune.models.families import llama
 from pretune.models.family import Family, Size
 from pretune.models.huggingface import Key, Layout
@@ -88,7 +89,7 @@ olmo = Family(
             *llama.keys(vocab=50304),
             llama.rope(),
             BIAS,
-            Key("clip_qkv", ("decoder.blocks.*.attention.clip",), None),
+            Key("clip_qkv", ("decoder.blocks.*.attention.clip",), None, check=optional(positive)),
         ),
         prefix="model.",
         classes={"OlmoForCausalLM": frozenset({"head"}), "OlmoModel": frozenset()},
@@ -111,7 +112,7 @@ olmo2 = Family(
     },
     layout=Layout(
         model_type="olmo2",
-        template=recipe2,
+        template=lambda: replace(recipe2(), special=recipe().special),
         entries=(
             *llama.keys(vocab=50304),
             llama.rope(),

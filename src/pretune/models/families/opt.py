@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from pretune.core.config import to_dict
+from pretune.models.checks import flag, optional, size, take
 from pretune.models.families.bert import ACTIVATIONS
 from pretune.models.families.gpt2 import recipe as gpt2
 from pretune.models.family import Family, Size
@@ -62,9 +63,9 @@ def recipe(
 
 
 def _read_norms(found: Mapping[str, Any]) -> dict[str, Any]:
-    norm = to_dict(LayerNorm(scale=found.get("layer_norm_elementwise_affine", True)))
-    pre = found.get("do_layer_norm_before", True)
-    final = pre and not found.get("_remove_final_layer_norm", False)
+    norm = to_dict(LayerNorm(scale=take(found, "layer_norm_elementwise_affine", check=flag, default=True)))
+    pre = take(found, "do_layer_norm_before", check=flag, default=True)
+    final = pre and not take(found, "_remove_final_layer_norm", check=flag, default=False)
     return {
         "decoder.blocks.*.norms": {"kind": "norms", "pre" if pre else "post": norm},
         "decoder.norm": norm if final else None,
@@ -82,7 +83,8 @@ def _write_norms(spec: Model) -> dict[str, Any]:
 
 
 def _read_table(found: Mapping[str, Any]) -> dict[str, Any]:
-    width, table = found.get("hidden_size", 768), found.get("word_embed_proj_dim")
+    width = take(found, "hidden_size", check=size, default=768)
+    table = take(found, "word_embed_proj_dim", check=optional(size), default=None)
     if table in (None, width):
         return {}
     return {
@@ -92,7 +94,7 @@ def _read_table(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_positions(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {"decoder.position.rows": found.get("max_position_embeddings", 2048) + 2}
+    return {"decoder.position.rows": take(found, "max_position_embeddings", check=size, default=2048) + 2}
 
 
 opt = Family(

@@ -1,5 +1,7 @@
 """Pythia (Biderman et al., 2023), a suite of GPT-NeoX models: parallel residual, partial rotary, untied head."""
 
+from dataclasses import replace
+
 from pretune.models.families import llama
 from pretune.models.families.bert import ACTIVATIONS
 from pretune.models.family import Family, Size
@@ -72,7 +74,7 @@ pythia = Family(
     },
     layout=Layout(
         model_type="gpt_neox",
-        template=recipe,
+        template=lambda: replace(recipe(), special=Special(bos=0, eos=(2,))),
         entries=(
             Key("vocab_size", ("vocab",), 50432),
             Key("hidden_size", ("width",), 6144),
@@ -87,7 +89,7 @@ pythia = Family(
             Key("attention_bias", ("decoder.blocks.*.attention.bias",), True),
             Key("initializer_range", ("init.std",), 0.02),
             Key("max_position_embeddings", ("context",), 2048),
-            llama.rope(fraction=0.25),
+            llama.rope(fraction=0.25, old=("rotary_emb_base", "rotary_pct")),
         ),
         prefix="gpt_neox.",
         classes={"GPTNeoXForCausalLM": frozenset({"head"}), "GPTNeoXModel": frozenset()},

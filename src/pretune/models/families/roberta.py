@@ -46,14 +46,15 @@ def recipe(
     )
 
 
-def layout(model_type: str, name: str, family: str) -> Layout:
-    """The layout of RoBERTa and XLM-R: only the class names differ."""
+def layout(model_type: str, name: str, vocab: int) -> Layout:
+    """The layout of RoBERTa and XLM-R: only the class names differ, and the vocabulary of a silent config."""
     # NOTE: positions are counted from the padding id, so any other id would shift them. The head is always gelu.
     return Layout(
         model_type=model_type,
-        template=partial(recipe, family=family),
+        template=partial(recipe, family=model_type),
         entries=(
             *ENCODER_KEYS,
+            Key("vocab_size", ("vocab",), vocab),
             Key("hidden_act", (ACTIVATION,), "gelu", ACTIVATIONS),
             Fixed("pad_token_id", (1,)),
         ),
@@ -81,7 +82,7 @@ def layout(model_type: str, name: str, family: str) -> Layout:
 
 
 LARGE = {"width": 1024, "depth": 24, "heads": 16}
-ROBERTA = layout("roberta", "Roberta", "roberta")
+ROBERTA = layout("roberta", "Roberta", 50265)
 
 roberta = Family(
     recipe=recipe,
@@ -103,7 +104,7 @@ xlm_roberta = Family(
         "base": Size({}, 278_043_648, "body_with_pooler"),  # "270M"
         "large": Size(LARGE, 559_890_432, "body_with_pooler"),  # "550M"
     },
-    layout=layout("xlm-roberta", "XLMRoberta", "xlm-roberta"),
+    layout=layout("xlm-roberta", "XLMRoberta", 30522),
 )
 """XLM-R: RoBERTa over a hundred languages and one vocabulary (Conneau et al., 2020)."""
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from pretune.core.errors import CheckpointError
+from pretune.models.checks import choice, flag, optional, size, take
 from pretune.models.families.bert import ACTIVATIONS
 from pretune.models.family import Family, Size
-from pretune.models.huggingface import Key, Layout, Odd, both
+from pretune.models.huggingface import Entry, Fixed, Key, Layout, Odd, both
 from pretune.models.init import FanIn
 from pretune.models.spec import Model, Special
 from pretune.models.weights import Rule, rules
@@ -95,37 +95,42 @@ def recipe(
     )
 
 
-def _read_gate(found: Mapping[str, Any]) -> dict[str, Any]:
-    kind = found.get("feed_forward_proj", "relu")
-    gate, _, name = kind.rpartition("-") if isinstance(kind, str) else ("", "", kind)
-    name = "gelu_new" if kind == "gated-gelu" else name  # NOTE: so it is in every release
-    if gate not in ("", "gated") or name not in ACTIVATIONS:
-        raise CheckpointError(f"feed_forward_proj = {kind!r} is not supported; allowed: 'relu', 'gated-gelu', …")
-    return dict(zip(_GATE, (gate == "gated",) * 2 + (ACTIVATIONS[name],) * 2, strict=True))
+# NOTE: "gated-gelu" is the tanh approximation in every release.
+GATES = {
+    **{name: (False, ours) for name, ours in ACTIVATIONS.items()},
+    "gated-gelu": (True, "gelu_tanh"),
+    **{f"gated-{name}": (True, ours) for name, ours in ACTIVATIONS.items() if name != "gelu"},
+}
 
 
-_GATE = (*both(["blocks.*.feedforward.gated"]), *both(["blocks.*.feedforward.activation"]))
+def _read_gate(usual: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    gated, activation = choice("feed_forward_proj", found.get("feed_forward_proj", usual), GATES)
+    # What newer releases derive from it and write beside it.
+    Fixed("is_gated_act", (gated,)).read(found)
+    Fixed("dense_act_fn", tuple(theirs for theirs, ours in ACTIVATIONS.items() if ours == activation)).read(found)
+    places = both(["blocks.*.feedforward.gated"]), both(["blocks.*.feedforward.activation"])
+    return {**dict.fromkeys(places[0], gated), **dict.fromkeys(places[1], activation)}
 
 
 def _write_gate(spec: Model) -> dict[str, Any]:
     layer = spec.last.blocks[0].feedforward
-    name = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == layer.activation)
-    name = "gelu" if layer.gated and name == "gelu_new" else name
-    return {"feed_forward_proj": f"gated-{name}" if layer.gated else name}
+    return {"feed_forward_proj": next(name for name, gate in GATES.items() if gate == (layer.gated, layer.activation))}
 
 
 def _read_scale(found: Mapping[str, Any]) -> dict[str, Any]:
-    scaled = found.get("scale_decoder_outputs", found.get("tie_word_embeddings") is not False)
-    return {"head.scale": found.get("d_model", 512) ** -0.5 if scaled else None}
+    scaled = take(found, "scale_decoder_outputs", check=optional(flag), default=None)
+    if scaled is None:
+        scaled = take(found, "tie_word_embeddings", check=optional(flag), default=None) is not False
+    return {"head.scale": take(found, "d_model", "hidden_size", check=size, default=512) ** -0.5 if scaled else None}
 
 
 def _write_scale(spec: Model) -> dict[str, Any]:
     return {"scale_decoder_outputs": spec.head is not None and spec.head.scale is not None}
 
 
-def _read_depth(found: Mapping[str, Any]) -> dict[str, Any]:
-    depth = found.get("num_layers", found.get("num_hidden_layers", 6))
-    after = found.get("num_decoder_layers")
+def _read_depth(usual: int, found: Mapping[str, Any]) -> dict[str, Any]:
+    depth = take(found, "num_layers", "num_hidden_layers", check=size, default=usual)
+    after = take(found, "num_decoder_layers", check=optional(size), default=None)
     return {"encoder.depth": depth, "decoder.depth": depth if after is None else after}
 
 
@@ -142,20 +147,26 @@ _DROPOUT = (
     "blocks.*.attention.dropout",
     "blocks.*.feedforward.dropout",
 )
-_KEYS = (
-    Key("d_model", ("width",), 512, aliases=("hidden_size",)),
-    Key("d_kv", tuple(f"{path}.head_width" for path in _ATTENTION), 64),
-    Key("num_heads", tuple(f"{path}.heads" for path in _ATTENTION), 8, aliases=("num_attention_heads",)),
-    Key("d_ff", both(["blocks.*.feedforward.hidden"]), 2048),
-    Odd(("num_layers", "num_decoder_layers", "num_hidden_layers"), _read_depth, _write_depth),
-    Key("relative_attention_num_buckets", both(["position.buckets"]), 32),
-    Key("relative_attention_max_distance", both(["position.far"]), 128),
-    Key("dropout_rate", (*both(_DROPOUT), "decoder.blocks.*.cross.dropout"), 0.1),
-    Key("layer_norm_epsilon", both(["norm.eps", "blocks.*.norms.pre.eps"]), 1e-6),
-    Key("initializer_factor", ("init.factor",), 1.0),
-    Odd(("feed_forward_proj", "is_gated_act", "dense_act_fn"), _read_gate, _write_gate),
-    Key("n_positions", ("context",), 512),
-)
+
+
+def _keys(vocab: int, depth: int, heads: int, hidden: int, gate: str) -> tuple[Entry, ...]:
+    return (
+        Key("vocab_size", ("vocab",), vocab),
+        Key("d_model", ("width",), 512, aliases=("hidden_size",)),
+        Key("d_kv", tuple(f"{path}.head_width" for path in _ATTENTION), 64, aliases=("head_dim",)),
+        Key("num_heads", tuple(f"{path}.heads" for path in _ATTENTION), heads, aliases=("num_attention_heads",)),
+        Key("d_ff", both(["blocks.*.feedforward.hidden"]), hidden),
+        Odd(("num_layers", "num_decoder_layers", "num_hidden_layers"), partial(_read_depth, depth), _write_depth),
+        Key("relative_attention_num_buckets", both(["position.buckets"]), 32),
+        Key("relative_attention_max_distance", both(["position.far"]), 128),
+        Key("dropout_rate", (*both(_DROPOUT), "decoder.blocks.*.cross.dropout"), 0.1),
+        Key("layer_norm_epsilon", both(["norm.eps", "blocks.*.norms.pre.eps"]), 1e-6),
+        Key("initializer_factor", ("init.factor",), 1.0),
+        Odd(("feed_forward_proj", "is_gated_act", "dense_act_fn"), partial(_read_gate, gate), _write_gate),
+        Key("n_positions", ("context",), 512),
+    )
+
+
 _SCALE = Odd(("scale_decoder_outputs", "tie_word_embeddings"), _read_scale, _write_scale)
 
 
@@ -182,12 +193,16 @@ def _rules(spec: Model) -> tuple[Rule, ...]:
     return rules(table)
 
 
-def _layout(model_type: str, name: str, extra: tuple[Key | Odd, ...]) -> Layout:
+def _layout(model_type: str, name: str, *entries: Entry) -> Layout:
     return Layout(
         model_type=model_type,
         template=partial(recipe, family=model_type),
-        entries=(*_KEYS, *extra),
-        classes={f"{name}ForConditionalGeneration": frozenset({"head"}), f"{name}Model": frozenset()},
+        entries=entries,
+        classes={
+            f"{name}ForConditionalGeneration": frozenset({"head"}),
+            f"{name}WithLMHeadModel": frozenset({"head"}),  # its first name
+            f"{name}Model": frozenset(),
+        },
         head="lm_head.weight",
         copies=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
         # NOTE: an old release saved a position table of the attention to the source that was never used.
@@ -196,7 +211,7 @@ def _layout(model_type: str, name: str, extra: tuple[Key | Odd, ...]) -> Layout:
     )
 
 
-LAYOUT = _layout("t5", "T5", (Key("vocab_size", ("vocab",), 32128), _SCALE))
+LAYOUT = _layout("t5", "T5", *_keys(vocab=32128, depth=6, heads=8, hidden=2048, gate="relu"), _SCALE)
 
 t5 = Family(
     recipe=recipe,
@@ -240,6 +255,6 @@ mt5 = Family(
     shape="encoder-decoder",
     default="base",
     sizes=_sizes(300_176_768, 582_401_280, 1_229_581_312, 3_742_619_648, 12_921_057_280),
-    layout=_layout("mt5", "MT5", (Key("vocab_size", ("vocab",), 250112),)),
+    layout=_layout("mt5", "MT5", *_keys(vocab=250112, depth=8, heads=6, hidden=1024, gate="gated-gelu")),
 )
 """mT5: T5 v1.1 over a hundred languages (Xue et al., 2021)."""

@@ -5,6 +5,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from pretune.core.config import spec
+from pretune.core.errors import UsageError
 
 
 @spec
@@ -15,6 +16,10 @@ class Learned:
     offset: int = 0
 
     acts: ClassVar[str] = "input"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.offset < self.rows:
+            raise UsageError(f"offset {self.offset} must lie between 0 and rows {self.rows}")
 
     def build(self, *, width: int, heads: int, head_width: int) -> nn.Module:
         return LearnedPositions(self, width)

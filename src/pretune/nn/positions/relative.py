@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pretune.core.config import spec
+from pretune.core.errors import UsageError
 
 
 @spec
@@ -19,8 +20,18 @@ class RelativeBias:
 
     acts: ClassVar[str] = "bias"
 
+    def __post_init__(self) -> None:
+        least = 4 if self.both_ways else 2
+        if self.buckets < least or self.far <= self.near:
+            raise UsageError(f"buckets {self.buckets} must be at least {least}, and far {self.far} beyond {self.near}")
+
+    @property
+    def near(self) -> int:
+        """Distances below this have a bucket each."""
+        return (self.buckets // 2 if self.both_ways else self.buckets) // 2
+
     def build(self, *, width: int, heads: int, head_width: int) -> nn.Module:
-        return RelativePositions(self, heads)
+        return RelativePositions(self, width, heads)
 
     def params(self, *, width: int, heads: int) -> int:
         return self.buckets * heads
@@ -31,9 +42,9 @@ class RelativeBias:
 
 
 class RelativePositions(nn.Module):
-    def __init__(self, spec: RelativeBias, heads: int) -> None:
+    def __init__(self, spec: RelativeBias, width: int, heads: int) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, self.width = spec, width
         self.table = nn.Embedding(spec.buckets, heads)
 
     def forward(self, distance: Tensor) -> Tensor:
@@ -50,7 +61,7 @@ class RelativePositions(nn.Module):
             distance = distance.abs()
         else:
             distance = (-distance).clamp(min=0)
-        near = buckets // 2
+        near = self.spec.near
         far = torch.log(distance.clamp(min=1).float() / near) / math.log(self.spec.far / near) * (buckets - near)
         far = (near + far.to(torch.long)).clamp(max=buckets - 1)
         return first + torch.where(distance < near, distance, far)

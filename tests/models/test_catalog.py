@@ -1,0 +1,241 @@
+"""From names and settings to specs: what is found, what follows, and what is refused."""
+
+import tracemalloc
+from typing import Any
+
+import pytest
+
+import pretune as pt
+from pretune.core.config import paths
+from pretune.core.errors import UsageError
+from pretune.models.catalog import find, knobs_of, names, resolve
+from pretune.models.families import FAMILIES
+from pretune.models.init import Normal
+from pretune.nn.norm import RMSNorm
+
+
+def refused(name: str, settings: dict[str, Any] | None = None) -> str:
+    """The one line with which a name or setting is refused."""
+    with pytest.raises(UsageError) as error:
+        resolve(name, settings)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# Names
+
+
+def test_names_are_found() -> None:
+    for name in names():
+        family, size = find(name)
+        assert f"{family}-{size}" == name and size in FAMILIES.get(family).sizes
+    assert len(names()) == len({*names()}) == sum(len(FAMILIES.get(family).sizes) for family in FAMILIES)
+
+
+def test_a_family_alone_is_its_usual_size() -> None:
+    for family in FAMILIES:
+        assert find(family) == (family, FAMILIES.get(family).default)
+        assert resolve(family) == resolve(f"{family}-{FAMILIES.get(family).default}")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("t5v1.1-small", ("t5v1.1", "small")),
+        ("t5-table-lm", ("t5-table", "lm")),
+        ("t5-table-enc-dec-half", ("t5-table", "enc-dec-half")),
+        ("xlm-roberta-large", ("xlm-roberta", "large")),
+        ("miniberta-med-small", ("miniberta", "med-small")),
+        ("gpt2-xl", ("gpt2", "xl")),
+    ],
+)
+def test_families_with_a_dash_or_a_dot(name: str, found: tuple[str, str]) -> None:
+    assert find(name) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("brt", "bert"),
+        ("BERT-base", "bert-base"),
+        ("bert-bse", "base"),
+        ("lama2-7b", "llama2-7b"),
+        ("gpt-2", "gpt2"),
+        ("t5-tabel", "t5-table"),
+        ("t5v1-small", "t5v1.1-small"),
+    ],
+)
+def test_did_you_mean(name: str, meant: str) -> None:
+    assert f"did you mean '{meant}'?" in refused(name)
+
+
+@pytest.mark.parametrize("name", ["", "bert-", "-base", "xyzzy", "bert-base-uncased", "bert-base-"])
+def test_unknown_names(name: str) -> None:
+    assert "unknown model" in refused(name) or "has no size" in refused(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "total"),
+    [
+        ("llama2-7b", 6_738_415_616),
+        ("llama3-70b", 70_553_706_496),
+        ("mistral-7b", 7_241_732_096),
+        ("gpt2-xl", 1_557_611_200),
+        ("pythia-12b", 11_846_072_320),
+        ("t5-11b", 11_307_321_344),
+        ("bart-large", 406_291_456),
+        ("opt-66b", 65_719_701_504),
+    ],
+)
+def test_totals(name: str, total: int) -> None:
+    assert resolve(name).params().total == total
+
+
+# Settings
+
+
+def test_derived_widths_follow() -> None:
+    """What a recipe derives is derived again; what is set stays."""
+    assert resolve("bert", {"width": 384, "heads": 6}).last.blocks[0].feedforward.hidden == 4 * 384
+    assert resolve("bert", {"width": 384, "hidden": 500}).last.blocks[0].feedforward.hidden == 500
+    assert resolve("llama", {"width": 384}).last.blocks[0].feedforward.hidden == 1024
+    assert resolve("t5", {"width": 64}).head.scale == 1 / 8
+    by_path = resolve("bert", {"width": 384, "encoder.blocks.0.feedforward.hidden": 500})
+    assert by_path.last.blocks[0].feedforward.hidden == 500
+
+
+@pytest.mark.parametrize(
+    ("settings", "path", "value"),
+    [
+        ({"vocab": "8192"}, "vocab", 8192),
+        ({"vocab": "30_000"}, "vocab", 30_000),
+        ({"vocab": "3e4"}, "vocab", 30_000),
+        ({"model.vocab": "64"}, "vocab", 64),
+        ({"vocab": "9007199254"}, "vocab", 9007199254),
+        ({"dropout": "0.25"}, "encoder.blocks.0.dropout", 0.25),
+        ({"dropout": 0}, "encoder.blocks.0.attention.dropout", 0),
+        ({"encoder.blocks.0.attention.window": "16"}, "encoder.blocks.0.attention.window", 16),
+        ({"encoder.position": "rotary", "encoder.position.theta": "500"}, "encoder.position.theta", 500.0),
+        ({"encoder.share": "1"}, "encoder.share", 1),
+        ({"init.std": "1e-2"}, "init", Normal(std=0.01)),
+        ({"encoder.norm": "rms_norm"}, "encoder.norm", RMSNorm()),
+        ({"pooler": None, "pair": "none"}, "pooler", None),
+    ],
+)
+def test_text_is_read_by_its_field(settings: dict[str, Any], path: str, value: Any) -> None:
+    found: Any = resolve("bert", settings)
+    for part in path.split("."):
+        found = found[int(part)] if part.isdecimal() else getattr(found, part)
+    assert found == value and type(found) is type(value)
+
+
+def test_switches_and_what_can_be_empty() -> None:
+    assert resolve("llama", {"tied": "True"}).head.tied and not resolve("llama3-1b", {"tied": "false"}).head.tied
+    assert resolve("mistral", {"window": None}).last.blocks[0].attention.window is None
+    assert resolve("mistral", {"window": "none"}).last.blocks[0].attention.window is None
+    assert resolve("mistral", {"window": "64"}).last.blocks[0].attention.window == 64
+    assert resolve("llama3", {"kv_heads": None}).last.blocks[0].attention.kv_heads is None
+    assert resolve("bert", {"hidden": None}) == resolve("bert")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_knob_of_a_recipe_does_something(family: str) -> None:
+    """Two values that it takes give two specs."""
+    knobs = knobs_of(FAMILIES.get(family))
+    assert {"width", "depth", "heads", "vocab"} <= set(knobs)
+    for knob, annotation in knobs.items():
+        values = {bool: (True, False), float: (0.25, 0.5)}.get(annotation, (1, 2, 4, 6, 8, 16, 768, 1536, 4096))
+        found = []
+        for value in values:
+            try:
+                found.append(resolve(family, {knob: value}))
+            except UsageError:
+                continue
+        assert len(found) > 1 and all(spec != found[0] for spec in found[1:]), knob
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"widht": 12}, "unknown setting 'widht'; did you mean 'width'?"),
+        ({"model.dept": 12}, "did you mean 'depth'?"),
+        ({"encoder.depht": 12}, "did you mean 'encoder.depth'?"),
+        ({"encoder.blocks.0.attention.head": 3}, "did you mean 'encoder.blocks.0.attention.heads'?"),
+        ({"encoder.blocks.1.dropout": 0.1}, "encoder.blocks"),
+        ({"decoder.depth": 3}, "decoder"),
+        ({"": 3}, "unknown setting ''"),
+        ({"width": "wide"}, "width: expected int, found 'wide'"),
+        ({"width": 1.5}, "width: expected int, found 1.5"),
+        ({"width": "1.5"}, "width: expected int, found '1.5'"),
+        ({"width": True}, "width: expected int, found true"),
+        ({"width": None}, "width: expected int, found null"),
+        ({"dropout": "nan"}, "dropout: expected float, found 'nan'"),
+        ({"dropout": "much"}, "dropout: expected float"),
+        ({"dropout": 1.5}, "dropout 1.5"),
+        ({"hidden": "inf"}, "hidden: expected int or null"),
+        ({"width": 12, "model.width": 24}, "'width' is set twice"),
+        ({"width": 512}, "heads 12 must divide width 512"),
+        ({"heads": 5}, "heads 5 must divide width 768"),
+        ({"encoder": None}, "encoder"),
+        ({"encoder.position": "learnt"}, "did you mean 'learned'?"),
+    ],
+)
+def test_refused(settings: dict[str, Any], words: str) -> None:
+    assert words in refused("bert", settings)
+
+
+ABSURD = {
+    "bert": [
+        *({knob: size} for knob in ("vocab", "width", "positions", "hidden", "depth") for size in (10**13, -1, 0)),
+        {"width": 12 * 10**6, "depth": 10**4},
+        {"vocab": "1e13"},
+        {"vocab": 2**70},
+        {"heads": 0},
+        {"heads": 10**13},
+        {"encoder.depth": 10**15},
+        {"encoder.share": 0},
+        {"encoder.share": 10**9, "encoder.depth": 10**9},
+        {"encoder.embed.segments": 10**13},
+        {"encoder.embed.segments": -1},
+        {"encoder.position.rows": 0},
+        {"pair.classes": 10**13},
+        {"encoder.embed.factor": '{"width": 100000000000000}'},
+        {"encoder.embed.factor": '{"width": 0}'},
+    ],
+    "t5": [{"head_width": 10**13}, {"head_width": 0}, {"encoder.position.buckets": 10**13}],
+    "llama": [{"kv_heads": 0}, {"kv_heads": 3}, {"context": -5}, {"decoder.blocks.0.attention.window": 0}],
+    "opt-350m": [{"table": 10**13}, {"table": 0}],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [(name, each) for name, several in ABSURD.items() for each in several], ids=str
+)
+def test_absurd_sizes_cost_nothing(name: str, settings: dict[str, Any]) -> None:
+    """They are refused by arithmetic: nothing is built, no list of a billion layers is made."""
+    tracemalloc.start()
+    try:
+        refused(name, settings)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 2**20
+
+
+def test_build_takes_a_name_or_a_spec() -> None:
+    small = {"width": 24, "heads": 2, "depth": 1, "vocab": 30, "positions": 8}
+    model = pt.build("bert", **small)
+    assert model.spec == resolve("bert", small)
+    assert pt.build(model.spec).spec == model.spec
+    assert pt.build(model.spec, vocab=40).spec.vocab == 40, "settings are never passed over"
+    with pytest.raises(UsageError, match="vocap"):
+        pt.build(model.spec, vocap=40)
+
+
+def test_every_path_of_a_spec_can_be_set_to_itself() -> None:
+    spec = resolve("t5-table-prefix-lm")
+    for path in paths(spec):
+        value: Any = spec
+        for part in path.split("."):
+            value = value[int(part)] if part.isdecimal() else getattr(value, part)
+        assert resolve("t5-table-prefix-lm", {path: value}) == spec
