@@ -319,6 +319,10 @@ def test_our_key_beside_theirs(tmp_path: Path) -> None:
         ),
         (lambda tensors: tensors.update({"bert.pooler.dense.bias": torch.ones(0)}), r"has shape \[0\], but"),
         (lambda tensors: tensors.update({"bert.pooler.dense.bias": torch.tensor(1.0)}), r"has shape \[\], but"),
+        (
+            lambda tensors: tensors.update({"bert.pooler.den\x1be.bias": tensors.pop("bert.pooler.dense.bias")}),
+            r"tensor 'bert.pooler.dense.bias' is missing$",
+        ),
         (lambda tensors: tensors.clear(), "tensor 'bert.encoder.layer.0.attention.self.query.weight' is missing"),
     ],
 )  # fmt: skip

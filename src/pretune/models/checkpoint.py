@@ -229,7 +229,7 @@ def _check(
         if move.theirs not in stored:
             if move.theirs in optional:
                 continue
-            hint = nearest(move.theirs, [there.key for there in islice(extra, 1000)])
+            hint = nearest(move.theirs, [there.key for there in islice(extra, 1000) if there.key.isprintable()])
             raise CheckpointError(f"{files.main_file(folder)}: tensor '{move.theirs}' is missing{hint}")
         there = stored[move.theirs]
         asked = move.packing.pack([ours[name] for name in move.ours], model.spec).shape
