@@ -205,7 +205,9 @@ class TestProcess:
             "import time\ndef nap() -> None:\n    'Nap.'\n    print('ready', flush=True)\n    time.sleep(60)\n"
         )
         script = (
-            "import sys; from pretune.cli import app; from pretune.core.registry import Registry; "
+            # A job in the background of a shell starts with the signal ignored; here it is not.
+            "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+            "from pretune.cli import app; from pretune.core.registry import Registry; "
             "app.VERBS = Registry('verb', {'nap': 'sleeper:nap'}); sys.exit(app.main(['nap']))"
         )
         process = subprocess.Popen(
