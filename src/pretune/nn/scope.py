@@ -6,7 +6,7 @@ keys, R row length, H heads.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -62,54 +62,46 @@ def may_attend(
     return allowed | (q_sequence < 0)
 
 
-def pick(
-    *,
-    device: str,
-    half: bool,
-    whole: bool,
-    length: int,
-    bias: bool,
-    prefix: bool,
-    window: int | None,
-    dropout: float,
-    weights: bool,
-) -> Backend:
-    """The backend for a batch: `weights` must be returned, or the fastest that can do what is asked.
+class Facts(TypedDict):
+    """What decides the backend: the device, the batch, and what is asked of attention."""
+
+    device: str
+    half: bool  # half precision
+    whole: bool  # one sequence fills each row
+    length: int  # of the longer rows
+    bias: bool
+    prefix: bool
+    window: int | None
+    dropout: float  # of attention probabilities
+    weights: bool  # they must be returned
+
+
+def pick(**facts: Unpack[Facts]) -> Backend:
+    """The fastest backend that can do what is asked.
 
     Only `rows`, `plain` and `naive` can drop attention probabilities; `varlen` needs half precision.
     """
-    fast = device == "cuda" and length >= LONG and dropout == 0
-    if weights:
+    fast = facts["device"] == "cuda" and facts["length"] >= LONG and facts["dropout"] == 0
+    if facts["weights"]:
         return "naive"
-    if bias or prefix:
+    if facts["bias"] or facts["prefix"]:
         return "flex" if fast else "rows"
-    if whole and (window is None or window >= length):
+    if lacks("plain", **facts) is None:
         return "plain"
-    return "varlen" if fast and half else "rows"
+    return "varlen" if fast and facts["half"] else "rows"
 
 
-def lacks(
-    backend: Backend,
-    *,
-    device: str,
-    half: bool,
-    whole: bool,
-    length: int,
-    bias: bool,
-    prefix: bool,
-    window: int | None,
-    dropout: float,
-    weights: bool,
-) -> str | None:
+def lacks(backend: Backend, **facts: Unpack[Facts]) -> str | None:
     """What a backend cannot do of what is asked, if anything."""
-    unmasked = backend == "plain" and not (whole and not prefix and (window is None or window >= length))
+    near = facts["window"] is not None and facts["window"] < facts["length"]
+    half = facts["device"] == "cuda" and facts["half"]
     missing = {
-        "attention weights": weights and backend != "naive",
-        "attention dropout": dropout > 0 and backend in ("varlen", "flex"),
-        "a position bias": bias and backend in ("plain", "varlen"),
-        "a prefix": prefix and backend == "varlen",
-        "several sequences in a row, a window or a prefix": unmasked,
-        "a device other than CUDA in half precision": backend == "varlen" and not (device == "cuda" and half),
+        "attention weights": facts["weights"] and backend != "naive",
+        "attention dropout": facts["dropout"] > 0 and backend in ("varlen", "flex"),
+        "a position bias": facts["bias"] and backend in ("plain", "varlen"),
+        "a prefix": facts["prefix"] and backend in ("plain", "varlen"),
+        "several sequences in a row, or a window": backend == "plain" and (near or not facts["whole"]),
+        "a device other than CUDA in half precision": backend == "varlen" and not half,
     }
     return next((what for what, lacking in missing.items() if lacking), None)
 

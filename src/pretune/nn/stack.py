@@ -15,7 +15,7 @@ from pretune.nn.cache import Cache, LayerCache, Step
 from pretune.nn.embeddings import Embed
 from pretune.nn.norm import Norm
 from pretune.nn.positions import Position
-from pretune.nn.scope import Backend, Scope, View, lacks, pick, scope
+from pretune.nn.scope import Backend, Facts, Scope, View, lacks, pick, scope
 
 
 @spec
@@ -207,7 +207,7 @@ class TransformerStack(nn.Module):
         device = queries.tokens.device.type
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
-        facts: dict[str, Any] = {
+        facts: Facts = {
             "device": device,
             "half": dtype in (torch.float16, torch.bfloat16),
             "whole": queries.whole and keys.whole,
