@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import UsageError
-from pretune.core.seed import generator, mix, mix_array
+from pretune.core.seed import generator, mix, mix_array, mix_more
 
 words = st.integers(0, 2**64 - 1)
 
@@ -26,6 +26,13 @@ def test_the_vectorised_form_equals_the_scalar(parts: list[int], samples: list[i
     array = np.array(samples, dtype=np.uint64)
     assert mix_array(parts, array).tolist() == [mix(*parts, sample) for sample in samples]
     assert mix_array(parts, array).dtype == np.uint64
+
+
+@given(st.lists(st.tuples(words, words), max_size=20), st.lists(words, max_size=3))
+def test_chains_go_on(pairs: list[tuple[int, int]], parts: list[int]) -> None:
+    first, second = (np.array([pair[side] for pair in pairs], dtype=np.uint64) for side in (0, 1))
+    expected = [mix(*parts, one, two) for one, two in pairs]
+    assert mix_more(mix_array(parts, first), second).tolist() == expected
 
 
 def test_the_vectorised_form_takes_any_shape_and_integer_type() -> None:

@@ -1,1 +1,1 @@
-"""TOKENS -> BATCHES: how sequences of tokens become the ragged batch a model reads."""
+"""TOKENS -> BATCHES: shards on disk, samples cut out of them, packed into rows, laid out as the batch a model reads."""

@@ -1,6 +1,7 @@
-"""Laying sequences out in rows: from lists of token ids to a `Batch`.
+"""Laying sequences out in rows: from lists of token ids, or from flat arrays, to a `Batch`.
 
-`batch` keeps the order it is given (next fit), so that `Batch.split` answers in the same order.
+`lay_out` places sequences whose rows are known. `batch` finds the rows itself: it keeps the order it is given (next
+fit), so that `Batch.split` answers in the same order. Legend: N tokens, S sequences, C cells, M target slots.
 """
 
 from collections.abc import Sequence
@@ -8,12 +9,117 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE, Batch, Targets
+from pretune.data.ragged import Ints, bounds
+from pretune.data.sequences import Sequences
+from pretune.data.shape import Shape
 
 Tokens = Sequence[int] | NDArray[np.integer]
-Ints = NDArray[np.int64]
+
+
+def lay_out(sequences: Sequences, row: Ints, shape: Shape) -> Batch:
+    """Place sequences, each in the row given for it (rows ascend), into a batch of a shape.
+
+    What the sequences carry is carried along: per token, targets, segments, factorisation rank, and the number of the
+    word and of the sentence inside the sequence (-1 for filler); per sequence, prefix, view and label. Rows may be
+    empty. Cells and target slots are as many as the shape says: spare cells are empty and at the end, spare slots have
+    the label -100 and the index 0.
+    """
+    if len(row) != len(sequences) or (len(row) and (row[0] < 0 or row[-1] >= shape.rows or (np.diff(row) < 0).any())):
+        raise UsageError(f"a layout needs the row of each sequence, from 0 to {shape.rows - 1} and ascending")
+    encoder = None
+    if sequences.source is not None:
+        if shape.source is None or len(sequences.source) != len(sequences):
+            raise UsageError("a layout with a source side needs its row length, and as many sources as sequences")
+        encoder = _Side(sequences.source, row, shape.rows, shape.source, shape.sequences).batch(sequences.source, None)
+    side = _Side(sequences, row, shape.rows, shape.length, shape.sequences)
+    return side.batch(sequences, shape.targets, encoder)
+
+
+class _Side:
+    """Where everything on one side of a batch goes."""
+
+    def __init__(self, sequences: Sequences, row: Ints, rows: int, room: int, most: int | None) -> None:
+        lengths = sequences.lengths
+        counts = np.bincount(row, minlength=rows)  # sequences of each row
+        used = np.diff(bounds(lengths)[bounds(counts)])  # tokens of each row
+        if int(used.max()) > room:
+            raise UsageError(f"row {int(used.argmax())} would have {int(used.max())} tokens; it holds {room}")
+        if most is not None and int(counts.max()) > most:
+            raise UsageError(f"row {int(counts.argmax())} would have {int(counts.max())} sequences; it holds {most}")
+        self.rows, self.room = rows, room
+        self.cells = len(row) + rows if most is None else rows * (most + 1)
+        self.cell = np.arange(len(row)) + row  # [S] every earlier row has ended with a cell of filler
+        filler = np.cumsum(counts) + np.arange(rows)
+        size = np.zeros(self.cells, dtype=np.int64)  # [C] tokens of each cell
+        size[self.cell] = lengths
+        size[filler] = room - used
+        self.size = size
+        owner = np.full(self.cells, -1, dtype=np.int64)
+        owner[self.cell] = self.cell
+        self.sequence = np.repeat(owner, size)  # [N]
+        self.real = self.sequence >= 0
+        self.whole = len(row) == rows and bool((lengths == room).all())
+
+    def batch(self, sequences: Sequences, slots: int | None, source: Batch | None = None) -> Batch:
+        offsets = bounds(self.size)
+        positions = np.arange(self.rows * self.room) - np.repeat(offsets[:-1], self.size)
+        positions[~self.real] = 0
+        return Batch(
+            tokens=torch.from_numpy(self._spread(sequences.tokens, 0)),
+            offsets=torch.from_numpy(offsets.astype(np.int32)),
+            sequence=torch.from_numpy(self.sequence),
+            positions=torch.from_numpy(positions),
+            rows=self.rows,
+            whole=self.whole,
+            targets=None if sequences.targets is None else self._targets(sequences.targets, slots),
+            segments=self._per_token(sequences.segments, 0),
+            words=self._per_token(_numbers(sequences.words, sequences), -1),
+            sentences=self._per_token(_numbers(sequences.sentences, sequences), -1),
+            order=self._per_token(sequences.order, 0),
+            prefix=self._per_cell(sequences.prefix, 0),
+            view=self._per_cell(sequences.view, 0),
+            labels=self._per_cell(sequences.labels, IGNORE),
+            source=source,
+        )
+
+    def _spread(self, values: NDArray[np.integer], fill: int) -> Ints:
+        """Values of all tokens at their places; sequences lie in the batch in the order they came."""
+        out = np.full(self.rows * self.room, fill, dtype=np.int64)
+        out[self.real] = values
+        return out
+
+    def _per_token(self, values: Ints | None, fill: int) -> Tensor | None:
+        return None if values is None else torch.from_numpy(self._spread(values, fill))
+
+    def _per_cell(self, values: Ints | None, fill: int) -> Tensor | None:
+        if values is None:
+            return None
+        out = np.full(self.cells, fill, dtype=np.int64)
+        out[self.cell] = values
+        return torch.from_numpy(out)
+
+    def _targets(self, labels: Ints, slots: int | None) -> Targets:
+        placed = self._spread(labels, IGNORE)
+        found = np.flatnonzero(placed != IGNORE)
+        if slots is None:
+            slots = len(found)
+        if len(found) > slots:
+            raise UsageError(f"{len(found)} targets in a batch that has room for {slots}; raise its target slots")
+        index, values = np.zeros(slots, dtype=np.int64), np.full(slots, IGNORE, dtype=np.int64)
+        index[: len(found)], values[: len(found)] = found, placed[found]
+        return Targets(index=torch.from_numpy(index), labels=torch.from_numpy(values))
+
+
+def _numbers(starts: NDArray[np.bool_] | None, sequences: Sequences) -> Ints | None:
+    """The number of each token's word (or sentence) inside its sequence, from where they start."""
+    if starts is None or not len(starts):
+        return None if starts is None else np.empty(0, dtype=np.int64)
+    number = np.cumsum(starts)
+    return number - np.repeat(number[np.minimum(sequences.offsets[:-1], len(number) - 1)], sequences.lengths)
 
 
 def batch(
@@ -37,80 +143,26 @@ def batch(
     """
     if (sequences is None) == (target is None) or (source is None) != (target is None):
         raise UsageError("batch takes either sequences, or source and target together")
-    read = _lengths(sequences if sequences is not None else target or (), "sequence" if target is None else "target")
+    first: Sequence[Tokens] = sequences if target is None else target  # type: ignore[assignment]
+    read = _lengths(first, "sequence" if target is None else "target")
     given = read if source is None else _lengths(source, "source")
     if len(given) != len(read):
         raise UsageError(f"batch got {len(given)} source sequences and {len(read)} target sequences; they go in pairs")
-    room = row or int(read.max())
+    room = int(read.max()) if row is None else row
     source_room = room if source is None else int(given.max())
     if int(read.max()) > room:
         raise UsageError(f"sequence {int(read.argmax())} has {int(read.max())} tokens; a row holds {room}")
-    starts = _next_fit(read, given, room, source_room)
-    side = _Side(read, starts, room)
-    encoder = None
-    if source is not None:
-        there = _Side(given, starts, source_room)
-        encoder = there.batch(tokens=there.spread(source))
-    first = sequences if sequences is not None else target or ()
-    return side.batch(
-        tokens=side.spread(first),
-        segments=None if segments is None else side.spread(segments),
-        targets=None if labels is None else _targets(side.spread(labels, IGNORE)),
-        prefix=None if prefix is None else side.per_cell(prefix),
-        source=encoder,
+    place = _next_fit(read, given, room, source_room)
+    flat = Sequences(
+        tokens=_flat(first, read, "tokens"),
+        offsets=bounds(read),
+        segments=None if segments is None else _flat(segments, read, "segments"),
+        targets=None if labels is None else _flat(labels, read, "labels"),
+        prefix=None if prefix is None else _prefix(prefix, read),
+        source=None if source is None else Sequences(tokens=_flat(source, given, "tokens"), offsets=bounds(given)),
     )
-
-
-class _Side:
-    """Where each of S sequences goes when rows begin at the sequences `starts`."""
-
-    def __init__(self, lengths: Ints, starts: Ints, room: int) -> None:
-        self.lengths, self.room, self.rows = lengths, room, len(starts)
-        counts = np.diff(np.append(starts, len(lengths)))
-        row = np.repeat(np.arange(self.rows), counts)
-        before = np.cumsum(lengths) - lengths
-        self.begin = row * room + before - before[starts][row]  # first flat position of each sequence
-        self.cell = np.arange(len(lengths)) + row  # one filler cell ends each earlier row
-        self.flat = np.repeat(self.begin - before, lengths) + np.arange(lengths.sum())  # flat position of each token
-
-    def spread(self, values: Sequence[Tokens], fill: int = 0) -> Ints:
-        """Per-token values of all sequences at their flat positions."""
-        found = np.concatenate([np.asarray(value, dtype=np.int64) for value in values])
-        if len(found) != len(self.flat):
-            raise UsageError(f"batch got {len(found)} per-token values for {len(self.flat)} tokens")
-        out = np.full(self.rows * self.room, fill, dtype=np.int64)
-        out[self.flat] = found
-        return out
-
-    def per_cell(self, values: Sequence[int]) -> Ints:
-        if len(values) != len(self.cell):
-            raise UsageError(f"batch got {len(values)} per-sequence values for {len(self.cell)} sequences")
-        out = np.zeros(len(self.cell) + self.rows, dtype=np.int64)
-        out[self.cell] = values
-        return out
-
-    def batch(self, *, source: Batch | None = None, targets: Targets | None = None, **parts: Ints | None) -> Batch:
-        size, cells = self.rows * self.room, len(self.lengths) + self.rows
-        offsets = np.full(cells + 1, size, dtype=np.int32)
-        offsets[self.cell] = self.begin
-        ends = self.begin + self.lengths
-        last = np.append(self.cell[1:] != self.cell[:-1] + 1, True)  # the last sequence of each row
-        offsets[self.cell[last] + 1] = ends[last]  # its filler starts where it ends
-        sequence = np.full(size, -1, dtype=np.int64)
-        sequence[self.flat] = np.repeat(self.cell, self.lengths)
-        positions = np.zeros(size, dtype=np.int64)
-        positions[self.flat] = self.flat - np.repeat(self.begin, self.lengths)
-        given = {name: torch.from_numpy(value) for name, value in parts.items() if value is not None}
-        return Batch(
-            offsets=torch.from_numpy(offsets),
-            sequence=torch.from_numpy(sequence),
-            positions=torch.from_numpy(positions),
-            rows=self.rows,
-            whole=len(self.lengths) == self.rows and bool((self.lengths == self.room).all()),
-            targets=targets,
-            source=source,
-            **given,
-        )
+    shape = Shape(rows=int(place[-1]) + 1, length=room, source=None if source is None else source_room)
+    return lay_out(flat, place, shape)
 
 
 def _lengths(sequences: Sequence[Tokens], name: str) -> Ints:
@@ -123,17 +175,41 @@ def _lengths(sequences: Sequence[Tokens], name: str) -> Ints:
 
 
 def _next_fit(read: Ints, given: Ints, room: int, source_room: int) -> Ints:
-    """The sequences at which a new row begins: each goes into the current row if both sides have room."""
-    starts, used, source_used = [0], 0, 0
-    for number, (length, source_length) in enumerate(zip(read.tolist(), given.tolist(), strict=True)):
+    """The row of each sequence: the one before's if both sides have room, or the next."""
+    rows, row, used, source_used = [], 0, 0, 0
+    for length, source_length in zip(read.tolist(), given.tolist(), strict=True):
         if used + length > room or source_used + source_length > source_room:
-            starts.append(number)
+            row += 1
             used = source_used = 0
         used += length
         source_used += source_length
-    return np.asarray(starts, dtype=np.int64)
+        rows.append(row)
+    return np.asarray(rows, dtype=np.int64)
 
 
-def _targets(labels: Ints) -> Targets:
-    index = np.flatnonzero(labels != IGNORE)
-    return Targets(index=torch.from_numpy(index), labels=torch.from_numpy(labels[index]))
+def _flat(values: Sequence[Tokens], lengths: Ints, name: str) -> Ints:
+    """One number per token of all sequences, end to end."""
+    _count(len(values), len(lengths), name)
+    for number, (value, length) in enumerate(zip(values, lengths.tolist(), strict=True)):
+        if len(value) != length:
+            raise UsageError(f"batch got {len(value)} {name} for the {length} tokens of sequence {number}")
+    try:
+        flat = np.concatenate([np.asarray(value) for value in values], dtype=np.int64, casting="same_kind")
+    except (TypeError, ValueError, OverflowError):
+        flat = None
+    if flat is None or flat.shape != (lengths.sum(),):
+        raise UsageError(f"batch takes {name} as one whole number per token")
+    return flat
+
+
+def _prefix(values: Sequence[int], lengths: Ints) -> Ints:
+    _count(len(values), len(lengths), "prefixes")
+    for number, (value, length) in enumerate(zip(values, lengths.tolist(), strict=True)):
+        if not 0 <= value <= length:
+            raise UsageError(f"prefix {value} of sequence {number} must lie between 0 and its {length} tokens")
+    return np.asarray(values, dtype=np.int64)
+
+
+def _count(found: int, wanted: int, name: str) -> None:
+    if found != wanted:
+        raise UsageError(f"batch got {name} of {found} sequences for {wanted}")

@@ -1,0 +1,74 @@
+"""Random numbers of many sequences at once, each a function of (seed, epoch, sample) and of its place.
+
+    rng = Counters.of(seed, sequences)
+    rng.uniform(0)                        # [S] one number per sequence, use 0
+    rng.uniform(1, sequences.lengths)     # [T] one number per token, use 1
+
+Nothing depends on which sequences share a batch, a worker or a rank. Different uses of one objective take different
+numbers `use`; the purposes below keep the parts of the pipeline apart.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pretune.core.errors import UsageError
+from pretune.core.seed import mix, mix_more
+from pretune.data.ragged import Ints, spread
+from pretune.data.sequences import Sequences
+
+
+class Purpose(IntEnum):
+    """What randomness is for: the second part of every key. NOTE: a changed number changes every run."""
+
+    ORDER = 1  # of the samples of an epoch
+    ROUND = 2  # of the draws of a mixture
+    ROWS = 3  # of the rows of a window
+    COIN = 4  # which pairs are broken
+    PARTNER = 5  # where their second segments come from
+    TURN = 6
+    CORRUPT = 7
+
+
+def keys_of(seed: int, purpose: Purpose, epochs: Ints, samples: Ints) -> NDArray[np.uint64]:
+    """`mix(seed, purpose, epoch, sample)` of each sample."""
+    return mix_more(mix_more(np.uint64(mix(seed, purpose)), epochs), samples)
+
+
+def unit(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Random bits as numbers from 0 to below 1."""
+    return np.asarray((bits >> np.uint64(11)) * 2.0**-53, dtype=np.float64)
+
+
+def shuffled(seed: int, purpose: Purpose, epoch: int, numbers: Ints) -> Ints:
+    """The numbers in the order of their keys: a keyed permutation, the same with any release of numpy."""
+    keys = mix_more(np.uint64(mix(seed, purpose, epoch)), numbers)
+    return numbers[np.argsort(keys, kind="stable")]
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """The `rng` of `corrupt(sequences, rng)`."""
+
+    keys: NDArray[np.uint64]  # [S]
+
+    @classmethod
+    def of(cls, seed: int, sequences: Sequences, *, copies: int | None = None) -> "Counters":
+        """Those of sequences that know their sample and epoch; `copies` lets epochs repeat (static masking)."""
+        if sequences.samples is None or sequences.epochs is None:
+            raise UsageError("these sequences do not say which samples they are, so nothing can be drawn for them")
+        epochs = sequences.epochs if copies is None else sequences.epochs % copies
+        return cls(keys_of(seed, Purpose.CORRUPT, epochs, sequences.samples))
+
+    def bits(self, use: int, lengths: Ints | None = None) -> NDArray[np.uint64]:
+        """64 random bits per sequence [S], or with `lengths` per token [T] of sequences that are so long."""
+        states = mix_more(self.keys, np.asarray(use))
+        if lengths is None:
+            return states
+        return mix_more(np.repeat(states, lengths), spread(np.zeros_like(lengths), lengths))
+
+    def uniform(self, use: int, lengths: Ints | None = None) -> NDArray[np.float64]:
+        """Numbers from 0 to below 1, per sequence [S], or with `lengths` per token [T]."""
+        return unit(self.bits(use, lengths))

@@ -1,0 +1,106 @@
+"""Mixing sources: how much of each is read, whatever there is of it.
+
+    Weighted(weights=(0.8, 0.2))        # the share of each source in the tokens that are read
+    Smoothed(alpha=0.3)                 # shares proportional to size ** alpha: 0.7 in mBERT, 0.3 in XLM-R
+    None                                # everything once per epoch
+
+A *round* reads about as many tokens as there are, and from each source a fixed number of samples. A source goes
+through its own samples in its own epochs, each in a new order: none is read again before all have been read. Every draw
+of every round is a function of (seed, round) alone.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pretune.core.config import spec
+from pretune.core.errors import DataError, UsageError
+from pretune.data.counters import Purpose, shuffled
+from pretune.data.draws import Draws
+from pretune.data.ragged import Ints
+
+
+@spec
+class Weighted:
+    """Each source's share of the tokens read, up to a common factor."""
+
+    weights: tuple[float, ...]
+
+    def shares(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The weights, of sum 1."""
+        given = np.array(self.weights, dtype=np.float64)
+        if len(given) != len(sizes):
+            raise UsageError(f"{len(given)} weights for {len(sizes)} sources; give one for each")
+        if not (np.isfinite(given).all() and (given >= 0).all() and given.sum() > 0):
+            raise UsageError(f"weights are numbers of 0 or more, at least one above 0; found {self.weights}")
+        return np.asarray(given / given.sum())
+
+
+@spec
+class Smoothed:
+    """Shares proportional to size ** alpha (Lample and Conneau, 2019): below 1, small sources are read more often."""
+
+    alpha: float = 0.7
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise UsageError(f"alpha lies between 0 (all sources alike) and 1 (by size), found {self.alpha}")
+
+    def shares(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Those of sources of some sizes, of sum 1; nothing stays nothing."""
+        parts = sizes / max(sizes.sum(), 1)
+        raised = np.where(parts > 0, parts**self.alpha, 0)
+        return np.asarray(raised / max(raised.sum(), 1e-300))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """How many samples of each source a round reads. G groups of n samples in all."""
+
+    groups: tuple[Ints, ...]  # the samples of each source
+    quotas: Ints  # [G] how many a round reads
+    shares: NDArray[np.float64]  # [G] of the tokens read
+
+    @classmethod
+    def of(cls, mixing: Weighted | Smoothed | None, sources: Ints, lengths: Ints, names: tuple[str, ...]) -> "Mixture":
+        """The mixture of samples that have these sources and lengths."""
+        sizes = np.bincount(sources, weights=lengths, minlength=len(names)).astype(np.float64)
+        if mixing is None:
+            quota = np.array([len(sources)])
+            return cls(groups=(np.arange(len(sources)),), quotas=quota, shares=np.ones(1))
+        shares = mixing.shares(sizes)
+        for name, share, size in zip(names, shares, sizes, strict=True):
+            if share > 0 and not size:
+                raise DataError(
+                    f"source '{name}' has the weight {share:.3g} but no samples; leave it out or set it to 0"
+                )
+        counts = np.bincount(sources, minlength=len(names))
+        quotas = np.rint(counts * shares * sizes.sum() / np.maximum(sizes, 1)).astype(np.int64)
+        quotas = np.where(shares > 0, np.maximum(quotas, 1), 0)
+        order = np.argsort(sources, kind="stable")
+        seen = quotas * sizes / np.maximum(counts, 1)
+        return cls(
+            groups=tuple(np.split(order, np.cumsum(counts)[:-1])), quotas=quotas, shares=seen / max(seen.sum(), 1)
+        )
+
+    def draws(self, seed: int, round: int) -> Draws:
+        """What one round reads, in order."""
+        samples, epochs = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+        for group, quota in zip(self.groups, self.quotas.tolist(), strict=True):
+            done, end = round * quota, (round + 1) * quota
+            while done < end:  # through one epoch of this source after another
+                epoch, at = divmod(done, len(group))
+                some = shuffled(seed, Purpose.ORDER, epoch, group)[at : at + end - done]
+                samples.append(some)
+                epochs.append(np.full(len(some), epoch))
+                done += len(some)
+        found = Draws(seed=seed, round=round, samples=np.concatenate(samples), epochs=np.concatenate(epochs))
+        if len(self.groups) == 1:
+            return found
+        return found.take(shuffled(seed, Purpose.ROUND, round, np.arange(len(found))))
+
+    def epochs(self, rounds: float) -> NDArray[np.float64]:
+        """[G] how often each source has been read after some rounds."""
+        sizes = np.array([len(group) for group in self.groups])
+        return np.asarray(rounds * self.quotas / np.maximum(sizes, 1))

@@ -1,0 +1,124 @@
+"""Packing: which sequences share a row. Best-fit decreasing (Johnson, 1973), by length instead of one by one.
+
+Sequences of equal length are interchangeable, and so are rows with equal room. So a step takes all sequences of one
+length (the longest first) and all rows of one room (the tightest that fits), and the result is exactly that of placing
+each sequence by itself: the tightest row stays the tightest until it is too small, so each row takes as many as it can
+hold. The work grows with the number of lengths and of rows, not with the number of sequences.
+
+Best fit leaves gaps where a row holds few sequences and none is short (stories of 150 tokens in rows of 512). There,
+rows are also put together by exact sums, and the packing with fewer rows is taken. For an encoder-decoder a row has
+room on two sides: the scarcer side is the one to fit, the other a condition.
+"""
+
+import numpy as np
+
+from pretune.core.errors import UsageError
+from pretune.data.exact import exact_fit
+from pretune.data.ragged import Ints
+
+GAPS = 0.001
+"""The share of rows beyond what the tokens need from which on exact sums are tried."""
+
+LONGEST = 2048
+"""The row length up to which they are: their cost grows with its square, and longer rows hold enough to fit well."""
+
+
+def pack(
+    lengths: Ints, room: int, *, most: int | None = None, source: Ints | None = None, source_room: int | None = None
+) -> Ints:
+    """The row of each sequence, rows of `room` tokens (and `source_room` source tokens) and at most `most` sequences.
+
+    >>> pack(np.array([5, 2, 4, 3, 2]), 8).tolist()
+    [0, 1, 1, 0, 1]
+    """
+    found = best_fit(lengths, room, most=most, source=source, source_room=source_room)
+    needed = max(int(lengths.sum()) / room, len(lengths) / (most or room))
+    if source is None and room <= LONGEST and found.max(initial=-1) + 1 > (1 + GAPS) * needed + 1:
+        other = exact_fit(lengths, room, most or room)
+        if other.max() < found.max():
+            return other
+    return found
+
+
+def best_fit(
+    lengths: Ints, room: int, *, most: int | None = None, source: Ints | None = None, source_room: int | None = None
+) -> Ints:
+    """`pack`, by best-fit decreasing alone."""
+    _check(lengths, room, "tokens")
+    other, other_room = np.zeros_like(lengths), 0
+    if source is not None and source_room is not None:
+        _check(source, source_room, "source tokens")
+        other, other_room = source, source_room
+        if int(source.sum()) * room > int(lengths.sum()) * source_room:
+            lengths, room, other, other_room = source, source_room, lengths, room
+    # The larger of the two shares of a row decides what comes first; without a second side that is the length.
+    size = np.maximum(lengths * max(other_room, 1), other * room)
+    order = np.lexsort((-other, -lengths, -size))
+    a, b = lengths[order], other[order]
+    starts = np.flatnonzero(np.append(True, (np.diff(a) != 0) | (np.diff(b) != 0))[: len(order)])
+    rows = _Rows(room, other_room, most or room, int(lengths.min(initial=room)))
+    counts = np.diff(np.append(starts, len(order)))
+    for length, other_length, count in zip(a[starts].tolist(), b[starts].tolist(), counts.tolist(), strict=True):
+        rows.place(length, other_length, count)
+    out = np.empty(len(lengths), dtype=np.int64)
+    out[order] = np.repeat(rows.chosen, rows.times)
+    return out
+
+
+class _Rows:
+    """Rows that are being filled, by what room they have left."""
+
+    def __init__(self, room: int, other: int, most: int, smallest: int) -> None:
+        self.full = (room, other, most)
+        self.smallest = smallest  # less room than this is no room
+        self.count = 0
+        self.chosen: list[int] = []  # rows in the order they were given something, and how many sequences each time
+        self.times: list[int] = []
+        # By room on the first side: rows by (room on the other side, sequences they may still take).
+        self._open: list[dict[tuple[int, int], list[int]]] = [{} for _ in range(room + 1)]
+        self._widest = np.full(room + 1, -1)  # the most room on the other side among those
+
+    def place(self, a: int, b: int, count: int) -> None:
+        """Place `count` sequences of lengths (a, b)."""
+        while count:
+            fits = self._widest[a:] >= b
+            tightest = int(fits.argmax())
+            if fits[tightest]:
+                left = a + tightest
+                here = self._open[left]
+                key = min(key for key in here if key[0] >= b)
+                rows = here[key]
+            else:
+                left, key = self.full[0], self.full[1:]
+                rows = []
+            fit = min(left // a, key[0] // b if b else count, key[1], count)
+            need = -(-count // fit)
+            if not rows:
+                taken = list(range(self.count, self.count + need))
+                self.count += need
+            else:
+                taken = rows[-need:]
+                del rows[-need:]
+                if not rows:
+                    del here[key]
+                    self._widest[left] = max((room for room, _ in here), default=-1)
+            placed = min(count, len(taken) * fit)
+            rest = placed - (len(taken) - 1) * fit  # what the last of them takes
+            self.chosen += taken
+            self.times += [fit] * (len(taken) - 1) + [rest]
+            self._put(taken[:-1], left - fit * a, key[0] - fit * b, key[1] - fit)
+            self._put(taken[-1:], left - rest * a, key[0] - rest * b, key[1] - rest)
+            count -= placed
+
+    def _put(self, rows: list[int], room: int, other: int, more: int) -> None:
+        if rows and room >= self.smallest and more:
+            self._open[room].setdefault((other, more), []).extend(rows)
+            self._widest[room] = max(self._widest[room], other)
+
+
+def _check(lengths: Ints, room: int, noun: str) -> None:
+    if len(lengths) and int(lengths.max()) > room:
+        at = int(lengths.argmax())
+        raise UsageError(f"sample {at} may have {int(lengths.max())} {noun}; a row holds {room}: lower the limit")
+    if len(lengths) and int(lengths.min()) < 1:
+        raise UsageError(f"sample {int(lengths.argmin())} may have {int(lengths.min())} {noun}; at least one is needed")

@@ -1,0 +1,42 @@
+"""Ragged arrays as flat numbers and lengths: the few operations everything in this folder is made of."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+def spread(starts: Ints, lengths: Ints) -> Ints:
+    """Many stretches of numbers, one after another.
+
+    >>> spread(np.array([5, 0]), np.array([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    return np.repeat(starts - begins(lengths), lengths) + np.arange(int(lengths.sum()))
+
+
+def begins(lengths: Ints) -> Ints:
+    """Where each stretch starts when they lie end to end.
+
+    >>> begins(np.array([2, 3, 1])).tolist()
+    [0, 2, 5]
+    """
+    return np.asarray(np.cumsum(lengths) - lengths)
+
+
+def bounds(lengths: Ints) -> Ints:
+    """Where each stretch starts when they lie end to end, and the end: one more than there are stretches."""
+    return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths, dtype=np.int64)))
+
+
+def windows(starts: Ints, lengths: Ints, limit: int) -> tuple[Ints, Ints, Ints]:
+    """Stretches cut into windows of `limit`, the last of each keeping what is left: starts, lengths, whose they are.
+
+    >>> [part.tolist() for part in windows(np.array([0, 10]), np.array([5, 2]), 2)]
+    [[0, 2, 4, 10], [2, 2, 1, 2], [0, 0, 0, 1]]
+    """
+    counts = -(-lengths // limit)
+    owners = np.repeat(np.arange(len(lengths)), counts)
+    done = spread(np.zeros_like(counts), counts) * limit
+    return starts[owners] + done, np.minimum(lengths[owners] - done, limit), owners

@@ -1,0 +1,213 @@
+"""What a sample is: documents, sentences, blocks or pairs of segments, as places in the shards.
+
+    samples = Documents(limit=512).open(shards, frame)
+    samples.lengths()                  # [n] of every sample, special tokens included; no token is read
+    samples.cut(draws)                 # their `Sequences`
+
+A limit is that of the whole sample, special tokens included. Every token of the shards is in exactly one sample: what
+is longer than the limit is split, and tails are kept.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from pretune.core.config import spec
+from pretune.core.errors import UsageError
+from pretune.data.draws import Draws
+from pretune.data.frame import Frame, Pieces
+from pretune.data.ragged import Ints, bounds, spread, windows
+from pretune.data.sequences import Sequences
+from pretune.data.shards import Shards
+
+
+class Samples(Protocol):
+    """A kind of sample over some shards. It is sent to other processes without its tables, which are made anew."""
+
+    @property
+    def shards(self) -> Shards: ...
+
+    @property
+    def frame(self) -> Frame: ...
+
+    @property
+    def sources(self) -> Ints:
+        """[n] the source of each sample."""
+
+    def __len__(self) -> int: ...
+
+    def settle(self, draws: Draws) -> Draws:
+        """The draws with all that is drawn before lengths are known: partners."""
+
+    def lengths(self, draws: Draws | None = None) -> Ints:
+        """How long each draw is, or each sample as it stands in the data."""
+
+    def cut(self, draws: Draws, *, words: bool = False, sentences: bool = False) -> Sequences:
+        """The sequences of settled draws, with what is asked for."""
+
+
+@spec
+class Documents:
+    """Whole documents; those longer than the limit in windows, each cut where the one before ends."""
+
+    limit: int = 512
+
+    def open(self, shards: Shards, frame: Frame | None = None) -> "Ranges":
+        """The samples of some shards."""
+        return Ranges(self, shards, frame or Frame())
+
+
+@spec
+class Sentences:
+    """Single sentences; those longer than the limit in windows."""
+
+    limit: int = 128
+
+    def open(self, shards: Shards, frame: Frame | None = None) -> "Ranges":
+        """The samples of some shards."""
+        return Ranges(self, shards, frame or Frame())
+
+
+@spec
+class Blocks:
+    """Windows over all documents, each in its frame, laid end to end (GPT-2, Radford et al., 2019).
+
+    All are full but the last. One may hold parts of several documents, which see each other; `Documents` keeps them
+    apart.
+    """
+
+    length: int = 1024
+
+    def open(self, shards: Shards, frame: Frame | None = None) -> "Windows":
+        """The samples of some shards."""
+        return Windows(self, shards, frame or Frame())
+
+
+def inner(limit: int, room: int) -> int:
+    """What a limit leaves for text when the frame needs `room`."""
+    if limit <= room:
+        raise UsageError(f"a limit of {limit} tokens leaves no text beside the {room} special ones; raise the limit")
+    return limit - room
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Samples that are single stretches of the shards."""
+
+    kind: Documents | Sentences
+    shards: Shards
+    frame: Frame
+
+    def __post_init__(self) -> None:
+        inner(self.kind.limit, self.frame.room)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.kind, self.shards, self.frame)
+
+    def __len__(self) -> int:
+        return len(self._table[0])
+
+    @cached_property
+    def _table(self) -> tuple[Ints, Ints]:
+        starts = self.shards.documents[:-1] if isinstance(self.kind, Documents) else self.shards.sentences
+        ends = np.append(starts[1:], len(self.shards))
+        found = windows(starts, ends - starts, inner(self.kind.limit, self.frame.room))
+        return found[0], found[1]
+
+    @cached_property
+    def sources(self) -> Ints:
+        """[n] the source of each sample."""
+        return sources_at(self.shards, self._table[0])
+
+    def settle(self, draws: Draws) -> Draws:
+        """Nothing is left to be drawn."""
+        return draws
+
+    def lengths(self, draws: Draws | None = None) -> Ints:
+        """How long each draw is, or each sample."""
+        return self._table[1][slice(None) if draws is None else draws.samples] + self.frame.room
+
+    def cut(self, draws: Draws, *, words: bool = False, sentences: bool = False) -> Sequences:
+        """The sequences of some draws."""
+        start, length = (column[draws.samples] for column in self._table)
+        pieces = self.frame.around(start, length)
+        made = pieces.read(self.shards, words=words, sentences=sentences, segments=self.frame.segmented)
+        return marked(made, draws, self.sources)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Samples that are windows over the framed documents, end to end. D documents, V places in all."""
+
+    kind: Blocks
+    shards: Shards
+    frame: Frame
+
+    def __post_init__(self) -> None:
+        inner(self.kind.length, self.frame.room)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.kind, self.shards, self.frame)
+
+    @cached_property
+    def _places(self) -> Ints:
+        """[D + 1] where each framed document starts; an empty one takes no place."""
+        lengths = np.diff(self.shards.documents)
+        return bounds(lengths + self.frame.room * (lengths > 0))
+
+    @cached_property
+    def sources(self) -> Ints:
+        """[n] the source of each block's first document."""
+        document = np.searchsorted(self._places, np.arange(len(self)) * self.kind.length, side="right") - 1
+        return self.shards.sources[document].astype(np.int64)
+
+    def __len__(self) -> int:
+        return -(-int(self._places[-1]) // self.kind.length)
+
+    def settle(self, draws: Draws) -> Draws:
+        """Nothing is left to be drawn."""
+        return draws
+
+    def lengths(self, draws: Draws | None = None) -> Ints:
+        """How long each draw is, or each sample."""
+        start = (np.arange(len(self)) if draws is None else draws.samples) * self.kind.length
+        return np.asarray(np.minimum(self.kind.length, self._places[-1] - start))
+
+    def cut(self, draws: Draws, *, words: bool = False, sentences: bool = False) -> Sequences:
+        """The sequences of some draws."""
+        start = draws.samples * self.kind.length
+        stop = start + self.lengths(draws)
+        first = np.searchsorted(self._places, start, side="right") - 1
+        counts = np.searchsorted(self._places, stop) - first  # documents that each block touches
+        document = spread(first, counts)
+        length = self.shards.documents[document + 1] - self.shards.documents[document]
+        whole, width = self.frame.around(self.shards.documents[document], length), len(self.frame.single)
+        # Every piece has its place in the stream; what lies outside the block is cut off.
+        size = whole.length * np.repeat(length > 0, width)
+        ends = self._places[document][:, None] + np.cumsum(size.reshape(-1, width), axis=1)
+        place = ends.ravel() - size
+        block = np.repeat(np.arange(len(draws)), counts * width)
+        low, high = np.maximum(place, start[block]), np.minimum(place + size, stop[block])
+        pieces = Pieces(
+            counts=counts * width,
+            start=whole.start + np.where(whole.special, 0, low - place),
+            length=np.maximum(high - low, 0),
+            special=whole.special,
+            segment=whole.segment,
+        )
+        made = pieces.read(self.shards, words=words, sentences=sentences, segments=self.frame.segmented)
+        return marked(made, draws, self.sources)
+
+
+def sources_at(shards: Shards, positions: Ints) -> Ints:
+    """The sources of the documents that hold some positions."""
+    return shards.sources[np.searchsorted(shards.documents, positions, side="right") - 1].astype(np.int64)
+
+
+def marked(sequences: Sequences, draws: Draws, sources: Ints) -> Sequences:
+    """Sequences that know which draws they are."""
+    return replace(
+        sequences, samples=draws.samples, epochs=draws.epochs, sources=sources[draws.samples], labels=draws.labels
+    )

@@ -1,0 +1,80 @@
+"""`Sequences`: many sequences as flat arrays, on their way from the shards through corruption to a batch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pretune.data.ragged import Bools, Ints, begins, bounds, spread
+
+PER_TOKEN = ("tokens", "special", "words", "sentences", "segments", "targets", "order")
+PER_SEQUENCE = ("samples", "epochs", "sources", "prefix", "view", "labels")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sequences:
+    """S sequences of T tokens in all, and what is known of each token and each sequence; None: nothing is.
+
+    Words and sentences are marked at their first token. A special token, and the first token of a cut, starts both, so
+    that `np.cumsum` of either numbers groups that never reach over a special token or into the next sequence.
+    """
+
+    tokens: Ints  # [T]
+    offsets: Ints  # [S + 1]
+    special: Bools | None = None  # [T] of the template: never to be corrupted
+    words: Bools | None = None  # [T] starts a word
+    sentences: Bools | None = None  # [T] starts a sentence
+    segments: Ints | None = None  # [T]
+    targets: Ints | None = None  # [T] what the head should say there, IGNORE where nothing
+    order: Ints | None = None  # [T] factorisation rank
+    samples: Ints | None = None  # [S] which sample it is: with the epoch, the counter of all that is random about it
+    epochs: Ints | None = None  # [S] for the how-manieth time the sample is read
+    sources: Ints | None = None  # [S] which source it is from
+    prefix: Ints | None = None  # [S] how many first tokens all of it may see
+    view: Ints | None = None  # [S] mask kind
+    labels: Ints | None = None  # [S] of the sequence as a whole, IGNORE where it has none
+    source: "Sequences | None" = None  # what the encoder reads, where there is one; as many sequences
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> Ints:
+        """[S]"""
+        return np.diff(self.offsets)
+
+    def owners(self) -> Ints:
+        """[T] the sequence each token is in."""
+        return np.repeat(np.arange(len(self)), self.lengths)
+
+    def positions(self) -> Ints:
+        """[T] each token's place in its sequence."""
+        return np.arange(len(self.tokens)) - np.repeat(self.offsets[:-1], self.lengths)
+
+    def take(self, which: Ints) -> "Sequences":
+        """Some of the sequences, in the order asked for."""
+        lengths = self.lengths[which]
+        index = spread(self.offsets[:-1][which], lengths)
+        parts: dict[str, Any] = {"offsets": bounds(lengths)}
+        for name, rows in [*((name, index) for name in PER_TOKEN), *((name, which) for name in PER_SEQUENCE)]:
+            value: NDArray[Any] | None = getattr(self, name)
+            parts[name] = None if value is None else value[rows]
+        return Sequences(**parts, source=None if self.source is None else self.source.take(which))
+
+
+def join(parts: Sequence[Sequences]) -> Sequences:
+    """Several of them as one; what one lacks, all lack."""
+    given: dict[str, Any] = {}
+    for field in fields(Sequences):
+        values = [getattr(part, field.name) for part in parts]
+        if field.name == "offsets":
+            shifts = begins(np.array([len(part.tokens) for part in parts]))
+            moved = [part.offsets[1:] + shift for part, shift in zip(parts, shifts, strict=True)]
+            given["offsets"] = np.concatenate([np.zeros(1, dtype=np.int64), *moved])
+        elif any(value is None for value in values):
+            given[field.name] = None
+        else:
+            given[field.name] = join(values) if field.name == "source" else np.concatenate(values)
+    return Sequences(**given)

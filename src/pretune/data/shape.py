@@ -1,0 +1,43 @@
+"""The shape of a batch: fixed by a token budget, so that a model compiles once."""
+
+from pretune.core.config import spec
+from pretune.core.errors import UsageError
+
+
+@spec
+class Shape:
+    """`rows` rows of `length` tokens (and of `source` tokens on the encoder's side); what is None is not fixed."""
+
+    rows: int
+    length: int
+    source: int | None = None
+    sequences: int | None = None  # at most so many in a row
+    slots: int | None = None  # room for so many targets per row
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "length", "source", "sequences", "slots"):
+            value = getattr(self, name)
+            if value is not None and value < (name != "slots"):
+                raise UsageError(f"{name} of a batch must be at least {int(name != 'slots')}, found {value}")
+
+    @property
+    def cells(self) -> int | None:
+        """C: the sequences of all rows, and one filler for each."""
+        return None if self.sequences is None else self.rows * (self.sequences + 1)
+
+    @property
+    def targets(self) -> int | None:
+        """M: the target slots of all rows."""
+        return None if self.slots is None else self.rows * self.slots
+
+    def part(self, parts: int) -> "Shape":
+        """The shape of one of several equal parts of a batch: a rank's share, a micro-batch."""
+        if parts < 1 or self.rows % parts:
+            raise UsageError(f"{self.rows} rows cannot be shared out to {parts} equal parts; change the batch's tokens")
+        return Shape(
+            rows=self.rows // parts,
+            length=self.length,
+            source=self.source,
+            sequences=self.sequences,
+            slots=self.slots,
+        )

@@ -1,0 +1,154 @@
+"""data.json: what prepared data is, what it was made from, and which shards it consists of."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pretune.core.errors import DataError, UsageError, nearest
+from pretune.core.io import read_json, write_json
+
+FILE = "data.json"
+FORMAT = 1
+DTYPES = ("uint16", "uint32")
+
+_REMEDY = "prepare the data again"
+_SHARD = re.compile(r"\d{5,9}")
+
+
+def token_dtype(vocab: int) -> str:
+    """The narrowest type that holds the ids of a vocabulary.
+
+    >>> token_dtype(30_522), token_dtype(65_536), token_dtype(250_002)
+    ('uint16', 'uint16', 'uint32')
+    """
+    if not 0 < vocab <= 2**32:
+        raise UsageError(f"a vocabulary has from 1 to 2**32 entries, found {vocab}")
+    return "uint16" if vocab <= 2**16 else "uint32"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ShardFacts:
+    """One shard: the number at the start of its files' names, and how much is in it."""
+
+    name: str
+    documents: int
+    tokens: int
+    sentences: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """The shards of one split, in order; `bytes` is the size of the text they were made from."""
+
+    shards: tuple[ShardFacts, ...]
+    bytes: int = 0
+
+    @property
+    def documents(self) -> int:
+        return sum(shard.documents for shard in self.shards)
+
+    @property
+    def tokens(self) -> int:
+        return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def sentences(self) -> int:
+        return sum(shard.sentences for shard in self.shards)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """The content of data.json."""
+
+    tokenizer_sha256: str
+    vocab: int
+    dtype: str
+    fingerprint: str
+    sources: tuple[str, ...]
+    splits: Mapping[str, Split]
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def write_index(directory: Path, index: Index) -> None:
+    """Write data.json into a directory of shards; `read_index` gives the same value back."""
+    splits = {
+        name: {
+            "documents": split.documents,
+            "tokens": split.tokens,
+            "sentences": split.sentences,
+            "bytes": split.bytes,
+            "shards": [dataclasses.asdict(shard) for shard in split.shards],
+        }
+        for name, split in index.splits.items()
+    }
+    data = {field.name: getattr(index, field.name) for field in dataclasses.fields(index)}
+    data |= {"sources": list(index.sources), "settings": dict(index.settings), "splits": splits}
+    write_json(directory / FILE, {"format": FORMAT, **data})
+
+
+def read_index(directory: Path) -> Index:
+    """Read data.json; whatever is not as `write_index` writes it is a DataError that names the field."""
+    where = directory / FILE
+    if not where.is_file():
+        raise DataError(
+            f"{directory}: no {FILE} in it, so it is no prepared data; run `pretune prepare … --out {directory}`"
+        )
+    data = read_json(where, DataError)
+    if data.get("format") != FORMAT:
+        raise DataError(f"{where}: has format {data.get('format')!r:.40}, this version reads {FORMAT}; {_REMEDY}")
+    dtype = _field(data, "dtype", str, where)
+    if dtype not in DTYPES:
+        raise DataError(f"{where}: 'dtype' is {dtype[:40]!r}; allowed: {', '.join(DTYPES)}")
+    vocab = _count(data, "vocab", where)
+    if not 0 < vocab <= np.iinfo(dtype).max + 1:
+        raise DataError(f"{where}: 'vocab' is {vocab}, which does not go with ids of {dtype}")
+    sources = _field(data, "sources", list, where)
+    if not all(isinstance(name, str) for name in sources):
+        raise DataError(f"{where}: 'sources' is not a list of names")
+    splits = _field(data, "splits", dict, where)
+    return Index(
+        tokenizer_sha256=_field(data, "tokenizer_sha256", str, where),
+        vocab=vocab,
+        dtype=dtype,
+        fingerprint=_field(data, "fingerprint", str, where),
+        sources=tuple(sources),
+        splits={name: _split(splits[name], name, where) for name in splits},
+        settings=_field(data, "settings", dict, where),
+    )
+
+
+def _split(data: object, name: str, where: Path) -> Split:
+    if not name.isidentifier() or not isinstance(data, dict):
+        raise DataError(f"{where}: 'splits' has {name[:40]!r}, which is no split")
+    shards = tuple(_shard(shard, name, where) for shard in _field(data, "shards", list, where))
+    split = Split(shards=shards, bytes=_count(data, "bytes", where))
+    for field in ("documents", "tokens", "sentences"):
+        said, summed = _count(data, field, where), getattr(split, field)
+        if said != summed:
+            raise DataError(f"{where}: split '{name}' has {said} {field}, but its shards have {summed}; {_REMEDY}")
+    return split
+
+
+def _shard(data: object, split: str, where: Path) -> ShardFacts:
+    if not isinstance(data, dict) or not _SHARD.fullmatch(str(data.get("name"))):
+        raise DataError(f"{where}: a shard of split '{split}' has no number as its 'name'")
+    counts = {field: _count(data, field, where) for field in ("documents", "tokens", "sentences")}
+    return ShardFacts(name=data["name"], **counts)
+
+
+def _field(data: dict[str, Any], name: str, kind: type, where: Path) -> Any:
+    if not isinstance(data.get(name), kind):
+        hint = "" if name in data else nearest(name, data)
+        raise DataError(f"{where}: '{name}' is missing or of the wrong type{hint}; {_REMEDY}")
+    return data[name]
+
+
+def _count(data: dict[str, Any], name: str, where: Path) -> int:
+    value: int = _field(data, name, int, where)
+    if isinstance(value, bool) or not 0 <= value < 2**60:
+        raise DataError(f"{where}: '{name}' is {value!r:.40}, not a count")
+    return value

@@ -1,0 +1,104 @@
+"""One-dimensional .npy files: appended to without knowing the length, mapped only when they are what they should be.
+
+`numpy.load` reads what `Appender` writes. `open_npy` reads the header by a pattern and evaluates nothing, so that a
+damaged or hostile file costs one line and no memory.
+"""
+
+import os
+import re
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from pretune.core.errors import DataError
+from pretune.core.io import writing
+
+HEADER = 128
+"""Bytes before the data: a multiple of 64, as the format asks, with room for any length."""
+
+_MAGIC = b"\x93NUMPY\x01\x00"
+_PATTERN = re.compile(
+    r"\{'descr': '([<>|=]\w{1,8})', 'fortran_order': (True|False), 'shape': \(([\d, ]{0,80})\), \} *\n"
+)
+_REMEDY = "prepare the data again, or copy the directory again"
+
+
+class Appender:
+    """An array on disk that grows; its length is written into the header when it is closed."""
+
+    def __init__(self, path: Path, dtype: DTypeLike) -> None:
+        self.path, self.dtype, self.count = path, np.dtype(dtype), 0
+        with writing(path):
+            self._file = path.open("xb")
+            self._write(_header(self.dtype, 0))
+
+    def append(self, values: NDArray[np.generic]) -> None:
+        """Write values at the end; they are cast without a check of their range."""
+        with writing(self.path):
+            self._write(np.ascontiguousarray(values, dtype=self.dtype).data)
+        self.count += len(values)
+
+    def close(self) -> None:
+        """Put the length into the header; the file is now complete."""
+        with writing(self.path):
+            self._file.seek(0)
+            self._write(_header(self.dtype, self.count))
+            self._file.close()
+
+    def abandon(self) -> None:
+        """Let go of the file as it is: its header says that it is empty."""
+        self._file.close()
+
+    def _write(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+
+    def __enter__(self) -> "Appender":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+
+def open_npy(path: Path, dtype: DTypeLike, count: int | None = None) -> NDArray[np.generic]:
+    """Map a file that must hold `count` values of `dtype` in one dimension and nothing else."""
+    wanted = np.dtype(dtype)
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            start = file.read(10)
+            length = int.from_bytes(start[8:], "little")
+            text = file.read(length).decode("latin1")
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; {_REMEDY}") from None
+    except OSError as fault:
+        raise DataError(f"{path}: cannot be read: {fault.strerror}") from fault
+    found = _PATTERN.fullmatch(text)
+    if not start.startswith(_MAGIC) or found is None or len(text) != length:
+        raise DataError(f"{path}: not a .npy file of numbers; {_REMEDY}")
+    kind, transposed, shape = found.groups()
+    if kind != wanted.str:
+        raise DataError(f"{path}: holds values of type '{kind}', but '{wanted.str}' is needed; {_REMEDY}")
+    if transposed == "True" or not re.fullmatch(r"\d{1,18},", shape):
+        raise DataError(f"{path}: has the shape ({shape}), but a single dimension is needed; {_REMEDY}")
+    values = int(shape[:-1])
+    if count is not None and values != count:
+        raise DataError(f"{path}: holds {values} values, but data.json says {count}; {_REMEDY}")
+    expected = 10 + length + values * wanted.itemsize
+    if size != expected:
+        raise DataError(f"{path}: has {size} bytes, but its header says {expected}; {_REMEDY}")
+    if not values:  # nothing cannot be mapped
+        return np.empty(0, wanted)
+    return np.memmap(path, wanted, mode="r", offset=10 + length, shape=(values,)).view(np.ndarray)
+
+
+def _header(dtype: np.dtype[np.generic], count: int) -> bytes:
+    text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({count},), }}"
+    room = HEADER - len(_MAGIC) - 2
+    return _MAGIC + room.to_bytes(2, "little") + text.ljust(room - 1).encode() + b"\n"

@@ -1,0 +1,185 @@
+"""Reading shards: one stream of tokens through all of them, mapped from disk, checked when opened."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pretune.core.errors import DataError, nearest
+from pretune.data.ragged import Bools, Ints, spread
+from pretune.data.shards.index import FILE, Index, ShardFacts, read_index
+from pretune.data.shards.npy import open_npy
+
+_REMEDY = "prepare the data again, or copy the directory again"
+
+
+class Shards:
+    """One split of prepared data, read-only; copies sent to other processes map the same files anew.
+
+    Positions count tokens from the start of the first shard to the end of the last.
+    """
+
+    def __init__(self, directory: Path, split: str, index: Index, *, verify: bool = True) -> None:
+        self.directory, self.split, self.index = directory, split, index
+        self._parts = [_Part(directory / split, facts, index.dtype) for facts in index.splits[split].shards]
+        self._starts = np.cumsum([0, *(part.facts.tokens for part in self._parts)], dtype=np.int64)
+        if verify:
+            for part in self._parts:
+                part.verify(len(index.sources))
+
+    @classmethod
+    def open(cls, directory: str | Path, split: str = "train", *, verify: bool = True) -> "Shards":
+        """Open a split. Types, lengths and sizes are always checked; the order of boundaries unless told not to."""
+        folder = Path(directory)
+        index = read_index(folder)
+        if split not in index.splits:
+            known = ", ".join(index.splits) or "none"
+            raise DataError(f"{folder / FILE}: no split '{split}'{nearest(split, index.splits)} (there: {known})")
+        return cls(folder, split, index, verify=verify)
+
+    def __reduce__(self) -> tuple[Callable[..., "Shards"], tuple[Any, ...]]:
+        return _reopen, (self.directory, self.split)
+
+    def __len__(self) -> int:
+        """How many tokens there are."""
+        return int(self._starts[-1])
+
+    @property
+    def vocab(self) -> int:
+        return self.index.vocab
+
+    @property
+    def tokenizer_sha256(self) -> str:
+        return self.index.tokenizer_sha256
+
+    @property
+    def fingerprint(self) -> str:
+        return self.index.fingerprint
+
+    @functools.cached_property
+    def documents(self) -> Ints:
+        """[D + 1] where each document starts, and the end."""
+        parts = [part.documents[1:] + start for part, start in zip(self._parts, self._starts, strict=False)]
+        return np.concatenate([np.zeros(1, dtype=np.int64), *parts])
+
+    @functools.cached_property
+    def sentences(self) -> Ints:
+        """[S] where each sentence starts; the first token of every document is one."""
+        if len(self._parts) == 1:
+            return self._parts[0].sentences
+        parts = [part.sentences + start for part, start in zip(self._parts, self._starts, strict=False)]
+        return np.concatenate([np.empty(0, dtype=np.int64), *parts])
+
+    @functools.cached_property
+    def sources(self) -> NDArray[np.uint16]:
+        """[D] which source each document is from, a number into `index.sources`."""
+        return np.concatenate([np.empty(0, dtype=np.uint16), *(part.sources for part in self._parts)])
+
+    def tokens(self, start: int, stop: int) -> NDArray[np.unsignedinteger]:
+        """The tokens of one stretch; not copied where it lies in one shard."""
+        cuts = [
+            part.tokens[max(start - first, 0) : max(stop - first, 0)]
+            for part, first in zip(self._parts, self._starts, strict=False)
+            if start < first + part.facts.tokens and stop > first
+        ]
+        return cuts[0] if len(cuts) == 1 else np.concatenate([np.empty(0, dtype=self.index.dtype), *cuts])
+
+    def word_starts(self, start: int, stop: int) -> Bools:
+        """Of each token of one stretch, whether it starts a word."""
+        return self.take_words(np.array([start]), np.array([stop - start]))
+
+    def take(self, starts: Ints, lengths: Ints) -> NDArray[np.unsignedinteger]:
+        """The tokens of many stretches, one after another."""
+        return self._gather(starts, lengths, _Part.take_tokens, np.dtype(self.index.dtype))
+
+    def take_words(self, starts: Ints, lengths: Ints) -> Bools:
+        """Of each token of many stretches, whether it starts a word."""
+        return self._gather(starts, lengths, _Part.take_words, np.dtype(bool))
+
+    def check(
+        self, *, tokenizer_sha256: str | None = None, vocab: int | None = None, fingerprint: str | None = None
+    ) -> None:
+        """Refuse what does not belong to this data: another tokenizer, a model too small for it, a changed corpus."""
+        where = self.directory / FILE
+        if tokenizer_sha256 is not None and tokenizer_sha256 != self.tokenizer_sha256:
+            raise DataError(
+                f"{where}: made with the tokenizer {self.tokenizer_sha256[:12]}…, not with {tokenizer_sha256[:12]}…; "
+                "use the tokenizer beside the data, or prepare the data again"
+            )
+        if vocab is not None and vocab < self.vocab:
+            raise DataError(
+                f"{where}: has a vocabulary of {self.vocab}, the model one of {vocab}; "
+                "a model's may be larger, never smaller"
+            )
+        if fingerprint is not None and fingerprint != self.fingerprint:
+            raise DataError(
+                f"{where}: the corpus has the fingerprint {self.fingerprint[:12]}…, the run was started on "
+                f"{fingerprint[:12]}…; put the old data back, or start a new run"
+            )
+
+    def _gather(
+        self, starts: Ints, lengths: Ints, take: Callable[["_Part", Ints], NDArray[Any]], dtype: np.dtype[Any]
+    ) -> NDArray[Any]:
+        """Values at many stretches, each from its shard."""
+        index = spread(starts, lengths)
+        if len(self._parts) == 1:
+            return take(self._parts[0], index)
+        first, last = (np.searchsorted(self._starts, edge, side="right") - 1 for edge in (starts, starts + lengths - 1))
+        if (first == last)[lengths > 0].all():  # as stretches of documents are
+            shard = np.repeat(first, lengths)
+        else:
+            shard = np.searchsorted(self._starts, index, side="right") - 1
+        out = np.empty(len(index), dtype)
+        for number in np.flatnonzero(np.bincount(shard)):
+            mine = shard == number
+            out[mine] = take(self._parts[number], index[mine] - self._starts[number])
+        return out
+
+
+class _Part:
+    """One shard, mapped."""
+
+    def __init__(self, folder: Path, facts: ShardFacts, dtype: str) -> None:
+        self.facts, self.folder = facts, folder
+        self.tokens: NDArray[np.unsignedinteger] = self._open("tokens", dtype, facts.tokens)
+        self.documents: Ints = self._open("documents", "<i8", facts.documents + 1)
+        self.sentences: Ints = self._open("sentences", "<i8", facts.sentences)
+        self.words: NDArray[np.uint8] = self._open("words", "|u1", -(-facts.tokens // 8))
+        self.sources: NDArray[np.uint16] = self._open("sources", "<u2", facts.documents)
+
+    def take_tokens(self, index: Ints) -> NDArray[np.unsignedinteger]:
+        return self.tokens[index]
+
+    def take_words(self, index: Ints) -> Bools:
+        return np.asarray((self.words[index >> 3] >> (7 - (index & 7)).astype(np.uint8)) & 1, dtype=bool)
+
+    def verify(self, sources: int) -> None:
+        """The boundaries are those of these tokens. Reads all of the small files and none of the tokens."""
+        total = self.facts.tokens
+        if self.documents[0] != 0 or self.documents[-1] != total or (np.diff(self.documents) < 0).any():
+            raise self._bad("documents", f"the boundaries do not ascend from 0 to {total}")
+        if (np.diff(self.sentences) <= 0).any():
+            raise self._bad("sentences", "the boundaries do not ascend")
+        if total and (not len(self.sentences) or self.sentences[0] != 0 or self.sentences[-1] >= total):
+            raise self._bad("sentences", f"the boundaries do not go from 0 to below {total}")
+        firsts = self.documents[:-1][np.diff(self.documents) > 0]
+        if not np.isin(firsts, self.sentences, assume_unique=True).all():
+            raise self._bad("sentences", "a document's first token starts no sentence")
+        if len(self.sources) and self.sources.max() >= sources:
+            raise self._bad("sources", f"source {self.sources.max()} is not one of the {sources} in {FILE}")
+
+    def _open(self, part: str, dtype: str, count: int) -> NDArray[Any]:
+        return open_npy(self._path(part), dtype, count)
+
+    def _path(self, part: str) -> Path:
+        return self.folder / f"{self.facts.name}.{part}.npy"
+
+    def _bad(self, part: str, what: str) -> DataError:
+        return DataError(f"{self._path(part)}: {what}; {_REMEDY}")
+
+
+def _reopen(directory: Path, split: str) -> Shards:
+    return Shards.open(directory, split, verify=False)

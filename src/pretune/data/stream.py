@@ -1,0 +1,218 @@
+"""The stream of batches: plan, cut, corrupt, lay out. The batch of a step is a function of (seed, step).
+
+    samples = Sentences(limit=128).open(Shards.open("data/books", "train"), frame)
+    stream = Stream(samples, Shape(rows=512, length=128), seed=0, lesson=objective)
+    stream[1000]                                     # the batch of step 1000, whoever asks, whatever was asked before
+    stream.batch(1000, part=3, parts=8)              # the rows that rank 3 of 8 reads of it
+
+A stream goes on for ever, epoch after epoch. It is small to send to another process, which maps the shards for itself.
+"""
+
+import bisect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from pretune.core.errors import DataError, UsageError
+from pretune.core.types import Batch
+from pretune.data.counters import Counters
+from pretune.data.draws import Draws
+from pretune.data.layout import lay_out
+from pretune.data.lengths import Stage
+from pretune.data.mixing import Mixture, Smoothed, Weighted
+from pretune.data.plan import WINDOW, Plan, make_plan
+from pretune.data.ragged import Ints
+from pretune.data.samples import Samples
+from pretune.data.sequences import Sequences
+from pretune.data.shape import Shape
+
+_KEPT = 2  # plans in memory: of the epoch that is read, and of the one before or after it
+_FEW = 4  # a row may always hold so many
+_TINY = 0.005  # the share of all tokens that is in sequences so short that rows need not take all they could hold
+
+
+class Lesson(Protocol):
+    """What an objective does to sequences before they are laid out."""
+
+    def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
+        """Bounds of how long a sequence of n tokens becomes: source and target; no target where there is one side."""
+
+    def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
+        """The lesson, as many sequences in the same order. There may be none of them."""
+
+
+class Stream:
+    """Batches of one shape out of one kind of samples, from any step on.
+
+    Where the shape leaves open how many sequences a row may hold, it is found from the lengths, so that shapes stay the
+    same through all epochs. With a `cache` folder the plans are made by the first process that needs them.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        shape: Shape,
+        *,
+        seed: int,
+        lesson: Lesson | None = None,
+        mixing: Weighted | Smoothed | None = None,
+        words: bool = False,
+        sentences: bool = False,
+        window: int = WINDOW,
+        cache: Path | None = None,
+    ) -> None:
+        self.samples, self.seed, self.lesson, self.mixing = samples, seed, lesson, mixing
+        self._given, self._words, self._sentences, self._window, self._cache = shape, words, sentences, window, cache
+        self._starts = [0]  # the first step of the epochs planned so far, and the one after them
+        self._epochs: dict[int, tuple[Draws, Plan]] = {}
+        if not len(samples):
+            raise DataError(
+                f"{samples.shards.directory}: split '{samples.shards.split}' has no tokens to make samples of"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        again = partial(
+            Stream,
+            self.samples,
+            self._given,
+            seed=self.seed,
+            lesson=self.lesson,
+            mixing=self.mixing,
+            words=self._words,
+            sentences=self._sentences,
+            window=self._window,
+            cache=self._cache,
+        )
+        return again, (), {"_starts": [*self._starts]}
+
+    def __getitem__(self, step: int) -> Batch:
+        return self.batch(step)
+
+    def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Batch:
+        """The batch of a step, or one of several equal parts of its rows: a rank's, a micro-batch's."""
+        sequences, row = self.sequences(step, part=part, parts=parts)
+        return lay_out(sequences, row, self.shape.part(parts))
+
+    def sequences(self, step: int, *, part: int = 0, parts: int = 1) -> tuple[Sequences, Ints]:
+        """What a batch is laid out from: its sequences, and the row of each."""
+        epoch, at = self.where(step)
+        draws, plan = self._epoch(epoch)
+        which, row = plan.batch(at, part, parts)
+        cut = self.samples.cut(draws.take(which), words=self._words, sentences=self._sentences)
+        if self.lesson is not None:
+            cut = self.lesson.corrupt(cut, Counters.of(self.seed, cut))
+        return cut, row
+
+    def batches(self, start: int = 0, stop: int | None = None, *, part: int = 0, parts: int = 1) -> Iterator[Batch]:
+        """The batches from one step to before another, or for ever."""
+        step = start
+        while stop is None or step < stop:
+            yield self.batch(step, part=part, parts=parts)
+            step += 1
+
+    def where(self, step: int) -> tuple[int, int]:
+        """The epoch a step is in, and its number inside it.
+
+        Where epochs differ in their number of batches, those before are planned once; their counts travel along.
+        """
+        if step < 0:
+            raise UsageError(f"steps count from 0, found {step}")
+        if self._alike is not None:
+            return divmod(step, self._alike)
+        while step >= self._starts[-1]:
+            self.steps(len(self._starts) - 1)
+        epoch = bisect.bisect_right(self._starts, step) - 1
+        return epoch, step - self._starts[epoch]
+
+    def steps(self, epoch: int) -> range:
+        """The steps of an epoch."""
+        if self._alike is not None:
+            return range(epoch * self._alike, (epoch + 1) * self._alike)
+        while len(self._starts) <= epoch + 1:
+            self._starts.append(self._starts[-1] + self.plan(len(self._starts) - 1).batches)
+        return range(*self._starts[epoch : epoch + 2])
+
+    def plan(self, epoch: int) -> Plan:
+        """The plan of an epoch: its `fill`, its number of `batches`."""
+        return self._epoch(epoch)[1]
+
+    @cached_property
+    def _alike(self) -> int | None:
+        """How many batches each epoch has, if that is known: one window always packs the same lengths the same way."""
+        return self.plan(0).batches if self.mixing is None and len(self.samples) <= self._window else None
+
+    @cached_property
+    def mixture(self) -> Mixture:
+        """How much of each source an epoch reads; `mixture.epochs(n)` tells how often each has been read after n."""
+        names = self.samples.shards.index.sources
+        return Mixture.of(self.mixing, self.samples.sources, self.samples.lengths(), names)
+
+    @cached_property
+    def shape(self) -> Shape:
+        """The shape of every batch, with the number of sequences a row may hold."""
+        if self._given.sequences is not None:
+            return self._given
+        sides = self._sides(self.samples.lengths())
+        rates = np.zeros(len(self.samples))
+        for group, quota in zip(self.mixture.groups, self.mixture.quotas, strict=True):
+            rates[group] = quota / max(len(group), 1)
+        most = [
+            _most(lengths, room, rates)
+            for lengths, room in zip(sides, (self._given.length, self._given.source), strict=True)
+            if lengths is not None and room is not None
+        ]
+        return replace(self._given, sequences=min(most))
+
+    def _epoch(self, epoch: int) -> tuple[Draws, Plan]:
+        if epoch not in self._epochs:
+            while len(self._epochs) >= _KEPT:
+                del self._epochs[next(iter(self._epochs))]
+            draws = self.samples.settle(self.mixture.draws(self.seed, epoch))
+            lengths, source = self._sides(self.samples.lengths(draws))
+            self._epochs[epoch] = (
+                draws,
+                make_plan(
+                    lengths,
+                    self.shape,
+                    seed=self.seed,
+                    epoch=epoch,
+                    source=source,
+                    window=self._window,
+                    cache=self._cache,
+                ),
+            )
+        return self._epochs[epoch]
+
+    def _sides(self, lengths: Ints) -> tuple[Ints, Ints | None]:
+        """What a row has to hold of each draw: on its own side, and on the encoder's."""
+        if self.lesson is None:
+            return lengths, None
+        source, target = self.lesson.lengths(lengths)
+        return (source, None) if target is None else (target, source)
+
+
+class Staged:
+    """Streams one after another: those of the stages of a length schedule."""
+
+    def __init__(self, stages: Sequence[Stage], open_stream: Callable[[Stage], Stream]) -> None:
+        self.stages = tuple(stages)
+        self.streams = tuple(open_stream(stage) for stage in self.stages)
+
+    def __getitem__(self, step: int) -> Batch:
+        return self.batch(step)
+
+    def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Batch:
+        """The batch of a step, or a part of it; the last stage goes on for ever."""
+        number = sum(step >= stage.last for stage in self.stages[:-1])
+        return self.streams[number].batch(step - self.stages[number].first, part=part, parts=parts)
+
+
+def _most(lengths: Ints, room: int, rates: np.ndarray[Any, np.dtype[np.float64]]) -> int:
+    """Sequences a row must be able to take so that only tiny ones, with few of all tokens, could ask for more."""
+    tokens = np.cumsum(np.bincount(lengths, weights=lengths * rates))
+    short = int(np.searchsorted(tokens, _TINY * tokens[-1], side="right"))
+    return min(max(room // max(short, 1), _FEW), room)

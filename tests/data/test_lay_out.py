@@ -1,0 +1,242 @@
+"""The layout core: rows, cells and target slots of a fixed shape, whatever is in them."""
+
+import time
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pretune as pt
+from pretune.core.errors import UsageError
+from pretune.core.types import IGNORE
+from pretune.data.layout import lay_out
+from pretune.data.sequences import PER_SEQUENCE, PER_TOKEN, Sequences, join
+from pretune.data.shape import Shape
+
+
+@st.composite
+def placed(draw: Any) -> tuple[list[list[int]], list[int], int]:
+    """Sequences, the row of each, and how many rows there are; some are empty."""
+    rows = draw(st.integers(1, 6))
+    given, row, position = [], [], 0
+    for number in range(rows):
+        room = 12
+        for length in draw(st.lists(st.integers(1, 6), max_size=4)):
+            if length <= room:
+                given.append(list(range(position, position + length)))
+                row.append(number)
+                room -= length
+                position += length
+    return given, row, rows
+
+
+def flat(given: list[list[int]], **more: Any) -> Sequences:
+    lengths = [len(part) for part in given]
+    return Sequences(
+        tokens=np.array([*chain.from_iterable(given)], dtype=np.int64),
+        offsets=np.cumsum([0, *lengths], dtype=np.int64),
+        **more,
+    )
+
+
+@given(placed(), st.integers(12, 16), st.none() | st.integers(4, 7))
+def test_rows_and_cells(given: tuple[list[list[int]], list[int], int], length: int, most: int | None) -> None:
+    found, row, rows = given
+    made = lay_out(flat(found), np.array(row, dtype=np.int64), Shape(rows=rows, length=length, sequences=most))
+    offsets, owner = made.offsets.tolist(), made.sequence.tolist()
+    assert (made.rows, made.length, len(made.tokens)) == (rows, length, rows * length)
+    assert made.cells == (len(found) + rows if most is None else rows * (most + 1))
+    assert offsets[0] == 0 and offsets[-1] == rows * length and all(a <= b for a, b in pairwise(offsets))
+    assert made.offsets.dtype == torch.int32
+    assert [part.tolist() for part in made.split(made.tokens)] == found
+    assert [start // length for start, _ in made.spans()] == row
+    for number in range(rows):  # what is not a sequence is one cell of filler at the row's end
+        part = owner[number * length : (number + 1) * length]
+        filler = part.count(-1)
+        assert part[length - filler :] == [-1] * filler
+        assert {number * length + length - filler, (number + 1) * length} <= set(offsets)
+    real = made.sequence >= 0
+    assert (made.tokens[~real] == 0).all() and (made.positions[~real] == 0).all()
+    cells = made.sequence[real]
+    assert (made.positions[real] == torch.arange(len(owner))[real] - made.offsets[cells]).all()
+
+
+@given(placed(), st.data())
+def test_it_is_what_batch_does(given: tuple[list[list[int]], list[int], int], data: st.DataObject) -> None:
+    """Where rows are filled in order, both ways give the same batch."""
+    found, _, _ = given
+    if not found:
+        return
+    labels = [[data.draw(st.sampled_from([IGNORE, 7])) for _ in part] for part in found]
+    prefix = [data.draw(st.integers(0, len(part))) for part in found]
+    one = pt.batch(found, row=12, labels=labels, segments=labels, prefix=prefix)
+    row = np.array([start // 12 for start, _ in one.spans()])
+    every = np.array([*chain.from_iterable(labels)])
+    given_flat = flat(found, targets=every, segments=every, prefix=np.array(prefix))
+    two = lay_out(given_flat, row, Shape(rows=one.rows, length=12))
+    for name in ("tokens", "offsets", "sequence", "positions", "segments", "prefix"):
+        assert getattr(one, name).tolist() == getattr(two, name).tolist(), name
+    assert one.targets is not None and two.targets is not None
+    assert one.targets.index.tolist() == two.targets.index.tolist()
+    assert (one.rows, one.whole) == (two.rows, two.whole)
+
+
+@given(placed(), st.integers(0, 9))
+def test_what_the_sequences_carry(given: tuple[list[list[int]], list[int], int], seed: int) -> None:
+    found, row, rows = given
+    rng = np.random.default_rng(seed)
+    total, count = sum(map(len, found)), len(found)
+    starts = rng.random(total) < 0.5
+    made = lay_out(
+        flat(
+            found,
+            words=starts,
+            sentences=~starts,
+            segments=rng.integers(0, 3, total),
+            order=rng.integers(0, 99, total),
+            targets=np.where(starts, np.arange(total), IGNORE),
+            prefix=np.arange(count),
+            view=np.arange(count) + 10,
+            labels=np.arange(count) + 20,
+            samples=np.arange(count),
+        ),
+        np.array(row, dtype=np.int64),
+        Shape(rows=rows, length=12, sequences=5, slots=12),
+    )
+    real = made.sequence >= 0
+    for name, values in (("prefix", 0), ("view", 10), ("labels", 20)):
+        cells = getattr(made, name)
+        assert len(cells) == made.cells
+        mine = made.sequence[[start for start, _ in made.spans()]]
+        assert cells[mine].tolist() == [values + number for number in range(count)]
+        others = np.setdiff1d(np.arange(made.cells), mine.numpy())
+        assert (cells[others] == (IGNORE if name == "labels" else 0)).all()
+    assert made.segments is not None and made.order is not None
+    assert (made.segments[~real] == 0).all() and (made.order[~real] == 0).all()
+    for numbers, mask in ((made.words, starts), (made.sentences, ~starts)):
+        assert numbers is not None and (numbers[~real] == -1).all()
+        parts = made.split(numbers)
+        for part, begins in zip(
+            parts, np.split(mask, np.cumsum([len(p) for p in found])[:-1]) if found else [], strict=True
+        ):
+            assert part.tolist() == (np.cumsum(begins) - begins[:1].sum()).tolist()
+    assert made.targets is not None and len(made.targets.index) == len(made.targets.labels) == rows * 12
+    used = int(starts.sum())
+    assert made.targets.labels[:used].tolist() == np.flatnonzero(starts).tolist()
+    assert made.tokens[made.targets.index[:used]].tolist() == made.targets.labels[:used].tolist()
+    assert (made.targets.labels[used:] == IGNORE).all() and (made.targets.index[used:] == 0).all()
+
+
+@given(placed())
+def test_both_sides(given: tuple[list[list[int]], list[int], int]) -> None:
+    found, row, rows = given
+    source = [part[: len(part) // 2 + 1] for part in found]
+    made = lay_out(
+        flat(found, source=flat(source)),
+        np.array(row, dtype=np.int64),
+        Shape(rows=rows, length=12, source=14, sequences=6),
+    )
+    assert made.source is not None and made.source.cells == made.cells and made.source.rows == rows
+    assert [part.tolist() for part in made.source.split(made.source.tokens)] == source
+    for (start, _), (other, _) in zip(made.spans(), made.source.spans(), strict=True):
+        assert made.sequence[start] == made.source.sequence[other]
+        assert start // 12 == other // 14
+
+
+def test_all_filler() -> None:
+    made = lay_out(
+        flat([], targets=np.empty(0, np.int64)), np.empty(0, np.int64), Shape(rows=3, length=4, sequences=2, slots=1)
+    )
+    assert made.offsets.tolist() == [0, 4, 8, 12, 12, 12, 12, 12, 12, 12]
+    assert (made.sequence == -1).all() and made.split(made.tokens) == [] and not made.whole
+    assert made.targets is not None and made.targets.labels.tolist() == [IGNORE] * 3
+
+
+def test_one_sequence_in_every_row() -> None:
+    given = [[1, 2, 3], [4, 5, 6]]
+    assert lay_out(flat(given), np.array([0, 1]), Shape(rows=2, length=3)).whole
+    assert not lay_out(flat(given), np.array([0, 1]), Shape(rows=2, length=4)).whole
+    assert not lay_out(flat(given), np.array([0, 1]), Shape(rows=3, length=3)).whole
+
+
+ERRORS: dict[str, tuple[list[list[int]], list[int], dict[str, Any], str]] = {
+    "too few rows": ([[1], [2]], [0, 2], {}, "from 0 to 1 and ascending"),
+    "a row before the first": ([[1], [2]], [-1, 0], {}, "from 0 to 1"),
+    "not in order": ([[1], [2]], [1, 0], {}, "ascending"),
+    "a row missing": ([[1], [2]], [0], {}, "the row of each sequence"),
+    "too long a row": ([[1, 2], [3, 4, 5]], [1, 1], {}, "row 1 would have 5 tokens; it holds 4"),
+    "too many sequences": ([[1], [2], [3]], [0, 0, 0], {"sequences": 2}, "row 0 would have 3 sequences; it holds 2"),
+    "too many targets": ([[1, 2], [3]], [0, 1], {"slots": 1}, "3 targets in a batch that has room for 2"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors(name: str) -> None:
+    given, row, shape, words = ERRORS[name]
+    made = flat(given)
+    made = Sequences(tokens=made.tokens, offsets=made.offsets, targets=made.tokens)
+    with pytest.raises(UsageError, match=words) as caught:
+        lay_out(made, np.array(row), Shape(rows=2, length=4, **shape))
+    assert "\n" not in str(caught.value)
+
+
+def test_sides_must_agree() -> None:
+    with pytest.raises(UsageError, match="source side"):
+        lay_out(flat([[1]], source=flat([[1]])), np.array([0]), Shape(rows=1, length=1))
+    with pytest.raises(UsageError, match="as many sources"):
+        lay_out(flat([[1]], source=flat([[1], [2]])), np.array([0]), Shape(rows=1, length=1, source=4))
+
+
+class TestShape:
+    def test_parts(self) -> None:
+        shape = Shape(rows=8, length=16, source=12, sequences=3, slots=4)
+        assert (shape.cells, shape.targets) == (32, 32)
+        assert shape.part(4) == Shape(rows=2, length=16, source=12, sequences=3, slots=4)
+        assert Shape(rows=8, length=16).cells is None and Shape(rows=8, length=16).targets is None
+        assert Shape(rows=1, length=1, slots=0).targets == 0
+
+    @pytest.mark.parametrize("parts", [0, 3, 16])
+    def test_parts_are_equal(self, parts: int) -> None:
+        with pytest.raises(UsageError, match="equal parts"):
+            Shape(rows=8, length=16).part(parts)
+
+    @pytest.mark.parametrize("name", ["rows", "length", "source", "sequences"])
+    def test_nothing_fits_into_nothing(self, name: str) -> None:
+        with pytest.raises(UsageError, match=f"{name} of a batch must be at least 1, found 0"):
+            Shape(**{"rows": 1, "length": 1, name: 0})
+
+
+class TestSequences:
+    @given(placed(), st.data())
+    def test_take_and_join(self, given: tuple[list[list[int]], list[int], int], data: st.DataObject) -> None:
+        found, _, _ = given
+        count, total = len(found), sum(map(len, found))
+        values = {name: np.arange(total) for name in PER_TOKEN[1:]} | {name: np.arange(count) for name in PER_SEQUENCE}
+        whole = flat(found, **values, source=flat([part[:1] for part in found]))
+        order = np.array(data.draw(st.permutations(range(count))), dtype=np.int64)
+        cut = data.draw(st.integers(0, count))
+        back = join([whole.take(order[:cut]), whole.take(order[cut:])]).take(np.argsort(order))
+        for name in ("tokens", "offsets", *PER_TOKEN, *PER_SEQUENCE):
+            assert getattr(back, name).tolist() == getattr(whole, name).tolist(), name
+        assert back.source is not None and back.source.tokens.tolist() == whole.source.tokens.tolist()  # type: ignore[union-attr]
+        assert whole.owners().tolist() == [n for n, part in enumerate(found) for _ in part]
+        assert whole.positions().tolist() == [n for part in found for n, _ in enumerate(part)]
+
+
+def test_it_is_fast() -> None:
+    """65,536 tokens in under 5 ms, with room for a slow and busy machine; `bench/packing.py` measures."""
+    lengths = np.tile([20, 30, 50, 24], 520)
+    sequences = Sequences(
+        tokens=np.arange(lengths.sum()), offsets=np.cumsum([0, *lengths]), targets=np.arange(lengths.sum())
+    )
+    row, shape = np.repeat(np.arange(520), 4), Shape(rows=520, length=126, sequences=8, slots=126)
+    times = []
+    for _ in range(20):
+        start = time.perf_counter()
+        lay_out(sequences, row, shape)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.005

@@ -1,0 +1,394 @@
+"""The whole way: shards to batches, nothing lost, the same for every worker, rank and resume."""
+
+import contextlib
+import io
+import multiprocessing
+import pickle
+import re
+import tempfile
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pretune.core.errors import DataError, UsageError
+from pretune.core.types import IGNORE, Batch
+from pretune.data.counters import Counters
+from pretune.data.lengths import LengthSchedule, Phase, Stage
+from pretune.data.mixing import Smoothed, Weighted
+from pretune.data.pairs import SegmentPairs
+from pretune.data.ragged import Ints, bounds
+from pretune.data.samples import Blocks, Documents, Sentences
+from pretune.data.sequences import Sequences
+from pretune.data.shape import Shape
+from pretune.data.shards import Shards
+from pretune.data.stream import Staged, Stream
+from tests.conftest import ROOT
+from tests.data.corpora import CLS, FRAMES, SEP, opened, random_documents, some_documents, write
+
+FRAME = FRAMES["around"]
+KINDS: dict[str, Any] = {
+    "documents": Documents(limit=16),
+    "sentences": Sentences(limit=12),
+    "blocks": Blocks(length=16),
+    "pairs": SegmentPairs(limit=16),
+    "swapped": SegmentPairs(limit=16, broken="swapped"),
+}
+
+
+class Masking:
+    """A toy lesson: 3 of 10 tokens become token 7, chosen by their sample's own numbers."""
+
+    def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
+        return n, None
+
+    def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
+        assert sequences.special is not None
+        hit = (rng.uniform(0, sequences.lengths) < 0.3) & ~sequences.special
+        labels = np.where(hit, sequences.tokens, IGNORE)
+        return replace(sequences, tokens=np.where(hit, 7, sequences.tokens), targets=labels)
+
+
+class Halves:
+    """A toy lesson of two sides: the encoder reads the first half, the decoder the second; nothing stays outside."""
+
+    def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
+        return (n + 1) // 2, n // 2 + 1
+
+    def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
+        half = (sequences.lengths + 1) // 2
+        first = sequences.positions() < np.repeat(half, sequences.lengths)
+        source = Sequences(tokens=sequences.tokens[first], offsets=bounds(half))
+        rest = sequences.lengths - half + 1
+        tokens = np.full(int(rest.sum()), 5)
+        tokens[np.setdiff1d(np.arange(len(tokens)), bounds(rest)[:-1])] = sequences.tokens[~first]
+        return Sequences(tokens=tokens, offsets=bounds(rest), targets=tokens, source=source)
+
+
+def same(one: Batch, other: Batch) -> bool:
+    """Whether two batches are equal in all their parts."""
+    for name in Batch.__dataclass_fields__:
+        a, b = getattr(one, name), getattr(other, name)
+        if isinstance(a, Batch):
+            a, b = True, same(a, b)
+        elif hasattr(a, "labels") and name == "targets":
+            a, b = torch.stack((a.index, a.labels)).tolist(), torch.stack((b.index, b.labels)).tolist()
+        elif isinstance(a, torch.Tensor):
+            a, b = a.tolist(), b.tolist()
+        if a != b:
+            return False
+    return True
+
+
+def open_kind(name: str, shards: Shards) -> Any:
+    """The samples of a kind; where a corpus has no pairs of two documents, swapped ones."""
+    try:
+        return KINDS[name].open(shards, FRAME)
+    except DataError:
+        return KINDS["swapped"].open(shards, FRAME)
+
+
+def texts(batch: Batch) -> list[int]:
+    return [token for part in batch.split(batch.tokens) for token in part.tolist() if token not in (CLS, SEP)]
+
+
+streams = {
+    "given": some_documents,
+    "kind": st.sampled_from(sorted(KINDS)),
+    "rows": st.sampled_from([1, 2, 4]),
+    "seed": st.integers(0, 2**64 - 1),
+    "window": st.integers(1, 50),
+    "full": st.integers(1, 60),
+}
+
+
+@given(**streams)
+def test_an_epoch_is_the_corpus(given: Any, kind: str, rows: int, seed: int, window: int, full: int) -> None:
+    """No token lost or doubled from writing to batches, in any epoch, whatever the shards, kind, rows and window."""
+    with opened(given, full=full) as shards:
+        stream = Stream(open_kind(kind, shards), Shape(rows=rows, length=20), seed=seed, window=window)
+        orders = []
+        for epoch in range(3):
+            found = [token for step in stream.steps(epoch) for token in texts(stream[step])]
+            assert sorted(found) == list(range(len(shards)))
+            orders.append(found)
+        if len(stream.samples) > 20:
+            assert orders[0] != orders[1] != orders[2]
+
+
+@given(**streams, parts=st.sampled_from([1, 2, 4]))
+def test_ranks_and_micro_batches_share_a_batch(
+    given: Any, kind: str, rows: int, seed: int, window: int, full: int, parts: int
+) -> None:
+    """The parts of a batch, one after another, are its rows, tokens and targets."""
+    with opened(given, full=full) as shards:
+        shape = Shape(rows=rows * 4, length=20)
+        stream = Stream(open_kind(kind, shards), shape, seed=seed, window=window, lesson=Masking())
+        for step in list(stream.steps(0))[:3]:
+            whole = stream[step]
+            split = [stream.batch(step, part=part, parts=parts) for part in range(parts)]
+            assert torch.cat([part.tokens for part in split]).tolist() == whole.tokens.tolist()
+            assert torch.cat([part.positions for part in split]).tolist() == whole.positions.tolist()
+            assert sum(part.rows for part in split) == whole.rows
+            labels = [part.targets.labels.tolist() for part in split]  # type: ignore[union-attr]
+            assert whole.targets is not None and [*chain.from_iterable(labels)] == whole.targets.labels.tolist()
+            assert {part.cells * parts for part in split} == {whole.cells}
+
+
+@given(**streams, start=st.integers(0, 12))
+def test_resuming_gives_the_rest(
+    given: Any, kind: str, rows: int, seed: int, window: int, full: int, start: int
+) -> None:
+    with opened(given, full=full) as shards:
+
+        def fresh() -> Stream:
+            shape = Shape(rows=rows, length=20)
+            return Stream(open_kind(kind, shards), shape, seed=seed, window=window, lesson=Masking(), words=True)
+
+        through = list(fresh().batches(0, start + 3))
+        resumed = list(fresh().batches(start, start + 3))
+        assert all(same(a, b) for a, b in zip(through[start:], resumed, strict=True))
+
+
+def corpus(folder: Path, **options: Any) -> Shards:
+    return Shards.open(write(folder, random_documents(3, 150), **options))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mixing", [None, Smoothed(alpha=0.3)], ids=["all", "mixed"])
+def test_workers_see_the_same(tmp_path: Path, kind: str, mixing: Any) -> None:
+    """Sent to other processes, and asked in any order, a stream gives the same batches."""
+    shards = corpus(tmp_path, full=2000)
+    shape = Shape(rows=8, length=32)
+    stream = Stream(open_kind(kind, shards), shape, seed=4, lesson=Masking(), mixing=mixing, sentences=True)
+    stop = stream.steps(1).stop
+    expected = [stream[step] for step in range(stop)]
+    sent = pickle.dumps(stream)
+    assert len(sent) < 2500
+    other = pickle.loads(sent)
+    for step in np.random.default_rng(0).permutation(stop).tolist():
+        assert same(other[step], expected[step])
+
+
+def total(stream: Stream, step: int) -> int:
+    return int(stream[step].tokens.sum())
+
+
+def test_in_another_process(tmp_path: Path) -> None:
+    stream = Stream(Documents(limit=32).open(corpus(tmp_path), FRAME), Shape(rows=8, length=32), seed=4)
+    expected = [total(stream, step) for step in range(6)]
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.starmap(total, [(stream, step) for step in range(6)], chunksize=1) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_epochs_of_one_window_are_equally_long(tmp_path: Path, kind: str) -> None:
+    """So any step is found without planning the epochs before it."""
+    stream = Stream(open_kind(kind, corpus(tmp_path)), Shape(rows=8, length=32), seed=4)
+    for epoch in (1, 2, 50):
+        assert stream.plan(epoch).batches == len(stream.steps(epoch)) == stream.plan(0).batches
+    assert stream.where(10**12)[0] == 10**12 // stream.plan(0).batches
+
+
+@pytest.mark.parametrize("window", [300, 2**18])
+def test_a_step_is_found_wherever_it_is(tmp_path: Path, window: int) -> None:
+    samples = Sentences(limit=32).open(corpus(tmp_path), FRAME)
+    stream = Stream(samples, Shape(rows=8, length=32), seed=4, window=window)
+    far = Stream(samples, Shape(rows=8, length=32), seed=4, window=window)
+    epochs = [stream.steps(epoch) for epoch in range(4)]
+    assert [steps.start for steps in epochs[1:]] == [steps.stop for steps in epochs[:-1]]
+    last = epochs[3][-1]
+    assert far.where(last) == (3, len(epochs[3]) - 1)
+    assert same(far[last], stream[last]) and same(far[0], stream[0])
+    with pytest.raises(UsageError, match="steps count from 0"):
+        stream.where(-1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shapes_are_static(tmp_path: Path, kind: str) -> None:
+    """Every batch of every epoch has the same N, C and M, so that a model compiles once."""
+    shape = Shape(rows=8, length=32, slots=16)
+    stream = Stream(open_kind(kind, corpus(tmp_path)), shape, seed=4, lesson=Masking())
+    shapes = set()
+    for batch in stream.batches(0, stream.steps(2).stop):
+        assert batch.targets is not None
+        shapes.add(
+            (batch.rows, tuple(batch.tokens.shape), tuple(batch.offsets.shape), tuple(batch.targets.index.shape))
+        )
+    cells = 8 * (stream.shape.sequences or 0) + 8
+    assert shapes == {(8, (256,), (cells + 1,), (128,))}
+
+
+def test_rows_are_full(tmp_path: Path) -> None:
+    shards = Shards.open(write(tmp_path, random_documents(3, 2000, length=16)))
+    for kind, length in ((Sentences(limit=128), 128), (Documents(limit=128), 128), (SegmentPairs(limit=128), 128)):
+        stream = Stream(kind.open(shards, FRAME), Shape(rows=8, length=length), seed=0)
+        assert stream.plan(0).fill > 0.98, kind
+        batches = [stream[step] for step in list(stream.steps(0))[:-1]]
+        filler = np.mean([(batch.sequence < 0).float().mean().item() for batch in batches])
+        assert filler < 0.02, kind
+
+
+class TestTwoSides:
+    def test_nothing_is_lost(self, tmp_path: Path) -> None:
+        shards = corpus(tmp_path)
+        shape = Shape(rows=8, length=20, source=24)
+        stream = Stream(Documents(limit=32).open(shards, FRAME), shape, seed=1, lesson=Halves())
+        found: list[int] = []
+        for step in stream.steps(0):
+            batch = stream[step]
+            assert batch.source is not None and batch.source.length == 24 and batch.length == 20
+            assert batch.source.cells == batch.cells
+            ours = [part.tolist() for part in batch.split(batch.tokens)]
+            theirs = [part.tolist() for part in batch.source.split(batch.source.tokens)]
+            for source, target in zip(theirs, ours, strict=True):
+                joined = [*source, *target[1:]]
+                assert target[0] == 5 and joined[0] == CLS and joined[-1] == SEP
+                assert joined[1:-1] == list(range(joined[1], joined[-2] + 1)), "both halves are of one sample"
+                found += joined[1:-1]
+        assert sorted(found) == list(range(len(shards)))
+        assert stream.plan(0).source_fill is not None
+
+    def test_a_shape_of_one_side(self, tmp_path: Path) -> None:
+        samples = Documents(limit=32).open(corpus(tmp_path), FRAME)
+        with pytest.raises(UsageError, match="source side"):
+            Stream(samples, Shape(rows=8, length=32), seed=1, lesson=Halves())[0]
+
+
+class TestMixing:
+    def test_sources_are_read_as_weighted(self, tmp_path: Path) -> None:
+        shards = corpus(tmp_path, sources=[number % 10 // 4 for number in range(150)])  # 40 %, 40 %, 20 %
+        mixing = Weighted(weights=(0.1, 0.2, 0.7))
+        stream = Stream(Documents(limit=32).open(shards, FRAME), Shape(rows=8, length=32), seed=1, mixing=mixing)
+        tokens = np.zeros(3)
+        for step in range(stream.steps(2).stop):
+            sequences, _ = stream.sequences(step)
+            assert sequences.sources is not None
+            tokens += np.bincount(sequences.sources, weights=sequences.lengths, minlength=3)
+        np.testing.assert_allclose(tokens / tokens.sum(), mixing.shares(tokens), atol=0.02)
+        epochs = stream.mixture.epochs(3)
+        assert epochs[2] > 5 and epochs[0] < 2
+
+    def test_a_sample_read_twice_is_corrupted_twice(self, tmp_path: Path) -> None:
+        shards = corpus(tmp_path)
+        mixing = Weighted(weights=(1.0, 0.0, 0.0))
+        stream = Stream(
+            Documents(limit=32).open(shards, FRAME), Shape(rows=8, length=32), seed=1, mixing=mixing, lesson=Masking()
+        )
+        seen: dict[int, set[tuple[int, ...]]] = {}
+        times: dict[int, int] = {}
+        for step in stream.steps(0):
+            sequences, _ = stream.sequences(step)
+            assert sequences.samples is not None
+            for sample, part in zip(
+                sequences.samples.tolist(), np.split(sequences.tokens, sequences.offsets[1:-1]), strict=True
+            ):
+                if len(part) > 24:
+                    seen.setdefault(sample, set()).add(tuple(part.tolist()))
+                    times[sample] = times.get(sample, 0) + 1
+        assert max(times.values()) >= 3, "this source is a third of the corpus and all of the round"
+        assert all(len(seen[sample]) == times[sample] for sample in seen)
+
+
+class TestCorruption:
+    def test_it_does_not_depend_on_the_batch(self, tmp_path: Path) -> None:
+        """Other rows per batch, another window, ranks: sample s of epoch e looks the same."""
+        shards = corpus(tmp_path)
+
+        def samples_of(rows: int, window: int, parts: int) -> dict[int, list[int]]:
+            samples = Documents(limit=32).open(shards, FRAME)
+            stream = Stream(samples, Shape(rows=rows, length=32), seed=9, window=window, lesson=Masking())
+            found = {}
+            for step in stream.steps(1):
+                for part in range(parts):
+                    cut, _ = stream.sequences(step, part=part, parts=parts)
+                    assert cut.samples is not None
+                    pieces = np.split(cut.tokens, cut.offsets[1:-1]) if len(cut) else []
+                    found |= {s: piece.tolist() for s, piece in zip(cut.samples.tolist(), pieces, strict=True)}
+            return found
+
+        assert samples_of(8, 1000, 1) == samples_of(4, 37, 2) == samples_of(1, 1, 1)
+
+    def test_epochs_differ(self, tmp_path: Path) -> None:
+        samples = Documents(limit=32).open(corpus(tmp_path), FRAME)
+        stream = Stream(samples, Shape(rows=8, length=32), seed=9, lesson=Masking())
+        masked = []
+        for epoch in range(2):
+            found: list[int] = []
+            for step in stream.steps(epoch):
+                batch = stream[step]
+                assert batch.targets is not None
+                found += batch.targets.labels.tolist()
+            masked.append(sorted(found))
+        assert masked[0] != masked[1]
+        for found in masked:
+            tokens = len(samples.shards)
+            assert abs(len(found) / tokens - 0.3) < 3 * (0.3 * 0.7 / tokens) ** 0.5
+
+
+def test_the_cache_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    samples = Documents(limit=32).open(corpus(tmp_path / "data"), FRAME)
+    options: dict[str, Any] = {"seed": 9, "cache": tmp_path / "cache"}
+    plain = Stream(samples, Shape(rows=8, length=32), seed=9)
+    first = Stream(samples, Shape(rows=8, length=32), **options)
+    expected = [plain[step] for step in range(plain.steps(1).stop)]
+    assert all(same(first[step], batch) for step, batch in enumerate(expected))
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+    monkeypatch.delattr("pretune.data.plan.pack")
+    second = Stream(samples, Shape(rows=8, length=32), **options)
+    assert all(same(second[step], batch) for step, batch in enumerate(expected))
+
+
+def test_no_samples() -> None:
+    with opened([[], []]) as shards, pytest.raises(DataError, match="split 'train' has no tokens"):
+        Stream(Documents(limit=32).open(shards, FRAME), Shape(rows=8, length=32), seed=0)
+
+
+def test_samples_longer_than_a_row(tmp_path: Path) -> None:
+    samples = Documents(limit=64).open(corpus(tmp_path), FRAME)
+    with pytest.raises(UsageError, match="may have 64 tokens; a row holds 32: lower the limit"):
+        Stream(samples, Shape(rows=8, length=32), seed=0)[0]
+
+
+def test_a_length_schedule(tmp_path: Path) -> None:
+    """Short rows for 9 of 10 steps, long ones for the last; the same tokens in each."""
+    shards = corpus(tmp_path)
+    schedule = LengthSchedule(phases=(Phase(share=0.9, length=16), Phase(share=0.1, length=64)))
+
+    def open_stream(stage: Stage) -> Stream:
+        samples = Documents(limit=stage.length).open(shards, FRAME)
+        return Stream(samples, Shape(rows=stage.rows, length=stage.length), seed=0)
+
+    staged = Staged(schedule.stages(steps=20, tokens=512), open_stream)
+    shapes = [(staged[step].rows, staged[step].length) for step in (0, 17, 18, 19, 30)]
+    assert shapes == [(32, 16), (32, 16), (8, 64), (8, 64), (8, 64)]
+    assert same(staged[18], staged.streams[1][0]) and same(staged[17], staged.streams[0][17])
+    assert staged.batch(18, part=1, parts=2).rows == 4
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32), st.integers(1, 40))
+def test_tables_are_made_anew_where_they_travel(seed: int, window: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        shards = Shards.open(write(Path(name), [[3, 4, 5]] * 30))
+        stream = Stream(Sentences(limit=9).open(shards, FRAME), Shape(rows=2, length=18), seed=seed, window=window)
+        stream[5]
+        again = pickle.loads(pickle.dumps(stream))
+        assert same(again[5], stream[5])
+
+
+def test_the_example_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs" / "data.md").read_text()
+    code, output = re.findall(r"```(?:python)?\n(.*?)```", text, re.DOTALL)[:2]
+    monkeypatch.chdir(tmp_path)
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        exec(code, {})
+    assert shown.getvalue() == output
