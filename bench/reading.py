@@ -1,0 +1,112 @@
+"""Reading a corpus: our documents per second beside what Python's own modules take to read the same file.
+
+    PYTHONPATH=src python bench/reading.py [--megabytes 60]
+
+The text is wikipedia-en/valid of the shared corpora, repeated. One core; the best of three rounds; the other side only
+splits or parses and keeps nothing: it checks no encoding, counts no lines, makes no documents. The last column is the
+most memory of a process that reads the file and keeps nothing.
+"""
+
+import argparse
+import csv
+import gzip
+import io
+import json
+import lzma
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from pretune.text.corpora import open_corpus
+
+DATA = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).parents[2] / "shared" / "data")
+MEMORY = """
+import sys
+from pretune.text.corpora import open_corpus
+for document in open_corpus([sys.argv[1]], by=sys.argv[2]).documents():
+    pass
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+def lines(path: Path) -> Iterable[object]:
+    """Text by lines, as `open` gives them."""
+    with path.open(encoding="utf-8") as file:
+        yield from file
+
+
+def rows(path: Path) -> Iterable[object]:
+    """JSONL by `json`."""
+    with path.open(encoding="utf-8") as file:
+        yield from (json.loads(line) for line in file)
+
+
+def table(path: Path) -> Iterable[object]:
+    """CSV by `csv`."""
+    with path.open(encoding="utf-8", newline="") as file:
+        yield from csv.reader(file)
+
+
+def unzipped(path: Path) -> Iterable[object]:
+    """gzip by `gzip`."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        yield from file
+
+
+def seconds(run: Callable[[], Iterable[object]]) -> float:
+    """The best time of three to run through everything."""
+    times = []
+    for _ in range(3):
+        begin = time.process_time()
+        for _ in run():
+            pass
+        times.append(time.process_time() - begin)
+    return min(times)
+
+
+def main() -> None:
+    """Print a line for each kind of file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=60)
+    options = parser.parse_args()
+    source = DATA / "corpora/wikipedia-en/valid.txt.xz"
+    if not source.exists():
+        print(f"skipped: no {source}; set PRETUNE_DATA")
+        return
+    with lzma.open(source, "rt", encoding="utf-8") as packed:
+        text = packed.read()
+    texts = text.split("\n\n") * max(1, options.megabytes * 10**6 // len(text.encode()))
+    with tempfile.TemporaryDirectory() as folder:
+        here = Path(folder)
+        (here / "a.txt").write_text("\n\n".join(texts))
+        (here / "a.jsonl").write_text("".join(json.dumps({"id": 1, "text": text}) + "\n" for text in texts))
+        buffer = io.StringIO(newline="")
+        csv.writer(buffer).writerows([("id", "text"), *((1, text) for text in texts)])
+        (here / "a.csv").write_text(buffer.getvalue(), newline="")
+        (here / "a.txt.gz").write_bytes(gzip.compress("\n\n".join(texts).encode(), 3))
+        csv.field_size_limit(2**30)
+        size = len("".join(texts).encode()) / 1e6
+        cases = [("a.txt", "block", lines), ("a.txt", "line", lines), ("a.txt", "file", lines)]
+        for name, by, other in [
+            *cases,
+            ("a.jsonl", "auto", rows),
+            ("a.csv", "auto", table),
+            ("a.txt.gz", "auto", unzipped),
+        ]:
+            path = here / name
+            ours = seconds(lambda: open_corpus([str(path)], by=by).documents())  # type: ignore[arg-type]  # noqa: B023
+            theirs = seconds(lambda: other(path))  # noqa: B023
+            command = [sys.executable, "-c", MEMORY, str(path), by]
+            memory = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 1024
+            print(
+                f"{name:9} by {by:5} {size / ours:6.0f} MB/s   python {size / theirs:6.0f} MB/s   "
+                f"ratio {theirs / ours:.2f}   {memory:.0f} MiB"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Text to tokens: corpora, cleaning, sentences, tokenizers and templates."""

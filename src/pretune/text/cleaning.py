@@ -1,0 +1,168 @@
+"""Cleaning: filters in order, then exact and near duplicates, with a count of everything they do.
+
+    cleaned = clean(corpus.documents(), ["nfc", "controls", "spaces", "short_pages=20"], near=0.8)
+    for document in cleaned: ...
+    cleaned.counts      # {'nfc': {'kept': 100, 'changed': 2, 'dropped': 0}, …, 'near_duplicates': {'kept': 91, …}}
+
+A filter is a pure function (text) -> text, or None to drop it; `CLEANERS` names ours, and any other function will do.
+"""
+
+import functools
+import hashlib
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from pretune.core.errors import UsageError
+from pretune.core.registry import Registry
+from pretune.text.corpora.document import Document
+from pretune.text.filters import nfc
+from pretune.text.language import guess_language
+from pretune.text.neardup import NearDuplicates
+
+Filter = Callable[[str], str | None]
+"""(text) -> the text, a changed one, or None when it should be dropped."""
+
+CLEANERS: Registry[Filter] = Registry(
+    "cleaner",
+    {
+        "nfc": "pretune.text.filters:nfc",
+        "nfkc": "pretune.text.filters:nfkc",
+        "controls": "pretune.text.filters:controls",
+        "spaces": "pretune.text.filters:spaces",
+        "citations": "pretune.text.filters:citations",
+        "unfinished_lines": "pretune.text.filters:unfinished_lines",
+        "short_lines": "pretune.text.filters:short_lines",
+        "policy_lines": "pretune.text.filters:policy_lines",
+        "lorem_ipsum": "pretune.text.filters:lorem_ipsum",
+        "curly_braces": "pretune.text.filters:curly_braces",
+        "short_pages": "pretune.text.filters:short_pages",
+        "few_sentences": "pretune.text.filters:few_sentences",
+        "symbols": "pretune.text.filters:symbols",
+        "repeated_lines": "pretune.text.filters:repeated_lines",
+        "language": "pretune.text.filters:language",
+    },
+)
+
+PRESETS = {
+    "plain": ("nfc", "controls", "spaces"),
+    "web": (
+        *("nfc", "controls", "spaces", "citations", "policy_lines", "unfinished_lines", "short_lines"),
+        *("lorem_ipsum", "curly_braces", "few_sentences", "symbols", "repeated_lines"),
+    ),
+}
+"""Lists of cleaners that go together: for text that is one already, and for pages of the web as C4 had them."""
+
+
+def clean(
+    documents: Iterable[Document],
+    filters: Sequence[str | Filter] = (),
+    *,
+    exact: bool = True,
+    near: float | None = None,
+    tag: bool = False,
+) -> "Cleaned":
+    """Documents run through filters (names of `CLEANERS` or `PRESETS`, "name=value", functions), duplicates dropped.
+
+    `exact`: texts equal but for white space and Unicode form; about 100 bytes of memory a document. `near`: the Jaccard
+    similarity from which on texts count as equal (`neardup`), None for no such search. `tag`: count the languages of
+    what is left. A piece of a very long document is treated as a document.
+    """
+    named = [pair for given in filters for pair in named_filters(given)]
+    return Cleaned(documents, named, exact, near, tag)
+
+
+def named_filters(given: str | Filter) -> list[tuple[str, Filter]]:
+    """The filters that a name, a preset, a "name=value" or a function stands for, each with its name for the counts."""
+    if not isinstance(given, str):
+        return [(getattr(given, "__name__", repr(given)), given)]
+    if given in PRESETS:
+        return [(name, CLEANERS.get(name)) for name in PRESETS[given]]
+    name, equals, value = given.partition("=")
+    function = CLEANERS.get(name)
+    if not equals:
+        return [(given, function)]
+    options = [one for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    if not options:
+        raise UsageError(f"the cleaner '{name}' has no option, found '{given}'")
+    try:
+        typed = type(options[0].default)(value)
+    except ValueError:
+        kind = {int: "a whole number", float: "a number"}[type(options[0].default)]
+        raise UsageError(f"the option of the cleaner '{name}' is {kind}, found '{value}'") from None
+    return [(given, functools.partial(function, **{options[0].name: typed}))]
+
+
+def content_key(text: str) -> bytes:
+    """A 128-bit hash (BLAKE2b) of a text, the same whatever its white space and Unicode form."""
+    normal = " ".join((nfc(text) or "").split())
+    return hashlib.blake2b(normal.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+class Cleaned(Iterator[Document]):
+    """The documents that are left, to be run through once; `counts` and `languages` are complete at the end."""
+
+    def __init__(
+        self,
+        documents: Iterable[Document],
+        filters: Sequence[tuple[str, Filter]],
+        exact: bool,
+        near: float | None,
+        tag: bool,
+    ) -> None:
+        self._filters, self._tag = filters, tag
+        self._seen: set[bytes] | None = set() if exact else None
+        self._near = NearDuplicates(near) if near is not None else None
+        steps = [name for name, _ in filters]
+        steps += ["exact_duplicates"] * exact + ["near_duplicates"] * (near is not None)
+        self.counts: dict[str, dict[str, int]] = {step: {"kept": 0, "changed": 0, "dropped": 0} for step in steps}
+        self.languages: Counter[str] = Counter()
+        self._run = self._cleaned(documents)
+
+    def __next__(self) -> Document:
+        return next(self._run)
+
+    def _cleaned(self, documents: Iterable[Document]) -> Iterator[Document]:
+        waiting: Document | None = None  # a piece that goes on, if a later piece is kept
+        for document in documents:
+            text = self._text(document.text)
+            if text is not None:
+                if waiting is not None:
+                    yield waiting
+                kept = document if text is document.text else replace(document, text=text)
+                waiting = kept if kept.more else None
+                if not kept.more:
+                    yield kept
+            elif not document.more and waiting is not None:
+                yield replace(waiting, more=False)
+                waiting = None
+        if waiting is not None:
+            yield replace(waiting, more=False)
+
+    def _text(self, text: str) -> str | None:
+        """What the filters leave of a text; None when they, or the duplicates, drop it."""
+        for name, function in self._filters:
+            result = function(text)
+            if not self._counted(name, bool(result), result != text) or result is None:
+                return None
+            text = result
+        if self._seen is not None:
+            key = content_key(text)
+            if not self._counted("exact_duplicates", key not in self._seen):
+                return None
+            self._seen.add(key)
+        if self._near is not None:
+            near = self._near.add(self._near.signature(text))
+            if not self._counted("near_duplicates", not near):
+                return None
+        if self._tag:
+            self.languages[guess_language(text)] += 1
+        return text
+
+    def _counted(self, step: str, kept: bool, changed: bool = False) -> bool:
+        counts = self.counts[step]
+        counts["kept"] += kept
+        counts["changed"] += kept and changed
+        counts["dropped"] += not kept
+        return kept

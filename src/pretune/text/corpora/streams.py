@@ -1,0 +1,148 @@
+"""The bytes of a file in chunks, decompressed: plain, gzip, xz, zstd or bzip2, recognised by their first bytes.
+
+Memory stays bounded whatever the file claims: an archive that expands a millionfold is read a chunk at a time, and one
+that asks for an absurd dictionary is refused. A truncated or damaged stream is an error, never a short text.
+"""
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import re
+import stat
+import zlib
+from collections.abc import Iterator
+from typing import Protocol
+
+from pretune.core.errors import DataError, UsageError
+
+CHUNK = 2**20
+"""How many bytes are read, and handed on, at a time."""
+
+_XZ_MEMORY = 2**28  # `xz -9` needs 65 MiB
+_ZSTD_WINDOW = 2**27  # what `zstd` itself accepts without `--long`
+_ZSTD_SIP = 2048  # 3 bytes of zstd can stand for 128 KiB: what is fed at once bounds what comes out at once
+_BZIP2 = re.compile(rb"BZh[1-9](?:\x31\x41\x59\x26\x53\x59|\x17\x72\x45\x38\x50\x90)")
+
+
+class _Damaged(Exception):
+    """What an optional library says of a bad stream."""
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+def compression_of(head: bytes) -> str:
+    """What a file with these first bytes (10 are enough) is compressed with; "" for nothing.
+
+    >>> compression_of(gzip.compress(b"text")), compression_of(b"BZh9 is how bzip2 begins")
+    ('gzip', '')
+    """
+    if head.startswith(b"\x1f\x8b\x08"):
+        return "gzip"
+    if head.startswith(b"\xfd7zXZ\x00"):
+        return "xz"
+    if head.startswith(b"\x28\xb5\x2f\xfd") or re.match(rb"[\x50-\x5f]\x2a\x4d\x18", head):
+        return "zstd"
+    return "bzip2" if _BZIP2.match(head) else ""
+
+
+def chunks(path: str, name: str, compression: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+    """The bytes of a file, decompressed, at most `CHUNK` at a time; `start` and `stop` are for plain files."""
+    try:
+        with open_regular(path) as file:
+            match compression:
+                case "":
+                    yield from _plain(file, start, stop)
+                case "gzip":
+                    yield from _reads(gzip.GzipFile(fileobj=file))
+                case "bzip2":
+                    yield from _reads(bz2.BZ2File(file))
+                case "xz":
+                    yield from _xz(file)
+                case _:
+                    yield from _zstd(file, name)
+    except EOFError as fault:
+        raise DataError(f"{name}: the {compression} data end too early; copy or make the file again") from fault
+    except (zlib.error, lzma.LZMAError, gzip.BadGzipFile, _Damaged) as fault:
+        raise DataError(f"{name}: damaged {compression} data ({fault}); copy or make the file again") from fault
+    except OSError as fault:
+        if fault.strerror is None:  # bz2 has no error of its own
+            raise DataError(f"{name}: damaged {compression} data ({fault}); copy or make the file again") from fault
+        raise DataError(f"{name}: cannot be read: {fault.strerror}") from fault
+
+
+def open_regular(path: str) -> io.FileIO:
+    """Open a regular file; anything else is an OSError (opening a pipe would wait for ever)."""
+    # NOTE: not blocking, so that a pipe put there since the last look does not hold us up.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(0, "it is not a regular file", path)
+    return io.FileIO(descriptor)  # unbuffered: whole chunks are read
+
+
+def _plain(file: io.FileIO, start: int, stop: int | None) -> Iterator[bytes]:
+    file.seek(start)
+    left = CHUNK if stop is None else stop - start
+    while left > 0 and (data := file.read(min(left, CHUNK))):
+        yield data
+        left -= len(data) if stop is not None else 0
+
+
+def _reads(file: _Readable) -> Iterator[bytes]:
+    while data := file.read(CHUNK):
+        yield data
+
+
+def _xz(file: io.FileIO) -> Iterator[bytes]:
+    stream, begun = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY), False
+    data = file.read(CHUNK)
+    while data or begun:
+        if not data and stream.needs_input:
+            raise EOFError
+        out = stream.decompress(data, CHUNK)
+        begun = not stream.eof
+        if out:
+            yield out
+        if stream.eof:  # several streams may follow each other, with zeros between them
+            data = (stream.unused_data or file.read(CHUNK)).lstrip(b"\0")
+            while not data and (more := file.read(CHUNK)):
+                data = more.lstrip(b"\0")
+            stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+        else:
+            data = file.read(CHUNK) if stream.needs_input else b""
+
+
+def _zstd(file: io.FileIO, name: str) -> Iterator[bytes]:
+    try:
+        import zstandard
+    except ImportError:
+        raise UsageError(f"{name}: reading zstd needs the extra 'zstd': pip install 'pretune[zstd]'") from None
+    machine = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
+    stream, begun, ready, size = machine.decompressobj(), False, list[bytes](), 0
+    for sip in (block[at : at + _ZSTD_SIP] for block in _reads(file) for at in range(0, len(block), _ZSTD_SIP)):
+        data = sip
+        while data:  # several frames may follow each other
+            try:
+                out = stream.decompress(data)
+            except zstandard.ZstdError as fault:
+                raise _Damaged(fault) from fault
+            data, begun = b"", not stream.eof
+            if stream.eof:
+                data, stream = stream.unused_data, machine.decompressobj()
+            ready.append(out)
+            size += len(out)
+        if size >= CHUNK:
+            yield from _even(b"".join(ready))
+            ready, size = [], 0
+    if begun:
+        raise EOFError
+    yield from _even(b"".join(ready))
+
+
+def _even(data: bytes) -> Iterator[bytes]:
+    for at in range(0, len(data), CHUNK):
+        yield data[at : at + CHUNK]

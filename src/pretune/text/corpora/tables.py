@@ -1,0 +1,107 @@
+"""Documents out of JSONL, CSV and TSV: one per row, from one field.
+
+A row that is damaged, lacks the field or holds something else than text is an error with its number; a row whose text
+is null or blank gives an empty document, which is counted by the caller.
+"""
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pretune.core.errors import DataError
+from pretune.text.corpora.decoding import Errors
+from pretune.text.corpora.formats import ROW, Delimited
+from pretune.text.corpora.splitting import split
+
+
+def read_jsonl(
+    chunks: Iterable[str], field: str, name: str, line: int, errors: Errors, counts: Counter[str]
+) -> Iterator[tuple[str, int]]:
+    """(text, line) of every row of a JSONL file."""
+    for number, row in jsonl_rows(chunks, name, line):
+        where = f"{name}:{number}"
+        if field not in row:
+            raise DataError(
+                f"{where}: the row has no field '{field}'; it has {', '.join(map(repr, row))[:200] or 'none'}"
+            )
+        text = row[field]
+        if text is None:
+            text = ""
+        elif not isinstance(text, str):
+            raise DataError(f"{where}: field '{field}' holds {_noun(text)}, not text")
+        yield _without_surrogates(text, where, errors, counts), number
+
+
+def jsonl_rows(chunks: Iterable[str], name: str, line: int = 1) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line, object) of every line that is not blank."""
+    for number, text in _lines(chunks, name, line):
+        if not text or text.isspace():
+            continue
+        try:
+            row = json.loads(text)
+        except json.JSONDecodeError as fault:
+            raise DataError(f"{name}:{number}: bad JSON at column {fault.colno}: {fault.msg}") from None
+        except (RecursionError, ValueError):  # ValueError: an integer of thousands of digits
+            raise DataError(f"{name}:{number}: bad JSON: nested too deeply, or a number of too many digits") from None
+        if not isinstance(row, dict):
+            raise DataError(f"{name}:{number}: expected a JSON object on each line, found {_noun(row)}")
+        yield number, row
+
+
+def read_delimited(chunks: Iterable[str], how: Delimited, field: str, name: str) -> Iterator[tuple[str, int]]:
+    """(text, line) of every row of a CSV or TSV file, its header left out."""
+    column = how.header.index(field)
+    rows = delimited_rows(chunks, how.delimiter, how.quoted, name)
+    next(rows, None)
+    for number, row in rows:
+        if len(row) != len(how.header):
+            raise DataError(f"{name}:{number}: the row has {len(row)} columns, the header {len(how.header)}")
+        yield row[column], number
+
+
+def delimited_rows(chunks: Iterable[str], delimiter: str, quoted: bool, name: str) -> Iterator[tuple[int, list[str]]]:
+    """(line, cells) of every row that is not blank; a row in quotes may have several lines."""
+    lines = _lines(chunks, name, 1)
+    if not quoted:
+        yield from ((number, text.split(delimiter)) for number, text in lines if text.strip(" "))
+        return
+    # NOTE: a setting of the whole process, and 128 KiB by default. It only ever grows here.
+    csv.field_size_limit(max(csv.field_size_limit(), ROW))
+    reader = csv.reader((text + "\n" for _, text in lines), delimiter=delimiter, strict=True)
+    before = 0
+    try:
+        for row in reader:
+            if len(row) > 1 or "".join(row).strip(" "):
+                yield before + 1, row
+            before = reader.line_num
+    except csv.Error as fault:
+        raise DataError(f"{name}:{before + 1}: bad row: {fault}") from None
+
+
+def _lines(chunks: Iterable[str], name: str, line: int) -> Iterator[tuple[int, str]]:
+    for text, number, more in split(chunks, "\n", line, ROW):
+        if more:
+            raise DataError(f"{name}:{number}: the line has more than {ROW} characters, too long for a row of a table")
+        yield number, text
+
+
+def _without_surrogates(text: str, where: str, errors: Errors, counts: Counter[str]) -> str:
+    """JSON can escape half a character ("\\ud800"), which no encoder takes."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError as fault:
+        if errors == "strict":
+            raise DataError(f"{where}: character {fault.start} is half of a surrogate pair; mend the row") from None
+        clean = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        counts["replaced_characters"] += clean.count("\ufffd") - text.count("\ufffd")
+        return clean
+    return text
+
+
+def _noun(value: object) -> str:
+    names = {list: "an array", str: "a string", bool: "a boolean", dict: "an object", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,172 @@
+"""Sentences: where each of them starts. Rules, for languages written with spaces and without.
+
+    >>> text = 'Dr. Smith paid $3.50. "Why?" he asked. 我去。你呢？'
+    >>> starts = split_sentences(text)
+    >>> [text[start:end] for start, end in zip(starts, [*starts[1:], None])]
+    ['Dr. Smith paid $3.50. ', '"Why?" he asked. ', '我去。', '你呢？']
+
+One regular expression finds every place where a sentence may end; the words on both sides decide. Good enough for
+next-sentence and sentence-order objectives and for sentence permutation: docs/results-text.md has the numbers.
+"""
+
+import re
+from collections.abc import Callable
+
+from pretune.core.registry import Registry
+from pretune.text.abbreviations import Abbreviations, abbreviations
+
+Splitter = Callable[[str, str], list[int]]
+"""(text, language) -> the offsets at which sentences start; the first is 0 unless the text is empty."""
+
+SPLITTERS: Registry[Splitter] = Registry(
+    "sentence splitter",
+    {
+        "rules": "pretune.text.sentences:split_rules",
+        "lines": "pretune.text.sentences:split_lines",
+        "naive": "pretune.text.sentences:split_naive",
+    },
+)
+
+_FACE = r"[:;=]['-]?[)(DP\]]+(?![\w/])"  # :-)
+# NOTE: the pattern begins with one set of characters, which the engine looks for much faster than for alternatives.
+_END = re.compile(
+    rf"""
+    [.!?…‥؟۔।॥։።။។。！？｡\n:;=]
+    (?:
+      (?<=[.!?…‥؟۔।॥։።။។]) (?<![.!?…‥][.!?…‥]) [.!?…‥]*+
+      (?P<close> ["'”’“»«›‹)\]}}]*+ (?:[ \xa0\u202f]?»(?=\s)|[ ]{_FACE})? ) (?P<space> \s+ )
+    | (?<=[。！？｡]) [。！？｡…]*+ (?P<wide> [”’」』）】》〉"'\])]* ) \s*
+    | (?<=\n) (?P<line> \s* )
+    | (?<=\s[:;=]) ['-]?[)(DP\]]+(?![\w/]) (?P<face> \s+ )
+    )
+    """,
+    re.VERBOSE,
+)
+_WORD = re.compile(r"[^\W_][\w'’-]*")
+_INITIALS = re.compile(r"[^\W\d_](?:\.[^\W\d_])*")
+_OPEN = " \t\"'“‘„«‹([{¿¡*_#•–—-"
+_MIDDLE = frozenset(",;:)]}”’%/+=.!?…")  # after one of these a sentence goes on
+_QUOTE_GOES_ON = frozenset("とっなのはがをにで，、：；")  # 「そうだ。」と言った
+_SHORT = {*"as at be by do go he if in is it me my of on or so to up us we".split()}  # noqa: SIM905
+_INTERJECTIONS = {*"ah alas bah eh ha hark lo nay no o oh well what why yes".split()}  # noqa: SIM905
+_LINE = re.compile(r"\S[^\n]*")
+_NAIVE = re.compile(r"(?<=[.!?])\s+")
+_BULLETS = ("- ", "* ", "• ", "– ")
+_WIDEST = 120  # a text whose lines are longer is not wrapped by hand
+
+
+def split_sentences(text: str, lang: str = "en", splitter: str = "rules") -> list[int]:
+    """The offsets (characters) at which sentences start: 0 first, unless there is no text; spaces end a sentence."""
+    return SPLITTERS.get(splitter)(text, lang)
+
+
+def split_lines(text: str, lang: str = "en") -> list[int]:
+    """One sentence per line that is not empty, for text that is already split."""
+    starts = [found.start() for found in _LINE.finditer(text)]
+    return [0, *starts[1:]] if text else []
+
+
+def split_naive(text: str, lang: str = "en") -> list[int]:
+    """After every full stop, exclamation or question mark that a space follows: what to compare with."""
+    return [0, *(found.end() for found in _NAIVE.finditer(text) if found.end() < len(text))] if text else []
+
+
+def split_rules(text: str, lang: str = "en") -> list[int]:
+    """By punctuation, abbreviations, initials, numbers, quotes and lines."""
+    if not text:
+        return []
+    words, starts, lines = abbreviations(lang), [0], None
+    first = len(text) - len(text.lstrip())
+    for found in _END.finditer(text):
+        kind, end = found.lastgroup, found.end()
+        if end == len(text):
+            break
+        if end <= first:
+            continue
+        if kind == "wide":
+            ends: bool | None = not found["wide"] or text[end] not in _QUOTE_GOES_ON
+        elif kind == "face":
+            ends = not text[end].islower()
+        else:
+            ends = None
+            if text.find("\n", found.start(), end) >= 0:
+                lines = lines or _Lines(text)
+                ends = lines.end_between(found.start(), end)
+            if ends is None:
+                ends = kind == "space" and _ends(text, found, starts[-1], words)
+        if ends:
+            starts.append(end)
+    return starts
+
+
+def _ends(text: str, found: re.Match[str], start: int, words: Abbreviations) -> bool:
+    """Whether a sentence that began at `start` ends with this punctuation, given the words before and after it."""
+    at, after = found.start(), found.end()
+    following = text[after]
+    if following in _MIDDLE:
+        return False
+    stop, close = text[at : found.start("close")], found["close"]
+    if following in "»›" and (after + 1 == len(text) or text[after + 1].isspace()):
+        return False  # French closes with it; German opens with it
+    lower = following.islower() and not text.startswith(("http", "www."), after)
+    if stop != ".":
+        if "!" in stop or "?" in stop:
+            if not lower:
+                return True
+            # "Why?" he asked. "Ah! what a hand." But on the web: "are you sure? i am."
+            whole = text[max(start, at - 9) : at].strip(_OPEN).lower()
+            return words.loose and not close and whole not in _INTERJECTIONS
+        return not lower or stop[0] not in ".…‥"
+    if close:
+        return not lower
+    before = text[max(start, at - 40) : at].split()
+    if not before:
+        return True
+    word = before[-1].lstrip("\"'“‘«([{-–—")
+    low = word.lower()
+    if low in words.never and not (len(word) == 1 and word.isupper()):
+        return False
+    next_at = after
+    while next_at < len(text) and text[next_at] in _OPEN:
+        next_at += 1
+    next_word = _WORD.match(text, next_at)
+    follower = next_word[0] if next_word else ""
+    starter = follower[:1].isupper() and follower.lower().replace("’", "'") in words.starters
+    if follower[:1].isdigit() and low in words.numbers:
+        return False
+    if low in words.often or word in words.often or _INITIALS.fullmatch(word):
+        return starter and not (len(word) == 1 and len(before) < 2)
+    if word.isdigit() or len(word) == 1:
+        ahead = text[max(start, at - 40) : at - len(word)].rstrip(_OPEN)
+        if len(word) <= 3 and (not ahead or ahead[-1] in ":;"):
+            return False  # 1. The number of an item
+        if words.ordinals and len(word) <= 2 and not starter:
+            return False  # am 3. Oktober
+    if lower:
+        return low in _SHORT or (len(word) > 2 and word.replace("-", "").isalpha())
+    return True
+
+
+class _Lines:
+    """What a newline means in a text: the end of a paragraph, or only of a line that was full."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        lines = [line for line in text[: 2**16].split("\n") if line and not line.isspace()]
+        lengths = sorted(len(line.rstrip()) for line in lines)
+        self.width = lengths[int(0.95 * (len(lengths) - 1))] if lengths else 0
+        self.caseless = sum(line.lstrip()[0].islower() for line in lines) > 0.8 * len(lines)
+
+    def end_between(self, at: int, end: int) -> bool | None:
+        """Whether the newlines in [at, end) end a sentence; None when the punctuation must decide."""
+        if self.text.count("\n", at, end) > 1 or self.text[end : end + 2] in _BULLETS:
+            return True
+        if 40 <= self.width <= _WIDEST:
+            newline = self.text.index("\n", at)
+            line = newline - self.text.rfind("\n", 0, newline) - 1
+            next_word = self.text[end : end + _WIDEST].split(None, 1)[0]
+            if line + 1 + len(next_word) > self.width:
+                return None  # the next word did not fit: the line was wrapped
+        if self.text[end].islower() and not self.caseless:
+            return None
+        return True

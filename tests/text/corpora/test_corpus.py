@@ -1,0 +1,197 @@
+import gzip
+import json
+import pickle
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pretune.core.errors import DataError, UsageError
+from pretune.text.corpora import Corpus, Document, Part, open_corpus, streams
+
+pieces = st.lists(
+    st.sampled_from(["a", "é", "漢字", "😀", " ", "\n", "\n", "\n\n", "\r\n", "\r\n\r\n", "\r", "\n\n\n"])
+)
+
+
+def documents(parts: list[Part], counts: Counter[str]) -> list[Document]:
+    """What the parts give, each sent through a pickle as to another process."""
+    return [document for part in parts for document in pickle.loads(pickle.dumps(part)).documents(counts)]
+
+
+def check_parts(corpus: Corpus, n_bytes: int) -> None:
+    counts: Counter[str] = Counter()
+    expected = list(corpus.documents())
+    assert documents(corpus.parts(n_bytes), counts) == expected
+    assert {reason: count for reason, count in counts.items() if count} == corpus.counts
+
+
+class TestParts:
+    @pytest.mark.parametrize("by", ["auto", "block", "line", "file"])
+    @given(content=pieces, n_bytes=st.integers(1, 40), chunk=st.integers(1, 30), mark=st.booleans())
+    def test_together_they_are_all_documents(
+        self, by: Any, content: list[str], n_bytes: int, chunk: int, mark: bool
+    ) -> None:
+        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+            path = Path(folder) / "a.txt"
+            path.write_bytes(b"\xef\xbb\xbf" * mark + "".join([*content, "x"]).encode())
+            corpus = open_corpus([str(path)], by=by)
+            patch.setattr(streams, "CHUNK", chunk)
+            check_parts(corpus, n_bytes)
+
+    @given(
+        texts=st.lists(st.text(st.sampled_from("aé漢\n\r \u2028"), max_size=5), min_size=1),
+        n_bytes=st.integers(1, 60),
+        chunk=st.integers(1, 30),
+        newline=st.sampled_from(["\n", "\r\n", "\n\n"]),
+    )
+    def test_of_jsonl(self, texts: list[str], n_bytes: int, chunk: int, newline: str) -> None:
+        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+            path = Path(folder) / "a.jsonl"
+            rows = [json.dumps({"text": text}, ensure_ascii=False) for text in [*texts, "x"]]
+            path.write_bytes(newline.join(rows).encode())
+            corpus = open_corpus([str(path)])
+            patch.setattr(streams, "CHUNK", chunk)
+            check_parts(corpus, n_bytes)
+
+    def test_a_file_is_really_cut(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.txt"
+        path.write_text("".join(f"line {number}\n\n" for number in range(1000)))
+        corpus = open_corpus([str(path)])
+        size = path.stat().st_size
+        for n_bytes in (100, 1000, 5000):
+            parts = corpus.parts(n_bytes)
+            assert size / n_bytes / 1.3 < len(parts) <= size / n_bytes + 1
+        assert len(corpus.parts(size)) == 1
+
+    @pytest.mark.parametrize("name", ["a.csv", "a.txt.gz", "utf16.txt"])
+    def test_what_cannot_be_cut_is_one(self, tmp_path: Path, name: str) -> None:
+        path = tmp_path / name
+        content = "text,n\n" + "".join(f'"line {number}\n",1\n' for number in range(100))
+        path.write_bytes(
+            {"a.txt.gz": gzip.compress(content.encode()), "utf16.txt": content.encode("utf-16")}.get(
+                name, content.encode()
+            )
+        )
+        corpus = open_corpus([str(path)])
+        assert len(corpus.parts(10)) == 1
+        check_parts(corpus, 10)
+
+    def test_of_several_sources(self, tmp_path: Path) -> None:
+        for name in ("a.txt", "b.txt", "c/d.md"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("one\n\n \n\ntwo\n\nthree\n")
+        corpus = open_corpus([str(tmp_path / "b.txt"), str(tmp_path / "c"), str(tmp_path / "a.txt")])
+        check_parts(corpus, 3)
+        assert [part.source for part in corpus.parts(100)] == [0, 1, 2]
+        assert [document.source for document in corpus.documents()] == [0, 0, 0, 1, 2, 2, 2]
+        with pytest.raises(UsageError, match="at least 1 byte"):
+            corpus.parts(0)
+
+
+class TestFingerprint:
+    def test_it_follows_the_content(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.txt"
+        path.write_text("one\n\ntwo")
+        before = open_corpus([str(path)]).fingerprint()
+        assert open_corpus([str(path)]).fingerprint() == before
+        assert len(before) == 64
+        path.write_text("one\n\ntwO")
+        assert open_corpus([str(path)]).fingerprint() != before
+        path.write_text("one\n\ntwo")
+        assert open_corpus([str(path)]).fingerprint() == before
+        assert open_corpus([str(path)], by="line").fingerprint() != before
+        assert open_corpus([str(path)], errors="replace").fingerprint() != before
+        assert open_corpus([str(path)], weights={str(path): 3}).fingerprint() == before, "the text is the same"
+
+    def test_order_and_names_matter(self, tmp_path: Path) -> None:
+        one, two = tmp_path / "1", tmp_path / "2"
+        one.write_text("text")
+        two.write_text("text")
+        found = {
+            open_corpus([str(name) for name in names]).fingerprint() for names in ([one], [two], [one, two], [two, one])
+        }
+        assert len(found) == 4
+
+    def test_a_file_that_went_away(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.txt"
+        path.write_text("text")
+        corpus = open_corpus([str(path)])
+        path.unlink()
+        with pytest.raises(DataError, match="cannot be read any more: No such file"):
+            corpus.fingerprint()
+        with pytest.raises(DataError, match="cannot be read: No such file"):
+            list(corpus.documents())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"by": "lines"}, "unknown by='lines'; did you mean 'line'? (known: 'auto', 'file', 'block', 'line', 'field')"),
+        ({"errors": "ignore"}, "unknown errors='ignore' (known: 'strict', 'replace')"),
+        ({"by": "line", "field": "text"}, "field='text' and by='line' exclude each other"),
+        ({"weights": {"b": 1.0}}, "a weight is given for 'b', which is no input"),
+        ({"weights": {"a": 0.0}}, "the weight of 'a' must be a number above 0, found 0.0"),
+        ({"weights": {"a": float("nan")}}, "must be a number above 0, found nan"),
+        ({"weights": {"a": float("inf")}}, "must be a number above 0, found inf"),
+    ],
+)
+def test_what_is_asked_is_checked_first(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        open_corpus(["a"], **options)
+    assert message in str(caught.value)
+
+
+def test_inputs_are_a_list() -> None:
+    with pytest.raises(UsageError, match="put it into brackets"):
+        open_corpus("books/")
+    with pytest.raises(DataError, match="no corpus was given"):
+        open_corpus([])
+
+
+SHARED = [  # what the README of the corpora says of them
+    ("wikipedia-en/valid.txt.xz", 107),
+    ("wikinews-en/valid.txt.xz", 380),
+    ("books-en/valid.txt.xz", 90),
+    ("tinystories/valid.txt.xz", 231),
+    ("tinyshakespeare", 7222),
+    ("multilingual/*.novels.txt.xz", 664),
+    ("multilingual/zho.wikipedia.txt.xz", 1198),
+    ("udhr", 20),
+    ("wikitext", 2),
+    ("ptb", 3),
+    ("multi30k/val.*.xz", 4),
+]
+
+
+@pytest.mark.parametrize(("name", "count"), SHARED)
+def test_the_shared_corpora_are_as_their_readme_says(shared_data: Path, name: str, count: int) -> None:
+    corpus = open_corpus([str(shared_data / "corpora" / name)])
+    found = list(corpus.documents())
+    assert len(found) == count
+    assert not corpus.counts
+    assert not any(document.more for document in found)
+
+
+def test_paragraphs_and_lines_of_the_shared_corpora(shared_data: Path) -> None:
+    first = next(open_corpus([str(shared_data / "corpora/wikipedia-en/valid.txt.xz")]).documents())
+    assert first.text.startswith("Demographics of Estonia\nThe demographics of Estonia in the twenty-first century")
+    (whole,) = open_corpus([str(shared_data / "corpora/ptb/ptb.valid.txt.xz")]).documents()
+    assert whole.text.count("\n") == 3369
+    lines = open_corpus([str(shared_data / "corpora/multi30k/val.de.xz")], by="line")
+    assert sum(1 for _ in lines.documents()) == 1014
+
+
+def test_a_folder_with_a_table_of_titles(shared_data: Path) -> None:
+    corpus = open_corpus([str(shared_data / "corpora/books-en")])
+    assert corpus.counts == {"tables_without_text_field": 1}
+    assert [Path(item.name).name for item in corpus.sources[0].items] == [
+        "train-00.txt.xz",
+        "train-01.txt.xz",
+        "train-02.txt.xz",
+        "valid.txt.xz",
+    ]

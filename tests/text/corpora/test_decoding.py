@@ -1,0 +1,122 @@
+import codecs
+import itertools
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pretune.core.errors import DataError
+from pretune.text.corpora.decoding import decode, encoding_of
+
+NASTY = "naïve café – 漢字かな 😀 Здравствуй мир שלום\n𝔘𝔫𝔦\r\nend"
+WIDE = ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"]
+texts = st.text(st.characters(codec="utf-8"), max_size=40)
+
+
+def chunked(data: bytes, cuts: list[int]) -> list[bytes]:
+    places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    return [data[start:end] for start, end in itertools.pairwise(places)]
+
+
+def newlines(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", *WIDE])
+@given(text=texts, cuts=st.lists(st.integers(0, 200), max_size=8))
+def test_text_survives_any_chunks(encoding: str, text: str, cuts: list[int]) -> None:
+    data = chunked(text.encode(encoding), cuts)
+    assert "".join(decode(data, encoding, "name")) == newlines(text)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", *WIDE])
+def test_a_mark_tells_the_encoding_and_is_skipped(encoding: str) -> None:
+    data = ("\ufeff" + NASTY).encode(encoding)
+    found = encoding_of(data)
+    assert found is not None
+    assert found[0] == encoding
+    for size in (1, 2, 3, 4, 5, 100):
+        split = [data[at : at + size] for at in range(0, len(data), size)]
+        assert "".join(decode(split, encoding, "name", skip=found[1])) == newlines(NASTY)
+
+
+@pytest.mark.parametrize("encoding", WIDE)
+@pytest.mark.parametrize(
+    "text", ["plain ASCII text\n", NASTY, "Привет, мир.\n", "世界人权宣言\n　序言", "a", "αβγ δεζ", "Ā Ȁ text"]
+)
+def test_zeros_tell_the_encoding(encoding: str, text: str) -> None:
+    assert encoding_of(text.encode(encoding)) == (encoding, 0)
+    assert encoding_of((text * 5000).encode(encoding)) == (encoding, 0)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"\x00",
+        bytes(100),
+        b"text\x00text",
+        b"text" * 2000 + b"\0",
+        b"\x7fELF\x02\x01\x01" + bytes(9),
+        b"RIFF\x24\x00\x00\x00WAVEfmt \x10\x00\x00\x00\x01\x00\x01\x00",
+        bytes(range(256)) * 4,
+        b"\x01\x00\x02\x00\x03\x00\x04\x00",
+        b"%PDF-1.7\n%...",
+        b"PK\x03\x04",
+    ],
+)
+def test_other_zeros_mean_binary(head: bytes) -> None:
+    assert encoding_of(head) is None
+
+
+def test_a_zero_after_the_first_8_kib_is_a_character() -> None:
+    data = b"text" * 2048 + b"\0"
+    assert encoding_of(data) == ("utf-8", 0)
+    assert "".join(decode([data], "utf-8", "name")).endswith("\0")
+
+
+BROKEN = [
+    (b"caf\xe9 au lait", 3, "e9"),
+    (b"\xff", 0, "ff"),
+    (b"ab\xed\xa0\x80", 2, "ed"),  # half of a surrogate pair
+    (b"ab\xf0\x9f\x98", 2, "f0 9f 98"),  # the end is missing
+    (b"\xc0\xafab", 0, "c0"),  # too long a form
+    (b"\xe2\x82x", 0, "e2 82"),
+]
+
+
+@pytest.mark.parametrize(("data", "byte", "found"), BROKEN)
+@pytest.mark.parametrize("before", [0, 1, 5, 4096])
+def test_invalid_utf8_is_told_with_its_byte_at_every_chunk_edge(
+    data: bytes, byte: int, found: str, before: int
+) -> None:
+    whole = "é".encode() * before + data
+    for edge in range(2 * before, len(whole) + 1):
+        with pytest.raises(DataError) as caught:
+            list(decode([whole[:edge], whole[edge:]], "utf-8", "a.txt", offset=1000))
+        assert str(caught.value).startswith(f"a.txt: byte {1000 + 2 * before + byte} (hex {found}) is not valid UTF-8")
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("data", "_byte", "_found"), BROKEN)
+def test_what_is_broken_can_be_replaced_and_is_counted(data: bytes, _byte: int, _found: str) -> None:
+    whole = "é\ufffd".encode() + data + "\ufffd".encode()
+    expected = whole.decode("utf-8", "replace")
+    for edge in range(len(whole) + 1):
+        counts: Counter[str] = Counter()
+        chunks = [whole[:edge], whole[edge:]]
+        assert "".join(decode(chunks, "utf-8", "name", "replace", counts)) == expected
+        assert counts["replaced_characters"] == expected.count("\ufffd") - 2
+
+
+def test_broken_utf16_is_told_and_can_be_replaced() -> None:
+    data = codecs.BOM_UTF16_LE + "a\ufffdb".encode("utf-16-le") + b"\x00\xd8" + "c".encode("utf-16-le")
+    with pytest.raises(DataError, match=r"byte 8 \(hex 00 d8\) is not valid UTF-16-LE"):
+        list(decode([data], "utf-16-le", "name", skip=2))
+    counts: Counter[str] = Counter()
+    assert "".join(decode([data], "utf-16-le", "name", "replace", counts, skip=2)) == "a\ufffdb\ufffdc"
+    assert counts == {"replaced_characters": 1}
+
+
+def test_a_carriage_return_at_the_edge() -> None:
+    assert "".join(decode([b"a\r", b"\nb\r", b"c\r"], "utf-8", "name")) == "a\nb\nc\n"

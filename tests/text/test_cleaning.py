@@ -1,0 +1,114 @@
+from collections.abc import Iterable
+
+import pytest
+
+from pretune.core.errors import UsageError
+from pretune.text.cleaning import CLEANERS, PRESETS, clean, content_key, named_filters
+from pretune.text.corpora import Document
+
+
+def documents(texts: Iterable[str]) -> list[Document]:
+    return [Document(text, 0, f"a:{number}") for number, text in enumerate(texts, 1)]
+
+
+def test_filters_run_in_order_and_count() -> None:
+    cleaned = clean(documents(["a  b", "a b", "", "\0", "c", "d e f"]), ["controls", "spaces", "short_pages=2"])
+    assert [(document.text, document.where) for document in cleaned] == [("a b", "a:1"), ("d e f", "a:6")]
+    assert cleaned.counts == {
+        "controls": {"kept": 4, "changed": 0, "dropped": 2},
+        "spaces": {"kept": 4, "changed": 1, "dropped": 0},
+        "short_pages=2": {"kept": 3, "changed": 0, "dropped": 1},
+        "exact_duplicates": {"kept": 2, "changed": 0, "dropped": 1},
+    }
+
+
+def test_nothing_is_dropped_silently() -> None:
+    texts = [f"Text {number % 7}. " * (number % 5) for number in range(200)]
+    cleaned = clean(documents(texts), ["web"], near=0.9)
+    left = len(list(cleaned))
+    assert left + sum(step["dropped"] for step in cleaned.counts.values()) == 200
+    for step, following in zip([*cleaned.counts.values()], [*cleaned.counts.values()][1:], strict=False):
+        assert step["kept"] == following["kept"] + following["dropped"]
+
+
+def test_a_document_that_is_not_changed_is_the_same_object() -> None:
+    given = documents(["text"])
+    assert next(clean(given, ["plain"])) is given[0]
+
+
+def test_exact_duplicates_differ_in_white_space_and_unicode_form_only() -> None:
+    assert content_key("a  é\n") == content_key(" a e\u0301")
+    assert len(content_key("")) == 16
+    assert content_key("a") != content_key("A")
+    assert content_key("a b") != content_key("ab")
+    texts = ["one two", "one  two", "One two", "one two"]
+    assert [document.text for document in clean(documents(texts))] == ["one two", "One two"]
+    assert len(list(clean(documents(texts), exact=False))) == 4
+
+
+def test_near_duplicates() -> None:
+    words = [f"word{number}" for number in range(300)]
+    other = [f"other{number}" for number in range(300)]
+    texts = [" ".join(words), " ".join([*words[:150], "new", *words[150:]]), " ".join(other)]
+    cleaned = clean(documents(texts), near=0.8)
+    assert [document.where for document in cleaned] == ["a:1", "a:3"]
+    assert cleaned.counts["near_duplicates"] == {"kept": 2, "changed": 0, "dropped": 1}
+
+
+def test_languages_are_counted_on_request() -> None:
+    texts = ["This is the end of it, and that was all.", "Das ist nicht das Ende von der Welt.", "xyz"]
+    cleaned = clean(documents(texts), tag=True)
+    list(cleaned)
+    assert cleaned.languages == {"en": 1, "de": 1, "und": 1}
+
+
+def pieces(texts: str) -> list[Document]:
+    """A letter is a piece that goes on, or ends its document when "." follows; "x" will be dropped."""
+    return [
+        Document(letter, 0, "", more=following != ".")
+        for letter, following in zip(texts, texts[1:] + ".", strict=True)
+        if letter != "."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        ("a.b.c.", "a.b.c."),
+        ("abc.d.", "abc.d."),
+        ("axc.d.", "ac.d."),
+        ("xbc.d.", "bc.d."),
+        ("abx.d.", "ab.d."),
+        ("axx.d.", "a.d."),
+        ("xxx.d.", "d."),
+        ("x.abx.", "ab."),
+    ],
+)
+def test_a_document_in_pieces_ends_where_its_last_kept_piece_ends(given: str, left: str) -> None:
+    found = clean(pieces(given), [lambda text: None if text == "x" else text])
+    assert "".join(piece.text + "." * (not piece.more) for piece in found) == left
+
+
+def test_names() -> None:
+    assert [name for name, _ in named_filters("plain")] == ["nfc", "controls", "spaces"]
+    assert all(name in CLEANERS for preset in PRESETS.values() for name in preset)
+    ((name, function),) = named_filters("language=de")
+    assert name == "language=de"
+    assert function("Das ist nicht das Ende von der Welt.") is not None
+    ((name, function),) = named_filters("symbols=0.5")
+    assert function("#### ab cd") is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nfd", "unknown cleaner 'nfd'; did you mean 'nfc'?"),
+        ("nfc=1", "the cleaner 'nfc' has no option"),
+        ("short_pages=many", "the option of the cleaner 'short_pages' is a whole number, found 'many'"),
+        ("symbols=", "the option of the cleaner 'symbols' is a number, found ''"),
+    ],
+)
+def test_what_is_no_filter(name: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        clean([], [name])
+    assert message in str(caught.value)
