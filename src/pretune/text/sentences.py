@@ -6,7 +6,7 @@
     ['Dr. Smith paid $3.50. ', '"Why?" he asked. ', '我去。', '你呢？']
 
 One regular expression finds every place where a sentence may end; the words on both sides decide. Good enough for
-next-sentence and sentence-order objectives and for sentence permutation: docs/results-text.md has the numbers.
+next-sentence and sentence-order objectives and for sentence permutation: docs/results.md has the numbers.
 """
 
 import re
