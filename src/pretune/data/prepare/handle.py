@@ -1,0 +1,90 @@
+"""`Data`: prepared data on disk, as `prepare` gives it back and `pretrain` takes it."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pretune.core.errors import DataError
+from pretune.core.io import read_json
+from pretune.data.prepare.card import JSON
+from pretune.data.prepare.stage import FILE as SLICE
+from pretune.data.shards import Index, Shards, read_index
+
+
+@dataclass(frozen=True, slots=True)
+class Data(os.PathLike[str]):
+    """A directory of prepared data; it can be given wherever its path can.
+
+    data = pt.prepare(["books/"], tokenizer=tok, out="data/books")
+    data.tokens, data.card["languages"], data.shards("valid")
+    """
+
+    path: Path
+    index: Index
+    made: bool = field(default=True, compare=False)  # False where it was there already, up to date
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, made: bool = False) -> "Data":
+        """Open what was prepared before; sizes and types of all files are checked."""
+        folder = Path(path)
+        index = read_index(folder)
+        for split in index.splits:
+            Shards.open(folder, split, verify=False)
+        return cls(folder, index, made)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens there are to train on."""
+        return self.index.splits["train"].tokens if "train" in self.index.splits else 0
+
+    @property
+    def vocab(self) -> int:
+        return self.index.vocab
+
+    @property
+    def fingerprint(self) -> str:
+        return self.index.fingerprint
+
+    @property
+    def tokenizer(self) -> Path:
+        """The directory of the tokenizer the data was made with."""
+        return self.path / "tokenizer"
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """The content of card.json."""
+        return read_json(self.path / JSON, DataError)
+
+    @property
+    def slice(self) -> str | None:
+        """'1/4' for the first of four slices, which have no splits until they are merged; None for whole data."""
+        if not (self.path / SLICE).is_file():
+            return None
+        return "/".join(str(number) for number in read_json(self.path / SLICE, DataError)["shard"])
+
+    def shards(self, split: str = "train") -> Shards:
+        """The tokens of a split."""
+        return Shards.open(self.path, split)
+
+    def facts(self) -> dict[str, Any]:
+        """What a caller wants to know at once, JSON-ready."""
+        counts = ("documents", "tokens", "sentences", "bytes")
+        return {
+            "path": str(self.path),
+            "made": self.made,
+            "slice": self.slice,
+            "fingerprint": self.fingerprint,
+            "vocab": self.vocab,
+            "dtype": self.index.dtype,
+            "sources": list(self.index.sources),
+            "splits": {
+                name: {count: getattr(split, count) for count in counts} for name, split in self.index.splits.items()
+            },
+        }

@@ -1,0 +1,221 @@
+"""Work spread over processes: results come in order, a bounded number is under way, and no process is left behind.
+
+    with closing(ordered(tasks, setup, workers=4)) as results:
+        for result in results: ...
+
+Every worker has a pipe of its own and one task at a time. When either side is killed, the other notices by the end of
+the pipe. A fault inside a task is raised here, in the order of the tasks: the same one for any number of workers.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
+
+from pretune.core import errors
+from pretune.core.errors import PretuneError, ResourceError
+
+T = TypeVar("T", contravariant=True)
+R = TypeVar("R", covariant=True)
+
+_AHEAD = 4  # results that may wait for an earlier one, per worker
+_PATIENCE = 5.0  # seconds a worker has to end by itself
+_THREADS = "TOKENIZERS_PARALLELISM"
+
+
+class Setup(Protocol[T, R]):
+    """What a worker is made of; it travels to its process and is started there, once."""
+
+    def start(self) -> Callable[[T], R]:
+        """Load what is needed, and return the function that does one task."""
+
+
+def ordered(
+    tasks: Iterable[T], setup: Setup[T, R], workers: int, *, label: Callable[[T], str] = str, method: str | None = None
+) -> Generator[R, None, None]:
+    """The result of every task, in order; `workers` 0 does them here. Close the iterator to end the workers.
+
+    `label` names a task in messages; `method` is a start method of multiprocessing, by default its default.
+    """
+    if workers == 0 or multiprocessing.current_process().daemon:  # a daemon may have no children
+        yield from map(setup.start(), tasks)
+        return
+    with _Workers(setup, workers, label, method) as pool:
+        yield from pool.run(tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """What went wrong in a task, in a form that every exception can take."""
+
+    kind: type[PretuneError] | None  # None: not an error of ours
+    message: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> "_Fault":
+        if isinstance(error, PretuneError):  # the classes of `core.errors` are the same in every process
+            return cls(next(one for one in type(error).__mro__ if one.__module__ == errors.__name__), str(error))
+        if isinstance(error, MemoryError):
+            return cls(ResourceError, "out of memory; use fewer workers, or a larger machine")
+        return cls(None, "".join(traceback.format_exception(error)))
+
+    def throw(self) -> NoReturn:
+        raise self.kind(self.message) if self.kind else RuntimeError(f"a worker failed:\n{self.message}")
+
+
+class _Workers(Generic[T, R]):
+    """The processes, from the first task to the last."""
+
+    def __init__(self, setup: Setup[T, R], count: int, label: Callable[[T], str], method: str | None) -> None:
+        self._setup, self._count, self._label = setup, count, label
+        self._context: Any = multiprocessing.get_context(method)
+        self._processes: dict[Connection, BaseProcess] = {}
+        self._busy: dict[Connection, tuple[int, T]] = {}
+
+    def __enter__(self) -> "_Workers[T, R]":
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        """End all processes: by closing their pipes when they have nothing to do, by force when they have."""
+        for connection, process in self._processes.items():
+            if connection in self._busy:
+                process.kill()
+            connection.close()
+        for process in self._processes.values():
+            process.join(_PATIENCE)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            process.close()
+
+    def run(self, tasks: Iterable[T]) -> Iterator[R]:
+        """Results in the order of tasks."""
+        coming = _guarded(tasks)
+        task = next(coming, None)
+        done: dict[int, R | _Fault] = {}
+        sent = given = 0
+        while True:
+            while task is not None and sent - given < self._count * _AHEAD:
+                if isinstance(task, _Fault):
+                    done[sent] = task
+                elif not self._send(sent, task):
+                    break
+                sent += 1
+                task = next(coming, None)  # read ahead while the workers work
+            if given in done:
+                result = done.pop(given)
+                if isinstance(result, _Fault):
+                    result.throw()
+                yield result
+                given += 1
+            elif self._busy:
+                self._receive(done)
+            elif task is None:
+                return
+
+    def _send(self, number: int, task: T) -> bool:
+        """Give a task to a worker that has none, made new if need be; False when all have one."""
+        idle = next((one for one in self._processes if one not in self._busy), None)
+        if idle is None:
+            if len(self._processes) == self._count:
+                return False
+            idle = self._start()
+        self._busy[idle] = (number, task)
+        try:
+            idle.send((number, task))
+        except (BrokenPipeError, ConnectionResetError):
+            self._mourn(idle)
+        return True
+
+    def _receive(self, done: dict[int, Any]) -> None:
+        """Wait for results, and take those that are there."""
+        for ready in wait(list(self._busy)):
+            assert isinstance(ready, Connection)
+            try:
+                number, result = ready.recv()
+            except (EOFError, ConnectionResetError):
+                self._mourn(ready)
+            done[number] = result
+            del self._busy[ready]
+
+    def _start(self) -> Connection:
+        ours: Connection
+        ours, theirs = self._context.Pipe()
+        forked = self._context.get_start_method() == "fork"
+        others = (*self._processes, ours) if forked else ()  # a forked process has copies of these, and must close them
+        process = self._context.Process(target=_serve, args=(theirs, self._setup, others), daemon=True)
+        with _quietly():
+            process.start()
+        theirs.close()
+        self._processes[ours] = process
+        return ours
+
+    def _mourn(self, connection: Connection) -> NoReturn:
+        """Say what a worker died of."""
+        process, (_, task) = self._processes[connection], self._busy[connection]
+        process.join(_PATIENCE)
+        code = process.exitcode
+        why = f"exit code {code}"
+        if code is not None and code < 0:
+            why = f"signal {signal.Signals(-code).name}{', perhaps for want of memory' if code == -9 else ''}"
+        hint = "use fewer workers"
+        if code == 1 and self._context.get_start_method() != "fork":  # it could not import the script it was started by
+            hint = "put the call under `if __name__ == '__main__':`, or use workers=0"
+        raise ResourceError(f"a worker process died ({why}) while it worked on {self._label(task)}; {hint}")
+
+
+def _guarded(tasks: Iterable[T]) -> Iterator[T | _Fault]:
+    """The tasks; an error of ours in making one takes its place in the order, and is the last."""
+    try:
+        yield from tasks
+    except PretuneError as error:
+        yield _Fault.of(error)
+
+
+def _serve(connection: Connection, setup: Setup[Any, Any], others: Iterable[Connection]) -> None:
+    """What a worker does: take a task, send its result, until the pipe is closed."""
+    for other in others:
+        other.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to everybody at the terminal: the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.environ[_THREADS] = "false"
+    work: Callable[[Any], Any] | None = None
+    while True:
+        try:
+            number, task = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            work = work or setup.start()
+            result = work(task)
+        except Exception as error:
+            result = _Fault.of(error)
+        try:
+            connection.send((number, result))
+        except OSError:
+            return
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """While a process starts: no Ctrl-C for it, and no word from tokenizers about having been forked."""
+    before = os.environ.get(_THREADS)
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+    os.environ[_THREADS] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_THREADS]
+        else:
+            os.environ[_THREADS] = before
+        if main and handler is not None:  # None: set by something that is not Python
+            signal.signal(signal.SIGINT, handler)

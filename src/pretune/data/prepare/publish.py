@@ -1,0 +1,48 @@
+"""Where prepared data goes: a new directory, or one that holds nothing but older data of ours."""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from pretune.core.errors import UsageError
+from pretune.core.io import MANIFEST, atomic_directory
+from pretune.data.shards.index import FILE as INDEX
+
+_OURS = re.compile(
+    r"data\.json|slice\.json|card\.(json|md)|MANIFEST\.json|tokenizer/[\w.-]+|units-\d+\.bin"
+    r"|(keys|lengths|sizes|sources|held|signatures)\.npy"
+    r"|(train|valid)/(MANIFEST\.json|\d+\.(tokens|documents|sentences|words|sources)\.npy)"
+)
+
+
+@contextlib.contextmanager
+def publishing(out: Path, overwrite: bool) -> Iterator[Path]:
+    """A directory to fill, which becomes `out`; what is left of older data goes afterwards, other files never."""
+    old = _files(out) if overwrite else set()
+    foreign = sorted(name for name in old if not _OURS.fullmatch(name))
+    if foreign:
+        raise UsageError(
+            f"cannot overwrite '{out}': '{foreign[0]}' in it is not prepared data; move it away or choose another --out"
+        )
+    new: set[str] = set()
+    with atomic_directory(out, overwrite=overwrite) as folder:
+        yield folder
+        new = _files(folder)
+        # Without these files the directory is seen not to be data while the new files take the places of the old.
+        for name in (MANIFEST, INDEX) if old else ():
+            (out / name).unlink(missing_ok=True)
+    for name in sorted(old - new, reverse=True):
+        (out / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty
+            (out / name).parent.rmdir()
+
+
+def _files(folder: Path) -> set[str]:
+    """The files below a directory, those of an unfinished run aside."""
+    found: set[str] = set()
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".tmp-")]
+        found |= {Path(place, name).relative_to(folder).as_posix() for name in names}
+    return found

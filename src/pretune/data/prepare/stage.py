@@ -1,0 +1,211 @@
+"""The stage between text and splits: every document that was read, tokenised, in order; nothing is decided yet.
+
+    STAGE/slice.json         which slice of how many, and counts
+    STAGE/units-00000.bin    of every chunk: tokens, ends of documents, sentence starts, word bits; .npy after .npy
+    STAGE/keys.npy …         one row per document: hash, length, size, source, held out, signature
+
+An unsliced `prepare` stages everything, settles it and throws the stage away. With `--shard i/n` the stage itself is
+published, and merging settles all of them together: that both give the same bytes needs no further argument.
+"""
+
+import contextlib
+import hashlib
+import io
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pretune.core.errors import CheckpointError, DataError
+from pretune.core.io import check_manifest, read_json, write_json, writing
+from pretune.data.prepare.encoding import Chunk, Ints
+from pretune.data.shards.npy import Appender, open_npy
+
+FILE = "slice.json"
+_ROLL = 2**28  # bytes after which a file of units ends: what has been settled is deleted file by file
+_COLUMNS = {"keys": "<u8", "lengths": "<i8", "sizes": "<i8", "sources": "<u2", "held": "|b1", "signatures": "<u4"}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A chunk as it comes back from the disk."""
+
+    ids: NDArray[np.unsignedinteger]
+    ends: Ints
+    sentences: Ints
+    words: NDArray[np.bool_]
+    more: bool
+
+
+class StageWriter:
+    """Writes chunks in order; `close` completes the stage."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.documents = self.tokens = self.read = 0
+        self.counts: Counter[str] = Counter()
+        self.languages: Counter[str] = Counter()
+        self._columns = {name: Appender(folder / f"{name}.npy", kind) for name, kind in _COLUMNS.items()}
+        self._names: list[str] = []
+        self._file = self._next()
+        self._open: _Long | None = None  # a document of which more is to come
+
+    def add(self, chunk: Chunk) -> None:
+        """Append a chunk."""
+        if self._file.tell() >= _ROLL:
+            with writing(self.folder / self._names[-1]):
+                self._file.close()
+            self._file = self._next()
+        # NOTE: not straight into the file: there numpy says of a full disk neither what it is nor where.
+        buffer = io.BytesIO()
+        for values in (np.array([chunk.more]), chunk.ids, chunk.ends, chunk.sentences, chunk.words):
+            np.save(buffer, values, allow_pickle=False)
+        with writing(self.folder / self._names[-1]):
+            self._file.write(buffer.getbuffer())
+        self.counts += chunk.counts
+        self.languages += chunk.languages
+        self.tokens += len(chunk.ids)
+        self.read += chunk.read
+        lengths = np.diff(chunk.ends, prepend=0)
+        if chunk.more or self._open:
+            self._open = self._open or _Long(chunk)
+            self._open.add(chunk)
+            if not chunk.more:
+                self._append(*self._open.columns())
+                self._open = None
+        else:
+            self._append(chunk.keys, lengths, chunk.sizes, chunk.sources, chunk.held, chunk.signatures)
+
+    def close(self, facts: dict[str, Any]) -> None:
+        """Complete all files; `facts` are what the caller wants to find in slice.json."""
+        with writing(self.folder / self._names[-1]):
+            self._file.close()
+        for column in self._columns.values():
+            column.close()
+        own: dict[str, Any] = {"documents": self.documents, "tokens": self.tokens, "units": self._names}
+        own |= {"counts": dict(sorted(self.counts.items())), "languages": dict(sorted(self.languages.items()))}
+        write_json(self.folder / FILE, {**own, **facts})
+
+    def __enter__(self) -> "StageWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            for column in self._columns.values():
+                column.abandon()
+            with contextlib.suppress(OSError):  # of a full disk, which was told before
+                self._file.close()
+
+    def _next(self) -> Any:
+        self._names.append(f"units-{len(self._names):05}.bin")
+        path = self.folder / self._names[-1]
+        with writing(path):
+            return path.open("xb")
+
+    def _append(
+        self,
+        keys: NDArray[np.uint64],
+        lengths: Ints,
+        sizes: Ints,
+        sources: NDArray[np.uint16],
+        held: NDArray[np.bool_],
+        signatures: NDArray[np.uint32] | None,
+    ) -> None:
+        self.documents += len(lengths)
+        rows: dict[str, NDArray[Any]] = {
+            "keys": keys.ravel(),
+            "lengths": lengths,
+            "sizes": sizes,
+            "sources": sources,
+            "held": held,
+        }
+        for name, values in rows.items():
+            self._columns[name].append(values)
+        if signatures is not None:
+            self._columns["signatures"].append(signatures.ravel())
+
+
+class _Long:
+    """The row of a document that comes in several chunks."""
+
+    def __init__(self, first: Chunk) -> None:
+        self._first = first
+        self._keys: list[NDArray[np.uint64]] = []
+        self._length = self._size = 0
+        self._signature = first.signatures
+
+    def add(self, chunk: Chunk) -> None:
+        self._keys.append(chunk.keys)
+        self._length += len(chunk.ids)
+        self._size += int(chunk.sizes.sum())
+        if self._signature is not None and chunk.signatures is not None:
+            # The least hashes of a union of sets are the least of theirs.
+            self._signature = np.minimum(self._signature, chunk.signatures)
+
+    def columns(self) -> tuple[Any, ...]:
+        """What `_append` takes: the hash of the whole is that of the hashes of its pieces."""
+        joined = hashlib.blake2b(np.concatenate(self._keys).astype(">u8").tobytes(), digest_size=16).digest()
+        key = np.frombuffer(joined, dtype=">u8").astype(np.uint64).reshape(1, 2)
+        length, size = np.array([self._length]), np.array([self._size])
+        return key, length, size, self._first.sources, self._first.held, self._signature
+
+
+class Stage:
+    """A stage, to be read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.facts = read_json(folder / FILE, DataError)
+        try:
+            self.documents = int(self.facts["documents"])
+            self.counts = Counter[str](self.facts["counts"])
+            self.languages = Counter[str](self.facts["languages"])
+            self.number, self.count = (int(part) for part in self.facts["shard"])
+            self._units = [str(name) for name in self.facts["units"]]
+        except (KeyError, TypeError, ValueError):
+            raise DataError(f"{folder / FILE}: is damaged or incomplete; prepare the slice again") from None
+
+    @classmethod
+    def open(cls, folder: Path) -> "Stage":
+        """Open a slice that has travelled: every file is checked against the manifest."""
+        if not (folder / FILE).is_file():
+            raise DataError(
+                f"{folder}: no {FILE} in it, so it is no slice; make one with `pretune prepare --shard i/n`"
+            )
+        try:
+            check_manifest(folder)
+        except CheckpointError as fault:
+            raise DataError(f"{fault}; or prepare the slice again") from None
+        return cls(folder)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """One value per document (of keys and signatures, one row)."""
+        path = self.folder / f"{name}.npy"
+        if name == "keys":
+            return open_npy(path, _COLUMNS[name], 2 * self.documents).reshape(self.documents, 2)
+        if name == "signatures":
+            values = open_npy(path, _COLUMNS[name])
+            return values.reshape(self.documents, len(values) // max(self.documents, 1))
+        return open_npy(path, _COLUMNS[name], self.documents)
+
+    def pieces(self, *, remove: bool = False) -> Iterator[Piece]:
+        """All chunks in order; with `remove` a file goes when it has been read."""
+        for name in self._units:
+            path = self.folder / name
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                while file.tell() < size:
+                    try:
+                        head, ids, ends, sentences, words = (np.load(file, allow_pickle=False) for _ in range(5))
+                    except (ValueError, EOFError, OSError) as fault:
+                        raise DataError(f"{path}: damaged ({fault}); prepare the slice again") from fault
+                    yield Piece(ids, ends, sentences, np.unpackbits(words, count=len(ids)).astype(bool), bool(head[0]))
+            if remove:
+                path.unlink()

@@ -1,0 +1,205 @@
+"""What tokenizers can be made: the kinds (how text becomes pieces) and the styles (special tokens and layouts).
+
+Both are data. A kind and a style are chosen apart, so a byte-level vocabulary with [CLS] and [MASK] is one of the
+combinations; each kind names the style it mostly goes with. Styles are called by what they look like:
+
+| style            | as in                        | one text         | two texts                  |
+|------------------|------------------------------|------------------|----------------------------|
+| `cls-sep`        | BERT, ELECTRA                | `[CLS] a [SEP]`  | `[CLS] a [SEP] b [SEP]`    |
+| `cls-sep-pieces` | ALBERT                       | `[CLS] a [SEP]`  | `[CLS] a [SEP] b [SEP]`    |
+| `s-mask`         | RoBERTa, BART                | `<s> a </s>`     | `<s> a </s> </s> b </s>`   |
+| `endoftext`      | GPT-2                        | `a`              | `a b`                      |
+| `sentinels`      | T5                           | `a </s>`         | `a </s> b </s>`            |
+| `cls-last`       | XLNet                        | `a <sep> <cls>`  | `a <sep> b <sep> <cls>`    |
+| `plain`          | ELMo, ULMFiT                 | `a`              | `a b`                      |
+
+Layouts are written as words: a token, or `$A` and `$B` for the texts, with `:1` for a segment other than 0.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pretune.core.config import spec
+from pretune.core.errors import UsageError, nearest
+
+
+@spec
+class Mark:
+    """One special token: how it is spelled, what it is for, and whether its id comes after all pieces."""
+
+    text: str
+    roles: tuple[str, ...] = ()
+    last: bool = False
+    strip: bool = False  # takes the space before it along, so that "a <mask>" is what the model predicts " b" for
+
+
+@spec
+class Style:
+    """The special tokens of a vocabulary, and how they are laid around texts."""
+
+    about: str
+    marks: tuple[Mark, ...]
+    single: str
+    pair: str
+    sentinels: int = 0  # <extra_id_0> … at the very end, the first with the highest id
+    padding: Literal["right", "left"] = "right"
+    pad_segment: int = 0
+    quotes: bool = False  # `` and '' become "
+
+
+@spec
+class Kind:
+    """How text becomes pieces: the steps before the model, by their names in `pretune.text.tokenizer.pipeline`."""
+
+    about: str
+    style: str  # the one it mostly goes with
+    normalise: tuple[str, ...] = ()
+    split: tuple[str, ...] = ()
+    decode: tuple[str, ...] = ()
+    bytes: bool = False  # a piece for every byte is in its vocabulary
+    unknown: bool = False  # its model needs a token for text without pieces
+
+
+KINDS: Mapping[str, Kind] = {
+    "wordpiece": Kind(
+        about="whole words and ##parts of them, joined by frequency; punctuation stands alone",
+        style="cls-sep",
+        normalise=("controls",),
+        split=("whitespace", "punctuation", "ideographs"),
+        decode=("continuation",),
+        unknown=True,
+    ),
+    "bpe": Kind(
+        about="byte pairs: every text has exact pieces, and nothing is normalised",
+        style="endoftext",
+        split=("bytes",),
+        decode=("bytes",),
+        bytes=True,
+    ),
+    "unigram": Kind(
+        about="pieces with probabilities, the likeliest segmentation, spaces as ▁, rare characters as bytes",
+        style="sentinels",
+        normalise=("compatible", "spaces"),
+        split=("metaspace",),
+        decode=("metaspace", "byte_tokens", "fuse", "opening"),
+        bytes=True,
+        unknown=True,
+    ),
+    "characters": Kind(
+        about="one token per character, rare ones as their UTF-8 bytes; nothing is normalised",
+        style="plain",
+        split=("runs",),
+        decode=("byte_tokens", "fuse"),
+        bytes=True,
+    ),
+    "words": Kind(
+        about="whole words and single marks of punctuation",
+        style="plain",
+        normalise=("controls",),
+        split=("whitespace", "punctuation", "ideographs"),
+        unknown=True,
+    ),
+}
+
+STYLES: Mapping[str, Style] = {
+    "cls-sep": Style(
+        about="[CLS] and [SEP] around texts, [MASK]; two segments",
+        marks=(
+            Mark(text="[PAD]", roles=("pad",)),
+            Mark(text="[UNK]", roles=("unk",)),
+            Mark(text="[CLS]", roles=("cls",)),
+            Mark(text="[SEP]", roles=("sep",)),
+            Mark(text="[MASK]", roles=("mask",)),
+        ),
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+    ),
+    "cls-sep-pieces": Style(
+        about="[CLS] and [SEP] around texts, [MASK], <pad> and <unk>; two segments",
+        marks=(
+            Mark(text="<pad>", roles=("pad",)),
+            Mark(text="<unk>", roles=("unk",)),
+            Mark(text="[CLS]", roles=("cls", "bos")),
+            Mark(text="[SEP]", roles=("sep", "eos")),
+            Mark(text="[MASK]", roles=("mask",), strip=True),
+        ),
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        quotes=True,
+    ),
+    "s-mask": Style(
+        about="<s> and </s> around texts, <mask>; one segment",
+        marks=(
+            Mark(text="<s>", roles=("bos", "cls")),
+            Mark(text="<pad>", roles=("pad",)),
+            Mark(text="</s>", roles=("eos", "sep")),
+            Mark(text="<unk>", roles=("unk",)),
+            Mark(text="<mask>", roles=("mask",), last=True, strip=True),
+        ),
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B </s>",
+    ),
+    "endoftext": Style(
+        about="<|endoftext|> between documents, nothing around texts",
+        marks=(Mark(text="<|endoftext|>", roles=("bos", "eos"), last=True),),
+        single="$A",
+        pair="$A $B",
+    ),
+    "sentinels": Style(
+        about="</s> after texts, <extra_id_0> … <extra_id_99> for what was taken out",
+        marks=(
+            Mark(text="<pad>", roles=("pad",)),
+            Mark(text="</s>", roles=("eos",)),
+            Mark(text="<unk>", roles=("unk",)),
+        ),
+        single="$A </s>",
+        pair="$A </s> $B </s>",
+        sentinels=100,
+    ),
+    "cls-last": Style(
+        about="<sep> after texts and <cls> last of all, <mask>; three segments, padding to the left",
+        marks=(
+            Mark(text="<unk>", roles=("unk",)),
+            Mark(text="<s>", roles=("bos",)),
+            Mark(text="</s>", roles=("eos",)),
+            Mark(text="<cls>", roles=("cls",)),
+            Mark(text="<sep>", roles=("sep",)),
+            Mark(text="<pad>", roles=("pad",)),
+            Mark(text="<mask>", roles=("mask",), strip=True),
+            Mark(text="<eod>"),
+            Mark(text="<eop>"),
+        ),
+        single="$A <sep> <cls>:2",
+        pair="$A <sep> $B:1 <sep>:1 <cls>:2",
+        padding="left",
+        pad_segment=3,
+        quotes=True,
+    ),
+    "plain": Style(
+        about="<s> and </s> are there, but nothing is laid around texts",
+        marks=(
+            Mark(text="<pad>", roles=("pad",)),
+            Mark(text="<unk>", roles=("unk",)),
+            Mark(text="<s>", roles=("bos",)),
+            Mark(text="</s>", roles=("eos",)),
+        ),
+        single="$A",
+        pair="$A $B",
+    ),
+}
+
+SENTINEL = "<extra_id_{}>"
+
+
+def kind_of(name: str) -> Kind:
+    """The kind of a name, or an error that lists them."""
+    if name not in KINDS:
+        raise UsageError(f"unknown kind of tokenizer '{name[:60]}'{nearest(name, KINDS)} (known: {', '.join(KINDS)})")
+    return KINDS[name]
+
+
+def style_of(name: str) -> Style:
+    """The style of a name, or an error that lists them."""
+    if name not in STYLES:
+        raise UsageError(f"unknown tokenizer style '{name[:60]}'{nearest(name, STYLES)} (known: {', '.join(STYLES)})")
+    return STYLES[name]

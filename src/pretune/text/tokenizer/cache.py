@@ -1,0 +1,219 @@
+"""The fast way from texts to tokens: each distinct unit of text is encoded once and looked up ever after.
+
+The library encodes about 1.7 MB of English a second and core (WordPiece, lower case, the machine of docs/results.md).
+Words repeat; found again in a table and laid end to end by numpy, they come several times as fast, with the same ids.
+Text whose units do not repeat (Chinese, hexadecimal) takes the library's way after a short trial.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Encoding, Tokenizer
+
+from pretune.text.tokenizer.units import follows, probes, split, split_simply, valid
+
+UNITS = 2**18
+"""The units kept at most, and …"""
+CHARACTERS = 2**23
+"""… their characters; then the table starts anew. This is some 60 MB."""
+JOINED = 8192
+"""New units are encoded in texts of about so many characters."""
+TRIAL, REST = 10_000, 16
+
+
+class Tokens(NamedTuple):
+    """Flat tokens of several texts: T tokens, D texts."""
+
+    ids: NDArray[np.uint32]  # [T]
+    counts: NDArray[np.int64]  # [D] tokens per text
+    word_start: NDArray[np.bool_]  # [T]
+    starts: NDArray[np.int32]  # [T] the character at which a token starts, white space before it left out
+
+
+def direct(raw: Tokenizer, texts: Sequence[str], wordless: bool = False) -> Tokens:
+    """The library's own way. Without words from it (`wordless`) one starts at every token with white space before."""
+    try:
+        found = raw.encode_batch(texts, add_special_tokens=False)
+    except TypeError:  # NOTE: said of anything that is not UTF-8
+        if not all(isinstance(text, str) for text in texts):
+            raise
+        texts = [valid(text) for text in texts]
+        found = raw.encode_batch(texts, add_special_tokens=False)
+    counts = np.fromiter(map(len, found), np.int64, len(found))
+    total = int(counts.sum())
+    ids = np.fromiter(chain.from_iterable(e.ids for e in found), np.uint32, total)
+    starts = np.fromiter(chain.from_iterable(map(_starts, found, texts)), np.int32, total)
+    marks = _spaces(found, texts) if wordless else chain.from_iterable(map(_words, found))
+    return Tokens(ids, counts, np.fromiter(marks, np.bool_, total), starts)
+
+
+def _starts(encoding: Encoding, text: str) -> list[int]:
+    found: list[int] = []
+    for start, end in encoding.offsets:
+        while start + 1 < end and text[start].isspace():
+            start += 1
+        found.append(start)
+    return found
+
+
+def _words(encoding: Encoding) -> list[bool]:
+    words = encoding.word_ids
+    return [here is None or here != before for here, before in zip(words, [-1, *words], strict=False)]
+
+
+def _spaces(found: Iterable[Encoding], texts: Iterable[str]) -> Iterable[bool]:
+    for encoding, text in zip(found, texts, strict=True):
+        for i, (start, end) in enumerate(encoding.offsets):
+            yield i == 0 or (start < end and text[start].isspace())
+
+
+def by_unit(raw: Tokenizer, units: Sequence[str]) -> Tokens:
+    """The tokens of units, counted per unit; they are joined to longer texts first, which takes half the time."""
+    texts: list[str] = []
+    first, size = 0, 0
+    for i, unit in enumerate(units):
+        if i > first and (size > JOINED or not follows(units[i - 1], unit)):
+            texts.append("".join(units[first:i]))
+            first, size = i, 0
+        size += len(unit)
+    texts.append("".join(units[first:]))
+    found = direct(raw, texts)
+    # All units lie end to end, as do the texts made of them: a token belongs to the unit that its start lies in.
+    openings = np.cumsum([0, *map(len, units)])[:-1]
+    bases = np.cumsum([0, *map(len, texts)])[:-1]
+    place = found.starts + np.repeat(bases, found.counts)
+    unit_of = np.searchsorted(openings, place, "right") - 1
+    counts = np.bincount(unit_of, minlength=len(units))
+    found.word_start[(np.cumsum(counts) - counts)[counts > 0]] = True
+    return Tokens(found.ids, counts, found.word_start, (place - openings[unit_of]).astype(np.int32))
+
+
+def separable(raw: Tokenizer) -> bool:
+    """Whether the tokens of a text are those of its units, tried on every short mix of awkward characters."""
+    if raw.pre_tokenizer is None or getattr(raw.model, "dropout", None) is not None:
+        return False  # pieces may cross words, or differ from call to call
+    normal = raw.normalizer.normalize_str("of the") if raw.normalizer is not None else "of the"
+    if len(raw.pre_tokenizer.pre_tokenize_str(normal)) < 2:
+        return False
+    texts = probes()
+    units = [unit for text in texts for unit in split(text)]
+    whole, parts = direct(raw, texts), by_unit(raw, units)
+    alone = direct(raw, units)
+    counts = np.add.reduceat(parts.counts, np.cumsum([0, *(len(split(text)) for text in texts)])[:-1])
+    return (
+        np.array_equal(whole.ids, parts.ids)
+        and np.array_equal(whole.counts, counts)
+        and all(np.array_equal(one, other) for one, other in zip(alone, parts, strict=True))
+    )
+
+
+class _Units(dict[str, int]):
+    """Unit -> its row; one that is not there gets the next row and is noted as new."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.new: list[str] = []
+
+    def __missing__(self, unit: str) -> int:
+        row = self[unit] = len(self)
+        self.new.append(unit)
+        return row
+
+
+class _Spaced(dict[str, int]):
+    """The same for units without the space they start with, as `split_simply` gives them."""
+
+    def __init__(self, units: _Units) -> None:
+        super().__init__()
+        self.units = units
+
+    def __missing__(self, part: str) -> int:
+        row = self[part] = self.units[part if part[0] == "\n" else " " + part]
+        return row
+
+
+class Cache:
+    """The table of one tokenizer whose texts may be encoded unit by unit."""
+
+    def __init__(self, raw: Tokenizer) -> None:
+        self.raw = raw
+        self.rest = 0  # so many more batches go the library's way
+        self._clear()
+
+    def _clear(self) -> None:
+        self.units = _Units()
+        self.spaced = _Spaced(self.units)
+        self.characters = 0
+        # Per unit (after a leading 0: where its tokens end, and its characters), and per token of all units.
+        self.bounds, self.sizes = array("q", [0]), array("i")
+        self.ids, self.starts, self.word_start = array("I"), array("i"), bytearray()
+
+    def encode(self, texts: Sequence[str]) -> Tokens:
+        """All tokens of the texts."""
+        if self.rest:
+            self.rest -= 1
+            return direct(self.raw, texts)
+        if len(self.units) > UNITS or self.characters > CHARACTERS:
+            self._clear()
+        try:
+            rows, ends = self._look_up(texts)
+            self._learn(len(rows))
+        except BaseException:  # units with a row and no tokens must not stay
+            self._clear()
+            raise
+        return self._gather(np.frombuffer(rows, np.int64), np.frombuffer(ends, np.int64))
+
+    def _look_up(self, texts: Sequence[str]) -> "tuple[array[int], array[int]]":
+        """The row of every unit, and per text where its units end."""
+        rows, ends = array("q"), array("q")
+        for text in texts:
+            simple = split_simply(text)
+            if simple is None:
+                rows.extend(map(self.units.__getitem__, split(text)))
+            else:
+                rows.append(self.units[simple[0]])
+                rows.extend(map(self.spaced.__getitem__, islice(simple, 1, None)))
+            ends.append(len(rows))
+        return rows, ends
+
+    def _learn(self, seen: int) -> None:
+        """Encode the new units; where they are half of what was seen, this text is not worth the table."""
+        new = self.units.new
+        if not new:
+            return
+        if seen > TRIAL and len(new) > seen // 2:
+            self.rest = REST
+        found = by_unit(self.raw, new)
+        sizes = array("i", map(len, new))
+        self.characters += sum(sizes)
+        self.sizes += sizes
+        self.bounds.frombytes((np.cumsum(found.counts) + self.bounds[-1]).tobytes())
+        self.ids.frombytes(found.ids.tobytes())
+        self.starts.frombytes(found.starts.tobytes())
+        self.word_start += found.word_start.tobytes()
+        self.units.new = []
+
+    def _gather(self, rows: NDArray[np.int64], ends: NDArray[np.int64]) -> Tokens:
+        bounds, sizes = np.frombuffer(self.bounds, np.int64), np.frombuffer(self.sizes, np.int32)
+        first = bounds[rows]
+        counts = bounds[rows + 1] - first
+        after = np.cumsum(counts)
+        total = int(after[-1]) if len(after) else 0
+        pick = np.repeat(first - after + counts, counts) + np.arange(total)
+        # Where a unit starts in its text: the characters of the units before it in that text.
+        length = sizes[rows].astype(np.int64)
+        start = np.cumsum(length) - length
+        per_text = np.diff(ends, prepend=0)
+        opening = np.concatenate([start, [0]])[ends - per_text]  # a text may have no units
+        start -= np.repeat(opening, per_text)
+        stops = np.concatenate([[0], after])[ends]
+        return Tokens(
+            np.frombuffer(self.ids, np.uint32)[pick],
+            np.diff(stops, prepend=0),
+            np.frombuffer(self.word_start, np.bool_)[pick],
+            np.frombuffer(self.starts, np.int32)[pick] + np.repeat(start, counts).astype(np.int32),
+        )

