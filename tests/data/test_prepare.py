@@ -22,7 +22,7 @@ from pretune.data.prepare.settings import Settings, share
 from pretune.data.samples import Documents
 from pretune.data.shape import Shape
 from pretune.data.stream import Stream
-from pretune.text.corpora import held_out
+from pretune.text.corpora import held_out, open_corpus
 from pretune.text.sentences import split_sentences
 from pretune.text.tokenizer import Tokenizer
 from tests.data.texts import MANY, blocks, byte_tokenizer, stories, story, texts_of, tree
@@ -215,4 +215,122 @@ class TestCard:
         assert made["splits"]["train"]["tokens"] == data.tokens
         assert list(made["splits"]["train"]["lengths"]) == ["0%", "5%", "25%", "50%", "75%", "95%", "100%"]
         assert made["splits"]["train"]["lengths"]["100%"] == max(map(len, map(str.encode, texts_of(data))))
-        assert len(made["samples"]) == 3 and made["samples"]
+        assert len(made["samples"]) == 3 and made["samples"][0]["text"].startswith("Story 1000 begins.")
+        assert made["fingerprint"] == data.fingerprint
+        page = (tmp_path / "data" / "card.md").read_text()
+        for heading in ("# Data card", "## Splits", "## Sources", "## Left out", "## Samples", "## Settings"):
+            assert heading in page
+        assert f"{data.tokens:,} tokens to train on" in page
+        assert "| binary files |  |  | 1 |" in page and "| filter nfc |" in page
+
+    def test_the_command_makes_it_again(self, tokenizer: Path, tmp_path: Path) -> None:
+        given, valid = blocks(tmp_path / "a b.txt", MANY[:9]), blocks(tmp_path / "v.txt", MANY[9:12])
+        data = prepare(
+            [given], tokenizer=tokenizer, out=tmp_path / "d", valid=[valid], clean=["nfc", "spaces"], near=0.9
+        )
+        assert data.card["command"] == (
+            f"pretune prepare '{given}' --tokenizer DATA/tokenizer --out DATA "
+            f"--valid {valid} --clean nfc,spaces --near 0.9"
+        )
+
+    def test_texts_cannot_leave_their_place(self) -> None:
+        assert card._cell("a|b\n# <b> `x`") == "a\\|b \\# \\<b\\> \\`x\\`"
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            ({"clean": ["spaes"]}, "unknown cleaner 'spaes'; did you mean 'spaces'?"),
+            ({"clean": ["short_pages=x"]}, "is a whole number, found 'x'"),
+            ({"near": 1.5}, "must be above 0 and at most 1, found 1.5"),
+            ({"sentences": "rule"}, "unknown sentence splitter 'rule'; did you mean 'rules'?"),
+            ({"lang": "../x"}, "lang is 'auto' or a code such as 'en'"),
+            ({"holdout": "2%", "valid": ["x"]}, "holdout and valid exclude each other"),
+            ({"workers": -1}, "workers is a number of processes"),
+            ({"by": "word"}, "unknown by='word'"),
+            ({"errors": "ignore"}, "unknown errors='ignore'"),
+        ],
+    )
+    def test_what_cannot_be(self, corpus: str, tokenizer: Path, tmp_path: Path, options: Any, told: str) -> None:
+        with pytest.raises(UsageError) as caught:
+            prepare([corpus], tokenizer=tokenizer, out=tmp_path / "out", **options)
+        assert told in str(caught.value)
+        assert not (tmp_path / "out").exists()
+
+    def test_too_many_inputs(self, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(run, "SOURCES", 2)
+        given = [blocks(tmp_path / f"{number}.txt", MANY[number : number + 1]) for number in range(3)]
+        with pytest.raises(UsageError, match="more than 2 inputs cannot be told apart; name the folder"):
+            prepare(given, tokenizer=tokenizer, out=tmp_path / "out")
+        assert prepare(given[:2], tokenizer=tokenizer, out=tmp_path / "out", valid=[]).made
+
+    def test_inputs_are_a_list(self, corpus: str, tokenizer: Path, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="inputs must be a list"):
+            prepare(corpus, tokenizer=tokenizer, out=tmp_path / "out")
+
+    def test_every_setting_is_in_the_command(self, tokenizer: Path) -> None:
+        names = {field.name for field in dataclasses.fields(Settings)}
+        assert names == {"by", "field", "errors", "clean", "near", "holdout", "lang", "sentences"}
+
+
+def test_a_handle_is_a_path(corpus: str, tokenizer: Path, tmp_path: Path) -> None:
+    data = prepare([corpus], tokenizer=tokenizer, out=tmp_path / "data")
+    assert os.fspath(data) == str(data) == str(tmp_path / "data")
+    assert Data.open(data) == data and Data.open(data).slice is None
+    assert json.loads(json.dumps(data.facts()))["splits"]["train"]["tokens"] == data.tokens
+
+
+def test_progress_goes_from_nothing_to_all(corpus: str, tokenizer: Path, tmp_path: Path, small: None) -> None:
+    told: list[tuple[float, int, int]] = []
+    data = prepare([corpus], tokenizer=tokenizer, out=tmp_path / "d", progress=lambda *now: told.append(now))
+    assert told == sorted(told) and len(told) > 10
+    assert told[-1][0] == pytest.approx(1.0)
+    assert told[-1][2] >= data.tokens
+
+
+def test_nobody_is_left_behind(corpus: str, tokenizer: Path, tmp_path: Path, small: None) -> None:
+    prepare([corpus], tokenizer=tokenizer, out=tmp_path / "data", workers=2)
+    assert multiprocessing.active_children() == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
+
+
+@settings(max_examples=15)
+@given(
+    st.lists(
+        st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=90),
+        min_size=2,
+        max_size=20,
+    ),
+    st.integers(8, 40),
+    st.integers(0, 2**32),
+)
+def test_no_token_is_lost_between_text_and_batches(tokenizer: Path, texts: list[str], length: int, seed: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "a.jsonl"
+        path.write_text("".join(json.dumps({"text": f"Text {n}: {text}"}) + "\n" for n, text in enumerate(texts)))
+        data = prepare([str(path)], tokenizer=tokenizer, out=Path(name) / "data", holdout=0)
+        samples = Documents(limit=length).open(data.shards())
+        stream = Stream(samples, Shape(rows=2, length=length), seed=seed)
+        pieces: Counter[tuple[int, ...]] = Counter()
+        for step in stream.steps(0):
+            made = stream[step]
+            pieces.update(tuple(one.tolist()) for one in made.split(made.tokens))
+        shards = data.shards()
+        expected: Counter[tuple[int, ...]] = Counter()
+        for start, stop in pairwise(shards.documents.tolist()):
+            whole = shards.tokens(start, stop).tolist()
+            expected.update(tuple(whole[at : at + length]) for at in range(0, len(whole), length))
+        assert pieces == expected
+        read = [document.text.encode() for document in open_corpus([str(path)]).documents()]
+        assert len(read) == len(texts) == len(shards.documents) - 1
+        assert sum(len(one) * count for one, count in pieces.items()) == sum(map(len, read))
+
+
+def test_the_story_of_the_readme(tmp_path: Path) -> None:
+    given = blocks(tmp_path / "books" / "a.txt", MANY)
+    tok = pt.train_tokenizer("wordpiece", [given], vocab=120)
+    data = pt.prepare([given], tokenizer=tok, out=tmp_path / "data")
+    assert data.vocab == tok.vocab <= 120
+    assert texts_of(data)[0] == tok.decode(tok.encode(MANY[0]))
+    assert (data.shards().tokens(0, data.tokens) == tok.special["unk"]).sum() == data.card["splits"]["train"]["unknown"]
