@@ -1,6 +1,6 @@
 """How fast text becomes shards, end to end, against `datasets.map` with the same tokenizer and number of processes.
 
-    PYTHONPATH=src python bench/prepare.py [--megabytes 20] [--workers 2] [--tokenizer DIR]     the ratio, in one run
+    PYTHONPATH=src python bench/prepare.py [--megabytes 40] [--workers 2] [--tokenizer DIR]     the ratio, in one run
     PYTHONPATH=src python bench/prepare.py --all [--only wikinews-en]                           every shared corpus
     PYTHONPATH=src python bench/prepare.py --line 2                                             one line of 2 GB
 
@@ -257,7 +257,7 @@ def default_tokenizer() -> str | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=float, default=20)
+    parser.add_argument("--megabytes", type=float, default=40)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--tokenizer", default=default_tokenizer())
