@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Raw
 from tokenizers import models, pre_tokenizers, processors
 
-from pretune.core.errors import CheckpointError, UsageError
+from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
 from pretune.text.styles import KINDS, STYLES
-from pretune.text.tokenizer import Tokenizer
+from pretune.text.tokenizer import Tokenizer, encode
 from tests.text.tokenizers import COMBINATIONS, NASTY, trained
 
 FACTS = ("vocab", "special", "sentinels", "special_ids", "template", "padding", "pad_segment", "length", "sha256")
@@ -288,6 +288,15 @@ class TestFaults:
         with pytest.raises(CheckpointError, match="cannot be used: a template's 'pair'"):
             Tokenizer.load(tmp_path)
 
+    def test_text_it_has_no_tokens_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(encode, "TRIED", -1)
+        tokenizer = Tokenizer(Raw(models.WordLevel({"a": 0}, unk_token="absent")))
+        assert tokenizer.encode("a") == [0]
+        assert tokenizer.encode_batch(["a", "a"]).ids.tolist() == [0, 0]
+        for work in (tokenizer.encode, lambda text: tokenizer.encode_batch([text])):
+            with pytest.raises(DataError, match=r"this tokenizer has no tokens for a text \(WordLevel error"):
+                work("b")
+
     @given(data=st.data())
     def test_damage_gives_our_error_or_a_tokenizer(
         self, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -301,5 +310,6 @@ class TestFaults:
         (folder / "tokenizer.json").write_bytes(text)
         try:
             Tokenizer.load(folder).encode("some text")
-        except CheckpointError as error:
+        except PretuneError as error:
+            assert isinstance(error, CheckpointError | DataError)
             assert "\n" not in str(error)

@@ -6,14 +6,16 @@ Text whose units do not repeat (Chinese, hexadecimal) takes the library's way af
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
+from pretune.core.errors import DataError
+from pretune.text.tokenizer.faults import told_as
 from pretune.text.tokenizer.units import follows, probes, split, split_simply, valid
 
 UNITS = 2**18
@@ -22,7 +24,12 @@ CHARACTERS = 2**23
 """… their characters; then the table starts anew. This is some 60 MB."""
 JOINED = 8192
 """New units are encoded in texts of about so many characters."""
-TRIAL, REST = 10_000, 16
+TRIAL, REST = 2**20, 16
+"""After so many characters a batch that is mostly new is the last, and so many batches go the library's way."""
+
+
+_SPACE = np.array([*(chr(code).isspace() for code in range(0x3001)), False])
+"""Which characters are white space, by code; the last stands for all above."""
 
 
 class Tokens(NamedTuple):
@@ -36,39 +43,33 @@ class Tokens(NamedTuple):
 
 def direct(raw: Tokenizer, texts: Sequence[str], wordless: bool = False) -> Tokens:
     """The library's own way. Without words from it (`wordless`) one starts at every token with white space before."""
-    try:
-        found = raw.encode_batch(texts, add_special_tokens=False)
-    except TypeError:  # NOTE: said of anything that is not UTF-8
-        if not all(isinstance(text, str) for text in texts):
-            raise
-        texts = [valid(text) for text in texts]
-        found = raw.encode_batch(texts, add_special_tokens=False)
+    with told_as(DataError, "this tokenizer has no tokens for a text"):
+        try:
+            found = raw.encode_batch(texts, add_special_tokens=False)
+        except TypeError:  # NOTE: said of anything that is not UTF-8
+            texts = [valid(text) for text in texts]
+            found = raw.encode_batch(texts, add_special_tokens=False)
     counts = np.fromiter(map(len, found), np.int64, len(found))
-    total = int(counts.sum())
+    total, first = int(counts.sum()), np.cumsum(counts) - counts
     ids = np.fromiter(chain.from_iterable(e.ids for e in found), np.uint32, total)
-    starts = np.fromiter(chain.from_iterable(map(_starts, found, texts)), np.int32, total)
-    marks = _spaces(found, texts) if wordless else chain.from_iterable(map(_words, found))
-    return Tokens(ids, counts, np.fromiter(marks, np.bool_, total), starts)
+    spans = np.fromiter(chain.from_iterable(chain.from_iterable(e.offsets for e in found)), np.int64, 2 * total)
+    # The texts end to end: where a token starts and ends there, and whether a character is white space.
+    base = np.repeat(np.cumsum([0, *map(len, texts)])[:-1], counts)
+    start, end = spans[::2] + base, spans[1::2] + base
+    codes = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
+    space = np.append(_SPACE[np.minimum(codes, len(_SPACE) - 1)], False)
+    word_start = (start < end) & space[start] if wordless else _word_starts(found, total)
+    word_start[first[counts > 0]] = True
+    while (more := (start + 1 < end) & space[start]).any():
+        start = start + more
+    return Tokens(ids, counts, word_start, (start - base).astype(np.int32))
 
 
-def _starts(encoding: Encoding, text: str) -> list[int]:
-    found: list[int] = []
-    for start, end in encoding.offsets:
-        while start + 1 < end and text[start].isspace():
-            start += 1
-        found.append(start)
-    return found
-
-
-def _words(encoding: Encoding) -> list[bool]:
-    words = encoding.word_ids
-    return [here is None or here != before for here, before in zip(words, [-1, *words], strict=False)]
-
-
-def _spaces(found: Iterable[Encoding], texts: Iterable[str]) -> Iterable[bool]:
-    for encoding, text in zip(found, texts, strict=True):
-        for i, (start, end) in enumerate(encoding.offsets):
-            yield i == 0 or (start < end and text[start].isspace())
+def _word_starts(found: Sequence[Encoding], total: int) -> NDArray[np.bool_]:
+    """Where the number of the word changes; a token without one is a word of its own."""
+    numbers = chain.from_iterable(e.word_ids for e in found)
+    words = np.fromiter((-1 if word is None else word for word in numbers), np.int64, total)
+    return np.asarray((np.diff(words, prepend=-1) != 0) | (words < 0))
 
 
 def by_unit(raw: Tokenizer, units: Sequence[str]) -> Tokens:
@@ -101,14 +102,15 @@ def separable(raw: Tokenizer) -> bool:
         return False
     texts = probes()
     units = [unit for text in texts for unit in split(text)]
-    whole, parts = direct(raw, texts), by_unit(raw, units)
-    alone = direct(raw, units)
+    try:
+        whole, parts, alone = direct(raw, texts), by_unit(raw, units), direct(raw, units)
+    except DataError:  # a closed vocabulary
+        return False
     counts = np.add.reduceat(parts.counts, np.cumsum([0, *(len(split(text)) for text in texts)])[:-1])
-    return (
-        np.array_equal(whole.ids, parts.ids)
-        and np.array_equal(whole.counts, counts)
-        and all(np.array_equal(one, other) for one, other in zip(alone, parts, strict=True))
-    )
+    facts: list[tuple[NDArray[Any], NDArray[Any]]] = [(whole.ids, parts.ids), (whole.counts, counts)]
+    facts += [(alone.ids, parts.ids), (alone.counts, parts.counts)]
+    facts += [(alone.word_start, parts.word_start), (alone.starts, parts.starts)]
+    return all(np.array_equal(one, other) for one, other in facts)
 
 
 class _Units(dict[str, int]):
@@ -141,6 +143,7 @@ class Cache:
 
     def __init__(self, raw: Tokenizer) -> None:
         self.raw = raw
+        self.seen = 0  # characters
         self.rest = 0  # so many more batches go the library's way
         self._clear()
 
@@ -161,7 +164,7 @@ class Cache:
             self._clear()
         try:
             rows, ends = self._look_up(texts)
-            self._learn(len(rows))
+            self._learn(sum(map(len, texts)))
         except BaseException:  # units with a row and no tokens must not stay
             self._clear()
             raise
@@ -180,16 +183,17 @@ class Cache:
             ends.append(len(rows))
         return rows, ends
 
-    def _learn(self, seen: int) -> None:
-        """Encode the new units; where they are half of what was seen, this text is not worth the table."""
+    def _learn(self, size: int) -> None:
+        """Encode the new units; where they are most of the text, it is not worth the table."""
         new = self.units.new
         if not new:
             return
-        if seen > TRIAL and len(new) > seen // 2:
-            self.rest = REST
         found = by_unit(self.raw, new)
         sizes = array("i", map(len, new))
+        self.seen += size
         self.characters += sum(sizes)
+        if self.seen > TRIAL and 2 * sum(sizes) > size:
+            self.rest = REST
         self.sizes += sizes
         self.bounds.frombytes((np.cumsum(found.counts) + self.bounds[-1]).tobytes())
         self.ids.frombytes(found.ids.tobytes())

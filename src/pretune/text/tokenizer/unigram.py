@@ -18,8 +18,8 @@ from pretune.text.tokenizer.lattice import Floats, Ints, Lattice
 
 LONGEST_WORD = 32
 """Longer words are cut: a product of so many probabilities of 1e-9 is still a float64."""
-CHARACTERS = 3_000_000
-"""How many characters of distinct words are looked at, the most frequent words first: some 500 MB of memory at most."""
+CHARACTERS = 2_000_000
+"""How many characters of distinct words are looked at, the most frequent words first: some 400 MB of memory at most."""
 SEEDS = 10
 """The pieces at the start are so many times the size asked for."""
 KEPT = 0.75

@@ -12,10 +12,11 @@ from numpy.typing import ArrayLike
 from tokenizers import Tokenizer as Raw
 
 from pretune.core import io
-from pretune.core.errors import CheckpointError, UsageError
+from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.text.templates import Template
 from pretune.text.tokenizer import files, roles
 from pretune.text.tokenizer.encode import Encoded, Encoder
+from pretune.text.tokenizer.faults import told_as
 from pretune.text.tokenizer.units import valid
 
 MOST = 2**24
@@ -60,10 +61,12 @@ class Tokenizer:
     def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
         """Read a directory that has a `tokenizer.json`, or such a file."""
         raw, said = files.read(path)
+        what = f"{os.fspath(path)}: a tokenizer that cannot be used"
         try:
-            return cls(raw, said)
+            with told_as(CheckpointError, what):
+                return cls(raw, said)
         except UsageError as error:
-            raise CheckpointError(f"{path}: a tokenizer that cannot be used: {error}") from None
+            raise CheckpointError(f"{what}: {error}") from None
 
     def save(self, directory: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the files that `AutoTokenizer` reads, all of them or none."""
@@ -90,7 +93,8 @@ class Tokenizer:
         """The ids of one text, as `encode_batch` gives them."""
         with self._lock:
             raw = self._encoder(literal).raw
-        return raw.encode(valid(text), add_special_tokens=False).ids
+        with told_as(DataError, "this tokenizer has no tokens for a text"):
+            return raw.encode(valid(text), add_special_tokens=False).ids
 
     def decode(self, ids: ArrayLike, *, special: bool = True) -> str:
         """The text of ids, without the special tokens if `special` is false.
