@@ -2,7 +2,8 @@
 
     Frame(single=((CLS, 0), (A, 0), (SEP, 0)), pair=((CLS, 0), (A, 0), (SEP, 0), (B, 1), (SEP, 1)))
 
-is "[CLS] a [SEP]" and "[CLS] a [SEP] b [SEP]" with the second text and its separator in segment 1.
+is "[CLS] a [SEP]" and "[CLS] a [SEP] b [SEP]" with the second text and its separator in segment 1. For the layout of a
+tokenizer this is `Frame.of(tokenizer.template)`.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pretune.core.errors import UsageError
 from pretune.data.ragged import Bools, Ints, begins, bounds, spread
 from pretune.data.sequences import Sequences
 from pretune.data.shards import Shards
+from pretune.text.templates import Special, Template, Text
 
 A, B = -1, -2
 """Where the first and the second text go in a frame."""
@@ -31,6 +33,15 @@ class Frame:
             found = [token for token, _ in getattr(self, name) if token < 0]
             if found != texts:
                 raise UsageError(f"the {name} frame must hold the text(s) {texts} once and in order, found {found}")
+
+    @classmethod
+    def of(cls, template: Template, *, end: int | None = None) -> "Frame":
+        """The layout of a tokenizer.
+
+        With `end` that token follows where the layout ends in a text: "<|endoftext|>" after the documents of GPT-2,
+        whose layout has nothing around them.
+        """
+        return cls(single=_laid(template.single, end), pair=_laid(template.pair, end))
 
     @property
     def room(self) -> int:
@@ -73,6 +84,14 @@ class Frame:
             special=np.tile([token >= 0 for token, _ in frame], count),
             segment=np.tile(np.array([segment for _, segment in frame]), count),
         )
+
+
+def _laid(parts: tuple[Special | Text, ...], end: int | None) -> tuple[tuple[int, int], ...]:
+    """One layout of a template, closed by `end` where it is open."""
+    texts = {"a": A, "b": B}
+    laid = tuple((part.token if isinstance(part, Special) else texts[part.which], part.segment) for part in parts)
+    last, segment = laid[-1]
+    return laid if end is None or last >= 0 else (*laid, (end, segment))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
