@@ -17,11 +17,24 @@ if TYPE_CHECKING:
     from pretune.data.prepare import prepare
     from pretune.models.catalog import build
     from pretune.models.checkpoint import load, save
+    from pretune.objectives import objective
     from pretune.text.tokenizer import train_tokenizer
 
 __version__ = "0.1.0"
 
-__all__ = ["Batch", "Loss", "Output", "__version__", "batch", "build", "load", "prepare", "save", "train_tokenizer"]
+__all__ = [
+    "Batch",
+    "Loss",
+    "Output",
+    "__version__",
+    "batch",
+    "build",
+    "load",
+    "objective",
+    "prepare",
+    "save",
+    "train_tokenizer",
+]
 
 _PUBLIC = {
     "load": "pretune.models.checkpoint:load",
@@ -29,6 +42,7 @@ _PUBLIC = {
     "build": "pretune.models.catalog:build",
     "train_tokenizer": "pretune.text.tokenizer:train_tokenizer",
     "prepare": "pretune.data.prepare:prepare",
+    "objective": "pretune.objectives:objective",
     "batch": "pretune.data.layout:batch",
     "Batch": "pretune.core.types:Batch",
     "Output": "pretune.core.types:Output",

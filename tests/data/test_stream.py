@@ -45,6 +45,8 @@ KINDS: dict[str, Any] = {
 class Masking:
     """A toy lesson: 3 of 10 tokens become token 7, chosen by their sample's own numbers."""
 
+    copies: int | None = None
+
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
         return n, None
 
@@ -57,6 +59,8 @@ class Masking:
 
 class Halves:
     """A toy lesson of two sides: the encoder reads the first half, the decoder the second; nothing stays outside."""
+
+    copies: int | None = None
 
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
         return (n + 1) // 2, n // 2 + 1

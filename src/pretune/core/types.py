@@ -51,6 +51,7 @@ class Batch:
     prefix: Tensor | None = None  # [C] how many tokens of each sequence all of it may see
     order: Tensor | None = None  # [N] factorisation rank
     view: Tensor | None = None  # [C] mask kind
+    blanks: Tensor | None = None  # [N] the number of the masked span a token is in, -1 outside
     labels: Tensor | None = None  # [C]
     source: "Batch | None" = None
 
@@ -99,6 +100,9 @@ class Output:
 class Loss:
     """A sum and the number of targets it was summed over, so that parts of a batch add up exactly.
 
+    Where an objective has several terms, `parts` holds them by name, each with its own count and `weight`; `sum` and
+    `count` are then those of the main one (the first): what a perplexity is computed from.
+
     >>> half = Loss(sum=torch.tensor(6.0), count=torch.tensor(2))
     >>> (half + half).mean().item()
     3.0
@@ -106,14 +110,30 @@ class Loss:
 
     sum: Tensor
     count: Tensor
+    weight: float = 1.0
     parts: Mapping[str, "Loss"] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, parts: Mapping[str, "Loss"]) -> "Loss":
+        """Several terms as one loss; the first is the main one."""
+        main = next(iter(parts.values()))
+        return cls(sum=main.sum, count=main.count, parts=parts)
+
+    def terms(self) -> Mapping[str, "Loss"]:
+        """Its terms by name; a loss of one term is called "loss"."""
+        return self.parts or {"loss": self}
+
+    def over(self, totals: Mapping[str, Tensor]) -> Tensor:
+        """What is differentiated: each term's sum over the count of the whole step, by its name, times its weight."""
+        found = [term.weight * term.sum / totals[name].clamp(min=1) for name, term in self.terms().items()]
+        return torch.stack(found).sum()
+
     def mean(self) -> Tensor:
-        """The average loss; 0 where there was nothing to predict."""
-        return self.sum / self.count.clamp(min=1)
+        """The average loss, terms weighted; 0 where there was nothing to predict."""
+        return self.over({name: term.count for name, term in self.terms().items()})
 
     def __add__(self, other: "Loss") -> "Loss":
         parts = dict(self.parts)
         for name, loss in other.parts.items():
             parts[name] = parts[name] + loss if name in parts else loss
-        return Loss(sum=self.sum + other.sum, count=self.count + other.count, parts=parts)
+        return Loss(sum=self.sum + other.sum, count=self.count + other.count, weight=self.weight, parts=parts)

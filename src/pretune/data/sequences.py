@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pretune.data.ragged import Bools, Ints, begins, bounds, spread
 
-PER_TOKEN = ("tokens", "special", "words", "sentences", "segments", "targets", "order")
+PER_TOKEN = ("tokens", "special", "words", "sentences", "segments", "targets", "order", "blanks")
 PER_SEQUENCE = ("samples", "epochs", "sources", "prefix", "view", "labels")
 
 
@@ -29,6 +29,7 @@ class Sequences:
     segments: Ints | None = None  # [T]
     targets: Ints | None = None  # [T] what the head should say there, IGNORE where nothing
     order: Ints | None = None  # [T] factorisation rank
+    blanks: Ints | None = None  # [T] the number of the masked span inside its sequence, -1 outside
     samples: Ints | None = None  # [S] which sample it is: with the epoch, the counter of all that is random about it
     epochs: Ints | None = None  # [S] for the how-manieth time the sample is read
     sources: Ints | None = None  # [S] which source it is from

@@ -38,6 +38,10 @@ _TINY = 0.005  # the share of all tokens that is in sequences so short that rows
 class Lesson(Protocol):
     """What an objective does to sequences before they are laid out."""
 
+    @property
+    def copies(self) -> int | None:
+        """After so many epochs the same corruptions come again (static masking); None: never."""
+
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
         """Bounds of how long a sequence of n tokens becomes: source and target; no target where there is one side."""
 
@@ -104,7 +108,7 @@ class Stream:
         which, row = plan.batch(at, part, parts)
         cut = self.samples.cut(draws.take(which), words=self._words, sentences=self._sentences)
         if self.lesson is not None:
-            cut = self.lesson.corrupt(cut, Counters.of(self.seed, cut))
+            cut = self.lesson.corrupt(cut, Counters.of(self.seed, cut, copies=self.lesson.copies))
         return cut, row
 
     def batches(self, start: int = 0, stop: int | None = None, *, part: int = 0, parts: int = 1) -> Iterator[Batch]:

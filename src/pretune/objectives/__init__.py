@@ -1,0 +1,24 @@
+"""BATCHES -> CORRUPTED BATCHES and their loss; one file each. This table is the only place that lists them."""
+
+from typing import TYPE_CHECKING, Any
+
+from pretune.core.registry import Registry
+
+if TYPE_CHECKING:
+    from pretune.objectives.objective import Objective
+
+OBJECTIVES: "Registry[type[Objective]]" = Registry(
+    "objective",
+    {
+        "causal": "pretune.objectives.causal:Causal",
+    },
+)
+
+
+def objective(name: str, **settings: Any) -> "Objective":
+    """An objective by its name, with other settings than its paper's.
+
+    >>> objective("causal").shapes
+    ('decoder',)
+    """
+    return OBJECTIVES.get(name)(**settings)

@@ -1,0 +1,181 @@
+"""What an objective is: a spec that says what it trains, makes lessons out of sequences, and gives their loss.
+
+    masked = Masked(rate=0.3)                                   # a value: compare it, write it to run.json
+    lesson = masked.open(Vocabulary.of(tokenizer), "encoder")    # for the data: `lengths`, `corrupt`, `targets`
+    stream = Stream(samples, shape, seed=0, lesson=lesson, words=masked.words, sentences=masked.sentences)
+    masked.loss(model, stream[0])                               # for the device: Loss(sum, count, parts)
+
+Adding one: a file here, and a line in the table of `pretune.objectives`.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, Protocol, Self, get_args
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pretune.core.config import spec
+from pretune.core.errors import UsageError
+from pretune.core.types import IGNORE, Batch, Loss
+from pretune.data.counters import Counters
+from pretune.data.ragged import Ints
+from pretune.data.sequences import Sequences
+from pretune.text.tokenizer import Tokenizer
+
+ModelShape = Literal["encoder", "decoder", "encoder-decoder", "two-way", "generator-discriminator", "two-stream"]
+"""What a model is made of. Two-way: causal stacks of both directions; two-stream: content and query states."""
+MODEL_SHAPES: tuple[ModelShape, ...] = get_args(ModelShape)
+Role = Literal["pad", "unk", "cls", "sep", "mask", "bos", "eos"]
+
+
+@spec
+class Vocabulary:
+    """What objectives know of a tokenizer: its special tokens."""
+
+    size: int
+    special: tuple[int, ...] = ()  # all of them, ascending: never corrupted, never drawn
+    roles: tuple[tuple[Role, int], ...] = ()
+    sentinels: tuple[int, ...] = ()  # in the order they are used
+    start: int | None = None  # what a decoder reads first
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, *, start: int | None = None) -> "Vocabulary":
+        """Of a tokenizer. Without `start` a decoder starts with the first of: bos, cls, pad, eos."""
+        roles = {role: tokenizer.special[role] for role in get_args(Role) if role in tokenizer.special}
+        if start is None:
+            start = next((roles[role] for role in ("bos", "cls", "pad", "eos") if role in roles), None)
+        return cls(
+            size=tokenizer.vocab,
+            special=tuple(sorted(tokenizer.special_ids)),
+            roles=tuple(roles.items()),
+            sentinels=tokenizer.sentinels,
+            start=start,
+        )
+
+    def find(self, role: Role) -> int | None:
+        """The id of a special token, if there is one."""
+        return dict(self.roles).get(role)
+
+    def need(self, role: Role, objective: str) -> int:
+        """The id of a special token that an objective cannot do without."""
+        found = self.find(role)
+        if found is None:
+            raise UsageError(f"{objective} needs a {role} token, and this tokenizer has none; {_REMEDY}")
+        return found
+
+    def first(self, objective: str) -> int:
+        """What a decoder reads first."""
+        if self.start is None:
+            raise UsageError(f"{objective} needs a token that a decoder starts with (bos, cls, pad or eos); {_REMEDY}")
+        return self.start
+
+    def ordinary(self) -> Ints:
+        """All ids but the special ones: what a random token is drawn from."""
+        return np.setdiff1d(np.arange(self.size), np.asarray(self.special, dtype=np.int64))
+
+
+_REMEDY = "train one with another --style (see `pretune list tokenizers`)"
+
+
+class Reader(Protocol):
+    """What objectives ask of a model."""
+
+    @property
+    def pair(self) -> nn.Module | None:
+        """Two classes from the pooled vector."""
+
+    def states(self, batch: Batch) -> Tensor:
+        """[N, W]"""
+
+    def loss(self, states: Tensor, batch: Batch) -> Loss:
+        """The vocabulary head's summed loss at the batch's targets."""
+
+    def pool(self, states: Tensor, batch: Batch) -> Tensor:
+        """[C, W]"""
+
+
+class Lesson(Protocol):
+    """An objective opened for a vocabulary and a model's shape: what `pretune.data.stream` works with."""
+
+    @property
+    def copies(self) -> int | None:
+        """After so many epochs the same corruptions come again (static masking); None: never."""
+
+    def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
+        """Bounds of how long a sequence of n tokens becomes: source and target; no target where there is one side."""
+
+    def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
+        """The lesson, as many sequences in the same order. There may be none of them."""
+
+    def targets(self, tokens: int, sequences: int) -> int:
+        """Slots for the targets of a batch of so many tokens (of the side that is predicted) in so many sequences.
+
+        A bound, or where their number is random what it stays below but for once in a thousand million batches.
+        """
+
+
+class Objective(Protocol):
+    """A way to make a lesson out of plain text. What is optional has its plainest value in `causal`."""
+
+    @property
+    def shapes(self) -> tuple[ModelShape, ...]:
+        """The shapes of models it trains."""
+
+    @property
+    def words(self) -> bool:
+        """Whether it asks where words start."""
+
+    @property
+    def sentences(self) -> bool:
+        """Whether it asks where sentences start."""
+
+    @property
+    def pairs(self) -> Literal["exchanged", "swapped"] | None:
+        """How half of the pairs are broken, where it reads pairs of segments."""
+
+    def open(self, vocabulary: Vocabulary, shape: ModelShape) -> Lesson:
+        """Its lesson for a model of a shape; a UsageError where it does not train such models."""
+
+    def evaluation(self) -> Self:
+        """The form in which held-out loss is measured: the same for all settings that only make training harder."""
+
+    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
+        """How many targets each term of the loss has in a batch, by its name, known before the model runs."""
+
+    def loss(self, model: Reader, batch: Batch) -> Loss:
+        """The summed loss of a batch."""
+
+
+def check_shape(name: str, shape: ModelShape, shapes: tuple[ModelShape, ...]) -> None:
+    """Refuse a shape of model that an objective does not train."""
+    if shape not in shapes:
+        raise UsageError(f"{name} does not train models of the shape '{shape}'; it trains: {', '.join(shapes)}")
+
+
+def vocabulary_count(batch: Batch) -> Tensor:
+    """How many tokens the vocabulary head is to predict."""
+    if batch.targets is None:
+        raise UsageError("this batch has no targets; an objective's lesson makes them")
+    return (batch.targets.labels != IGNORE).sum()
+
+
+def pair_count(batch: Batch) -> Tensor:
+    """How many sequences have a label of their own."""
+    if batch.labels is None:
+        raise UsageError("this batch has no labels of pairs; take samples that are pairs of segments")
+    return (batch.labels != IGNORE).sum()
+
+
+def pair_loss(model: Reader, states: Tensor, batch: Batch) -> Loss:
+    """The summed loss of the pair head on every sequence that has a label."""
+    count = pair_count(batch)
+    if model.pair is None or batch.labels is None:
+        raise UsageError("this model has no head for pairs; take a family that has, or an objective without pairs")
+    logits = model.pair(model.pool(states, batch)).float()
+    return Loss(sum=F.cross_entropy(logits, batch.labels, ignore_index=IGNORE, reduction="sum"), count=count)
+
+
+def spare(expected: float, variance: float, most: int) -> int:
+    """Slots for a random number of targets: six standard deviations above what is expected, `most` at most."""
+    return min(most, int(np.ceil(expected + 6 * np.sqrt(variance))) + 1)
