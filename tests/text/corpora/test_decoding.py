@@ -10,6 +10,7 @@ from pretune.core.errors import DataError
 from pretune.text.corpora.decoding import decode, encoding_of
 
 NASTY = "naïve café – 漢字かな 😀 Здравствуй мир שלום\n𝔘𝔫𝔦\r\nend"
+MIXED = "NTT東日本とJR西日本、TシャツとCDを5枚。 Aβ peptide, ἐν ἀρχῇ, 한국어와 漢字 ㄅㄆㄇ\n"
 WIDE = ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"]
 texts = st.text(st.characters(codec="utf-8"), max_size=40)
 
@@ -43,7 +44,7 @@ def test_a_mark_tells_the_encoding_and_is_skipped(encoding: str) -> None:
 
 @pytest.mark.parametrize("encoding", WIDE)
 @pytest.mark.parametrize(
-    "text", ["plain ASCII text\n", NASTY, "Привет, мир.\n", "世界人权宣言\n　序言", "a", "αβγ δεζ", "Ā Ȁ text"]
+    "text", ["plain ASCII text\n", NASTY, "Привет, мир.\n", "世界人权宣言\n　序言", "a", "αβγ δεζ", "Ā Ȁ text", MIXED]
 )
 def test_zeros_tell_the_encoding(encoding: str, text: str) -> None:
     assert encoding_of(text.encode(encoding)) == (encoding, 0)
@@ -61,6 +62,9 @@ def test_zeros_tell_the_encoding(encoding: str, text: str) -> None:
         b"RIFF\x24\x00\x00\x00WAVEfmt \x10\x00\x00\x00\x01\x00\x01\x00",
         bytes(range(256)) * 4,
         b"\x01\x00\x02\x00\x03\x00\x04\x00",
+        b"MZ\0\1\2" * 2000,  # UTF-16 to the letter, of letters that no language puts side by side
+        b"\0\1MZ" * 2000,
+        b"KR\0iU\3\0" * 1000,
         b"%PDF-1.7\n%...",
         b"PK\x03\x04",
     ],

@@ -6,6 +6,7 @@ not guessed: a wrong guess would go unnoticed, while invalid UTF-8 is an error t
 """
 
 import codecs
+import itertools
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -35,6 +36,7 @@ _DECODERS: dict[str, Callable[[bytes, str, bool], tuple[str, int]]] = {
 }
 _ASCII = bytes([9, 10, 13, *range(32, 127)])
 _WIDTH = {"utf-8": 1, "utf-16-le": 2, "utf-16-be": 2, "utf-32-le": 4, "utf-32-be": 4}
+_EAST_ASIAN = {"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "IDEOGRAPHIC", "HANGUL", "BOPOMOFO"}
 _BINARY = (
     b"%PDF-",
     b"PK\x03\x04",
@@ -75,7 +77,22 @@ def _plausible(head: bytes, encoding: str) -> float:
         return 0.0
     if not text or any(unicodedata.category(c) in ("Cc", "Cn", "Co", "Cs") and c not in "\t\n\r\f\v" for c in text):
         return 0.0
-    return sum(c < "\x80" for c in text) / len(text)
+    return sum(c < "\x80" for c in text) / len(text) if _coherent(text) else 0.0
+
+
+def _coherent(text: str) -> bool:
+    """Whether letters are mostly of the same script as the letter before them; in numbers read as text they are not."""
+    scripts = [_script(c) if c.isalpha() else "" for c in text]
+    changes = [one != other for one, other in itertools.pairwise(scripts) if one and other]
+    return sum(changes) <= 1 + len(changes) // 4
+
+
+def _script(letter: str) -> str:
+    """The script of a letter, which its name begins with; those that East Asian languages mix are one."""
+    if "\u3400" <= letter < "\u4e00":
+        return "rare CJK"  # what ASCII becomes when two bytes are read as one character
+    name = unicodedata.name(letter, "").partition(" ")[0]
+    return "CJK" if name in _EAST_ASIAN else name
 
 
 def decode(
