@@ -16,7 +16,7 @@ from pretune.nn import attention as attention_module
 from pretune.nn import stack as stack_module
 from pretune.nn.backends import attend
 from pretune.nn.positions import Alibi, RelativeBias
-from pretune.nn.scope import LONG, View, pick, scope
+from pretune.nn.scope import LONG, Sight, View, lacks, pick, scope
 
 HEADS, SCALE = 4, 0.3
 MIXED = (6, 3, 8, 1, 5)
@@ -32,6 +32,7 @@ class Case:
     causal: bool = False
     window: int | None = None
     prefix: tuple[int, ...] | None = None
+    view: tuple[Sight, ...] | None = None
     bias: str | None = None
     kv_heads: int = HEADS
 
@@ -40,7 +41,7 @@ class Case:
         """Those that can compute it."""
         able = ["rows", "naive", "flex"]
         whole = len({*self.lengths, self.row or max(self.lengths)}) == 1 and len({*(self.source or (1,))}) == 1
-        bare = self.bias is None and self.prefix is None
+        bare = self.bias is None and self.prefix is None and self.view is None
         if whole and bare and self.window is None:
             able.append("plain")
         if bare:
@@ -50,10 +51,19 @@ class Case:
     def batch(self) -> pt.Batch:
         target = [[0] * n for n in self.lengths]
         if self.source is None:
-            return pt.batch(target, row=self.row, prefix=self.prefix)
+            made = pt.batch(target, row=self.row, prefix=self.prefix)
+            return made if self.view is None else replace(made, view=self._per_cell(made, self.view))
         return pt.batch(source=[[0] * n for n in self.source], target=target, row=self.row)
 
+    @staticmethod
+    def _per_cell(batch: pt.Batch, values: tuple[int, ...]) -> Tensor:
+        """One number of each sequence at its cell; elsewhere one that must not matter."""
+        out = torch.full((batch.cells,), 2)
+        out[[int(batch.sequence[start]) for start, _ in batch.spans()]] = torch.tensor(values)
+        return out
 
+
+BOTH, LEFT, RIGHT, PREFIX = Sight
 CASES = {
     "full": Case(),
     "full-whole": Case(lengths=(7, 7, 7), row=7),
@@ -67,6 +77,16 @@ CASES = {
     "prefix": Case(causal=True, prefix=(3, 0, 8, 1, 2)),
     "prefix-whole": Case(lengths=(7, 7, 7), row=7, causal=True, prefix=(3, 0, 7)),
     "prefix-window": Case(causal=True, window=3, prefix=(4, 0, 8, 1, 2)),
+    "view-both": Case(view=(BOTH,) * 5),
+    "view-left": Case(view=(LEFT,) * 5),
+    "view-right": Case(view=(RIGHT,) * 5),
+    "view-prefix": Case(view=(PREFIX,) * 5, prefix=(3, 0, 8, 1, 2)),
+    "view-prefix-of-nothing": Case(view=(PREFIX,) * 5),
+    "view-mixed": Case(view=(PREFIX, RIGHT, PREFIX, LEFT, BOTH), prefix=(3, 1, 5, 1, 2)),
+    "view-whole": Case(lengths=(7, 7, 7, 7), row=7, view=(BOTH, LEFT, RIGHT, PREFIX), prefix=(0, 2, 3, 4)),
+    "view-window": Case(window=3, view=(PREFIX, RIGHT, PREFIX, LEFT, BOTH), prefix=(3, 1, 5, 1, 2)),
+    "view-relative": Case(bias="relative", view=(PREFIX, RIGHT, LEFT, LEFT, BOTH), prefix=(3, 1, 5, 1, 2)),
+    "view-causal": Case(causal=True, view=(PREFIX, RIGHT, PREFIX, LEFT, BOTH), prefix=(3, 1, 5, 1, 2)),
     "alibi": Case(causal=True, bias="alibi"),
     "alibi-both-ways": Case(bias="alibi"),
     "alibi-whole": Case(lengths=(7, 7), row=7, bias="alibi"),
@@ -136,6 +156,9 @@ class Inputs:
 
     def may(self, i: int, j: int, s: int) -> bool:
         past = not self.case.causal or j <= i or (self.case.prefix is not None and j < self.case.prefix[s])
+        if self.case.view is not None:
+            ahead = self.case.prefix is not None and j < self.case.prefix[s]
+            past = past and {BOTH: True, LEFT: j <= i, RIGHT: j >= i, PREFIX: j <= i or ahead}[self.case.view[s]]
         return past and (self.case.window is None or abs(i - j) < self.case.window)
 
     def gradients(self, out: Tensor, *, filler: bool = False) -> list[Tensor]:
@@ -150,6 +173,7 @@ def on(*backends: str) -> list[tuple[str, str]]:
 
 SLOW = ("full-whole", "causal-whole", "causal-window-wide", "window-of-one", "prefix-window", "alibi-both-ways")
 SLOW += ("one-key-head", "grouped-whole", "no-filler", "one-row", "cross-whole", "causal-window-whole", "alibi-whole")
+SLOW += ("view-both", "view-left", "view-right", "view-prefix-of-nothing", "view-window", "view-causal")
 """What flex, slow on a CPU, need not repeat."""
 
 
@@ -222,6 +246,7 @@ CPU: dict[str, Any] = {
     "length": LONG,
     "bias": False,
     "prefix": False,
+    "view": False,
     "window": None,
     "dropout": 0.0,
     "weights": False,
@@ -239,6 +264,7 @@ GPU = {**CPU, "device": "cuda", "half": True}
         ({**CPU, "whole": True, "window": LONG - 1}, "rows"),
         ({**CPU, "whole": True, "bias": True}, "rows"),
         ({**CPU, "whole": True, "prefix": True}, "rows"),
+        ({**CPU, "whole": True, "view": True}, "rows"),
         ({**CPU, "whole": True, "weights": True}, "naive"),
         (GPU, "varlen"),
         ({**GPU, "length": LONG - 1}, "rows"),
@@ -249,6 +275,8 @@ GPU = {**CPU, "device": "cuda", "half": True}
         ({**GPU, "whole": True, "window": 128}, "varlen"),
         ({**GPU, "bias": True}, "flex"),
         ({**GPU, "prefix": True}, "flex"),
+        ({**GPU, "view": True}, "flex"),
+        ({**GPU, "view": True, "dropout": 0.1}, "rows"),
         ({**GPU, "bias": True, "half": False}, "flex"),
         ({**GPU, "bias": True, "dropout": 0.1}, "rows"),
         ({**GPU, "prefix": True, "dropout": 0.1}, "rows"),
@@ -262,29 +290,32 @@ def test_pick(given: dict[str, Any], expected: str) -> None:
 
 
 def test_pick_never_asks_for_what_a_backend_cannot_do() -> None:
-    """Over all combinations: dropout, weights, bias, prefix, window and precision."""
-    flags = (False, True)
-    for device, half, whole, length, bias, prefix, window, dropout, weights in itertools.product(
-        ("cpu", "cuda"), flags, flags, (1, LONG - 1, LONG, 4096), flags, flags, (None, 8, 4096), (0.0, 0.1), flags
+    """Over all combinations: dropout, weights, bias, prefix, view, window and precision."""
+    flags, lengths, windows = (False, True), (1, LONG - 1, LONG, 4096), (None, 8, 4096)
+    for device, half, whole, length, bias, prefix, view, window, dropout, weights in itertools.product(
+        ("cpu", "cuda"), flags, flags, lengths, flags, flags, flags, windows, (0.0, 0.1), flags
     ):
-        chosen = pick(
-            device=device,
-            half=half,
-            whole=whole,
-            length=length,
-            bias=bias,
-            prefix=prefix,
-            window=window,
-            dropout=dropout,
-            weights=weights,
-        )
+        facts: Any = {
+            "device": device,
+            "half": half,
+            "whole": whole,
+            "length": length,
+            "bias": bias,
+            "prefix": prefix,
+            "view": view,
+            "window": window,
+            "dropout": dropout,
+            "weights": weights,
+        }
+        chosen = pick(**facts)
+        assert lacks(chosen, **facts) is None
         assert (chosen == "naive") == weights
         if chosen in ("varlen", "flex"):
             assert dropout == 0 and device == "cuda"
         if chosen == "varlen":
-            assert half and not bias and not prefix
+            assert half and not bias and not prefix and not view
         if chosen == "plain":
-            assert whole and not bias and not prefix and (window is None or window >= length)
+            assert whole and not bias and not prefix and not view and (window is None or window >= length)
 
 
 @pytest.fixture
@@ -346,6 +377,14 @@ def test_a_forced_backend_never_mixes_sequences() -> None:
         model(pt.batch([[1, 2, 3, 4]], prefix=[2]))
 
 
+@pytest.mark.parametrize("backend", ["plain", "varlen"])
+def test_a_forced_backend_never_forgets_a_view(backend: Any) -> None:
+    model = build("bert", **SMALL).eval()
+    model.attention_backend = backend
+    with pytest.raises(UsageError, match="view"):
+        model(replace(pt.batch([[1, 2, 3, 4]]), view=torch.tensor([Sight.LEFT, 0])))
+
+
 @pytest.mark.parametrize("backend", ["flex", "varlen"])
 def test_a_forced_backend_never_forgets_dropout(backend: Any) -> None:
     model = build("gpt2", **SMALL, dropout=0.1).train()
@@ -403,6 +442,9 @@ LONGER = {
     "causal-window": Case(lengths=(100, 37, 128, 1, 60), row=200, causal=True, window=33),
     "window-both-ways": Case(lengths=(100, 37, 128, 1, 60), row=200, window=33),
     "prefix": Case(lengths=(100, 37, 128, 1, 60), row=200, causal=True, prefix=(70, 0, 128, 1, 2)),
+    "view": Case(
+        lengths=(100, 37, 128, 1, 60), row=200, view=(PREFIX, RIGHT, LEFT, BOTH, BOTH), prefix=(70, 0, 0, 1, 2)
+    ),
     "alibi": Case(lengths=(100, 37, 128, 1, 60), row=200, causal=True, bias="alibi"),
     "relative": Case(lengths=(100, 37, 128, 1, 60), row=200, bias="relative"),
     "grouped": Case(lengths=(100, 37, 128, 1, 60), row=200, causal=True, kv_heads=2),

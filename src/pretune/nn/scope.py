@@ -6,6 +6,7 @@ keys, R row length, H heads.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import Any, Literal, TypedDict, Unpack
 
 import torch
@@ -18,6 +19,15 @@ Backend = Literal["rows", "varlen", "flex", "plain", "naive"]
 BACKENDS: tuple[Backend, ...] = ("rows", "varlen", "flex", "plain", "naive")
 LONG = 512
 """From this row length on, a kernel that skips the blocks between sequences beats one masked product per row."""
+
+
+class Sight(IntEnum):
+    """What the tokens of a sequence may see of it: the values of `Batch.view`."""
+
+    BOTH = 0  # all of it
+    LEFT = 1  # themselves and what is before
+    RIGHT = 2  # themselves and what is after
+    PREFIX = 3  # its prefix, themselves and what is before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +56,29 @@ class View:
 
 
 def may_attend(
-    q_sequence: Tensor, k_sequence: Tensor, distance: Tensor, ahead: Tensor | None, *, causal: bool, window: int | None
+    q_sequence: Tensor,
+    k_sequence: Tensor,
+    distance: Tensor,
+    ahead: Tensor | None,
+    sight: Tensor | None,
+    *,
+    causal: bool,
+    window: int | None,
 ) -> Tensor:
-    """The rule: the same sequence, not the future (but for a prefix), not beyond the window.
+    """The rule: the same sequence, not the future (but for a prefix), what its sight allows, not beyond the window.
 
-    `distance` is key position minus query position; `ahead` marks keys inside their sequence's prefix. Filler sees
-    everything in its row, so that no query is left without a key; nothing ever sees filler's output.
+    `distance` is key position minus query position; `ahead` marks keys inside their sequence's prefix; `sight` is that
+    of the query's sequence. Filler sees everything in its row, so that no query is left without a key; nothing ever
+    sees filler's output.
     """
     allowed = q_sequence == k_sequence
     if causal:
         past = distance <= 0
         allowed = allowed & (past if ahead is None else past | ahead)
+    if sight is not None:
+        both, right, prefix = Sight.BOTH.value, Sight.RIGHT.value, Sight.PREFIX.value  # NOTE: flex cannot trace enums
+        seen = (sight == both) | torch.where(sight == right, distance >= 0, distance <= 0)
+        allowed = allowed & (seen if ahead is None else seen | ((sight == prefix) & ahead))
     if window is not None:
         allowed = allowed & (distance.abs() < window)
     return allowed | (q_sequence < 0)
@@ -71,6 +93,7 @@ class Facts(TypedDict):
     length: int  # of the longer rows
     bias: bool
     prefix: bool
+    view: bool  # sequences differ in what they see
     window: int | None
     dropout: float  # of attention probabilities
     weights: bool  # they must be returned
@@ -84,7 +107,7 @@ def pick(**facts: Unpack[Facts]) -> Backend:
     fast = facts["device"] == "cuda" and facts["length"] >= LONG and facts["dropout"] == 0
     if facts["weights"]:
         return "naive"
-    if facts["bias"] or facts["prefix"]:
+    if facts["bias"] or facts["prefix"] or facts["view"]:
         return "flex" if fast else "rows"
     if lacks("plain", **facts) is None:
         return "plain"
@@ -100,6 +123,7 @@ def lacks(backend: Backend, **facts: Unpack[Facts]) -> str | None:
         "attention dropout": facts["dropout"] > 0 and backend in ("varlen", "flex"),
         "a position bias": facts["bias"] and backend in ("plain", "varlen"),
         "a prefix": facts["prefix"] and backend in ("plain", "varlen"),
+        "a view of each sequence's own": facts["view"] and backend in ("plain", "varlen"),
         "several sequences in a row, or a window": backend == "plain" and (near or not facts["whole"]),
         "a device other than CUDA in half precision": backend == "varlen" and not half,
     }
@@ -124,7 +148,7 @@ def scope(queries: Batch, keys: Batch, view: View, backend: Backend, dtype: torc
     # Inside a row and a sequence, positions are consecutive: their difference is the difference of columns.
     distance = _columns(keys) - _columns(queries)[:, None]  # [R, R]
     bias = None if view.bias is None else view.bias(distance)[None]
-    alike = queries.whole and keys.whole and not view.causal and view.window is None
+    alike = queries.whole and keys.whole and not view.causal and view.window is None and not _views(queries, keys)
     mask = None if alike else _mask(queries, keys, view, distance)
     if backend == "naive" or bias is None:
         return replace(made, mask=mask, bias=bias)
@@ -138,15 +162,28 @@ def _columns(side: Batch) -> Tensor:
 
 def _mask(queries: Batch, keys: Batch, view: View, distance: Tensor) -> Tensor:
     """Bool `[rows, 1, R, R]`, or `[1, 1, R, R]` where all rows are alike."""
-    if queries.whole and keys.whole and queries.prefix is None:
+    if queries.whole and keys.whole and queries.prefix is None and not _views(queries, keys):
         same = torch.zeros((), device=distance.device, dtype=torch.long)
-        return may_attend(same, same, distance, None, causal=view.causal, window=view.window)[None, None]
+        return may_attend(same, same, distance, None, None, causal=view.causal, window=view.window)[None, None]
     q_sequence = queries.sequence.view(queries.rows, 1, -1, 1)
     k_sequence = keys.sequence.view(queries.rows, 1, 1, -1)
-    ahead = None
+    ahead = sight = None
     if queries.prefix is not None:
         ahead = _in_prefix(keys, queries.prefix).view(queries.rows, 1, 1, -1)
-    return may_attend(q_sequence, k_sequence, distance, ahead, causal=view.causal, window=view.window)
+    if _views(queries, keys):
+        sight = _sight(queries).view(queries.rows, 1, -1, 1)
+    return may_attend(q_sequence, k_sequence, distance, ahead, sight, causal=view.causal, window=view.window)
+
+
+def _views(queries: Batch, keys: Batch) -> bool:
+    """Whether sequences differ in what they see: of themselves only, a source is seen whole."""
+    return queries is keys and queries.view is not None
+
+
+def _sight(side: Batch) -> Tensor:
+    """[N] of each token's sequence."""
+    assert side.view is not None
+    return side.view[side.sequence.clamp(min=0)]
 
 
 def _in_prefix(side: Batch, prefix: Tensor) -> Tensor:
@@ -165,10 +202,18 @@ def _blocks(queries: Batch, keys: Batch, view: View) -> Any:
     q_sequence = queries.sequence.view(queries.rows, -1)
     k_sequence = keys.sequence.view(queries.rows, -1)
     prefix = None if queries.prefix is None else _in_prefix(keys, queries.prefix).view(queries.rows, -1)
+    sights = _sight(queries).view(queries.rows, -1) if _views(queries, keys) else None
 
     def rule(row: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        ahead = None if prefix is None else prefix[row, k]
-        return may_attend(q_sequence[row, q], k_sequence[row, k], k - q, ahead, causal=view.causal, window=view.window)
+        return may_attend(
+            q_sequence[row, q],
+            k_sequence[row, k],
+            k - q,
+            None if prefix is None else prefix[row, k],
+            None if sights is None else sights[row, q],
+            causal=view.causal,
+            window=view.window,
+        )
 
     make = create_block_mask if queries.tokens.device.type == "cpu" else torch.compile(create_block_mask)
     return make(rule, queries.rows, None, queries.length, keys.length, device=queries.tokens.device)

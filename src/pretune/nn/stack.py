@@ -214,6 +214,7 @@ class TransformerStack(nn.Module):
             "length": max(queries.length, keys.length),
             "bias": view.bias is not None,
             "prefix": queries.prefix is not None and view.causal,
+            "view": queries.view is not None and queries is keys,
             "window": view.window,
             "dropout": dropout if self.training else 0.0,
             "weights": ask.attention,
