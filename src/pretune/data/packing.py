@@ -6,14 +6,14 @@ each sequence by itself: the tightest row stays the tightest until it is too sma
 hold. The work grows with the number of lengths and of rows, not with the number of sequences.
 
 Best fit leaves gaps where a row holds few sequences and none is short (stories of 150 tokens in rows of 512). There,
-rows are also put together by exact sums, and the packing with fewer rows is taken. For an encoder-decoder a row has
-room on two sides: the scarcer side is the one to fit, the other a condition.
+rows are also put together by exact sums, in several ways, and the packing with the fewest rows is taken. For an
+encoder-decoder a row has room on two sides: the scarcer side is the one to fit, the other a condition.
 """
 
 import numpy as np
 
 from pretune.core.errors import UsageError
-from pretune.data.exact import exact_fit
+from pretune.data.exact import WAYS, exact_fit
 from pretune.data.ragged import Ints
 
 GAPS = 0.001
@@ -32,11 +32,15 @@ def pack(
     [0, 1, 1, 0, 1]
     """
     found = best_fit(lengths, room, most=most, source=source, source_room=source_room)
+    if source is not None or room > LONGEST:
+        return found
     needed = max(int(lengths.sum()) / room, len(lengths) / (most or room))
-    if source is None and room <= LONGEST and found.max(initial=-1) + 1 > (1 + GAPS) * needed + 1:
-        other = exact_fit(lengths, room, most or room)
+    for way in WAYS:
+        if found.max(initial=-1) + 1 <= (1 + GAPS) * needed + 1:
+            break
+        other = exact_fit(lengths, room, most or room, way)
         if other.max() < found.max():
-            return other
+            found = other
     return found
 
 
