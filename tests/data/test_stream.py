@@ -56,6 +56,9 @@ class Masking:
         labels = np.where(hit, sequences.tokens, IGNORE)
         return replace(sequences, tokens=np.where(hit, 7, sequences.tokens), targets=labels)
 
+    def targets(self, tokens: int, sequences: int) -> int:
+        return tokens
+
 
 class Halves:
     """A toy lesson of two sides: the encoder reads the first half, the decoder the second; nothing stays outside."""
@@ -73,6 +76,9 @@ class Halves:
         tokens = np.full(int(rest.sum()), 5)
         tokens[np.setdiff1d(np.arange(len(tokens)), bounds(rest)[:-1])] = sequences.tokens[~first]
         return Sequences(tokens=tokens, offsets=bounds(rest), targets=tokens, source=source)
+
+    def targets(self, tokens: int, sequences: int) -> int:
+        return tokens
 
 
 def same(one: Batch, other: Batch) -> bool:

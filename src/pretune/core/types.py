@@ -132,6 +132,10 @@ class Loss:
         """The average loss, terms weighted; 0 where there was nothing to predict."""
         return self.over({name: term.count for name, term in self.terms().items()})
 
+    def detach(self) -> "Loss":
+        """The same without its graph."""
+        return replace(self, sum=self.sum.detach(), parts={name: part.detach() for name, part in self.parts.items()})
+
     def __add__(self, other: "Loss") -> "Loss":
         parts = dict(self.parts)
         for name, loss in other.parts.items():

@@ -48,12 +48,15 @@ class Lesson(Protocol):
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         """The lesson, as many sequences in the same order. There may be none of them."""
 
+    def targets(self, tokens: int, sequences: int) -> int:
+        """Slots for the targets of a batch of so many tokens in so many sequences."""
+
 
 class Stream:
     """Batches of one shape out of one kind of samples, from any step on.
 
     Where the shape leaves open how many sequences a row may hold, it is found from the lengths, so that shapes stay the
-    same through all epochs. With a `cache` folder the plans are made by the first process that needs them.
+    same through all epochs. With `fixed` so are the slots for targets, by the lesson's bound. With a `cache` folder the plans are made by the first process that needs them.
     """
 
     def __init__(
@@ -68,7 +71,9 @@ class Stream:
         sentences: bool = False,
         window: int = WINDOW,
         cache: Path | None = None,
+        fixed: bool = False,
     ) -> None:
+        self.fixed = fixed
         self.samples, self.seed, self.lesson, self.mixing = samples, seed, lesson, mixing
         self._given, self._words, self._sentences, self._window, self._cache = shape, words, sentences, window, cache
         self._starts = [0]  # the first step of the epochs planned so far, and the one after them
@@ -90,6 +95,7 @@ class Stream:
             sentences=self._sentences,
             window=self._window,
             cache=self._cache,
+            fixed=self.fixed,
         )
         return again, (), {"_starts": [*self._starts]}
 
@@ -99,7 +105,16 @@ class Stream:
     def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Batch:
         """The batch of a step, or one of several equal parts of its rows: a rank's, a micro-batch's."""
         sequences, row = self.sequences(step, part=part, parts=parts)
-        return lay_out(sequences, row, self.shape.part(parts))
+        return lay_out(sequences, row, self.part(parts))
+
+    def part(self, parts: int = 1) -> Shape:
+        """The shape of a batch, or of one of several parts of it."""
+        shape = self.shape.part(parts)
+        if not self.fixed or self.lesson is None or shape.slots is not None:
+            return shape
+        plan = self.plan(0)
+        many = -(-len(plan.order) * shape.rows // (len(plan.starts) - 1))  # sequences, on average
+        return replace(shape, slots=-(-self.lesson.targets(shape.rows * shape.length, many) // shape.rows))
 
     def sequences(self, step: int, *, part: int = 0, parts: int = 1) -> tuple[Sequences, Ints]:
         """What a batch is laid out from: its sequences, and the row of each."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pretune.models.huggingface import Layout
+from pretune.models.pair import Pair
 from pretune.models.spec import Model
 
 
@@ -20,6 +21,30 @@ class Size:
     of: str = "total"
 
 
+ADAM = {"kind": "adam_w", "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}
+"""As the first encoders used it."""
+ADAM_LARGE = {"kind": "adam_w", "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+"""As large decoders use it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How its paper trained a family: names and numbers, which `pretune.recipes` turns into a run.
+
+    `lr` is that of models of `width`; narrower ones learn at proportionally higher rates. Batch sizes are the paper's.
+    """
+
+    objective: Mapping[str, Any]
+    samples: str = "documents"
+    lengths: tuple[int, ...] = (512,)  # the last is that of the last tenth of the steps
+    batch_tokens: int
+    lr: float
+    width: int | None = None
+    optimizer: Mapping[str, Any] = field(default_factory=lambda: ADAM)
+    schedule: Mapping[str, Any] = field(default_factory=lambda: {"kind": "linear", "warmup": 10_000})
+    tokenizer: tuple[str, str, int]  # kind, style, size
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """One published family. `recipe` takes the common settings (width, depth, heads, vocab, …) by keyword."""
@@ -27,8 +52,10 @@ class Family:
     recipe: Callable[..., Model]
     sizes: Mapping[str, Size]
     default: str
+    training: Training | None = None  # None: it is not trained by itself
     layout: Layout | None = None  # None: saved in our own names only
     shape: str = field(default="")  # encoder, decoder or encoder-decoder
+    pretraining: Callable[[Model], Pair] | None = None  # with what it is pre-trained, where its paper has a partner
 
     def spec(self, size: str | None = None, **settings: Any) -> Model:
         """The spec of a size, with some settings changed."""

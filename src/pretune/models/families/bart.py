@@ -6,7 +6,7 @@ from typing import Any
 
 from pretune.models.checks import size, take
 from pretune.models.families.bert import ACTIVATIONS
-from pretune.models.family import Family, Size
+from pretune.models.family import ADAM, Family, Size, Training
 from pretune.models.huggingface import Entry, Fixed, Key, Layout, Odd, both, look
 from pretune.models.spec import Model, Special
 from pretune.models.weights import Row, Rule, rules
@@ -149,6 +149,15 @@ bart = Family(
     recipe=recipe,
     shape="encoder-decoder",
     default="base",
+    training=Training(
+        objective={"kind": "denoising"},
+        batch_tokens=4_096_000,
+        lr=6e-4,
+        width=768,
+        optimizer={**ADAM, "betas": (0.9, 0.98)},
+        schedule={"kind": "linear", "warmup": 10_000},
+        tokenizer=("bpe", "s-mask", 50_265),
+    ),
     sizes={
         "base": Size({}, 139_420_416),
         "large": Size({"width": 1024, "depth": 12, "heads": 16}, 406_291_456),
@@ -161,6 +170,15 @@ mbart = Family(
     recipe=partial(recipe, pre_norm=True, scale=True, vocab=250027, family="mbart"),
     shape="encoder-decoder",
     default="large",
+    training=Training(
+        objective={"kind": "denoising"},
+        batch_tokens=3_276_800,
+        lr=3e-4,
+        width=768,
+        optimizer={**ADAM, "betas": (0.9, 0.98)},
+        schedule={"kind": "linear", "warmup": 10_000},
+        tokenizer=("unigram", "s-mask", 250_027),
+    ),
     sizes={"large": Size({"width": 1024, "depth": 12, "heads": 16}, 610_851_840)},
     layout=_layout("mbart", "MBart", "pre"),
 )
@@ -170,6 +188,15 @@ mass = Family(
     recipe=partial(recipe, vocab=30522, positions=512, family="mass"),
     shape="encoder-decoder",
     default="base",
+    training=Training(
+        objective={"kind": "masked_seq2seq"},
+        batch_tokens=12_000,
+        lr=1e-4,
+        width=768,
+        optimizer={**ADAM, "betas": (0.9, 0.98)},
+        schedule={"kind": "linear", "warmup": 10_000},
+        tokenizer=("wordpiece", "cls-sep", 30_522),
+    ),
     sizes={
         "base": Size({}, 123_471_360),  # "123M"
         "middle": Size({"width": 1024, "heads": 16}, 208_668_672),  # "213M"

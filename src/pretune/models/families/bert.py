@@ -1,6 +1,6 @@
 """BERT (Devlin et al., 2019): a bidirectional encoder trained to fill masked words and to judge sentence pairs."""
 
-from pretune.models.family import Family, Size
+from pretune.models.family import Family, Size, Training
 from pretune.models.huggingface import Fixed, Key, Layout
 from pretune.models.spec import Model, Special
 from pretune.models.weights import rules
@@ -102,6 +102,14 @@ bert = Family(
     recipe=recipe,
     shape="encoder",
     default="base",
+    training=Training(
+        objective={"kind": "next_sentence"},
+        lengths=(128, 512),
+        batch_tokens=131_072,
+        lr=1e-4,
+        width=768,
+        tokenizer=("wordpiece", "cls-sep", 30_522),
+    ),
     # Turc et al. (2019) released the small ones; all counts are of the body with the pooler.
     sizes={
         "tiny": Size({"width": 128, "depth": 2, "heads": 2}, 4_385_920, "body_with_pooler"),

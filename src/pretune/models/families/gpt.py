@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pretune.models.checks import size, take
-from pretune.models.family import Family, Size
+from pretune.models.family import ADAM, Family, Size, Training
 from pretune.models.huggingface import Key, Layout, Odd
 from pretune.models.init import Normal
 from pretune.models.spec import Model
@@ -88,6 +88,17 @@ gpt = Family(
     recipe=recipe,
     shape="decoder",
     default="base",
+    training=Training(
+        objective={"kind": "causal"},
+        samples="blocks",
+        lengths=(512,),
+        batch_tokens=32_768,
+        lr=2.5e-4,
+        width=768,
+        optimizer=ADAM,
+        schedule={"kind": "cosine", "warmup": 2_000, "floor": 0.0},
+        tokenizer=("bpe", "endoftext", 40_478),
+    ),
     sizes={"base": Size({}, 116_534_784)},  # "117M"
     layout=Layout(
         model_type="openai-gpt",

@@ -9,7 +9,7 @@ from pretune.models.checks import optional, size, take
 from pretune.models.families.bert import ACTIVATIONS
 from pretune.models.families.gpt import DECODER_KEYS, block_rules, width_of
 from pretune.models.families.gpt import recipe as gpt
-from pretune.models.family import Family, Size
+from pretune.models.family import ADAM_LARGE, Family, Size, Training
 from pretune.models.huggingface import Fixed, Key, Layout, Odd
 from pretune.models.init import Normal
 from pretune.models.spec import Model, Special
@@ -94,6 +94,17 @@ gpt2 = Family(
     recipe=recipe,
     shape="decoder",
     default="small",
+    training=Training(
+        objective={"kind": "causal"},
+        samples="blocks",
+        lengths=(1024,),
+        batch_tokens=524_288,
+        lr=6e-4,
+        width=768,
+        optimizer=ADAM_LARGE,
+        schedule={"kind": "cosine", "warmup": 2_000, "floor": 0.1},
+        tokenizer=("bpe", "endoftext", 50_257),
+    ),
     # The paper's own figures (117M, 345M, 762M, 1542M) were too small.
     sizes={
         "small": Size({}, 124_439_808),
@@ -115,6 +126,17 @@ gpt3 = Family(
     recipe=partial(recipe, positions=2048, dropout=0.0, family="gpt3"),
     shape="decoder",
     default="125m",
+    training=Training(
+        objective={"kind": "causal"},
+        samples="blocks",
+        lengths=(2048,),
+        batch_tokens=524_288,
+        lr=6e-4,
+        width=768,
+        optimizer=ADAM_LARGE,
+        schedule={"kind": "cosine", "warmup": 750, "floor": 0.1},
+        tokenizer=("bpe", "endoftext", 50_257),
+    ),
     # Table 2.1 of the paper; no weights were released, so the counts are of these shapes. Attention is dense in every
     # layer here; the paper alternates with banded sparse layers whose width it does not give.
     sizes={

@@ -9,7 +9,7 @@ from pretune.core.config.read import shown
 from pretune.core.errors import CheckpointError
 from pretune.models.checks import Check, choice, inside, optional, positive, rate, size, take
 from pretune.models.families.bert import ACTIVATIONS
-from pretune.models.family import Family, Size
+from pretune.models.family import ADAM_LARGE, Family, Size, Training
 from pretune.models.huggingface import Fixed, Key, Layout, Odd
 from pretune.models.spec import Model, Special
 from pretune.models.weights import rules
@@ -223,6 +223,17 @@ llama = Family(
     recipe=recipe,
     shape="decoder",
     default="7b",
+    training=Training(
+        objective={"kind": "causal"},
+        samples="blocks",
+        lengths=(2048,),
+        batch_tokens=4_194_304,
+        lr=3e-4,
+        width=4096,
+        optimizer=ADAM_LARGE,
+        schedule={"kind": "cosine", "warmup": 2_000, "floor": 0.1},
+        tokenizer=("bpe", "endoftext", 32_000),
+    ),
     sizes={
         "7b": Size({}, 6_738_415_616),
         "13b": Size(_13B, 13_015_864_320),
@@ -237,6 +248,17 @@ llama2 = Family(
     recipe=partial(recipe, family="llama2", norm=RMSNorm(eps=1e-5), context=4096),
     shape="decoder",
     default="7b",
+    training=Training(
+        objective={"kind": "causal"},
+        samples="blocks",
+        lengths=(4096,),
+        batch_tokens=4_194_304,
+        lr=3e-4,
+        width=4096,
+        optimizer=ADAM_LARGE,
+        schedule={"kind": "cosine", "warmup": 2_000, "floor": 0.1},
+        tokenizer=("bpe", "endoftext", 32_000),
+    ),
     sizes={
         "7b": Size({}, 6_738_415_616),
         "13b": Size(_13B, 13_015_864_320),
@@ -260,6 +282,17 @@ llama3 = Family(
     ),
     shape="decoder",
     default="8b",
+    training=Training(
+        objective={"kind": "causal"},
+        samples="blocks",
+        lengths=(8192,),
+        batch_tokens=4_194_304,
+        lr=3e-4,
+        width=4096,
+        optimizer=ADAM_LARGE,
+        schedule={"kind": "cosine", "warmup": 8_000, "floor": 0.01},
+        tokenizer=("bpe", "endoftext", 128_256),
+    ),
     sizes={
         # 3.2 (text): tied heads and stretched positions.
         "1b": Size(

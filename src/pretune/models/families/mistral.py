@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pretune.models.checks import optional, size
 from pretune.models.families import llama
-from pretune.models.family import Family, Size
+from pretune.models.family import ADAM_LARGE, Family, Size, Training
 from pretune.models.huggingface import Key, Layout
 from pretune.models.spec import Model
 from pretune.models.weights import rules
@@ -43,6 +43,17 @@ mistral = Family(
     recipe=recipe,
     shape="decoder",
     default="7b",
+    training=Training(
+        objective={"kind": "causal"},
+        samples="blocks",
+        lengths=(8192,),
+        batch_tokens=4_194_304,
+        lr=3e-4,
+        width=4096,
+        optimizer=ADAM_LARGE,
+        schedule={"kind": "cosine", "warmup": 2_000, "floor": 0.1},
+        tokenizer=("bpe", "endoftext", 32_000),
+    ),
     sizes={"7b": Size({}, 7_241_732_096)},
     layout=Layout(
         model_type="mistral",

@@ -6,7 +6,7 @@ from typing import Any
 from pretune.core.config.read import shown
 from pretune.core.errors import CheckpointError
 from pretune.models.checks import inside, optional, positive, rate, size, take
-from pretune.models.family import Family, Size
+from pretune.models.family import ADAM_LARGE, Family, Size, Training
 from pretune.models.huggingface import IGNORED, Fixed, Key, Layout, Odd
 from pretune.models.spec import Model
 from pretune.models.weights import Fused, Rule, rules
@@ -79,7 +79,8 @@ def _read_attention(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_attention(spec: Model) -> dict[str, Any]:
-    attention = spec.last.blocks[0].attention
+    assert spec.decoder is not None
+    attention = spec.decoder.blocks[0].attention
     # NOTE: the reference takes only whole numbers for this rate; any other is kept in our own key.
     rate = {"attn_pdrop": int(attention.dropout)} if float(attention.dropout).is_integer() else {}
     return {"attn_config": {**_FIXED, "clip_qkv": attention.clip, "softmax_scale": attention.scale, **rate}}
@@ -89,6 +90,17 @@ mpt = Family(
     recipe=recipe,
     shape="decoder",
     default="7b",
+    training=Training(
+        objective={"kind": "causal"},
+        samples="blocks",
+        lengths=(2048,),
+        batch_tokens=4_194_304,
+        lr=3e-4,
+        width=4096,
+        optimizer=ADAM_LARGE,
+        schedule={"kind": "cosine", "warmup": 2_000, "floor": 0.1},
+        tokenizer=("bpe", "endoftext", 50_368),
+    ),
     sizes={
         "7b": Size({}, 6_649_286_656),
         "30b": Size({"width": 7168, "depth": 48, "heads": 64, "context": 8192}, 29_957_200_896),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pretune.models.checks import optional, positive
 from pretune.models.families import llama
-from pretune.models.family import Family, Size
+from pretune.models.family import ADAM_LARGE, Family, Size, Training
 from pretune.models.huggingface import Key, Layout
 from pretune.models.spec import Model, Special
 from pretune.models.weights import rules
@@ -78,6 +78,17 @@ olmo = Family(
     recipe=recipe,
     shape="decoder",
     default="1b",
+    training=Training(
+        objective={"kind": "causal"},
+        samples="blocks",
+        lengths=(2048,),
+        batch_tokens=4_194_304,
+        lr=4e-4,
+        width=2048,
+        optimizer=ADAM_LARGE,
+        schedule={"kind": "linear", "warmup": 5_000, "floor": 0.1},
+        tokenizer=("bpe", "endoftext", 50_280),
+    ),
     sizes={
         "1b": Size({"width": 2048, "depth": 16, "heads": 16, "hidden": 8192, "tied": True}, 1_176_764_416),
         "7b": Size({}, 6_888_095_744),
@@ -105,6 +116,17 @@ olmo2 = Family(
     recipe=recipe2,
     shape="decoder",
     default="7b",
+    training=Training(
+        objective={"kind": "causal"},
+        samples="blocks",
+        lengths=(4096,),
+        batch_tokens=4_194_304,
+        lr=3e-4,
+        width=4096,
+        optimizer=ADAM_LARGE,
+        schedule={"kind": "cosine", "warmup": 2_000, "floor": 0.1},
+        tokenizer=("bpe", "endoftext", 100_278),
+    ),
     sizes={
         "1b": Size({"width": 2048, "depth": 16, "heads": 16, "hidden": 8192}, 1_484_916_736),
         "7b": Size({}, 7_298_617_344),

@@ -8,7 +8,7 @@ from pretune.core.config import to_dict
 from pretune.models.checks import flag, optional, size, take
 from pretune.models.families.bert import ACTIVATIONS
 from pretune.models.families.gpt2 import recipe as gpt2
-from pretune.models.family import Family, Size
+from pretune.models.family import ADAM_LARGE, Family, Size, Training
 from pretune.models.huggingface import Fixed, Key, Layout, Odd, look
 from pretune.models.init import Normal
 from pretune.models.spec import Model, Special
@@ -101,6 +101,17 @@ opt = Family(
     recipe=recipe,
     shape="decoder",
     default="125m",
+    training=Training(
+        objective={"kind": "causal"},
+        samples="blocks",
+        lengths=(2048,),
+        batch_tokens=524_288,
+        lr=6e-4,
+        width=768,
+        optimizer=ADAM_LARGE,
+        schedule={"kind": "linear", "warmup": 2_000, "floor": 0.1},
+        tokenizer=("bpe", "endoftext", 50_272),
+    ),
     sizes={
         "125m": Size({}, 125_239_296),
         "350m": Size({"width": 1024, "depth": 24, "heads": 16, "table": 512, "post_norm": True}, 331_196_416),

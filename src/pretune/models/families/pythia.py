@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pretune.models.families import llama
 from pretune.models.families.bert import ACTIVATIONS
-from pretune.models.family import Family, Size
+from pretune.models.family import ADAM_LARGE, Family, Size, Training
 from pretune.models.huggingface import Key, Layout
 from pretune.models.spec import Model, Special
 from pretune.models.weights import Interleaved, Rule, rules
@@ -59,6 +59,17 @@ pythia = Family(
     recipe=recipe,
     shape="decoder",
     default="160m",
+    training=Training(
+        objective={"kind": "causal"},
+        samples="blocks",
+        lengths=(2048,),
+        batch_tokens=2_097_152,
+        lr=6e-4,
+        width=768,
+        optimizer={**ADAM_LARGE, "weight_decay": 0.01},
+        schedule={"kind": "cosine", "warmup": 1_430, "floor": 0.1},
+        tokenizer=("bpe", "endoftext", 50_254),
+    ),
     # The vocabulary was padded to a multiple of what the training ran on.
     sizes={
         "14m": _size(128, 6, 4, 14_067_712),

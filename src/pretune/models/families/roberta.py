@@ -5,7 +5,7 @@ from functools import partial
 
 from pretune.models.families.bert import ACTIVATION, ACTIVATIONS, ENCODER_KEYS, LAYER
 from pretune.models.families.bert import recipe as bert
-from pretune.models.family import Family, Size
+from pretune.models.family import ADAM, Family, Size, Training
 from pretune.models.huggingface import Fixed, Key, Layout
 from pretune.models.spec import Model, Special
 from pretune.models.weights import rules
@@ -13,6 +13,7 @@ from pretune.nn.block import Norms
 from pretune.nn.heads import Transform
 from pretune.nn.norm import LayerNorm
 from pretune.nn.positions import Learned
+from pretune.nn.stack import Stack
 
 
 def recipe(
@@ -28,7 +29,7 @@ def recipe(
 ) -> Model:
     """As BERT, but positions start at row 2, there is one segment, and no pair head."""
     base = bert(width=width, depth=depth, heads=heads, vocab=vocab, hidden=hidden, dropout=dropout)
-    assert base.encoder is not None and base.head is not None
+    assert isinstance(base.encoder, Stack) and base.head is not None
     norm = LayerNorm(eps=1e-5)
     block = replace(base.encoder.blocks[0], norms=Norms(post=norm))
     return replace(
@@ -88,6 +89,16 @@ roberta = Family(
     recipe=recipe,
     shape="encoder",
     default="base",
+    training=Training(
+        objective={"kind": "masked"},
+        lengths=(512,),
+        batch_tokens=4_194_304,
+        lr=6e-4,
+        width=768,
+        optimizer={**ADAM, "betas": (0.9, 0.98)},
+        schedule={"kind": "linear", "warmup": 24_000},
+        tokenizer=("bpe", "s-mask", 50_265),
+    ),
     sizes={
         "base": Size({}, 124_645_632, "body_with_pooler"),  # "125M"
         "large": Size(LARGE, 355_359_744, "body_with_pooler"),  # "355M"
@@ -100,6 +111,16 @@ xlm_roberta = Family(
     recipe=partial(recipe, vocab=250002, family="xlm-roberta"),
     shape="encoder",
     default="base",
+    training=Training(
+        objective={"kind": "masked"},
+        lengths=(512,),
+        batch_tokens=4_194_304,
+        lr=6e-4,
+        width=768,
+        optimizer={**ADAM, "betas": (0.9, 0.98)},
+        schedule={"kind": "linear", "warmup": 24_000},
+        tokenizer=("unigram", "s-mask", 250_002),
+    ),
     sizes={
         "base": Size({}, 278_043_648, "body_with_pooler"),  # "270M"
         "large": Size(LARGE, 559_890_432, "body_with_pooler"),  # "550M"
@@ -112,6 +133,17 @@ babyberta = Family(
     recipe=partial(recipe, width=256, depth=8, heads=8, hidden=1024, vocab=8192, positions=512, family="babyberta"),
     shape="encoder",
     default="base",
+    training=Training(
+        objective={"kind": "masked", "split": (0.9, 0.1, 0.0)},
+        samples="sentences",
+        lengths=(128,),
+        batch_tokens=2_048,
+        lr=1e-4,
+        width=256,
+        optimizer={**ADAM, "betas": (0.9, 0.98)},
+        schedule={"kind": "linear", "warmup": 24_000},
+        tokenizer=("bpe", "s-mask", 8_192),
+    ),
     sizes={"base": Size({}, 8_613_376, "body_with_pooler")},  # "8M"
     layout=ROBERTA,
 )
@@ -121,6 +153,16 @@ miniberta = Family(
     recipe=partial(recipe, family="miniberta"),
     shape="encoder",
     default="base",
+    training=Training(
+        objective={"kind": "masked"},
+        lengths=(512,),
+        batch_tokens=262_144,
+        lr=6e-4,
+        width=768,
+        optimizer={**ADAM, "betas": (0.9, 0.98)},
+        schedule={"kind": "linear", "warmup": 6_000},
+        tokenizer=("bpe", "s-mask", 50_265),
+    ),
     sizes={
         "base": Size({}, 124_645_632, "body_with_pooler"),  # 10M to 1B words
         "med-small": Size({"width": 512, "depth": 6, "heads": 8, "hidden": 2048}, 45_177_344, "body_with_pooler"),  # 1M

@@ -6,7 +6,7 @@ from typing import Any
 
 from pretune.models.checks import choice, flag, optional, size, take
 from pretune.models.families.bert import ACTIVATIONS
-from pretune.models.family import Family, Size
+from pretune.models.family import Family, Size, Training
 from pretune.models.huggingface import Entry, Fixed, Key, Layout, Odd, both
 from pretune.models.init import FanIn
 from pretune.models.spec import Model, Special
@@ -217,6 +217,14 @@ t5 = Family(
     recipe=recipe,
     shape="encoder-decoder",
     default="base",
+    training=Training(
+        objective={"kind": "span_corruption"},
+        batch_tokens=65_536,
+        lr=0.01,
+        optimizer={"kind": "adafactor"},
+        schedule={"kind": "inverse_square_root", "warmup": 10_000},
+        tokenizer=("unigram", "sentinels", 32_100),
+    ),
     sizes={
         "small": Size({"width": 512, "depth": 6, "heads": 8}, 60_506_624),
         "base": Size({}, 222_903_552),
@@ -245,6 +253,14 @@ t5_v1_1 = Family(
     recipe=partial(recipe, gated=True, tied=False, family="t5v1.1"),
     shape="encoder-decoder",
     default="base",
+    training=Training(
+        objective={"kind": "span_corruption"},
+        batch_tokens=65_536,
+        lr=0.01,
+        optimizer={"kind": "adafactor"},
+        schedule={"kind": "inverse_square_root", "warmup": 10_000},
+        tokenizer=("unigram", "sentinels", 32_100),
+    ),
     sizes=_sizes(76_961_152, 247_577_856, 783_150_080, 2_849_757_184, 11_135_332_352),
     layout=LAYOUT,
 )
@@ -254,6 +270,14 @@ mt5 = Family(
     recipe=partial(recipe, vocab=250112, gated=True, tied=False, family="mt5"),
     shape="encoder-decoder",
     default="base",
+    training=Training(
+        objective={"kind": "span_corruption"},
+        batch_tokens=65_536,
+        lr=0.01,
+        optimizer={"kind": "adafactor"},
+        schedule={"kind": "inverse_square_root", "warmup": 10_000},
+        tokenizer=("unigram", "sentinels", 250_112),
+    ),
     sizes=_sizes(300_176_768, 582_401_280, 1_229_581_312, 3_742_619_648, 12_921_057_280),
     layout=_layout("mt5", "MT5", *_keys(vocab=250112, depth=8, heads=6, hidden=1024, gate="gated-gelu")),
 )

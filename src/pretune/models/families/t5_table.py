@@ -10,7 +10,7 @@ from functools import partial
 
 from pretune.models.families.t5 import recipe as t5
 from pretune.models.families.t5 import stack
-from pretune.models.family import Family, Size
+from pretune.models.family import Family, Size, Training
 from pretune.models.init import FanIn
 from pretune.models.spec import Model, Special
 from pretune.nn.heads import Head
@@ -72,6 +72,14 @@ t5_table = Family(
     recipe=recipe,
     shape="encoder-decoder or decoder",
     default="enc-dec",
+    training=Training(
+        objective={"kind": "span_corruption"},
+        batch_tokens=65_536,
+        lr=0.01,
+        optimizer={"kind": "adafactor"},
+        schedule={"kind": "inverse_square_root", "warmup": 10_000},
+        tokenizer=("unigram", "sentinels", 32_100),
+    ),
     sizes={
         "enc-dec": Size({}, 222_903_552),  # 2P, M
         "enc-dec-shared": Size({"shape": "enc-dec-shared"}, 137_950_464),  # P, M
