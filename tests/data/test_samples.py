@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretune.core.errors import UsageError
+from pretune.core.errors import DataError, UsageError
 from pretune.data.frame import A, B, Frame
 from pretune.data.pairs import SegmentPairs
-from pretune.data.samples import Blocks, Documents, Samples, Sentences
+from pretune.data.samples import Blocks, Documents, Samples, Sentences, demand
 from pretune.data.sequences import Sequences
 from pretune.data.shards import Shards
 from tests.data.corpora import CLS, FRAMES, SEP, bits, documents, every, opened, split, texts
@@ -138,6 +138,20 @@ def test_what_is_not_asked_for_is_not_read() -> None:
 def test_a_limit_without_room_for_text(kind: str) -> None:
     with opened([[3, 2], [4]]) as shards, pytest.raises(UsageError, match="leaves no text beside"):
         KINDS[kind](2).open(shards, FRAMES["around"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_shorter_than_one_sequence(kind: str) -> None:
+    with opened([[3, 2], [4, 4]]) as shards:
+        samples = KINDS[kind](9).open(shards, FRAMES["around"])
+        total = int(samples.lengths().sum())
+        demand(samples, total)
+        with pytest.raises(DataError) as caught:
+            demand(samples, total + 1)
+        told = (
+            f"'train' has {total} tokens with the special ones, less than one sequence of {total + 1}; give more text"
+        )
+        assert told in str(caught.value) and caught.value.exit_code == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pretune.core.config import spec
-from pretune.core.errors import UsageError
+from pretune.core.errors import DataError, UsageError
 from pretune.data.draws import Draws
 from pretune.data.frame import Frame, Pieces
 from pretune.data.ragged import Ints, bounds, spread, windows
@@ -46,6 +46,16 @@ class Samples(Protocol):
 
     def cut(self, draws: Draws, *, words: bool = False, sentences: bool = False) -> Sequences:
         """The sequences of settled draws, with what is asked for."""
+
+
+def demand(samples: Samples, length: int) -> None:
+    """Refuse text that does not fill one sequence of `length` tokens: to train on it is hardly what was meant."""
+    found = int(samples.lengths().sum())
+    if found < length:
+        raise DataError(
+            f"{samples.shards.directory}: split '{samples.shards.split}' has {found} tokens with the special ones, "
+            f"less than one sequence of {length}; give more text, or lower the sequence length"
+        )
 
 
 @spec
