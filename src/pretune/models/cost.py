@@ -169,6 +169,7 @@ def parts(spec: Model) -> dict[str, int]:
         found[f"{name}norms"] += stack.norm.params(width=width) if stack.norm else 0
     found["pooler"] += spec.pooler.params(width=width) if spec.pooler else 0
     found["pair head"] += spec.pair.params(width=width) if spec.pair else 0
+    found["span head"] += spec.span.params(vocab=spec.vocab, width=width, table=spec.table) if spec.span else 0
     found["vocabulary head"] += spec.head.params(vocab=spec.vocab, width=width, table=spec.table) if spec.head else 0
     return {name: count for name, count in found.items() if count}
 

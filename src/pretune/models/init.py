@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from pretune.core.config import spec
 from pretune.nn.attention import MultiHeadAttention
 from pretune.nn.feedforward import FeedForwardLayer
-from pretune.nn.heads import VocabularyHead
+from pretune.nn.heads import SpanBoundary, VocabularyHead
 from pretune.nn.positions.relative import RelativePositions
 
 
@@ -76,7 +76,7 @@ def initialise(model: nn.Module, how: Init, depth: int, seed: int) -> None:
         for buffer in module.buffers(recurse=False):
             buffer.zero_()
     assert all(
-        isinstance(module, VocabularyHead | nn.LayerNorm | nn.RMSNorm | nn.Linear | nn.Embedding)
+        isinstance(module, VocabularyHead | SpanBoundary | nn.LayerNorm | nn.RMSNorm | nn.Linear | nn.Embedding)
         for module in model.modules()
         if list(module.parameters(recurse=False))
     )

@@ -43,6 +43,7 @@ class LanguageModel(nn.Module):
         self.pooler = spec.pooler.build(width=width) if spec.pooler else None
         self.pair = spec.pair.build(width=width) if spec.pair else None
         self.head = spec.head.build(vocab=spec.vocab, width=width, table=table) if spec.head else None
+        self.span = spec.span.build(vocab=spec.vocab, width=width, table=table) if spec.span else None
 
     @property
     def tokenizer(self) -> Any:
@@ -124,6 +125,12 @@ class LanguageModel(nn.Module):
         first = batch.offsets[:-1].clamp(max=batch.tokens.shape[0] - 1).long()
         out: Tensor = self.pooler(states.index_select(0, first))
         return out
+
+    def span_loss(self, left: Tensor, right: Tensor, place: Tensor, labels: Tensor) -> Loss:
+        """The span head's summed loss, from the states `[M, W]` at the edges of spans and the places in them `[M]`."""
+        if self.span is None:
+            raise UsageError("this model has no span head; set its `span`, or leave the boundary objective out")
+        return linear_cross_entropy(self.span(left, right, place), self.tokens.weight, self.span.bias, labels)
 
     def new_cache(self, sequences: int, capacity: int, *, source: int = 0) -> Cache:
         """An empty cache for so many sequences of up to `capacity` tokens (and `source` tokens to attend to)."""

@@ -8,7 +8,7 @@ from pretune.core.config import spec, to_dict
 from pretune.core.errors import UsageError
 from pretune.models.init import Init, Normal
 from pretune.nn.block import Block
-from pretune.nn.heads import Head, PairHead, Pooler
+from pretune.nn.heads import Head, PairHead, Pooler, SpanHead
 from pretune.nn.positions import Rotary
 from pretune.nn.stack import Stack
 
@@ -18,7 +18,7 @@ MOST_LAYERS = 10**4
 
 _SIZES = frozenset(
     {"vocab", "width", "depth", "share", "hidden", "heads", "kv_heads", "head_width", "window", "segments", "classes"}
-    | {"rows", "buckets", "far", "original", "context"}
+    | {"rows", "buckets", "far", "original", "context", "place_width"}
 )
 _POSITIVE = frozenset({"theta", "base", "clip", "factor", "eps", "std"})
 _RATES = frozenset({"dropout", "fraction"})
@@ -61,6 +61,7 @@ class Model:
     head: Head | None = None
     pooler: Pooler | None = None
     pair: PairHead | None = None
+    span: SpanHead | None = None
     init: Init = Normal()
     special: Special = Special()
 
@@ -126,6 +127,8 @@ class Model:
         total = pooled + (self.pair.params(width=self.width) if self.pair else 0)
         if self.head:
             total += self.head.params(vocab=self.vocab, width=self.width, table=self.table)
+        if self.span:
+            total += self.span.params(vocab=self.vocab, width=self.width, table=self.table)
         return Params(body=body, body_with_pooler=pooled, total=total)
 
 

@@ -9,7 +9,7 @@ from torch.nn import Parameter
 
 from pretune.core.config import spec
 from pretune.nn.feedforward import ACTIVATIONS, ActivationName
-from pretune.nn.norm import Norm
+from pretune.nn.norm import LayerNorm, Norm
 
 
 @spec
@@ -109,3 +109,46 @@ class PairHead:
 
     def params(self, *, width: int) -> int:
         return width * self.classes + self.classes
+
+
+@spec
+class SpanHead:
+    """Tokens of a span from the states at its edges and their place in it (the boundary objective of SpanBERT).
+
+    Two layers, each with an activation and a norm, and the token table as the vocabulary matrix. Places from `rows` on
+    share the last row.
+    """
+
+    rows: int = 32
+    place_width: int = 200
+    activation: ActivationName = "gelu"
+    norm: Norm = LayerNorm()
+    bias: bool = True  # one for each token of the vocabulary
+
+    def build(self, *, vocab: int, width: int, table: int) -> "SpanBoundary":
+        return SpanBoundary(self, vocab, width, table)
+
+    def params(self, *, vocab: int, width: int, table: int) -> int:
+        read = 2 * width + self.place_width
+        layers = self.layer.params(width=read, table=width) + self.layer.params(width=width, table=table)
+        return self.rows * self.place_width + layers + self.bias * vocab
+
+    @property
+    def layer(self) -> Transform:
+        """What each of the two layers is."""
+        return Transform(activation=self.activation, norm=self.norm)
+
+
+class SpanBoundary(nn.Module):
+    def __init__(self, spec: SpanHead, vocab: int, width: int, table: int) -> None:
+        super().__init__()
+        self.place = nn.Embedding(spec.rows, spec.place_width)
+        self.first = TransformLayer(spec.layer, 2 * width + spec.place_width, width)
+        self.second = TransformLayer(spec.layer, width, table)
+        self.bias = Parameter(torch.zeros(vocab)) if spec.bias else None
+
+    def forward(self, left: Tensor, right: Tensor, place: Tensor) -> Tensor:
+        """What is multiplied with the token table `[M, table]`."""
+        where = self.place(place.clamp(max=self.place.num_embeddings - 1))
+        out: Tensor = self.second(self.first(torch.cat((left, right, where.to(left.dtype)), dim=-1)))
+        return out
