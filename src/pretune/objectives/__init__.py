@@ -11,6 +11,11 @@ OBJECTIVES: "Registry[type[Objective]]" = Registry(
     "objective",
     {
         "causal": "pretune.objectives.causal:Causal",
+        "masked": "pretune.objectives.masked:Masked",
+        "span_masked": "pretune.objectives.span_masked:SpanMasked",
+        "next_sentence": "pretune.objectives.next_sentence:NextSentence",
+        "sentence_order": "pretune.objectives.sentence_order:SentenceOrder",
+        "translation": "pretune.objectives.translation:Translation",
     },
 )
 

@@ -63,6 +63,6 @@ class CausalLesson:
 
 def next_tokens(sequences: Sequences) -> Ints:
     """[T] the token after each; IGNORE after the last of a sequence."""
-    after = np.append(sequences.tokens[1:], IGNORE)
+    after = np.append(sequences.tokens[1:], IGNORE)[: len(sequences.tokens)]
     after[sequences.offsets[1:][sequences.lengths > 0] - 1] = IGNORE
     return after

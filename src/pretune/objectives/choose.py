@@ -17,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretune.core.errors import UsageError
+from pretune.core.seed import mix_more
+from pretune.data.counters import Counters
 from pretune.data.ragged import Bools, Ints, begins, bounds, spread, windows
 from pretune.data.sequences import Sequences
 
 Bits = NDArray[np.uint64]
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]
 
 _PLACE, _KEY = 20, 24
 """Bits of a sorting key: group, random key, place. NOTE: a changed number changes what is drawn in every run."""
@@ -102,6 +104,12 @@ def filled(weights: Ints, sizes: Ints, budget: Floats, chance: Floats) -> Bools:
     return rest > np.repeat(chance, sizes) * weights
 
 
+def bits_at(rng: Counters, use: int, sequences: Sequences, index: Ints) -> Bits:
+    """[K] 64 random bits for tokens at some places: `rng.bits(use, sequences.lengths)[index]`, and no others."""
+    owner = sequences.owners()[index]
+    return mix_more(rng.bits(use)[owner], index - sequences.offsets[owner])
+
+
 def ordinary(sequences: Sequences) -> tuple[Ints, Ints]:
     """The tokens that may be corrupted: their places [E] in the flat array, and how many each sequence has [S]."""
     if sequences.special is None:
@@ -133,6 +141,10 @@ class Words:
     @classmethod
     def _of(cls, start: Ints, length: Ints, offsets: Ints) -> "Words":
         return cls(start, length, np.diff(np.searchsorted(start, offsets)))
+
+    def tokens(self) -> Ints:
+        """[S] ordinary tokens of each sequence."""
+        return totals(self.length, bounds(self.sizes))
 
     def take(self, which: Ints) -> Ints:
         """[K] the places of all tokens of some words."""

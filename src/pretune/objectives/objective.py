@@ -94,6 +94,9 @@ class Reader(Protocol):
     def pool(self, states: Tensor, batch: Batch) -> Tensor:
         """[C, W]"""
 
+    def span_loss(self, left: Tensor, right: Tensor, place: Tensor, labels: Tensor) -> Loss:
+        """The span head's summed loss, from the states [M, W] at the edges of spans and the places inside them [M]."""
+
 
 class Lesson(Protocol):
     """An objective opened for a vocabulary and a model's shape: what `pretune.data.stream` works with."""
@@ -131,8 +134,8 @@ class Objective(Protocol):
         """Whether it asks where sentences start."""
 
     @property
-    def pairs(self) -> Literal["exchanged", "swapped"] | None:
-        """How half of the pairs are broken, where it reads pairs of segments."""
+    def pairs(self) -> Literal["other", "swapped", "kept"] | None:
+        """How half of the pairs are broken, where it reads pairs of segments (`SegmentPairs`); "kept": none is."""
 
     def open(self, vocabulary: Vocabulary, shape: ModelShape) -> Lesson:
         """Its lesson for a model of a shape; a UsageError where it does not train such models."""

@@ -1,0 +1,69 @@
+"""Next-sentence prediction: does the second segment follow the first in its document? Together with masking.
+
+Paper: Devlin et al. (2019). In half of the pairs the second segment is another document's; the samples break them and
+say so (`pretune.data.pairs`). The pooled vector of the first token decides. RoBERTa found that it helps nobody.
+Input: pairs of segments. Siblings: `sentence_order` breaks pairs by swapping the two.
+
+    tokens   [CLS] the man [MASK] to the store [SEP] penguins are [MASK] ##less birds [SEP]
+    label    1                                       (0: it follows, 1: it does not)
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar, Literal, Self, TypeVar
+
+from torch import Tensor
+
+from pretune.core.config import spec
+from pretune.core.types import Batch, Loss
+from pretune.objectives.masked import Masked, MaskedLesson
+from pretune.objectives.objective import ModelShape, Reader, Vocabulary, check_shape, pair_count, pair_loss
+from pretune.objectives.span_masked import SpanLesson, SpanMasked
+
+Masking = Masked | SpanMasked
+T = TypeVar("T")
+
+
+@spec
+class NextSentence:
+    """Masking, and whether the second segment follows the first (BERT)."""
+
+    masking: Masking = Masked()
+
+    shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder",)
+    sentences: ClassVar[bool] = False
+    pairs: ClassVar[Literal["other"]] = "other"
+
+    @property
+    def words(self) -> bool:
+        return self.masking.words
+
+    def open(self, vocabulary: Vocabulary, shape: ModelShape) -> MaskedLesson | SpanLesson:
+        check_shape("next_sentence", shape, self.shapes)
+        return self.masking.open(vocabulary, shape)
+
+    def evaluation(self) -> Self:
+        return replace(self, masking=self.masking.evaluation())
+
+    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
+        return with_pair_count(self.masking, batch)
+
+    def loss(self, model: Reader, batch: Batch) -> Loss:
+        return with_pair_loss(self.masking, model, batch)
+
+
+def with_pair_count(masking: Masking, batch: Batch) -> Mapping[str, Tensor]:
+    """How many targets the masking has, and how many pairs have a label."""
+    counts = masking.counts(batch)
+    return {**_named(counts), "pair": pair_count(batch)}
+
+
+def with_pair_loss(masking: Masking, model: Reader, batch: Batch) -> Loss:
+    """The loss of the masking and that of the pairs."""
+    states = model.states(batch)
+    return Loss.of({**_named(masking.terms(model, states, batch).terms()), "pair": pair_loss(model, states, batch)})
+
+
+def _named(terms: Mapping[str, T]) -> dict[str, T]:
+    """The terms of a masking beside others: its only one is called after it."""
+    return {"masked" if name == "loss" else name: term for name, term in terms.items()}

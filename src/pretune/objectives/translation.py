@@ -1,0 +1,93 @@
+"""Translation language modelling: a sentence and its translation side by side, tokens of both hidden.
+
+Paper: Lample and Conneau (2019), XLM. What is hidden on one side can be read off the other, so the model learns which
+words translate which. The paper gives each language an embedding and counts positions anew in the second sentence; here
+the segments are the languages, and positions go on, as in an ordinary pair. The rate is kept on each side by itself.
+Input: pairs that are never broken. Siblings: `masked` reads one language at a time.
+
+    text     [CLS] the  cat   sits  [SEP] die   Katze sitzt [SEP]
+    tokens   [CLS] the [MASK] sits  [SEP] die   Katze [MASK] [SEP]
+    targets    -    -   cat    -     -     -     -    sitzt   -
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from torch import Tensor
+
+from pretune.core.config import spec
+from pretune.core.types import Batch, Loss
+from pretune.data.counters import Counters, unit
+from pretune.data.ragged import Ints
+from pretune.data.sequences import Sequences
+from pretune.objectives.choose import bits_at, ordinary, rounded, some
+from pretune.objectives.disguise import Disguise, Split, check_shares
+from pretune.objectives.masked import hidden
+from pretune.objectives.objective import ModelShape, Reader, Vocabulary, check_shape, spare, vocabulary_count
+
+
+@spec
+class Translation:
+    """Masked tokens in a sentence and its translation, read together (XLM)."""
+
+    rate: float = 0.15
+    split: Split = (0.8, 0.1, 0.1)
+    copies: int | None = None
+
+    shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder",)
+    words: ClassVar[bool] = False
+    sentences: ClassVar[bool] = False
+    pairs: ClassVar[Literal["kept"]] = "kept"
+
+    def __post_init__(self) -> None:
+        check_shares(self.rate, self.split, self.copies)
+
+    def open(self, vocabulary: Vocabulary, shape: ModelShape) -> "TranslationLesson":
+        check_shape("translation", shape, self.shapes)
+        return TranslationLesson(self, Disguise.of(self.split, vocabulary, "translation"))
+
+    def evaluation(self) -> "Translation":
+        return Translation()
+
+    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
+        return {"loss": vocabulary_count(batch)}
+
+    def loss(self, model: Reader, batch: Batch) -> Loss:
+        return model.loss(model.states(batch), batch)
+
+
+@dataclass(frozen=True, slots=True)
+class TranslationLesson:
+    """A share of the tokens of each side of each sequence."""
+
+    translation: Translation
+    disguise: Disguise
+
+    @property
+    def copies(self) -> int | None:
+        return self.translation.copies
+
+    def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
+        return n, None
+
+    def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
+        index, _ = ordinary(sequences)
+        first = sides(sequences, index)
+        sizes = np.diff(np.append(first, len(index)))
+        chance = bits_at(rng, 0, sequences, index[first])
+        counts = rounded(self.translation.rate * sizes, unit(chance))
+        chosen = index[some(bits_at(rng, 1, sequences, index), sizes, counts)]
+        return hidden(sequences, chosen, self.disguise, rng)
+
+    def targets(self, tokens: int, sequences: int) -> int:
+        return spare(self.translation.rate * tokens, sequences / 2, tokens)
+
+
+def sides(sequences: Sequences, index: Ints) -> Ints:
+    """[G] where in `index`, places of ordinary tokens, another sequence or another segment of it begins."""
+    side = sequences.owners()[index] * 2
+    if sequences.segments is not None:
+        side += sequences.segments[index] > 0
+    return np.flatnonzero(np.append(True, side[1:] != side[:-1])[: len(side)])

@@ -1,0 +1,208 @@
+"""What the laws of objectives are tried on: every objective of the table, tokenizers of every kind, tiny models.
+
+A new objective is tried by being listed. Where more has to be known of it there is a table to add a line to:
+`VARIANTS` (other settings worth trying), `MODELS` (a tiny model of a shape), `RESTORE` (how its text is read off its
+lesson, where labels do not just stand over the tokens they hide) or `LOSSY`, and `STILL` (nothing about it is random).
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from pretune.core.errors import UsageError
+from pretune.core.types import IGNORE, Batch
+from pretune.data.counters import Counters
+from pretune.data.frame import Frame
+from pretune.data.layout import lay_out
+from pretune.data.ragged import Bools, Ints, spread
+from pretune.data.sequences import Sequences
+from pretune.data.shape import Shape
+from pretune.models.catalog import resolve
+from pretune.models.model import build
+from pretune.nn.heads import SpanHead
+from pretune.objectives import OBJECTIVES
+from pretune.objectives.boundary import Boundary
+from pretune.objectives.masked import Masked
+from pretune.objectives.next_sentence import NextSentence
+from pretune.objectives.objective import Lesson, ModelShape, Objective, Vocabulary
+from pretune.objectives.sentence_order import SentenceOrder
+from pretune.objectives.span_masked import SpanMasked
+from pretune.text.styles import KINDS, STYLES
+from pretune.text.tokenizer import Tokenizer
+from tests.contracts.tiny import rough
+from tests.text.tokenizers import corpus, trained
+
+VARIANTS: dict[str, Objective] = {
+    "masked-words": Masked(words=True),
+    "masked-static-40": Masked(rate=0.4, copies=3, split=(1.0, 0.0, 0.0)),
+    "span_masked-boundary": SpanMasked(boundary=Boundary()),
+    "next_sentence-words": NextSentence(masking=Masked(words=True)),
+    "sentence_order-spans": SentenceOrder(masking=SpanMasked(boundary=Boundary())),
+}
+"""Settings other than the usual that deserve the whole suite."""
+
+CASES: dict[str, Objective] = {**{name: OBJECTIVES.get(name)() for name in OBJECTIVES}, **VARIANTS}
+
+
+def _encoder(vocab: int) -> nn.Module:
+    spec = resolve("bert-tiny", {**SMALL, "vocab": vocab, "dropout": 0.0})
+    return build(replace(spec, span=SpanHead(rows=6, place_width=8)))
+
+
+SMALL = {"width": 32, "depth": 2, "heads": 2, "hidden": 48}
+LONG = 64
+"""The longest sequence that the tiny models are made for."""
+
+MODELS: dict[ModelShape, Callable[[int], nn.Module]] = {
+    "encoder": _encoder,
+    "decoder": lambda vocab: build(resolve("gpt2", {**SMALL, "vocab": vocab, "positions": 2 * LONG, "dropout": 0.0})),
+    "encoder-decoder": lambda vocab: build(resolve("t5-table", {**SMALL, "vocab": vocab, "dropout": 0.0})),
+}
+"""A tiny model of each shape, for a vocabulary."""
+
+
+def _in_place(before: Sequences, after: Sequences) -> Ints:
+    """Labels stand over the tokens they hide."""
+    assert after.targets is not None
+    return np.where(after.targets == IGNORE, after.tokens, after.targets)
+
+
+def _untouched(before: Sequences, after: Sequences) -> Ints:
+    return after.tokens
+
+
+RESTORE: dict[str, Callable[[Sequences, Sequences], Ints]] = {"causal": _untouched}
+"""The flat tokens of the text, read off its lesson; by default labels stand over the tokens they hide."""
+
+LOSSY: frozenset[str] = frozenset()
+"""Objectives whose lessons do not tell all of the text."""
+
+STILL: frozenset[str] = frozenset({"causal"})
+"""Objectives that draw nothing."""
+
+
+def restore(name: str, before: Sequences, after: Sequences) -> Ints | None:
+    """The text of a lesson, or None where it does not tell it."""
+    name = name.partition("-")[0]
+    return None if name in LOSSY else RESTORE.get(name, _in_place)(before, after)
+
+
+@dataclass(frozen=True)
+class Text:
+    """The corpus in one tokenizer's tokens: all that `Pieces.read` asks of shards."""
+
+    tokens: Ints
+    words: Bools
+    sentences: Ints
+
+    def take(self, start: Ints, length: Ints) -> Ints:
+        return self.tokens[spread(start, length)]
+
+    def take_words(self, start: Ints, length: Ints) -> Bools:
+        return self.words[spread(start, length)]
+
+
+@cache
+def text_of(kind: str, style: str) -> Text:
+    """The words are the tokenizer's; a sentence is said to start at about every twelfth word."""
+    found = trained(kind, style).encode_batch(list(corpus()), literal=True)
+    words = np.flatnonzero(found.word_start)
+    return Text(found.ids.astype(np.int64), found.word_start, words[words * 2654435761 % 97 < 8])
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An objective opened for a tokenizer and a shape."""
+
+    name: str
+    shape: ModelShape
+    objective: Objective
+    lesson: Lesson
+    vocabulary: Vocabulary
+    kind: str
+    style: str
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return trained(self.kind, self.style)
+
+    def sequences(self, lengths: Sequence[int], seed: int = 0) -> Sequences:
+        """Texts of so many tokens in the tokenizer's frame, pairs where the objective reads pairs."""
+        text, frame = text_of(self.kind, self.style), Frame.of(self.tokenizer.template)
+        length = np.asarray(lengths, dtype=np.int64)
+        start = np.random.default_rng(seed).integers(0, len(text.tokens) - 2100, len(length))
+        pairs = self.objective.pairs is not None
+        second = length // 2 if pairs else np.zeros_like(length)
+        pieces = frame.around_two(start, length - second, start + length - second, second)
+        made = pieces.read(
+            text,  # type: ignore[arg-type]
+            words=self.objective.words,
+            sentences=self.objective.sentences,
+            segments=pairs or frame.segmented,
+        )
+        number = np.arange(len(length)) * 7 + seed * 1000
+        labels = np.where(second > 0, number // 7 % 2, IGNORE) if pairs else None
+        return replace(made, samples=number, epochs=number * 0, labels=labels)
+
+    def corrupt(self, sequences: Sequences, seed: int = 0) -> Sequences:
+        return self.lesson.corrupt(sequences, Counters.of(seed, sequences, copies=self.lesson.copies))
+
+    def model(self) -> Any:
+        """A tiny model of the shape, with random weights everywhere."""
+        return rough(MODELS[self.shape](self.vocabulary.size))
+
+
+@cache
+def setting(name: str, shape: ModelShape, kind: str = "wordpiece") -> Setting:
+    """An objective with a tokenizer of a kind, in the first style that has the special tokens it needs."""
+    objective, refused = CASES[name], ""
+    for style in dict.fromkeys((KINDS[kind].style, "cls-sep", "s-mask", *STYLES)):
+        try:
+            vocabulary = Vocabulary.of(trained(kind, style))
+            return Setting(name, shape, objective, objective.open(vocabulary, shape), vocabulary, kind, style)
+        except UsageError as error:
+            refused = str(error)
+    raise AssertionError(refused)
+
+
+def together(sequences: Sequences, per_row: int) -> Batch:
+    """A batch of all sequences, so many in a row."""
+    row = np.arange(len(sequences)) // per_row
+    source = sequences.source
+    shape = Shape(
+        rows=int(row[-1]) + 1,
+        length=_room(sequences, row),
+        source=None if source is None else _room(source, row),
+    )
+    return lay_out(sequences, row, shape)
+
+
+def _room(sequences: Sequences, row: Ints) -> int:
+    return max(int(np.bincount(row, weights=sequences.lengths).max()), 1)
+
+
+def parts(sequences: Sequences) -> Mapping[str, Any]:
+    """Every array of some sequences by its name, those of their sources too."""
+    found = {name: getattr(sequences, name) for name in Sequences.__dataclass_fields__ if name != "source"}
+    if sequences.source is not None:
+        found |= {f"source.{name}": value for name, value in parts(sequences.source).items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def alike(one: Sequences, other: Sequences) -> None:
+    """Equal in all they carry."""
+    first, second = parts(one), parts(other)
+    assert first.keys() == second.keys()
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+
+
+def by_sequence(values: Ints, offsets: Ints) -> Iterable[list[int]]:
+    ends = offsets.tolist()
+    listed = values.tolist()
+    return (listed[start:end] for start, end in pairwise(ends))
