@@ -327,6 +327,29 @@ def test_no_token_is_lost_between_text_and_batches(tokenizer: Path, texts: list[
         assert sum(len(one) * count for one, count in pieces.items()) == sum(map(len, read))
 
 
+@settings(max_examples=12)
+@given(st.lists(st.text('aZ3é中。？！👍🏽\u0301क्.?!" \n', min_size=1, max_size=40), min_size=1, max_size=12))
+def test_boundaries_never_cut_a_character(tokenizer: Path, texts: list[str]) -> None:
+    """Documents, sentences and words begin where they begin in the text, though a token is a byte."""
+    given_ = [f"{n} {text}".strip() for n, text in enumerate(texts)]
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "a.jsonl"
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in given_))
+        data = prepare([str(path)], tokenizer=tokenizer, out=Path(name) / "data", holdout=0, lang="en")
+        assert texts_of(data) == given_
+        shards = data.shards()
+        flat = "".join(given_).encode()
+        assert shards.documents.tolist() == [0, *np.cumsum([len(text.encode()) for text in given_]).tolist()]
+        begun = zip(given_, shards.documents.tolist(), strict=False)
+        expected = [  # a sentence takes the white space before it along
+            start + len(text[:at].rstrip().encode()) for text, start in begun for at in split_sentences(text, "en")
+        ]
+        assert shards.sentences.tolist() == expected
+        words = np.flatnonzero(shards.word_starts(0, len(shards))).tolist()
+        for a, b in pairwise([*words, len(flat)]):
+            flat[a:b].decode()
+
+
 def test_the_story_of_the_readme(tmp_path: Path) -> None:
     given = blocks(tmp_path / "books" / "a.txt", MANY)
     tok = pt.train_tokenizer("wordpiece", [given], vocab=120)
