@@ -14,8 +14,6 @@ from pretune.core.errors import DataError, ResourceError
 from pretune.data.prepare.pool import ordered
 from pretune.text.corpora.fields import UnfitError
 
-pytestmark = pytest.mark.slow  # it kills and starves processes on purpose; prepare's own tests use the pool too
-
 METHODS = [one for one in ("fork", "spawn") if one in multiprocessing.get_all_start_methods()]
 
 
