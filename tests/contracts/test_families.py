@@ -201,7 +201,7 @@ def test_gradients_reach_every_parameter(name: str) -> None:
         segments = [[i % spec.encoder.embed.segments for i in range(len(s))] for s in sequences]
     batch = lay(spec, sequences, row=11, labels=[s[::-1] for s in sequences], **given(segments))
     F.cross_entropy(model(batch).logits, batch.targets.labels, reduction="sum").backward()
-    apart = tuple(part for part in ("pooler.", "pair.") if getattr(spec, part[:-1]) is not None)
+    apart = tuple(part for part in ("pooler.", "pair.", "detector.") if getattr(spec, part[:-1]) is not None)
     for path, parameter in model.named_parameters():
         if path.startswith(apart):
             assert parameter.grad is None, path

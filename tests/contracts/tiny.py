@@ -6,6 +6,7 @@ are random everywhere: zero biases and unit norms hide mistakes.
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -171,8 +172,13 @@ def _made() -> dict[str, Model]:
     }
 
 
+def spoken(spec: Model) -> Model:
+    """A model without a vocabulary head gets one beside what it has, for most laws are about what is said by it."""
+    return spec if spec.head is not None else replace(spec, head=Head(transform=Transform(norm=LayerNorm())))
+
+
 CASES: dict[str, Model] = {
-    **{f"{family}-{size}": tiny(family, size) for family in FAMILIES for size in particular(family)},
+    **{f"{family}-{size}": spoken(tiny(family, size)) for family in FAMILIES for size in particular(family)},
     **_made(),
 }
 ENCODERS = [name for name, spec in CASES.items() if spec.decoder is None]

@@ -39,6 +39,7 @@ ENCODER = {
     "intermediate_size": 52,
     "max_position_embeddings": 48,
 }
+ELECTRA = {**ENCODER, "embedding_size": 20}
 GPT = {"vocab_size": VOCAB, "n_embd": 36, "n_layer": 3, "n_head": 4, "n_positions": 48}
 LLAMA = {
     "vocab_size": VOCAB,
@@ -138,6 +139,12 @@ CASES = [
     case("roberta", tf.RobertaForMaskedLM, tf.RobertaConfig, ENCODER, type_vocab_size=1),
     case("roberta-bare", tf.RobertaModel, tf.RobertaConfig, ENCODER, type_vocab_size=1),
     case("xlm-roberta", tf.XLMRobertaForMaskedLM, tf.XLMRobertaConfig, ENCODER, type_vocab_size=1),
+    case("electra", tf.ElectraForPreTraining, tf.ElectraConfig, ELECTRA),
+    case("electra-wide", tf.ElectraForPreTraining, tf.ElectraConfig, ELECTRA, embedding_size=36, hidden_act="relu"),
+    case("electra-generator", tf.ElectraForMaskedLM, tf.ElectraConfig, ELECTRA, hidden_act="gelu_new"),
+    case("electra-generator-untied", tf.ElectraForMaskedLM, tf.ElectraConfig, ELECTRA, tie_word_embeddings=False,
+         embedding_size=44, type_vocab_size=3, layer_norm_eps=1e-5),
+    case("electra-bare", tf.ElectraModel, tf.ElectraConfig, ELECTRA),
     case("gpt", tf.OpenAIGPTLMHeadModel, tf.OpenAIGPTConfig, GPT),
     case("gpt-bare", tf.OpenAIGPTModel, tf.OpenAIGPTConfig, GPT, afn="silu"),
     case("gpt2", tf.GPT2LMHeadModel, tf.GPT2Config, GPT),

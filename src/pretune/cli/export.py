@@ -92,8 +92,7 @@ def _reason(spec: "Model") -> str:
     if layout is None:
         return f"{shown(spec.family)} has none"
     try:
-        parts = frozenset(part for part in ("head", "pooler", "pair") if getattr(spec, part) is not None)
-        again = layout.read(layout.write(spec), parts, tied=spec.head is not None and spec.head.tied)
+        again = layout.read(layout.write(spec), spec.parts, tied=spec.head is not None and spec.head.tied)
     except PretuneError as error:
         return str(error)
     except (KeyError, AttributeError, TypeError, StopIteration, AssertionError):

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -11,11 +11,14 @@ from pretune.core.config.read import shown
 from pretune.core.config.specs import members
 from pretune.core.config.text import parse
 from pretune.core.errors import UsageError, nearest
-from pretune.models import model
 from pretune.models.families import FAMILIES
 from pretune.models.family import Family
 from pretune.models.model import LanguageModel
+from pretune.models.pair import GeneratorDiscriminator, Pair
+from pretune.models.shapes import AnyModel, AnySpec
+from pretune.models.shapes import build as build_any
 from pretune.models.spec import Model
+from pretune.models.two_way import TwoWay, TwoWayModel
 
 
 def names() -> list[str]:
@@ -68,10 +71,25 @@ def knobs_of(family: Family) -> dict[str, Any]:
     return {name: parameter.annotation for name, parameter in parameters.items() if parameter.annotation in kinds}
 
 
-def build(name: str | Model, *, seed: int = 0, device: torch.device | str = "cpu", **settings: Any) -> LanguageModel:
-    """A new model with fresh weights: `build("bert-mini", vocab=8192)`, or from a spec."""
-    spec = config.replace(name, settings) if isinstance(name, Model) else resolve(name, settings)
-    return model.build(spec, seed=seed, device=device)
+@overload
+def build(name: str | Model, *, seed: int = ..., device: torch.device | str = ..., **settings: Any) -> LanguageModel:
+    """Of one model."""
+
+
+@overload
+def build(name: Pair, *, seed: int = ..., device: torch.device | str = ..., **settings: Any) -> GeneratorDiscriminator:
+    """Of a generator and a discriminator."""
+
+
+@overload
+def build(name: TwoWay, *, seed: int = ..., device: torch.device | str = ..., **settings: Any) -> TwoWayModel:
+    """Of two ways."""
+
+
+def build(name: str | AnySpec, *, seed: int = 0, device: torch.device | str = "cpu", **settings: Any) -> AnyModel:
+    """A new model with fresh weights: `build("gpt2-small", vocab=8192)`, or from a spec of any shape."""
+    spec = resolve(name, settings) if isinstance(name, str) else config.replace(name, settings)
+    return build_any(spec, seed=seed, device=device)
 
 
 def _setting(path: str, value: Any, annotation: Any) -> Any:

@@ -22,8 +22,13 @@ from pretune.models.files import Stored, one_line
 from pretune.models.huggingface import Layout, refuse_code, same
 from pretune.models.memory import fits
 from pretune.models.model import LanguageModel, empty
+from pretune.models.pair import FOLDER as GENERATOR
+from pretune.models.pair import GeneratorDiscriminator
 from pretune.models.recognise import recognise
+from pretune.models.shapes import AnyModel
 from pretune.models.spec import Model
+from pretune.models.two_way import FOLDER as BACKWARD
+from pretune.models.two_way import TwoWayModel
 from pretune.models.weights import Move, Rule, plan
 
 NATIVE = "pretune"
@@ -67,8 +72,39 @@ def load(
     return model.eval()
 
 
-def save(model: LanguageModel, directory: str | Path, *, overwrite: bool = False, shard: int = SHARD_BYTES) -> None:
-    """Write a directory that `transformers` reads, where it has the family; all of it or nothing."""
+def load_pair(
+    directory: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> GeneratorDiscriminator:
+    """A discriminator with the generator that lies in its directory, as `save` writes them."""
+    discriminator, generator = (load(Path(directory) / name, dtype=dtype, device=device) for name in ("", GENERATOR))
+    with _about(Path(directory) / GENERATOR):
+        return GeneratorDiscriminator(discriminator, generator)
+
+
+def load_two_way(
+    directory: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> TwoWayModel:
+    """A decoder with the one from the right that lies in its directory, as `save` writes them."""
+    forwards, backwards = (load(Path(directory) / name, dtype=dtype, device=device) for name in ("", BACKWARD))
+    with _about(Path(directory) / BACKWARD):
+        return TwoWayModel(forwards, backwards)
+
+
+def save(model: AnyModel, directory: str | Path, *, overwrite: bool = False, shard: int = SHARD_BYTES) -> None:
+    """Write a directory that `transformers` reads, where it has the family; all of it or nothing.
+
+    Of two models that were trained together one is the directory, and the other lies in a folder of its own inside.
+    """
+    parts = {"": model} if isinstance(model, LanguageModel) else model.folders()
+    with io.atomic_directory(Path(directory), overwrite=overwrite) as folder:
+        for name, part in parts.items():
+            (folder / name).mkdir(exist_ok=True)
+            names = _write(part, folder / name, shard)
+            _clear(Path(directory) / name, names)
+
+
+def _write(model: LanguageModel, folder: Path, shard: int) -> list[str]:
+    """The files of one model, with their manifest; their names."""
     spec = model.spec
     found, rules, strip, twins = describe(spec)
     found["dtype"] = str(model.tokens.weight.dtype).removeprefix("torch.")
@@ -80,16 +116,15 @@ def save(model: LanguageModel, directory: str | Path, *, overwrite: bool = False
     if spec.head is not None and not spec.head.tied:  # only a tied head shares its bias with its twin
         tensors |= {twin: tensors[name].clone() for name, twin in twins.items() if name in tensors}
     kept = dict(model.assets.files)
-    with io.atomic_directory(Path(directory), overwrite=overwrite) as folder:
-        io.write_json(folder / CONFIG, found)
-        names = [CONFIG, *files.write(folder, tensors, shard), *kept]
-        for name, data in kept.items():
-            io.atomic_write(folder / name, data)
-        if spec.decoder is not None and "generation_config.json" not in kept:
-            io.write_json(folder / "generation_config.json", _generation(found))
-            names.append("generation_config.json")
-        io.write_manifest(folder, names)
-        _clear(Path(directory), names)
+    io.write_json(folder / CONFIG, found)
+    names = [CONFIG, *files.write(folder, tensors, shard), *kept]
+    for name, data in kept.items():
+        io.atomic_write(folder / name, data)
+    if spec.decoder is not None and "generation_config.json" not in kept:
+        io.write_json(folder / "generation_config.json", _generation(found))
+        names.append("generation_config.json")
+    io.write_manifest(folder, names)
+    return names
 
 
 def inspect(directory: str | Path) -> tuple[Model, list[Move], dict[str, Stored]]:
@@ -108,7 +143,7 @@ def describe(spec: Model) -> tuple[dict[str, Any], tuple[Rule, ...], str, Mappin
     found = None if layout is None else _express(layout, spec)
     if layout is None or found is None:
         return {"model_type": NATIVE, NATIVE: config.to_dict(spec)}, _identity(spec), "", {}
-    bare = not layout.classes[found["architectures"][0]] & {"head", "pair"}
+    bare = layout.classes[found["architectures"][0]] <= {"pooler"}
     return found, layout.rules_of(spec), layout.prefix if bare else "", layout.twins
 
 
@@ -135,8 +170,7 @@ def _express(layout: Layout, spec: Model) -> dict[str, Any] | None:
     """The layout's config of a spec, or None where it cannot say it."""
     try:
         found = layout.write(spec)
-        parts = frozenset(part for part in ("head", "pooler", "pair") if getattr(spec, part) is not None)
-        again = layout.read(found, parts, tied=spec.head is not None and spec.head.tied)
+        again = layout.read(found, spec.parts, tied=spec.head is not None and spec.head.tied)
         plan([name for name, _ in weights_of(empty(spec))], layout.rules_of(spec))
     except (PretuneError, KeyError, AttributeError, TypeError, StopIteration, AssertionError):
         return None

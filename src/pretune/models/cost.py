@@ -60,8 +60,8 @@ class Estimate:
 
 
 def usual_targets(spec: Model) -> float:
-    """The share of positions that usually have a target: 15 % for encoders (masked words), all for decoders."""
-    return 1.0 if spec.decoder else 0.15
+    """The share of positions that usually have a target: 15 % for encoders (masked words), all for the others."""
+    return 1.0 if spec.decoder or spec.head is None else 0.15
 
 
 def flops_per_token(
@@ -87,6 +87,8 @@ def flops_per_token(
             total += times * _across_flops(block, width, source, target)
     if spec.head:
         total += targets * (target or source) * 2 * _head_matrices(spec.head, spec)
+    if spec.detector:
+        total += (target or source) * 2 * spec.detector.matrices(width=width)
     return (3 if training else 1) * total / (source + target)
 
 
@@ -123,6 +125,8 @@ def memory(
     copies = _FULL + (item if item < _FULL else 0)
     kept = sum(_stack_bytes(spec, stack, sides, item) for stack in spec.stacks)
     kept += _head_bytes(spec, targets * (sides[1] or sides[0]), item)
+    if spec.detector:  # its states, and before and after the activation
+        kept += (sides[1] or sides[0]) * item * spec.width * (1 + _KEPT.get(spec.detector.activation, 2))
     return Memory(
         weights=params * copies, gradients=params * _FULL, optimizer=2 * params * _FULL, activations=round(kept)
     )
@@ -170,6 +174,7 @@ def parts(spec: Model) -> dict[str, int]:
     found["pooler"] += spec.pooler.params(width=width) if spec.pooler else 0
     found["pair head"] += spec.pair.params(width=width) if spec.pair else 0
     found["span head"] += spec.span.params(vocab=spec.vocab, width=width, table=spec.table) if spec.span else 0
+    found["detector"] += spec.detector.params(width=width) if spec.detector else 0
     found["vocabulary head"] += spec.head.params(vocab=spec.vocab, width=width, table=spec.table) if spec.head else 0
     return {name: count for name, count in found.items() if count}
 

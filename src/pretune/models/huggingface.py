@@ -14,7 +14,7 @@ from pretune.core import config
 from pretune.core.config.read import shown
 from pretune.core.errors import CheckpointError, PretuneError, nearest
 from pretune.models.checks import Check, choice, flag, number, optional, rate, size, take, token, unsupported
-from pretune.models.spec import Model
+from pretune.models.spec import PARTS, Model
 from pretune.models.weights import Rule
 
 IGNORED = frozenset(
@@ -123,7 +123,7 @@ class Layout:
     template: Callable[[], Model]  # with the reference's token roles, and tied where the reference is
     entries: tuple[Entry, ...]
     rules: tuple[Rule, ...] | Callable[[Model], tuple[Rule, ...]]
-    classes: Mapping[str, frozenset[str]]  # class -> which of head, pooler, pair it has; the full one first
+    classes: Mapping[str, frozenset[str]]  # class -> which of `PARTS` it has; the full one first
     prefix: str = ""  # of the body's tensors in every class but the bare one
     head: str | None = None  # the tensor of the vocabulary matrix, kept only where it is not the token table's
     copies: tuple[str, ...] = ()  # other names under which the token table may appear
@@ -157,8 +157,8 @@ class Layout:
             for path, value in entry.read(found).items():
                 for place in spread(self.base, path):
                     changes[place], keys[place] = value, named[:1]
-        for part in ("head", "pooler", "pair"):
-            if getattr(self.base, part) is not None and part not in parts:
+        for part in PARTS:
+            if part in self.base.parts and part not in parts:
                 changes = {path: value for path, value in changes.items() if path.split(".")[0] != part}
                 changes[part] = None
         if "head" in parts:
@@ -170,8 +170,7 @@ class Layout:
 
     def write(self, spec: Model) -> dict[str, Any]:
         """The config of a spec. It may say less than the spec does: read it back and compare."""
-        has = frozenset(part for part in ("head", "pooler", "pair") if getattr(spec, part) is not None)
-        out: dict[str, Any] = {"architectures": [self.best_class(has)], "model_type": self.model_type}
+        out: dict[str, Any] = {"architectures": [self.best_class(spec.parts)], "model_type": self.model_type}
         for entry in self.entries:
             out.update(entry.write(spec))
         out.update({name: look(spec, place) for name, place in ROLES.items()})

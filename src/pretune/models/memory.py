@@ -1,14 +1,21 @@
 """Whether a model has room, asked before anything is allocated."""
 
 import os
+from typing import Protocol
 
 import torch
 
 from pretune.core.errors import ResourceError
-from pretune.models.spec import Model
+from pretune.models.spec import Params
 
 
-def fits(spec: Model, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
+class Counted(Protocol):
+    """A spec of one model, or of several that are trained together."""
+
+    def params(self) -> Params: ...
+
+
+def fits(spec: Counted, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
     """Refuse weights that the whole memory of a device could not hold."""
     count = spec.params().total
     need, have = count * dtype.itemsize, _capacity(torch.device(device))

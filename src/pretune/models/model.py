@@ -15,6 +15,7 @@ from pretune.models.memory import fits
 from pretune.models.spec import Model
 from pretune.nn.cache import Cache
 from pretune.nn.loss import linear_cross_entropy
+from pretune.nn.sample import linear_sample
 from pretune.nn.scope import Backend
 from pretune.nn.stack import Ask, StackOutput
 
@@ -28,7 +29,7 @@ class Assets:
 
 
 class LanguageModel(nn.Module):
-    """A plain module over one token table. Its children: `tokens`, `encoder`, `decoder`, `pooler`, `pair`, `head`."""
+    """A plain module over one token table. Its children: `tokens`, `encoder`, `decoder`, and the heads it has."""
 
     def __init__(self, spec: Model) -> None:
         super().__init__()
@@ -42,8 +43,14 @@ class LanguageModel(nn.Module):
         self.decoder = spec.decoder.build(width=width, shared=shared) if spec.decoder else None
         self.pooler = spec.pooler.build(width=width) if spec.pooler else None
         self.pair = spec.pair.build(width=width) if spec.pair else None
+        self.detector = spec.detector.build(width=width) if spec.detector else None
         self.head = spec.head.build(vocab=spec.vocab, width=width, table=table) if spec.head else None
         self.span = spec.span.build(vocab=spec.vocab, width=width, table=table) if spec.span else None
+
+    @property
+    def shape(self) -> str:
+        """What it is made of, in the word that objectives have for it."""
+        return self.spec.shape
 
     @property
     def tokenizer(self) -> Any:
@@ -110,6 +117,15 @@ class LanguageModel(nn.Module):
         weight = self.tokens.weight if self.head.weight is None else self.head.weight
         return linear_cross_entropy(rows, weight, self.head.bias, batch.targets.labels)
 
+    def sample(self, states: Tensor, batch: Batch, chance: Tensor) -> Tensor:
+        """A token `[M]` for every target, drawn from what the head says there; `chance` are numbers from 0 to 1."""
+        if self.head is None or batch.targets is None:
+            raise UsageError("sampling needs a model with a head and a batch with targets")
+        with torch.no_grad():
+            rows = self.head.states(states.index_select(0, batch.targets.index))
+            weight = self.tokens.weight if self.head.weight is None else self.head.weight
+            return linear_sample(rows, weight, self.head.bias, chance)
+
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile block by block: all layers of a kind share one graph, whatever the batch is made of."""
         for stack in (self.encoder, self.decoder):
@@ -117,6 +133,8 @@ class LanguageModel(nn.Module):
                 stack.compile(*args, **options)
         if self.head is not None and self.head.transform is not None:
             self.head.transform.compile(*args, **options)
+        if self.detector is not None:
+            self.detector.compile(*args, **options)
 
     def pool(self, states: Tensor, batch: Batch) -> Tensor:
         """The pooled first token of every cell `[C, W]`; those of filler and spare cells mean nothing."""

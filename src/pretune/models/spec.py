@@ -8,13 +8,16 @@ from pretune.core.config import spec, to_dict
 from pretune.core.errors import UsageError
 from pretune.models.init import Init, Normal
 from pretune.nn.block import Block
-from pretune.nn.heads import Head, PairHead, Pooler, SpanHead
+from pretune.nn.heads import Detector, Head, PairHead, Pooler, SpanHead
 from pretune.nn.positions import Rotary
 from pretune.nn.stack import Stack
 
 MOST_PARAMETERS = 10**14
 MOST_LAYERS = 10**4
 """Beyond these a shape is a mistake, not a model."""
+
+PARTS = ("head", "pooler", "pair", "detector")
+"""What a model may have beyond its body."""
 
 _SIZES = frozenset(
     {"vocab", "width", "depth", "share", "hidden", "heads", "kv_heads", "head_width", "window", "segments", "classes"}
@@ -62,6 +65,7 @@ class Model:
     pooler: Pooler | None = None
     pair: PairHead | None = None
     span: SpanHead | None = None
+    detector: Detector | None = None
     init: Init = Normal()
     special: Special = Special()
 
@@ -89,6 +93,16 @@ class Model:
                     raise UsageError("cross attention belongs in the decoder of an encoder-decoder, and only there")
         if self.params().total > MOST_PARAMETERS:
             raise UsageError(f"{self.params().total:,} parameters; a model has at most {MOST_PARAMETERS:,}")
+
+    @property
+    def shape(self) -> str:
+        """What it is made of, in the word that objectives have for it."""
+        return "encoder-decoder" if self.both else "encoder" if self.decoder is None else "decoder"
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """Which of `PARTS` it has."""
+        return frozenset(part for part in PARTS if getattr(self, part) is not None)
 
     @property
     def stacks(self) -> list[Stack]:
@@ -124,7 +138,7 @@ class Model:
         if self.shared and self.decoder:
             body -= sum(_without_cross(block, self.width) for block in self.decoder.layers)
         pooled = body + (self.pooler.params(width=self.width) if self.pooler else 0)
-        total = pooled + (self.pair.params(width=self.width) if self.pair else 0)
+        total = pooled + sum(part.params(width=self.width) for part in (self.pair, self.detector) if part)
         if self.head:
             total += self.head.params(vocab=self.vocab, width=self.width, table=self.table)
         if self.span:

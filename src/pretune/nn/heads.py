@@ -112,6 +112,36 @@ class PairHead:
 
 
 @spec
+class Detector:
+    """One logit per token from its state: was the token replaced? (Clark et al., 2020)."""
+
+    activation: ActivationName = "gelu"
+
+    def build(self, *, width: int) -> "TokenDetector":
+        return TokenDetector(self, width)
+
+    def matrices(self, *, width: int) -> int:
+        """How many weights a token is multiplied with."""
+        return width * width + width
+
+    def params(self, *, width: int) -> int:
+        return self.matrices(width=width) + width + 1
+
+
+class TokenDetector(nn.Module):
+    def __init__(self, spec: Detector, width: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+        self.activate = ACTIVATIONS[spec.activation]
+        self.out = nn.Linear(width, 1)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """States `[N, W]` to logits `[N]`."""
+        out: Tensor = self.out(self.activate(self.dense(states)))
+        return out.squeeze(-1)
+
+
+@spec
 class SpanHead:
     """Tokens of a span from the states at its edges and their place in it (the boundary objective of SpanBERT).
 

@@ -1,0 +1,42 @@
+"""One model, or two that are trained together: a spec in the shape that an objective asks for, and the module of it."""
+
+from collections.abc import Sequence
+
+import torch
+
+from pretune.core.errors import UsageError
+from pretune.models.families import FAMILIES
+from pretune.models.model import LanguageModel
+from pretune.models.model import build as build_model
+from pretune.models.pair import GeneratorDiscriminator, Pair, build_pair, with_generator
+from pretune.models.spec import Model
+from pretune.models.two_way import TwoWay, TwoWayModel, build_two_way, two_way
+
+AnySpec = Model | Pair | TwoWay
+AnyModel = LanguageModel | GeneratorDiscriminator | TwoWayModel
+
+
+def shaped(spec: Model, shapes: Sequence[str]) -> AnySpec:
+    """A model as one of some shapes wants it: itself, or with the partner that an encoder or a decoder is given.
+
+    >>> from pretune.models.catalog import resolve
+    >>> shaped(resolve("gpt2-small"), ["two-way"]).shape
+    'two-way'
+    """
+    if spec.shape in shapes:
+        return spec
+    if spec.shape == "encoder" and "generator-discriminator" in shapes:
+        family = FAMILIES.get(spec.family) if spec.family in FAMILIES else None
+        return family.pretraining(spec) if family is not None and family.pretraining else with_generator(spec)
+    if spec.shape == "decoder" and "two-way" in shapes:
+        return two_way(spec)
+    raise UsageError(f"a model of the shape '{spec.shape}' cannot be made one of: {', '.join(shapes)}")
+
+
+def build(spec: AnySpec, *, seed: int = 0, device: torch.device | str = "cpu") -> AnyModel:
+    """A new model of any shape, with fresh weights."""
+    if isinstance(spec, Pair):
+        return build_pair(spec, seed=seed, device=device)
+    if isinstance(spec, TwoWay):
+        return build_two_way(spec, seed=seed, device=device)
+    return build_model(spec, seed=seed, device=device)
