@@ -1,0 +1,41 @@
+"""Optimisers as values: a spec says which and how, `build(groups)` makes a `torch.optim.Optimizer`.
+
+    groups = parameter_groups(model)
+    optimizer = AdamW(lr=1e-4).build(groups)
+    set_rates(optimizer, schedule.factor(step, total))   # a float in each group: no recompile, no wait
+    norm = clip(model.parameters(), 1.0)
+    step(optimizer, norm.isfinite())                     # skipped on the device where the norm is not finite
+
+All state is there from the start, lies in tensors and is known by parameter names (`state_tensors`, `load_state`).
+"""
+
+from pretune.train.optim.adafactor import Adafactor
+from pretune.train.optim.adamw import AdamW
+from pretune.train.optim.asgd import ASGD
+from pretune.train.optim.clip import clip
+from pretune.train.optim.groups import Group, parameter_groups, parts
+from pretune.train.optim.lamb import Lamb
+from pretune.train.optim.muon import Muon
+from pretune.train.optim.sgd import SGD
+from pretune.train.optim.state import load_state, state_tensors
+from pretune.train.optim.stepping import set_rates, step
+
+Optim = AdamW | Adafactor | Lamb | Muon | SGD | ASGD
+
+__all__ = [
+    "ASGD",
+    "SGD",
+    "AdamW",
+    "Adafactor",
+    "Group",
+    "Lamb",
+    "Muon",
+    "Optim",
+    "clip",
+    "load_state",
+    "parameter_groups",
+    "parts",
+    "set_rates",
+    "state_tensors",
+    "step",
+]
