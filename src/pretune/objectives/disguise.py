@@ -26,12 +26,12 @@ class Disguise:
 
     split: Split
     mask: int
-    others: Ints  # all ordinary ids
+    others: Ints  # all ordinary ids, where some are drawn
 
     @classmethod
     def of(cls, split: Split, vocabulary: Vocabulary, objective: str) -> "Disguise":
         """That of an objective; an error where the vocabulary lacks a mask or has nothing to draw from."""
-        others = vocabulary.ordinary()
+        others = vocabulary.ordinary() if split[1] else np.empty(0, dtype=np.int64)
         if split[1] and not len(others):
             raise UsageError(
                 f"{objective} draws random tokens, and all {vocabulary.size} of this tokenizer are special"
@@ -45,9 +45,10 @@ class Disguise:
         """
         lot = (bits if kinds is None else kinds) >> _HALF
         masked, replaced, _ = self.split
-        drawn = (bits & np.uint64(2**32 - 1)) * np.uint64(len(self.others)) >> _HALF
-        shown = np.where(lot < (masked + replaced) * 2.0**32, self.others[drawn], tokens) if replaced else tokens
-        return np.where(lot < masked * 2.0**32, self.mask, shown)
+        if replaced:
+            drawn = (bits & np.uint64(2**32 - 1)) * np.uint64(len(self.others)) >> _HALF
+            tokens = np.where(lot < (masked + replaced) * 2.0**32, self.others[drawn], tokens)
+        return np.where(lot < masked * 2.0**32, self.mask, tokens)
 
 
 def check_shares(rate: float, split: Split, copies: int | None) -> None:

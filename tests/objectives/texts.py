@@ -1,0 +1,37 @@
+"""Random text for the tests of this folder, in a vocabulary whose special tokens lie at both ends and in between."""
+
+import numpy as np
+
+from pretune.data.ragged import bounds
+from pretune.data.sequences import Sequences
+from pretune.objectives.objective import Vocabulary
+
+PAD, UNK, CLS, SEP, MASK, BOS, EOS = 0, 1, 2, 3, 500, 1005, 1006
+SPECIAL = (PAD, UNK, CLS, SEP, MASK, BOS, EOS)
+VOCABULARY = Vocabulary(
+    size=1007,
+    special=SPECIAL,
+    roles=(("pad", PAD), ("unk", UNK), ("cls", CLS), ("sep", SEP), ("mask", MASK), ("bos", BOS), ("eos", EOS)),
+    start=BOS,
+)
+
+
+def text(count: int, length: int, *, pairs: bool = False, seed: int = 0) -> Sequences:
+    """Sequences `[CLS] a [SEP]` of one length, or `[CLS] a [SEP] b [SEP]`; words of 1.7 tokens on average."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.choice(VOCABULARY.ordinary(), count * length)
+    place = np.arange(count * length) % length
+    middle = (place == length // 2) & pairs
+    special = (place == 0) | (place == length - 1) | middle
+    tokens[place == 0], tokens[special & (place > 0)] = CLS, SEP
+    words = special | np.roll(special, 1) | (rng.random(len(tokens)) < 0.6)
+    return Sequences(
+        tokens=tokens,
+        offsets=bounds(np.full(count, length)),
+        special=special,
+        words=words,
+        segments=(place > length // 2).astype(np.int64) if pairs else None,
+        labels=np.arange(count) % 2 if pairs else None,
+        samples=np.arange(count),
+        epochs=np.zeros(count, dtype=np.int64),
+    )
