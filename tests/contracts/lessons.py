@@ -22,18 +22,32 @@ from pretune.data.layout import lay_out
 from pretune.data.ragged import Bools, Ints, spread
 from pretune.data.sequences import Sequences
 from pretune.data.shape import Shape
+from pretune.models import shapes
 from pretune.models.catalog import resolve
 from pretune.models.model import build
 from pretune.nn.heads import SpanHead
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.boundary import Boundary
+from pretune.objectives.denoising import Denoising
 from pretune.objectives.masked import Masked
+from pretune.objectives.mixture import Mixture, Part
+from pretune.objectives.multitask_masked import MultitaskMasked
 from pretune.objectives.next_sentence import NextSentence
+from pretune.objectives.noises import (
+    DocumentRotation,
+    SentencePermutation,
+    TextInfilling,
+    TokenDeletion,
+    TokenMasking,
+)
 from pretune.objectives.objective import Lesson, ModelShape, Objective, Vocabulary
+from pretune.objectives.replaced_token import ReplacedToken
 from pretune.objectives.sentence_order import SentenceOrder
+from pretune.objectives.span_corruption import SpanCorruption
 from pretune.objectives.span_masked import SpanMasked
 from pretune.text.styles import KINDS, STYLES
 from pretune.text.tokenizer import Tokenizer
+from tests.contracts.restoring import prefixed, spans_put_back, stretch_put_back
 from tests.contracts.tiny import rough
 from tests.text.tokenizers import corpus, trained
 
@@ -43,6 +57,16 @@ VARIANTS: dict[str, Objective] = {
     "span_masked-boundary": SpanMasked(boundary=Boundary()),
     "next_sentence-words": NextSentence(masking=Masked(words=True)),
     "sentence_order-spans": SentenceOrder(masking=SpanMasked(boundary=Boundary())),
+    "replaced_token-words": ReplacedToken(masking=Masked(rate=0.25, split=(1.0, 0.0, 0.0), words=True), weight=10.0),
+    "span_corruption-prefix": SpanCorruption(prefix=True, closing=False),
+    "denoising-five": Denoising(
+        noises=(SentencePermutation(), DocumentRotation(), TextInfilling(), TokenDeletion(), TokenMasking()),
+    ),
+    "multitask_masked-spread": MultitaskMasked(shares=(0.1, 0.3, 0.3, 0.3)),
+    "mixture-encoder": Mixture(parts=(Part(objective=Masked()), Part(objective=MultitaskMasked(), weight=2.0))),
+    "mixture-nested": Mixture(
+        parts=(Part(objective=Mixture(), weight=0.5), Part(objective=Denoising(prefix=True), mark=1)),
+    ),
 }
 """Settings other than the usual that deserve the whole suite."""
 
@@ -54,6 +78,11 @@ def _encoder(vocab: int) -> nn.Module:
     return build(replace(spec, span=SpanHead(rows=6, place_width=8)))
 
 
+def _partnered(family: str, shape: ModelShape, vocab: int) -> nn.Module:
+    spec = resolve(family, {**SMALL, "vocab": vocab, "positions": 2 * LONG, "dropout": 0.0})
+    return shapes.build(shapes.shaped(spec, [shape]))
+
+
 SMALL = {"width": 32, "depth": 2, "heads": 2, "hidden": 48}
 LONG = 64
 """The longest sequence that the tiny models are made for."""
@@ -62,6 +91,8 @@ MODELS: dict[ModelShape, Callable[[int], nn.Module]] = {
     "encoder": _encoder,
     "decoder": lambda vocab: build(resolve("gpt2", {**SMALL, "vocab": vocab, "positions": 2 * LONG, "dropout": 0.0})),
     "encoder-decoder": lambda vocab: build(resolve("t5-table", {**SMALL, "vocab": vocab, "dropout": 0.0})),
+    "generator-discriminator": lambda vocab: _partnered("electra", "generator-discriminator", vocab),
+    "two-way": lambda vocab: _partnered("gpt2", "two-way", vocab),
 }
 """A tiny model of each shape, for a vocabulary."""
 
@@ -76,13 +107,26 @@ def _untouched(before: Sequences, after: Sequences) -> Ints:
     return after.tokens
 
 
-RESTORE: dict[str, Callable[[Sequences, Sequences], Ints]] = {"causal": _untouched}
+def _target(before: Sequences, after: Sequences) -> Ints:
+    """All of the text is to be said."""
+    assert after.targets is not None
+    return after.targets[after.targets != IGNORE]
+
+
+RESTORE: dict[str, Callable[[Sequences, Sequences], Ints]] = {
+    "causal": _untouched,
+    "bidirectional": _untouched,
+    "prefix": prefixed,
+    "span_corruption": spans_put_back,
+    "denoising": _target,
+    "masked_seq2seq": stretch_put_back,
+}
 """The flat tokens of the text, read off its lesson; by default labels stand over the tokens they hide."""
 
-LOSSY: frozenset[str] = frozenset()
+LOSSY: frozenset[str] = frozenset({"mixture"})
 """Objectives whose lessons do not tell all of the text."""
 
-STILL: frozenset[str] = frozenset({"causal"})
+STILL: frozenset[str] = frozenset({"causal", "bidirectional"})
 """Objectives that draw nothing."""
 
 

@@ -16,6 +16,12 @@ OBJECTIVES: "Registry[type[Objective]]" = Registry(
         "next_sentence": "pretune.objectives.next_sentence:NextSentence",
         "sentence_order": "pretune.objectives.sentence_order:SentenceOrder",
         "translation": "pretune.objectives.translation:Translation",
+        "prefix": "pretune.objectives.prefix:Prefix",
+        "span_corruption": "pretune.objectives.span_corruption:SpanCorruption",
+        "denoising": "pretune.objectives.denoising:Denoising",
+        "masked_seq2seq": "pretune.objectives.masked_seq2seq:MaskedSeq2seq",
+        "multitask_masked": "pretune.objectives.multitask_masked:MultitaskMasked",
+        "mixture": "pretune.objectives.mixture:Mixture",
     },
 )
 

@@ -1,0 +1,91 @@
+"""Denoising: spoil a text in any way, and ask for all of it as it was.
+
+Paper: Lewis et al. (2020), BART; by default its own mixture, sentences in a random order and 30 % of the tokens in
+infilled spans (lengths are counted in tokens; the released code counts words). Input: documents or blocks. Noises are
+used in the order given, see `noises`. The target is the whole sequence with its special tokens. Siblings:
+`span_corruption` asks for what is missing only; `masked_seq2seq` for one span.
+
+    text     <s> A B C . D E . </s>
+    source   <s> D _ . A _ . </s>
+    tokens   </s> <s> A B C . D E .
+    targets  <s> A B C . D E . </s>
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from torch import Tensor
+
+from pretune.core.config import spec
+from pretune.core.errors import UsageError
+from pretune.core.types import IGNORE, Batch, Loss
+from pretune.data.counters import Counters
+from pretune.data.ragged import Ints
+from pretune.data.sequences import Sequences
+from pretune.objectives.noises import Noise, SentencePermutation, TextInfilling
+from pretune.objectives.objective import ModelShape, Reader, Vocabulary, check_shape, vocabulary_count
+from pretune.objectives.seq2seq import PAIRED, OneSide, TwoSides, known, masking, side
+
+
+@spec
+class Denoising:
+    """The whole text out of a spoiled one (BART)."""
+
+    noises: tuple[Noise, ...] = (SentencePermutation(), TextInfilling())
+    prefix: bool = False  # whether a decoder sees the input in both directions
+
+    shapes: ClassVar[tuple[ModelShape, ...]] = PAIRED
+    words: ClassVar[bool] = False
+    pairs: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        if not self.noises:
+            raise UsageError("denoising needs one noise or more, found none")
+
+    @property
+    def sentences(self) -> bool:
+        return any(noise.sentences for noise in self.noises)
+
+    def open(self, vocabulary: Vocabulary, shape: ModelShape) -> "DenoisingLesson":
+        check_shape("denoising", shape, self.shapes)
+        needed = any(noise.masks for noise in self.noises)
+        mask = masking(vocabulary).need("mask", "denoising") if needed else IGNORE
+        return DenoisingLesson(self.noises, mask, side(vocabulary, shape, "denoising", prefix=self.prefix))
+
+    def evaluation(self) -> Self:
+        return self
+
+    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
+        return {"loss": vocabulary_count(batch)}
+
+    def loss(self, model: Reader, batch: Batch) -> Loss:
+        return model.loss(model.states(batch), batch)
+
+
+@dataclass(frozen=True, slots=True)
+class DenoisingLesson:
+    """One noise after another, then the text as it was."""
+
+    noises: tuple[Noise, ...]
+    mask: int
+    sides: TwoSides | OneSide
+    copies: int | None = None
+
+    def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
+        return self.sides.lengths(n, n)  # no noise makes a sequence longer
+
+    def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
+        spoiled = sequences
+        for number, noise in enumerate(self.noises):
+            spoiled = noise.spoil(spoiled, self.mask, rng.under(number))
+        source = Sequences(tokens=spoiled.tokens, offsets=spoiled.offsets, segments=spoiled.segments)
+        labels = Sequences(tokens=sequences.tokens, offsets=sequences.offsets, **known(sequences))
+        return self.sides.teach(source, labels)
+
+    def targets(self, tokens: int, sequences: int) -> int:
+        # Of a decoder's n + m tokens n are targets, and m is at least what the noises leave of n, to the token.
+        left = 1.0
+        for noise in self.noises:
+            left *= 1 - noise.removes
+        return self.sides.targets(tokens, int((tokens + len(self.noises) * sequences) / (1 + left)) + 1)

@@ -1,0 +1,172 @@
+"""Span corruption: replace spans by sentinels, and say what each sentinel stands for.
+
+Paper: Raffel et al. (2020, sections 3.1.4 and 3.3.4), the objective of T5. Input: documents or blocks. As in the
+released code, the number of hidden tokens and of spans follows from the length (`round(rate * n)`, and `round` of that
+by `mean`), the lengths of the spans and of the text between them are each one of the possible sequences of positive
+numbers with their sum, all equally likely, and a sequence begins with text and ends with a span. Siblings: `denoising`
+asks for the whole text again; `prefix` hides the end.
+
+    text     Thank you for inviting me to your party last week . </s>
+    source   Thank you <X> me to your party <Y> week . </s>
+    target   <X> for inviting <Y> last <Z> </s>
+
+Sentinels come in the order of the vocabulary; the released code, unlike the paper, leaves out the closing one. A
+sequence that would need more than there are has fewer, longer spans. A special token inside a span (between the
+documents of a block) stays in the source, behind the sentinel.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+from torch import Tensor
+
+from pretune.core.config import spec
+from pretune.core.errors import UsageError
+from pretune.core.types import IGNORE, Batch, Loss
+from pretune.data.counters import Counters
+from pretune.data.ragged import Ints, begins, bounds, spread
+from pretune.data.sequences import Sequences
+from pretune.objectives.choose import Bits, before, ordinary, some
+from pretune.objectives.objective import ModelShape, Reader, Vocabulary, check_shape, vocabulary_count
+from pretune.objectives.seq2seq import PAIRED, OneSide, Spans, TwoSides, check_rate, closed, known, side
+
+
+@spec
+class SpanCorruption:
+    """Spans replaced by sentinels, predicted one after another (T5)."""
+
+    rate: float = 0.15
+    mean: float = 3.0  # tokens of a span
+    closing: bool = True  # whether the target ends in one more sentinel
+    prefix: bool = False  # whether a decoder sees the input in both directions
+    specials: int | None = None  # so many special tokens a sequence has at most: a tighter plan; None: any number
+
+    shapes: ClassVar[tuple[ModelShape, ...]] = PAIRED
+    words: ClassVar[bool] = False
+    sentences: ClassVar[bool] = False
+    pairs: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        check_rate(self.rate, "the rate of span_corruption")
+        if self.mean < 1:
+            raise UsageError(f"the mean span of span_corruption must be at least 1, found {self.mean}")
+        if self.specials is not None and self.specials < 0:
+            raise UsageError(f"specials counts special tokens, found {self.specials}; leave it empty for any number")
+
+    def open(self, vocabulary: Vocabulary, shape: ModelShape) -> "SpanCorruptionLesson":
+        check_shape("span_corruption", shape, self.shapes)
+        if len(vocabulary.sentinels) < 1 + self.closing:
+            raise UsageError(
+                f"span_corruption needs {1 + self.closing} sentinels or more, and this tokenizer has "
+                f"{len(vocabulary.sentinels)}; train one with --style sentinels"
+            )
+        sentinels = np.asarray(vocabulary.sentinels, dtype=np.int64)
+        return SpanCorruptionLesson(self, sentinels, side(vocabulary, shape, "span_corruption", prefix=self.prefix))
+
+    def evaluation(self) -> Self:
+        return self
+
+    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
+        return {"loss": vocabulary_count(batch)}
+
+    def loss(self, model: Reader, batch: Batch) -> Loss:
+        return model.loss(model.states(batch), batch)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpanCorruptionLesson:
+    """Spans drawn, and both sides written."""
+
+    spec: SpanCorruption
+    sentinels: Ints
+    sides: TwoSides | OneSide
+    copies: int | None = None
+
+    def amounts(self, ordinary: Ints) -> tuple[Ints, Ints]:
+        """How many tokens and spans are hidden of so many ordinary tokens; of a single one, none."""
+        noise = np.clip(np.rint(self.spec.rate * ordinary).astype(np.int64), 1, np.maximum(ordinary - 1, 0))
+        most = np.minimum(np.minimum(noise, ordinary - noise), len(self.sentinels) - self.spec.closing)
+        return noise, np.clip(np.rint(noise / self.spec.mean).astype(np.int64), np.minimum(noise, 1), most)
+
+    def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
+        noise, spans = self.amounts(n)
+        fewer, less = self.amounts(np.maximum(n - 1, 0))
+        target = np.maximum(noise + spans, fewer + less + 1) + self.spec.closing  # all ordinary, or closed by one
+        if isinstance(self.sides, OneSide):
+            return self.sides.lengths(n + 2 * spans + self.spec.closing + 1, np.zeros_like(n))
+        if self.spec.specials is None:
+            return self.sides.lengths(n, target)
+        options = [self.amounts(np.maximum(n - i, 0)) for i in range(self.spec.specials + 1)]
+        source = np.max([n - hidden + marks for hidden, marks in options], axis=0)
+        return self.sides.lengths(source, target)
+
+    def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
+        index, sizes = ordinary(sequences)
+        self._check(sequences.lengths - sizes)
+        noise, counts = self.amounts(sizes)
+        hidden = composed(rng.bits(0, gaps(noise)), noise, counts)
+        shown = composed(rng.bits(1, gaps(sizes - noise)), np.where(counts > 0, sizes - noise, 0), counts)
+        start = before(hidden, counts) + before(shown, counts) + shown + np.repeat(begins(sizes), counts)
+        return self.sides.teach(*self.written(sequences, index, Spans(start, hidden, counts)))
+
+    def written(self, sequences: Sequences, index: Ints, spans: Spans) -> tuple[Sequences, Sequences]:
+        """Source and labels for spans of the ordinary tokens, which are at the places `index`."""
+        start, length, counts = spans
+        noise = np.diff(bounds(length)[bounds(counts)])
+        sentinels = self.sentinels[spread(np.zeros_like(counts), counts)]
+        places = index[spread(start, length)]
+        keep = np.ones(len(sequences.tokens), dtype=np.bool_)
+        keep[places] = False
+        keep[index[start]] = True
+        tokens = sequences.tokens.copy()
+        tokens[index[start]] = sentinels
+        source = Sequences(
+            tokens=tokens[keep],
+            offsets=bounds(sequences.lengths - noise + counts),
+            segments=None if sequences.segments is None else sequences.segments[keep],
+        )
+        closing, ends = self.spec.closing, closed(sequences)
+        offsets = bounds(noise + counts + closing + ends)
+        labels = np.full(int(offsets[-1]), IGNORE)
+        first = np.repeat(offsets[:-1], counts) + before(length, counts) + spread(np.zeros_like(counts), counts)
+        labels[first] = sentinels
+        labels[spread(first + 1, length)] = sequences.tokens[places]
+        if closing:
+            labels[offsets[:-1] + noise + counts] = self.sentinels[counts]
+        labels[offsets[1:][ends] - 1] = sequences.tokens[sequences.offsets[1:][ends] - 1]
+        return source, Sequences(tokens=labels, offsets=offsets, **known(sequences))
+
+    def targets(self, tokens: int, sequences: int) -> int:
+        # On one side stand n tokens and two sentinels per span; targets are the hidden tokens and one of the sentinels.
+        # Rounding up adds less than 1 to each amount, and so do a single hidden token, the closing and the end.
+        rate, marks = self.spec.rate, 1 / self.spec.mean
+        share = max(rate, rate * (1 + marks) / (1 + 2 * rate * marks))
+        return self.sides.targets(tokens, int(share * tokens + (4 + marks) * sequences) + 1)
+
+    def _check(self, specials: Ints) -> None:
+        most = self.spec.specials
+        if most is not None and len(specials) and int(specials.max()) > most:
+            raise UsageError(
+                f"a sequence with {int(specials.max())} special tokens where span_corruption counts on {most} at most; "
+                "raise specials, or leave it empty"
+            )
+
+
+def gaps(totals: Ints) -> Ints:
+    """How many places there are to cut so many items in two."""
+    return np.maximum(totals - 1, 0)
+
+
+def composed(bits: Bits, totals: Ints, parts: Ints) -> Ints:
+    """[J] the lengths of `parts[g]` parts of at least one item each that `totals[g]` items are cut into at random.
+
+    All cuts are equally likely. The bits are one for each of a group's `gaps`; a group of no parts has no items.
+    """
+    counts = gaps(parts)
+    cuts = some(bits, gaps(totals), counts)
+    group = np.repeat(np.arange(len(totals)), counts)
+    starts = cuts + (begins(totals) - begins(gaps(totals)))[group] + 1
+    starts = np.sort(np.concatenate((begins(totals)[parts > 0], starts)))
+    return np.diff(np.append(starts, totals.sum()))

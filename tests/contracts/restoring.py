@@ -1,0 +1,76 @@
+"""How the text is read off the lessons that part it into an input and a target: in plain loops, token by token."""
+
+from itertools import pairwise
+
+import numpy as np
+
+from pretune.core.types import IGNORE
+from pretune.data.ragged import Ints
+from pretune.data.sequences import Sequences
+
+
+def sides(after: Sequences) -> list[tuple[list[int], list[int]]]:
+    """Input and target of each sequence, whether they stand on two sides or one after the other."""
+    assert after.targets is not None
+    found = []
+    for number, (start, end) in enumerate(pairwise(after.offsets.tolist())):
+        labels = [label for label in after.targets[start:end].tolist() if label != IGNORE]
+        if after.source is None:
+            shown = after.tokens[start : end - len(labels)].tolist()
+            assert after.tokens[end - len(labels) : end].tolist() == labels
+        else:
+            shown = after.source.tokens[slice(*after.source.offsets[number : number + 2])].tolist()
+            assert after.tokens[start + 1 : end].tolist() == after.targets[start : end - 1].tolist()
+        found.append((shown, labels))
+    return found
+
+
+def prefixed(before: Sequences, after: Sequences) -> Ints:
+    """The first part, without what closes it, and the rest."""
+    if after.source is None:
+        return after.tokens
+    found: list[int] = []
+    for number, (shown, labels) in enumerate(sides(after)):
+        end = int(before.offsets[number + 1]) - 1
+        closed = bool(labels) and before.special is not None and bool(before.special[end])
+        found += shown[: len(shown) - closed] + labels
+    return np.array(found, dtype=np.int64)
+
+
+def spans_put_back(before: Sequences, after: Sequences) -> Ints:
+    """Each sentinel of the input replaced by what follows it in the target."""
+    found: list[int] = []
+    for number, (shown, labels) in enumerate(sides(after)):
+        text = before.tokens[slice(*before.offsets[number : number + 2])].tolist()
+        sentinels = {*shown} - {*text}
+        hidden: dict[int, list[int]] = {}
+        last: list[int] = []
+        for label in labels:
+            if label in sentinels:
+                assert label not in hidden, "a sentinel stands for one span only"
+                last = hidden.setdefault(label, [])
+            elif label in text and not _closing(before, number, label):
+                last.append(label)
+        for token in shown:
+            found += hidden.get(token, [token])
+    return np.array(found, dtype=np.int64)
+
+
+def _closing(before: Sequences, number: int, label: int) -> bool:
+    """Whether it is the special token at the end of the text."""
+    end = int(before.offsets[number + 1]) - 1
+    return before.special is not None and bool(before.special[end]) and label == int(before.tokens[end])
+
+
+def stretch_put_back(before: Sequences, after: Sequences) -> Ints:
+    """What the decoder says, at the one place in the input where all else is as it was.
+
+    What is shown as itself may shift that place; any that gives the text back is as good.
+    """
+    found: list[int] = []
+    for number, (shown, labels) in enumerate(sides(after)):
+        text = before.tokens[slice(*before.offsets[number : number + 2])].tolist()
+        size = len(labels)
+        tries = (shown[:i] + labels + shown[i + size :] for i in range(len(shown) - size + 1))
+        found += next((made for made in tries if made == text), shown)
+    return np.array(found, dtype=np.int64)
