@@ -1,12 +1,17 @@
 """Optimisers: equal to their formulas and their peers, skipped without a trace, saved and restored exactly."""
 
 import math
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from pretune.core.config import from_dict, replace, spec, to_dict
 from pretune.core.errors import CheckpointError, UsageError
@@ -71,7 +76,7 @@ def slopes(model: nn.Module, seed: int) -> None:
     """Fresh gradients; a few are -0, where a sum and a choice differ."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
+        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.device)
         if parameter.numel() > 2:
             parameter.grad.flatten()[:2] = -0.0
 
@@ -84,14 +89,18 @@ def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
     return bits({**model.state_dict(), **state_tensors(optimizer, model)})
 
 
+def begun(name: str, model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = SPECS[name].build(parameter_groups(model))
+    if isinstance(optimizer, AveragedDescent):
+        optimizer.trigger()
+    return optimizer
+
+
 @pytest.fixture(params=SPECS, ids=str)
-def made(request: pytest.FixtureRequest) -> Callable[[], tuple[Toy, torch.optim.Optimizer]]:
+def made(request: pytest.FixtureRequest) -> "Made":
     def make() -> tuple[Toy, torch.optim.Optimizer]:
         model = toy()
-        optimizer = SPECS[request.param].build(parameter_groups(model))
-        if isinstance(optimizer, AveragedDescent):
-            optimizer.trigger()
-        return model, optimizer
+        return model, begun(request.param, model)
 
     return make
 
@@ -519,6 +528,79 @@ def test_many_weights_go_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
             ends.append({key: value.clone() for key, value in model.state_dict().items()})
     for whole, cut in zip(ends[:4], ends[4:], strict=True):
         torch.testing.assert_close(whole, cut, rtol=1e-5, atol=1e-6)
+
+
+# Devices
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", SPECS)
+def test_no_step_waits_for_the_device(name: str) -> None:
+    """And there, too, a skipped step changes not one bit, whereas one that is taken does what it does on CPU."""
+    model, twin = toy().cuda(), toy()
+    optimizer, other = begun(name, model), begun(name, twin)
+    yes, no = YES.cuda(), NO.cuda()
+    for taken in range(3):
+        slopes(model, taken)
+        slopes(twin, taken)
+        before = everything(model, optimizer)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            set_rates(optimizer, 0.5)
+            finite = clip(model.parameters(), 1.0).isfinite()
+            step(optimizer, no & finite)
+            torch.cuda.set_sync_debug_mode("default")
+            assert everything(model, optimizer) == before
+            torch.cuda.set_sync_debug_mode("error")
+            step(optimizer, yes & finite)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        set_rates(other, 0.5)
+        clip(twin.parameters(), 1.0)
+        step(other, YES)
+    near = 0.05 if name.startswith("muon") else 1e-5  # on CUDA matrices are orthogonalised in bfloat16
+    for mine, its in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.cpu(), its, rtol=0, atol=near)
+
+
+@pytest.mark.slow
+def test_sharded_weights_take_the_same_steps() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(_shards, args=(port,), nprocs=2)  # type: ignore[no-untyped-call]
+
+
+def _shards(rank: int, port: int) -> None:
+    """One of two ranks: every optimiser on a whole model and on a sharded one."""
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    for name in SPECS:
+        model, twin = toy(), toy()
+        del model.gain, twin.gain  # one number cannot be sharded
+        fully_shard(twin, mesh=mesh)
+        optimizer, other = begun(name, model), begun(name, twin)
+        for taken in range(3):
+            slopes(model, taken)
+            for weight, shard in zip(model.parameters(), twin.parameters(), strict=True):
+                assert isinstance(shard, DTensor) and weight.grad is not None
+                shard.grad = distribute_tensor(weight.grad.clone(), mesh, shard.placements)
+            norm, same = clip(model.parameters(), 1.0), clip(twin.parameters(), 1.0)
+            torch.testing.assert_close(norm, same)
+            step(optimizer, YES)
+            step(other, YES)
+            step(other, NO)
+        gathered = {key: whole(value) for key, value in state_tensors(other, twin).items()}
+        load_state(other, twin, gathered)
+        assert bits({key: whole(value) for key, value in state_tensors(other, twin).items()}) == bits(gathered)
+        torch.testing.assert_close(state_tensors(optimizer, model), gathered, rtol=1e-5, atol=1e-6)
+        for weight, shard in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(weight.detach(), whole(shard.detach()), rtol=1e-5, atol=1e-6)
+    dist.destroy_process_group()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
 
 
 # Clipping
