@@ -93,6 +93,7 @@ MODELS: dict[ModelShape, Callable[[int], nn.Module]] = {
     "encoder-decoder": lambda vocab: build(resolve("t5-table", {**SMALL, "vocab": vocab, "dropout": 0.0})),
     "generator-discriminator": lambda vocab: _partnered("electra", "generator-discriminator", vocab),
     "two-way": lambda vocab: _partnered("gpt2", "two-way", vocab),
+    "two-stream": lambda vocab: build(resolve("xlnet", {**SMALL, "vocab": vocab, "dropout": 0.0})),
 }
 """A tiny model of each shape, for a vocabulary."""
 

@@ -50,6 +50,7 @@ def longer(q: Tensor, k: Tensor, distance: Tensor, ahead: Any, **how: Any) -> Te
     [
         (everybody, laws.sequences_are_apart, "bert-base"),
         (everybody, laws.sequences_are_apart, "mpt-7b"),
+        (everybody, laws.sequences_are_apart, "xlnet-base"),
         (everybody, laws.sources_are_apart, "t5-base"),
         (everybody, laws.packed_is_alone, "bert-base"),
         (everybody, laws.packed_is_alone, "llama-7b"),

@@ -17,6 +17,7 @@ from pretune.models.catalog import find, names, resolve
 from pretune.models.families import FAMILIES
 from pretune.models.model import LanguageModel, build, empty
 from pretune.models.spec import Model
+from pretune.nn.two_stream import TwoStream
 from tests.contracts import laws
 from tests.contracts.tiny import CASES, DECODERS, ENCODERS, PAIRS, ROOM, lay, model_of, particular, rough, text
 
@@ -199,7 +200,11 @@ def test_gradients_reach_every_parameter(name: str) -> None:
     segments = None
     if spec.encoder is not None and not spec.both and spec.encoder.embed.segments:
         segments = [[i % spec.encoder.embed.segments for i in range(len(s))] for s in sequences]
+    if isinstance(spec.encoder, TwoStream):
+        segments = [[i % 2 for i in range(len(s))] for s in sequences]
     batch = lay(spec, sequences, row=11, labels=[s[::-1] for s in sequences], **given(segments))
+    if isinstance(spec.encoder, TwoStream):  # its second stream runs where there is an order, here from left to right
+        batch = replace(batch, order=batch.positions)
     F.cross_entropy(model(batch).logits, batch.targets.labels, reduction="sum").backward()
     apart = tuple(part for part in ("pooler.", "pair.", "detector.") if getattr(spec, part[:-1]) is not None)
     for path, parameter in model.named_parameters():

@@ -1,5 +1,6 @@
 """Costs against the published formulas, against what torch counts, and against what autograd keeps."""
 
+import dataclasses
 import math
 from collections import Counter
 
@@ -145,8 +146,8 @@ class TestFlops:
             flops_per_token(catalog.resolve("bert-tiny"), **bad)  # type: ignore[arg-type]
 
     def test_usual_targets(self) -> None:
-        shares = {name: usual_targets(catalog.resolve(name)) for name in ("bert", "gpt2", "t5")}
-        assert shares == {"bert": 0.15, "gpt2": 1.0, "t5": 1.0}
+        shares = {name: usual_targets(catalog.resolve(name)) for name in ("bert", "gpt2", "t5", "xlnet")}
+        assert shares == {"bert": 0.15, "gpt2": 1.0, "t5": 1.0, "xlnet": 1 / 6}
 
 
 class TestParts:
@@ -266,6 +267,52 @@ class TestMemory:
     def test_an_empty_batch_is_refused(self) -> None:
         with pytest.raises(UsageError, match="at least one"):
             memory(catalog.resolve("bert"), tokens=0, length=8, training=True, precision="fp32")
+
+
+class TestTwoStreams:
+    LENGTH, ROWS = 96, 4
+
+    def ordered(self, every: int) -> tuple[LanguageModel, pt.Batch]:
+        """A model, and a batch in which every so many tokens there is a target, in the order of the text."""
+        model = catalog.build("xlnet-base", **SMALL, dropout=0.0)
+        labels = [5 if i % every == 0 else -100 for i in range(self.LENGTH)]
+        batch = pt.batch([[3] * self.LENGTH] * self.ROWS, labels=[labels] * self.ROWS)
+        order = torch.where(batch.positions % every == 0, 1 + batch.positions, 0)
+        return model, dataclasses.replace(batch, order=order)
+
+    @pytest.mark.parametrize("every", [1, 6])
+    def test_forward_is_what_torch_counts(self, every: int) -> None:
+        """Besides: keys of all distances once, scores of those that no key is at, and queries where there are none."""
+        model, batch = self.ordered(every)
+        model.attention_backend = "naive"
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model(batch)
+        S, W, N = self.LENGTH, 64, self.LENGTH * self.ROWS
+        expected = N * flops_per_token(model.spec, length=S, targets=1 / every) / 3
+        expected += 3 * (4 * S * W * W + 2 * W * S * N + 2 * W * S * (4 * N - 3 * N / every))
+        assert counter.get_total_flops() == pytest.approx(expected, rel=1e-12)
+
+    def test_without_an_order_there_is_one(self) -> None:
+        model, batch = self.ordered(6)
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model.attention_backend = "naive"
+            model(dataclasses.replace(batch, order=None))
+        S, W, N = self.LENGTH, 64, self.LENGTH * self.ROWS
+        expected = N * flops_per_token(model.spec, length=S, targets=1 / 6, training=False)
+        expected += 3 * (4 * S * W * W + 2 * W * S * N)
+        assert counter.get_total_flops() == pytest.approx(expected, rel=1e-12)
+
+    @pytest.mark.parametrize("every", [1, 6])
+    def test_activations_are_what_autograd_keeps(self, every: int) -> None:
+        model, batch = self.ordered(every)
+        model.train()
+        kept = Kept(model)
+        with torch.autograd.graph.saved_tensors_hooks(kept.keep, lambda tensor: tensor):
+            model.loss(model.states(batch), batch)
+        N = self.LENGTH * self.ROWS
+        given = {"tokens": N, "length": self.LENGTH, "targets": 1 / every}
+        found = memory(model.spec, **given, training=True, precision="fp32")
+        assert 1 / FACTOR < kept.total / found.activations < FACTOR
 
 
 class TestDevices:

@@ -93,6 +93,7 @@ BART = {
     "decoder_ffn_dim": 52,
     "max_position_embeddings": 48,
 }
+XLNET = {"vocab_size": VOCAB, "d_model": 36, "n_layer": 3, "n_head": 4, "d_inner": 52}
 ROPE3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -186,5 +187,10 @@ CASES = [
     case("bart-odd", tf.BartForConditionalGeneration, tf.BartConfig, BART, scale_embedding=True,
          decoder_layers=2, decoder_attention_heads=6, encoder_ffn_dim=40, activation_function="relu"),
     case("bart-bare", tf.BartModel, tf.BartConfig, BART),
+    case("xlnet", tf.XLNetLMHeadModel, tf.XLNetConfig, XLNET),
+    case("xlnet-odd", tf.XLNetLMHeadModel, tf.XLNetConfig, XLNET,
+         ff_activation="relu", layer_norm_eps=1e-5, mem_len=None),
+    case("xlnet-untied", tf.XLNetLMHeadModel, tf.XLNetConfig, XLNET, tie_word_embeddings=False),
+    case("xlnet-bare", tf.XLNetModel, tf.XLNetConfig, XLNET),
     case("mbart", tf.MBartForConditionalGeneration, tf.MBartConfig, BART, scale_embedding=True),
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from pretune.core.errors import UsageError
 if TYPE_CHECKING:
     from pretune.models.cost import Device, Memory
     from pretune.models.spec import Model
-    from pretune.nn.stack import Stack
+    from pretune.nn.two_stream import AnyStack
 
 BATCH = 8192
 """Tokens of the batch whose memory is shown, or one sequence where that is longer."""
@@ -242,7 +242,7 @@ def _shape(spec: "Model") -> list[tuple[str, str]]:
     ]
 
 
-def _stack(stack: "Stack", width: int) -> str:
+def _stack(stack: "AnyStack", width: int) -> str:
     block = stack.blocks[0]
     heads, kv_heads, head = block.attention.shape(width=width)
     return "".join(

@@ -7,7 +7,7 @@ Legend: W width, H query heads, K key heads, D width of a head, S length in toke
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,11 +15,11 @@ from pretune.core.errors import UsageError
 from pretune.models.devices import DEVICES, Device
 from pretune.models.spec import Model
 from pretune.nn.attention import Attention
-from pretune.nn.block import Block
 from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head
 from pretune.nn.loss import BLOCK_BYTES
-from pretune.nn.stack import Stack
+from pretune.nn.relative_attention import RelativeAttention
+from pretune.nn.two_stream import AnyBlock, AnyStack, TwoStream
 
 __all__ = ["DEVICES", "Device", "Estimate", "Memory", "estimate", "flops_per_token", "memory", "parts", "usual_targets"]
 
@@ -60,7 +60,12 @@ class Estimate:
 
 
 def usual_targets(spec: Model) -> float:
-    """The share of positions that usually have a target: 15 % for encoders (masked words), all for the others."""
+    """The share of positions that usually have a target.
+
+    15 % for encoders (masked words), a sixth where there are two streams, all for the others.
+    """
+    if isinstance(spec.encoder, TwoStream):
+        return 1 / 6
     return 1.0 if spec.decoder or spec.head is None else 0.15
 
 
@@ -80,6 +85,8 @@ def flops_per_token(
     total = 0.0
     if spec.encoder:
         total += source * _stack_flops(spec.encoder, width, source)
+    if training and isinstance(spec.encoder, TwoStream):
+        total += targets * source * _query_flops(spec.encoder, width, source)
     if spec.decoder:
         total += target * _stack_flops(spec.decoder, width, target)
     if spec.both and spec.decoder:
@@ -125,6 +132,8 @@ def memory(
     copies = _FULL + (item if item < _FULL else 0)
     kept = sum(_stack_bytes(spec, stack, sides, item) for stack in spec.stacks)
     kept += _head_bytes(spec, targets * (sides[1] or sides[0]), item)
+    if isinstance(spec.encoder, TwoStream):
+        kept += sides[0] * _streams_bytes(spec.encoder, spec.width, source, targets, item)
     if spec.detector:  # its states, and before and after the activation
         kept += (sides[1] or sides[0]) * item * spec.width * (1 + _KEPT.get(spec.detector.activation, 2))
     return Memory(
@@ -204,28 +213,38 @@ def _check_share(targets: float) -> None:
         raise UsageError(f"targets {targets} must be a share, from 0 to 1")
 
 
-def _computed(stack: Stack) -> Iterator[tuple[Block, int]]:
+def _computed(stack: AnyStack) -> Iterator[tuple[AnyBlock, int]]:
     """Every block of the pattern with how often it is computed: a layer whose weights are shared counts each time."""
     if stack.share is None:
-        for i, block in enumerate(stack.blocks):
+        blocks: Sequence[AnyBlock] = stack.blocks
+        for i, block in enumerate(blocks):
             yield block, len(range(i, stack.depth, len(stack.blocks)))
         return
     for i, block in enumerate(stack.layers):  # layer j uses the weights of i = j * share // depth
         yield block, -(-(i + 1) * stack.depth // stack.share) + (-i * stack.depth // stack.share)
 
 
-def _stack_flops(stack: Stack, width: int, length: int) -> float:
+def _stack_flops(stack: AnyStack, width: int, length: int) -> float:
     """Forward, per token, the attention to a source left out."""
     total = 2.0 * stack.embed.factor.width * width if stack.embed.factor else 0.0
     for block, times in _computed(stack):
         heads, _, head = block.attention.shape(width=width)
         weights = block.attention.matrices(width=width) + block.feedforward.matrices(width=width)
-        scores = 4 * heads * head * seen(length, block.attention.window, causal=stack.causal)  # q k' and p v
-        total += times * (2 * weights + scores)
+        scores = 2 * block.attention.products * heads * head
+        total += times * (2 * weights + scores * seen(length, block.attention.window, causal=stack.causal))
     return total
 
 
-def _across_flops(block: Block, width: int, source: int, target: int) -> float:
+def _query_flops(stack: TwoStream, width: int, length: int) -> float:
+    """Forward, per target: what a query takes besides the content, whose keys and values it reads."""
+    total = 0.0
+    for block, times in _computed(stack):
+        weights = 2 * width * width + block.feedforward.matrices(width=width)
+        total += times * (2 * weights + 2 * block.attention.products * width * length)
+    return total
+
+
+def _across_flops(block: AnyBlock, width: int, source: int, target: int) -> float:
     """Forward, per example: queries and outputs belong to target tokens, keys and values to source tokens."""
     assert block.cross is not None
     heads, kv_heads, head = block.cross.shape(width=width)
@@ -237,7 +256,7 @@ def _head_matrices(head: Head, spec: Model) -> int:
     return spec.vocab * spec.table + (spec.width * spec.table if head.transform else 0)
 
 
-def _stack_bytes(spec: Model, stack: Stack, sides: tuple[float, float], item: int) -> float:
+def _stack_bytes(spec: Model, stack: AnyStack, sides: tuple[float, float], item: int) -> float:
     """Kept for the backward pass by one side of the model."""
     width, (source, target) = spec.width, sides
     inner = stack.embed.inner(width=width)
@@ -255,7 +274,7 @@ def _stack_bytes(spec: Model, stack: Stack, sides: tuple[float, float], item: in
     return (source if stack is spec.encoder else target) * per_token + source * per_source
 
 
-def _block_bytes(block: Block, width: int, item: int, *, turned: bool) -> int:
+def _block_bytes(block: AnyBlock, width: int, item: int, *, turned: bool) -> int:
     """Per token that runs through a block.
 
     Each sublayer keeps what it reads; each norm keeps its input, in fp32, for the residual stream stays so; dropout
@@ -273,14 +292,28 @@ def _block_bytes(block: Block, width: int, item: int, *, turned: bool) -> int:
     return kept + _hidden_bytes(block.feedforward, item)
 
 
-def _attention_kept(attention: Attention, width: int, *, turned: bool) -> int:
+def _attention_kept(attention: Attention | RelativeAttention, width: int, *, turned: bool) -> int:
     """Queries, keys and values (given to every head) and what is mixed; queries and keys also as they were before."""
     heads, kv_heads, head = attention.shape(width=width)
     before = turned or attention.norm is not None or attention.clip is not None
     return head * (4 * heads + before * (heads + kv_heads))
 
 
-def _source_bytes(block: Block, width: int, item: int) -> int:
+def _streams_bytes(stack: TwoStream, width: int, length: int, targets: float, item: int) -> float:
+    """Per token, what two streams keep besides an ordinary stack.
+
+    The content: queries for distances, and what distances add to every score. The queries: as much as the content at
+    the targets, but for keys and values; and their products, laid out over all tokens.
+    """
+    total = 0.0
+    for block, times in _computed(stack):
+        scores = block.attention.heads * length
+        at_target = _block_bytes(block, width, item, turned=False) - item * 4 * width
+        total += times * (item * (width + scores) + targets * at_target + item * (3 * width + scores))
+    return total
+
+
+def _source_bytes(block: AnyBlock, width: int, item: int) -> int:
     """Per source token: the keys and values that a block of the decoder makes of it."""
     if block.cross is None:
         return 0

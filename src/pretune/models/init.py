@@ -10,6 +10,8 @@ from pretune.nn.attention import MultiHeadAttention
 from pretune.nn.feedforward import FeedForwardLayer
 from pretune.nn.heads import SpanBoundary, VocabularyHead
 from pretune.nn.positions.relative import RelativePositions
+from pretune.nn.relative_attention import RelativeAttentionLayer
+from pretune.nn.two_stream import TwoStreamStack
 
 
 @spec
@@ -50,6 +52,9 @@ class FanIn:
 Init = Normal | FanIn
 
 
+_OWN = RelativeAttentionLayer | TwoStreamStack  # with matrices of their own, drawn like any
+
+
 def initialise(model: nn.Module, how: Init, depth: int, seed: int) -> None:
     """Draw every parameter of a model, in the order of its names, from one seed."""
     generator = torch.Generator().manual_seed(seed)
@@ -76,7 +81,7 @@ def initialise(model: nn.Module, how: Init, depth: int, seed: int) -> None:
         for buffer in module.buffers(recurse=False):
             buffer.zero_()
     assert all(
-        isinstance(module, VocabularyHead | SpanBoundary | nn.LayerNorm | nn.RMSNorm | nn.Linear | nn.Embedding)
+        isinstance(module, VocabularyHead | SpanBoundary | nn.LayerNorm | nn.RMSNorm | nn.Linear | nn.Embedding | _OWN)
         for module in model.modules()
         if list(module.parameters(recurse=False))
     )

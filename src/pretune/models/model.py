@@ -17,7 +17,7 @@ from pretune.nn.cache import Cache
 from pretune.nn.loss import linear_cross_entropy
 from pretune.nn.sample import linear_sample
 from pretune.nn.scope import Backend
-from pretune.nn.stack import Ask, StackOutput
+from pretune.nn.stack import Ask, StackOutput, TransformerStack
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class LanguageModel(nn.Module):
         width, table = spec.width, spec.table
         self.tokens = nn.Embedding(spec.vocab, table)
         self.encoder = spec.encoder.build(width=width) if spec.encoder else None
-        shared = self.encoder if spec.shared else None
+        shared = self.encoder if spec.shared and isinstance(self.encoder, TransformerStack) else None
         self.decoder = spec.decoder.build(width=width, shared=shared) if spec.decoder else None
         self.pooler = spec.pooler.build(width=width) if spec.pooler else None
         self.pair = spec.pair.build(width=width) if spec.pair else None

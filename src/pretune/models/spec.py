@@ -11,6 +11,7 @@ from pretune.nn.block import Block
 from pretune.nn.heads import Detector, Head, PairHead, Pooler, SpanHead
 from pretune.nn.positions import Rotary
 from pretune.nn.stack import Stack
+from pretune.nn.two_stream import AnyStack, TwoStream
 
 MOST_PARAMETERS = 10**14
 MOST_LAYERS = 10**4
@@ -57,7 +58,7 @@ class Model:
     family: str
     vocab: int
     width: int
-    encoder: Stack | None = None
+    encoder: Stack | TwoStream | None = None
     decoder: Stack | None = None
     shared: bool = False
     context: int | None = None  # the length it is made for, where its positions set no limit
@@ -97,6 +98,8 @@ class Model:
     @property
     def shape(self) -> str:
         """What it is made of, in the word that objectives have for it."""
+        if isinstance(self.encoder, TwoStream) and not self.both:
+            return "two-stream"
         return "encoder-decoder" if self.both else "encoder" if self.decoder is None else "decoder"
 
     @property
@@ -105,11 +108,11 @@ class Model:
         return frozenset(part for part in PARTS if getattr(self, part) is not None)
 
     @property
-    def stacks(self) -> list[Stack]:
+    def stacks(self) -> list[AnyStack]:
         return [stack for stack in (self.encoder, self.decoder) if stack is not None]
 
     @property
-    def last(self) -> Stack:
+    def last(self) -> AnyStack:
         """The stack whose states the heads read."""
         return self.stacks[-1]
 
@@ -162,7 +165,7 @@ def _check_ranges(tree: Mapping[str, Any]) -> None:
             raise UsageError(f"{name} {value} must lie between 0 and 1")
 
 
-def _alike(encoder: Stack | None, decoder: Stack | None) -> bool:
+def _alike(encoder: AnyStack | None, decoder: Stack | None) -> bool:
     """Whether a decoder can use the weights of an encoder: the same blocks, but for the attention to the source."""
     if encoder is None or decoder is None or (encoder.depth, encoder.share) != (decoder.depth, decoder.share):
         return False

@@ -1,5 +1,7 @@
 """Multi-head attention, over the sequence itself or across to a source."""
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -29,6 +31,8 @@ class Attention:
     norm: Norm | None = None  # of queries and keys, over all heads together
     clip: float | None = None  # queries, keys and values are clamped to +- clip
     dropout: float = 0.0  # of the attention probabilities
+
+    products: ClassVar[int] = 2  # per query and key: of the two, and of weight and value
 
     def __post_init__(self) -> None:
         if self.heads < 1 or (self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads)):

@@ -21,6 +21,7 @@ OBJECTIVES: "Registry[type[Objective]]" = Registry(
         "denoising": "pretune.objectives.denoising:Denoising",
         "masked_seq2seq": "pretune.objectives.masked_seq2seq:MaskedSeq2seq",
         "multitask_masked": "pretune.objectives.multitask_masked:MultitaskMasked",
+        "permuted": "pretune.objectives.permuted:Permuted",
         "mixture": "pretune.objectives.mixture:Mixture",
     },
 )

@@ -1,0 +1,177 @@
+"""XLNet (Yang et al., 2019): a bidirectional encoder that learns by predicting tokens in a random order."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from pretune.models.checks import size, take, unsupported
+from pretune.models.families.bert import ACTIVATIONS
+from pretune.models.family import Family, Size, Training
+from pretune.models.huggingface import Fixed, Key, Layout, Odd
+from pretune.models.spec import Model, Special
+from pretune.models.weights import Rule, rules
+from pretune.nn.block import Norms
+from pretune.nn.embeddings import Embed
+from pretune.nn.feedforward import FeedForward
+from pretune.nn.heads import Head
+from pretune.nn.norm import LayerNorm
+from pretune.nn.relative_attention import RelativeAttention
+from pretune.nn.two_stream import TwoStream, TwoStreamBlock
+
+
+def recipe(
+    *,
+    width: int = 768,
+    depth: int = 12,
+    heads: int = 12,
+    vocab: int = 32000,
+    hidden: int | None = None,
+    context: int = 512,
+    dropout: float = 0.1,
+) -> Model:
+    """Two streams over relative distances and segments, post-norm blocks; the head has a bias.
+
+    The paper's memory of the segment before is left out: every sequence is read on its own.
+    """
+    return Model(
+        family="xlnet",
+        vocab=vocab,
+        width=width,
+        context=context,
+        encoder=TwoStream(
+            depth=depth,
+            embed=Embed(dropout=dropout),
+            blocks=(
+                TwoStreamBlock(
+                    attention=RelativeAttention(heads=heads, dropout=dropout),
+                    feedforward=FeedForward(hidden=hidden or 4 * width, dropout=dropout),
+                    norms=Norms(post=LayerNorm(eps=1e-12)),
+                    dropout=dropout,
+                ),
+            ),
+            dropout=dropout,
+        ),
+        head=Head(bias="learned"),
+        special=Special(pad=5, bos=1, eos=(2,)),
+    )
+
+
+@dataclass(frozen=True)
+class ByHead:
+    """A matrix stored as input width, heads, width of a head; turned unless it is the output's."""
+
+    out: bool = False
+
+    def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
+        joined = tensor.flatten(1)
+        return [joined if self.out else joined.t()]
+
+    def pack(self, tensors: list[Tensor], spec: Model) -> Tensor:
+        joined = tensors[0] if self.out else tensors[0].t()
+        return joined.reshape(joined.shape[0], spec.last.blocks[0].attention.heads, -1)
+
+
+@dataclass(frozen=True)
+class Deep:
+    """A matrix of one row with one more axis before it."""
+
+    def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
+        return [tensor[0]]
+
+    def pack(self, tensors: list[Tensor], spec: Model) -> Tensor:
+        return tensors[0][None]
+
+
+def _read_head(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The width of a head can only be the one that follows."""
+    width = take(found, "d_model", "hidden_size", check=size, default=1024)
+    heads = take(found, "n_head", "num_attention_heads", check=size, default=16)
+    if found.get("d_head") is not None and size("d_head", found["d_head"]) != width // heads:
+        raise unsupported("d_head", found["d_head"], [width // heads])
+    return {}
+
+
+def _write_head(spec: Model) -> dict[str, Any]:
+    return {"d_head": spec.width // spec.last.blocks[0].attention.heads}
+
+
+DROPOUTS = (
+    "embed.dropout",
+    "blocks.*.attention.dropout",
+    "blocks.*.feedforward.dropout",
+    "blocks.*.dropout",
+    "dropout",
+)
+LAYER = "transformer.layer.{i}"
+ATTENTION = f"{LAYER}.rel_attn"
+
+xlnet = Family(
+    recipe=recipe,
+    shape="two-stream",
+    default="base",
+    training=Training(
+        objective={"kind": "permuted"},
+        batch_tokens=4_194_304,
+        lr=4e-4,
+        width=1024,
+        schedule={"kind": "linear", "warmup": 40_000},
+        tokenizer=("unigram", "cls-last", 32_000),
+    ),
+    sizes={
+        "base": Size({}, 116_750_336),  # "110M"
+        "large": Size({"width": 1024, "depth": 24, "heads": 16}, 360_300_800),  # "340M"
+    },
+    layout=Layout(
+        model_type="xlnet",
+        template=recipe,
+        entries=(
+            Key("vocab_size", ("vocab",), 32000, aliases=("n_token",)),
+            Key("d_model", ("width",), 1024, aliases=("hidden_size",)),
+            Key("n_layer", ("encoder.depth",), 24, aliases=("num_hidden_layers",)),
+            Key("n_head", ("encoder.blocks.*.attention.heads",), 16, aliases=("num_attention_heads",)),
+            Key("d_inner", ("encoder.blocks.*.feedforward.hidden",), 4096),
+            Key("ff_activation", ("encoder.blocks.*.feedforward.activation",), "gelu", ACTIVATIONS),
+            Key("initializer_range", ("init.std",), 0.02),
+            Key("layer_norm_eps", ("encoder.blocks.*.norms.post.eps",), 1e-12),
+            Key("dropout", tuple(f"encoder.{place}" for place in DROPOUTS), 0.1),
+            Odd(("d_head",), _read_head, _write_head),
+            Fixed("attn_type", ("bi",)),
+            Fixed("bi_data", (False,)),
+            Fixed("clamp_len", (-1, 0)),
+            Fixed("same_length", (False,)),
+            Fixed("untie_r", (True,)),
+        ),
+        # How much memory a caller may keep, and the heads of tasks: nothing that one pass computes with.
+        ignored=frozenset(
+            {"mem_len", "reuse_len", "use_mems", "use_mems_eval", "use_mems_train", "start_n_top", "end_n_top"}
+            | {"summary_last_dropout"}
+        ),
+        prefix="transformer.",
+        classes={"XLNetLMHeadModel": frozenset({"head"}), "XLNetModel": frozenset()},
+        marks={"head": "lm_loss.bias"},
+        head="lm_loss.weight",
+        rules=(
+            *(Rule(f"encoder.{{i}}.attention.{p}.weight", f"{ATTENTION}.{p}", ByHead()) for p in "qkvr"),
+            Rule("encoder.{i}.attention.out.weight", f"{ATTENTION}.o", ByHead(out=True)),
+            Rule("encoder.query", "transformer.mask_emb", Deep()),
+            *rules(
+                {
+                    "encoder.{i}.attention.content": f"{ATTENTION}.r_w_bias",
+                    "encoder.{i}.attention.position": f"{ATTENTION}.r_r_bias",
+                    "encoder.{i}.attention.segment": f"{ATTENTION}.r_s_bias",
+                    "encoder.{i}.attention.segments": f"{ATTENTION}.seg_embed",
+                    "encoder.{i}.attention_norm.post.{p}": f"{ATTENTION}.layer_norm.{{p}}",
+                    "encoder.{i}.feedforward.up.{p}": f"{LAYER}.ff.layer_1.{{p}}",
+                    "encoder.{i}.feedforward.down.{p}": f"{LAYER}.ff.layer_2.{{p}}",
+                    "encoder.{i}.feedforward_norm.post.{p}": f"{LAYER}.ff.layer_norm.{{p}}",
+                    "tokens.weight": "transformer.word_embedding.weight",
+                    "head.weight": "lm_loss.weight",
+                    "head.bias": "lm_loss.bias",
+                }
+            ),
+        ),
+    ),
+)
+"""XLNet: tokens predicted in random order by two streams of attention (Yang et al., 2019)."""

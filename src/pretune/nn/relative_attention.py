@@ -1,0 +1,192 @@
+"""Attention by content, distance and segment (Dai et al., 2019; Yang et al., 2019).
+
+A query q scores a key k at distance d (query position minus key position) with
+
+    (q + content) · k  +  (q + position) · r(d)  +  (q + segment) · s[in another segment]
+
+where r(d) is a projection of the sinusoidal encoding of d: nothing depends on where in the text the two stand, and
+there is no longest sequence. Legend: N tokens, R row length, W width, H heads, D width of a head, M targets.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from pretune.core.config import spec
+from pretune.core.errors import UsageError
+
+
+@spec
+class RelativeAttention:
+    """Heads of `width / heads`, no biases but the three vectors that are added to queries."""
+
+    heads: int
+    dropout: float = 0.0  # of the attention probabilities
+
+    # What it has none of, for those who ask every attention.
+    kv_heads: ClassVar[None] = None
+    window: ClassVar[None] = None
+    norm: ClassVar[None] = None
+    clip: ClassVar[None] = None
+
+    products: ClassVar[int] = 3  # per query and key: with the key, with their distance, and of weight and value
+
+    def shape(self, *, width: int) -> tuple[int, int, int]:
+        """Heads, key heads and the width of a head."""
+        if width % self.heads or width % 2:
+            raise UsageError(f"heads {self.heads} must divide width {width}, which must be even for its distances")
+        return self.heads, self.heads, width // self.heads
+
+    def build(self, *, width: int) -> "RelativeAttentionLayer":
+        return RelativeAttentionLayer(self, width)
+
+    def matrices(self, *, width: int) -> int:
+        """How many weights a token is multiplied with. Distances are projected once for a whole batch."""
+        return 4 * width * width
+
+    def params(self, *, width: int) -> int:
+        return 5 * width * width + 5 * width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relations:
+    """What all layers and both streams ask of a batch."""
+
+    rows: int
+    distances: Tensor  # [2R, W] encodings of the distances R - 1, R - 2, …, -R
+    apart: Tensor | None = None  # [rows, 1, R, R] query and key lie in different segments; None: none do
+    weights: bool = False  # attention weights are to be returned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """Whom the queries of a stream may see."""
+
+    mask: Tensor | None  # [rows, 1, R, R] True: may attend; None: everything in the row
+    some: Tensor | None = None  # [rows, 1, R, 1] whether there is anything to see; None: there always is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where in a batch of N tokens the M queries of a stream of their own stand."""
+
+    index: Tensor  # [M]
+    at: Tensor  # [M] the same, but N for spare slots, so that they write where nobody reads
+    count: int  # N
+
+    def lay(self, values: Tensor, over: Tensor) -> Tensor:
+        """`over` `[N, …]` with the queries' values `[M, …]` in their places."""
+        room = torch.cat((over, over[:1]))
+        return room.index_copy(0, self.at, values.to(room.dtype))[: self.count]
+
+    def pick(self, values: Tensor) -> Tensor:
+        """What stands in the queries' places: `[M, …]` of `[N, …]`."""
+        return values.index_select(0, self.index)
+
+
+class RelativeAttentionLayer(nn.Module):
+    """q, k, v and out as everywhere; `r` makes keys of distances."""
+
+    def __init__(self, spec: RelativeAttention, width: int) -> None:
+        super().__init__()
+        self.heads, _, self.head = spec.shape(width=width)
+        self.scale, self.dropout = self.head**-0.5, spec.dropout
+        self.q, self.k, self.v, self.r, self.out = (nn.Linear(width, width, bias=False) for _ in range(5))
+        self.content, self.position, self.segment = (Parameter(torch.zeros(self.heads, self.head)) for _ in range(3))
+        self.segments = Parameter(torch.zeros(2, self.heads, self.head))  # the same, another
+
+    def keys(self, x: Tensor, relations: Relations) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values `[rows, H, R, D]` of the tokens' states, and keys of the distances `[H, 2R, D]`."""
+        distances = self.r(relations.distances).view(-1, self.heads, self.head).transpose(0, 1)
+        return self._by_row(self.k(x), relations), self._by_row(self.v(x), relations), distances
+
+    def forward(
+        self,
+        x: Tensor,
+        keys: tuple[Tensor, Tensor, Tensor],
+        relations: Relations,
+        sight: Sight,
+        places: Places | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """What queries of states `[N, W]` gather, or with `places` queries `[M, W]` that stand there; and the weights.
+
+        The few queries are laid out over the whole batch for the products alone: so no shape depends on how many of
+        them a row has.
+        """
+        q = self.q(x)
+        if places is not None:
+            q = places.lay(q, q.new_zeros(()).expand(places.count, q.shape[1]))
+        mixed, weights = self._attend(self._by_row(q, relations), keys, relations, sight.mask)
+        if sight.some is not None:  # where there is nothing to see, nothing is gathered
+            mixed = mixed * sight.some
+            weights = None if weights is None else weights * sight.some
+        mixed = mixed.transpose(1, 2).flatten(0, 1).flatten(1)
+        return self.out(mixed if places is None else places.pick(mixed)), weights
+
+    def _attend(
+        self, q: Tensor, keys: tuple[Tensor, Tensor, Tensor], relations: Relations, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        if not relations.weights:
+            return self._product(q, *keys, relations, mask)
+        exact = torch.promote_types(q.dtype, torch.float32)
+        with torch.autocast(q.device.type, enabled=False):
+            k, v, r = (key.to(exact) for key in keys)
+            return self._told(q.to(exact), k, v, r, relations, mask, q.dtype)
+
+    def _product(
+        self, q: Tensor, k: Tensor, v: Tensor, r: Tensor, relations: Relations, mask: Tensor | None
+    ) -> tuple[Tensor, None]:
+        bias = self._bias(q, r, relations)
+        if mask is not None:  # NOTE: finite, for where there is nothing to see there must be no NaN either
+            bias = bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
+        dropout = self.dropout if self.training else 0.0
+        q = q + self.content[:, None].to(q.dtype)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale), None
+
+    def _told(
+        self, q: Tensor, k: Tensor, v: Tensor, r: Tensor, relations: Relations, mask: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """The same in plain products, which tell the weights."""
+        scores = (q + self.content[:, None].to(q.dtype)) @ k.transpose(-1, -2) * self.scale
+        scores = scores + self._bias(q, r, relations)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        weights = scores.softmax(-1)
+        return (F.dropout(weights, self.dropout, self.training) @ v).to(dtype), weights
+
+    def _bias(self, q: Tensor, r: Tensor, relations: Relations) -> Tensor:
+        """What distances and segments add to the scores: `[rows, H, R, R]`."""
+        bias = shifted((q + self.position[:, None].to(q.dtype)) @ r.transpose(-1, -2))
+        if relations.apart is not None:
+            alike, other = self.segments.to(q.dtype)[:, :, :, None].unbind()  # [H, D, 1] each
+            asked = q + self.segment[:, None].to(q.dtype)
+            bias = bias + torch.where(relations.apart, asked @ other, asked @ alike)
+        out: Tensor = bias * self.scale
+        return out
+
+    def _by_row(self, x: Tensor, relations: Relations) -> Tensor:
+        return x.view(relations.rows, -1, self.heads, self.head).transpose(1, 2)
+
+
+def shifted(scores: Tensor) -> Tensor:
+    """Scores of queries and distances `[…, R, 2R]`, from R - 1 downwards, as those of queries and keys `[…, R, R]`.
+
+    Query i finds key j at the distance i - j, which stands in column j - i + R - 1: in memory each query starts one
+    column before the last one did, so that reading rows of 2R - 1 instead of 2R lines them up.
+    """
+    R = scores.shape[-2]
+    flat = scores.flatten(-2)[..., R - 1 : R - 1 + R * (2 * R - 1)]
+    return flat.view(*scores.shape[:-2], R, 2 * R - 1)[..., :R]
+
+
+def distances(length: int, width: int, device: torch.device) -> Tensor:
+    """Sines, then cosines, of the distances `length` - 1 down to -`length`: `[2 length, width]`, in fp32."""
+    distance = torch.arange(length - 1, -length - 1, -1, device=device, dtype=torch.float32)
+    even = torch.arange(0, width, 2, device=device, dtype=torch.float32)
+    angle = distance[:, None] * torch.exp(even * (-math.log(10000.0) / width))
+    return torch.cat((angle.sin(), angle.cos()), dim=-1)

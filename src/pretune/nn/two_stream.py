@@ -1,0 +1,235 @@
+"""Two-stream self-attention (Yang et al., 2019): a stack that can predict tokens in any order of a text.
+
+The *content* stream is an ordinary bidirectional encoder: where a batch has no `order`, it is all there is. With one
+(`batch.order`: 0 for context, 1, 2, … for what is predicted, in turn), the content of a token sees the tokens of its
+own rank and below, itself included. The *query* stream lives at the batch's targets alone, starts from one learned
+vector instead of the token, and sees ranks strictly below its own: it knows where it stands and what came before in
+that order, but not itself. Both streams have the same weights, and both read keys and values of the content.
+
+    tokens   the   cat   sat   down        content of   sat   sees   the cat sat down
+    order     0     2     3     1          query of     sat   sees   the cat     down
+
+This is the paper's permutation mask, and where ranks of targets differ it equals `perm_mask[i, j] = order[j] > 0 and
+order[j] >= order[i]` (1: hidden) with a `target_mapping` to the targets, as the reference writes it: there the content
+stream sees itself whatever the mask says, and context (rank 0) is never hidden.
+"""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from pretune.core.config import spec
+from pretune.core.errors import UsageError
+from pretune.core.types import IGNORE, Batch
+from pretune.nn.block import Block, Norms
+from pretune.nn.cache import Cache
+from pretune.nn.embeddings import Embed
+from pretune.nn.feedforward import FeedForward
+from pretune.nn.relative_attention import Places, Relations, RelativeAttention, Sight, distances
+from pretune.nn.scope import View, scope
+from pretune.nn.stack import Ask, Stack, StackOutput
+
+
+@spec
+class TwoStreamBlock:
+    """A layer that both streams go through."""
+
+    attention: RelativeAttention
+    feedforward: FeedForward
+    norms: Norms
+    dropout: float = 0.0  # of each sublayer's output
+
+    cross: ClassVar[None] = None
+    parallel: ClassVar[bool] = False
+
+    def build(self, *, width: int) -> "TwoStreamLayer":
+        return TwoStreamLayer(self, width)
+
+    def params(self, *, width: int) -> int:
+        norms = 2 * self.norms.params(width=width)
+        return self.attention.params(width=width) + self.feedforward.params(width=width) + norms
+
+
+@spec
+class TwoStream:
+    """`depth` layers: the tuple `blocks` is cycled over them. It stands where a `Stack` may stand."""
+
+    depth: int
+    blocks: tuple[TwoStreamBlock, ...]
+    embed: Embed = Embed()  # its dropout is also that of the query vector and of the distances
+    dropout: float = 0.0  # after the last layer
+
+    # What it has none of, for those who ask every stack.
+    position: ClassVar[None] = None
+    causal: ClassVar[bool] = False
+    share: ClassVar[None] = None
+    norm: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        if self.depth < 1 or not self.blocks:
+            raise UsageError(f"depth {self.depth} must be at least 1, with at least one block")
+
+    @property
+    def layers(self) -> list[TwoStreamBlock]:
+        """The block of every layer."""
+        return [self.blocks[i % len(self.blocks)] for i in range(self.depth)]
+
+    @property
+    def layer_of(self) -> list[int]:
+        """Which of those each of the `depth` layers uses."""
+        return list(range(self.depth))
+
+    def build(self, *, width: int) -> "TwoStreamStack":
+        return TwoStreamStack(self, width)
+
+    def position_params(self, *, width: int) -> int:
+        """Of the vector that every query starts from: all it knows is its position."""
+        return width
+
+    def params(self, *, width: int) -> int:
+        """All weights but the token table."""
+        count = self.embed.params(width=width) + self.position_params(width=width)
+        return count + sum(block.params(width=width) for block in self.layers)
+
+
+AnyStack = Stack | TwoStream
+AnyBlock = Block | TwoStreamBlock
+
+
+class TwoStreamLayer(nn.Module):
+    def __init__(self, spec: TwoStreamBlock, width: int) -> None:
+        super().__init__()
+        self.attention = spec.attention.build(width=width)
+        self.attention_norm = spec.norms.build(width=width)
+        self.feedforward = spec.feedforward.build(width=width)
+        self.feedforward_norm = spec.norms.build(width=width)
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        g: Tensor | None,
+        relations: Relations,
+        sights: tuple[Sight, Sight | None],
+        places: Places | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """Content `[N, W]` and queries `[M, W]` after the layer, and the attention weights of each where asked for."""
+        read = self.attention_norm.pre(x)
+        keys = self.attention.keys(read, relations)
+        mixed, weights = self.attention(read, keys, relations, sights[0])
+        if g is None or sights[1] is None:
+            return self._after(x, mixed), None, weights, None
+        asked, seen = self.attention(self.attention_norm.pre(g), keys, relations, sights[1], places)
+        return self._after(x, mixed), self._after(g, asked), weights, seen
+
+    def _after(self, x: Tensor, mixed: Tensor) -> Tensor:
+        x = self.attention_norm.add(x, self.dropout(self.attention_norm.out(mixed)))
+        thought = self.feedforward(self.feedforward_norm.pre(x))
+        return self.feedforward_norm.add(x, self.dropout(self.feedforward_norm.out(thought)))
+
+
+class TwoStreamStack(nn.Module):
+    """Layers are named by their number: `encoder.3.attention.q.weight`; `query` is what every query starts from."""
+
+    def __init__(self, spec: TwoStream, width: int) -> None:
+        super().__init__()
+        self.spec, self.width = spec, width
+        self.embed = spec.embed.build(width=width)
+        self.query = Parameter(torch.zeros(1, width))
+        for i, block in enumerate(spec.layers):
+            self.add_module(str(i), block.build(width=width))
+        self.position = self.norm = None  # as in a stack that has none
+        self.stream: torch.dtype | None = None  # of the residual stream; None: as the embedding gives it
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def __getitem__(self, i: int) -> TwoStreamLayer:
+        return self._modules[str(i)]  # type: ignore[return-value]
+
+    def __iter__(self) -> Iterator[TwoStreamLayer]:
+        """Every layer in the order it is applied."""
+        return (self[i] for i in self.spec.layer_of)
+
+    def forward(
+        self,
+        x: Tensor,
+        batch: Batch,
+        source: Tensor | None = None,
+        *,
+        ask: Ask = Ask(),  # noqa: B008 (a frozen value)
+        cache: Cache | None = None,
+    ) -> StackOutput:
+        """Token rows `[N, table]` of a batch to states: of the content, and at the targets of a batch with an `order`
+        those of the queries. Hidden states and attention weights are likewise those of queries there.
+        """
+        if source is not None or cache is not None:
+            raise UsageError("a two-stream stack reads one side, and nothing goes on from a cache of it")
+        x = self.embed(x, None, batch.segments)
+        x = x if self.stream is None else x.to(self.stream)
+        relations, sights, places = self._relations(batch, ask), _sights(batch), _places(batch)
+        g = None if places is None else self.embed.dropout(self.query.to(x.dtype).repeat(len(places.index), 1))
+        hidden, attention = [_shown(x, g, places)] if ask.hidden else [], []
+        for layer in self:
+            x, g, weights, seen = layer(x, g, relations, sights, places)
+            if ask.hidden:
+                hidden.append(_shown(x, g, places))
+            if ask.attention:
+                attention.append(_shown_weights(weights, seen, batch, places))
+        states = self.dropout(_shown(x, g, places))
+        return StackOutput(
+            states=states,
+            hidden=(*hidden[:-1], states) if ask.hidden else None,
+            attention=tuple(attention) if ask.attention else None,
+        )
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compile the layers; the loop over them stays in Python."""
+        for layer in self:
+            layer.compile(*args, **options)
+
+    def _relations(self, batch: Batch, ask: Ask) -> Relations:
+        if ask.backend not in (None, "rows", "naive"):
+            raise UsageError(f"attention_backend '{ask.backend}' cannot do two streams; leave it open, or use 'rows'")
+        table = distances(batch.length, self.width, batch.tokens.device).to(self.query.dtype)
+        apart = None
+        if batch.segments is not None:
+            segments = batch.segments.view(batch.rows, 1, -1)
+            apart = segments[..., :, None] != segments[..., None, :]
+        told = ask.attention or ask.backend == "naive"
+        return Relations(rows=batch.rows, distances=self.embed.dropout(table), apart=apart, weights=told)
+
+
+def _sights(batch: Batch) -> tuple[Sight, Sight | None]:
+    """Whom content and queries may see."""
+    mask = scope(batch, batch, View(causal=False), "naive", torch.float32).mask
+    if batch.order is None:
+        return Sight(mask=mask), None
+    order = batch.order.view(batch.rows, 1, -1)
+    query, key = order[..., :, None], order[..., None, :]
+    content, before = key <= query, key < query
+    if mask is not None:
+        content, before = content & mask, before & mask
+    return Sight(mask=content), Sight(mask=before, some=before.any(-1, keepdim=True))
+
+
+def _places(batch: Batch) -> Places | None:
+    """Where the queries stand: at the targets of a batch with an order."""
+    if batch.order is None:
+        return None
+    if batch.targets is None:
+        raise UsageError("a batch with an order needs targets: queries are made for them alone")
+    index, count = batch.targets.index, batch.tokens.shape[0]
+    return Places(index=index, at=index.masked_fill(batch.targets.labels == IGNORE, count), count=count)
+
+
+def _shown(x: Tensor, g: Tensor | None, places: Places | None) -> Tensor:
+    return x if g is None or places is None else places.lay(g, x)
+
+
+def _shown_weights(weights: Tensor, seen: Tensor | None, batch: Batch, places: Places | None) -> Tensor:
+    if seen is None or places is None:
+        return weights
+    asks = places.lay(torch.ones_like(places.index), torch.zeros_like(batch.tokens)).bool()
+    return torch.where(asks.view(batch.rows, 1, -1, 1), seen, weights)
