@@ -1,0 +1,44 @@
+"""What is counted and summed over micro-batches and ranks, on the device."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from pretune.core.types import Batch, Loss
+from pretune.train.ranks import Ranks
+from pretune.train.trainee import Work
+
+
+def totals(work: Work, batches: Sequence[Batch], ranks: Ranks, *, asked: int, elapsed: float) -> dict[str, Tensor]:
+    """The targets of each term of the loss and the tokens of a whole step.
+
+    With them travels what the ranks must agree on: whether one was asked to stop, and their mean time.
+    """
+    found = [{**work.counts(batch), "tokens": (batch.sequence >= 0).sum()} for batch in batches]
+    summed = torch.stack([torch.stack([*one.values()]).double() for one in found]).sum(0)
+    ours = torch.tensor([asked, elapsed / ranks.world], dtype=torch.float64)
+    summed = torch.cat((summed, ours.to(summed.device, non_blocking=True)))
+    return dict(zip([*found[0], "asked", "elapsed"], ranks.sum(summed).unbind(), strict=True))
+
+
+def over_ranks(loss: Loss, ranks: Ranks) -> Loss:
+    """The sums and counts of all ranks, wide enough to add many more."""
+    terms: Mapping[str, Loss] = loss.terms()
+    values = torch.stack([value.double() for term in terms.values() for value in (term.sum, term.count)])
+    pairs = ranks.sum(values).view(-1, 2).unbind()
+    return Loss.of(
+        {
+            name: Loss(sum=pair[0], count=pair[1], weight=term.weight)
+            for (name, term), pair in zip(terms.items(), pairs, strict=True)
+        }
+    )
+
+
+def finer(micro: int, rows: int) -> int:
+    """More micro-batches than `micro` of so many rows: twice as many, or the next number that cuts them equally.
+
+    >>> finer(4, 6), finer(4, 9)
+    (8, 12)
+    """
+    return micro * next(factor for factor in range(2, rows + 1) if rows % factor == 0)

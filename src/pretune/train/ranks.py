@@ -1,0 +1,141 @@
+"""One process or many: who we are under `torchrun`, what is summed over all, and how a module is spread.
+
+Every rank reads its own part of each batch. Losses are divided by the count of the whole step, and gradients are summed
+over the ranks, so that the number of ranks does not change what is computed.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from pretune.core.errors import ResourceError, UsageError
+from pretune.nn.block import TransformerBlock
+
+Parallel = Literal["ddp", "fsdp"]
+PATIENCE = timedelta(minutes=10)
+"""A rank that hears nothing for so long gives up: another one has died."""
+
+
+class Ranks:
+    """This process among all. Without `torchrun` there is one."""
+
+    def __init__(self, device: torch.device, *, rank: int = 0, world: int = 1) -> None:
+        self.device, self.rank, self.world = device, rank, world
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that writes."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all ranks, in place."""
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
+
+    def most(self, value: int) -> int:
+        """The largest over all ranks; waits."""
+        if self.world == 1:
+            return value
+        found = torch.tensor(value, device=self.device)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return int(found)
+
+    def share(self, value: Any) -> Any:
+        """The first rank's value, on all; waits."""
+        if self.world == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def wrap(self, module: nn.Module, how: Parallel) -> nn.Module:
+        """A module whose gradients come out averaged over the ranks; all must have built the same weights."""
+        if self.world == 1 and how == "ddp":
+            return module
+        if how == "fsdp":
+            return _shard(module)
+        return DistributedDataParallel(
+            module, device_ids=[self.device.index] if self.device.type == "cuda" else None, gradient_as_bucket_view=True
+        )
+
+    @contextlib.contextmanager
+    def accumulating(self, module: nn.Module, *, last: bool) -> Iterator[None]:
+        """Gradients travel with the last micro-batch only, where the wrapper can wait for it."""
+        if last or not isinstance(module, DistributedDataParallel):
+            yield
+        else:
+            with module.no_sync():
+                yield
+
+
+@contextlib.contextmanager
+def ranks(device: torch.device | str) -> Iterator[Ranks]:
+    """The ranks `torchrun` started (it sets RANK, LOCAL_RANK and WORLD_SIZE), for the length of a run."""
+    found = torch.device(device)
+    if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
+        yield Ranks(_numbered(found, 0))
+        return
+    rank, world, local = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    here = _numbered(found, local)
+    if here.type == "cuda":
+        torch.cuda.set_device(here)
+    dist.init_process_group(
+        "nccl" if here.type == "cuda" else "gloo",
+        timeout=PATIENCE,
+        device_id=here if here.type == "cuda" else None,
+    )
+    try:
+        yield Ranks(here, rank=rank, world=world)
+    finally:
+        dist.destroy_process_group()
+
+
+def _numbered(device: torch.device, local: int) -> torch.device:
+    if device.type != "cuda":
+        return device
+    index: int | None = device.index
+    index = local if index is None else index
+    if index >= torch.cuda.device_count():
+        raise ResourceError(f"process {local} has no GPU of its own; {torch.cuda.device_count()} are visible")
+    return torch.device("cuda", index)
+
+
+def _shard(module: nn.Module) -> nn.Module:
+    """Weights, gradients and optimiser state in equal shards (FSDP2), layer by layer; the rest with the root."""
+    from torch.distributed.fsdp import fully_shard
+
+    for part in module.modules():
+        if isinstance(part, TransformerBlock):
+            fully_shard(part)
+    fully_shard(module)  # in place
+    return module
+
+
+def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sharded tensors put together (all ranks must ask); others as they are."""
+    return {name: gathered(tensor) for name, tensor in tensors.items()}
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """A tensor without its shards."""
+    found = tensor.detach()
+    return found.full_tensor() if isinstance(found, DTensor) else found
+
+
+def fill(tensor: Tensor, value: Tensor) -> None:
+    """Put a whole value into a tensor that may be sharded."""
+    if tuple(tensor.shape) != tuple(value.shape):
+        raise UsageError(f"a value of shape {list(value.shape)} does not fit one of {list(tensor.shape)}")
+    with torch.no_grad():
+        if isinstance(tensor, DTensor):
+            value = distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements)
+        tensor.copy_(value)

@@ -1,0 +1,84 @@
+"""Checkpoints of a run at work: every so many steps, every five minutes, and when somebody asks."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pretune.core.errors import CheckpointError
+from pretune.train.late import Report
+from pretune.train.loop import Loop
+from pretune.train.optim import load_state, state_tensors
+from pretune.train.ranks import fill, whole
+from pretune.train.state import State
+from pretune.train.store import Found, Store
+
+SECONDS = 300.0
+"""Between two checkpoints, where steps are not asked for."""
+
+
+class Saver:
+    """Saves the weights, the optimiser and the state. All ranks take part; the first one has the store and writes."""
+
+    def __init__(self, store: Store | None, expect: Mapping[str, str], *, every: int = 0) -> None:
+        self.store, self.expect, self.every = store, expect, every
+        self.last_step, self.last_time = -1, 0.0
+        self.score: float | None = None  # the held-out loss, where it was measured at this step
+
+    def __call__(self, loop: Loop, reports: Sequence[Report]) -> None:
+        state = loop.state
+        if state.step % self.every == 0 if self.every else state.elapsed - self.last_time >= SECONDS:
+            self.save(loop)
+
+    def save(self, loop: Loop, *, wait: bool = False) -> None:
+        """Save now, unless this step is saved already."""
+        if self.last_step != loop.state.step:
+            self.last_step, self.last_time = loop.state.step, loop.state.elapsed
+            begun = time.monotonic()
+            loop.settle()
+            groups = gather(loop)
+            facts = {**self.expect, "state": loop.state.facts()}
+            progress = facts["state"].pop("progress")
+            if progress:
+                groups["history"] = {"progress": torch.tensor(progress, dtype=torch.float64)}
+            if self.store is not None:
+                self.store.save(loop.state.step, groups, facts, score=self.score)
+            self.score = None
+            loop.state.saving += time.monotonic() - begun
+        if wait and self.store is not None:
+            self.store.wait()
+
+
+def gather(loop: Loop) -> dict[str, dict[str, Tensor]]:
+    """All tensors of a run, whole."""
+    model = loop.trainee.model
+    return {"model": whole(weights(model)), "optimizer": whole(state_tensors(loop.optimizer, model))}
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, each once."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def restore(found: Found, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+    """Put a checkpoint back: weights, optimiser, and where the run was. Nothing is changed where it does not fit."""
+    wanted, stored = weights(model), found.tensors("model")
+    for name in sorted(wanted.keys() ^ stored.keys()):
+        where = "this model" if name in stored else "the checkpoint"
+        raise CheckpointError(f"{found.folder}: tensor '{name}' is missing in {where}; it is of another model")
+    for name, tensor in wanted.items():
+        if tensor.shape != stored[name].shape:
+            raise CheckpointError(
+                f"{found.folder}: tensor '{name}' has shape {list(stored[name].shape)}; the model's is "
+                f"{list(tensor.shape)}"
+            )
+    load_state(optimizer, model, found.tensors("optimizer"))
+    for name, tensor in wanted.items():
+        fill(tensor, stored[name])
+    facts: dict[str, Any] = dict(found.facts["state"])
+    history = found.tensors("history")["progress"].tolist() if "history" in found.groups else []
+    return State.of({**facts, "progress": history})
+
+

@@ -1,0 +1,110 @@
+"""Watching over a run: steps that are not finite, losses that leap, and signals that ask it to stop."""
+
+import math
+import signal
+import statistics
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from pretune.core.errors import DivergedError, Interrupted, PretuneError, Stopped
+from pretune.train.late import Report
+from pretune.train.loop import Loop
+
+MOST_SKIPPED = 20
+"""So many steps in a row without a finite gradient end a run."""
+_RECENT, _LEAST, _LEAP = 100, 20, 8.0
+
+
+class Watch:
+    """Counts what was skipped, ends a run that diverges, and flags losses far above the recent ones.
+
+    A leap is a loss more than eight times the usual distance (the median one) above the median of the last hundred.
+    """
+
+    def __init__(self, note: Callable[[str], None], samples: Callable[[int], Sequence[int]] | None = None) -> None:
+        self.note, self.samples = note, samples
+        self.leaps: list[int] = []
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+
+    def __call__(self, loop: Loop, reports: Sequence[Report]) -> None:
+        for report in reports:
+            if report.ok:
+                loop.state.in_a_row = 0
+                self._judge(report)
+                continue
+            loop.state.skipped += 1
+            loop.state.in_a_row += 1
+            self.note(f"step {report.step}: the gradient is not finite, step skipped{self._named(report.step)}")
+            if loop.state.in_a_row >= MOST_SKIPPED:
+                raise DivergedError(
+                    f"{MOST_SKIPPED} steps in a row, up to step {report.step}, had no finite gradient; go back to an "
+                    "earlier checkpoint with a lower train.lr, or look at the data of these steps"
+                )
+
+    def _judge(self, report: Report) -> None:
+        if len(self._recent) >= _LEAST:
+            middle = statistics.median(self._recent)
+            usual = statistics.median(abs(loss - middle) for loss in self._recent)
+            if report.loss > middle + _LEAP * max(usual, 1e-3 * abs(middle)):
+                self.leaps.append(report.step)
+                self.note(
+                    f"step {report.step}: the loss leaps to {report.loss:.4g} (median of the last {len(self._recent)}: "
+                    f"{middle:.4g}){self._named(report.step)}"
+                )
+        if math.isfinite(report.loss):
+            self._recent.append(report.loss)
+
+    def _named(self, step: int) -> str:
+        if self.samples is None:
+            return ""
+        ids = [str(number) for number in self.samples(step)]
+        more = f" and {len(ids) - 8} more" if len(ids) > 8 else ""
+        return f"; samples {', '.join(ids[:8])}{more}"
+
+
+class Stop:
+    """Asked to stop by a signal: the step at hand is finished, its state saved, and the run ends with its exit code.
+
+    SIGTERM, as schedulers send it, ends with 75; Ctrl-C with 130, and a second Ctrl-C at once. With several ranks all
+    of them stop at the same step: the request travels with a step's counts.
+    """
+
+    def __init__(self, save: Callable[[Loop], None], where: str) -> None:
+        self.save, self.where = save, where
+        self.asked = 0
+
+    def __call__(self, loop: Loop, reports: Sequence[Report]) -> None:
+        loop.asked = self.asked
+        if self.asked if loop.ranks.world == 1 else any(report.asked for report in reports):
+            self.save(loop)
+            raise self._error(self.asked or signal.SIGTERM, loop.state.step)
+
+    def _error(self, number: int, step: int) -> PretuneError:
+        kind = Interrupted if number == signal.SIGINT else Stopped
+        return kind(f"stopped by {signal.Signals(number).name} after step {step}; go on with --resume {self.where}")
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.asked:
+            raise KeyboardInterrupt
+        self.asked = number
+        print("pretune: finishing this step and saving; press Ctrl-C again to stop at once", file=sys.stderr)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """While the block runs, SIGTERM and Ctrl-C are requests."""
+        if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+            yield
+            return
+        before: dict[int, Any] = {}
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before[number] = signal.signal(number, self._ask)
+        try:
+            yield
+        finally:
+            for asked, handler in before.items():
+                signal.signal(asked, handler)
