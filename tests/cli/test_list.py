@@ -8,6 +8,7 @@ import pytest
 from pretune.cli import main
 from pretune.models import catalog
 from pretune.models.families import FAMILIES
+from pretune.objectives import OBJECTIVES
 from tests.conftest import ROOT
 
 
@@ -45,18 +46,22 @@ def test_alone_it_gives_all_names_under_headings(capsys: pytest.CaptureFixture[s
     assert [line for line in lines if line and not line.startswith(" ")] == [
         f"{len(FAMILIES)} families (pretune list families)",
         f"{len(catalog.names())} sizes (pretune list sizes)",
+        f"{len(OBJECTIVES)} objectives (pretune list objectives)",
     ]
     assert max(map(len, lines)) <= 80
     words = " ".join(lines).replace(",", "").split()
-    assert {*FAMILIES, *catalog.names()} <= {*words}
+    assert {*FAMILIES, *catalog.names(), *OBJECTIVES} <= {*words}
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [*found] == ["families", "sizes"]
+    assert [*found] == ["families", "sizes", "objectives"]
     assert [*found["families"]] == FAMILIES.names()
     assert found["sizes"]["llama2-7b"] == 6_738_415_616
+    for name, made in found["objectives"].items():
+        assert made["shapes"] in (list(OBJECTIVES.get(name)().shapes), []), name
+        assert made["shapes"] or isinstance(OBJECTIVES.get(name).shapes, property), name
     assert main(["list", "sizes", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"sizes": found["sizes"]}
 
@@ -65,12 +70,29 @@ def test_an_unknown_word(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "familys"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == "pretune: error: cannot list 'familys'; did you mean 'families'? (allowed: families, sizes)\n"
+    assert (
+        err
+        == "pretune: error: cannot list 'familys'; did you mean 'families'? (allowed: families, sizes, objectives)\n"
+    )
 
 
-def test_families_are_listed_without_torch() -> None:
+def test_objectives_say_what_they_train(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "objectives"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == OBJECTIVES.names()
+    for name, line in zip(OBJECTIVES, lines, strict=True):
+        assert ", ".join(OBJECTIVES.get(name)().shapes) in line or "  those of its parts  " in line
+        assert line.endswith(OBJECTIVES.describe(name).removesuffix("."))
+    (start,) = {
+        line.index(OBJECTIVES.describe(name).removesuffix(".")) for name, line in zip(OBJECTIVES, lines, strict=True)
+    }
+    assert start > max(map(len, OBJECTIVES))
+
+
+@pytest.mark.parametrize("what", ["families", "objectives"])
+def test_these_are_listed_without_torch(what: str) -> None:
     code = (
-        "import sys; from pretune.cli import main; assert main(['list', 'families']) == 0; "
+        f"import sys; from pretune.cli import main; assert main(['list', '{what}']) == 0; "
         "sys.exit(sum(name in sys.modules for name in ('torch', 'numpy', 'rich')))"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}

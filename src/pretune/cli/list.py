@@ -1,9 +1,12 @@
 """`pretune list`: what there is, one line each."""
 
+import ast
+import importlib.util
 import json
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -12,11 +15,13 @@ from pretune.core.errors import UsageError, nearest
 
 def list_(
     what: Annotated[
-        str | None, typer.Argument(metavar="[families|sizes]", help="What to list; all of it, briefly, by default.")
+        str | None,
+        typer.Argument(metavar="[families|sizes|objectives]", help="What to list; all of it, briefly, by default."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the families of models, and their sizes with the parameters as released (encoders: without heads).
+    """List the families of models, their sizes with the parameters as released (encoders: without heads), and the
+    objectives with the shapes of models they train.
 
     Example: pretune list sizes
     """
@@ -45,10 +50,40 @@ def sizes() -> dict[str, int]:
     return {f"{name}-{size}": made.params for name in FAMILIES for size, made in FAMILIES.get(name).sizes.items()}
 
 
-_KINDS: Mapping[str, Callable[[], Mapping[str, str | int]]] = {"families": families, "sizes": sizes}
+def objectives() -> dict[str, dict[str, Any]]:
+    """Every objective with the shapes of models it trains and the first line of its docstring; without torch."""
+    from pretune.objectives import OBJECTIVES
+
+    return {
+        name: {"shapes": _shapes(OBJECTIVES.table[name]), "about": OBJECTIVES.describe(name).removesuffix(".")}
+        for name in OBJECTIVES
+    }
 
 
-def _lines(found: Mapping[str, str | int]) -> list[str]:
+_KINDS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
+    "families": families,
+    "sizes": sizes,
+    "objectives": objectives,
+}
+
+
+def _shapes(target: str) -> list[str]:
+    """The shapes as they stand in a class's source; none where they depend on what it is made of."""
+    module, _, attribute = target.partition(":")
+    found = importlib.util.find_spec(module)
+    assert found is not None and found.origin is not None
+    for made in ast.walk(ast.parse(Path(found.origin).read_bytes())):
+        for part in made.body if isinstance(made, ast.ClassDef) and made.name == attribute else ():
+            if isinstance(part, ast.AnnAssign) and ast.unparse(part.target) == "shapes" and part.value:
+                return list(ast.literal_eval(part.value))
+    return []
+
+
+def _lines(found: Mapping[str, Any]) -> list[str]:
+    if all(isinstance(value, Mapping) for value in found.values()):  # shapes in a column of their own
+        shapes = {name: ", ".join(value["shapes"]) or "those of its parts" for name, value in found.items()}
+        column = max(map(len, shapes.values()))
+        found = {name: f"{shapes[name]:<{column}}  {value['about']}" for name, value in found.items()}
     texts = {name: f"{value:,}" if isinstance(value, int) else value for name, value in found.items()}
     width = max(map(len, texts))
     if all(isinstance(value, int) for value in found.values()):  # numbers are aligned by their units

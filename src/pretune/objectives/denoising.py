@@ -25,7 +25,7 @@ from pretune.data.ragged import Ints
 from pretune.data.sequences import Sequences
 from pretune.objectives.noises import Noise, SentencePermutation, TextInfilling
 from pretune.objectives.objective import ModelShape, Reader, Vocabulary, check_shape, vocabulary_count
-from pretune.objectives.seq2seq import PAIRED, OneSide, TwoSides, known, masking, side
+from pretune.objectives.seq2seq import OneSide, TwoSides, known, masking, side
 
 
 @spec
@@ -35,7 +35,7 @@ class Denoising:
     noises: tuple[Noise, ...] = (SentencePermutation(), TextInfilling())
     prefix: bool = False  # whether a decoder sees the input in both directions
 
-    shapes: ClassVar[tuple[ModelShape, ...]] = PAIRED
+    shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder-decoder", "decoder")
     words: ClassVar[bool] = False
     pairs: ClassVar[None] = None
 

@@ -26,7 +26,7 @@ from pretune.data.sequences import Sequences
 from pretune.objectives.causal import next_tokens
 from pretune.objectives.choose import ordinary
 from pretune.objectives.objective import ModelShape, Reader, Vocabulary, check_shape, spare, vocabulary_count
-from pretune.objectives.seq2seq import PAIRED, TwoSides, closed, known
+from pretune.objectives.seq2seq import TwoSides, closed, known
 
 UNEQUAL = 2.0
 """The sum of squared lengths of a batch's sequences, in multiples of what it were if they were equally long."""
@@ -36,7 +36,7 @@ UNEQUAL = 2.0
 class Prefix:
     """The rest of a text after a first part that sees itself in both directions (prefix LM)."""
 
-    shapes: ClassVar[tuple[ModelShape, ...]] = PAIRED
+    shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder-decoder", "decoder")
     words: ClassVar[bool] = False
     sentences: ClassVar[bool] = False
     pairs: ClassVar[None] = None

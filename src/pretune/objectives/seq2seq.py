@@ -24,9 +24,6 @@ from pretune.data.ragged import Bools, Ints, bounds, spread
 from pretune.data.sequences import Sequences
 from pretune.objectives.objective import ModelShape, Vocabulary
 
-PAIRED: tuple[ModelShape, ...] = ("encoder-decoder", "decoder")
-"""The shapes of models that can be taught a target for an input."""
-
 
 class Spans(NamedTuple):
     """Stretches of the ordinary tokens of sequences, by their places among those, all of them end to end."""

@@ -30,7 +30,7 @@ from pretune.data.ragged import Ints, begins, bounds, spread
 from pretune.data.sequences import Sequences
 from pretune.objectives.choose import Bits, before, ordinary, some
 from pretune.objectives.objective import ModelShape, Reader, Vocabulary, check_shape, vocabulary_count
-from pretune.objectives.seq2seq import PAIRED, OneSide, Spans, TwoSides, check_rate, closed, known, side
+from pretune.objectives.seq2seq import OneSide, Spans, TwoSides, check_rate, closed, known, side
 
 
 @spec
@@ -43,7 +43,7 @@ class SpanCorruption:
     prefix: bool = False  # whether a decoder sees the input in both directions
     specials: int | None = None  # so many special tokens a sequence has at most: a tighter plan; None: any number
 
-    shapes: ClassVar[tuple[ModelShape, ...]] = PAIRED
+    shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder-decoder", "decoder")
     words: ClassVar[bool] = False
     sentences: ClassVar[bool] = False
     pairs: ClassVar[None] = None
