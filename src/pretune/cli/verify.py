@@ -1,4 +1,4 @@
-"""`pretune verify`: whether a model directory is whole."""
+"""`pretune verify`: whether a model directory, or a run with its checkpoints, is whole."""
 
 import json
 from pathlib import Path
@@ -8,16 +8,21 @@ import typer
 
 
 def verify(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A model directory, ours or Hugging Face's.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A run, or a model directory of ours or Hugging Face's.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check that a model directory is whole: hashes, config, tensors, values, tokenizer.
+    """Check that a model or run is whole: hashes, config, tensors, values, tokenizer, and every checkpoint.
 
     Example: pretune verify runs/small
     """
     from pretune.models.verify import verify as check
+    from pretune.train.store import verify_checkpoints
 
-    lines = check(directory)
+    lines = verify_checkpoints(directory)
+    if not lines or (directory / "config.json").exists():  # a run has a model of its own when it has ended
+        lines = [*check(directory), *lines]
     if as_json:
         print(json.dumps({"directory": str(directory), "ok": True, "checked": lines}, indent=2, ensure_ascii=False))
         return

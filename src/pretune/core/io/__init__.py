@@ -6,6 +6,7 @@ final name, and the same fault always gives the same one-line error.
 
 from pretune.core.io.atomic import MANIFEST, atomic_directory, atomic_write, writing
 from pretune.core.io.manifest import check_manifest, sha256, write_manifest
+from pretune.core.io.removal import remove, sweep
 from pretune.core.io.strict_json import parse_json, read_json, write_json
 
 __all__ = [
@@ -15,7 +16,9 @@ __all__ = [
     "check_manifest",
     "parse_json",
     "read_json",
+    "remove",
     "sha256",
+    "sweep",
     "write_json",
     "write_manifest",
     "writing",

@@ -14,7 +14,9 @@ from pretune.core.errors import PretuneError, ResourceError, UsageError
 MANIFEST = "MANIFEST.json"
 """The last file to appear in a directory and the first to go: without it the directory is not complete."""
 
-_TEMPORARY = ".tmp-"
+TEMPORARY = ".tmp-"
+"""How the names of what is being written, or being removed, begin."""
+
 _RESOURCE = {
     errno.ENOSPC: "the disk is full; free some space or choose another place",
     errno.EDQUOT: "the disk quota is used up; free some space or choose another place",
@@ -56,7 +58,7 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | str) -> None:
     """Write a file so that its name shows either what was there before or all of `data`, also after a power cut."""
     target = Path(path)
     content = data.encode() if isinstance(data, str) else data
-    temporary = target.parent / _fresh_name()
+    temporary = target.parent / fresh_name()
     with writing(target):
         try:
             # NOTE: not tempfile.mkstemp, which makes files that only their owner can read, whatever the umask says.
@@ -69,7 +71,7 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | str) -> None:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
-        _sync(target.parent)
+        sync(target.parent)
 
 
 @contextlib.contextmanager
@@ -84,12 +86,14 @@ def atomic_directory(path: str | os.PathLike[str], overwrite: bool = False) -> I
         target = Path(path).resolve()
         if target.exists() and not target.is_dir():
             raise UsageError(f"cannot write '{os.fspath(path)}': it is a file, not a directory; choose another place")
+        if file := next((above for above in target.parents if above.is_file()), None):
+            raise UsageError(f"cannot write '{os.fspath(path)}': '{file}' is a file, not a directory; move it away")
         exists = target.is_dir()
-        if exists and not overwrite and any(not child.name.startswith(_TEMPORARY) for child in target.iterdir()):
+        if exists and not overwrite and any(not child.name.startswith(TEMPORARY) for child in target.iterdir()):
             raise UsageError(f"cannot write '{os.fspath(path)}': it exists and is not empty; choose another place")
         new = [above for above in target.parents if not above.exists()]  # the innermost first
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = (target if exists else target.parent) / _fresh_name()
+        temporary = (target if exists else target.parent) / fresh_name()
         temporary.mkdir()
         try:
             yield temporary
@@ -97,10 +101,11 @@ def atomic_directory(path: str | os.PathLike[str], overwrite: bool = False) -> I
             if exists:
                 _merge(temporary, target)
                 temporary.rmdir()
-                _sync(target)
+                sync(target)
             else:
                 temporary.rename(target)
-                _sync(target.parent)
+                for above in [target, *new]:
+                    sync(above.parent)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             for above in new:
@@ -121,11 +126,11 @@ def _merge(source: Path, target: Path) -> None:
                 raise UsageError(f"cannot write '{target / file}': '{above}' is a file; move it away")
     for stale in {Path(MANIFEST), *(file for file in files if file.name == MANIFEST)}:
         (target / stale).unlink(missing_ok=True)
-        _sync((target / stale).parent)
+        sync((target / stale).parent)
     for file in files:
         (target / file).parent.mkdir(parents=True, exist_ok=True)
         if file.name == MANIFEST:  # what the manifest vouches for must be on the disk before it
-            _sync((target / file).parent)
+            sync((target / file).parent)
         os.replace(source / file, target / file)
     for folder, _, _ in os.walk(source, topdown=False):
         if Path(folder) != source:
@@ -136,11 +141,11 @@ def _merge(source: Path, target: Path) -> None:
 def _sync_tree(directory: Path) -> None:
     for folder, _, names in os.walk(directory):
         for name in names:
-            _sync(Path(folder, name))
-        _sync(Path(folder))
+            sync(Path(folder, name))
+        sync(Path(folder))
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Make a file's content, or a directory's names, survive a power cut."""
     with contextlib.suppress(FileNotFoundError):
         descriptor = os.open(path, os.O_RDONLY)
@@ -161,5 +166,6 @@ def _errno(error: Exception) -> int | None:
     return int(found[1]) if found else None
 
 
-def _fresh_name() -> str:
-    return _TEMPORARY + secrets.token_hex(6)
+def fresh_name() -> str:
+    """A name that nobody has, for what is not finished."""
+    return TEMPORARY + secrets.token_hex(6)

@@ -1,0 +1,95 @@
+"""Processes that die at a chosen moment, and disks that fail at one: what the tests of checkpoints do to a writer."""
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+CALLS = ("fsync", "open", "replace", "rename", "mkdir", "unlink", "rmdir")
+"""What a writer asks of the system: a moment to die is before one of these."""
+
+LIMIT = 30
+"""Seconds after which a child that hangs is ended by the system."""
+
+
+class Dead(BaseException):
+    """What a process sees that is no longer there: from then on nothing it asks for is done, cleaning up neither."""
+
+
+@contextmanager
+def watched(before: Callable[[int], None]) -> Iterator[Callable[[], int]]:
+    """Call `before(n)` before the n-th of the CALLS; gives a function that says how many there were."""
+    real = {name: getattr(os, name) for name in CALLS}
+    count = 0
+
+    def watch(name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal count
+            count += 1
+            before(count)
+            return real[name](*arguments, **named)
+
+        return call
+
+    for name in CALLS:
+        setattr(os, name, watch(name))
+    try:
+        yield lambda: count
+    finally:
+        for name, function in real.items():
+            setattr(os, name, function)
+
+
+def die(moment: int) -> Callable[[int], None]:
+    """Really."""
+
+    def before(count: int) -> None:
+        if count == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(LIMIT)
+
+    return before
+
+
+def seem_dead(moment: int) -> Callable[[int], None]:
+    """For tests within one process: from that moment on nothing is done."""
+
+    def before(count: int) -> None:
+        if count >= moment:
+            raise Dead
+
+    return before
+
+
+def fail(moment: int, number: int = errno.ENOSPC) -> Callable[[int], None]:
+    """One call fails."""
+
+    def before(count: int) -> None:
+        if count == moment:
+            raise OSError(number, os.strerror(number))
+
+    return before
+
+
+def forked(work: Callable[[], None]) -> int:
+    """Do something in a child process, which then ends with 0, or with 1 if it raised; the child's number."""
+    pid = os.fork()
+    return pid or _work(work)
+
+
+def _work(work: Callable[[], None]) -> NoReturn:
+    code = 1
+    try:
+        signal.alarm(LIMIT)
+        work()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def ended(pid: int) -> int:
+    """How a child ended: its exit code, or minus the signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
