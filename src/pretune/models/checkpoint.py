@@ -40,6 +40,9 @@ ASSETS = (
 )  # fmt: skip
 """Small files that stay with the weights, as they are."""
 
+PARTNERS = (GENERATOR, BACKWARD)
+"""Folders inside a model's directory that hold the model it was trained with."""
+
 CONFIG = "config.json"
 CONFIG_LIMIT = 16 << 20
 ASSET_LIMIT = 64 << 20

@@ -12,7 +12,7 @@ from pretune.core.errors import UsageError
 from pretune.core.types import Batch, Loss, Output
 from pretune.models.init import initialise
 from pretune.models.memory import fits
-from pretune.models.spec import Model
+from pretune.models.spec import Model, ModelShape
 from pretune.nn.cache import Cache
 from pretune.nn.loss import linear_cross_entropy
 from pretune.nn.sample import linear_sample
@@ -48,7 +48,7 @@ class LanguageModel(nn.Module):
         self.span = spec.span.build(vocab=spec.vocab, width=width, table=table) if spec.span else None
 
     @property
-    def shape(self) -> str:
+    def shape(self) -> ModelShape:
         """What it is made of, in the word that objectives have for it."""
         return self.spec.shape
 

@@ -22,7 +22,7 @@ from pretune.core.types import Batch, Loss
 from pretune.models.init import initialise
 from pretune.models.memory import fits
 from pretune.models.model import LanguageModel, empty
-from pretune.models.spec import Model, Params
+from pretune.models.spec import Model, ModelShape, Params
 from pretune.models.tying import tie
 from pretune.nn.embeddings import Factor
 from pretune.nn.heads import Detector, Head, Transform
@@ -53,7 +53,7 @@ class Pair:
             raise UsageError("generator and discriminator must have the same vocabulary, token table and embedding")
 
     @property
-    def shape(self) -> str:
+    def shape(self) -> ModelShape:
         """The word that objectives have for it."""
         return "generator-discriminator"
 
@@ -148,7 +148,7 @@ class GeneratorDiscriminator(nn.Module):
             yield mine.embed, "norm", its.embed.norm
 
     @property
-    def shape(self) -> str:
+    def shape(self) -> ModelShape:
         """The word that objectives have for it."""
         return self.spec.shape
 

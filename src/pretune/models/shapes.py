@@ -33,6 +33,13 @@ def shaped(spec: Model, shapes: Sequence[str]) -> AnySpec:
     raise UsageError(f"a model of the shape '{spec.shape}' cannot be made one of: {', '.join(shapes)}")
 
 
+def models(spec: AnySpec) -> tuple[Model, ...]:
+    """The models that a token runs through in training, for whoever counts what that costs."""
+    if isinstance(spec, Pair):
+        return spec.generator, spec.discriminator
+    return (spec.forwards, spec.mirror) if isinstance(spec, TwoWay) else (spec,)
+
+
 def build(spec: AnySpec, *, seed: int = 0, device: torch.device | str = "cpu") -> AnyModel:
     """A new model of any shape, with fresh weights."""
     if isinstance(spec, Pair):

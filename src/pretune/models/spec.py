@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from pretune.core.config import spec, to_dict
 from pretune.core.errors import UsageError
@@ -16,6 +16,9 @@ from pretune.nn.two_stream import AnyStack, TwoStream
 MOST_PARAMETERS = 10**14
 MOST_LAYERS = 10**4
 """Beyond these a shape is a mistake, not a model."""
+
+ModelShape = Literal["encoder", "decoder", "encoder-decoder", "two-way", "generator-discriminator", "two-stream"]
+"""What a model is made of: the words by which objectives say what they train."""
 
 PARTS = ("head", "pooler", "pair", "detector")
 """What a model may have beyond its body."""
@@ -96,7 +99,7 @@ class Model:
             raise UsageError(f"{self.params().total:,} parameters; a model has at most {MOST_PARAMETERS:,}")
 
     @property
-    def shape(self) -> str:
+    def shape(self) -> ModelShape:
         """What it is made of, in the word that objectives have for it."""
         if isinstance(self.encoder, TwoStream) and not self.both:
             return "two-stream"

@@ -19,7 +19,7 @@ from pretune.core.types import Batch, Loss, Output
 from pretune.models.init import initialise
 from pretune.models.memory import fits
 from pretune.models.model import LanguageModel, empty
-from pretune.models.spec import Model, Params
+from pretune.models.spec import Model, ModelShape, Params
 from pretune.models.tying import tie
 from pretune.nn.scope import Backend
 from pretune.nn.stack import Stack
@@ -48,7 +48,7 @@ class TwoWay:
         return replace(self.forwards, decoder=self.backwards)
 
     @property
-    def shape(self) -> str:
+    def shape(self) -> ModelShape:
         """The word that objectives have for it."""
         return "two-way"
 
@@ -85,7 +85,7 @@ class TwoWayModel(nn.Module):
         return [(self.backwards, "tokens", self.forwards.tokens), (self.backwards, "head", self.forwards.head)]
 
     @property
-    def shape(self) -> str:
+    def shape(self) -> ModelShape:
         """The word that objectives have for it."""
         return self.spec.shape
 

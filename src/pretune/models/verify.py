@@ -30,7 +30,8 @@ def verify(directory: str | Path) -> list[str]:
     lines.append(f"values: {_finite(files.headers(folder).values()):,}, all finite")
     lines.append(_tokenizer(folder, spec))
     lines += [f"{name}: readable" for name in _texts(folder)]
-    return lines
+    partners = [name for name in checkpoint.PARTNERS if (folder / name).is_dir()]
+    return [*lines, *(f"{name}/{line}" for name in partners for line in verify(folder / name))]
 
 
 def _hashes(folder: Path) -> str:

@@ -11,11 +11,13 @@ OBJECTIVES: "Registry[type[Objective]]" = Registry(
     "objective",
     {
         "causal": "pretune.objectives.causal:Causal",
+        "bidirectional": "pretune.objectives.bidirectional:Bidirectional",
         "masked": "pretune.objectives.masked:Masked",
         "span_masked": "pretune.objectives.span_masked:SpanMasked",
         "next_sentence": "pretune.objectives.next_sentence:NextSentence",
         "sentence_order": "pretune.objectives.sentence_order:SentenceOrder",
         "translation": "pretune.objectives.translation:Translation",
+        "replaced_token": "pretune.objectives.replaced_token:ReplacedToken",
         "prefix": "pretune.objectives.prefix:Prefix",
         "span_corruption": "pretune.objectives.span_corruption:SpanCorruption",
         "denoising": "pretune.objectives.denoising:Denoising",

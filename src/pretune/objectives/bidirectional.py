@@ -1,0 +1,71 @@
+"""Two language models at once: one predicts the next token, the other the one before.
+
+Paper: Peters et al. (2018), with recurrent stacks; here two causal stacks of any kind, which share the token table and
+the head. Each sees one side only, so nothing has to be masked and every token is predicted twice; what they know is
+put side by side afterwards. Input: documents, or blocks of many laid end to end. Siblings: `causal` is the first half
+alone; `masked` sees both sides at once, but predicts 15 % of the tokens.
+
+    tokens     The  cat  sat  down
+    forward    cat  sat  down -
+    backward   -    The  cat  sat        read from the right: down sat cat The
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar, Protocol, Self, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from pretune.core.config import spec
+from pretune.core.errors import UsageError
+from pretune.core.types import IGNORE, Batch, Loss, Targets
+from pretune.objectives.causal import CausalLesson
+from pretune.objectives.objective import ModelShape, Vocabulary, check_shape, vocabulary_count
+
+
+@runtime_checkable
+class Ways(Protocol):
+    """What it asks of a model."""
+
+    def ways(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The states [N, W] of a token and all before it, and of a token and all after it."""
+
+    def loss(self, states: Tensor, batch: Batch) -> Loss:
+        """The vocabulary head's summed loss at the batch's targets."""
+
+
+@spec
+class Bidirectional:
+    """The next token and the one before, by two stacks (ELMo)."""
+
+    shapes: ClassVar[tuple[ModelShape, ...]] = ("two-way",)
+    words: ClassVar[bool] = False
+    sentences: ClassVar[bool] = False
+    pairs: ClassVar[None] = None
+
+    def open(self, vocabulary: Vocabulary, shape: ModelShape) -> CausalLesson:
+        check_shape("bidirectional", shape, self.shapes)
+        return CausalLesson()
+
+    def evaluation(self) -> Self:
+        return self
+
+    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
+        count = vocabulary_count(batch)
+        return {"forward": count, "backward": count}
+
+    def loss(self, model: object, batch: Batch) -> Loss:
+        if not isinstance(model, Ways):
+            raise UsageError("bidirectional trains a model that reads both ways; build it with two stacks")
+        forward, backward = model.ways(batch)
+        return Loss.of({"forward": model.loss(forward, batch), "backward": model.loss(backward, previous(batch))})
+
+
+def previous(batch: Batch) -> Batch:
+    """The same batch with other targets: where token i is to say token i + 1, that is to say token i."""
+    if batch.targets is None:
+        raise UsageError("this batch has no targets; an objective's lesson makes them")
+    index, spare = batch.targets.index, batch.targets.labels == IGNORE
+    labels = torch.where(spare, IGNORE, batch.tokens.index_select(0, index))
+    return replace(batch, targets=Targets(index=torch.where(spare, 0, index + 1), labels=labels))

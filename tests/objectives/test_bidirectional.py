@@ -1,0 +1,69 @@
+"""Both ways: the labels of each, and that each half is a language model by itself."""
+
+import pytest
+import torch
+
+import pretune as pt
+from pretune.core.errors import UsageError
+from pretune.core.types import IGNORE
+from pretune.models.catalog import resolve
+from pretune.models.two_way import TwoWayModel, build_two_way, two_way
+from pretune.objectives.bidirectional import Bidirectional, previous
+from pretune.objectives.causal import Causal
+from tests.contracts.tiny import rough
+
+SEQUENCES = [[5, 6, 7, 8], [9], [3, 4, 5]]
+
+
+@pytest.fixture(scope="module")
+def model() -> TwoWayModel:
+    spec = resolve("gpt2", {"width": 32, "depth": 2, "heads": 2, "vocab": 17, "positions": 12, "dropout": 0.0})
+    made = build_two_way(two_way(spec))
+    rough(made)  # type: ignore[arg-type]
+    return made
+
+
+def shifted(sequences: list[list[int]]) -> list[list[int]]:
+    return [[*sequence[1:], IGNORE] for sequence in sequences]
+
+
+def test_labels() -> None:
+    """The cat sat down: forth `cat sat down`, back `The cat sat`, each under the token that says it."""
+    batch = previous(pt.batch([[11, 12, 13, 14]], labels=[[12, 13, 14, IGNORE]]))
+    assert batch.targets is not None
+    assert batch.targets.index.tolist() == [1, 2, 3] and batch.targets.labels.tolist() == [11, 12, 13]
+
+
+def test_spare_slots_stay_spare() -> None:
+    from dataclasses import replace
+
+    batch = pt.batch([[11, 12, 13]], labels=[[12, 13, IGNORE]])
+    assert batch.targets is not None
+    spare = replace(
+        batch.targets,
+        index=torch.cat((batch.targets.index, torch.zeros(2, dtype=torch.long))),
+        labels=torch.cat((batch.targets.labels, torch.full((2,), IGNORE))),
+    )
+    found = previous(replace(batch, targets=spare)).targets
+    assert found is not None
+    assert found.index.tolist() == [1, 2, 0, 0] and found.labels.tolist() == [11, 12, IGNORE, IGNORE]
+
+
+def test_each_half_is_a_language_model(model: TwoWayModel) -> None:
+    batch = pt.batch(SEQUENCES, row=6, labels=shifted(SEQUENCES))
+    turned = [sequence[::-1] for sequence in SEQUENCES]
+    loss = Bidirectional().loss(model, batch)
+    forward = Causal().loss(model.forwards, batch)
+    backward = Causal().loss(model.backwards, pt.batch(turned, labels=shifted(turned)))
+    torch.testing.assert_close(loss.parts["forward"].sum, forward.sum)
+    torch.testing.assert_close(loss.parts["backward"].sum, backward.sum)
+    assert loss.sum is loss.parts["forward"].sum
+    counts = Bidirectional().counts(batch)
+    assert {name: int(count) for name, count in counts.items()} == {"forward": 5, "backward": 5}
+    assert {name: int(part.count) for name, part in loss.parts.items()} == {"forward": 5, "backward": 5}
+
+
+def test_a_model_of_one_way_is_refused(model: TwoWayModel) -> None:
+    batch = pt.batch(SEQUENCES, labels=shifted(SEQUENCES))
+    with pytest.raises(UsageError, match="bidirectional trains a model that reads both ways"):
+        Bidirectional().loss(model.forwards, batch)
