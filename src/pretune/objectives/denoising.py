@@ -13,7 +13,7 @@ used in the order given, see `noises`. The target is the whole sequence with its
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -53,8 +53,9 @@ class Denoising:
         mask = masking(vocabulary).need("mask", "denoising") if needed else IGNORE
         return DenoisingLesson(self.noises, mask, side(vocabulary, shape, "denoising", prefix=self.prefix))
 
-    def evaluation(self) -> Self:
-        return self
+    def evaluation(self) -> "Denoising":
+        """The same noises at their usual rates, whatever the training."""
+        return Denoising(noises=tuple(type(noise)() for noise in self.noises), prefix=self.prefix)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         return {"loss": vocabulary_count(batch)}

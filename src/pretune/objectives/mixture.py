@@ -13,7 +13,7 @@ Marks are the last sentinels of the vocabulary, which the parts then do without.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from torch import Tensor
@@ -22,8 +22,8 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE, Batch, Loss
 from pretune.data.counters import Counters
-from pretune.data.ragged import Ints, bounds
-from pretune.data.sequences import Sequences, join
+from pretune.data.ragged import Ints, bounds, spread
+from pretune.data.sequences import Sequences
 from pretune.objectives.causal import Causal
 from pretune.objectives.denoising import Denoising
 from pretune.objectives.masked import Masked
@@ -40,6 +40,7 @@ from pretune.objectives.objective import (
     vocabulary_count,
 )
 from pretune.objectives.prefix import UNEQUAL, Prefix
+from pretune.objectives.seq2seq import known
 from pretune.objectives.span_corruption import SpanCorruption
 
 _HUGE = 10**6
@@ -115,9 +116,9 @@ class Mixture:
         weights = np.array([part.weight for part in self.parts])
         return MixtureLesson(lessons, marks, tuple((weights / weights.sum()).tolist()))
 
-    def evaluation(self) -> "Mixture":
-        """Each part in its own form."""
-        return Mixture(parts=tuple(replace(part, objective=part.objective.evaluation()) for part in self.parts))
+    def evaluation(self) -> Self:
+        """As it is: parts that differ in how hard they are would become one."""
+        return self
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         return {"loss": vocabulary_count(batch)}
@@ -143,13 +144,16 @@ class MixtureLesson:
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         chosen = np.searchsorted(np.cumsum(self.shares)[:-1], rng.uniform(0), side="right")
-        made, places = [], []
-        for number, (lesson, mark) in enumerate(zip(self.lessons, self.marks, strict=True)):
-            which = np.flatnonzero(chosen == number)
-            part = lesson.corrupt(sequences.take(which), rng.take(which).under(number))
-            made.append(part if mark is None else marked(part, mark))
-            places.append(which)
-        return join(completed(made)).take(np.argsort(np.concatenate(places)))
+        places = [np.flatnonzero(chosen == number) for number in range(len(self.lessons))]
+        made = [
+            lesson.corrupt(sequences.take(which), rng.take(which).under(number))
+            for number, (lesson, which) in enumerate(zip(self.lessons, places, strict=True))
+        ]
+        sources = [part.source for part in made if part.source is not None]
+        if not sources:
+            return replace(woven(made, places, self.marks), **known(sequences))
+        read = woven(made, places, (None,) * len(made))
+        return replace(read, source=woven(sources, places, self.marks), **known(sequences))
 
     def targets(self, tokens: int, sequences: int) -> int:
         if sequences < 1:
@@ -164,34 +168,35 @@ class MixtureLesson:
         return spare(float(mean @ shares), float(((most - mean) / 6) ** 2 @ shares) + chance, int(most.max()))
 
 
-def marked(sequences: Sequences, mark: int) -> Sequences:
-    """A token before what is read: by the encoder where there is one."""
-    if sequences.source is not None:
-        return replace(sequences, source=marked(sequences.source, mark))
-    first = sequences.offsets[:-1]
+def woven(parts: Sequence[Sequences], places: Sequence[Ints], marks: Sequence[int | None]) -> Sequences:
+    """The sequences of each part at its places, behind its mark; what one part has, others have as nothing."""
+    lengths = np.zeros(sum(map(len, places)), dtype=np.int64)
+    for part, which, mark in zip(parts, places, marks, strict=True):
+        lengths[which] = part.lengths + (mark is not None)
+    offsets = bounds(lengths)
+    flat: dict[str, Any] = {
+        name: np.full(int(offsets[-1]), fill) for name, fill in _NOTHING.items() if _any(parts, name)
+    }
+    each: dict[str, Any] = {name: np.zeros_like(lengths) for name in ("prefix", "view") if _any(parts, name)}
+    for part, which, mark in zip(parts, places, marks, strict=True):
+        first = offsets[:-1][which]
+        if mark is not None:
+            flat["tokens"][first] = mark
+            first = first + 1
+        index = spread(first, part.lengths)
+        for name, values in flat.items():
+            if getattr(part, name) is not None:
+                values[index] = getattr(part, name)
+        if part.prefix is not None:
+            each["prefix"][which] = part.prefix + (mark is not None)
+        if part.view is not None:
+            each["view"][which] = part.view
+    return Sequences(offsets=offsets, **flat, **each)
 
-    def put(values: Ints | None, value: int | Ints) -> Ints | None:
-        return None if values is None else np.insert(values, first, value)
 
-    return replace(
-        sequences,
-        tokens=np.insert(sequences.tokens, first, mark),
-        offsets=bounds(sequences.lengths + 1),
-        targets=put(sequences.targets, IGNORE),
-        segments=put(sequences.segments, 0),
-        prefix=None if sequences.prefix is None else sequences.prefix + 1,
-        special=None,
-        words=None,
-        sentences=None,
-    )
+_NOTHING = {"tokens": 0, "targets": IGNORE, "segments": 0}
+"""What a mark carries besides itself, and a part that lacks what others have."""
 
 
-def completed(parts: Sequence[Sequences]) -> list[Sequences]:
-    """Each with what another has: no prefix, a view in both directions. Marks of the text are left out."""
-    missing = [name for name in ("prefix", "view") if any(getattr(part, name) is not None for part in parts)]
-    made = []
-    for part in parts:
-        empty = np.zeros(len(part), dtype=np.int64)
-        given: dict[str, Any] = {name: empty for name in missing if getattr(part, name) is None}
-        made.append(replace(part, special=None, words=None, sentences=None, **given))
-    return made
+def _any(parts: Sequence[Sequences], name: str) -> bool:
+    return any(getattr(part, name) is not None for part in parts)

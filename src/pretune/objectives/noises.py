@@ -229,7 +229,7 @@ def infilled(sequences: Sequences, spans: Spans, mask: int) -> Sequences:
     source = np.full(len(keep) + len(place), -1)
     source[earlier + np.arange(len(keep))] = keep
     blank = source < 0
-    made = taken(sequences, source, sequences.lengths - totals(gone, sequences.offsets) + counts)
+    made = taken(sequences, source, sequences.lengths - totals(length, bounds(counts)) + counts)
     made.tokens[blank] = mask
     if made.special is not None:
         made.special[blank] = False
