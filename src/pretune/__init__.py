@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pretune.models.catalog import build
     from pretune.models.checkpoint import load, save
     from pretune.objectives import objective
+    from pretune.recipes.pretrain import pretrain
     from pretune.text.tokenizer import train_tokenizer
 
 __version__ = "0.1.0"
@@ -43,6 +44,7 @@ _PUBLIC = {
     "train_tokenizer": "pretune.text.tokenizer:train_tokenizer",
     "prepare": "pretune.data.prepare:prepare",
     "objective": "pretune.objectives:objective",
+    "pretrain": "pretune.recipes.pretrain:pretrain",
     "batch": "pretune.data.layout:batch",
     "Batch": "pretune.core.types:Batch",
     "Output": "pretune.core.types:Output",

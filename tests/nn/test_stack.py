@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import pretune as pt
+from pretune.core import config
 from pretune.core.errors import UsageError
 from pretune.nn import attention as attention_module
 from pretune.nn.attention import Attention, MultiHeadAttention
@@ -18,6 +19,7 @@ from pretune.nn.norm import LayerNorm, RMSNorm
 from pretune.nn.positions import Learned, Position, RelativeBias, Rotary
 from pretune.nn.positions.rotary import rotate
 from pretune.nn.stack import Ask, Stack, TransformerStack
+from tests.contracts.tiny import tiny
 
 WIDTH = 12
 BATCH = pt.batch([[1, 2, 3, 4], [5, 6], [7, 8, 9]], row=7)
@@ -265,3 +267,17 @@ def test_refused(given: dict[str, Any], word: str) -> None:
     with pytest.raises(UsageError, match=word) as error:
         Stack(**{"blocks": (block(),), **given})
     assert "\n" not in str(error.value)
+
+
+def test_recomputed_activations_give_the_same_gradients() -> None:
+    spec = config.replace(tiny("bert"), {"encoder.blocks.0.dropout": 0.3})
+    batch = pt.batch([[5, 6, 7, 8], [9, 10]], labels=[[1, 2, 3, 4], [5, 6]])
+    found = []
+    for recompute in (False, True):
+        model = pt.build(spec, seed=0).train()
+        assert model.encoder is not None
+        model.encoder.recompute = recompute
+        torch.manual_seed(0)
+        model.loss(model.states(batch), batch).sum.backward()
+        found.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
+    assert all(a is b or torch.equal(a, b) for a, b in zip(*found, strict=True))

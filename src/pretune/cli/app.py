@@ -22,6 +22,7 @@ VERBS: Registry[Callable[..., None]] = Registry(
         "show": "pretune.cli.show:show",
         "tokenizer": "pretune.cli.tokenizer:tokenizer",
         "prepare": "pretune.cli.prepare:prepare",
+        "pretrain": "pretune.cli.pretrain:pretrain",
         "verify": "pretune.cli.verify:verify",
         "export": "pretune.cli.export:export",
         "env": "pretune.cli.env:env",

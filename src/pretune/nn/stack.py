@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
@@ -97,6 +98,7 @@ class TransformerStack(nn.Module):
             self.add_module(str(i), block.build(width=width, shared=shared[i] if shared else None))
         self.norm = spec.norm.build(width=width) if spec.norm else None
         self.stream: torch.dtype | None = None  # of the residual stream; None: as the embedding gives it
+        self.recompute = False  # activations of a layer in the backward pass, instead of keeping them
         self.dropout = nn.Dropout(spec.dropout)
 
     def __getitem__(self, i: int) -> TransformerBlock:
@@ -122,7 +124,11 @@ class TransformerStack(nn.Module):
         hidden, attention, cross = [x], [], []
         for i, layer in enumerate(self):
             caches = None if cache is None else (cache.layers[i], cache.cross[i] if cache.cross else None)
-            x, weights, seen = layer(x, scopes[layer.attention.window], across, source, caches)
+            inputs = (x, scopes[layer.attention.window], across, source, caches)
+            if self.recompute and torch.is_grad_enabled():
+                x, weights, seen = checkpoint(layer, *inputs, use_reentrant=False)
+            else:
+                x, weights, seen = layer(*inputs)
             if ask.hidden:
                 hidden.append(x)
             if ask.attention:

@@ -74,6 +74,7 @@ class Evaluate:
         if self.last == loop.state.step:
             return
         self.last, begun = loop.state.step, time.monotonic()
+        loop.settle()
         found = self.work(loop)
         self.seconds = time.monotonic() - begun
         loop.state.evaluating += self.seconds

@@ -23,6 +23,7 @@ from pretune.train.late import TOLD, Late, Report
 from pretune.train.optim import clip, set_rates, step
 from pretune.train.ranks import Ranks
 from pretune.train.state import State
+from pretune.train.tally import Tally
 from pretune.train.trainee import Trainee
 
 DROPOUT = 11
@@ -33,6 +34,10 @@ class Batches(Protocol):
     """Where a step's micro-batches come from."""
 
     waited: float
+
+    @property
+    def seen(self) -> Tally:
+        """What the last step was made of."""
 
     def __next__(self) -> Sequence[Batch]: ...
 

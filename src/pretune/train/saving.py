@@ -1,7 +1,7 @@
 """Checkpoints of a run at work: every so many steps, every five minutes, and when somebody asks."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +22,10 @@ SECONDS = 300.0
 class Saver:
     """Saves the weights, the optimiser and the state. All ranks take part; the first one has the store and writes."""
 
-    def __init__(self, store: Store | None, expect: Mapping[str, str], *, every: int = 0) -> None:
-        self.store, self.expect, self.every = store, expect, every
+    def __init__(
+        self, store: Store | None, expect: Mapping[str, str], *, every: int = 0, before: Callable[[Loop], None]
+    ) -> None:
+        self.store, self.expect, self.every, self.before = store, expect, every, before
         self.last_step, self.last_time = -1, 0.0
         self.score: float | None = None  # the held-out loss, where it was measured at this step
 
@@ -38,13 +40,14 @@ class Saver:
             self.last_step, self.last_time = loop.state.step, loop.state.elapsed
             begun = time.monotonic()
             loop.settle()
+            self.before(loop)
             groups = gather(loop)
-            facts = {**self.expect, "state": loop.state.facts()}
-            progress = facts["state"].pop("progress")
+            state = loop.state.facts()
+            progress = state.pop("progress")
             if progress:
                 groups["history"] = {"progress": torch.tensor(progress, dtype=torch.float64)}
             if self.store is not None:
-                self.store.save(loop.state.step, groups, facts, score=self.score)
+                self.store.save(loop.state.step, groups, {**self.expect, "state": state}, score=self.score)
             self.score = None
             loop.state.saving += time.monotonic() - begun
         if wait and self.store is not None:
@@ -80,5 +83,3 @@ def restore(found: Found, model: nn.Module, optimizer: torch.optim.Optimizer) ->
     facts: dict[str, Any] = dict(found.facts["state"])
     history = found.tensors("history")["progress"].tolist() if "history" in found.groups else []
     return State.of({**facts, "progress": history})
-
-

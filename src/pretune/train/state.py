@@ -25,6 +25,7 @@ class State:
     waited: float = 0.0  # seconds for data
     saving: float = 0.0  # … for checkpoints
     evaluating: float = 0.0
+    meter: dict[str, Any] = field(default_factory=dict)  # what was counted of FLOPs and energy
 
     def facts(self) -> dict[str, Any]:
         """As JSON."""

@@ -77,7 +77,7 @@ t5_table = Family(
         batch_tokens=65_536,
         lr=0.01,
         optimizer={"kind": "adafactor"},
-        schedule={"kind": "inverse_square_root", "warmup": 10_000},
+        schedule={"kind": "inverse_square_root", "hold": 10_000},
         tokenizer=("unigram", "sentinels", 32_100),
     ),
     sizes={

@@ -115,9 +115,12 @@ def write(folder: Path, taken: Taken, description: str) -> None:
         io.write_manifest(made, _names(state), _told_twice(state))
 
 
-def check(folder: Path) -> Found:
-    """Read every byte of a checkpoint; the first part that is not as it was written is a CheckpointError."""
-    manifest = io.check_manifest(folder)
+def check(folder: Path, hashes: bool = True) -> Found:
+    """Read every byte of a checkpoint; the first part that is not as it was written is a CheckpointError.
+
+    Without `hashes` the tensors are not read, only the sizes of their files.
+    """
+    manifest = io.check_manifest(folder, hashes)
     where = folder / io.MANIFEST
     if STATE not in manifest["files"]:
         raise CheckpointError(f"{where}: does not list '{STATE}'; {_REMEDY}")

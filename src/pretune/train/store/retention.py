@@ -7,18 +7,19 @@ from pretune.core.errors import CheckpointError
 from pretune.train.store.checkpoint import OLD, Found, check, listed, score_of, step_of
 
 
-def whole(folder: Path) -> Found | None:
+def whole(folder: Path, hashes: bool = True) -> Found | None:
     """A checkpoint, if all of it is as it was written."""
     try:
-        return check(folder)
+        return check(folder, hashes)
     except CheckpointError:
         return None
 
 
-def expired(directory: Path, keep: int) -> list[Path]:
+def expired(directory: Path, keep: int, new: Path) -> list[Path]:
     """What may go: all before the `keep` newest that are whole, but for the one with the lowest held-out loss.
 
-    A damaged one never counts, and goes when it is older than those. Every byte of what is relied on is read again.
+    A damaged one never counts, and goes when it is older than those. Every byte of what is relied on is read again, but
+    for the `new` one, which has just been hashed.
     """
     kept: list[Found] = []
     older: list[Path] = []
@@ -26,9 +27,9 @@ def expired(directory: Path, keep: int) -> list[Path]:
     for path in listed(directory):
         if kept and path.suffix == OLD and kept[-1].step == step_of(path):
             gone.append(path)  # another of this step has taken its place
-        elif len(kept) == keep:
+        elif len(kept) >= keep and path != new:
             older.append(path)
-        elif found := whole(path):
+        elif found := whole(path, hashes=path != new):
             kept.append(found)
     best = min((found.score for found in kept if found.score is not None), default=math.inf)
     for path in by_score(older):

@@ -98,7 +98,7 @@ class Store:
         if folder.exists():
             _set_aside(folder)
         write(folder, taken, description)
-        for path in expired(self.directory, self.keep):
+        for path in expired(self.directory, self.keep, folder):
             io.remove(path)
 
 

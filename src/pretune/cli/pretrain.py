@@ -1,0 +1,113 @@
+"""`pretune pretrain`: text that was prepared becomes a model."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pretune.core import log
+from pretune.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from pretune.recipes.settings import Settings
+
+
+def pretrain(
+    name: Annotated[str | None, typer.Argument(metavar="FAMILY[-SIZE]", help="What to train.")] = None,
+    data: Annotated[Path | None, typer.Option("--data", metavar="DATA", help="What `pretune prepare` wrote.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="Where the run goes.")] = None,
+    objective: Annotated[
+        str | None, typer.Option("--objective", metavar="NAME", help="What it learns; by default what its paper did.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="Length of the run in steps …")] = None,
+    tokens: Annotated[str | None, typer.Option("--tokens", metavar="N", help="… or in tokens: 10M, 1B …")] = None,
+    epochs: Annotated[
+        float | None, typer.Option("--epochs", metavar="N", help="… or in passes over the data …")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option("--budget", metavar="TIME", help="… or by the clock: 90s, 10m, 2h; all included.")
+    ] = None,
+    start: Annotated[
+        Path | None, typer.Option("--from", metavar="DIR", help="Go on from the weights of a run or model directory.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished run in --out.")] = False,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="Settings: a run.json, or YAML with the same tree.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="PATH=VALUE", help="train.lr=3e-4, data.max_length=128, model.depth=6. Repeatable."
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="NAME", help="cpu or cuda; found by default.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the settings and the cost; touch nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Pre-train a model; what was killed goes on with --resume as if nothing had happened.
+
+    Example: pretune pretrain bert-mini --data data/books --objective masked --budget 10m --out runs/books
+    """
+    from pretune.cli.show import count
+    from pretune.core.config import parse_assignments
+    from pretune.recipes.choose import choose
+    from pretune.recipes.pretrain import pretrain as work
+
+    if out is None and not dry_run:
+        raise UsageError("missing option '--out': where the run goes")
+    lengths: dict[str, Any] = {
+        "steps": steps,
+        "tokens": None if tokens is None else count(tokens, "--tokens"),
+        "epochs": epochs,
+        "budget": budget,
+    }
+    wishes: dict[str, Any] = {
+        "data": data,
+        "objective": objective,
+        "start": start,
+        "changes": parse_assignments(settings or []),
+        "settings": _read(config),
+        "device": device,
+        **lengths,
+    }
+    if dry_run:
+        _show(choose(name, **wishes), as_json)
+        return
+    assert out is not None
+    run = work(name, out=out, resume=resume, **wishes)
+    if as_json:
+        print(json.dumps(run.summary, indent=2))
+    else:
+        held = "" if run.loss is None else f", held-out loss {run.loss:.4f}"
+        print(f"{run}: {run.summary['steps']:,} steps, {run.summary['tokens']:,} tokens{held}")
+    log.say(f"next: pretune show {run}  ·  pretune verify {run}")
+
+
+def _read(config: Path | None) -> dict[str, Any] | None:
+    """A tree from JSON or YAML; of YAML only plain values."""
+    if config is None:
+        return None
+    from pretune.core import io
+
+    file = config / "run.json" if config.is_dir() else config
+    if file.suffix == ".json":
+        return io.read_json(file, UsageError)
+    from pretune.core.config.yaml import read_yaml
+
+    return read_yaml(file)
+
+
+def _show(settings: "Settings", as_json: bool) -> None:
+    tree = settings.plain()
+    if as_json:
+        print(json.dumps(tree, indent=2))
+        return
+    for section, values in tree.items():
+        if section == "model":
+            continue
+        print(f"{section}:")
+        for path, value in values.items():
+            print(f"  {path}: {json.dumps(value)}")

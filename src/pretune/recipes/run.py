@@ -1,0 +1,68 @@
+"""A run that is done: a directory that transformers reads, with its settings, its metrics and its cost."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.tensor import DTensor
+
+from pretune.core import io
+from pretune.models import checkpoint, shapes
+from pretune.recipes.card import card
+from pretune.recipes.reading import Source
+from pretune.recipes.settings import Settings
+from pretune.train.journal import Journal
+from pretune.train.loop import Loop
+from pretune.train.ranks import fill, whole
+from pretune.train.saving import weights
+
+COST = "cost.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Run(os.PathLike[str]):
+    """Where it lies, and what came out; it can be given wherever its path can."""
+
+    path: Path
+    summary: dict[str, Any]
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def loss(self) -> float | None:
+        """The held-out loss at the end."""
+        found = self.summary.get("held_out", {}).get("loss")
+        return None if found is None else float(found)
+
+    def load(self) -> Any:
+        """The model."""
+        return checkpoint.load(self.path)
+
+
+def finish(where: Path, model: Any, source: Source, settings: Settings, journal: Journal, loop: Loop) -> Run:
+    """Write what a run leaves behind: the model, its card, its cost."""
+    summary = {"parameters": model.spec.params().total, **journal.summary(loop)}
+    model = unsharded(model)
+    for part in getattr(model, "folders", lambda: {"": model})().values():
+        part.assets.files = source.tokenizer.files()
+    if loop.ranks.first:
+        checkpoint.save(model, where, overwrite=True)
+        io.write_json(where / COST, summary["cost"])
+        io.atomic_write(where / "README.md", card(where.name, settings, source, summary).encode())
+    return Run(where, summary)
+
+
+def unsharded(model: Any) -> Any:
+    """The model with whole weights; where they are sharded over ranks, a copy of it (all ranks must ask)."""
+    tensors = weights(model)
+    if not any(isinstance(tensor, DTensor) for tensor in tensors.values()):
+        return model
+    copy, found = shapes.build(model.spec), whole(tensors)
+    for name, tensor in weights(copy).items():
+        fill(tensor, found[name])
+    return copy

@@ -1,0 +1,153 @@
+"""The settings of a run as one tree: `model`, `objective`, `data` and `train`.
+
+`--set train.lr=3e-4` changes one, `run.json` holds them all, and a run is repeated from that file.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from pretune.core import config
+from pretune.core.config import spec
+from pretune.core.errors import UsageError, nearest
+from pretune.models.spec import Model
+from pretune.nn.scope import Backend
+from pretune.objectives import OBJECTIVES
+from pretune.objectives.objective import Objective
+from pretune.recipes.reading import Reading
+from pretune.train.cost import Tariff
+from pretune.train.optim import AdamW, Optim
+from pretune.train.ranks import Parallel
+from pretune.train.schedules import Linear, Schedule
+
+SECTIONS = ("model", "objective", "data", "train")
+
+
+@spec
+class Train:
+    """How a run learns. Of `steps`, `tokens`, `epochs` and `budget` (seconds) one says how long it is."""
+
+    steps: int | None = None
+    tokens: int | None = None
+    epochs: float | None = None
+    budget: float | None = None
+    lr: float
+    optimizer: Optim = AdamW()  # its `lr` is the one above
+    schedule: Schedule = Linear()
+    batch_tokens: int = 65_536  # per step, over all ranks and micro-batches
+    micro_tokens: int | None = None  # per rank at a time; found where it is not given
+    clip: float | None = 1.0
+    seed: int = 0
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    compile: bool | None = None  # None: on CUDA
+    attention_backend: Backend | None = None
+    recompute: bool = False  # activations, to save memory
+    deterministic: bool = False  # on CUDA; a CPU is anyway
+    parallel: Parallel = "ddp"
+    workers: int | None = None  # processes that make batches; None: 0 on a CPU, else by its cores
+    eval_every: int = 0  # 0: ten times in a run
+    eval_tokens: int = 500_000
+    checkpoint_every: int = 0  # 0: every five minutes
+    keep: int = 2
+    log_every: int = 10
+    trackers: tuple[str, ...] = ()  # tensorboard, wandb
+    tariff: Tariff = Tariff()
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("steps", "tokens", "epochs", "budget") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise UsageError(f"a run has one length, found {' and '.join(given)}; keep one")
+        for name in ("steps", "tokens", "epochs", "budget", "lr", "batch_tokens", "micro_tokens"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UsageError(f"train.{name} {value} must be greater than 0")
+        for name in ("workers", "eval_every", "checkpoint_every", "log_every", "eval_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise UsageError(f"train.{name} {value} must be 0 or more")
+        if self.keep < 2:
+            raise UsageError(f"train.keep {self.keep} must be at least 2")
+
+
+HARMLESS = frozenset(
+    {"workers", "eval_every", "eval_tokens", "checkpoint_every", "keep", "log_every", "parallel", "micro_tokens"}
+    | {"trackers", "tariff"}
+)
+"""What may change when a run is resumed: none of it changes what is learnt (but for rounding)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The tree, typed."""
+
+    model: Model
+    objective: Objective
+    data: Reading
+    train: Train
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON."""
+        return {name: config.to_dict(getattr(self, name)) for name in SECTIONS}
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Any], where: str = "run.json") -> "Settings":
+        """From JSON."""
+        for name in SECTIONS:
+            if not isinstance(tree.get(name), Mapping):
+                raise UsageError(f"{where}: the section '{name}' is missing; it has: {', '.join(SECTIONS)}")
+        return cls(
+            model=config.from_dict(Model, tree["model"], where="model"),
+            objective=read_objective(tree["objective"]),
+            data=config.from_dict(Reading, tree["data"], where="data"),
+            train=config.from_dict(Train, tree["train"], where="train"),
+        )
+
+    def changed(self, changes: Mapping[str, Any]) -> "Settings":
+        """With values at some paths replaced: `train.lr`, `objective.rate`, `model.depth`."""
+        sections: dict[str, dict[str, Any]] = {}
+        for path, value in changes.items():
+            section, _, rest = path.partition(".")
+            if section not in SECTIONS or not rest:
+                known = [f"{name}.{inner}" for name in SECTIONS for inner in config.paths(getattr(self, name))]
+                raise UsageError(
+                    f"unknown setting '{path}'{nearest(path, known)}; it starts with {' or '.join(SECTIONS)}"
+                )
+            sections.setdefault(section, {})[rest] = value
+        made: dict[str, Any] = {}
+        if "train" in sections:  # the rate has two names
+            train = sections["train"]
+            rate = train.get("lr", train.get("optimizer.lr", self.train.lr))
+            train |= {"lr": rate, "optimizer.lr": rate}
+        for name, inner in sections.items():
+            try:
+                made[name] = config.replace(getattr(self, name), inner)
+            except UsageError as error:
+                raise UsageError(f"{name}: {error}") from None
+        return replace(self, **made)
+
+    def differences(self, other: "Settings") -> dict[str, tuple[Any, Any]]:
+        """The paths at which two runs differ in what is learnt."""
+        found: dict[str, tuple[Any, Any]] = {}
+        for name in SECTIONS:
+            for path, pair in config.diff(getattr(self, name), getattr(other, name)).items():
+                if name != "train" or path.split(".")[0] not in HARMLESS:
+                    found[f"{name}.{path}"] = pair
+        return found
+
+    def sha256(self) -> str:
+        """A hash of all that changes what is learnt."""
+        tree = self.plain()
+        tree["train"] = {name: value for name, value in tree["train"].items() if name not in HARMLESS}
+        tree["data"] = {name: value for name, value in tree["data"].items() if name != "path"}
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def read_objective(tree: Mapping[str, Any] | str) -> Objective:
+    """An objective from its name, or from JSON with its name as `kind`."""
+    given = {"kind": tree} if isinstance(tree, str) else dict(tree)
+    name = given.get("kind")
+    if not isinstance(name, str):
+        raise UsageError(f"objective: 'kind' must be one of {', '.join(OBJECTIVES.names())}")
+    return config.from_dict(OBJECTIVES.get(name), given, where="objective")
