@@ -56,7 +56,8 @@ class Stream:
     """Batches of one shape out of one kind of samples, from any step on.
 
     Where the shape leaves open how many sequences a row may hold, it is found from the lengths, so that shapes stay the
-    same through all epochs. With `fixed` so are the slots for targets, by the lesson's bound. With a `cache` folder the plans are made by the first process that needs them.
+    same through all epochs. With `fixed` so are the slots for targets, by the lesson's bound. With a `cache` folder the
+    plans are made by the first process that needs them.
     """
 
     def __init__(
