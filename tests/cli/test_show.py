@@ -55,6 +55,15 @@ class TestJson:
     def test_published_counts(self, capsys: Capture, name: str, which: str, count: int) -> None:
         assert facts(capsys, name)["params"][which] == count
 
+    def test_a_model_that_is_trained_with_another(self, capsys: Capture) -> None:
+        """The other is shown and its FLOPs are counted; the parameters are those of the model that is kept."""
+        found = facts(capsys, "electra-base", "--length", "512")["flops_per_token"]
+        generator = facts(capsys, "electra-base-generator", "--length", "512")["flops_per_token"]["training"]
+        assert found["training with its generator"] == pytest.approx(found["training"] + generator)
+        shown = page(capsys, "electra-base")
+        assert "width 256, hidden 1024, 4 heads of 64; dropped after training" in re.sub(r"\s+", " ", shown)
+        assert "generator  " not in page(capsys, "electra-base-generator")
+
     def test_what_it_holds(self, capsys: Capture) -> None:
         found = facts(capsys, "bert-base")
         assert [*found] == [

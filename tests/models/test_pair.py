@@ -8,12 +8,14 @@ from typing import get_args
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils.flop_counter import FlopCounterMode
 
 import pretune as pt
 from pretune.core import config
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.models.catalog import resolve
 from pretune.models.checkpoint import load_pair
+from pretune.models.cost import flops_per_token
 from pretune.models.model import LanguageModel, empty
 from pretune.models.pair import GeneratorDiscriminator, Pair, build_pair, with_generator
 from pretune.models.shapes import models, shaped
@@ -121,6 +123,18 @@ def test_what_does_not_belong_together(tmp_path: Path) -> None:
     pt.save(pt.build(tiny().discriminator), tmp_path / "alone")
     with pytest.raises(CheckpointError, match="generator: no such directory"):
         load_pair(tmp_path / "alone")
+
+
+@torch.no_grad()
+def test_flops_of_the_detector() -> None:
+    """It runs at every position, whatever the share of targets."""
+    model = build_pair(tiny()).eval()
+    model.attention_backend = "naive"
+    assert model.generator.attention_backend == "naive"
+    with FlopCounterMode(display=False) as counter:
+        model.detect(pt.batch([[3] * 16] * 4))
+    each = flops_per_token(model.spec.discriminator, length=16, targets=0.0, training=False)
+    assert counter.get_total_flops() == pytest.approx(64 * each, rel=1e-12)
 
 
 def test_refused() -> None:

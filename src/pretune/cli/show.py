@@ -15,6 +15,7 @@ from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
     from pretune.models.cost import Device, Memory
+    from pretune.models.pair import Pair
     from pretune.models.spec import Model
     from pretune.nn.two_stream import AnyStack
 
@@ -97,6 +98,7 @@ def collect(
         "flops_per_token": {
             "training": flops_per_token(spec, length=length, targets=targets),
             "inference": flops_per_token(spec, length=length, targets=targets, training=False),
+            **_together(spec, length),
         },
         "memory": {
             "training": _bytes(
@@ -118,6 +120,26 @@ def collect(
         },
         "spec": to_dict(spec),
     }
+
+
+def _together(spec: "Model", length: int) -> dict[str, float]:
+    """The FLOPs of pre-training where that takes a second model, which is thrown away afterwards."""
+    from pretune.models.cost import flops_per_token, usual_targets
+    from pretune.models.shapes import models
+
+    pair = _partnered(spec)
+    if pair is None:
+        return {}
+    both = (flops_per_token(model, length=length, targets=usual_targets(model)) for model in models(pair))
+    return {"training with its generator": sum(both)}
+
+
+def _partnered(spec: "Model") -> "Pair | None":
+    """With the model that its family is pre-trained with, if it is itself the one to keep."""
+    from pretune.models.families import FAMILIES
+
+    family = FAMILIES.get(spec.family) if spec.family in FAMILIES else None
+    return family.pretraining(spec) if family is not None and family.pretraining and spec.detector else None
 
 
 def _find(name: str, changes: dict[str, str]) -> "tuple[str, Model]":
@@ -232,7 +254,11 @@ def _note(facts: dict[str, Any]) -> str:
 
 def _shape(spec: "Model") -> list[tuple[str, str]]:
     sides = (("encoder", spec.encoder), ("decoder", spec.decoder))
-    lines = [(side, textwrap.wrap(_stack(stack, spec.width), WIDTH - 16)) for side, stack in sides if stack]
+    described = [(side, _stack(stack, spec.width)) for side, stack in sides if stack]
+    pair = _partnered(spec)
+    if pair is not None:
+        described.append(("generator", f"{_stack(pair.generator.last, pair.generator.width)}; dropped after training"))
+    lines = [(side, textwrap.wrap(text, WIDTH - 16)) for side, text in described]
     rows = [(side if line is text[0] else "", line) for side, text in lines for line in text]
     made = "any length" if spec.context is None else f"made for {spec.context:,} tokens"
     return [
