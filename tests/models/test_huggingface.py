@@ -232,6 +232,18 @@ PUBLISHED: dict[str, tuple[dict[str, Any], Model]] = {
     "mt5-small": (MT5, resolve("mt5-small")),
     "bart-base": (BART, resolve("bart-base")),
     "mbart-large-cc25": (MBART, resolve("mbart-large")),
+    "xlnet-base-cased": (
+        {
+            "architectures": ["XLNetLMHeadModel"], "attn_type": "bi", "bi_data": False, "bos_token_id": 1,
+            "clamp_len": -1, "d_head": 64, "d_inner": 3072, "d_model": 768, "dropout": 0.1, "end_n_top": 5,
+            "eos_token_id": 2, "ff_activation": "gelu", "initializer_range": 0.02, "layer_norm_eps": 1e-12,
+            "mem_len": None, "model_type": "xlnet", "n_head": 12, "n_layer": 12, "pad_token_id": 5, "reuse_len": None,
+            "same_length": False, "start_n_top": 5, "summary_activation": "tanh", "summary_last_dropout": 0.1,
+            "summary_type": "last", "summary_use_proj": True, "untie_r": True, "vocab_size": 32000,
+            "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 250}},
+        },
+        resolve("xlnet-base"),
+    ),
 }  # fmt: skip
 """The config.json of released weights, as published, and the size of ours that it is."""
 
@@ -302,7 +314,14 @@ BAD: dict[type, list[Any]] = {
     str: ["", "gelu_", "os.system", 5, True, ["gelu"], {"gelu": "gelu"}],
 }
 ROLES = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
-NULLS = {"num_key_value_heads", "head_dim", "sliding_window", "num_decoder_layers", "word_embed_proj_dim", "n_inner"}
+NULLS = {
+    "num_key_value_heads",
+    "head_dim",
+    "sliding_window",
+    "num_decoder_layers",
+    "word_embed_proj_dim",
+    "n_inner",
+} | {"d_head"}
 """Keys that may be null though they are numbers otherwise."""
 
 FULL: dict[str, dict[str, Any]] = {

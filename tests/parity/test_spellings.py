@@ -18,7 +18,7 @@ import transformers as tf
 
 import pretune as pt
 from tests.faults.strangers import change_tensors
-from tests.parity.cases import BART, ENCODER, GPT, LLAMA, NEOX, ROPE3, T5, case, small, untied
+from tests.parity.cases import BART, ENCODER, GPT, LLAMA, NEOX, ROPE3, T5, VOCAB, XLNET, case, small, untied
 from tests.parity.test_parity import assert_rows, logits_of, our_batch, run
 
 BANDS = {key: value for key, value in ROPE3.items() if key != "rope_theta"}
@@ -78,6 +78,10 @@ CASES = [
     (case("bart-old", tf.BartForConditionalGeneration, tf.BartConfig, BART, decoder_layers=2),
      (), {"num_hidden_layers": 3, "normalize_before": False, "normalize_embedding": True, "add_bias_logits": False,
           "add_final_layer_norm": False, "static_position_embeddings": False, "extra_pos_embeddings": 2}),
+    (case("xlnet-released", tf.XLNetLMHeadModel, tf.XLNetConfig, XLNET),  # as xlnet-base-cased lies on the hub
+     ("use_mems_eval", "use_mems_train", "tie_word_embeddings"), {"mem_len": None, "untie_r": True, "n_token": VOCAB}),
+    (case("xlnet-aliases", tf.XLNetLMHeadModel, tf.XLNetConfig, XLNET), ("d_model", "n_layer", "n_head"),
+     {"hidden_size": 36, "num_hidden_layers": 3, "num_attention_heads": 4}),
     (case("torch_dtype", tf.BertForMaskedLM, tf.BertConfig, ENCODER), ("dtype",), {"torch_dtype": "float32"}),
     (case("no-dtype", tf.BertForMaskedLM, tf.BertConfig, ENCODER), ("dtype",), {}),
 ]  # fmt: skip

@@ -1,5 +1,6 @@
 """Both streams against `transformers`: a factorisation order as its permutation mask, targets as its target mapping."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ pytest.importorskip("transformers", reason="the reference library is not install
 import transformers as tf
 
 import pretune as pt
+from pretune.core.errors import CheckpointError
 from pretune.models.checkpoint import describe
 from pretune.models.weights import plan
 from tests.parity.cases import VOCAB, XLNET, case
@@ -135,3 +137,16 @@ def test_gradients(reference: Any, ours: Any, slots: int) -> None:
     for move in moves:
         joined = move.packing.pack([mine[name].grad for name in move.ours], ours.spec)
         torch.testing.assert_close(joined, grads[move.theirs].grad, **CLOSE, msg=lambda m, n=move.theirs: f"{n}: {m}")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("attn_type", "uni"), ("bi_data", True), ("clamp_len", 8), ("same_length", True), ("d_head", 12)],
+)
+def test_what_is_refused(reference: Any, tmp_path: Path, key: str, value: Any) -> None:
+    """What would change the numbers is refused by its key."""
+    reference.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    with pytest.raises(CheckpointError, match=f"key '{key}' = "):
+        pt.load(tmp_path)

@@ -98,7 +98,7 @@ class RelativeAttentionLayer(nn.Module):
         self.scale, self.dropout = self.head**-0.5, spec.dropout
         self.q, self.k, self.v, self.r, self.out = (nn.Linear(width, width, bias=False) for _ in range(5))
         self.content, self.position, self.segment = (Parameter(torch.zeros(self.heads, self.head)) for _ in range(3))
-        self.segments = Parameter(torch.zeros(2, self.heads, self.head))  # the same, another
+        self.segments = Parameter(torch.zeros(2, width))  # the same, another
 
     def keys(self, x: Tensor, relations: Relations) -> tuple[Tensor, Tensor, Tensor]:
         """Keys and values `[rows, H, R, D]` of the tokens' states, and keys of the distances `[H, 2R, D]`."""
@@ -163,7 +163,7 @@ class RelativeAttentionLayer(nn.Module):
         """What distances and segments add to the scores: `[rows, H, R, R]`."""
         bias = shifted((q + self.position[:, None].to(q.dtype)) @ r.transpose(-1, -2))
         if relations.apart is not None:
-            alike, other = self.segments.to(q.dtype)[:, :, :, None].unbind()  # [H, D, 1] each
+            alike, other = self.segments.to(q.dtype).view(2, self.heads, self.head, 1).unbind()
             asked = q + self.segment[:, None].to(q.dtype)
             bias = bias + torch.where(relations.apart, asked @ other, asked @ alike)
         out: Tensor = bias * self.scale

@@ -60,16 +60,16 @@ def recipe(
 
 @dataclass(frozen=True)
 class ByHead:
-    """A matrix stored as input width, heads, width of a head; turned unless it is the output's."""
+    """A matrix whose second axis is stored as two, heads and the width of a head; `turned`: input first."""
 
-    out: bool = False
+    turned: bool = True
 
     def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
         joined = tensor.flatten(1)
-        return [joined if self.out else joined.t()]
+        return [joined.t() if self.turned else joined]
 
     def pack(self, tensors: list[Tensor], spec: Model) -> Tensor:
-        joined = tensors[0] if self.out else tensors[0].t()
+        joined = tensors[0].t() if self.turned else tensors[0]
         return joined.reshape(joined.shape[0], spec.last.blocks[0].attention.heads, -1)
 
 
@@ -154,14 +154,14 @@ xlnet = Family(
         head="lm_loss.weight",
         rules=(
             *(Rule(f"encoder.{{i}}.attention.{p}.weight", f"{ATTENTION}.{p}", ByHead()) for p in "qkvr"),
-            Rule("encoder.{i}.attention.out.weight", f"{ATTENTION}.o", ByHead(out=True)),
+            Rule("encoder.{i}.attention.out.weight", f"{ATTENTION}.o", ByHead(turned=False)),
+            Rule("encoder.{i}.attention.segments", f"{ATTENTION}.seg_embed", ByHead(turned=False)),
             Rule("encoder.query", "transformer.mask_emb", Deep()),
             *rules(
                 {
                     "encoder.{i}.attention.content": f"{ATTENTION}.r_w_bias",
                     "encoder.{i}.attention.position": f"{ATTENTION}.r_r_bias",
                     "encoder.{i}.attention.segment": f"{ATTENTION}.r_s_bias",
-                    "encoder.{i}.attention.segments": f"{ATTENTION}.seg_embed",
                     "encoder.{i}.attention_norm.post.{p}": f"{ATTENTION}.layer_norm.{{p}}",
                     "encoder.{i}.feedforward.up.{p}": f"{LAYER}.ff.layer_1.{{p}}",
                     "encoder.{i}.feedforward.down.{p}": f"{LAYER}.ff.layer_2.{{p}}",
