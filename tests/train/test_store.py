@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pretune.cli import main
 from pretune.core.errors import CheckpointError, UsageError
-from pretune.core.io import MANIFEST, read_json
+from pretune.core.io import MANIFEST, read_json, write_json, write_manifest
 from pretune.models import catalog, checkpoint
 from pretune.train.store import Lock, Store, store, verify_checkpoints
 from pretune.train.store.checkpoint import LIMIT, check, folder_name, listed, step_of
@@ -167,6 +167,31 @@ def test_a_checkpoint_under_the_name_of_another_step(tmp_path: Path) -> None:
         make(tmp_path).latest({})
 
 
+def test_a_manifest_that_forgets_a_file(tmp_path: Path) -> None:
+    make(tmp_path).save(1, {**weights(), "optimizer": {}}, {}, wait=True)
+    folder = tmp_path / "checkpoints/step-00000001"
+    for names, message in [
+        (["model.safetensors", "state.json"], "'files' are not those that state.json needs"),
+        (["model.safetensors", "optimizer.safetensors"], "does not list 'state.json'"),
+    ]:
+        write_manifest(folder, names, {"step": 1, "run": {}})
+        with pytest.raises(CheckpointError, match=f"{MANIFEST}: {message}"):
+            check(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"step": "1"}, {"groups": ["../x"]}, {"groups": "model"}, {"facts": []}, {"tied": {"model": 1}}, {"score": "low"}],
+)
+def test_a_state_that_is_none(change: dict[str, object], tmp_path: Path) -> None:
+    make(tmp_path).save(1, weights(), {}, wait=True)
+    folder = tmp_path / "checkpoints/step-00000001"
+    write_json(folder / "state.json", {**read_json(folder / "state.json", CheckpointError), **change})
+    write_manifest(folder, ["model.safetensors", "state.json"], {"step": 1, "run": {}})
+    with pytest.raises(CheckpointError, match=r"state.json: not the state of a checkpoint"):
+        check(folder)
+
+
 # Belonging
 
 
@@ -254,6 +279,15 @@ def test_a_damaged_best_makes_room_for_the_next_best(tmp_path: Path) -> None:
     assert steps(tmp_path) == [4, 3, 2]
     best = saved.best()
     assert best is not None and best.step == 2
+
+
+def test_what_was_just_saved_stays_whatever_is_there(tmp_path: Path) -> None:
+    saved = make(tmp_path)
+    for step in (10, 20, 5):
+        saved.save(step, weights(step), {}, wait=True)
+    assert steps(tmp_path) == [20, 10, 5]
+    saved.save(6, weights(6), {}, wait=True)
+    assert steps(tmp_path) == [20, 10, 6]
 
 
 def test_fewer_than_two_are_refused(tmp_path: Path) -> None:

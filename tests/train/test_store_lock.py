@@ -100,6 +100,24 @@ def test_many_at_once_and_one_wins(tmp_path: Path) -> None:
     assert [ended(pid) for pid in [forked(work) for _ in range(4)]] == [0] * 4
 
 
+def test_a_file_that_its_last_holder_removes_just_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between opening it and locking it: what is locked then is nobody's file any more."""
+    real, calls = fcntl.flock, 0
+
+    def flock(descriptor: int, how: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            (tmp_path / FILE).unlink()
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with lock(tmp_path):
+        assert calls == 2 and (tmp_path / FILE).exists()
+        with pytest.raises(UsageError):
+            lock(tmp_path).__enter__()
+
+
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "no locks")

@@ -1,0 +1,78 @@
+"""How long a training loop stands still for a checkpoint, and how long until the checkpoint is on the disk.
+
+    PYTHONPATH=src python bench/checkpoints.py [--params 30e6] [--device cpu] [--out result.json]
+
+A model in fp32 with both moments of Adam, 12 layers of matrices of the sizes of a transformer. The peer, in the same
+run and on the same tensors, is `torch.save` of all of them, as trainers do, without waiting for the disk. Median of
+`--saves` saves after the first, alternated.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pretune.train.store import Store
+
+
+def tensors(params: int, device: str) -> dict[str, dict[str, Tensor]]:
+    """About so many weights, in 12 layers of 4 w x w and 2 w x 4w matrices, twice more as moments."""
+    width = max(16, round((params / (12 * 12)) ** 0.5 / 16) * 16)
+    shapes = {f"{n}.{part}": (width, width) for n in range(12) for part in "qkvo"}
+    shapes |= {f"{n}.{part}": (width, 4 * width) for n in range(12) for part in ("in", "out")}
+    made = {name: torch.randn(shape, device=device) for name, shape in shapes.items()}
+    moments = {f"{name}.{which}": torch.randn_like(made[name]) for name in made for which in ("first", "second")}
+    return {"model": made, "optimizer": moments}
+
+
+def timed(groups: dict[str, dict[str, Tensor]], folder: Path, saves: int, device: str) -> dict[str, float]:
+    """Seconds of each way."""
+    store = Store(folder / "checkpoints", on_note=print)
+    stalls: list[float] = []
+    durable: list[float] = []
+    pickled: list[float] = []
+    for step in range(saves + 1):
+        if device == "cuda":
+            torch.cuda.synchronize()
+        begun = time.perf_counter()
+        stalls.append(store.save(step, groups, {"config": "bench"}))
+        store.wait()
+        durable.append(time.perf_counter() - begun)
+        begun = time.perf_counter()
+        torch.save(groups, folder / f"peer-{step % 2}.pt")
+        pickled.append(time.perf_counter() - begun)
+    return {
+        "first stall": stalls[0],
+        "stall": statistics.median(stalls[1:]),
+        "until it is on the disk, hashed, and the one before read again": statistics.median(durable[1:]),
+        "torch.save": statistics.median(pickled[1:]),
+    }
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--params", type=float, default=30e6)
+    parser.add_argument("--saves", type=int, default=5)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    groups = tensors(int(options.params), options.device)
+    size = sum(tensor.nbytes for group in groups.values() for tensor in group.values())
+    with tempfile.TemporaryDirectory() as folder:
+        found = timed(groups, Path(folder), options.saves, options.device)
+    print(f"{sum(t.numel() for t in groups['model'].values()) / 1e6:.1f}M weights and Adam, {size / 1e6:.0f} MB")
+    for name, seconds in found.items():
+        print(f"{seconds * 1e3:9.1f} ms  {name}  ({size / 1e9 / seconds:.2f} GB/s)")
+    print(f"{found['torch.save'] / found['stall']:9.1f} x  torch.save to our stall")
+    if options.out:
+        options.out.write_text(json.dumps({"bytes": size, **found}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
