@@ -7,12 +7,14 @@
     sentence_permutation   D E . A B C .
     document_rotation      C . D E . A B
 
-Special tokens are left where they are: the text moves between them. Legend: T tokens, E ordinary tokens, S sequences.
+Special tokens are left where they are: the text moves between them. A noise says whether it `masks` (needs a mask
+token), whether it asks where `sentences` start, and what share of the tokens it `removes` at most; `spoil` never makes a
+sequence longer, and leaves at least one token of it. Legend: T tokens, E ordinary tokens, S sequences.
 """
 
 from dataclasses import replace
 from math import exp
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,25 +26,6 @@ from pretune.data.ragged import Ints, begins, bounds, spread
 from pretune.data.sequences import Sequences
 from pretune.objectives.choose import before, marks, ordinary, rounded, shuffled, some, totals
 from pretune.objectives.seq2seq import Spans, check_rate
-
-
-class NoiseKind(Protocol):
-    """What a noise is: it never makes a sequence longer, and leaves at least one token of it."""
-
-    @property
-    def masks(self) -> bool:
-        """Whether it needs a mask token."""
-
-    @property
-    def sentences(self) -> bool:
-        """Whether it asks where sentences start."""
-
-    @property
-    def removes(self) -> float:
-        """The share of the tokens that it may take away."""
-
-    def spoil(self, sequences: Sequences, mask: int, rng: Counters) -> Sequences:
-        """The sequences after it."""
 
 
 @spec
