@@ -103,7 +103,7 @@ class Session:
                 raise CheckpointError(f"{self.where / CHECKPOINTS}: no checkpoint to resume from")
             state = restore(found, self.model, optimizer)
         if train.compile if train.compile is not None else self.cuda:
-            self.model.compile()
+            self.model.compile(dynamic=False)
         pace = Pace(
             schedule=train.schedule,
             steps=self.steps,
@@ -216,6 +216,8 @@ class Session:
 
         def told(loop: Loop, found: dict[str, float]) -> None:
             saver.score = found["loss"]
+            if saver.last_step == loop.state.step:  # saved before its loss was known: again, with it
+                saver.last_step = -1
             if loop.state.best is None or found["loss"] < loop.state.best:
                 loop.state.best, loop.state.best_step = found["loss"], loop.state.step
             journal.evaluated(loop, found)

@@ -15,11 +15,17 @@ def totals(work: Work, batches: Sequence[Batch], ranks: Ranks, *, asked: int, el
 
     With them travels what the ranks must agree on: whether one was asked to stop, and their mean time.
     """
-    found = [{**work.counts(batch), "tokens": (batch.sequence >= 0).sum()} for batch in batches]
+    found = [{**work.counts(batch), "tokens": _read(batch)} for batch in batches]
     summed = torch.stack([torch.stack([*one.values()]).double() for one in found]).sum(0)
     ours = torch.tensor([asked, elapsed / ranks.world], dtype=torch.float64)
     summed = torch.cat((summed, ours.to(summed.device, non_blocking=True)))
     return dict(zip([*found[0], "asked", "elapsed"], ranks.sum(summed).unbind(), strict=True))
+
+
+def _read(batch: Batch) -> Tensor:
+    """The tokens of a batch, on both sides, filler left out."""
+    own = (batch.sequence >= 0).sum()
+    return own if batch.source is None else own + (batch.source.sequence >= 0).sum()
 
 
 def over_ranks(loss: Loss, ranks: Ranks) -> Loss:
