@@ -6,7 +6,8 @@
 The batch is one that a data worker cuts: sequences of `length` tokens in their frame, words of 1.4 tokens and sentences
 of 30 tokens on average, in a vocabulary of 30,000. Our time is that of `corrupt`. The peers get the same sequences as
 lists of ids with their special-token masks, which is what a data set hands them; their time includes making tensors of
-them (all sequences are equally long, so nothing is padded). Medians of alternated repeats.
+them (all sequences are equally long, so nothing is padded). Time is that of the processor, which other work on the
+machine disturbs least; medians of alternated repeats.
 
 Masked language modelling: DataCollatorForLanguageModeling, its masking alone on tensors that are there already, and the
 same with whole_word_mask; permutations: DataCollatorForPermutationLanguageModeling. The goals are a factor of 5, and 2
@@ -124,16 +125,16 @@ def peers(tokens: int, length: int) -> dict[str, tuple[str, Callable[[int], obje
 
 
 def measure(calls: dict[str, Callable[[int], object]], repeats: int) -> dict[str, float]:
-    """The median seconds of each call, all of them in turn; one that takes long has fewer turns."""
+    """The median seconds of processor time of each call, all in turn; one that takes long has fewer turns."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(repeats + 1):
         for name, call in calls.items():
             if sum(taken[name]) > 4 and len(taken[name]) >= 3:
                 continue
-            start = time.perf_counter()
+            start = time.process_time()
             call(turn)
             if turn:  # the first warms up
-                taken[name].append(time.perf_counter() - start)
+                taken[name].append(time.process_time() - start)
     return {name: statistics.median(found) for name, found in taken.items()}
 
 

@@ -58,6 +58,17 @@ def test_as_many_are_chosen_as_were_asked_for(sizes: np.ndarray, seed: int) -> N
     assert (np.bincount(owners[chosen], minlength=len(sizes)) == counts).all()
 
 
+@pytest.mark.parametrize(("size", "count"), [(126, 19), (30, 1), (7, 1), (5, 5), (2000, 300), (12, 0)])
+def test_the_short_way_chooses_the_same(size: int, count: int) -> None:
+    """Only low keys are sorted, but in those few groups where they do not suffice."""
+    sizes, counts = np.full(500, size), np.full(500, count)
+    drawn = bits(500 * size)
+    for group in (3, 8):  # all keys of these are high
+        drawn[group * size : (group + 1) * size] |= np.uint64(15 << 60)
+    found = some(drawn, sizes, counts)
+    assert (found == firsts(shuffled(drawn, sizes), sizes, counts)).all()
+
+
 def test_rounding_is_right_on_average_and_never_too_much() -> None:
     chance = np.random.default_rng(0).random(200_000)
     found = rounded(np.full(200_000, 2.3), chance)

@@ -61,7 +61,23 @@ def shuffled(bits: Bits, sizes: Ints) -> Ints:
 
 def some(bits: Bits, sizes: Ints, counts: Ints) -> Ints:
     """[K] the numbers of `counts[g]` items of each group, which differ; in random order inside a group."""
-    return firsts(shuffled(bits, sizes), sizes, counts)
+    low = _candidates(bits, sizes, counts)
+    index, left = np.flatnonzero(low), totals(low, bounds(sizes))
+    chosen: Ints = index[firsts(shuffled(bits[index], left), left, counts)]
+    return chosen
+
+
+def _candidates(bits: Bits, sizes: Ints, counts: Ints) -> Bools:
+    """[n] the items that may be among the first so many of their group: sorting a third of them is faster than all.
+
+    Those have low bits: as a rule, no higher than four deviations above their share. Where that is too few, all are in.
+    """
+    room = np.maximum(sizes, 1)
+    share = counts / room
+    bound = share + 4 * np.sqrt(share / room) + 4 / room
+    low = bits < np.repeat(np.minimum(bound * 2.0**64, 2.0**64 - 2.0**12).astype(np.uint64), sizes)
+    few = totals(low, bounds(sizes)) < counts
+    return low | np.repeat(few, sizes) if few.any() else low
 
 
 def firsts(items: NDArray[Any], sizes: Ints, counts: Ints) -> NDArray[Any]:
