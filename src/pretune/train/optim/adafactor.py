@@ -79,8 +79,7 @@ class FactoredMoments(Optimizer):
         counts = torch.stack([state["step"] for state in states]) + 1
         new, change = self._moved(states, slopes, counts)
         rates: Tensor = group["lr"] * (self._sizes(weights) if self.spec.scaled else torch.ones_like(counts))
-        change = change * _beside(rates, change)
-        updated = torch._foreach_sub(weights, _unstack(change))
+        updated = torch._foreach_sub(weights, _unstack(change.mul_(_beside(rates, change))))
         if group["weight_decay"]:
             shrunk = _unstack(rates * group["weight_decay"])
             updated = torch._foreach_sub(updated, [w * share for w, share in zip(weights, shrunk, strict=True)])
@@ -91,7 +90,7 @@ class FactoredMoments(Optimizer):
 
     def _moved(self, states: list[Any], slopes: Tensor, counts: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """The moments after these gradients, and the clipped direction."""
-        squares = slopes * slopes + self.spec.eps[0]
+        squares = slopes.square().add_(self.spec.eps[0])
         keep = 1 - counts**-self.spec.decay
         parts = {"rows": -1, "columns": -2} if "rows" in states[0] else {"squares": None}
         new = {}
@@ -101,10 +100,11 @@ class FactoredMoments(Optimizer):
             new[key] = old * share + now * (1 - share)
         if "rows" in new:
             rows, columns = new["rows"], new["columns"]
-            change = slopes * (rows / rows.mean(-1, keepdim=True)).rsqrt()[..., None] * columns.rsqrt()[..., None, :]
+            change = slopes * (rows / rows.mean(-1, keepdim=True)).rsqrt()[..., None]
+            change.mul_(columns.rsqrt()[..., None, :])
         else:
-            change = slopes * new["squares"].rsqrt()
-        return new, change / _beside((_rms(change) / self.spec.clip).clamp(min=1), change)
+            change = new["squares"].rsqrt().mul_(slopes)
+        return new, change.div_(_beside((_rms(change) / self.spec.clip).clamp(min=1), change))
 
     def _sizes(self, weights: list[Tensor]) -> Tensor:
         """[k] the root mean square of each weight."""

@@ -69,7 +69,8 @@ class LayerwiseMoments(Optimizer):
                 slopes = gradients(weights)
                 counts = torch._foreach_add(steps, 1)
                 mean = torch._foreach_lerp(means, slopes, 1 - self.spec.betas[0])
-                square = torch._foreach_lerp(squares, torch._foreach_mul(slopes, slopes), 1 - self.spec.betas[1])
+                square = torch._foreach_mul(squares, self.spec.betas[1])
+                torch._foreach_addcmul_(square, slopes, slopes, 1 - self.spec.betas[1])
                 change = self._direction(mean, square, counts)
                 if group["weight_decay"]:
                     torch._foreach_add_(change, weights, alpha=group["weight_decay"])
@@ -78,7 +79,9 @@ class LayerwiseMoments(Optimizer):
                 settle(ok, steps, counts)
                 settle(ok, means, mean)
                 settle(ok, squares, square)
-                settle(ok, weights, torch._foreach_sub(weights, change, alpha=group["lr"]))
+                torch._foreach_mul_(change, -group["lr"])
+                torch._foreach_add_(change, weights)
+                settle(ok, weights, change)
 
     def _direction(self, mean: Tensors, square: Tensors, counts: Tensors) -> list[Tensor]:
         """Adam's."""
