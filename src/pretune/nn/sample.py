@@ -14,8 +14,8 @@ from pretune.nn.loss import BLOCK_BYTES, _aligned
 def linear_sample(states: Tensor, weight: Tensor, bias: Tensor | None, chance: Tensor) -> Tensor:
     """[M] the first token whose share of softmax(states weight^T + bias), added to those before it, exceeds `chance`.
 
-    With `chance` [M] uniform from 0 to below 1 that is a draw from the softmax. Products run in the autocast precision,
-    sums in fp32. Without a gradient, and without waiting for the device.
+    With `chance` [M] uniform from 0 to below 1 that is a draw from the softmax. Products run in the autocast precision.
+    Without a gradient, and without waiting for the device.
     """
     device = states.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
@@ -23,12 +23,13 @@ def linear_sample(states: Tensor, weight: Tensor, bias: Tensor | None, chance: T
     with torch.autocast(device, enabled=False):
         rows, table = states.to(dtype), _aligned(weight.to(dtype))
         shift = None if bias is None else _aligned(bias.to(dtype))
-        size = max(BLOCK_BYTES.get(device, BLOCK_BYTES["cpu"]) // (8 * table.shape[0]), 64)  # two numbers of fp32
+        size = max(BLOCK_BYTES.get(device, BLOCK_BYTES["cpu"]) // (8 * table.shape[0]), 64)  # two numbers of four bytes
         drawn = torch.empty(rows.shape[0], dtype=torch.long, device=rows.device)
         for start in range(0, rows.shape[0], size):
             part = slice(start, start + size)
             logits = F.linear(rows[part], table, shift)[:, :vocab].float()
-            sums = torch.softmax(logits, dim=1).cumsum(1)
-            aim = chance[part, None] * sums[:, -1:]  # the last sum is not quite 1
-            drawn[part] = torch.searchsorted(sums, aim, right=True).squeeze(1)
-    return drawn.clamp_(max=vocab - 1)  # NOTE: a chance next to 1 may be rounded up to it
+            # NOTE: whole numbers, for on a GPU their sums always come out the same, in order, and those of others not.
+            sums = (torch.softmax(logits, dim=1) * 2.0**30).to(torch.int32).cumsum(1, dtype=torch.int32)
+            aim = (chance[part, None] * 2.0**24).long() * sums[:, -1:] >> 24
+            drawn[part] = torch.searchsorted(sums, aim.to(torch.int32), right=True).squeeze(1)
+    return drawn.clamp_(max=vocab - 1)  # where a chance is 1
