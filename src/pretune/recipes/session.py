@@ -229,6 +229,9 @@ class Session:
         if start is not None:
             continue_from(model, start)
         model.attention_backend = self.settings.train.attention_backend
+        if self.cuda and self.settings.train.deterministic:
+            deterministic()
+            model.attention_backend = model.attention_backend or "rows"
         return model
 
     def _micro(self, stream: Stream, state: State) -> int:
@@ -310,6 +313,12 @@ def continue_from(model: Any, start: Path) -> None:
                 )
             with torch.no_grad():
                 mine[name].copy_(tensor)
+
+
+def deterministic() -> None:
+    """Ask CUDA for kernels that give the same bits every time; some are slower, and some attention kernels have none."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
 
 
 def _steps(settings: Settings, streams: list[Stream]) -> int | None:
