@@ -316,7 +316,7 @@ def continue_from(model: Any, start: Path) -> None:
 
 
 def deterministic() -> None:
-    """Ask CUDA for kernels that give the same bits every time; some are slower, and some attention kernels have none."""
+    """Ask CUDA for kernels that give the same bits every time; some are slower, some attention kernels have none."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
 
