@@ -8,8 +8,8 @@
     document_rotation      C . D E . A B
 
 Special tokens are left where they are: the text moves between them. A noise says whether it `masks` (needs a mask
-token), whether it asks where `sentences` start, and what share of the tokens it `removes` at most; `spoil` never makes a
-sequence longer, and leaves at least one token of it. Legend: T tokens, E ordinary tokens, S sequences.
+token), whether it asks where `sentences` start, and what share of the tokens it `removes` at most; `spoil` never makes
+a sequence longer, and leaves at least one token of it. Legend: T tokens, E ordinary tokens, S sequences.
 """
 
 from dataclasses import replace
