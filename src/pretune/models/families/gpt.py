@@ -95,7 +95,7 @@ gpt = Family(
         batch_tokens=32_768,
         lr=2.5e-4,
         width=768,
-        optimizer=ADAM,
+        optimizer={**ADAM, "eps": 1e-8},
         schedule={"kind": "cosine", "warmup": 2_000, "floor": 0.0},
         tokenizer=("bpe", "endoftext", 40_478),
     ),

@@ -94,11 +94,12 @@ mpt = Family(
         objective={"kind": "causal"},
         samples="blocks",
         lengths=(2048,),
-        batch_tokens=4_194_304,
-        lr=3e-4,
+        # As its code trains that size with Adam; the released weights were made with Lion.
+        batch_tokens=2_097_152,
+        lr=1.2e-4,
         width=4096,
-        optimizer=ADAM_LARGE,
-        schedule={"kind": "cosine", "warmup": 2_000, "floor": 0.1},
+        optimizer={**ADAM_LARGE, "weight_decay": 0.0},
+        schedule={"kind": "cosine", "warmup": 100, "floor": 0.1},
         tokenizer=("bpe", "endoftext", 50_368),
     ),
     sizes={

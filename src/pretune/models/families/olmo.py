@@ -85,8 +85,8 @@ olmo = Family(
         batch_tokens=4_194_304,
         lr=4e-4,
         width=2048,
-        optimizer=ADAM_LARGE,
-        schedule={"kind": "linear", "warmup": 5_000, "floor": 0.1},
+        optimizer={**ADAM_LARGE, "eps": 1e-5},
+        schedule={"kind": "linear", "warmup": 2_000, "floor": 0.1},  # the larger one: 5,000 steps
         tokenizer=("bpe", "endoftext", 50_280),
     ),
     sizes={
