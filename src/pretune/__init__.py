@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pretune.data.prepare import prepare
     from pretune.models.catalog import build
     from pretune.models.checkpoint import load, save
-    from pretune.objectives import objective
+    from pretune.objectives import named as objective
     from pretune.recipes.pretrain import pretrain
     from pretune.text.tokenizer import train_tokenizer
 
@@ -43,7 +43,7 @@ _PUBLIC = {
     "build": "pretune.models.catalog:build",
     "train_tokenizer": "pretune.text.tokenizer:train_tokenizer",
     "prepare": "pretune.data.prepare:prepare",
-    "objective": "pretune.objectives:objective",
+    "objective": "pretune.objectives:named",
     "pretrain": "pretune.recipes.pretrain:pretrain",
     "batch": "pretune.data.layout:batch",
     "Batch": "pretune.core.types:Batch",

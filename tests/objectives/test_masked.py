@@ -10,7 +10,7 @@ from pretune.core.types import IGNORE
 from pretune.data.counters import Counters
 from pretune.data.ragged import bounds
 from pretune.data.sequences import Sequences
-from pretune.objectives import objective
+from pretune.objectives import named
 from pretune.objectives.masked import LONGEST, Masked
 from pretune.objectives.objective import Vocabulary
 from tests.objectives.texts import CLS, MASK, SEP, VOCABULARY, text
@@ -97,7 +97,7 @@ def test_copies_come_again() -> None:
 
 def test_evaluation_is_the_same_for_all() -> None:
     for trained in (Masked(rate=0.4), Masked(words=True), Masked(copies=10), Masked(split=(1.0, 0.0, 0.0))):
-        assert trained.evaluation() == Masked() == objective("masked")
+        assert trained.evaluation() == Masked() == named("masked")
 
 
 def test_a_sentence() -> None:
@@ -129,7 +129,7 @@ def test_a_sentence() -> None:
 )
 def test_settings_that_mean_nothing(settings: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        objective("masked", **settings)
+        named("masked", **settings)
 
 
 def test_a_vocabulary_that_lacks_something() -> None:

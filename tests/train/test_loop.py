@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import pretune as pt
 from pretune.core.errors import DivergedError, ResourceError
 from pretune.core.types import Batch, Loss
-from pretune.objectives import objective
+from pretune.objectives import named as objective
 from pretune.train.late import Report
 from pretune.train.loop import Loop
 from pretune.train.optim import AdamW, parameter_groups

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from pretune.core.config import replace
 from pretune.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -29,10 +30,12 @@ OBJECTIVES: "Registry[type[Objective]]" = Registry(
 )
 
 
-def objective(name: str, **settings: Any) -> "Objective":
-    """An objective by its name, with other settings than its paper's.
+def named(name: str, **settings: Any) -> "Objective":
+    """An objective by its name, with other settings than its paper's; `pretune.objective` to users.
 
-    >>> objective("causal").shapes
+    NOTE: it cannot be called `objective` here: importing the module of that name would put that in its place.
+
+    >>> named("causal").shapes
     ('decoder',)
     """
-    return OBJECTIVES.get(name)(**settings)
+    return replace(OBJECTIVES.get(name)(), settings)
