@@ -79,3 +79,22 @@ def test_without_gradient() -> None:
     states, weight, shift, labels = make("cpu", torch.float32)
     expected = F.cross_entropy(F.linear(states, weight, shift), labels, ignore_index=IGNORE, reduction="sum")
     torch.testing.assert_close(linear_cross_entropy(states, weight, shift, labels).sum, expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("block", [1, 1 << 30])
+def test_what_is_right_is_counted_where_no_gradient_is_asked_for(
+    device: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss, "BLOCK_BYTES", {"cpu": block, "cuda": block})
+    states, weight, shift, labels = make(device, torch.float32)
+    assert linear_cross_entropy(states, weight, shift, labels).right is None
+    with torch.no_grad():
+        logits = F.linear(states, weight, shift)
+        labels[1:60] = logits.argmax(1)[1:60]
+        labels[::7] = IGNORE
+        found = linear_cross_entropy(states, weight, shift, labels).right
+        assert found is not None
+        assert found.item() == ((logits.argmax(1) == labels) & (labels != IGNORE)).sum().item() > 40
+        flat = linear_cross_entropy(torch.zeros_like(states), weight, None, labels).right
+        assert flat is not None and flat.item() == 0, "a tie is no success"

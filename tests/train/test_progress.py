@@ -139,7 +139,7 @@ def test_the_table_at_the_end(capsys: Capture) -> None:
         "  FLOPs             320PFLOP\n"
         "  energy            10 Wh (measured; gpu: NVML energy counter)\n"
         "  CO2e              4.75 g (at 475 g/kWh)\n"
-        "  price             $0.003 (assumed: $0.3 a kWh)\n"
+        "  price             <$0.01 (assumed: $0.3 a kWh)\n"
     )
 
 

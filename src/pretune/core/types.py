@@ -101,7 +101,8 @@ class Loss:
     """A sum and the number of targets it was summed over, so that parts of a batch add up exactly.
 
     Where an objective has several terms, `parts` holds them by name, each with its own count and `weight`; `sum` and
-    `count` are then those of the main one (the first): what a perplexity is computed from.
+    `count` are then those of the main one (the first): what a perplexity is computed from. `right` counts the targets
+    that were likelier than all else; it is known only where no gradient is asked for.
 
     >>> half = Loss(sum=torch.tensor(6.0), count=torch.tensor(2))
     >>> (half + half).mean().item()
@@ -112,12 +113,13 @@ class Loss:
     count: Tensor
     weight: float = 1.0
     parts: Mapping[str, "Loss"] = field(default_factory=dict)
+    right: Tensor | None = None
 
     @classmethod
     def of(cls, parts: Mapping[str, "Loss"]) -> "Loss":
         """Several terms as one loss; the first is the main one."""
         main = next(iter(parts.values()))
-        return cls(sum=main.sum, count=main.count, parts=parts)
+        return cls(sum=main.sum, count=main.count, parts=parts, right=main.right)
 
     def terms(self) -> Mapping[str, "Loss"]:
         """Its terms by name; a loss of one term is called "loss"."""
@@ -140,4 +142,6 @@ class Loss:
         parts = dict(self.parts)
         for name, loss in other.parts.items():
             parts[name] = parts[name] + loss if name in parts else loss
-        return Loss(sum=self.sum + other.sum, count=self.count + other.count, weight=self.weight, parts=parts)
+        right = None if self.right is None or other.right is None else self.right + other.right
+        count = self.count + other.count
+        return Loss(sum=self.sum + other.sum, count=count, weight=self.weight, parts=parts, right=right)

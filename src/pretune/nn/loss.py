@@ -22,14 +22,18 @@ def linear_cross_entropy(states: Tensor, weight: Tensor, bias: Tensor | None, la
     """Sum of -log softmax(states weight^T + bias)[label] over the labels that are not `IGNORE`.
 
     Products run in the autocast precision; the softmax is computed in fp32 (fp64 where the states are).
+    Without gradients the labels that come out first are counted too.
     """
-    total: Tensor = _LinearCrossEntropy.apply(states, weight, bias, labels)  # type: ignore[no-untyped-call]
-    return Loss(sum=total, count=(labels != IGNORE).sum())
+    right = None if torch.is_grad_enabled() else torch.zeros((), device=labels.device, dtype=torch.long)
+    total: Tensor = _LinearCrossEntropy.apply(states, weight, bias, labels, right)  # type: ignore[no-untyped-call]
+    return Loss(sum=total, count=(labels != IGNORE).sum(), right=right)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, right: Tensor | None
+    ) -> Tensor:
         device = states.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
         wanted = any(ctx.needs_input_grad[:3])
@@ -48,6 +52,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             for start in range(0, rows.shape[0], size):
                 part = slice(start, start + size)
                 logits = F.linear(rows[part], table, shift)
+                if right is not None:
+                    right += firsts(logits[:, : weight.shape[0]], labels[part])
                 total += _to_gradient(logits, labels[part], weight.shape[0], wanted)
                 if grad_rows is not None and grad_table is not None:
                     torch.mm(logits, table, out=grad_rows[part])
@@ -64,7 +70,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_rows, grad_table, grad_shift = ctx.saved_tensors
         states, weight, bias = ctx.dtypes
         grad_bias = None if grad_shift is None else (grad_shift[: ctx.vocab] * scale).to(bias)
-        return (grad_rows * scale).to(states), (grad_table[: ctx.vocab] * scale).to(weight), grad_bias, None
+        return (grad_rows * scale).to(states), (grad_table[: ctx.vocab] * scale).to(weight), grad_bias, None, None
+
+
+def firsts(logits: Tensor, labels: Tensor) -> Tensor:
+    """How many labels have a logit above all others of their row; a tie is no success."""
+    picked = logits.gather(1, labels.clamp(min=0)[:, None])
+    return (((logits >= picked).sum(1) == 1) & (labels != IGNORE)).sum()
 
 
 def _aligned(table: Tensor) -> Tensor:

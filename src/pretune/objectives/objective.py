@@ -21,6 +21,7 @@ from pretune.core.types import IGNORE, Batch, Loss
 from pretune.data.counters import Counters
 from pretune.data.ragged import Ints
 from pretune.data.sequences import Sequences
+from pretune.nn.loss import firsts
 from pretune.text.tokenizer import Tokenizer
 
 ModelShape = Literal["encoder", "decoder", "encoder-decoder", "two-way", "generator-discriminator", "two-stream"]
@@ -176,7 +177,8 @@ def pair_loss(model: Reader, states: Tensor, batch: Batch) -> Loss:
     if model.pair is None or batch.labels is None:
         raise UsageError("this model has no head for pairs; take a family that has, or an objective without pairs")
     logits = model.pair(model.pool(states, batch)).float()
-    return Loss(sum=F.cross_entropy(logits, batch.labels, ignore_index=IGNORE, reduction="sum"), count=count)
+    total = F.cross_entropy(logits, batch.labels, ignore_index=IGNORE, reduction="sum")
+    return Loss(sum=total, count=count, right=None if total.requires_grad else firsts(logits, batch.labels))
 
 
 def spare(expected: float, variance: float, most: int) -> int:

@@ -80,9 +80,11 @@ class ReplacedToken:
         counts = self.counts(batch)
         generator, drawn = model.propose(batch, chances(batch))
         shown, replaced = filled_in(batch, drawn)
-        each = F.binary_cross_entropy_with_logits(model.detect(shown).float(), replaced.float(), reduction="none")
-        total = torch.where(batch.sequence >= 0, each, 0.0).sum()
-        discriminator = Loss(sum=total, count=counts["discriminator"], weight=self.weight)
+        logits, text = model.detect(shown).float(), batch.sequence >= 0
+        each = F.binary_cross_entropy_with_logits(logits, replaced.float(), reduction="none")
+        total = torch.where(text, each, 0.0).sum()
+        right = None if total.requires_grad else (((logits > 0) == replaced) & text & (logits != 0)).sum()
+        discriminator = Loss(sum=total, count=counts["discriminator"], weight=self.weight, right=right)
         return Loss.of({"generator": generator, "discriminator": discriminator})
 
 

@@ -31,14 +31,20 @@ def _read(batch: Batch) -> Tensor:
 def over_ranks(loss: Loss, ranks: Ranks) -> Loss:
     """The sums and counts of all ranks, wide enough to add many more."""
     terms: Mapping[str, Loss] = loss.terms()
-    values = torch.stack([value.double() for term in terms.values() for value in (term.sum, term.count)])
-    pairs = ranks.sum(values).view(-1, 2).unbind()
+    found = [_numbers(term) for term in terms.values()]
+    sums = ranks.sum(torch.cat(found)).split([len(one) for one in found])
     return Loss.of(
         {
-            name: Loss(sum=pair[0], count=pair[1], weight=term.weight)
-            for (name, term), pair in zip(terms.items(), pairs, strict=True)
+            name: Loss(sum=one[0], count=one[1], weight=term.weight, right=one[2] if len(one) > 2 else None)
+            for (name, term), one in zip(terms.items(), sums, strict=True)
         }
     )
+
+
+def _numbers(term: Loss) -> Tensor:
+    """Sum and count, and how many were right, where that is known."""
+    values = (term.sum, term.count) if term.right is None else (term.sum, term.count, term.right)
+    return torch.stack([value.double() for value in values])
 
 
 def finer(micro: int, rows: int) -> int:

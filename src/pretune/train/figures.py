@@ -46,10 +46,10 @@ def energy(kwh: float) -> str:
 
 def dollars(value: float) -> str:
     """
-    >>> dollars(0.00012), dollars(1.5), dollars(1234.5)
-    ('$0.00012', '$1.50', '$1,234.50')
+    >>> dollars(0.00012), dollars(1.5), dollars(1234.5), dollars(0)
+    ('<$0.01', '$1.50', '$1,234.50', '$0.00')
     """
-    return f"${value:,.2f}" if value >= 0.1 or value == 0 else f"${_three(value)}"
+    return "<$0.01" if 0 < value < 0.01 else f"${value:,.2f}"
 
 
 def aligned(rows: list[tuple[str, str]]) -> Iterator[str]:

@@ -1,0 +1,58 @@
+"""Small runs for the tests of this folder: stories as tokens of each kind, made once, and models of a few thousand weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pretune.data.prepare import prepare
+from pretune.models.catalog import find, knobs_of
+from pretune.models.families import FAMILIES
+from pretune.text.tokenizer import train
+from tests.data.texts import blocks, stories
+
+Prepared = Callable[..., Path]
+
+VOCAB = {"bpe": 300, "unigram": 420, "wordpiece": 300}
+"""Room for the bytes and, in T5's style, for the sentinels."""
+
+SMALL = {
+    "width": 32,
+    "depth": 1,
+    "heads": 2,
+    "hidden": 48,
+    "head_width": 16,
+    "kv_heads": 1,
+    "table": 16,
+    "positions": 64,
+}
+FAST = {
+    "data.max_length": 32,
+    "train.batch_tokens": 256,
+    "train.eval_tokens": 256,
+    "train.log_every": 1,
+}
+"""Eight rows of 32 tokens a step."""
+
+
+def make(folder: Path, kind: str, style: str, *, count: int = 60, holdout: float = 0.1) -> Path:
+    """Prepared stories."""
+    texts = stories(count)
+    train(kind, texts, vocab=VOCAB[kind], style=style).save(folder / "tokenizer")
+    text = blocks(folder / "stories.txt", texts)
+    prepare([text], tokenizer=folder / "tokenizer", out=folder / "data", holdout=holdout, workers=0)
+    return folder / "data"
+
+
+def shrunk(name: str) -> dict[str, Any]:
+    """Settings that make a size of a family tiny, with what is particular about it kept."""
+    family, size = find(name)
+    entry = FAMILIES.get(family)
+    spec, knobs = entry.spec(size), knobs_of(entry)
+    attention = spec.last.blocks[0].attention
+    absent = {
+        "kv_heads": getattr(attention, "kv_heads", None) is None,
+        "table": spec.table == spec.width,
+        "head_width": getattr(attention, "head_width", None) is None,
+        "positions": spec.longest is None,
+    }
+    return {f"model.{knob}": value for knob, value in SMALL.items() if knob in knobs and not absent.get(knob)}
