@@ -14,35 +14,35 @@ from tests.contracts.tiny import model_of
 rule = scope.may_attend
 
 
-def everybody(q: Tensor, k: Tensor, distance: Tensor, ahead: Any, **how: Any) -> Tensor:
+def everybody(q: Tensor, k: Tensor, distance: Tensor, ahead: Any, sight: Any, **how: Any) -> Tensor:
     """Sequences see each other."""
-    return rule(torch.zeros_like(q), torch.zeros_like(k), distance, ahead, **how) | (q < 0)
+    return rule(torch.zeros_like(q), torch.zeros_like(k), distance, ahead, sight, **how) | (q < 0)
 
 
-def filler(q: Tensor, k: Tensor, distance: Tensor, ahead: Any, **how: Any) -> Tensor:
+def filler(q: Tensor, k: Tensor, distance: Tensor, ahead: Any, sight: Any, **how: Any) -> Tensor:
     """Filler is seen."""
-    return rule(q, k, distance, ahead, **how) | (k < 0)
+    return rule(q, k, distance, ahead, sight, **how) | (k < 0)
 
 
-def future(q: Tensor, k: Tensor, distance: Tensor, ahead: Any, **how: Any) -> Tensor:
+def future(q: Tensor, k: Tensor, distance: Tensor, ahead: Any, sight: Any, **how: Any) -> Tensor:
     """The next token is seen."""
-    return rule(q, k, distance - 1, ahead, **how)
+    return rule(q, k, distance - 1, ahead, sight, **how)
 
 
-def narrow(q: Tensor, k: Tensor, distance: Tensor, ahead: Any, **how: Any) -> Tensor:
+def narrow(q: Tensor, k: Tensor, distance: Tensor, ahead: Any, sight: Any, **how: Any) -> Tensor:
     """Only the token itself."""
-    return rule(q, k, distance, ahead, **how) & (distance == 0) | (q < 0)
+    return rule(q, k, distance, ahead, sight, **how) & (distance == 0) | (q < 0)
 
 
-def closed(q: Tensor, k: Tensor, distance: Tensor, ahead: Any, **how: Any) -> Tensor:
+def closed(q: Tensor, k: Tensor, distance: Tensor, ahead: Any, sight: Any, **how: Any) -> Tensor:
     """The prefix is not seen."""
-    return rule(q, k, distance, None, **how)
+    return rule(q, k, distance, None, sight, **how)
 
 
-def longer(q: Tensor, k: Tensor, distance: Tensor, ahead: Any, **how: Any) -> Tensor:
+def longer(q: Tensor, k: Tensor, distance: Tensor, ahead: Any, sight: Any, **how: Any) -> Tensor:
     """The prefix is one longer."""
     more = ahead if ahead is None else ahead | ahead.roll(1, dims=-1)
-    return rule(q, k, distance, more, **how)
+    return rule(q, k, distance, more, sight, **how)
 
 
 @pytest.mark.parametrize(

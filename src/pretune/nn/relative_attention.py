@@ -64,7 +64,7 @@ class Relations:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class Reach:
     """Whom the queries of a stream may see."""
 
     mask: Tensor | None  # [rows, 1, R, R] True: may attend; None: everything in the row
@@ -110,7 +110,7 @@ class RelativeAttentionLayer(nn.Module):
         x: Tensor,
         keys: tuple[Tensor, Tensor, Tensor],
         relations: Relations,
-        sight: Sight,
+        reach: Reach,
         places: Places | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """What queries of states `[N, W]` gather, or with `places` queries `[M, W]` that stand there; and the weights.
@@ -121,10 +121,10 @@ class RelativeAttentionLayer(nn.Module):
         q = self.q(x)
         if places is not None:
             q = places.lay(q, q.new_zeros(()).expand(places.count, q.shape[1]))
-        mixed, weights = self._attend(self._by_row(q, relations), keys, relations, sight.mask)
-        if sight.some is not None:  # where there is nothing to see, nothing is gathered
-            mixed = mixed * sight.some
-            weights = None if weights is None else weights * sight.some
+        mixed, weights = self._attend(self._by_row(q, relations), keys, relations, reach.mask)
+        if reach.some is not None:  # where there is nothing to see, nothing is gathered
+            mixed = mixed * reach.some
+            weights = None if weights is None else weights * reach.some
         mixed = mixed.transpose(1, 2).flatten(0, 1).flatten(1)
         return self.out(mixed if places is None else places.pick(mixed)), weights
 

@@ -28,7 +28,7 @@ from pretune.nn.block import Block, Norms
 from pretune.nn.cache import Cache
 from pretune.nn.embeddings import Embed
 from pretune.nn.feedforward import FeedForward
-from pretune.nn.relative_attention import Places, Relations, RelativeAttention, Sight, distances
+from pretune.nn.relative_attention import Places, Reach, Relations, RelativeAttention, distances
 from pretune.nn.scope import View, scope
 from pretune.nn.stack import Ask, Stack, StackOutput
 
@@ -113,16 +113,16 @@ class TwoStreamLayer(nn.Module):
         x: Tensor,
         g: Tensor | None,
         relations: Relations,
-        sights: tuple[Sight, Sight | None],
+        reaches: tuple[Reach, Reach | None],
         places: Places | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """Content `[N, W]` and queries `[M, W]` after the layer, and the attention weights of each where asked for."""
         read = self.attention_norm.pre(x)
         keys = self.attention.keys(read, relations)
-        mixed, weights = self.attention(read, keys, relations, sights[0])
-        if g is None or sights[1] is None:
+        mixed, weights = self.attention(read, keys, relations, reaches[0])
+        if g is None or reaches[1] is None:
             return self._after(x, mixed), None, weights, None
-        asked, seen = self.attention(self.attention_norm.pre(g), keys, relations, sights[1], places)
+        asked, seen = self.attention(self.attention_norm.pre(g), keys, relations, reaches[1], places)
         return self._after(x, mixed), self._after(g, asked), weights, seen
 
     def _after(self, x: Tensor, mixed: Tensor) -> Tensor:
@@ -168,11 +168,11 @@ class TwoStreamStack(nn.Module):
             raise UsageError("a two-stream stack reads one side, and nothing goes on from a cache of it")
         x = self.embed(x, None, batch.segments)
         x = x if self.stream is None else x.to(self.stream)
-        relations, sights, places = self._relations(batch, ask), _sights(batch), _places(batch)
+        relations, reaches, places = self._relations(batch, ask), _reaches(batch), _places(batch)
         g = None if places is None else self.embed.dropout(self.query.to(x.dtype).repeat(len(places.index), 1))
         hidden, attention = [_shown(x, g, places)] if ask.hidden else [], []
         for layer in self:
-            x, g, weights, seen = layer(x, g, relations, sights, places)
+            x, g, weights, seen = layer(x, g, relations, reaches, places)
             if ask.hidden:
                 hidden.append(_shown(x, g, places))
             if ask.attention:
@@ -201,17 +201,17 @@ class TwoStreamStack(nn.Module):
         return Relations(rows=batch.rows, distances=self.embed.dropout(table), apart=apart, weights=told)
 
 
-def _sights(batch: Batch) -> tuple[Sight, Sight | None]:
+def _reaches(batch: Batch) -> tuple[Reach, Reach | None]:
     """Whom content and queries may see."""
     mask = scope(batch, batch, View(causal=False), "naive", torch.float32).mask
     if batch.order is None:
-        return Sight(mask=mask), None
+        return Reach(mask=mask), None
     order = batch.order.view(batch.rows, 1, -1)
     query, key = order[..., :, None], order[..., None, :]
     content, before = key <= query, key < query
     if mask is not None:
         content, before = content & mask, before & mask
-    return Sight(mask=content), Sight(mask=before, some=before.any(-1, keepdim=True))
+    return Reach(mask=content), Reach(mask=before, some=before.any(-1, keepdim=True))
 
 
 def _places(batch: Batch) -> Places | None:
