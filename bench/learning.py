@@ -3,7 +3,7 @@
     python bench/learning.py --corpus TEXT… --valid TEXT… --tokenizers DIR --out RUNS --budget 3m
 
 Prepares the text with each model's kind of tokenizer (DIR/tok-KIND-STYLE, trained before with `pretune tokenizer`),
-then pre-trains each model by its paper's objective and prints the held-out loss as it falls, what was read, and what the
+then pre-trains each by its paper's objective and prints the held-out loss as it falls, what was read, and what the
 run says of itself. `--only NAME,…` chooses, `--set PATH=VALUE` is passed on.
 """
 

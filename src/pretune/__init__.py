@@ -33,6 +33,7 @@ __all__ = [
     "load",
     "objective",
     "prepare",
+    "pretrain",
     "save",
     "train_tokenizer",
 ]

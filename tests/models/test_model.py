@@ -25,11 +25,14 @@ def loss(total: float, count: int, **parts: pt.Loss) -> pt.Loss:
 
 
 def test_losses_add_with_their_parts() -> None:
-    """Parts that both have are added, parts that one has are kept, and neither side is changed."""
+    """Parts that both have are added, parts that one has are kept, and neither side is changed.
+
+    The mean is that of the parts, each over its own count; sum and count are the main one's.
+    """
     left = loss(9.0, 3, masked=loss(6.0, 2), pair=loss(3.0, 1))
     right = loss(5.0, 2, masked=loss(4.0, 1), order=loss(1.0, 1))
     both = left + right
-    assert (both.sum.item(), both.count.item(), both.mean().item()) == (14.0, 5, pytest.approx(2.8))
+    assert (both.sum.item(), both.count.item(), both.mean().item()) == (14.0, 5, pytest.approx(10 / 3 + 3 / 1 + 1 / 1))
     assert {name: (part.sum.item(), part.count.item()) for name, part in both.parts.items()} == {
         "masked": (10.0, 3),
         "pair": (3.0, 1),
