@@ -1,20 +1,17 @@
 """`pretune prepare`: text to token shards."""
 
-import contextlib
 import json
-import signal
-import threading
 import time
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pretune.cli._progress import progress
+from pretune.cli._signals import ending_well
 from pretune.core import log
-from pretune.core.errors import Stopped, UsageError
+from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
     from pretune.data.prepare import Data
@@ -84,7 +81,7 @@ def prepare(
     from pretune.data import prepare as work
 
     begun = time.monotonic()
-    with _ending_well():
+    with ending_well():
         if merge:
             if tokenizer or valid or shard:
                 raise UsageError("--merge takes slices and --out; tokenizer and settings are those of the slices")
@@ -139,20 +136,3 @@ def _summary(data: "Data") -> str:
         f"{name} {split.tokens:,} tokens in {split.documents:,} documents ({split.bytes / 1e6:,.1f} MB)"
         for name, split in data.index.splits.items()
     )
-
-
-@contextlib.contextmanager
-def _ending_well() -> Iterator[None]:
-    """While the block runs, being asked to stop by a scheduler ends it as Ctrl-C does: nothing stays behind."""
-
-    def stop(number: int, frame: object) -> NoReturn:
-        raise Stopped(f"stopped by {signal.Signals(number).name}; nothing was kept, run the command again")
-
-    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

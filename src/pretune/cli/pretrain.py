@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pretune.cli._signals import ending_well
 from pretune.core import log
 from pretune.core.errors import UsageError
 
@@ -53,9 +54,10 @@ def pretrain(
     """
     from pretune.cli.show import count
     from pretune.core.config import parse_assignments
-    from pretune.recipes.choose import choose
-    from pretune.recipes.pretrain import pretrain as work
 
+    with ending_well():  # importing takes a while
+        from pretune.recipes.choose import choose
+        from pretune.recipes.pretrain import pretrain as work
     if out is None and not dry_run:
         raise UsageError("missing option '--out': where the run goes")
     lengths: dict[str, Any] = {

@@ -2,13 +2,15 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from pretune.core import config
 from pretune.core.errors import UsageError, nearest
-from pretune.recipes.resolve import resolve, seconds
-from pretune.recipes.settings import SECTIONS, Settings
+from pretune.recipes.resolve import resolve, seconds, with_heads
+from pretune.recipes.settings import SECTIONS, Settings, read_objective
 
 
 def choose(
@@ -34,6 +36,9 @@ def choose(
     tree = settings.plain() if isinstance(settings, Settings) else dict(settings or {})
     if all(isinstance(tree.get(name), Mapping) for name in SECTIONS) and "kind" in tree["model"]:
         found = Settings.of(tree)
+        if objective is not None and objective != config.kind(found.objective):
+            chosen = read_objective(objective)
+            found = replace(found, objective=chosen, model=with_heads(found.model, chosen))
         reset = dict.fromkeys(length) if given else {}
         wished = {f"train.{name}": value for name, value in {**reset, **given}.items()}
         wished |= {} if data is None else {"data.path": os.fspath(data)}

@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pretune.core.errors import CheckpointError
 from pretune.recipes.choose import choose, default_device
-from pretune.recipes.resolve import RUN, read_run
+from pretune.recipes.resume import resumed
 from pretune.recipes.run import Run
 from pretune.recipes.session import Session
-from pretune.recipes.settings import Settings
 from pretune.train.ranks import ranks
+from pretune.train.watch import Stop
 
 
 def pretrain(
@@ -39,21 +38,10 @@ def pretrain(
     """
     begun = time.monotonic()
     where = Path(out)
-    if resume:
-        settings = _resumed(where, changes)
-    else:
-        settings = choose(model, start=start, changes=changes, device=device, **wishes)
-    with ranks(device or default_device()) as many:
-        session = Session(settings, where, many, begun=begun, start=None if start is None else Path(start))
-        return session.run(resume=resume)
-
-
-def _resumed(where: Path, changes: Mapping[str, Any] | None) -> Settings:
-    """The settings of the run that is there; only what does not change what is learnt may be changed."""
-    if not (where / RUN).is_file():
-        raise CheckpointError(f"{where}: there is no run to resume ({RUN} is missing)")
-    stored = read_run(where)
-    wished = stored.changed(changes) if changes else stored
-    for path, (old, new) in wished.differences(stored).items():
-        raise CheckpointError(f"{where}: {path} was {new} and cannot become {old} in a run that goes on")
-    return wished
+    wishes |= {"start": start, "changes": changes, "device": device}
+    stop = Stop(f"go on with --out {where} --resume", begun=resume)
+    with stop.listening():
+        settings = resumed(where, model, **wishes) if resume else choose(model, **wishes)
+        with ranks(device or default_device()) as many:
+            session = Session(settings, where, many, stop, begun=begun, start=None if start is None else Path(start))
+            return session.run(resume=resume)

@@ -34,7 +34,7 @@ from pretune.train.pace import Pace
 from pretune.train.ranks import Ranks
 from pretune.train.saving import Saver, restore
 from pretune.train.state import State
-from pretune.train.store import Lock, Store
+from pretune.train.store import Lock, Store, listed
 from pretune.train.trainee import Trainee
 from pretune.train.watch import Stop, Watch
 
@@ -50,9 +50,9 @@ class Session:
     """One process's part in a run: everything is opened and checked, then it is trained."""
 
     def __init__(
-        self, settings: Settings, where: Path, many: Ranks, *, begun: float, start: Path | None = None
+        self, settings: Settings, where: Path, many: Ranks, stop: Stop, *, begun: float, start: Path | None = None
     ) -> None:
-        self.where, self.ranks, self.begun = where, many, begun
+        self.where, self.ranks, self.stop, self.begun = where, many, stop, begun
         self.spec = shapes.shaped(settings.model, settings.objective.shapes)
         self.source = Source.open(
             settings.data, settings.objective, self.spec.shape, start=settings.model.special.start
@@ -78,11 +78,9 @@ class Session:
         with contextlib.ExitStack() as stack:
             store = None
             if self.ranks.first:
-                if not resume and (self.where / CHECKPOINTS).is_dir() and any((self.where / CHECKPOINTS).iterdir()):
-                    raise UsageError(
-                        f"{self.where}: there is a run already; go on with --resume, or choose another --out"
-                    )
                 lock = stack.enter_context(Lock(self.where, on_note=log.warn))
+                if not resume:
+                    _free(self.where)
                 store = Store(self.where / CHECKPOINTS, keep=self.settings.train.keep, on_note=log.warn)
                 store.tidy(lock)
             return self._train(stack, store, resume)
@@ -100,7 +98,7 @@ class Session:
                 self.expect
             )
             if found is None:
-                raise CheckpointError(f"{self.where / CHECKPOINTS}: no checkpoint to resume from")
+                raise CheckpointError(f"{self.where / CHECKPOINTS}: no checkpoint yet; start it again without --resume")
             state = restore(found, self.model, optimizer)
         if train.compile if train.compile is not None else self.cuda:
             self.model.compile(dynamic=False)
@@ -141,30 +139,31 @@ class Session:
         )
         saver = Saver(store, self.expect, every=train.checkpoint_every, before=journal.settle)
         evaluate = self._evaluate(journal, saver)
-        stop = Stop(lambda loop: saver.save(loop, wait=True), str(self.where))
         watch = Watch(journal.note, lambda step: self._samples(state, step))
-        loop.hooks = [watch, journal, *([evaluate] if evaluate else []), saver, stop]
-        with stop.listening():
-            self._begin(loop, saver, evaluate, pace, resume)
-            for phase in range(len(state.phases) - 1, len(self.phases)):
-                self._phase(loop, phase, pace)
-                if phase + 1 < len(self.phases):
-                    state.phases.append(state.step)
-            if evaluate:
-                evaluate.now(loop)
-            saver.save(loop, wait=True)
-            state.elapsed = time.monotonic() - loop.begun
-            return finish(self.where, self.model, self.source, self.settings, journal, loop)
+        loop.hooks = [watch, journal, *([evaluate] if evaluate else []), saver, self.stop]
+        self.stop.ready(loop, lambda loop: saver.save(loop, wait=True))
+        self._begin(loop, saver, evaluate, pace, resume)
+        for phase in range(len(state.phases) - 1, len(self.phases)):
+            self._phase(loop, phase, pace)
+            if phase + 1 < len(self.phases):
+                state.phases.append(state.step)
+        if evaluate:
+            evaluate.now(loop)
+        saver.save(loop, wait=True)
+        state.elapsed = time.monotonic() - loop.begun
+        return finish(self.where, self.model, self.source, self.settings, journal, loop)
 
     def _begin(self, loop: Loop, saver: Saver, evaluate: Evaluate | None, pace: Pace, resume: bool) -> None:
         """Before the first step: the settings are written, the untrained model is judged and saved."""
-        if not resume:
-            if self.ranks.first:
-                io.write_json(self.where / RUN, {**self.settings.plain(), "found": self._found()})
-            if evaluate:
-                evaluate.now(loop)
-            saver.save(loop, wait=True)
-        saver.last_step, saver.last_time = loop.state.step, loop.state.elapsed
+        state = loop.state
+        state.micro = self._micro(self.streams[len(state.phases) - 1], state)
+        if not resume and self.ranks.first:
+            io.write_json(self.where / RUN, {**self.settings.plain(), "found": self._found()})
+        if resume:
+            saver.last_step, saver.last_time = state.step, state.elapsed
+        if evaluate:
+            evaluate(loop, [])  # where that was not done before it was saved
+        saver.save(loop, wait=True)
         size = sum(p.numel() for p in self.model.parameters()) * 4
         pace.reserve = 1.0 + 5 * size / SAVING + (1.5 * evaluate.seconds if evaluate else 0.0)
 
@@ -218,11 +217,12 @@ class Session:
             saver.score = found["loss"]
             if saver.last_step == loop.state.step:  # saved before its loss was known: again, with it
                 saver.last_step = -1
-            if loop.state.best is None or found["loss"] < loop.state.best:
+            if found["loss"] < (math.inf if loop.state.best is None else loop.state.best):
                 loop.state.best, loop.state.best_step = found["loss"], loop.state.step
             journal.evaluated(loop, found)
 
-        return Evaluate(evaluator(stream, count, self.settings.objective.evaluation()), every, told)
+        work = evaluator(stream, count, self.settings.objective.evaluation())
+        return Evaluate(work, every, told, left=self.stop.end)
 
     def _model(self, start: Path | None) -> Any:
         model = shapes.build(self.spec, seed=self.settings.train.seed, device=self.ranks.device)
@@ -274,6 +274,8 @@ class Session:
     def _found(self) -> dict[str, Any]:
         return {
             "steps": self.steps,
+            "data": self.source.data.fingerprint,
+            "tokenizer": self.source.tokenizer.sha256,
             "device": str(self.ranks.device),
             "world": self.ranks.world,
             "threads": torch.get_num_threads(),
@@ -292,6 +294,13 @@ class Shifted:
     def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Any:
         """The batch of a step of the run."""
         return self.stream.batch(step - self.first, part=part, parts=parts)
+
+
+def _free(where: Path) -> None:
+    if listed(where / CHECKPOINTS):
+        raise UsageError(f"{where}: there is a run already; go on with --resume, or choose another --out")
+    if (where / "config.json").exists():
+        raise UsageError(f"{where}: there is a model already; choose another --out")
 
 
 def trained(spec: shapes.AnySpec) -> list[Model]:

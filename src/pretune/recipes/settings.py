@@ -75,7 +75,7 @@ HARMLESS = frozenset(
     {"workers", "eval_every", "eval_tokens", "checkpoint_every", "keep", "log_every", "parallel", "micro_tokens"}
     | {"trackers", "tariff"}
 )
-"""What may change when a run is resumed: none of it changes what is learnt (but for rounding)."""
+"""What may change when a run is resumed: none of it changes what is learnt (but for rounding). Data may have moved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,8 @@ class Settings:
         found: dict[str, tuple[Any, Any]] = {}
         for name in SECTIONS:
             for path, pair in config.diff(getattr(self, name), getattr(other, name)).items():
-                if name != "train" or path.split(".")[0] not in HARMLESS:
+                harmless = path.split(".")[0] in HARMLESS if name == "train" else (name, path) == ("data", "path")
+                if not harmless:
                     found[f"{name}.{path}"] = pair
         return found
 

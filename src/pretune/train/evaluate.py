@@ -28,15 +28,27 @@ class Held(Protocol):
 
 
 def evaluate(
-    module: nn.Module, held: Held, count: int, ranks: Ranks, *, parts: int = 1, precision: torch.dtype | None = None
-) -> dict[str, float]:
-    """The mean loss over `count` batches, read in so many parts per rank; each term, and the main one's perplexity."""
+    module: nn.Module,
+    held: Held,
+    count: int,
+    ranks: Ranks,
+    *,
+    parts: int = 1,
+    precision: torch.dtype | None = None,
+    leave: Callable[[], bool] = lambda: False,
+) -> dict[str, float] | None:
+    """The mean loss over `count` batches, read in so many parts per rank; each term, and the main one's perplexity.
+
+    None where `leave`, which is asked before every batch and on all ranks, says that there is no time for it.
+    """
     training = module.training
     module.eval()
     summed: Loss | None = None
     try:
         with torch.no_grad():
             for number in range(count):
+                if leave():
+                    return None
                 for part in range(parts):
                     torch.manual_seed(mix(0, DROPOUT, number, ranks.rank * parts + part) >> 1)
                     batch = held.batch(number, part=ranks.rank * parts + part, parts=ranks.world * parts)
@@ -56,38 +68,53 @@ def evaluate(
 
 
 class Evaluate:
-    """Evaluates every so many steps, and tells it."""
+    """Evaluates every so many steps, and tells it; `left` is called where it had to be left in the middle."""
 
     def __init__(
-        self, work: Callable[[Loop], dict[str, float]], every: int, told: Callable[[Loop, dict[str, float]], None]
+        self,
+        work: Callable[[Loop], dict[str, float] | None],
+        every: int,
+        told: Callable[[Loop, dict[str, float]], None],
+        left: Callable[[Loop], None],
     ) -> None:
-        self.work, self.every, self.told = work, every, told
-        self.last = -1
+        self.work, self.every, self.told, self.left = work, every, told, left
         self.seconds = 0.0  # that the last one took
 
     def __call__(self, loop: Loop, reports: Sequence[Report]) -> None:
-        if self.every and loop.state.step % self.every == 0:
+        if loop.state.step == 0 or (self.every and loop.state.step % self.every == 0):
             self.now(loop)
 
     def now(self, loop: Loop) -> None:
         """Evaluate, unless it was done at this step."""
-        if self.last == loop.state.step:
+        loop.settle()  # NOTE: the hooks hear of it, this one too: what is asked next may be done by then
+        state, begun = loop.state, time.monotonic()
+        if state.judged == state.step:
             return
-        self.last, begun = loop.state.step, time.monotonic()
-        loop.settle()
         found = self.work(loop)
         self.seconds = time.monotonic() - begun
-        loop.state.evaluating += self.seconds
+        state.evaluating += self.seconds
+        if found is None:
+            self.left(loop)
+            return
+        state.judged, state.held = state.step, {name: x for name, x in found.items() if math.isfinite(x)}
         self.told(loop, found)
 
 
-def evaluator(held: Held, count: int, work: Work) -> Callable[[Loop], dict[str, float]]:
-    """What `Evaluate` does: the model as it is, judged by the objective's evaluation form."""
+def evaluator(held: Held, count: int, work: Work) -> Callable[[Loop], dict[str, float] | None]:
+    """What `Evaluate` does: the model as it is, judged by the objective's evaluation form, unless the run must stop."""
 
-    def judge(loop: Loop) -> dict[str, float]:
+    def judge(loop: Loop) -> dict[str, float] | None:
         trained, loop.trainee.work = loop.trainee.work, work
         try:
-            return evaluate(loop.trainee, held, count, loop.ranks, parts=loop.state.micro, precision=loop.precision)
+            return evaluate(
+                loop.trainee,
+                held,
+                count,
+                loop.ranks,
+                parts=loop.state.micro,
+                precision=loop.precision,
+                leave=lambda: loop.ranks.most(loop.asked) > 0,
+            )
         finally:
             loop.trainee.work = trained
 

@@ -43,7 +43,6 @@ class Journal:
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.where, self.title, self.every, self.tariff = where, title, every, tariff
-        self.held: dict[str, float] = {}
         self.loss: float | None = None
         self.parts: Cost | None = None
         self._loop, self._counted = loop, loop.state.step
@@ -65,7 +64,8 @@ class Journal:
         self._open.enter_context(self._meter)
         if self._progress is not None:
             done = self._loop.state.step
-            self._metrics = self._open.enter_context(Metrics(self.where, after=done if self._resumed else None))
+            after, size = (done, self._loop.state.written) if self._resumed else (None, None)
+            self._metrics = self._open.enter_context(Metrics(self.where, after=after, size=size))
             self._log = Trackers(self._trackers, self.where, start=done, config=self._settings)
             self._open.callback(self._log.close)
             self._open.enter_context(self._progress)
@@ -117,7 +117,6 @@ class Journal:
 
     def evaluated(self, loop: Loop, found: dict[str, float]) -> None:
         """Hear of held-out text."""
-        self.held = found
         if self._metrics is not None:
             self._write(loop.state.step, {"held_out": found})
             log.say(
@@ -135,6 +134,7 @@ class Journal:
         loop.state.meter = config.to_dict(self._meter.totals())
         if self._metrics is not None:
             self._metrics.sync()
+            loop.state.written = self._metrics.size
 
     def summary(self, loop: Loop) -> dict[str, Any]:
         """The run in numbers, shown and given back; ranks are taken to have drawn alike."""
@@ -147,7 +147,7 @@ class Journal:
             seconds=state.elapsed,
             cost=paid,
             loss=self.loss,
-            held_out=self.held.get("loss"),
+            held_out=state.held.get("loss"),
             skipped=state.skipped,
             waiting=state.waited,
             saving=state.saving,
@@ -156,7 +156,7 @@ class Journal:
         if loop.ranks.first:
             show(found)
         facts = {name: value for name, value in asdict(found).items() if name not in ("cost", "title", "held_out")}
-        return {**facts, "held_out": self.held, "best": state.best, "best_step": state.best_step, "cost": paid.facts()}
+        return {**facts, "held_out": state.held, "best": state.best, "best_step": state.best_step, "cost": paid.facts()}
 
     def _write(self, step: int, values: dict[str, Any]) -> None:
         assert self._metrics is not None and self._log is not None

@@ -29,15 +29,15 @@ class Metrics:
     """The file of one run, open for appending.
 
     A new run (`after` None) starts it afresh. A resumed run keeps the lines of steps up to `after`, the last one that
-    its checkpoint has behind it.
+    its checkpoint has behind it; of these no more than the first `size` bytes, where that is known.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, after: int | None = None) -> None:
+    def __init__(self, directory: str | os.PathLike[str], *, after: int | None = None, size: int | None = None) -> None:
         self.path = Path(directory) / NAME
         with writing(self.path):
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            self._size = 0 if after is None else _kept(self.path, after)
-            os.ftruncate(self._file, self._size)
+            self.size = 0 if after is None else _kept(self.path, after, size)
+            os.ftruncate(self._file, self.size)
             os.lseek(self._file, 0, os.SEEK_END)
 
     def write(self, step: int, values: Mapping[str, Value]) -> None:
@@ -55,10 +55,10 @@ class Metrics:
                 while done < len(data):
                     done += os.write(self._file, data[done:])
             except OSError:
-                os.ftruncate(self._file, self._size)  # whole lines only, also when the disk is full
+                os.ftruncate(self._file, self.size)  # whole lines only, also when the disk is full
                 os.lseek(self._file, 0, os.SEEK_END)
                 raise
-        self._size += len(data)
+        self.size += len(data)
 
     def sync(self) -> None:
         """Wait until all is on the disk: before a checkpoint that has these steps behind it."""
@@ -85,14 +85,14 @@ def read_metrics(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return [line for text in (Path(directory) / NAME).read_bytes().splitlines() if (line := _line(text)) is not None]
 
 
-def _kept(path: Path, after: int) -> int:
-    """The bytes up to the first line of a later step, or to a last line that is not whole."""
+def _kept(path: Path, after: int, most: int | None) -> int:
+    """The bytes up to the first line of a later step or beyond the limit, or to a last line that is not whole."""
     size = end = 0
     with path.open("rb") as file:
         for text in file:
             end += len(text)
             line = _line(text)
-            if line is not None and line["step"] > after:
+            if (line is not None and line["step"] > after) or (most is not None and end > most):
                 return size
             if text.endswith(b"\n") and line is not None:
                 size = end

@@ -20,8 +20,8 @@ from pretune.core.errors import ResourceError, UsageError
 from pretune.nn.block import TransformerBlock
 
 Parallel = Literal["ddp", "fsdp"]
-PATIENCE = timedelta(minutes=10)
-"""A rank that hears nothing for so long gives up: another one has died."""
+PATIENCE = "PRETUNE_PATIENCE"
+"""A rank that hears nothing for so many seconds (600) gives up: another one has died."""
 
 
 class Ranks:
@@ -88,15 +88,29 @@ def ranks(device: torch.device | str) -> Iterator[Ranks]:
     here = _numbered(found, local)
     if here.type == "cuda":
         torch.cuda.set_device(here)
-    dist.init_process_group(
-        "nccl" if here.type == "cuda" else "gloo",
-        timeout=PATIENCE,
-        device_id=here if here.type == "cuda" else None,
-    )
+    with _with_others():
+        dist.init_process_group(
+            "nccl" if here.type == "cuda" else "gloo",
+            timeout=timedelta(seconds=float(os.environ.get(PATIENCE, "600"))),
+            device_id=here if here.type == "cuda" else None,
+        )
+        try:
+            yield Ranks(here, rank=rank, world=world)
+        finally:
+            dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _with_others() -> Iterator[None]:
+    """What the others do not answer becomes an error that says so."""
     try:
-        yield Ranks(here, rank=rank, world=world)
-    finally:
-        dist.destroy_process_group()
+        yield
+    except RuntimeError as error:
+        # NOTE: gloo's errors are told from others by their text alone.
+        if not isinstance(error, dist.DistError) and not any(name in str(error) for name in ("gloo", "NCCL")):
+            raise
+        why = str(error).strip().splitlines()[0]
+        raise ResourceError(f"another rank has ended or fallen silent ({why:.200}); go on with --resume") from error
 
 
 def _numbered(device: torch.device, local: int) -> torch.device:

@@ -36,10 +36,10 @@ class Saver:
 
     def save(self, loop: Loop, *, wait: bool = False) -> None:
         """Save now, unless this step is saved already."""
+        loop.settle()  # NOTE: the hooks hear of it, this one too, which may save
         if self.last_step != loop.state.step:
             self.last_step, self.last_time = loop.state.step, loop.state.elapsed
             begun = time.monotonic()
-            loop.settle()
             self.before(loop)
             groups = gather(loop)
             state = loop.state.facts()

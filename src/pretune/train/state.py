@@ -20,11 +20,14 @@ class State:
     least: int = 1  # … that memory was found to ask for
     phases: list[int] = field(default_factory=lambda: [0])  # the first step of each phase begun so far
     progress: list[float] = field(default_factory=list)  # of each step, where time decides it (`--budget`)
+    judged: int = -1  # the step of the last evaluation
+    held: dict[str, float] = field(default_factory=dict)  # … and what it found
     best: float | None = None  # held-out loss
     best_step: int | None = None
     waited: float = 0.0  # seconds for data
     saving: float = 0.0  # … for checkpoints
     evaluating: float = 0.0
+    written: int = 0  # bytes of metrics.jsonl
     meter: dict[str, Any] = field(default_factory=dict)  # what was counted of FLOPs and energy
 
     def facts(self) -> dict[str, Any]:

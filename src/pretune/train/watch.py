@@ -1,9 +1,9 @@
 """Watching over a run: steps that are not finite, losses that leap, and signals that ask it to stop."""
 
 import math
+import os
 import signal
 import statistics
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -71,28 +71,41 @@ class Stop:
     """Asked to stop by a signal: the step at hand is finished, its state saved, and the run ends with its exit code.
 
     SIGTERM, as schedulers send it, ends with 75; Ctrl-C with 130, and a second Ctrl-C at once. With several ranks all
-    of them stop at the same step: the request travels with a step's counts.
+    of them stop at the same step: the request travels with a step's counts. Before a run is `ready` there is nothing to
+    save, and it ends at once.
     """
 
-    def __init__(self, save: Callable[[Loop], None], where: str) -> None:
-        self.save, self.where = save, where
-        self.asked = 0
+    def __init__(self, again: str, *, begun: bool = False) -> None:
+        self.again, self.begun = again, begun  # how to go on, and whether there is something to go on with
+        self._loop: Loop | None = None
+        self._save: Callable[[Loop], None] | None = None
+
+    def ready(self, loop: Loop, save: Callable[[Loop], None]) -> None:
+        """From now on there is something to save."""
+        self._loop, self._save = loop, save
 
     def __call__(self, loop: Loop, reports: Sequence[Report]) -> None:
-        loop.asked = self.asked
-        if self.asked if loop.ranks.world == 1 else any(report.asked for report in reports):
-            self.save(loop)
-            raise self._error(self.asked or signal.SIGTERM, loop.state.step)
+        if loop.asked if loop.ranks.world == 1 else any(report.asked for report in reports):
+            self.end(loop)
 
-    def _error(self, number: int, step: int) -> PretuneError:
+    def end(self, loop: Loop) -> None:
+        """Save, and raise what ends the run."""
+        assert self._save is not None
+        self._save(loop)
+        raise self._error(loop.asked or signal.SIGTERM, f" after step {loop.state.step}; {self.again}")
+
+    def _error(self, number: int, how: str) -> PretuneError:
         kind = Interrupted if number == signal.SIGINT else Stopped
-        return kind(f"stopped by {signal.Signals(number).name} after step {step}; go on with --resume {self.where}")
+        return kind(f"stopped by {signal.Signals(number).name}{how}")
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.asked:
+        if self._loop is None:
+            raise self._error(number, f"; {self.again}" if self.begun else " before there was anything to save")
+        if number == signal.SIGINT and self._loop.asked:
             raise KeyboardInterrupt
-        self.asked = number
-        print("pretune: finishing this step and saving; press Ctrl-C again to stop at once", file=sys.stderr)
+        self._loop.asked = number
+        # NOTE: not print, which may be in the middle of a line of its own.
+        os.write(2, b"pretune: finishing this step and saving; press Ctrl-C again to stop at once\n")
 
     @contextmanager
     def listening(self) -> Iterator[None]:

@@ -18,9 +18,9 @@ Where several processes train together, only rank 0 locks, saves, waits and tidi
 the tensors before `save` (which is the barrier), and all may read what `latest` finds.
 """
 
-from pretune.train.store.checkpoint import Found
+from pretune.train.store.checkpoint import Found, listed
 from pretune.train.store.lock import Lock
 from pretune.train.store.store import Store
 from pretune.train.store.verify import verify_checkpoints
 
-__all__ = ["Found", "Lock", "Store", "verify_checkpoints"]
+__all__ = ["Found", "Lock", "Store", "listed", "verify_checkpoints"]

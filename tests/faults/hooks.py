@@ -1,0 +1,141 @@
+"""What is done to a run from the inside, before it begins: it dies, is signalled or is denied something at a step."""
+
+import contextlib
+import functools
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pretune.core.types import Loss
+from pretune.objectives.masked import Masked
+from pretune.recipes.reading import Source
+from pretune.train import evaluate
+from pretune.train.evaluate import Evaluate
+from pretune.train.late import Late
+from pretune.train.saving import Saver
+from tests.faults import deaths
+
+ending = contextlib.ExitStack()
+"""What lasts as long as the process."""
+
+
+def at_step(step: int, work: Callable[[], None]) -> None:
+    """Do something in the middle of a step, after its gradients and before its hooks."""
+    put = Late.put
+
+    def watched(self: Late, number: int, *rest: Any) -> None:
+        put(self, number, *rest)
+        if number == step:
+            work()
+
+    Late.put = watched  # type: ignore[method-assign]
+
+
+def ask(name: str) -> None:
+    """Send this process a signal."""
+    os.kill(os.getpid(), signal.Signals[name])
+
+
+def signalled(step: int, *names: str) -> None:
+    at_step(step, lambda: [ask(name) for name in names] and None)
+
+
+def signalled_while_judging(nth: int, name: str) -> None:
+    """In the middle of the n-th evaluation, which is then a long one."""
+    count, real = 0, Evaluate.now
+
+    def now(self: Evaluate, loop: Any) -> None:
+        nonlocal count
+        count += loop.state.judged != loop.state.step
+        real(self, loop)
+
+    def over_ranks(loss: Loss, ranks: Any) -> Loss:
+        if ranks is evaluate.ONE and count == nth:
+            ask(name)
+            time.sleep(0.1)
+        return summed(loss, ranks)
+
+    Evaluate.now = now  # type: ignore[method-assign]
+    summed, evaluate.over_ranks = evaluate.over_ranks, over_ranks
+
+
+def signalled_while_saving(step: int, name: str) -> None:
+    real = Saver.save
+
+    def save(self: Saver, loop: Any, *, wait: bool = False) -> None:
+        if loop.state.step == step and self.last_step != step:
+            ask(name)
+        real(self, loop, wait=wait)
+
+    Saver.save = save  # type: ignore[method-assign]
+
+
+def dies_at_call(moment: int) -> None:
+    """Killed before the n-th thing that it asks of the file system."""
+    ending.enter_context(deaths.watched(deaths.die(moment)))
+
+
+def no_room(step: int, most: int) -> None:
+    """From a step on (-1: from the start) no file can be larger than so many bytes, as on a full disk."""
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    full = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (most, hard))
+    full() if step < 0 else at_step(step, full)
+
+
+def not_finite(first: int, last: int, value: str = "nan") -> None:
+    """The losses of some calls are not finite."""
+    real, calls, factor = Masked.loss, 0, float(value)
+
+    def loss(self: Masked, model: Any, batch: Any) -> Loss:
+        nonlocal calls
+        found = real(self, model, batch)
+        calls += model.training
+        if not (model.training and first <= calls - 1 <= last):
+            return found
+        return Loss(sum=found.sum * factor, count=found.count)
+
+    Masked.loss = loss  # type: ignore[method-assign]
+
+
+def stops_at(step: int) -> None:
+    """It stands still until SIGCONT."""
+    at_step(step, lambda: ask("SIGSTOP"))
+
+
+def signalled_while_opening(name: str) -> None:
+    """Before there is anything to save."""
+    real = Source.open.__func__  # type: ignore[attr-defined]
+
+    def open_(cls: type[Source], *arguments: Any, **named: Any) -> Any:
+        ask(name)
+        return real(cls, *arguments, **named)
+
+    Source.open = classmethod(open_)  # type: ignore[assignment, method-assign]
+
+
+def only_rank(rank: int, name: str, *arguments: Any) -> None:
+    """Another hook, in one of the ranks."""
+    if int(os.environ["RANK"]) == rank:
+        globals()[name](*arguments)
+
+
+def reads_late() -> None:
+    """What steps say is read one step late, as it is where the device is not the host."""
+    make = Late.__init__
+
+    def late(self: Late, device: Any) -> None:
+        make(self, device)
+        self._cuda = True
+
+    Late.__init__ = late  # type: ignore[method-assign]
+    put = Late.put
+
+    def on_host(self: Late, *rest: Any) -> None:
+        self._cuda = False
+        put(self, *rest)
+        self._cuda = True
+
+    Late.put = on_host  # type: ignore[method-assign]

@@ -1,0 +1,396 @@
+"""A run of `pretune pretrain` under every fault (R1, R2, R4 to R6, R8): nothing is lost, and the result is the same."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults.runs import (
+    ALONE,
+    ENVIRONMENT,
+    STEPS,
+    Child,
+    Nursery,
+    arguments,
+    made_data,
+    metrics,
+    resume,
+    same,
+    steps_of,
+)
+
+
+def begun(runs: Nursery, data: Path, out: Path, step: int) -> Path:
+    """A run that was killed in the middle of a step."""
+    runs.run(arguments(data, out, *ALONE), ["signalled", step, "SIGKILL"], code=-signal.SIGKILL)
+    return out
+
+
+@pytest.fixture(scope="module")
+def killed(runs: Nursery, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """… not to be changed; it has the checkpoints of steps 6 and 8."""
+    out = begun(runs, data, tmp_path_factory.mktemp("killed") / "run", 9)
+    assert steps_of(out)[-2:] == ["step-00000006", "step-00000008"]
+    return out
+
+
+@pytest.fixture
+def copy(killed: Path, tmp_path: Path) -> Path:
+    """… to be changed."""
+    return Path(shutil.copytree(killed, tmp_path / "run"))
+
+
+def finished(runs: Nursery, out: Path, *more: str) -> Child:
+    return runs.run(resume(out, *more))
+
+
+class TestKilled:
+    """R1: kill -9."""
+
+    def again(self, data: Path, out: Path) -> list[str]:
+        """The same command, or --resume where there is something to resume."""
+        return resume(out) if steps_of(out) else arguments(data, out, *ALONE)
+
+    def kills(self, runs: Nursery, data: Path, straight: Path, folder: Path, count: int, seed: int) -> int:
+        """So many kills at random instants, in run after run until each is done; how many runs that took."""
+        rng, done, out, patience = random.Random(seed), 0, folder / "0", 4.0
+        while count:
+            begun = time.monotonic()
+            child = runs.start(self.again(data, out))
+            if not child.done(rng.uniform(0.0, patience)):
+                child.kill()
+                count -= 1
+            if child.wait() == 0:
+                patience = min(patience, time.monotonic() - begun)
+                assert same(out, straight)
+                done += 1
+                out = folder / str(done)
+            else:
+                assert child.code == -signal.SIGKILL, child.errors()
+        runs.run(self.again(data, out))
+        assert same(out, straight)
+        return done + 1
+
+    def test_at_five_instants(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:
+        self.kills(runs, data, straight, tmp_path, 5, seed=5)
+
+    @pytest.mark.slow
+    def test_at_fifty_instants(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:
+        self.kills(runs, data, straight, tmp_path, 50, seed=50)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("moment", range(1, 400, 13))
+    def test_between_what_it_asks_of_the_disk(
+        self, runs: Nursery, data: Path, straight: Path, tmp_path: Path, moment: int
+    ) -> None:
+        out = tmp_path / "run"
+        child = runs.start(arguments(data, out, *ALONE), ["dies_at_call", moment])
+        if child.wait() == 0:
+            pytest.skip(f"it asks for less than {moment} things")
+        runs.run(self.again(data, out))
+        assert same(out, straight)
+
+    @pytest.mark.parametrize("moment", [4, 12, 24])
+    def test_before_the_first_checkpoint_the_same_command_starts_afresh(
+        self, runs: Nursery, data: Path, straight: Path, tmp_path: Path, moment: int
+    ) -> None:
+        out = tmp_path / "run"
+        runs.run(arguments(data, out, *ALONE), ["dies_at_call", moment], code=-signal.SIGKILL)
+        assert not steps_of(out)
+        child = runs.run(resume(out), code=4)
+        assert child.line.startswith("pretune: error: ") and "without --resume" in child.line
+        runs.run(arguments(data, out, *ALONE))
+        assert same(out, straight)
+
+    def test_what_is_done_stays_as_it_is(self, runs: Nursery, straight: Path, tmp_path: Path) -> None:
+        out = Path(shutil.copytree(straight, tmp_path / "run"))
+        finished(runs, out)
+        assert same(out, straight)
+
+    def test_data_workers_do_not_outlive_a_run(self, runs: Nursery, data: Path, tmp_path: Path) -> None:
+        child = runs.start(arguments(data, tmp_path / "run", *ALONE, train__workers=2), ["stops_at", 2])
+        wait_for(lambda: stopped(child), child)
+        workers = child.children()
+        assert len(workers) >= 3  # itself and two more
+        child.kill()
+        child.wait()
+        wait_for(lambda: not child.children(), child)
+
+
+def stopped(child: Child) -> bool:
+    return Path(f"/proc/{child.pid}/stat").read_text().rpartition(") ")[2][0] == "T"
+
+
+def wait_for(true: Callable[[], bool], child: Child, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, child.errors()
+        time.sleep(0.02)
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+
+
+FILES = ("MANIFEST.json", "model.safetensors", "optimizer.safetensors", "state.json")
+DAMAGES = [(name, damage) for name in FILES for damage in (truncate, flip, Path.unlink)]
+QUICK = DAMAGES[::4]
+
+
+class TestDamaged:
+    """R2: the newest checkpoint is not what was written."""
+
+    @pytest.mark.parametrize(
+        ("name", "damage"),
+        [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in DAMAGES],
+    )
+    def test_the_one_before_is_taken(
+        self, runs: Nursery, straight: Path, copy: Path, name: str, damage: Callable[[Path], None]
+    ) -> None:
+        damage(copy / "checkpoints/step-00000008" / name)
+        child = finished(runs, copy)
+        assert f"skipping a damaged checkpoint: {copy}/checkpoints/step-00000008/{name}" in child.errors()
+        assert same(copy, straight)
+
+    def test_when_none_is_whole_that_is_told(self, runs: Nursery, copy: Path) -> None:
+        for folder in (copy / "checkpoints").iterdir():
+            flip(folder / "model.safetensors")
+        child = runs.run(resume(copy), code=4)
+        assert "no checkpoint is whole" in child.line and "step-00000008/model.safetensors" in child.line
+
+    def test_metrics_that_are_torn_are_put_right(self, runs: Nursery, straight: Path, copy: Path) -> None:
+        with (copy / "metrics.jsonl").open("ab") as file:
+            file.write(b'{"step": 9, "lo')
+        finished(runs, copy)
+        assert same(copy, straight)
+
+
+class TestChanged:
+    """R4: something is not what it was; refused before anything is computed."""
+
+    def refused(self, runs: Nursery, out: Path, *more: str, code: int = 4) -> str:
+        before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != ".lock"}
+        child = runs.run(resume(out, *more), code=code)
+        assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != ".lock"}
+        assert child.errors().count("pretune: error: ") == 1 and "step" not in child.errors().splitlines()[0], (
+            child.errors()
+        )
+        return child.line
+
+    def test_the_corpus(self, runs: Nursery, data: Path, tmp_path: Path) -> None:
+        mine = Path(shutil.copytree(data.parent, tmp_path / "mine")) / "data"
+        out = begun(runs, mine, tmp_path / "run", 3)
+        shutil.rmtree(mine)
+        made_data(mine.parent, first=1, tokenizer=False)
+        assert f"{mine}: its tokens are not those that the run began with" in self.refused(runs, out)
+
+    @pytest.mark.parametrize(("kind", "style"), [("bpe", "cls-sep"), ("bpe", "endoftext")])
+    def test_the_tokenizer(self, runs: Nursery, data: Path, tmp_path: Path, kind: str, style: str, copy: Path) -> None:
+        other = made_data(tmp_path / "other", kind=kind, style=style)
+        line = self.refused(runs, copy, f"--data={other}")
+        assert f"{other}: its tokenizer is not the one that the run began with" in line
+
+    def test_data_that_moved_is_the_same_data(
+        self, runs: Nursery, data: Path, straight: Path, copy: Path, tmp_path: Path
+    ) -> None:
+        finished(runs, copy, f"--data={shutil.copytree(data, tmp_path / 'moved')}")
+        assert same(copy, straight)
+
+    def test_a_checkpoint_of_another_shape(self, runs: Nursery, data: Path, copy: Path, tmp_path: Path) -> None:
+        other = tmp_path / "other"
+        runs.run(arguments(data, other, *ALONE, model__hidden=40), ["signalled", 9, "SIGKILL"], code=-signal.SIGKILL)
+        shutil.rmtree(copy / "checkpoints")
+        shutil.copytree(other / "checkpoints", copy / "checkpoints")
+        assert "step-00000008: does not belong to this run: its config is" in self.refused(runs, copy)
+
+    @pytest.mark.parametrize(
+        ("more", "told"),
+        [
+            (("--set=train.lr=0.5",), "train.lr was"),
+            (("--steps=40",), "train.steps was 12 and cannot become 40"),
+            (("--objective=span_masked",), "objective.kind was masked and cannot become span_masked"),
+            (("--set=model.encoder.depth=3",), "model.encoder.depth was 2 and cannot become 3"),
+            (("--set=data.max_length=16",), "data.max_length was 32 and cannot become 16"),
+        ],
+    )
+    def test_settings(self, runs: Nursery, copy: Path, more: tuple[str, ...], told: str) -> None:
+        assert told in self.refused(runs, copy, *more)
+
+    def test_the_same_command_again_with_resume(self, runs: Nursery, data: Path, straight: Path, copy: Path) -> None:
+        runs.run([*arguments(data, copy, *ALONE), "--resume"])
+        assert same(copy, straight)
+
+    def test_another_command_with_resume(self, runs: Nursery, data: Path, copy: Path) -> None:
+        child = runs.run([*arguments(data, copy, *ALONE, model__hidden=40), "--resume"], code=4)
+        assert "model." in child.line and "hidden was 48 and cannot become 40" in child.line
+
+    def test_what_changes_nothing_may_change(self, runs: Nursery, straight: Path, copy: Path) -> None:
+        finished(runs, copy, "--set=train.checkpoint_every=3", "--set=train.keep=4")
+        assert same(copy, straight)
+        assert len(steps_of(copy)) == 4
+
+    def test_a_run_that_is_there_is_not_begun_again(self, runs: Nursery, data: Path, copy: Path) -> None:
+        child = runs.run(arguments(data, copy, *ALONE), code=2)
+        assert "there is a run already; go on with --resume" in child.line
+
+
+class TestDisk:
+    """R5."""
+
+    def test_full_while_it_runs(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:
+        out = tmp_path / "run"
+        child = runs.run(arguments(data, out, *ALONE), ["no_room", 6, 50_000], code=6)
+        assert child.line.startswith("pretune: error: cannot write") and "too large" in child.line
+        assert steps_of(out) == ["step-00000004", "step-00000006"]
+        finished(runs, out)
+        assert same(out, straight)
+
+    def test_full_from_the_start(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:
+        out = tmp_path / "run"
+        child = runs.run(arguments(data, out, *ALONE), ["no_room", -1, 50_000], code=6)
+        assert "cannot write" in child.line
+        runs.run(arguments(data, out, *ALONE))
+        assert same(out, straight)
+
+    def test_full_at_the_very_end(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:
+        out = tmp_path / "run"
+        child = runs.run(arguments(data, out, *ALONE), ["no_room", STEPS - 1, 50_000], code=6)
+        assert "cannot write" in child.line
+        finished(runs, out)
+        assert same(out, straight)
+
+    def test_not_writable(self, runs: Nursery, data: Path) -> None:
+        child = runs.run(arguments(data, Path("/sys/run"), *ALONE), code=6)
+        assert "cannot write '/sys/run" in child.line and "choose another place" in child.line
+
+    def test_a_file_in_its_place(self, runs: Nursery, data: Path, tmp_path: Path) -> None:
+        (tmp_path / "run").write_text("something")
+        assert "cannot write" in runs.run(arguments(data, tmp_path / "run", *ALONE), code=2).line
+
+    def test_two_runs_in_one_place(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:
+        out = tmp_path / "run"
+        first = runs.start(arguments(data, out, *ALONE), ["stops_at", 2])
+        wait_for(lambda: stopped(first), first)
+        for command in (arguments(data, out, *ALONE), resume(out)):
+            second = runs.run(command, code=2)
+            assert f"a run (pid {first.pid} on " in second.line and "is writing there" in second.line
+        first.kill(signal.SIGCONT)
+        assert first.wait() == 0
+        assert same(out, straight)
+
+    def test_a_stale_lock(self, runs: Nursery, straight: Path, copy: Path) -> None:
+        assert (copy / ".lock").exists()  # the run was killed
+        assert "this run takes its place" in finished(runs, copy).errors()
+        assert same(copy, straight) and not (copy / ".lock").exists()
+
+
+class TestNotFinite:
+    """R6; the loop's own tests have more of it."""
+
+    @pytest.mark.parametrize("value", ["nan", "inf"])
+    def test_one_is_skipped(self, runs: Nursery, data: Path, tmp_path: Path, value: str) -> None:
+        child = runs.run(arguments(data, tmp_path / "run", *ALONE), ["not_finite", 9, 9, value])  # the third step's
+        assert "step 2: the gradient is not finite, step skipped; samples " in child.errors()
+        lines = [line for line in metrics(tmp_path / "run") if "skipped" in line]
+        assert [line["step"] for line in lines if line["skipped"]] == [3]
+        assert lines[2]["loss"] is None and lines[2]["nonfinite"] == ["loss", "norm"]
+        assert all(isinstance(line["loss"], float) for line in lines if not line["skipped"])
+
+    def test_twenty_in_a_row_end_it(self, runs: Nursery, data: Path, tmp_path: Path) -> None:
+        command = arguments(data, tmp_path / "run", "--objective=masked", "--steps=40", train__eval_tokens=0)
+        child = runs.run(command, ["not_finite", 12, 10_000], code=5)
+        assert "20 steps in a row, up to step 22, had no finite gradient" in child.line
+
+
+class TestSignals:
+    """R8."""
+
+    def interrupted(self, runs: Nursery, data: Path, out: Path, hook: list[object], code: int, step: int) -> Child:
+        """A run that was asked to stop saved what it had after a step."""
+        child = runs.run(arguments(data, out, *ALONE), hook, code=code)
+        assert steps_of(out)[-1] == f"step-{step:08}"
+        assert f"after step {step}; go on with --out {out} --resume" in child.line
+        assert not child.children()
+        return child
+
+    @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 75), ("SIGINT", 130)])
+    def test_in_a_step(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path, name: str, code: int) -> None:
+        out = tmp_path / "run"
+        self.interrupted(runs, data, out, ["signalled", 6, name], code, 7)
+        finished(runs, out)
+        assert same(out, straight)
+
+    @pytest.mark.parametrize(("nth", "step"), [(1, 0), (2, 5), (4, STEPS)])
+    def test_in_an_evaluation_which_is_left_and_made_later(
+        self, runs: Nursery, data: Path, straight: Path, tmp_path: Path, nth: int, step: int
+    ) -> None:
+        out = tmp_path / "run"
+        self.interrupted(runs, data, out, ["signalled_while_judging", nth, "SIGTERM"], 75, step)
+        finished(runs, out)
+        assert same(out, straight)
+
+    @pytest.mark.parametrize(("step", "after"), [(0, 1), (4, 4)])
+    def test_in_a_save(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path, step: int, after: int) -> None:
+        out = tmp_path / "run"
+        self.interrupted(runs, data, out, ["signalled_while_saving", step, "SIGTERM"], 75, after)
+        finished(runs, out)
+        assert same(out, straight)
+
+    @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+    def test_while_it_is_set_up(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path, name: str) -> None:
+        out, code = tmp_path / "run", 75 if name == "SIGTERM" else 130
+        child = runs.run(arguments(data, out, *ALONE), ["signalled_while_opening", name], code=code)
+        assert f"stopped by {name} before there was anything to save" in child.line
+        runs.run(arguments(data, out, *ALONE))
+        assert same(out, straight)
+
+    def test_while_a_run_is_taken_up_again(self, runs: Nursery, straight: Path, copy: Path) -> None:
+        runs.run(resume(copy), ["signalled_while_opening", "SIGTERM"], code=75)
+        finished(runs, copy)
+        assert same(copy, straight)
+
+    def test_twice(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:
+        out = tmp_path / "run"
+        child = runs.run(arguments(data, out, *ALONE), ["signalled", 6, "SIGINT", "SIGINT"], code=130)
+        assert child.line == "pretune: interrupted" and steps_of(out)[-1] == "step-00000006"
+        finished(runs, out)
+        assert same(out, straight)
+
+    def test_with_data_workers_nothing_is_left(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:
+        out = tmp_path / "run"
+        child = runs.start(arguments(data, out, *ALONE, train__workers=2), ["stops_at", 6])
+        wait_for(lambda: stopped(child), child)
+        os.killpg(child.pid, signal.SIGTERM)  # as schedulers do, to all of it
+        os.killpg(child.pid, signal.SIGCONT)
+        assert child.wait() == 75, child.errors()
+        wait_for(lambda: not child.children(), child)
+        finished(runs, out, "--set=train.workers=0")
+        assert same(out, straight)
+
+    def test_a_process_that_has_just_been_started(self, data: Path, tmp_path: Path) -> None:
+        """As it is started by people: also while it imports."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pretune", *arguments(data, tmp_path / "run", *ALONE, "--steps=1000")],
+            env=ENVIRONMENT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        told = process.communicate(timeout=60)[1]
+        assert process.returncode == 75, told
