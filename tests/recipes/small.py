@@ -1,4 +1,4 @@
-"""Small runs for the tests of this folder: stories as tokens of each kind, made once, and models of a few thousand weights."""
+"""Small runs for the tests of this folder: stories as tokens of each kind, and models of a few thousand weights."""
 
 from collections.abc import Callable
 from pathlib import Path

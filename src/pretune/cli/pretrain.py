@@ -11,6 +11,8 @@ from pretune.core import log
 from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pretune.recipes.settings import Settings
 
 
@@ -71,7 +73,7 @@ def pretrain(
         "objective": objective,
         "start": start,
         "changes": parse_assignments(settings or []),
-        "settings": _read(config),
+        "settings": config,
         "device": device,
         **lengths,
     }
@@ -88,28 +90,39 @@ def pretrain(
     log.say(f"next: pretune show {run}  ·  pretune verify {run}")
 
 
-def _read(config: Path | None) -> dict[str, Any] | None:
-    """A tree from JSON or YAML; of YAML only plain values."""
-    if config is None:
-        return None
-    from pretune.core import io
-
-    file = config / "run.json" if config.is_dir() else config
-    if file.suffix == ".json":
-        return io.read_json(file, UsageError)
-    from pretune.core.config.yaml import read_yaml
-
-    return read_yaml(file)
-
-
 def _show(settings: "Settings", as_json: bool) -> None:
-    tree = settings.plain()
+    """The tree, which `--config` reads, and below it what the run takes, as comments of YAML or as a part of JSON."""
+    from pretune.recipes.forecast import forecast
+
+    tree, cost = settings.plain(), forecast(settings)
     if as_json:
-        print(json.dumps(tree, indent=2))
+        print(json.dumps({**tree, "cost": cost}, indent=2))
         return
-    for section, values in tree.items():
-        if section == "model":
-            continue
-        print(f"{section}:")
-        for path, value in values.items():
-            print(f"  {path}: {json.dumps(value)}")
+    import yaml
+
+    print(yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True), end="")
+    print("\n".join(f"# {line}".rstrip() for line in _costs(cost, settings.train.budget)))
+
+
+def _costs(cost: dict[str, Any], budget: float | None) -> "Iterator[str]":
+    from pretune.train.figures import amount, clock, columns, dollars, energy, weight
+
+    yield f"{cost['parameters']:,} parameters, {amount(cost['flops_per_token'], billion='G')}FLOP a token"
+    if budget is None:
+        yield (
+            f"{cost['steps']:,} steps, {cost['tokens']:,} tokens, {amount(cost['flops'], billion='G')}FLOP; with one "
+            "device, estimated:"
+        )
+    else:
+        yield f"so far one device comes in {clock(budget)}, estimated:"
+    rows = [
+        (
+            name,
+            clock(found["seconds"]) if budget is None else f"{amount(found['tokens'])} tokens",
+            energy(found["kwh"]),
+            weight(found["co2e_kg"]),
+            dollars(found["dollars"]),
+        )
+        for name, found in cost["devices"].items()
+    ]
+    yield from columns([("device", "time" if budget is None else "reads", "energy", "CO2e", "price"), *rows])

@@ -1,16 +1,23 @@
 """From wishes to settings: a name with options, a whole tree, or a part of one."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from pretune.core import config
+from pretune.core import config, io
+from pretune.core.config.yaml import read_yaml
 from pretune.core.errors import UsageError, nearest
-from pretune.recipes.resolve import resolve, seconds, with_heads
+from pretune.data.prepare import Data
+from pretune.recipes.duration import LENGTHS, fit, seconds
+from pretune.recipes.resolve import RUN, resolve, with_heads
 from pretune.recipes.settings import SECTIONS, Settings, read_objective
+
+APART = {"data.path": "data", "objective.kind": "objective", "train.start": "start", "model.name": "model"}
+"""Paths that are wishes of their own."""
 
 
 def choose(
@@ -23,58 +30,91 @@ def choose(
     epochs: float | None = None,
     budget: str | float | None = None,
     start: str | os.PathLike[str] | None = None,
-    settings: Mapping[str, Any] | Settings | None = None,
+    settings: Mapping[str, Any] | Settings | str | os.PathLike[str] | None = None,
     changes: Mapping[str, Any] | None = None,
     device: str | None = None,
 ) -> Settings:
-    """The settings of a run: what its paper did, or a tree that is given, with what is wished for changed."""
+    """The settings of a run: what its paper did, or a tree that is given, with what is wished for changed.
+
+    `settings` may be a tree, whole or in part, or the file with one: a run.json, or YAML. `changes` go before it, and
+    the other wishes before both.
+    """
     length = {"steps": steps, "tokens": tokens, "epochs": epochs}
     length["budget"] = seconds(budget) if isinstance(budget, str) else budget
     given = {name: value for name, value in length.items() if value is not None}
     if len(given) > 1:
         raise UsageError(f"a run has one length, found {' and '.join(given)}; keep one")
-    tree = settings.plain() if isinstance(settings, Settings) else dict(settings or {})
+    tree = read_tree(settings)
+    wishes: dict[str, Any] = {"model": model, "data": data, "objective": objective, "start": start}
     if all(isinstance(tree.get(name), Mapping) for name in SECTIONS) and "kind" in tree["model"]:
-        found = Settings.of(tree)
-        if objective is not None and objective != config.kind(found.objective):
-            chosen = read_objective(objective)
-            found = replace(found, objective=chosen, model=with_heads(found.model, chosen))
-        reset = dict.fromkeys(length) if given else {}
-        wished = {f"train.{name}": value for name, value in {**reset, **given}.items()}
-        wished |= {} if data is None else {"data.path": os.fspath(data)}
-        return found.changed({**wished, **(changes or {})}) if wished or changes else found
-    model, inner = _partly(model, tree)
-    data = data or inner.pop("data.path", None)
-    if data is None or (model is None and start is None):
+        return _changed(Settings.of(tree), {**wishes, **given}, dict(changes or {}))
+    inner = {**dict(_paths(tree)), **(changes or {})}
+    for path, name in APART.items():
+        value = inner.pop(path, None)
+        wishes[name] = value if wishes[name] is None else wishes[name]
+    if wishes["data"] is None or (wishes["model"] is None and wishes["start"] is None):
         raise UsageError("a run needs a model and --data; or a --config that names them")
     return resolve(
-        model or "",
-        data=os.fspath(data),
-        objective=objective or inner.pop("objective.kind", None),
-        start=None if start is None else os.fspath(start),
+        wishes["model"] or "",
+        data=os.fspath(wishes["data"]),
+        objective=wishes["objective"],
+        start=None if wishes["start"] is None else os.fspath(wishes["start"]),
         device=device or default_device(),
         length=given,
-        changes={**inner, **(changes or {})},
+        changes=inner,
     )
 
 
-def _partly(model: str | None, tree: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """A tree that says only some things: the model's name, and paths with values."""
-    changes: dict[str, Any] = {}
+def _changed(found: Settings, wishes: Mapping[str, Any], changes: dict[str, Any]) -> Settings:
+    """A whole tree with some things changed; its model stays, but for heads that go with another objective."""
+    if wishes["model"] is not None:
+        raise UsageError(f"the settings have a model; leave '{wishes['model']}' out, or change it with --set model.…")
+    if wishes["objective"] is not None and wishes["objective"] != config.kind(found.objective):
+        chosen = read_objective(wishes["objective"])
+        found = replace(found, objective=chosen, model=with_heads(found.model, chosen))
+    length = {f"train.{name}": value for name in LENGTHS if (value := wishes.get(name)) is not None}
+    if length or any(f"train.{name}" in changes for name in LENGTHS):
+        length = {**{f"train.{name}": None for name in LENGTHS}, **length}
+    paths = {"data": "data.path", "start": "train.start"}
+    wished = {paths[name]: os.fspath(wishes[name]) for name in paths if wishes[name] is not None}
+    if not (length or wished or changes):
+        return found
+    found = found.changed({**length, **wished, **changes})
+    return fit(found, Data.open(found.data.path).tokens, changes) if length else found
+
+
+def read_tree(settings: Mapping[str, Any] | Settings | str | os.PathLike[str] | None) -> dict[str, Any]:
+    """A tree of settings, from wherever it is."""
+    if isinstance(settings, Settings):
+        return settings.plain()
+    if settings is None or isinstance(settings, Mapping):
+        return dict(settings or {})
+    file = Path(settings) / RUN if Path(settings).is_dir() else Path(settings)
+    return io.read_json(file, UsageError) if file.suffix == ".json" else read_yaml(file)
+
+
+def _paths(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """A tree that says only some things, as paths with values."""
+    alone = {"model": "model.name", "objective": "objective.kind", "data": "data.path"}
     for section, values in tree.items():
-        if isinstance(values, Mapping):
-            changes |= {f"{section}.{path}": value for path, value in values.items()}
-        elif section == "model":
-            model = model or str(values)
-        elif section == "objective":
-            changes["objective.kind"] = str(values)
-        elif section == "data":
-            changes["data.path"] = str(values)
+        if isinstance(values, Mapping) and section in SECTIONS:
+            yield from _inner(section, values)
+        elif section in alone and isinstance(values, str):
+            yield alone[section], values
         elif section != "found":
-            raise UsageError(
-                f"unknown section '{section}'{nearest(section, SECTIONS)}; there are {', '.join(SECTIONS)}"
-            )
-    return model, changes
+            there = f"there are {', '.join(SECTIONS)}"
+            if section in SECTIONS:
+                raise UsageError(f"the section '{section}' holds settings, found {type(values).__name__}; {there}")
+            raise UsageError(f"unknown section '{section}'{nearest(section, SECTIONS)}; {there}")
+
+
+def _inner(where: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What lies inside; a part that names its kind is one value, for another kind has other settings."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and "kind" not in value:
+            yield from _inner(f"{where}.{name}", value)
+        else:
+            yield f"{where}.{name}", value
 
 
 def default_device() -> str:

@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pretune.core import log
 from pretune.recipes.choose import choose, default_device
+from pretune.recipes.history import history
 from pretune.recipes.resume import resumed
-from pretune.recipes.run import Run
+from pretune.recipes.run import Run, finished
 from pretune.recipes.session import Session
 from pretune.train.ranks import ranks
 from pretune.train.watch import Stop
@@ -34,7 +36,7 @@ def pretrain(
 
     `start` goes on from the weights of a directory. `resume` takes an unfinished run in `out` up again. `changes` are
     paths and values, as `--set` takes them. The other wishes are those of `choose`: data, objective, the length of the
-    run (steps, tokens, epochs or budget), or whole settings.
+    run (steps, tokens, epochs or budget), or settings: a tree, or a file with one.
     """
     begun = time.monotonic()
     where = Path(out)
@@ -42,6 +44,11 @@ def pretrain(
     stop = Stop(f"go on with --out {where} --resume", begun=resume)
     with stop.listening():
         settings = resumed(where, model, **wishes) if resume else choose(model, **wishes)
+        done = finished(where) if resume else None
+        if done is not None:
+            log.say(f"{where}: is finished; there is nothing to resume")
+            return done
+        repeated = [] if resume else history(settings, wishes.get("settings"), budget=wishes.get("budget"))
         with ranks(device or default_device()) as many:
-            session = Session(settings, where, many, stop, begun=begun, start=None if start is None else Path(start))
+            session = Session(settings, where, many, stop, begun=begun, resume=resume, history=repeated)
             return session.run(resume=resume)

@@ -60,9 +60,18 @@ class Source:
     vocabulary: Vocabulary
     objective: Objective
     shape: ModelShape
+    longest: int | None = None  # what the model's positions allow
 
     @classmethod
-    def open(cls, reading: Reading, objective: Objective, shape: ModelShape, start: int | None = None) -> "Source":
+    def open(
+        cls,
+        reading: Reading,
+        objective: Objective,
+        shape: ModelShape,
+        *,
+        start: int | None = None,
+        longest: int | None = None,
+    ) -> "Source":
         """Open the data; what is wrong with it, or does not go with the objective, is told before any compute."""
         data = Data.open(reading.path)
         if data.slice is not None:
@@ -79,6 +88,7 @@ class Source:
             vocabulary=vocabulary,
             objective=objective,
             shape=shape,
+            longest=longest,
         )
 
     @property
@@ -119,6 +129,12 @@ class Source:
         lesson = objective.open(self.vocabulary, self.shape)
         samples = self.samples(split, length, objective)
         shape = _rows(lesson, length, tokens, ranks, both=self.shape == "encoder-decoder")
+        most = max(shape.length, shape.source or 0)
+        if self.longest is not None and most > self.longest:
+            raise UsageError(
+                f"sequences of up to {most} tokens, and the positions of this model end at {self.longest}; lower "
+                "data.max_length"
+            )
         return Stream(
             samples,
             shape,

@@ -1,6 +1,5 @@
 """From a name and some data to the settings of a run: what the paper did, fitted to the data, the device and wishes."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +12,17 @@ from pretune.models import catalog, checkpoint
 from pretune.models.families import FAMILIES
 from pretune.models.family import Training
 from pretune.models.spec import Model, Special
-from pretune.nn.heads import PairHead, Pooler
+from pretune.nn.heads import Head, PairHead, Pooler, SpanHead, Transform
 from pretune.objectives.objective import Objective
+from pretune.recipes.duration import LENGTHS, fit
 from pretune.recipes.reading import Reading
-from pretune.recipes.settings import Settings, Train, read_objective
+from pretune.recipes.settings import Settings, Train, read_objective, within
 from pretune.text.tokenizer import Tokenizer
 
 HIGHEST = 2e-3
 """Narrow models learn at higher rates than their paper's, but not at more than this (Adam)."""
+USUAL = 131_072
+"""Tokens per step; a rate that a paper gives for more is lowered by the square root of the ratio."""
 CPU_TOKENS, CUDA_TOKENS = 4096, 65_536
 """Tokens per step, where the paper's are more."""
 RUN = "run.json"
@@ -44,30 +46,38 @@ def resolve(
     given = dict(changes or {})
     prepared = Data.open(data)
     tokenizer = Tokenizer.load(prepared.tokenizer)
-    ours = {path: given.pop(path) for path in [*given] if path.startswith("model.")}
-    if start is None:
-        family = catalog.find(name)[0]
-        model = fitted(catalog.resolve(name, {"vocab": tokenizer.vocab, **ours}), tokenizer)
-    else:
-        model = config.replace(
-            checkpoint.inspect(start)[0], {path.removeprefix("model."): v for path, v in ours.items()}
-        )
-        family = model.family
-        _same_vocabulary(model, tokenizer, start)
-    paper = FAMILIES.get(family).training if family in FAMILIES else None
+    model = _model(name, tokenizer, start, {path: given.pop(path) for path in [*given] if path.startswith("model.")})
+    paper = FAMILIES.get(model.family).training if model.family in FAMILIES else None
     if paper is None:
-        raise UsageError(f"no paper's way to train '{family}' is known; take a family that has one")
+        raise UsageError(f"no paper's way to train '{model.family}' is known; take a family that has one")
     kinds = {path.removeprefix("objective."): given.pop(path) for path in [*given] if path.startswith("objective.")}
     chosen = _objective(objective, paper)
-    chosen = config.replace(chosen, kinds) if kinds else chosen
+    if kinds:
+        chosen = within("objective", chosen, kinds)
     model = with_heads(model, chosen)
+    lengths = {f"train.{one}": given.pop(f"train.{one}") for one in LENGTHS if f"train.{one}" in given}
     settings = Settings(
         model=model,
         objective=chosen,
         data=_reading(Path(data), paper, model),
         train=_train(paper, model, device, dict(length or {})),
     )
-    return settings.changed(given) if given else settings
+    if lengths and not length:
+        lengths = {"train.epochs": None, **lengths}
+    begin = {"train.start": None if start is None else str(start)}
+    return fit(settings.changed({**begin, **lengths, **given}), prepared.tokens, given)
+
+
+def _model(name: str, tokenizer: Tokenizer, start: str | Path | None, changes: Mapping[str, Any]) -> Model:
+    if start is None:
+        return fitted(catalog.resolve(name, {"vocab": tokenizer.vocab, **changes}), tokenizer)
+    model = checkpoint.inspect(start)[0]
+    if name and catalog.find(name)[0] != model.family:
+        raise UsageError(f"{start}: a model of the family '{model.family}', not '{name}'; leave the name out")
+    _same_vocabulary(model, tokenizer, start)
+    if not changes:
+        return model
+    return within("model", model, {path.removeprefix("model."): value for path, value in changes.items()})
 
 
 def fitted(model: Model, tokenizer: Tokenizer) -> Model:
@@ -94,9 +104,24 @@ def _start(model: Model, tokenizer: Tokenizer) -> int | None:
 
 def with_heads(model: Model, objective: Objective) -> Model:
     """The model with the heads that the objective trains, and without those it would leave as they were drawn."""
-    if objective.pairs in ("other", "swapped"):
-        return replace(model, pooler=model.pooler or Pooler(), pair=model.pair or PairHead())
-    return replace(model, pooler=None, pair=None)
+    if "generator-discriminator" in objective.shapes:
+        return replace(model, pooler=None, pair=None, span=None)
+    pairs = objective.pairs in ("other", "swapped")
+    edges = getattr(getattr(objective, "masking", objective), "boundary", None) is not None
+    return replace(
+        model,
+        head=model.head or _head(model),
+        detector=None,
+        pooler=model.pooler or Pooler() if pairs else None,
+        pair=model.pair or PairHead() if pairs else None,
+        span=model.span or SpanHead() if edges else None,
+    )
+
+
+def _head(model: Model) -> Head:
+    """Over the vocabulary, for a model that has none, as BERT's."""
+    block = model.last.blocks[0]
+    return Head(bias="learned", transform=Transform(activation="gelu", norm=block.norms.post))
 
 
 def _same_vocabulary(model: Model, tokenizer: Tokenizer, start: str | Path) -> None:
@@ -121,9 +146,16 @@ def _reading(data: Path, paper: Training, model: Model) -> Reading:
     )
 
 
+def rate(paper: Training, width: int) -> float:
+    """The learning rate of a model of some width: as the paper's, for its width and for steps of a usual size."""
+    if paper.width is None:  # the optimiser scales by itself
+        return paper.lr
+    usual = paper.lr * min(1.0, (USUAL / paper.batch_tokens) ** 0.5)
+    return max(usual, min(usual * paper.width / width, HIGHEST)) if width < paper.width else usual * paper.width / width
+
+
 def _train(paper: Training, model: Model, device: str, length: dict[str, Any]) -> Train:
-    scale = 1.0 if paper.width is None else paper.width / model.width
-    lr = paper.lr if scale == 1 else max(paper.lr, min(paper.lr * scale, HIGHEST)) if scale > 1 else paper.lr * scale
+    lr = rate(paper, model.width)
     most = CPU_TOKENS if device == "cpu" else CUDA_TOKENS
     tree = {
         "lr": float(f"{lr:.3g}"),
@@ -133,34 +165,6 @@ def _train(paper: Training, model: Model, device: str, length: dict[str, Any]) -
         **(length or {"epochs": 1.0}),
     }
     return config.from_dict(Train, config.specs.plain(tree), where="train")
-
-
-def with_warmup(settings: Settings, steps: int | None) -> Settings:
-    """A warm-up that is a number of steps takes at most a tenth of the run; against the clock, a twentieth."""
-    warmup = getattr(settings.train.schedule, "warmup", 0)
-    if warmup < 1:
-        return settings
-    if steps is None:
-        return settings.changed({"train.schedule.warmup": 0.05})
-    most = max(steps // 10, 1)
-    return settings if warmup <= most else settings.changed({"train.schedule.warmup": most})
-
-
-def seconds(text: str) -> float:
-    """A length of time as people write it.
-
-    >>> seconds("10m"), seconds("90s"), seconds("1.5h"), seconds("30")
-    (600.0, 90.0, 5400.0, 30.0)
-    """
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-    number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
-    try:
-        found = float(number) * units[unit]
-    except ValueError:
-        found = math.nan
-    if not 0 < found < math.inf:
-        raise UsageError(f"cannot read the time '{text}'; write 90s, 10m or 1.5h")
-    return found
 
 
 def read_run(run: str | Path) -> Settings:

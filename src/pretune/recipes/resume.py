@@ -7,7 +7,7 @@ from pretune.core import io
 from pretune.core.errors import CheckpointError
 from pretune.data.prepare import Data
 from pretune.recipes.choose import choose
-from pretune.recipes.resolve import RUN, with_warmup
+from pretune.recipes.resolve import RUN
 from pretune.recipes.settings import Settings
 from pretune.text.tokenizer import Tokenizer
 
@@ -24,7 +24,7 @@ def resumed(where: Path, model: str | None, **wishes: Any) -> Settings:
     if model is None and wishes.get("settings") is None:
         wished = choose(**{**wishes, "settings": stored})
     else:
-        wished = with_warmup(choose(model, **wishes), found.get("steps"))
+        wished = choose(model, **wishes)
     for path, (new, old) in wished.differences(stored).items():
         raise CheckpointError(f"{where}: {path} was {old} and cannot become {new} in a run that goes on")
     _same_data(wished.data.path, found)

@@ -8,6 +8,7 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 
 from pretune.core import io
+from pretune.core.errors import CheckpointError
 from pretune.models import checkpoint, shapes
 from pretune.recipes.card import card
 from pretune.recipes.reading import Source
@@ -52,9 +53,19 @@ def finish(where: Path, model: Any, source: Source, settings: Settings, journal:
         part.assets.files = source.tokenizer.files()
     if loop.ranks.first:
         checkpoint.save(model, where, overwrite=True)
-        io.write_json(where / COST, summary["cost"])
         io.atomic_write(where / "README.md", card(where.name, settings, source, summary).encode())
+        about = {name: value for name, value in summary.items() if name != "cost"}
+        io.write_json(where / COST, {**summary["cost"], "run": about})  # the last thing that a run writes
     return Run(where, summary)
+
+
+def finished(where: Path) -> Run | None:
+    """The run in a directory, if it has come to its end."""
+    if not (where / COST).is_file():
+        return None
+    cost = io.read_json(where / COST, CheckpointError)
+    about = cost.pop("run", None)
+    return Run(where, {**about, "cost": cost}) if isinstance(about, dict) else None
 
 
 def unsharded(model: Any) -> Any:

@@ -5,6 +5,7 @@ import itertools
 import math
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,15 +16,17 @@ from pretune.core import io, log
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.data.samples import demand
 from pretune.data.stream import Stream
-from pretune.models import checkpoint, shapes
+from pretune.models import shapes
 from pretune.models.cost import memory
 from pretune.models.pair import Pair
 from pretune.models.spec import Model
 from pretune.models.two_way import TwoWay
 from pretune.recipes.reading import Source
-from pretune.recipes.resolve import RUN, with_warmup
+from pretune.recipes.resolve import RUN
 from pretune.recipes.run import Run, finish
+from pretune.recipes.samples import Samples
 from pretune.recipes.settings import Settings
+from pretune.recipes.start import begin_from
 from pretune.train.counting import finer
 from pretune.train.evaluate import Evaluate, evaluator
 from pretune.train.feed import Feed
@@ -50,12 +53,24 @@ class Session:
     """One process's part in a run: everything is opened and checked, then it is trained."""
 
     def __init__(
-        self, settings: Settings, where: Path, many: Ranks, stop: Stop, *, begun: float, start: Path | None = None
+        self,
+        settings: Settings,
+        where: Path,
+        many: Ranks,
+        stop: Stop,
+        *,
+        begun: float,
+        resume: bool = False,
+        history: Sequence[float] = (),
     ) -> None:
-        self.where, self.ranks, self.stop, self.begun = where, many, stop, begun
+        self.where, self.ranks, self.stop, self.begun, self.history = where, many, stop, begun, history
         self.spec = shapes.shaped(settings.model, settings.objective.shapes)
         self.source = Source.open(
-            settings.data, settings.objective, self.spec.shape, start=settings.model.special.start
+            settings.data,
+            settings.objective,
+            self.spec.shape,
+            start=settings.model.special.start,
+            longest=settings.model.longest,
         )
         self.cuda = many.device.type == "cuda"
         self.phases = settings.data.schedule.phases
@@ -63,10 +78,12 @@ class Session:
         for stream, phase in zip(self.streams, self.phases, strict=True):
             demand(stream.samples, phase.length)
         self.steps = _steps(settings, self.streams)
-        self.settings = with_warmup(settings, self.steps)
+        self.settings = settings
+        if self.steps is not None:
+            settings.train.schedule.factor(0, self.steps)  # whether it fits
         self.held = self._held(self.settings)
         self.precision = _precision(self.settings, many)
-        self.model = self._model(start)
+        self.model = self._model(None if resume else settings.train.start)
         self.expect = {
             "config": self.settings.sha256(),
             "data": self.source.data.fingerprint,
@@ -79,6 +96,7 @@ class Session:
             store = None
             if self.ranks.first:
                 lock = stack.enter_context(Lock(self.where, on_note=log.warn))
+                io.sweep(self.where)
                 if not resume:
                     _free(self.where)
                 store = Store(self.where / CHECKPOINTS, keep=self.settings.train.keep, on_note=log.warn)
@@ -92,7 +110,7 @@ class Session:
             _recompute(self.model)
         wrapped = self.ranks.wrap(trainee, train.parallel)
         optimizer = train.optimizer.build(parameter_groups(self.model))
-        state = State()
+        state = State(progress=[*self.history], planned=len(self.history))
         if resume:
             found = Store(self.where / CHECKPOINTS, on_note=log.warn if self.ranks.first else _silent).latest(
                 self.expect
@@ -129,8 +147,8 @@ class Session:
                 models=trained(self.spec),
                 loop=loop,
                 resumed=resume,
-                total=self.steps,
-                budget=train.budget,
+                total=self.steps or state.planned or None,
+                budget=None if state.planned else train.budget,
                 every=train.log_every,
                 trackers=train.trackers,
                 tariff=train.tariff,
@@ -140,7 +158,9 @@ class Session:
         saver = Saver(store, self.expect, every=train.checkpoint_every, before=journal.settle)
         evaluate = self._evaluate(journal, saver)
         watch = Watch(journal.note, lambda step: self._samples(state, step))
-        loop.hooks = [watch, journal, *([evaluate] if evaluate else []), saver, self.stop]
+        seen = self.held[0] if self.held else self.streams[-1]
+        samples = Samples(seen, self.source.tokenizer, train.samples_every, journal.tell)
+        loop.hooks = [pace, watch, journal, *([evaluate] if evaluate else []), samples, saver, self.stop]
         self.stop.ready(loop, lambda loop: saver.save(loop, wait=True))
         self._begin(loop, saver, evaluate, pace, resume)
         for phase in range(len(state.phases) - 1, len(self.phases)):
@@ -182,6 +202,7 @@ class Session:
             device=self.ranks.device,
         )
         with feed:
+            pace.enter(loop.state)
             loop.batches = feed
             loop.until = lambda state: pace.over(state, phase)
             loop.run()
@@ -224,10 +245,10 @@ class Session:
         work = evaluator(stream, count, self.settings.objective.evaluation())
         return Evaluate(work, every, told, left=self.stop.end)
 
-    def _model(self, start: Path | None) -> Any:
+    def _model(self, start: str | None) -> Any:
         model = shapes.build(self.spec, seed=self.settings.train.seed, device=self.ranks.device)
         if start is not None:
-            continue_from(model, start)
+            begin_from(model, Path(start))
         model.attention_backend = self.settings.train.attention_backend
         if self.cuda and self.settings.train.deterministic:
             deterministic()
@@ -308,20 +329,6 @@ def trained(spec: shapes.AnySpec) -> list[Model]:
     if isinstance(spec, Pair):
         return [spec.generator, spec.discriminator]
     return [spec.forwards, spec.mirror] if isinstance(spec, TwoWay) else [spec]
-
-
-def continue_from(model: Any, start: Path) -> None:
-    """Weights of a directory into a new model: all that both have; a body that does not fit is refused."""
-    loaded = dict(checkpoint.load(start).named_parameters())
-    mine = dict(model.named_parameters())
-    for name, tensor in loaded.items():
-        if name in mine:
-            if mine[name].shape != tensor.shape:
-                raise CheckpointError(
-                    f"{start}: '{name}' has shape {list(tensor.shape)}, the run's {list(mine[name].shape)}"
-                )
-            with torch.no_grad():
-                mine[name].copy_(tensor)
 
 
 def deterministic() -> None:

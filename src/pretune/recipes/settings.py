@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pretune.core import config
 from pretune.core.config import spec
@@ -22,6 +22,7 @@ from pretune.train.optim import AdamW, Optim
 from pretune.train.ranks import Parallel
 from pretune.train.schedules import Linear, Schedule
 
+T = TypeVar("T")
 SECTIONS = ("model", "objective", "data", "train")
 
 
@@ -33,6 +34,7 @@ class Train:
     tokens: int | None = None
     epochs: float | None = None
     budget: float | None = None
+    start: str | None = None  # a directory whose weights it goes on from (`--from`)
     lr: float
     optimizer: Optim = AdamW()  # its `lr` is the one above
     schedule: Schedule = Linear()
@@ -52,6 +54,7 @@ class Train:
     checkpoint_every: int = 0  # 0: every five minutes
     keep: int = 2
     log_every: int = 10
+    samples_every: int = 0  # steps between looks at what the model says; 0: none
     trackers: tuple[str, ...] = ()  # tensorboard, wandb
     tariff: Tariff = Tariff()
 
@@ -63,7 +66,7 @@ class Train:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UsageError(f"train.{name} {value} must be greater than 0")
-        for name in ("workers", "eval_every", "checkpoint_every", "log_every", "eval_tokens"):
+        for name in ("workers", "eval_every", "checkpoint_every", "log_every", "samples_every", "eval_tokens"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise UsageError(f"train.{name} {value} must be 0 or more")
@@ -73,7 +76,7 @@ class Train:
 
 HARMLESS = frozenset(
     {"workers", "eval_every", "eval_tokens", "checkpoint_every", "keep", "log_every", "parallel", "micro_tokens"}
-    | {"trackers", "tariff"}
+    | {"samples_every", "trackers", "tariff"}
 )
 """What may change when a run is resumed: none of it changes what is learnt (but for rounding). Data may have moved."""
 
@@ -116,15 +119,10 @@ class Settings:
                 )
             sections.setdefault(section, {})[rest] = value
         made: dict[str, Any] = {}
-        if "train" in sections:  # the rate has two names
-            train = sections["train"]
-            rate = train.get("lr", train.get("optimizer.lr", self.train.lr))
-            train |= {"lr": rate, "optimizer.lr": rate}
+        if "train" in sections:
+            sections["train"] |= _one_rate(sections["train"], self.train.lr)
         for name, inner in sections.items():
-            try:
-                made[name] = config.replace(getattr(self, name), inner)
-            except UsageError as error:
-                raise UsageError(f"{name}: {error}") from None
+            made[name] = within(name, getattr(self, name), inner)
         return replace(self, **made)
 
     def differences(self, other: "Settings") -> dict[str, tuple[Any, Any]]:
@@ -143,6 +141,25 @@ class Settings:
         tree["train"] = {name: value for name, value in tree["train"].items() if name not in HARMLESS}
         tree["data"] = {name: value for name, value in tree["data"].items() if name != "path"}
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def within(section: str, part: T, changes: Mapping[str, Any]) -> T:
+    """A section with values at some of its paths replaced; errors name whole paths."""
+    try:
+        return config.replace(part, changes)
+    except UsageError as error:
+        raise UsageError(f"{section}: {error}") from None
+
+
+def _one_rate(train: Mapping[str, Any], now: float) -> dict[str, Any]:
+    """The rate has two names."""
+    rates = [train[name] for name in ("lr", "optimizer.lr") if name in train]
+    whole = train.get("optimizer")
+    rates += [whole["lr"]] if isinstance(whole, Mapping) and "lr" in whole else []
+    if len({str(rate) for rate in rates}) > 1:
+        raise UsageError(f"train.lr and train.optimizer.lr are one, found {' and '.join(map(str, rates))}; keep one")
+    rate = rates[0] if rates else now
+    return {"lr": rate, "optimizer.lr": rate}
 
 
 def read_objective(tree: Mapping[str, Any] | str) -> Objective:

@@ -32,7 +32,7 @@ def over_ranks(loss: Loss, ranks: Ranks) -> Loss:
     """The sums and counts of all ranks, wide enough to add many more."""
     terms: Mapping[str, Loss] = loss.terms()
     found = [_numbers(term) for term in terms.values()]
-    sums = ranks.sum(torch.cat(found)).split([len(one) for one in found])
+    sums = torch.split(ranks.sum(torch.cat(found)), [len(one) for one in found])
     return Loss.of(
         {
             name: Loss(sum=one[0], count=one[1], weight=term.weight, right=one[2] if len(one) > 2 else None)

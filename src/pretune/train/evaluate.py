@@ -45,7 +45,8 @@ def evaluate(
     module.eval()
     summed: Loss | None = None
     try:
-        with torch.no_grad():
+        # Not compiled: graphs of their own would take longer to make than they save.
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             for number in range(count):
                 if leave():
                     return None
@@ -64,6 +65,9 @@ def evaluate(
     if len(means) > 1:
         found |= means
     found["perplexity"] = math.exp(min(next(iter(means.values())), 700.0))
+    for name, term in terms.items():
+        if term.right is not None:
+            found[f"{name}_accuracy" if len(terms) > 1 else "accuracy"] = float(term.right / term.count.clamp(min=1))
     return found
 
 

@@ -38,8 +38,8 @@ def weight(kilograms: float) -> str:
 
 def energy(kwh: float) -> str:
     """
-    >>> energy(0.0123), energy(4.5)
-    ('12.3 Wh', '4.5 kWh')
+    >>> energy(0.0123), energy(4.5), energy(1e-8)
+    ('12.3 Wh', '4.5 kWh', '<0.001 Wh')
     """
     return f"{_three(kwh)} kWh" if kwh >= 1 else f"{_three(1000 * kwh)} Wh"
 
@@ -59,9 +59,18 @@ def aligned(rows: list[tuple[str, str]]) -> Iterator[str]:
         yield f"  {name:<{width}}  {value}"
 
 
+def columns(rows: list[tuple[str, ...]]) -> Iterator[str]:
+    """A table, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *rest in rows:
+        cells = (f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))
+        yield "  ".join([f"  {first:<{widths[0]}}", *cells])
+
+
 def _three(value: float) -> str:
     """Three digits, without an exponent."""
+    if 0 < value < 0.001:
+        return "<0.001"
     if value >= 99.95:
         return f"{value:.0f}"
-    text = f"{value:.3g}"
-    return text if "e" not in text else f"{value:.12f}".rstrip("0").rstrip(".")
+    return f"{value:.3g}"

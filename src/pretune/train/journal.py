@@ -129,6 +129,11 @@ class Journal:
         if self._metrics is not None:
             log.warn(text)
 
+    def tell(self, text: str) -> None:
+        """Something to read."""
+        if self._metrics is not None:
+            log.say(text)
+
     def settle(self, loop: Loop) -> None:
         """Before a checkpoint: what was written is on the disk, and what was counted is in the state."""
         loop.state.meter = config.to_dict(self._meter.totals())

@@ -1,0 +1,81 @@
+"""What a model says while it learns, on request (`train.samples_every`): held-out text gone on with, or filled in."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from pretune.core.types import IGNORE, Batch
+from pretune.data.layout import batch as lay_out
+from pretune.data.stream import Stream
+from pretune.text.tokenizer import Tokenizer
+from pretune.train.late import Report
+from pretune.train.loop import Loop
+
+NEW = 24
+"""Tokens that a decoder goes on with."""
+SHOWN = 6
+"""Blanks that are shown of a text."""
+WIDTH = 160
+
+
+class Samples:
+    """A hook that shows, every so many steps, what the model makes of another piece of held-out text."""
+
+    def __init__(self, held: Stream, tokenizer: Tokenizer, every: int, tell: Callable[[str], None]) -> None:
+        self.held, self.tokenizer, self.every, self.tell = held, tokenizer, every, tell
+        self.last = 0
+
+    def __call__(self, loop: Loop, reports: Sequence[Report]) -> None:
+        step = loop.state.step
+        if not self.every or step % self.every or step == self.last:
+            return
+        self.last = step
+        rows = self.held.shape.rows
+        row = self.held.batch(0, part=step // self.every % rows, parts=rows).to(loop.ranks.device)
+        model = loop.trainee.model
+        model.eval()
+        half = torch.autocast(loop.ranks.device.type, loop.precision, enabled=loop.precision is not None)
+        with torch.no_grad(), half, torch.compiler.set_stance("force_eager"):  # every length would be compiled anew
+            text = said(model, row, self.tokenizer)
+        model.train()
+        self.tell(f"step {step:,}: {text}")
+
+
+def said(model: Any, row: Batch, tokenizer: Tokenizer) -> str:
+    """What a model makes of the first sequence of a batch, on one line."""
+    if model.shape in ("decoder", "two-way") and row.prefix is None:
+        return _gone_on(getattr(model, "forwards", model), row, tokenizer)
+    reader = getattr(model, "generator", model)
+    start, end = row.spans()[0]
+    assert row.targets is not None
+    real = (row.targets.labels != IGNORE) & (row.targets.index >= start) & (row.targets.index < end)
+    index, labels = row.targets.index[real], row.targets.labels[real].tolist()
+    found = reader.logits(reader.states(row).index_select(0, index)).argmax(-1).tolist()
+    if row.source is not None:
+        first, last = row.source.spans()[0]
+        return f"{_text(tokenizer, row.source.tokens[first:last])} → {_text(tokenizer, found)}"
+    blanks = [
+        f"{_text(tokenizer, [one])}{'' if one == true else f' (not {_text(tokenizer, [true])})'}"
+        for one, true in [*zip(found, labels, strict=True)][:SHOWN]
+    ]
+    return f"{_text(tokenizer, row.tokens[start:end])} → {', '.join(blanks)}"
+
+
+def _gone_on(model: Any, row: Batch, tokenizer: Tokenizer) -> str:
+    """The first half of a text, and what is likeliest to follow, token by token."""
+    start, end = row.spans()[0]
+    read = row.tokens[start : start + max((end - start) // 2, 1)].tolist()
+    longest = model.spec.longest or len(read) + NEW
+    new: list[int] = []
+    while len(new) < min(NEW, longest - len(read)):
+        states = model.states(lay_out([read + new]).to(row.tokens.device))
+        new.append(int(model.logits(states[len(read) + len(new) - 1 :][:1]).argmax()))
+    return f"{_text(tokenizer, read)} → {_text(tokenizer, new)}"
+
+
+def _text(tokenizer: Tokenizer, ids: Any) -> str:
+    """Tokens as text that fits on a line."""
+    text = " ".join(tokenizer.decode([int(one) for one in ids]).split())
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
