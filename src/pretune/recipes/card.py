@@ -1,50 +1,28 @@
 """The model card of a run: what it is, what it read, how it learnt, what it cost."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pretune.core.config import kind
 from pretune.recipes.reading import Source
 from pretune.recipes.settings import Settings
+from pretune.train.figures import amount, clock, dollars, energy, weight
+
+Rows = list[tuple[str, str]]
 
 
 def card(name: str, settings: Settings, source: Source, summary: dict[str, Any]) -> str:
     """The text of README.md."""
-    data, train = source.data.card, settings.train
-    held = summary.get("held_out") or {}
-    rows = [
-        ("parameters", f"{summary['parameters']:,}"),
-        ("objective", kind(settings.objective)),
-        ("steps", f"{summary['steps']:,}"),
-        ("tokens read", f"{summary['tokens']:,}"),
-        ("tokens per step", f"{train.batch_tokens:,}"),
-        ("optimiser", f"{kind(train.optimizer)}, peak rate {train.lr:g}, {kind(train.schedule)} schedule"),
-        ("sequence length", f"{settings.data.max_length:,}"),
-        *((f"held-out {term}", f"{value:.4g}") for term, value in held.items()),
-        ("skipped steps", f"{summary['skipped']:,}"),
-        ("seed", str(train.seed)),
-    ]
-    cost = [(term.replace("_", " "), _shown(value)) for term, value in summary["cost"].items()]
-    sources = [f"- {one.get('name', '?')}" for one in data.get("sources", []) if isinstance(one, dict)]
     return "\n".join(
         [
-            "---",
-            "library_name: pretune",
-            f"tags: [{settings.model.family}, {kind(settings.objective)}]",
-            "---",
-            f"# {name}",
-            "",
-            f"A model of the family `{settings.model.family}`, pre-trained from "
-            f"{'weights' if summary.get('start') else 'scratch'} with [pretune](https://pypi.org/project/pretune/).",
-            "",
-            *_table(rows),
+            *_head(name, settings, source.data.card),
+            *_table(_learnt(settings, summary)),
             "",
             "## What it read",
-            f"{data['splits']['train']['tokens']:,} tokens in {data['splits']['train']['documents']:,} documents "
-            f"(fingerprint `{source.data.fingerprint[:16]}`).",
-            *sources,
+            *_read(source.data.card, source.data.fingerprint),
             "",
             "## What it cost",
-            *_table(cost),
+            *_table(_cost(summary["cost"])),
             "",
             "The whole configuration is in `run.json`; `pretune pretrain --config run.json --out DIR` repeats the run.",
             "",
@@ -52,9 +30,62 @@ def card(name: str, settings: Settings, source: Source, summary: dict[str, Any])
     )
 
 
-def _table(rows: list[tuple[str, str]]) -> list[str]:
+def _head(name: str, settings: Settings, data: Mapping[str, Any]) -> Iterator[str]:
+    family, objective, start = settings.model.family, kind(settings.objective), settings.train.start
+    yield from ("---", "library_name: pretune", f"tags: [{family}, {objective}]")
+    languages = [one for one in data.get("languages", {}) if one.isalpha() and len(one) in (2, 3)]
+    if languages:
+        yield f"language: [{', '.join(languages[:20])}]"
+    yield from ("---", f"# {_plain(name)}", "")
+    begun = "from scratch" if start is None else f"from the weights of `{_plain(start)}`"
+    made = "[pretune](https://pypi.org/project/pretune/)"
+    yield f"A model of the family `{family}`, pre-trained {begun} with the objective `{objective}` by {made}."
+    yield ""
+
+
+def _learnt(settings: Settings, summary: Mapping[str, Any]) -> Rows:
+    train, held = settings.train, summary.get("held_out") or {}
+    return [
+        ("parameters", f"{summary['parameters']:,}"),
+        ("steps", f"{summary['steps']:,} of {train.batch_tokens:,} tokens ({summary['skipped']:,} skipped)"),
+        ("tokens read", f"{summary['tokens']:,}"),
+        ("sequence length", " then ".join(f"{phase.length:,}" for phase in settings.data.schedule.phases)),
+        ("optimiser", f"{kind(train.optimizer)}, peak rate {train.lr:g}, {kind(train.schedule)} schedule"),
+        ("seed", str(train.seed)),
+        *((f"held-out {term.replace('_', ' ')}", f"{value:.4g}") for term, value in held.items()),
+    ]
+
+
+def _read(data: Mapping[str, Any], fingerprint: str) -> Iterator[str]:
+    for name, split in data["splits"].items():
+        yield f"- {name}: {split['tokens']:,} tokens in {split['documents']:,} documents ({split['bytes']:,} bytes)"
+    yield from ("", "| source | licence | documents | tokens |", "|---|---|---|---|")
+    for one in data["sources"]:
+        used = one.get("train", {})
+        licence = one.get("licence") or "not stated"
+        yield (
+            f"| {_plain(one['name'])} | {_plain(licence)} | {used.get('documents', 0):,} | {used.get('tokens', 0):,} |"
+        )
+    yield from ("", f"Fingerprint `{fingerprint}`; the data card beside the tokens says more.")
+
+
+def _cost(cost: Mapping[str, Any]) -> Rows:
+    of = f" ({cost['mfu']:.1%} of the peak)" if cost["mfu"] else ""
+    how = "; ".join(f"{part['what']}: {part['how']}" for part in cost["energy"])
+    return [
+        ("device", f"{cost['devices']} x {_plain(cost['device'])}"),
+        ("time", clock(cost["seconds"])),
+        ("FLOPs", f"{amount(cost['flops'], billion='G')}FLOP{of}"),
+        ("energy", f"{energy(cost['kwh'])} ({cost['energy_label']}; {how}; without {', '.join(cost['left_out'])})"),
+        ("CO2e", f"{weight(cost['co2e_kg'])} (at {cost['grid_g_per_kwh']:g} g/kWh)"),
+        ("price", f"{dollars(cost['dollars'])} ({cost['price_label']})"),
+    ]
+
+
+def _table(rows: Rows) -> list[str]:
     return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
 
 
-def _shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _plain(text: str) -> str:
+    """Text that is nothing but text in Markdown's tables and code."""
+    return "".join(letter if letter.isprintable() and letter not in "|`<>" else "?" for letter in text)
