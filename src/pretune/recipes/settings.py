@@ -148,7 +148,7 @@ def within(section: str, part: T, changes: Mapping[str, Any]) -> T:
     try:
         return config.replace(part, changes)
     except UsageError as error:
-        raise UsageError(f"{section}: {error}") from None
+        raise (error if str(error).startswith(f"{section}.") else UsageError(f"{section}: {error}")) from None
 
 
 def _one_rate(train: Mapping[str, Any], now: float) -> dict[str, Any]:
