@@ -87,6 +87,11 @@ class Pairs:
         return len(self._table.start)
 
     @property
+    def paired(self) -> int:
+        """How many samples have two segments: the others are single sentences."""
+        return int((self._table.second > 0).sum())
+
+    @property
     def _room(self) -> int:
         return max(self.frame.room, self.frame.pair_room)
 

@@ -186,6 +186,8 @@ class Layout:
     def best_class(self, parts: frozenset[str]) -> str:
         """The class that has the most of these parts and no others."""
         fitting = [name for name, has in self.classes.items() if has <= parts]
+        if not fitting:
+            raise CheckpointError(f"no class of model_type '{self.model_type}' has these parts: {', '.join(parts)}")
         return max(fitting, key=lambda name: len(self.classes[name]))
 
     def _refuse_unknown(self, found: Mapping[str, Any]) -> None:

@@ -9,20 +9,21 @@ from pretune.core.errors import CheckpointError
 from pretune.recipes.choose import read_tree
 from pretune.recipes.run import finished
 from pretune.recipes.settings import Settings
+from pretune.train.state import State
 from pretune.train.store import Store
 
 CHECKPOINTS = "checkpoints"
 
 
-def history(settings: Settings, given: Any, *, budget: Any = None) -> list[float]:
-    """The share of the run that was over at each step, where `given` is the run.json of a finished run with a budget.
+def history(settings: Settings, given: Any, *, budget: Any = None) -> State:
+    """Where a run begins: with what was read off the clock, where `given` is the run.json of a finished one.
 
     Nothing where there is nothing to repeat: no budget, another one, or one that is asked for anew.
     """
     if settings.train.budget is None or budget is not None or not isinstance(given, str | os.PathLike):
-        return []
+        return State()
     if read_tree(given).get("train", {}).get("budget") != settings.train.budget:
-        return []
+        return State()
     run = Path(given) if Path(given).is_dir() else Path(given).parent
     if finished(run) is None:
         return _none(f"{run}: no finished run beside its settings")
@@ -32,11 +33,13 @@ def history(settings: Settings, given: Any, *, budget: Any = None) -> list[float
         return _none(str(fault))
     if found is None or "history" not in found.groups:
         return _none(f"{run / CHECKPOINTS}: no checkpoint tells what it read off the clock")
-    steps: list[float] = found.tensors("history")["progress"].tolist()
-    log.say(f"{run}: its {len(steps):,} steps are repeated, however long they take")
-    return steps
+    state = found.facts["state"]
+    log.say(f"{run}: its {state['step']:,} steps are repeated, however long they take")
+    return State(
+        progress=found.tensors("history")["progress"].tolist(), planned=[*state["phases"][1:], int(state["step"])]
+    )
 
 
-def _none(why: str) -> list[float]:
+def _none(why: str) -> State:
     log.warn(f"{why}; this run goes against the clock anew")
-    return []
+    return State()

@@ -19,6 +19,7 @@ from pretune.recipes.resume import resumed
 from pretune.recipes.run import Run, finished
 from pretune.recipes.session import Session
 from pretune.train.ranks import ranks
+from pretune.train.state import State
 from pretune.train.watch import Stop
 
 
@@ -48,7 +49,7 @@ def pretrain(
         if done is not None:
             log.say(f"{where}: is finished; there is nothing to resume")
             return done
-        repeated = [] if resume else history(settings, wishes.get("settings"), budget=wishes.get("budget"))
+        first = State() if resume else history(settings, wishes.get("settings"), budget=wishes.get("budget"))
         with ranks(device or default_device()) as many:
-            session = Session(settings, where, many, stop, begun=begun, resume=resume, history=repeated)
+            session = Session(settings, where, many, stop, begun=begun, resume=resume, state=first)
             return session.run(resume=resume)

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from pretune.core.config import spec
+from pretune.core.config import kind, spec
 from pretune.core.errors import DataError, UsageError
 from pretune.data.frame import A, Frame
 from pretune.data.lengths import LengthSchedule, Phase
@@ -110,12 +110,17 @@ class Source:
         if objective.pairs or self.reading.samples == "pairs":
             kept = objective.pairs in (None, "kept")
             broken: Literal["other", "swapped"] = "swapped" if objective.pairs == "swapped" else "other"
-            pairs = SegmentPairs(limit=length, broken=broken, share=0.0 if kept else 0.5)
-            return pairs.open(shards, self.frame)
+            pairs = SegmentPairs(limit=length, broken=broken, share=0.0 if kept else 0.5).open(shards, self.frame)
+            if split == "train" and not pairs.paired:
+                raise DataError(
+                    f"{self.data}: no two sentences of a document fit into {length} tokens; {kind(objective)} reads "
+                    "pairs; prepare whole documents, or choose an objective without pairs"
+                )
+            return pairs
         if self.reading.samples == "blocks":
             return Blocks(length=length).open(shards, self.frame)
-        kind = Documents if self.reading.samples == "documents" else Sentences
-        return kind(limit=length).open(shards, self.frame)
+        each = Documents if self.reading.samples == "documents" else Sentences
+        return each(limit=length).open(shards, self.frame)
 
     def stream(
         self, split: str, *, length: int, tokens: int, ranks: int, seed: int, fixed: bool, cache: Path | None = None

@@ -5,7 +5,6 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from pretune.core import io, log
-from pretune.core.errors import CheckpointError, UsageError
+from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.data.samples import demand
 from pretune.data.stream import Stream
 from pretune.models import shapes
@@ -61,9 +60,9 @@ class Session:
         *,
         begun: float,
         resume: bool = False,
-        history: Sequence[float] = (),
+        state: State | None = None,
     ) -> None:
-        self.where, self.ranks, self.stop, self.begun, self.history = where, many, stop, begun, history
+        self.where, self.ranks, self.stop, self.begun, self.state = where, many, stop, begun, state or State()
         self.spec = shapes.shaped(settings.model, settings.objective.shapes)
         self.source = Source.open(
             settings.data,
@@ -110,7 +109,7 @@ class Session:
             _recompute(self.model)
         wrapped = self.ranks.wrap(trainee, train.parallel)
         optimizer = train.optimizer.build(parameter_groups(self.model))
-        state = State(progress=[*self.history], planned=len(self.history))
+        state = self.state
         if resume:
             found = Store(self.where / CHECKPOINTS, on_note=log.warn if self.ranks.first else _silent).latest(
                 self.expect
@@ -147,7 +146,7 @@ class Session:
                 models=trained(self.spec),
                 loop=loop,
                 resumed=resume,
-                total=self.steps or state.planned or None,
+                total=state.planned[-1] if state.planned else self.steps,
                 budget=None if state.planned else train.budget,
                 every=train.log_every,
                 trackers=train.trackers,
@@ -223,13 +222,17 @@ class Session:
         split = self.source.data.index.splits.get("valid")
         if split is None or not split.tokens or not settings.train.eval_tokens:
             return None
-        stream = self._stream(settings, "valid", self.phases[-1].length)
+        try:
+            stream = self._stream(settings, "valid", self.phases[-1].length)
+        except DataError as fault:  # too little of it, for pairs
+            log.warn(str(fault))
+            return None
         rows = stream.shape.rows * (stream.shape.length + (stream.shape.source or 0))
         return stream, min(math.ceil(settings.train.eval_tokens / rows), len(stream.steps(0)))
 
     def _evaluate(self, journal: Journal, saver: Saver) -> Evaluate | None:
         if self.held is None:
-            log.warn(f"{self.source.data}: nothing is held out, so there is no held-out loss")
+            log.warn(f"{self.source.data}: nothing to judge by is held out, so there is no held-out loss")
             return None
         stream, count = self.held
         every = self.settings.train.eval_every or (0 if self.steps is None else max(self.steps // EVALUATIONS, 1))

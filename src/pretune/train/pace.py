@@ -31,7 +31,7 @@ class Pace:
         if self.steps is not None:
             return min(state.step / self.steps, 1.0)
         if state.planned:
-            return state.progress[state.step] if state.step < state.planned else 1.0
+            return state.progress[state.step] if state.step < state.planned[-1] else 1.0
         assert self.budget is not None
         done, at = state.anchor
         if at < 0:  # the phase has just begun
@@ -66,6 +66,8 @@ class Pace:
         """Whether a phase has come to its end."""
         if self.steps is not None:
             return state.step >= self.last(phase)
+        if state.planned:
+            return state.step >= state.planned[phase]
         return self.progress(state) >= (1.0 if phase == len(self.ends) - 1 else self.ends[phase])
 
     def last(self, phase: int) -> int:

@@ -20,7 +20,7 @@ class State:
     least: int = 1  # … that memory was found to ask for
     phases: list[int] = field(default_factory=lambda: [0])  # the first step of each phase begun so far
     progress: list[float] = field(default_factory=list)  # of each step, where time decides it (`--budget`)
-    planned: int = 0  # steps of a run that repeats one against the clock; 0: it repeats none
+    planned: list[int] = field(default_factory=list)  # the steps after each phase, where it repeats such a run
     anchor: tuple[float, float] = (0.0, -1.0)  # progress at the phase's start, and the time; -1: not yet known
     lead: float = 0.0  # seconds that the first step of a phase took
     judged: int = -1  # the step of the last evaluation
