@@ -7,20 +7,23 @@ requests, one JSON object a line, and answers each with one number:
     {"wait": PROCESS, "seconds": 5}                                           ->  its exit code, -SIGNAL, or null
 """
 
+import atexit
+import gc
 import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 LIMIT = 180
 """Seconds after which the system ends a run that hangs; many, for machines differ and may be busy."""
 
 
-def main() -> int:
-    """Serve; in a child: its exit code."""
+def main() -> None:
+    """Serve."""
     import torch._dynamo
     import torch.distributed.fsdp
     import torch.testing  # noqa: F401
@@ -29,6 +32,8 @@ def main() -> int:
     import pretune.train.feed  # noqa: F401
     from tests.faults import hooks  # noqa: F401
 
+    gc.collect()
+    gc.freeze()  # what is here stays, and its pages are shared
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)
@@ -37,12 +42,11 @@ def main() -> int:
             continue
         pid = os.fork()
         if pid == 0:
-            return _run(request)
+            _run(request)
         print(pid, flush=True)
-    return 0
 
 
-def _run(request: dict[str, Any]) -> int:
+def _run(request: dict[str, Any]) -> NoReturn:
     from pretune.cli import main as command
     from tests.faults import hooks
 
@@ -56,7 +60,15 @@ def _run(request: dict[str, Any]) -> int:
     if request["hook"]:
         name, *arguments = request["hook"]
         getattr(hooks, name)(*arguments)
-    return command(request["start"])
+    code = 1
+    try:
+        code = command(request["start"])
+    finally:
+        # As a process ends, but for taking apart all that was imported, which takes as long as the run.
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _wait(pid: int, seconds: float) -> int | None:
@@ -71,4 +83,4 @@ def _wait(pid: int, seconds: float) -> int | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -18,19 +18,19 @@ from pretune.text.tokenizer import train
 from tests.conftest import ROOT
 from tests.data.texts import blocks, stories
 
-STEPS = 12
+STEPS = 10
 SMALL = {"width": 32, "heads": 2, "depth": 2, "hidden": 48, "positions": 64}
 SETTINGS = {
     **{f"model.{name}": value for name, value in SMALL.items()},
     "data.max_length": 32,
     "train.batch_tokens": 256,
-    "train.micro_tokens": 64,
+    "train.micro_tokens": 128,
     "train.checkpoint_every": 2,
     "train.eval_every": 5,
     "train.eval_tokens": 512,
     "train.log_every": 1,
 }
-"""Eight rows a step, two at a time; dropout, masking anew in every epoch, shuffling and a warm-up are on."""
+"""Eight rows a step, four at a time; dropout, masking anew in every epoch, shuffling and a warm-up are on."""
 
 ENVIRONMENT = {
     **os.environ,

@@ -60,7 +60,7 @@ def spread(runs: Nursery, data: Path, tmp_path_factory: pytest.TempPathFactory) 
     return {how: folder / how for how in ("ddp", "fsdp")}
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_data_workers_change_nothing(runs: Nursery, data: Path, straight: Path, tmp_path: Path, workers: int) -> None:
     runs.run(arguments(data, tmp_path / "run", *ALONE, train__workers=workers))
     assert same(tmp_path / "run", straight)
@@ -83,7 +83,15 @@ def test_shards_are_written_as_one_model(alone: Path, spread: dict[str, Path]) -
     assert len(transformers.AutoTokenizer.from_pretrained(run)) == model.spec.vocab
 
 
-@pytest.mark.parametrize(("first", "then", "how"), [(2, 1, "fsdp"), (1, 2, "ddp"), (1, 2, "fsdp"), (2, 1, "ddp")])
+@pytest.mark.parametrize(
+    ("first", "then", "how"),
+    [
+        (2, 1, "fsdp"),
+        (1, 2, "ddp"),
+        pytest.param(1, 2, "fsdp", marks=pytest.mark.slow),
+        pytest.param(2, 1, "ddp", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_goes_on_with_another_number_of_ranks(
     runs: Nursery, data: Path, alone: Path, tmp_path: Path, first: int, then: int, how: str
 ) -> None:
@@ -137,7 +145,7 @@ def test_one_of_two_ranks_stands_still(runs: Nursery, data: Path, tmp_path: Path
 
 def test_what_is_not_finite_on_one_rank_is_skipped_on_all(runs: Nursery, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    ended(runs.ranks(still(data, out), hook=["only_rank", 1, "not_finite", 4, 4]), 0, 0)  # in the third step
+    ended(runs.ranks(still(data, out), hook=["only_rank", 1, "not_finite", 2, 2]), 0, 0)  # in the third step
     assert [line["step"] for line in metrics(out) if line.get("skipped")] == [3]
     assert all(value.isfinite().all() for value in load_file(out / "model.safetensors").values())
 

@@ -13,7 +13,7 @@ from pretune.core.types import Batch, Loss
 from pretune.train.counting import over_ranks
 from pretune.train.late import Report
 from pretune.train.loop import DROPOUT, Loop
-from pretune.train.ranks import Ranks
+from pretune.train.ranks import Ranks, reshard
 from pretune.train.trainee import Work
 
 ONE = Ranks(torch.device("cpu"))
@@ -51,13 +51,14 @@ def evaluate(
                 if leave():
                     return None
                 for part in range(parts):
-                    torch.manual_seed(mix(0, DROPOUT, number, ranks.rank * parts + part) >> 1)
+                    ranks.seed(mix(0, DROPOUT, number, ranks.rank * parts + part) >> 1)
                     batch = held.batch(number, part=ranks.rank * parts + part, parts=ranks.world * parts)
                     with torch.autocast(ranks.device.type, precision, enabled=precision is not None):
                         loss = over_ranks(module(batch.to(ranks.device)), ONE)
                     summed = loss if summed is None else summed + loss
     finally:
         module.train(training)
+        reshard(module)
     assert summed is not None
     terms = over_ranks(summed, ranks).terms()
     means = {name: float(term.sum / term.count.clamp(min=1)) for name, term in terms.items()}

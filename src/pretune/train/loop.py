@@ -129,7 +129,7 @@ class Loop:
         module = self.wrapped or self.trainee
         summed: Loss | None = None
         for number, batch in enumerate(batches):
-            torch.manual_seed(mix(self.seed, DROPOUT, self.state.step, self.ranks.rank, number) >> 1)
+            self.ranks.seed(mix(self.seed, DROPOUT, self.state.step, self.ranks.rank, number) >> 1)
             with self.ranks.accumulating(module, last=number == len(batches) - 1):
                 with torch.autocast(self.ranks.device.type, self.precision, enabled=self.precision is not None):
                     loss: Loss = module(batch)

@@ -49,6 +49,15 @@ class Ranks:
         dist.all_reduce(found, op=dist.ReduceOp.MAX)
         return int(found)
 
+    def seed(self, number: int) -> None:
+        """What dropout draws from now on.
+
+        NOTE: torch.manual_seed looks at all kinds of devices, and takes milliseconds for those that are not there.
+        """
+        torch.default_generator.manual_seed(number)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(number)
+
     def share(self, value: Any) -> Any:
         """The first rank's value, on all; waits."""
         if self.world == 1:
@@ -132,6 +141,13 @@ def _shard(module: nn.Module) -> nn.Module:
             fully_shard(part)
     fully_shard(module)  # in place
     return module
+
+
+def reshard(module: nn.Module) -> None:
+    """Shard again what a forward pass without a backward one left whole; nothing where nothing is sharded."""
+    for part in module.modules():
+        if callable(again := getattr(part, "reshard", None)):
+            again()
 
 
 def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
