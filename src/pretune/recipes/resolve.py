@@ -1,5 +1,6 @@
 """From a name and some data to the settings of a run: what the paper did, fitted to the data, the device and wishes."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -150,7 +151,7 @@ def rate(paper: Training, width: int) -> float:
     """The learning rate of a model of some width: as the paper's, for its width and for steps of a usual size."""
     if paper.width is None:  # the optimiser scales by itself
         return paper.lr
-    usual = paper.lr * min(1.0, (USUAL / paper.batch_tokens) ** 0.5)
+    usual = paper.lr * min(1.0, math.sqrt(USUAL / paper.batch_tokens))
     return max(usual, min(usual * paper.width / width, HIGHEST)) if width < paper.width else usual * paper.width / width
 
 

@@ -12,13 +12,16 @@ from typing import Any, Self
 
 from pretune.core import config, log
 from pretune.models.spec import Model
-from pretune.train.cost import Cost, Meter, Tariff, Totals, cost, flops_of, peak
+from pretune.train.cost import Meter, Tariff, Totals, cost, flops_of, peak
 from pretune.train.late import Report
 from pretune.train.loop import Loop
 from pretune.train.metrics import Metrics
 from pretune.train.progress import Progress
 from pretune.train.summary import Summary, show
 from pretune.train.trackers import Trackers
+
+APART = ("title", "cost", "held_out", "more")
+"""What a summary shows, and gives in another form."""
 
 
 class Journal:
@@ -44,7 +47,6 @@ class Journal:
     ) -> None:
         self.where, self.title, self.every, self.tariff = where, title, every, tariff
         self.loss: float | None = None
-        self.parts: Cost | None = None
         self._loop, self._counted = loop, loop.state.step
         self._resumed, self._trackers, self._settings = resumed, trackers, settings
         first, before = loop.ranks.first, loop.state.meter
@@ -153,6 +155,7 @@ class Journal:
             cost=paid,
             loss=self.loss,
             held_out=state.held.get("loss"),
+            more={name: value for name, value in state.held.items() if name != "loss"},
             skipped=state.skipped,
             waiting=state.waited,
             saving=state.saving,
@@ -160,7 +163,7 @@ class Journal:
         )
         if loop.ranks.first:
             show(found)
-        facts = {name: value for name, value in asdict(found).items() if name not in ("cost", "title", "held_out")}
+        facts = {name: value for name, value in asdict(found).items() if name not in APART}
         return {**facts, "held_out": state.held, "best": state.best, "best_step": state.best_step, "cost": paid.facts()}
 
     def _write(self, step: int, values: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """What is said at the end of a run: a table, on stderr, for stdout belongs to results."""
 
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from pretune.core import log
 from pretune.train.cost import Cost
@@ -20,6 +20,7 @@ class Summary:
     cost: Cost
     loss: float | None = None
     held_out: float | None = None
+    more: Mapping[str, float] = field(default_factory=dict)  # of held-out text
     skipped: int = 0
     waiting: float = 0.0  # seconds for data
     saving: float = 0.0  # … that checkpoints stopped the run
@@ -34,6 +35,8 @@ class Summary:
             yield "loss", f"{self.loss:.4f}"
         if self.held_out is not None:
             yield "held-out loss", f"{self.held_out:.4f}"
+        for name, value in self.more.items():
+            yield f"held-out {name.replace('_', ' ')}", f"{value:.4g}"
         yield "steps", f"{self.steps:,}" + (f" ({self.skipped:,} skipped: not finite)" if self.skipped else "")
         yield "tokens", f"{self.tokens:,}"
 

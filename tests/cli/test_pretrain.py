@@ -1,0 +1,115 @@
+"""`pretune pretrain`: results on stdout, the rest on stderr, one line for what is wrong, and its exit code."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pretune.cli import main
+from pretune.data.prepare import prepare
+from tests.data.texts import blocks
+from tests.recipes.small import FAST, make, shrunk
+
+Capture = pytest.CaptureFixture[str]
+
+SETS = {**shrunk("bert-tiny"), **FAST, "data.short": "null"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make(tmp_path_factory.mktemp("data"), "wordpiece", "cls-sep"))
+
+
+def arguments(data: str | None, *more: str, name: str | None = "bert-tiny", **sets: Any) -> list[str]:
+    given = [f"--set={path}={value}" for path, value in {**SETS, **sets}.items()] if name == "bert-tiny" else []
+    return ["pretrain", *([name] if name else []), *([f"--data={data}"] if data else []), *more, *given]
+
+
+def refused(capsys: Capture, code: int, *words: str) -> str:
+    assert main([*words]) == code
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1, err
+    return err
+
+
+def test_results_on_stdout_and_the_rest_on_stderr(capsys: Capture, data: str, tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    assert main(arguments(data, "--steps=3", "--objective=masked", f"--out={out}")) == 0
+    said, told = capsys.readouterr()
+    held = json.loads((tmp_path / "run/cost.json").read_text())["run"]["held_out"]["loss"]
+    assert said.startswith(f"{out}: 3 steps, ") and said.endswith(f" tokens, held-out loss {held:.4f}\n")
+    assert said.count("\n") == 1
+    for part in ("step 0: held-out loss", "run: step 1/3, loss", "accuracy", "price ", "next: pretune show "):
+        assert part in told
+    assert main(["pretrain", "--out", out, "--resume"]) == 0
+    assert capsys.readouterr() == (
+        said,
+        f"{out}: is finished; there is nothing to resume\nnext: pretune show {out}  ·  pretune verify {out}\n",
+    )
+    assert main(["verify", out]) == 0
+
+
+def test_quiet_and_json(capsys: Capture, data: str, tmp_path: Path) -> None:
+    assert main(["--quiet", *arguments(data, "--steps=2", f"--out={tmp_path / 'run'}", "--json")]) == 0
+    out, err = capsys.readouterr()
+    facts = json.loads(out)
+    assert err == "" and facts["steps"] == 2 and facts["cost"]["flops"] > 0 and facts["held_out"]["loss"] > 0
+
+
+def test_dry_run_touches_nothing_and_can_be_run(
+    capsys: Capture, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments(data, "--tokens=1k", "--objective=masked", "--dry-run")) == 0
+    out, err = capsys.readouterr()
+    assert err == "" and [*tmp_path.iterdir()] == []
+    assert "# 4 steps, 1,024 tokens, " in out and "#   h100 " in out and out.rstrip().splitlines()[-1].startswith("#")
+    assert yaml.safe_load(out)["train"]["tokens"] == 1000
+    (tmp_path / "run.yaml").write_text(out)
+    assert main(arguments(data, "--tokens=1k", "--objective=masked", "--dry-run", "--json")) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["cost"]["parameters"] > 0 and facts["train"]["lr"] > 0
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    for file in ("run.yaml", "run.json"):
+        assert main(["pretrain", f"--config={file}", f"--out={file[4:]}", "--quiet"]) == 0
+    weights = [(tmp_path / kind / "model.safetensors").read_bytes() for kind in ("yaml", "json")]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["bert-tiny", "--data=DATA"], "missing option '--out': where the run goes"),
+        (["bert-tiny", "--out=OUT"], "a run needs a model and --data"),
+        (["brt-tiny", "--data=DATA", "--out=OUT"], "unknown model 'brt-tiny'; did you mean 'bert-tiny'?"),
+        (["bert-tiny", "--data=DATA", "--out=OUT", "--set=train.lrr=1"], "did you mean 'lr'?"),
+        (["bert-tiny", "--data=DATA", "--out=OUT", "--set=train.lr"], "expected path=value"),
+        (["bert-tiny", "--data=DATA", "--out=OUT", "--steps=2", "--budget=9s"], "found steps and budget; keep one"),
+        (["bert-tiny", "--data=DATA", "--out=OUT", "--tokens=many"], "--tokens 'many' is not a number"),
+        (["bert-tiny", "--data=DATA", "--out=OUT", "--budget=soon"], "cannot read the time 'soon'"),
+        (["bert-tiny", "--data=DATA", "--out=OUT", "--objective=causal"], "cannot be made one of: decoder"),
+        (["bert-tiny", "--data=DATA", "--out=OUT", "--config=none.yaml"], "none.yaml: cannot be read"),
+        (["gpt2-small", "--data=DATA", "--out=OUT", "--objective=masked"], "cannot be made one of: encoder"),
+    ],
+)
+def test_what_was_meant(capsys: Capture, data: str, tmp_path: Path, words: list[str], told: str) -> None:
+    places = {"DATA": data, "OUT": str(tmp_path / "run")}
+    for name, value in places.items():
+        words = [word.replace(name, value) for word in words]
+    assert told in refused(capsys, 2, "pretrain", *words)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_exit_codes(capsys: Capture, data: str, tmp_path: Path) -> None:
+    out = f"--out={tmp_path / 'run'}"
+    assert "no prepared data; run `pretune prepare" in refused(capsys, 3, *arguments(str(tmp_path / "none"), out))
+    text = blocks(tmp_path / "short.txt", ["The old house."])
+    prepare([text], tokenizer=f"{data}/tokenizer", out=tmp_path / "short", holdout=0, workers=0)
+    capsys.readouterr()
+    assert "less than one sequence" in refused(
+        capsys, 3, *arguments(str(tmp_path / "short"), out, "--objective=masked")
+    )
+    assert "no run to resume" in refused(capsys, 4, "pretrain", out, "--resume")
+    assert "no such directory" in refused(capsys, 4, *arguments(data, out, f"--from={tmp_path}/no", name=None))
