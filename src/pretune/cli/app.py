@@ -20,6 +20,7 @@ VERBS: Registry[Callable[..., None]] = Registry(
     {
         "list": "pretune.cli.list:list_",
         "show": "pretune.cli.show:show",
+        "show-batch": "pretune.cli.show_batch:show_batch",
         "tokenizer": "pretune.cli.tokenizer:tokenizer",
         "prepare": "pretune.cli.prepare:prepare",
         "pretrain": "pretune.cli.pretrain:pretrain",

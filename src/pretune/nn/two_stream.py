@@ -168,7 +168,7 @@ class TwoStreamStack(nn.Module):
             raise UsageError("a two-stream stack reads one side, and nothing goes on from a cache of it")
         x = self.embed(x, None, batch.segments)
         x = x if self.stream is None else x.to(self.stream)
-        relations, reaches, places = self._relations(batch, ask), _reaches(batch), _places(batch)
+        relations, reaches, places = self._relations(batch, ask), reached(batch), _places(batch)
         g = None if places is None else self.embed.dropout(self.query.to(x.dtype).repeat(len(places.index), 1))
         hidden, attention = [_shown(x, g, places)] if ask.hidden else [], []
         for layer in self:
@@ -201,7 +201,7 @@ class TwoStreamStack(nn.Module):
         return Relations(rows=batch.rows, distances=self.embed.dropout(table), apart=apart, weights=told)
 
 
-def _reaches(batch: Batch) -> tuple[Reach, Reach | None]:
+def reached(batch: Batch) -> tuple[Reach, Reach | None]:
     """Whom content and queries may see."""
     mask = scope(batch, batch, View(causal=False), "naive", torch.float32).mask
     if batch.order is None:

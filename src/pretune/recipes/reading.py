@@ -94,15 +94,7 @@ class Source:
     @property
     def frame(self) -> Frame:
         """The tokenizer's layout; for a decoder a document also has its end, and where it stands alone its start."""
-        found = Frame.of(self.tokenizer.template)
-        if self.shape not in ("decoder", "two-way"):
-            return found
-        single, start, end = [*found.single], self.vocabulary.start, self.vocabulary.find("eos")
-        if end is not None and single[-1][0] == A:
-            single.append((end, 0))
-        if start is not None and single[0][0] == A and self.reading.samples != "blocks":
-            single.insert(0, (start, 0))
-        return Frame(single=tuple(single), pair=found.pair)
+        return framed(self.tokenizer, self.vocabulary, self.shape, blocks=self.reading.samples == "blocks")
 
     def samples(self, split: str, length: int, objective: Objective) -> Samples:
         """The samples of a split, of at most so many tokens."""
@@ -151,6 +143,22 @@ class Source:
             cache=cache,
             fixed=fixed,
         )
+
+
+def framed(tokenizer: Tokenizer, vocabulary: Vocabulary, shape: ModelShape, *, blocks: bool = False) -> Frame:
+    """What stands around a text: the tokenizer's layout; around a decoder's document also its end and its start.
+
+    In blocks documents follow one another, and each has its end alone.
+    """
+    found = Frame.of(tokenizer.template)
+    if shape not in ("decoder", "two-way"):
+        return found
+    single, start, end = [*found.single], vocabulary.start, vocabulary.find("eos")
+    if end is not None and single[-1][0] == A:
+        single.append((end, 0))
+    if start is not None and single[0][0] == A and not blocks:
+        single.insert(0, (start, 0))
+    return Frame(single=tuple(single), pair=found.pair)
 
 
 def _rows(lesson: Lesson, length: int, tokens: int, ranks: int, *, both: bool) -> Shape:

@@ -1,0 +1,141 @@
+"""Lines in colour or without: spans of text with a style, columns under each other, and grids of blocks.
+
+Drawn by rich where stdout is a terminal, plain text where it is not, in ASCII where it can do no more.
+"""
+
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+Line = list[tuple[str, str]]
+"""Pieces of text, each with a style."""
+
+WIDTH = 80
+WIDEST = 120
+_ASCII = str.maketrans({"■": "#", "─": "-", "·": ".", "…": "...", "×": "x", "’": "'"})
+_GAP = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """Values under each other, with their styles."""
+
+    values: Sequence[str]
+    styles: Sequence[str]
+
+    @property
+    def width(self) -> int:
+        return max(map(cells, self.values))
+
+
+def cells(text: str) -> int:
+    """How wide a text is in a terminal: some characters take two cells, some none."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def padded(text: str, width: int) -> str:
+    """A text with spaces behind it."""
+    return text + " " * (width - cells(text))
+
+
+def cut(text: str, width: int) -> str:
+    """A text that is not wider than so many cells."""
+    if cells(text) <= width:
+        return text
+    while cells(text) >= width:
+        text = text[:-1]
+    return text + "…"
+
+
+def prose(text: str, style: str = "", width: int = WIDTH, indent: str = "") -> list[Line]:
+    """A paragraph."""
+    return [[(line, style)] for line in textwrap.wrap(text, width, subsequent_indent=indent)]
+
+
+def table(names: Column, columns: Sequence[Column], width: int) -> list[Line]:
+    """Columns side by side behind the names of their rows; those that do not fit follow below, and so on."""
+    room = width - names.width - 1
+    blocks: list[list[Column]] = [[]]
+    used = 0
+    for column in columns:
+        if blocks[-1] and used + column.width + 1 > room:
+            blocks.append([])
+            used = 0
+        blocks[-1].append(column)
+        used += column.width + 1
+    lines: list[Line] = []
+    for number, block in enumerate(blocks):
+        lines += [[]] if number else []
+        for row, name in enumerate(names.values):
+            line = [(padded(name, names.width), names.styles[row])]
+            line += [(" " + padded(column.values[row], column.width), column.styles[row]) for column in block]
+            lines.append(line)
+    return lines
+
+
+def beside(blocks: Sequence[Sequence[Line]], width: int) -> list[Line]:
+    """Blocks of lines next to each other where there is room, else below."""
+    rows: list[list[Sequence[Line]]] = [[]]
+    used = 0
+    for block in blocks:
+        size = _width(block)
+        if rows[-1] and used + _GAP + size > width:
+            rows.append([])
+            used = 0
+        used += size + (_GAP if rows[-1] else 0)
+        rows[-1].append(block)
+    lines: list[Line] = []
+    for number, row in enumerate(rows):
+        lines += [[]] if number else []
+        for height in range(max(map(len, row), default=0)):
+            line: Line = []
+            for place, block in enumerate(row):
+                part = block[height] if height < len(block) else []
+                fill = _width(block) - sum(cells(text) for text, _ in part)
+                line += [*part, (" " * (fill + (_GAP if place < len(row) - 1 else 0)), "")]
+            lines.append(line)
+    return lines
+
+
+def _width(block: Sequence[Line]) -> int:
+    return max(sum(cells(text) for text, _ in line) for line in block)
+
+
+def show(make: Callable[[int, bool], list[Line]]) -> None:
+    """Print lines that are made for a width, that of the terminal up to a limit or 80, in colour or not."""
+    encoding = sys.stdout.encoding or "ascii"
+    if not sys.stdout.isatty():
+        lines = ["".join(text for text, _ in line).rstrip() for line in make(WIDTH, False)]
+        print("\n".join(_possible(line, encoding) for line in lines))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for line in make(max(min(console.width, WIDEST), 40), True):
+        console.print(
+            Text.assemble(*((_possible(text, encoding), style) for text, style in line)),
+            no_wrap=True,
+            overflow="ignore",
+            crop=False,
+        )
+
+
+def _possible(text: str, encoding: str) -> str:
+    """A text as the terminal can show it, as wide as before but for dots."""
+    if not _can("■·…×─", encoding):
+        text = text.translate(_ASCII)
+    return text if _can(text, encoding) else "".join(c if _can(c, encoding) else "?" * cells(c) for c in text)
+
+
+def _can(text: str, encoding: str) -> bool:
+    try:
+        text.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

@@ -1,0 +1,78 @@
+"""What is known of an example: all of it read off a real lesson and a real batch, and spelled out."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Kind = Literal["text", "special", "mask", "random", "kept", "sentinel"]
+"""What a token that is read is: random and kept ones are to be predicted, and do not look like it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A line under the tokens: a value for each, "" where there is none."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """What one model, or one side of it, reads, and what stands under every token."""
+
+    name: str
+    tokens: tuple[str, ...]
+    kinds: tuple[Kind, ...]
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """Who may attend to whom: a row for every token that looks, a column for every token that may be seen."""
+
+    name: str
+    queries: tuple[str, ...]
+    places: tuple[int, ...]  # of the queries in what is read
+    keys: tuple[str, ...]
+    seen: tuple[tuple[bool, ...], ...]
+    cross: bool = False  # the keys are another side's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """A part of the loss: an average over so many targets, times its weight."""
+
+    name: str
+    weight: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """One sequence as a lesson."""
+
+    title: str  # "" where there is only one
+    reads: str
+    says: str
+    sides: tuple[Side, ...]
+    sights: tuple[Sight, ...]
+    facts: tuple[str, ...]
+    terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """What an objective does to a text."""
+
+    objective: str
+    title: str  # what happens
+    about: str  # what is learned from it, and whose it is
+    settings: dict[str, Any]
+    shape: str
+    seed: int
+    text: tuple[str, ...]
+    drawn: tuple[Drawn, ...]
+    notes: tuple[str, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
