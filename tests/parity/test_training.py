@@ -22,7 +22,7 @@ from pretune.train.schedules import Linear
 from pretune.train.state import State
 from pretune.train.tally import Tally
 from pretune.train.trainee import Trainee
-from tests.parity.cases import ENCODER, GPT, VOCAB
+from tests.parity.cases import ENCODER, GPT
 
 STEPS, ROWS, LONG = 50, 8, 24
 RATE, DECAY, CLIP = 2e-3, 0.01, 1.0
