@@ -3,30 +3,23 @@
 import contextlib
 import itertools
 import math
-import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from pretune.core import io, log
-from pretune.core.errors import CheckpointError, DataError, UsageError
-from pretune.data.samples import demand
-from pretune.data.stream import Stream
+from pretune.core.errors import CheckpointError, UsageError
 from pretune.models import shapes
-from pretune.models.cost import memory
-from pretune.models.pair import Pair
-from pretune.models.spec import Model
-from pretune.models.two_way import TwoWay
+from pretune.recipes.course import Course
+from pretune.recipes.micro import micro_batches, workers
 from pretune.recipes.reading import Source
 from pretune.recipes.resolve import RUN
 from pretune.recipes.run import Run, finish
 from pretune.recipes.samples import Samples
 from pretune.recipes.settings import Settings
-from pretune.recipes.start import begin_from
-from pretune.train.counting import finer
+from pretune.recipes.start import first_model, precision_of
 from pretune.train.evaluate import Evaluate, evaluator
 from pretune.train.feed import Feed
 from pretune.train.journal import Journal
@@ -41,9 +34,8 @@ from pretune.train.trainee import Trainee
 from pretune.train.watch import Stop, Watch
 
 CHECKPOINTS = "checkpoints"
-MICRO_TOKENS = 8192
-"""Of a micro-batch on a CPU: more does not make it faster."""
 EVALUATIONS = 10
+"""In a run of known length, where no distance is given."""
 SAVING = 200e6
 """Bytes per second that a disk is trusted to take, for the time kept back at the end of a budget."""
 
@@ -71,18 +63,9 @@ class Session:
             start=settings.model.special.start,
             longest=settings.model.longest,
         )
-        self.cuda = many.device.type == "cuda"
-        self.phases = settings.data.schedule.phases
-        self.streams = [self._stream(settings, "train", phase.length) for phase in self.phases]
-        for stream, phase in zip(self.streams, self.phases, strict=True):
-            demand(stream.samples, phase.length)
-        self.steps = _steps(settings, self.streams)
-        self.settings = settings
-        if self.steps is not None:
-            settings.train.schedule.factor(0, self.steps)  # whether it fits
-        self.held = self._held(self.settings)
-        self.precision = _precision(self.settings, many)
-        self.model = self._model(None if resume else settings.train.start)
+        self.settings, self.course = settings, Course.open(settings, self.source, many)
+        self.precision = precision_of(settings, many)
+        self.model = first_model(self.spec, settings, many, resume=resume)
         self.expect = {
             "config": self.settings.sha256(),
             "data": self.source.data.fingerprint,
@@ -105,8 +88,6 @@ class Session:
     def _train(self, stack: contextlib.ExitStack, store: Store | None, resume: bool) -> Run:
         train = self.settings.train
         trainee = Trainee(self.model, self.settings.objective).train()
-        if train.recompute:
-            _recompute(self.model)
         wrapped = self.ranks.wrap(trainee, train.parallel)
         optimizer = train.optimizer.build(parameter_groups(self.model))
         state = self.state
@@ -117,19 +98,19 @@ class Session:
             if found is None:
                 raise CheckpointError(f"{self.where / CHECKPOINTS}: no checkpoint yet; start it again without --resume")
             state = restore(found, self.model, optimizer)
-        if train.compile if train.compile is not None else self.cuda:
+        if train.compile if train.compile is not None else self.ranks.device.type == "cuda":
             self.model.compile(dynamic=False)
         pace = Pace(
             schedule=train.schedule,
-            steps=self.steps,
+            steps=self.course.steps,
             budget=train.budget,
-            ends=tuple(itertools.accumulate(phase.share for phase in self.phases)),
+            ends=tuple(itertools.accumulate(phase.share for phase in self.course.phases)),
         )
         loop = Loop(
             trainee=trainee,
             wrapped=wrapped,
             optimizer=optimizer,
-            batches=Feed(Shifted(self.streams[0], 0), stop=0),
+            batches=Feed(self.course.batches(0, state), stop=0),
             state=state,
             ranks=self.ranks,
             rate=pace.rate,
@@ -143,10 +124,10 @@ class Session:
             Journal(
                 self.where,
                 title=self.where.name,
-                models=trained(self.spec),
+                models=shapes.models(self.spec),
                 loop=loop,
                 resumed=resume,
-                total=state.planned[-1] if state.planned else self.steps,
+                total=state.planned[-1] if state.planned else self.course.steps,
                 budget=None if state.planned else train.budget,
                 every=train.log_every,
                 trackers=train.trackers,
@@ -156,15 +137,15 @@ class Session:
         )
         saver = Saver(store, self.expect, every=train.checkpoint_every, before=journal.settle)
         evaluate = self._evaluate(journal, saver)
-        watch = Watch(journal.note, lambda step: self._samples(state, step))
-        seen = self.held[0] if self.held else self.streams[-1]
+        watch = Watch(journal.note, lambda step: self.course.samples(state, step))
+        seen = self.course.held[0] if self.course.held else self.course.streams[-1]
         samples = Samples(seen, self.source.tokenizer, train.samples_every, journal.tell)
         loop.hooks = [pace, watch, journal, *([evaluate] if evaluate else []), samples, saver, self.stop]
         self.stop.ready(loop, lambda loop: saver.save(loop, wait=True))
         self._begin(loop, saver, evaluate, pace, resume)
-        for phase in range(len(state.phases) - 1, len(self.phases)):
+        for phase in range(len(state.phases) - 1, len(self.course.phases)):
             self._phase(loop, phase, pace)
-            if phase + 1 < len(self.phases):
+            if phase + 1 < len(self.course.phases):
                 state.phases.append(state.step)
         if evaluate:
             evaluate.now(loop)
@@ -175,7 +156,7 @@ class Session:
     def _begin(self, loop: Loop, saver: Saver, evaluate: Evaluate | None, pace: Pace, resume: bool) -> None:
         """Before the first step: the settings are written, the untrained model is judged and saved."""
         state = loop.state
-        state.micro = self._micro(self.streams[len(state.phases) - 1], state)
+        state.micro = self._micro(len(state.phases) - 1, state)
         if not resume and self.ranks.first:
             io.write_json(self.where / RUN, {**self.settings.plain(), "found": self._found()})
         if resume:
@@ -187,17 +168,15 @@ class Session:
         pace.reserve = 1.0 + 5 * size / SAVING + (1.5 * evaluate.seconds if evaluate else 0.0)
 
     def _phase(self, loop: Loop, phase: int, pace: Pace) -> None:
-        stream = self.streams[phase]
-        first = loop.state.phases[phase]
-        loop.state.micro = self._micro(stream, loop.state)
+        loop.state.micro = self._micro(phase, loop.state)
         feed = Feed(
-            Shifted(stream, first),
+            self.course.batches(phase, loop.state),
             start=loop.state.step,
             stop=None if pace.steps is None else pace.last(phase),
             micro=loop.state.micro,
             rank=self.ranks.rank,
             world=self.ranks.world,
-            workers=self._workers(),
+            workers=workers(self.settings, self.ranks),
             device=self.ranks.device,
         )
         with feed:
@@ -207,35 +186,17 @@ class Session:
             loop.run()
             loop.state.waited += feed.waited
 
-    def _stream(self, settings: Settings, split: str, length: int) -> Stream:
-        return self.source.stream(
-            split,
-            length=length,
-            tokens=settings.train.batch_tokens,
-            ranks=self.ranks.world,
-            seed=settings.train.seed,
-            fixed=self.cuda,
-        )
-
-    def _held(self, settings: Settings) -> tuple[Stream, int] | None:
-        """Held-out batches and how many of them are read; None where there is nothing held out."""
-        split = self.source.data.index.splits.get("valid")
-        if split is None or not split.tokens or not settings.train.eval_tokens:
-            return None
-        try:
-            stream = self._stream(settings, "valid", self.phases[-1].length)
-        except DataError as fault:  # too little of it, for pairs
-            log.warn(str(fault))
-            return None
-        rows = stream.shape.rows * (stream.shape.length + (stream.shape.source or 0))
-        return stream, min(math.ceil(settings.train.eval_tokens / rows), len(stream.steps(0)))
+    def _micro(self, phase: int, state: State) -> int:
+        stream = self.course.streams[phase]
+        return micro_batches(stream, self.settings, self.ranks, self.precision, least=state.least)
 
     def _evaluate(self, journal: Journal, saver: Saver) -> Evaluate | None:
-        if self.held is None:
+        if self.course.held is None:
             log.warn(f"{self.source.data}: nothing to judge by is held out, so there is no held-out loss")
             return None
-        stream, count = self.held
-        every = self.settings.train.eval_every or (0 if self.steps is None else max(self.steps // EVALUATIONS, 1))
+        stream, count = self.course.held
+        steps = self.course.steps
+        every = self.settings.train.eval_every or (0 if steps is None else max(steps // EVALUATIONS, 1))
 
         def told(loop: Loop, found: dict[str, float]) -> None:
             saver.score = found["loss"]
@@ -248,56 +209,9 @@ class Session:
         work = evaluator(stream, count, self.settings.objective.evaluation())
         return Evaluate(work, every, told, left=self.stop.end)
 
-    def _model(self, start: str | None) -> Any:
-        model = shapes.build(self.spec, seed=self.settings.train.seed, device=self.ranks.device)
-        if start is not None:
-            begin_from(model, Path(start))
-        model.attention_backend = self.settings.train.attention_backend
-        if self.cuda and self.settings.train.deterministic:
-            deterministic()
-            model.attention_backend = model.attention_backend or "rows"
-        return model
-
-    def _micro(self, stream: Stream, state: State) -> int:
-        """Micro-batches per rank and step: as few as memory allows, at least as many as were needed before."""
-        rows, train = stream.shape.rows // self.ranks.world, self.settings.train
-        row = stream.shape.length + (stream.shape.source or 0)
-        micro = 1
-        while rows // micro > 1 and (
-            rows // micro * row > self._room(row, rows * row, train.micro_tokens) or micro < state.least
-        ):
-            micro = finer(micro, rows // micro)
-        return micro
-
-    def _room(self, row: int, most: int, asked: int | None) -> int:
-        """Tokens of a micro-batch."""
-        if asked is not None:
-            return asked
-        if not self.cuda:
-            return MICRO_TOKENS
-        free = 0.85 * torch.cuda.get_device_properties(self.ranks.device).total_memory
-        half: Literal["fp32", "bf16"] = "fp32" if self.precision is None else "bf16"
-        tokens = most
-        while (
-            tokens > row
-            and memory(self.settings.model, tokens=tokens, length=row, training=True, precision=half).total > free
-        ):
-            tokens //= 2
-        return tokens
-
-    def _workers(self) -> int:
-        wish = self.settings.train.workers
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        return wish if wish is not None else min(4, max(((os.cpu_count() or 1) - local) // local, 0)) * self.cuda
-
-    def _samples(self, state: State, step: int) -> list[int]:
-        phase = max(i for i, first in enumerate(state.phases) if first <= step)
-        found = self.streams[phase].sequences(step - state.phases[phase])[0].samples
-        return [] if found is None else found.tolist()
-
     def _found(self) -> dict[str, Any]:
         return {
-            "steps": self.steps,
+            "steps": self.course.steps,
             "data": self.source.data.fingerprint,
             "tokenizer": self.source.tokenizer.sha256,
             "device": str(self.ranks.device),
@@ -308,65 +222,11 @@ class Session:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Shifted:
-    """A stream whose first step comes later: that of a phase."""
-
-    stream: Stream
-    first: int
-
-    def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Any:
-        """The batch of a step of the run."""
-        return self.stream.batch(step - self.first, part=part, parts=parts)
-
-
 def _free(where: Path) -> None:
     if listed(where / CHECKPOINTS):
         raise UsageError(f"{where}: there is a run already; go on with --resume, or choose another --out")
     if (where / "config.json").exists():
         raise UsageError(f"{where}: there is a model already; choose another --out")
-
-
-def trained(spec: shapes.AnySpec) -> list[Model]:
-    """The models behind a spec of any shape, the one with the vocabulary head first."""
-    if isinstance(spec, Pair):
-        return [spec.generator, spec.discriminator]
-    return [spec.forwards, spec.mirror] if isinstance(spec, TwoWay) else [spec]
-
-
-def deterministic() -> None:
-    """Ask CUDA for kernels that give the same bits every time; some are slower, some attention kernels have none."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-
-
-def _steps(settings: Settings, streams: list[Stream]) -> int | None:
-    """How many steps a run has; None where the clock decides."""
-    train = settings.train
-    if train.budget is not None:
-        return None
-    if train.steps is not None:
-        return train.steps
-    if train.tokens is not None:
-        return max(round(train.tokens / train.batch_tokens), 1)
-    shares = [phase.share for phase in settings.data.schedule.phases]
-    # A run reads a share of its epochs at each length.
-    per_epoch = [len(stream.steps(0)) for stream in streams]
-    steps = sum(share * count for share, count in zip(shares, per_epoch, strict=True))
-    return max(round((train.epochs or 1.0) * steps), 1)
-
-
-def _precision(settings: Settings, many: Ranks) -> torch.dtype | None:
-    wish = settings.train.precision
-    if wish == "bf16" or (wish == "auto" and many.device.type == "cuda" and torch.cuda.is_bf16_supported()):
-        return torch.bfloat16
-    return None
-
-
-def _recompute(model: Any) -> None:
-    for part in model.modules():
-        if hasattr(part, "recompute"):
-            part.recompute = True
 
 
 def _silent(text: str) -> None:

@@ -1,5 +1,6 @@
-"""Weights to begin with: those of another run or of a Hugging Face directory (`--from`)."""
+"""The model that a run begins with: new weights, or those of another run or of a Hugging Face directory (`--from`)."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,43 @@ import torch
 
 from pretune.core import log
 from pretune.core.errors import CheckpointError
-from pretune.models import checkpoint
+from pretune.models import checkpoint, shapes
+from pretune.recipes.settings import Settings
+from pretune.train.ranks import Ranks
 from pretune.train.saving import weights
 
 BODY = ("tokens.", "encoder.", "decoder.")
+
+
+def first_model(spec: shapes.AnySpec, settings: Settings, ranks: Ranks, *, resume: bool) -> Any:
+    """As the settings ask for it; a resumed run has weights of its own."""
+    train = settings.train
+    model: Any = shapes.build(spec, seed=train.seed, device=ranks.device)
+    if train.start is not None and not resume:
+        begin_from(model, Path(train.start))
+    model.attention_backend = train.attention_backend
+    if ranks.device.type == "cuda" and train.deterministic:
+        deterministic()
+        model.attention_backend = model.attention_backend or "rows"
+    if train.recompute:
+        for part in model.modules():
+            if hasattr(part, "recompute"):
+                part.recompute = True
+    return model
+
+
+def precision_of(settings: Settings, ranks: Ranks) -> torch.dtype | None:
+    """What autocast computes in; None: fp32."""
+    wish = settings.train.precision
+    if wish == "bf16" or (wish == "auto" and ranks.device.type == "cuda" and torch.cuda.is_bf16_supported()):
+        return torch.bfloat16
+    return None
+
+
+def deterministic() -> None:
+    """Ask CUDA for kernels that give the same bits every time; some are slower, some attention kernels have none."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
 
 
 def begin_from(model: Any, start: Path) -> None:

@@ -1,0 +1,102 @@
+"""The course of a run: what is read in each of its phases, for how many steps, and by what it is judged."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from pretune.core import log
+from pretune.core.errors import DataError
+from pretune.data.lengths import Phase
+from pretune.data.samples import demand
+from pretune.data.stream import Stream
+from pretune.recipes.reading import Source
+from pretune.recipes.settings import Settings
+from pretune.train.ranks import Ranks
+from pretune.train.state import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """Opened and checked: what is wrong with the data, or does not fit together, is told before any compute."""
+
+    source: Source
+    phases: tuple[Phase, ...]
+    streams: tuple[Stream, ...]  # of each phase
+    steps: int | None  # None: the clock decides
+    held: tuple[Stream, int] | None  # held-out batches, and how many of them are read
+
+    @classmethod
+    def open(cls, settings: Settings, source: Source, ranks: Ranks) -> "Course":
+        """Of a run by so many ranks."""
+        phases = settings.data.schedule.phases
+        streams = tuple(_stream(settings, source, ranks, "train", phase.length) for phase in phases)
+        for stream, phase in zip(streams, phases, strict=True):
+            demand(stream.samples, phase.length)
+        steps = _steps(settings, streams)
+        if steps is not None:
+            settings.train.schedule.factor(0, steps)  # whether it fits
+        return cls(
+            source=source, phases=phases, streams=streams, steps=steps, held=_held(settings, source, ranks, phases)
+        )
+
+    def batches(self, phase: int, state: State) -> "Shifted":
+        """Those of a phase, by the steps of the run."""
+        return Shifted(self.streams[phase], state.phases[phase])
+
+    def samples(self, state: State, step: int) -> list[int]:
+        """The numbers of the samples that a step reads."""
+        phase = max(i for i, first in enumerate(state.phases) if first <= step)
+        found = self.streams[phase].sequences(step - state.phases[phase])[0].samples
+        return [] if found is None else found.tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class Shifted:
+    """A stream whose first step comes later: that of a phase."""
+
+    stream: Stream
+    first: int
+
+    def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Any:
+        """The batch of a step of the run."""
+        return self.stream.batch(step - self.first, part=part, parts=parts)
+
+
+def _stream(settings: Settings, source: Source, ranks: Ranks, split: str, length: int) -> Stream:
+    return source.stream(
+        split,
+        length=length,
+        tokens=settings.train.batch_tokens,
+        ranks=ranks.world,
+        seed=settings.train.seed,
+        fixed=ranks.device.type == "cuda",
+    )
+
+
+def _held(settings: Settings, source: Source, ranks: Ranks, phases: tuple[Phase, ...]) -> tuple[Stream, int] | None:
+    split = source.data.index.splits.get("valid")
+    if split is None or not split.tokens or not settings.train.eval_tokens:
+        return None
+    try:
+        stream = _stream(settings, source, ranks, "valid", phases[-1].length)
+    except DataError as fault:  # too little of it, for pairs
+        log.warn(str(fault))
+        return None
+    rows = stream.shape.rows * (stream.shape.length + (stream.shape.source or 0))
+    return stream, min(math.ceil(settings.train.eval_tokens / rows), len(stream.steps(0)))
+
+
+def _steps(settings: Settings, streams: tuple[Stream, ...]) -> int | None:
+    """How many steps a run has; None where the clock decides."""
+    train = settings.train
+    if train.budget is not None:
+        return None
+    if train.steps is not None:
+        return train.steps
+    if train.tokens is not None:
+        return max(round(train.tokens / train.batch_tokens), 1)
+    shares = [phase.share for phase in settings.data.schedule.phases]
+    # A run reads a share of its epochs at each length.
+    per_epoch = [len(stream.steps(0)) for stream in streams]
+    steps = sum(share * count for share, count in zip(shares, per_epoch, strict=True))
+    return max(round((train.epochs or 1.0) * steps), 1)

@@ -1,0 +1,54 @@
+"""How a step is cut up for a device, and who makes its batches: what changes speed and memory, and nothing learnt."""
+
+import os
+from typing import Literal
+
+import torch
+
+from pretune.data.stream import Stream
+from pretune.models.cost import memory
+from pretune.recipes.settings import Settings
+from pretune.train.counting import finer
+from pretune.train.ranks import Ranks
+
+MICRO_TOKENS = 8192
+"""Of a micro-batch on a CPU: more does not make it faster."""
+ROOM = 0.85
+"""The share of a GPU's memory that may be counted on."""
+MOST_WORKERS = 4
+
+
+def micro_batches(
+    stream: Stream, settings: Settings, ranks: Ranks, precision: torch.dtype | None, *, least: int
+) -> int:
+    """Micro-batches per rank and step: as few as memory allows, at least as many as were needed before."""
+    rows, row = stream.shape.rows // ranks.world, stream.shape.length + (stream.shape.source or 0)
+    room, micro = _room(row, rows * row, settings, ranks, precision), 1
+    while rows // micro > 1 and (rows // micro * row > room or micro < least):
+        micro = finer(micro, rows // micro)
+    return micro
+
+
+def _room(row: int, most: int, settings: Settings, ranks: Ranks, precision: torch.dtype | None) -> int:
+    """Tokens of a micro-batch."""
+    if settings.train.micro_tokens is not None:
+        return settings.train.micro_tokens
+    if ranks.device.type != "cuda":
+        return MICRO_TOKENS
+    free = ROOM * torch.cuda.get_device_properties(ranks.device).total_memory
+    half: Literal["fp32", "bf16"] = "fp32" if precision is None else "bf16"
+    tokens = most
+    while (
+        tokens > row and memory(settings.model, tokens=tokens, length=row, training=True, precision=half).total > free
+    ):
+        tokens //= 2
+    return tokens
+
+
+def workers(settings: Settings, ranks: Ranks) -> int:
+    """Processes that make batches: none on a CPU, which they would take time from; else by the cores of a rank."""
+    if settings.train.workers is not None:
+        return settings.train.workers
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    cores = max(((os.cpu_count() or 1) - local) // local, 0)
+    return min(MOST_WORKERS, cores) if ranks.device.type == "cuda" else 0
