@@ -59,15 +59,7 @@ def prose(text: str, style: str = "", width: int = WIDTH, indent: str = "") -> l
 
 def table(names: Column, columns: Sequence[Column], width: int) -> list[Line]:
     """Columns side by side behind the names of their rows; those that do not fit follow below, and so on."""
-    room = width - names.width - 1
-    blocks: list[list[Column]] = [[]]
-    used = 0
-    for column in columns:
-        if blocks[-1] and used + column.width + 1 > room:
-            blocks.append([])
-            used = 0
-        blocks[-1].append(column)
-        used += column.width + 1
+    blocks = _even(columns, width - names.width - 1)
     lines: list[Line] = []
     for number, block in enumerate(blocks):
         lines += [[]] if number else []
@@ -76,6 +68,26 @@ def table(names: Column, columns: Sequence[Column], width: int) -> list[Line]:
             line += [(" " + padded(column.values[row], column.width), column.styles[row]) for column in block]
             lines.append(line)
     return lines
+
+
+def _even(columns: Sequence[Column], room: int) -> list[list[Column]]:
+    """Columns in as few blocks as there must be, and those about equally wide."""
+    fewest = len(_filled(columns, room))
+    limits = range(sum(column.width + 1 for column in columns) // fewest, room)
+    tries = (_filled(columns, limit) for limit in limits)
+    return next((blocks for blocks in tries if len(blocks) == fewest), _filled(columns, room))
+
+
+def _filled(columns: Sequence[Column], room: int) -> list[list[Column]]:
+    blocks: list[list[Column]] = [[]]
+    used = 0
+    for column in columns:
+        if blocks[-1] and used + column.width + 1 > room:
+            blocks.append([])
+            used = 0
+        blocks[-1].append(column)
+        used += column.width + 1
+    return blocks
 
 
 def beside(blocks: Sequence[Sequence[Line]], width: int) -> list[Line]:
@@ -108,7 +120,7 @@ def _width(block: Sequence[Line]) -> int:
 
 def show(make: Callable[[int, bool], list[Line]]) -> None:
     """Print lines that are made for a width, that of the terminal up to a limit or 80, in colour or not."""
-    encoding = sys.stdout.encoding or "ascii"
+    encoding = sys.stdout.encoding or "utf-8"  # none: text in memory
     if not sys.stdout.isatty():
         lines = ["".join(text for text, _ in line).rstrip() for line in make(WIDTH, False)]
         print("\n".join(_possible(line, encoding) for line in lines))

@@ -102,7 +102,8 @@ def _drawn(drawn: "Drawn", width: int, colour: bool) -> Iterator[Line]:
     if colour:
         other = [("■ of the other side", "cyan")] if any(sight.cross for sight in drawn.sights) else []
         yield [("■ before  ", "blue"), ("■ itself  ", "bold"), ("■ ahead  ", "magenta"), *other]
-    yield from beside([_grid(sight) for sight in drawn.sights], width)
+    tall = max(len(sight.keys) for sight in drawn.sights) > 10
+    yield from beside([_grid(sight, paint, tall) for sight in drawn.sights], width)
 
 
 def _styles(drawn: "Drawn") -> Mapping[str, str]:
@@ -152,17 +153,17 @@ def _row_style(name: str, value: str, paint: Mapping[str, str]) -> str:
     return _ROWS.get(name) or paint.get(value, "green")
 
 
-def _grid(sight: "Sight") -> list[Line]:
-    """A block for every token that may be seen: before, itself and ahead in three colours."""
+def _grid(sight: "Sight", paint: Mapping[str, str], tall: bool) -> list[Line]:
+    """A block for every token that may be seen: before, itself and ahead in three colours. Tall: two digits above."""
     rows, columns = min(len(sight.queries), MOST), min(len(sight.keys), MOST)
     labels = [cut(token, _LABEL) for token in sight.queries[:rows]]
     wide = max(map(cells, labels), default=0)
     lines: list[Line] = [[(sight.name, "bold")]]
-    if columns > 10:
+    if tall:
         lines.append([(" " * (wide + 4), ""), ("".join(f"{n // 10 or ' '} " for n in range(columns)), "dim")])
     lines.append([(" " * (wide + 4), ""), ("".join(f"{n % 10} " for n in range(columns)), "dim")])
-    for place, label, seen in zip(sight.places, labels, sight.seen, strict=False):
-        line: Line = [(f"{place:>2} ", "dim"), (padded(label, wide) + " ", "")]
+    for place, token, label, seen in zip(sight.places, sight.queries, labels, sight.seen, strict=False):
+        line: Line = [(f"{place:>2} ", "dim"), (padded(label, wide) + " ", paint.get(token, ""))]
         line += [_block(key - place, sight.cross) if seen[key] else ("· ", "dim") for key in range(columns)]
         lines.append(line)
     if rows < len(sight.queries) or columns < len(sight.keys):
@@ -206,5 +207,5 @@ def _value(value: Any) -> str:
         inner = [f"{name}={_value(one)}" for name, one in value.items() if name != "kind" and one is not None]
         return f"{value['kind']}({', '.join(inner)})"
     if isinstance(value, list):
-        return ",".join(map(_value, value))
+        return f"[{','.join(map(_value, value))}]"
     return f"{value:.3g}" if isinstance(value, float) else str(value).lower()

@@ -69,7 +69,7 @@ def example(
         seed=seed,
         text=given,
         drawn=tuple(drawn),
-        notes=tuple(_notes(spelling, chosen, lesson)),
+        notes=tuple(_notes(spelling, chosen, lesson, hide)),
     )
 
 
@@ -155,7 +155,7 @@ def _room(taught: Sequences) -> Shape:
     )
 
 
-def _notes(spelling: Spelling, shape: ModelShape, lesson: Lesson) -> list[str]:
+def _notes(spelling: Spelling, shape: ModelShape, lesson: Lesson, hide: Sequence[str]) -> list[str]:
     found = []
     if spelling.words:
         found.append("Words are the tokens here, and the vocabulary is the text's; --tokenizer DIR shows real pieces.")
@@ -163,6 +163,11 @@ def _notes(spelling: Spelling, shape: ModelShape, lesson: Lesson) -> list[str]:
         found.append(
             "No generator is trained here: what it would draw for the blanks is any word of the vocabulary. One that "
             "happens to be right counts as original."
+        )
+    if isinstance(lesson, SpanCorruptionLesson) and not hide:
+        found.append(
+            "As in the released code a sequence ends in a span, and a short one has no other; for more of them: "
+            "--set rate=0.4 --set mean=2, or --hide WORDS."
         )
     if isinstance(lesson, MixtureLesson):
         found.append(f"Each sequence gets one of the {len(lesson.lessons)} parts by chance; one of each mark is shown.")

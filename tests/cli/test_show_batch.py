@@ -1,0 +1,213 @@
+"""What is printed: a few pages word for word, and all of them within the width, whatever the terminal can do."""
+
+import io
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from pretune.cli import main
+from pretune.objectives import OBJECTIVES
+from tests.conftest import ROOT
+from tests.text.tokenizers import trained
+
+Capture = pytest.CaptureFixture[str]
+CASES = [(name, shape) for name in OBJECTIVES for shape in OBJECTIVES.get(name)().shapes]
+
+
+def page(capsys: Capture, *arguments: str) -> str:
+    assert main(["show-batch", *arguments]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+MASKED = """\
+Masked language modelling: hide some tokens, predict them from both sides.
+Masked tokens or whole words, predicted from both sides (BERT, RoBERTa).
+
+masked: shape encoder, seed 3
+rate=0.4 split=[0.4,0.3,0.3] words=false
+
+in   Thank party for inviting me to your party [MASK] week week
+out  you … your … last … .
+
+         0     1     2      3   4        5  6
+reads    [CLS] Thank party  for inviting me to
+says                 you
+shown as             random
+
+         7    8     9      10   11     12
+reads    your party [MASK] week week   [SEP]
+says     your       last        .
+shown as kept       mask        random
+
+Loss: mean over 4 targets.
+
+Who may attend to whom: rows look, columns are seen
+encoder
+                                1 1 1
+            0 1 2 3 4 5 6 7 8 9 0 1 2
+ 0 [CLS]    ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
+ 1 Thank    ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
+ 2 party    ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
+ 3 for      ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
+ 4 inviting ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
+ 5 me       ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
+ 6 to       ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
+ 7 your     ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
+ 8 party    ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
+ 9 [MASK]   ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
+10 week     ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
+11 week     ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
+12 [SEP]    ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
+
+Words are the tokens here, and the vocabulary is the text's; --tokenizer DIR
+shows real pieces.
+"""
+
+PREFIX = """\
+Prefix language modelling: read the first part of a text in both directions,
+predict the rest token by token.
+The rest of a text after a first part that sees itself in both directions
+(prefix LM).
+
+prefix: shape decoder, seed 0
+
+in   The cat
+out  sat down.
+
+      0   1   2   3    4    5    6
+reads <s> The cat sat  down .    </s>
+says          sat down .    </s>
+
+The first 3 tokens see each other in both directions.
+Loss: mean over 4 targets.
+
+Who may attend to whom: rows look, columns are seen
+decoder
+        0 1 2 3 4 5 6
+ 0 <s>  ■ ■ ■ · · · ·
+ 1 The  ■ ■ ■ · · · ·
+ 2 cat  ■ ■ ■ · · · ·
+ 3 sat  ■ ■ ■ ■ · · ·
+ 4 down ■ ■ ■ ■ ■ · ·
+ 5 .    ■ ■ ■ ■ ■ ■ ·
+ 6 </s> ■ ■ ■ ■ ■ ■ ■
+
+Words are the tokens here, and the vocabulary is the text's; --tokenizer DIR
+shows real pieces.
+"""
+
+
+def test_masked(capsys: Capture) -> None:
+    assert page(capsys, "masked", "--seed", "3", "--set", "rate=0.4", "--set", "split=[0.4,0.3,0.3]") == MASKED
+
+
+def test_prefix(capsys: Capture) -> None:
+    assert page(capsys, "prefix", "--shape", "decoder", "--text", "The cat sat down.") == PREFIX
+
+
+def test_the_pages_of_the_docs(capsys: Capture) -> None:
+    """T5's sentence and an order of prediction."""
+    text = (ROOT / "docs" / "objectives.md").read_text()
+    shown = re.findall(r"```\n\$ pretune (show-batch [^\n]+)\n(.*?)```", text, re.DOTALL)
+    assert [command.split()[1] for command, _ in shown] == ["span_corruption", "permuted"]
+    for command, output in shown:
+        assert page(capsys, *shlex.split(command)[1:]) == output
+    assert "in   Thank you <X> me to your party <Y> week.\nout  <X> for inviting <Y> last <Z>\n" in shown[0][1]
+
+
+@pytest.mark.parametrize(("name", "shape"), CASES)
+def test_every_page_is_within_the_width(capsys: Capture, name: str, shape: str) -> None:
+    plain = page(capsys, name, "--shape", shape)
+    assert max(map(len, plain.splitlines())) <= 80
+    assert "\x1b" not in plain
+    assert "Who may attend to whom" in plain and "Loss: " in plain
+    facts = json.loads(page(capsys, name, "--shape", shape, "--json"))
+    assert facts["objective"] == name and facts["shape"] == shape
+    flat = " ".join(plain.split())
+    for drawn in facts["drawn"]:
+        assert drawn["reads"] in flat and drawn["says"] in flat
+        for sight in drawn["sights"]:
+            assert sight["name"] in plain
+    blocks = sum(
+        seen for drawn in facts["drawn"] for sight in drawn["sights"] for row in sight["seen"][:24] for seen in row[:24]
+    )
+    assert plain.count("■") == blocks
+
+
+def test_in_colour(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same page, and what the colours mean; a sentinel has one colour wherever it stands."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    plain = page(capsys, "span_corruption", "--hide", "for inviting", "--hide", "last")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    drawn = page(capsys, "span_corruption", "--hide", "for inviting", "--hide", "last")
+    assert "\x1b[" in drawn
+    bare = re.sub(r"\x1b\[[0-9;]*m", "", drawn)
+    assert max(map(len, bare.splitlines())) <= 80
+    told = "■ before  ■ itself  ■ ahead  ■ of the other side"
+    assert [line.rstrip() for line in bare.splitlines() if line.rstrip() != told] == plain.splitlines()
+    assert told in bare
+    colours = {token: {*re.findall(rf"\x1b\[([0-9;]+)m *{token}", drawn)} for token in ("<X>", "<Y>")}
+    assert all(len(found) == 1 for found in colours.values()) and colours["<X>"] != colours["<Y>"]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437"])
+def test_where_unicode_cannot_be_shown(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    """In ASCII, with tokens as wide as they were."""
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding=encoding))
+    assert main(["show-batch", "causal", "--text", "Grüße 你好 x"]) == 0
+    sys.stdout.flush()
+    text = raw.getvalue().decode(encoding)
+    assert " 0 <s>   # . . . . ." in text and "■" not in text
+    numbers, reads = text.splitlines()[text.splitlines().index("out  " + text.split("out  ")[1].splitlines()[0]) + 2 :][
+        :2
+    ]
+    assert numbers.index("4") == reads.index("x")
+
+
+def test_a_long_text_is_wrapped_and_its_grid_cut(capsys: Capture) -> None:
+    text = page(capsys, "causal", "--text", " ".join(f"word{i}" for i in range(60)))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "the first 24 tokens of 62" in text
+    assert "word59" in text and "23 word22" in text and "24 word23" not in text
+
+
+def test_pieces_of_a_tokenizer(capsys: Capture, tmp_path: Path) -> None:
+    trained("wordpiece").save(tmp_path / "tok")
+    text = page(
+        capsys, "masked", "--tokenizer", str(tmp_path / "tok"), "--text", "An expression is \x1b[31m evaluated."
+    )
+    assert "##" in text and "Words are the tokens" not in text and "\x1b" not in text
+
+
+def test_nothing_may_be_hidden(capsys: Capture) -> None:
+    assert "out  nothing this time; another --seed draws another\n" in page(capsys, "masked", "--text", "Hi")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["maskd"], "did you mean 'masked'"),
+        (["masked", "--shape", "decoder"], "it trains: encoder"),
+        (["masked", "--shape", "encodr"], "did you mean 'encoder'"),
+        (["masked", "--text", ""], "--text is empty"),
+        (["masked", "--set", "rate=2"], "found 2"),
+        (["masked", "--set", "rate"], "expected path=value"),
+        (["masked", "--seed", "-1"], "found -1"),
+        (["masked", "--seed", "one"], "--seed"),
+        ([], "OBJECTIVE"),
+    ],
+)
+def test_errors_are_one_line(capsys: Capture, arguments: list[str], told: str) -> None:
+    assert main(["show-batch", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert told in err
