@@ -1,6 +1,7 @@
 """`pretune pretrain`: text that was prepared becomes a model."""
 
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,6 +55,7 @@ def pretrain(
 
     Example: pretune pretrain bert-mini --data data/books --objective masked --budget 10m --out runs/books
     """
+    begun = time.monotonic()  # a budget is that of the whole command
     from pretune.cli.show import count
     from pretune.core.config import parse_assignments
 
@@ -81,7 +83,7 @@ def pretrain(
         _show(choose(name, **wishes), as_json)
         return
     assert out is not None
-    run = work(name, out=out, resume=resume, **wishes)
+    run = work(name, out=out, resume=resume, begun=begun, **wishes)
     if as_json:
         print(json.dumps(run.summary, indent=2))
     else:

@@ -31,15 +31,17 @@ def pretrain(
     start: str | os.PathLike[str] | None = None,
     changes: Mapping[str, Any] | None = None,
     device: str | None = None,
+    begun: float | None = None,
     **wishes: Any,
 ) -> Run:
     """Pre-train a model and leave it in `out`, a directory that `pt.load` and transformers read.
 
     `start` goes on from the weights of a directory. `resume` takes an unfinished run in `out` up again. `changes` are
     paths and values, as `--set` takes them. The other wishes are those of `choose`: data, objective, the length of the
-    run (steps, tokens, epochs or budget), or settings: a tree, or a file with one.
+    run (steps, tokens, epochs or budget), or settings: a tree, or a file with one. A budget counts from `begun`, a time
+    of `time.monotonic`; from now on where it is not given.
     """
-    begun = time.monotonic()
+    begun = time.monotonic() if begun is None else begun
     where = Path(out)
     wishes |= {"start": start, "changes": changes, "device": device}
     stop = Stop(f"go on with --out {where} --resume", begun=resume)
