@@ -139,3 +139,8 @@ def reads_late() -> None:
         self._cuda = True
 
     Late.put = on_host  # type: ignore[method-assign]
+
+
+def reads_late_and(name: str, *arguments: Any) -> None:
+    reads_late()
+    globals()[name](*arguments)

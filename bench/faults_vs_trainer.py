@@ -1,0 +1,416 @@
+"""The same faults done to the transformers Trainer and to `pretune pretrain`, and what became of both runs.
+
+    python bench/faults_vs_trainer.py [--out table.md]
+
+A tiny BERT learns masked language modelling for ten steps of eight texts, with dropout, masking anew in every epoch and
+a checkpoint every second step. Everything in the table is what was seen: exit codes, files, and final weights compared
+with those of a run that nothing happened to. The runs of pretune are those of `tests/faults`.
+"""
+
+import argparse
+import contextlib
+import functools
+import json
+import math
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+from tests.data.texts import stories  # noqa: E402
+from tests.faults.runs import ALONE, STEPS, Nursery, arguments, made_data, metrics, nursery, resume, steps_of  # noqa: E402
+
+FULL = 50_000
+"""Bytes of the largest file on a full disk: the weights alone are more."""
+
+
+# --- The Trainer: this file runs itself, with the fault among its arguments.
+
+
+def trainer(
+    out: Path, data: Path, *, resume: bool, fault: str, step: int, micro: int, workers: int, still: bool
+) -> None:
+    """Train, with a fault at the end of a step."""
+    import transformers as tf
+
+    tokenizer = tf.AutoTokenizer.from_pretrained(data.parent / "tokenizer")
+    texts = (data.parent / "stories.txt").read_text().split("\n\n")
+    encoded = [dict(tokenizer(text, truncation=True, max_length=32)) for text in texts]
+    config = tf.BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=64,
+        **({"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0} if still else {}),
+    )
+    torch.manual_seed(0)
+    model = tf.BertForMaskedLM(config)
+    wishes = tf.TrainingArguments(
+        output_dir=str(out),
+        max_steps=STEPS,
+        per_device_train_batch_size=8 // micro,
+        gradient_accumulation_steps=micro,
+        learning_rate=1e-3,
+        warmup_steps=1,
+        save_steps=2,
+        save_total_limit=2,
+        logging_steps=1,
+        seed=0,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_num_workers=workers,
+    )
+    masked = tf.DataCollatorForLanguageModeling(tokenizer)
+    collate: Any = masked
+    if still:  # masked once and for all, so that only the batches differ
+        torch.manual_seed(1)
+        encoded = [{name: row[0] for name, row in masked([one]).items()} for one in encoded]
+        collate = functools.partial(_padded, pad=tokenizer.pad_token_id)
+    one = tf.Trainer(model, wishes, train_dataset=encoded, data_collator=collate)
+    if fault == "nan":
+        _poison(model, step * micro)
+    elif fault:
+        one.add_callback(_callback(tf.TrainerCallback, fault, step))
+    one.train(resume_from_checkpoint=True if resume else None)
+    one.save_model(str(out / "final"))
+    (out / "log.json").write_text(json.dumps(one.state.log_history))
+
+
+def _padded(rows: list[dict[str, Any]], pad: int) -> dict[str, Any]:
+    fills = {"labels": -100, "input_ids": pad}
+    return {
+        name: torch.nn.utils.rnn.pad_sequence([row[name] for row in rows], True, fills.get(name, 0)) for name in rows[0]
+    }
+
+
+def _poison(model: Any, call: int) -> None:
+    forward, calls = model.forward, 0
+
+    @functools.wraps(forward)
+    def poisoned(*given: Any, **named: Any) -> Any:
+        nonlocal calls
+        found, calls = forward(*given, **named), calls + 1
+        if calls == call and found.loss is not None:
+            found.loss = found.loss * math.nan
+        return found
+
+    model.forward = poisoned
+
+
+def _callback(base: type, fault: str, step: int) -> Any:
+    def on_step_end(self: Any, args: Any, state: Any, control: Any, **more: Any) -> None:
+        if state.global_step == step and fault == "full":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (FULL, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        elif state.global_step == step:
+            os.kill(os.getpid(), signal.Signals[fault])
+
+    return type("Fault", (base,), {"on_step_end": on_step_end})()
+
+
+class Trainer:
+    """Runs of the peer, in processes of their own."""
+
+    name = "transformers Trainer"
+    files = ("model.safetensors", "optimizer.pt", "rng_state.pth")
+
+    def __init__(self, folder: Path, data: Path) -> None:
+        self.folder, self.data = folder, data
+        self.error = ""
+
+    def run(self, out: Path, *more: str, data: Path | None = None) -> int:
+        """Its exit code; `error` is the last line that it said."""
+        command = [sys.executable, __file__, "--child", str(out), "--data", str(data or self.data), *more]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=_environment())
+        said = [line.strip() for line in done.stderr.replace("\r", "\n").splitlines()]
+        said = [line for line in said if line and not any(word in line for word in ("%|", "mtime may not"))]
+        self.error = (said or [""])[-1]
+        return done.returncode
+
+    def begun(self, out: Path) -> Path:
+        """A run that was killed in step 7."""
+        assert self.run(out, "--fault", "SIGKILL", "--step", "7") == -signal.SIGKILL, self.error
+        return out
+
+    def resume(self, out: Path, *more: str, data: Path | None = None) -> int:
+        return self.run(out, "--resume", *more, data=data)
+
+    def fault(self, out: Path, name: str, step: int) -> int:
+        return self.run(out, "--fault", name, "--step", str(step))
+
+    def newest(self, out: Path) -> Path | None:
+        found = sorted(out.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+        return found[-1] if found else None
+
+    def step(self, out: Path) -> int:
+        newest = self.newest(out)
+        return 0 if newest is None else int(newest.name.rpartition("-")[2])
+
+    def weights(self, out: Path) -> dict[str, torch.Tensor]:
+        return load_file(out / "final/model.safetensors")
+
+    def first_loss(self, out: Path) -> float:
+        return float(json.loads((out / "log.json").read_text())[0]["loss"])
+
+    def micro(self, out: Path, count: int) -> int:
+        return self.run(out, "--still", "--micro", str(count))
+
+    def workers(self, out: Path, count: int) -> int:
+        return self.run(out, "--workers", str(count))
+
+    def second(self, out: Path) -> tuple[int, str]:
+        """Another run in the place of one that is at work."""
+        command = [sys.executable, __file__, "--child", str(out), "--data", str(self.data)]
+        first = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=_environment())
+        code = self.run(out)
+        first.wait()
+        return code, self.error
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+# --- Ours.
+
+
+class Pretune:
+    """The same of ours."""
+
+    name = "pretune"
+    files = ("model.safetensors", "optimizer.safetensors", "state.json")
+    signals: ClassVar = {"nan": ["not_finite", 8, 8], "full": ["no_room", 4, FULL]}
+
+    def __init__(self, runs: Nursery, data: Path) -> None:
+        self.runs, self.data = runs, data
+        self.error = ""
+
+    def run(self, command: list[str], hook: list[Any] | None = None) -> int:
+        child = self.runs.start(command, hook or [])
+        code = child.wait()
+        self.error = child.line if child.errors() else ""
+        return code
+
+    def straight(self, out: Path, **settings: Any) -> int:
+        return self.run(arguments(self.data, out, *ALONE, **settings))
+
+    def begun(self, out: Path) -> Path:
+        assert self.fault(out, "SIGKILL", 7) == -signal.SIGKILL, self.error
+        return out
+
+    def resume(self, out: Path, *more: str, data: Path | None = None) -> int:
+        return self.run(resume(out, *more, *([] if data is None else [f"--data={data}"])))
+
+    def fault(self, out: Path, name: str, step: int) -> int:
+        hook = self.signals.get(name) or ["signalled", step - 1, name]
+        return self.run(arguments(self.data, out, *ALONE), hook)
+
+    def newest(self, out: Path) -> Path | None:
+        found = steps_of(out)
+        return out / "checkpoints" / found[-1] if found else None
+
+    def step(self, out: Path) -> int:
+        newest = self.newest(out)
+        return 0 if newest is None else int(newest.name.removeprefix("step-"))
+
+    def weights(self, out: Path) -> dict[str, torch.Tensor]:
+        return load_file(out / "model.safetensors")
+
+    def first_loss(self, out: Path) -> float:
+        return float(next(line["loss"] for line in metrics(out) if "loss" in line))
+
+    def micro(self, out: Path, count: int) -> int:
+        return self.straight(out, model__dropout=0, train__micro_tokens=256 // count)
+
+    def workers(self, out: Path, count: int) -> int:
+        return self.straight(out, train__workers=count)
+
+    def second(self, out: Path) -> tuple[int, str]:
+        first = self.runs.start(arguments(self.data, out, *ALONE), ["stops_at", 2])
+        while not first.done(0.02) and Path(f"/proc/{first.pid}/stat").read_text().rpartition(") ")[2][0] != "T":
+            pass
+        code = self.straight(out)
+        first.kill(signal.SIGCONT)
+        first.wait()
+        return code, self.error
+
+
+# --- The faults.
+
+
+def ended(side: Any, code: int, out: Path, straight: Path) -> str:
+    """What became of a run that was resumed."""
+    if code:
+        return f"does not resume: exit {code}, `{short(side.error)}`"
+    mine, wanted = side.weights(out), side.weights(straight)
+    if all(torch.equal(mine[name], value) for name, value in wanted.items()):
+        return "same weights, bit for bit"
+    largest = max(float((mine[name] - value).abs().max()) for name, value in wanted.items())
+    return f"other weights (by up to {largest:.0e}), {silent(side)}"
+
+
+def silent(side: Any) -> str:
+    """Whether a run that ended well said something to look at."""
+    return f"exit 0, said `{short(side.error)}`" if isinstance(side, Trainer) and side.error else "exit 0, nothing said"
+
+
+def short(text: str) -> str:
+    """A message without the places of this machine."""
+    words = [Path(word).name if word.startswith(("/", "'/")) else word for word in text.split()]
+    found = " ".join(words)
+    return found if len(found) < 110 else found[:107] + "…"
+
+
+def truncated(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def damaged(side: Any, folder: Path, straight: Path, number: int, how: Callable[[Path], None]) -> str:
+    out = side.begun(folder / f"damaged-{number}-{how.__name__}")
+    newest = side.newest(out)
+    how(newest / side.files[number])
+    return ended(side, side.resume(out), out, straight)
+
+
+def again(side: Any, folder: Path, straight: Path) -> str:
+    return ended(side, side.workers(folder / "again", 0), folder / "again", straight)
+
+
+def killed(side: Any, folder: Path, straight: Path) -> str:
+    out = side.begun(folder / "killed")
+    return ended(side, side.resume(out), out, straight)
+
+
+def poisoned(side: Any, folder: Path) -> str:
+    code = side.fault(folder / "nan", "nan", 5)
+    weights = side.weights(folder / "nan")
+    lost = sum(not bool(value.isfinite().all()) for value in weights.values())
+    state = (
+        f"{lost} of {len(weights)} tensors hold NaN" if lost else "that step is skipped and told, weights are finite"
+    )
+    return f"{state}; exit {code}"
+
+
+def asked(side: Any, folder: Path, straight: Path, name: str) -> str:
+    out = folder / name
+    code = side.fault(out, name, 7)
+    lost = 7 - side.step(out)
+    told = f"exit {code}, " + (
+        "saved after the step" if lost <= 0 else f"what came after the checkpoint of step {7 - lost} is lost"
+    )
+    return f"{told}; resumed: {ended(side, side.resume(out), out, straight)}"
+
+
+def full(side: Any, folder: Path, straight: Path) -> str:
+    out = folder / "full"
+    code = side.fault(out, "full", 5)
+    return f"exit {code}; with room again: {ended(side, side.resume(out), out, straight)}"
+
+
+def accumulated(side: Any, folder: Path) -> str:
+    for count in (1, 8):
+        assert side.micro(folder / f"micro-{count}", count) == 0, side.error
+    once, often = (side.weights(folder / f"micro-{count}") for count in (1, 8))
+    apart = max(float((once[name] - value).abs().max()) for name, value in often.items())
+    losses = " and ".join(f"{side.first_loss(folder / f'micro-{count}'):.4f}" for count in (1, 8))
+    return f"first loss {losses}; weights after {STEPS} steps differ by up to {apart:.0e}"
+
+
+def with_workers(side: Any, folder: Path, straight: Path) -> str:
+    return ended(side, side.workers(folder / "workers", 2), folder / "workers", straight)
+
+
+def other_text(side: Any, folder: Path, straight: Path, other: Path) -> str:
+    out = side.begun(folder / "other")
+    code = side.resume(out, data=other)
+    return f"refused, exit {code}: `{short(side.error)}`" if code else f"goes on with the other text, {silent(side)}"
+
+
+def two_runs(side: Any, folder: Path) -> str:
+    code, error = side.second(folder / "two")
+    return f"refused, exit {code}: `{short(error)}`" if code else f"both write there, {silent(side)}"
+
+
+def table(sides: list[Any], folder: Path, other: Path) -> list[str]:
+    """A row per fault."""
+    straight = {side.name: folder / side.name / "straight" for side in sides}
+    for side in sides:
+        code = side.run(straight[side.name]) if isinstance(side, Trainer) else side.straight(straight[side.name])
+        assert code == 0, side.error
+    faults: dict[str, Callable[[Any, Path, Path], str]] = {
+        "none: the same run again": again,
+        "kill -9 in step 7, resumed": killed,
+        "newest checkpoint: weights truncated": lambda s, f, to: damaged(s, f, to, 0, truncated),
+        "newest checkpoint: optimiser missing": lambda s, f, to: damaged(s, f, to, 1, Path.unlink),
+        "newest checkpoint: state of the run missing (theirs: of random numbers)": lambda s, f, to: damaged(
+            s, f, to, 2, Path.unlink
+        ),
+        "one loss is NaN": lambda s, f, to: poisoned(s, f),
+        "SIGTERM in step 7": lambda s, f, to: asked(s, f, to, "SIGTERM"),
+        "Ctrl-C in step 7": lambda s, f, to: asked(s, f, to, "SIGINT"),
+        "disk full at the save of step 6": full,
+        "other text under the run, resumed": lambda s, f, to: other_text(s, f, to, other),
+        "a second run in the same directory": lambda s, f, to: two_runs(s, f),
+        "2 data workers instead of none": with_workers,
+        "8 texts a step as 1 x 8 and as 8 x 1 (no dropout, the same masks)": lambda s, f, to: accumulated(s, f),
+    }
+    lines = [f"| fault | {' | '.join(side.name for side in sides)} |", "|---|" + "---|" * len(sides)]
+    for fault, work in faults.items():
+        cells = []
+        for side in sides:
+            cells.append(work(side, folder / side.name, straight[side.name]))
+            print(f"{fault} · {side.name}: {cells[-1]}", file=sys.stderr, flush=True)
+        lines.append(f"| {fault} | {' | '.join(cells)} |")
+    return lines
+
+
+def main() -> None:
+    """Print the table; or be a run of the Trainer."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="also write the table there")
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--fault", default="", help=argparse.SUPPRESS)
+    for name in ("--step", "--micro", "--workers"):
+        parser.add_argument(name, type=int, default=int(name == "--micro"), help=argparse.SUPPRESS)
+    for name in ("--resume", "--still"):
+        parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
+    given = vars(parser.parse_args())
+    out, place = given.pop("out"), given.pop("child")
+    if place is not None:
+        trainer(place, **given)
+        return
+    with tempfile.TemporaryDirectory() as made, contextlib.ExitStack() as stack:
+        folder = Path(made)
+        data, other = made_data(folder / "data"), _other(folder)
+        runs = stack.enter_context(nursery(folder))
+        text = "\n".join(table([Trainer(folder, data), Pretune(runs, data)], folder, other))
+    print(text)
+    if out is not None:
+        out.write_text(text + "\n")
+
+
+def _other(folder: Path) -> Path:
+    """Other stories in the same tokenizer's tokens."""
+    shutil.copytree(folder / "data/tokenizer", folder / "other/tokenizer")
+    found = made_data(folder / "other", first=500, tokenizer=False)
+    assert (folder / "other/stories.txt").read_text().split("\n\n")[0] == stories(1, 500)[0]
+    return found
+
+
+if __name__ == "__main__":
+    main()
