@@ -76,6 +76,7 @@ def test_two_processes_and_a_killed_one(tmp_path: Path) -> None:
         "half a te",
         "",
     ],
+    ids=["dead", "reused", "elsewhere", "half", "empty"],
 )
 def test_what_the_dead_left_is_taken(text: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(text)
