@@ -127,6 +127,8 @@ class Trainer:
 
     name = "transformers Trainer"
     files = ("model.safetensors", "optimizer.pt", "rng_state.pth")
+    usual = ("%|", "mtime may not", "missing keys")
+    """What it says in every run, and of tied weights in every resumed one."""
 
     def __init__(self, folder: Path, data: Path) -> None:
         self.folder, self.data = folder, data
@@ -137,7 +139,7 @@ class Trainer:
         command = [sys.executable, __file__, "--child", str(out), "--data", str(data or self.data), *more]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=_environment())
         said = [line.strip() for line in done.stderr.replace("\r", "\n").splitlines()]
-        said = [line for line in said if line and not any(word in line for word in ("%|", "mtime may not"))]
+        said = [line for line in said if line and not any(word in line for word in self.usual)]
         self.error = (said or [""])[-1]
         return done.returncode
 

@@ -1,6 +1,7 @@
 """`pretune pretrain`: text that was prepared becomes a model."""
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -84,6 +85,8 @@ def pretrain(
         return
     assert out is not None
     run = work(name, out=out, resume=resume, begun=begun, **wishes)
+    if os.environ.get("RANK", "0") != "0":  # the first of several processes tells it
+        return
     if as_json:
         print(json.dumps(run.summary, indent=2))
     else:
