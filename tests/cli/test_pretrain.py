@@ -91,6 +91,7 @@ def test_dry_run_touches_nothing_and_can_be_run(
         (["bert-tiny", "--data=DATA", "--out=OUT", "--budget=soon"], "cannot read the time 'soon'"),
         (["bert-tiny", "--data=DATA", "--out=OUT", "--objective=causal"], "cannot be made one of: decoder"),
         (["bert-tiny", "--data=DATA", "--out=OUT", "--config=none.yaml"], "none.yaml: cannot be read"),
+        (["bert-tiny", "--data=DATA", "--out=OUT", "--device=tpu"], "unknown device 'tpu'; there are cpu and cuda"),
         (["gpt2-small", "--data=DATA", "--out=OUT", "--objective=masked"], "cannot be made one of: encoder"),
     ],
 )

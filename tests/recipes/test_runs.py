@@ -12,6 +12,7 @@ import pretune as pt
 from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
 from pretune.data.prepare import prepare
 from pretune.recipes.run import Run
+from pretune.recipes.samples import Samples
 from pretune.text.tokenizer import Tokenizer
 from pretune.train.metrics import read_metrics
 from tests.data.texts import blocks, stories
@@ -99,7 +100,7 @@ class TestLengths:
         assert same(tmp_path / "a", tmp_path / "b")
         assert state(tmp_path / "a")["phases"] == [0, 3]
 
-    def test_against_the_clock(self, data: Path, tmp_path: Path) -> None:
+    def test_against_the_clock(self, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """It ends in time, its rate comes down to nothing, and it can be repeated bit for bit, also after a stop."""
         begun = time.monotonic()
         found = run(data, tmp_path / "a", budget="6s", changes={"data.short": (0.5, 16), "train.log_every": 1})
@@ -111,6 +112,14 @@ class TestLengths:
         run(None, tmp_path / "b", None, settings=tmp_path / "a/run.json")
         assert same(tmp_path / "a", tmp_path / "b")
         assert rates == [line["rate"] for line in read_metrics(tmp_path / "b") if "rate" in line]
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                Samples, "__call__", lambda self, loop, reports: 1 / (loop.state.step - 7)
+            )  # a bug, at a step
+            with pytest.raises(ZeroDivisionError):
+                run(None, tmp_path / "c", None, settings=tmp_path / "a", changes={"train.checkpoint_every": 5})
+        run(None, tmp_path / "c", None, resume=True)
+        assert same(tmp_path / "a", tmp_path / "c")
         assert state(tmp_path / "b")["planned"] == [*state(tmp_path / "a")["phases"][1:], found.summary["steps"]]
 
     def test_a_clock_asked_for_anew_is_not_repeated(self, data: Path, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def choose(
         data=os.fspath(wishes["data"]),
         objective=wishes["objective"],
         start=None if wishes["start"] is None else os.fspath(wishes["start"]),
-        device=device or default_device(),
+        device=device_of(device).partition(":")[0],
         length=given,
         changes=inner,
     )
@@ -117,6 +117,10 @@ def _inner(where: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{where}.{name}", value
 
 
-def default_device() -> str:
-    """A GPU where there is one."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def device_of(wish: str | None) -> str:
+    """The device that is wished for, or a GPU where there is one."""
+    if wish is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if wish.partition(":")[0] not in ("cpu", "cuda"):
+        raise UsageError(f"unknown device '{wish[:40]}'; there are cpu and cuda")
+    return wish

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core import log
-from pretune.recipes.choose import choose, default_device
+from pretune.recipes.choose import choose, device_of
 from pretune.recipes.history import history
 from pretune.recipes.resume import resumed
 from pretune.recipes.run import Run, finished
@@ -52,6 +52,6 @@ def pretrain(
             log.say(f"{where}: is finished; there is nothing to resume")
             return done
         first = State() if resume else history(settings, wishes.get("settings"), budget=wishes.get("budget"))
-        with ranks(device or default_device()) as many:
+        with ranks(device_of(device)) as many:
             session = Session(settings, where, many, stop, begun=begun, resume=resume, state=first)
             return session.run(resume=resume)

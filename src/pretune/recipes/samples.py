@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pretune.core.types import IGNORE, Batch
 from pretune.data.layout import batch as lay_out
@@ -33,13 +34,32 @@ class Samples:
         self.last = step
         rows = self.held.shape.rows
         row = self.held.batch(0, part=step // self.every % rows, parts=rows).to(loop.ranks.device)
-        model = loop.trainee.model
-        model.eval()
+        trainee, taught = loop.trainee, loop.trainee.work
+        trainee.eval()
         half = torch.autocast(loop.ranks.device.type, loop.precision, enabled=loop.precision is not None)
-        with torch.no_grad(), half, torch.compiler.set_stance("force_eager"):  # every length would be compiled anew
-            text = said(model, row, self.tokenizer)
-        model.train()
+        try:
+            trainee.work = Saying(self.tokenizer)
+            with torch.no_grad(), half, torch.compiler.set_stance("force_eager"):  # each length would be compiled anew
+                text = trainee(row)
+        finally:
+            trainee.work = taught
+            trainee.train()
         self.tell(f"step {step:,}: {text}")
+
+
+class Saying:
+    """What a model is asked to do instead of learning; it goes through the trainee, whose weights may be sharded."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def counts(self, batch: Batch) -> dict[str, Tensor]:
+        """Nothing is counted."""
+        return {}
+
+    def loss(self, model: Any, batch: Batch) -> Any:
+        """What it says."""
+        return said(model, batch, self.tokenizer)
 
 
 def said(model: Any, row: Batch, tokenizer: Tokenizer) -> str:
