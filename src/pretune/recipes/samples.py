@@ -12,6 +12,7 @@ from pretune.data.stream import Stream
 from pretune.text.tokenizer import Tokenizer
 from pretune.train.late import Report
 from pretune.train.loop import Loop
+from pretune.train.ranks import reshard
 
 NEW = 24
 """Tokens that a decoder goes on with."""
@@ -44,6 +45,7 @@ class Samples:
         finally:
             trainee.work = taught
             trainee.train()
+            reshard(trainee)
         self.tell(f"step {step:,}: {text}")
 
 
