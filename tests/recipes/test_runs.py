@@ -103,9 +103,9 @@ class TestLengths:
     def test_against_the_clock(self, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """It ends in time, its rate comes down to nothing, and it can be repeated bit for bit, also after a stop."""
         begun = time.monotonic()
-        found = run(data, tmp_path / "a", budget="6s", changes={"data.short": (0.5, 16), "train.log_every": 1})
-        assert time.monotonic() - begun < 9  # of which three for a machine at work on other things
-        assert found.summary["seconds"] < 7.5 and found.summary["steps"] > 4
+        found = run(data, tmp_path / "a", budget="4s", changes={"data.short": (0.5, 16), "train.log_every": 1})
+        assert time.monotonic() - begun < 8  # twice as long, for a machine at work on other things
+        assert found.summary["seconds"] < 8 and found.summary["steps"] > 4
         told = json.loads((tmp_path / "a/run.json").read_text())
         rates = [line["rate"] for line in read_metrics(tmp_path / "a") if "rate" in line]
         assert max(rates) == pytest.approx(told["train"]["lr"], rel=0.2) and rates[-1] < 0.1 * max(rates)

@@ -17,7 +17,7 @@ from pretune.recipes.choose import choose, device_of
 from pretune.recipes.history import history
 from pretune.recipes.resume import resumed
 from pretune.recipes.run import Run, finished
-from pretune.recipes.session import Session
+from pretune.recipes.session import Session, free
 from pretune.train.ranks import ranks
 from pretune.train.state import State
 from pretune.train.watch import Stop
@@ -47,6 +47,8 @@ def pretrain(
     stop = Stop(f"go on with --out {where} --resume", begun=resume)
     with stop.listening():
         settings = resumed(where, model, **wishes) if resume else choose(model, **wishes)
+        if not resume:
+            free(where)  # once more when it is locked; now nothing is computed yet
         done = finished(where) if resume else None
         if done is not None:
             log.say(f"{where}: is finished; there is nothing to resume")

@@ -80,7 +80,7 @@ class Session:
                 lock = stack.enter_context(Lock(self.where, on_note=log.warn))
                 io.sweep(self.where)
                 if not resume:
-                    _free(self.where)
+                    free(self.where)
                 store = Store(self.where / CHECKPOINTS, keep=self.settings.train.keep, on_note=log.warn)
                 store.tidy(lock)
             return self._train(stack, store, resume)
@@ -222,7 +222,8 @@ class Session:
         }
 
 
-def _free(where: Path) -> None:
+def free(where: Path) -> None:
+    """Refuse a directory that has a run or a model already."""
     if listed(where / CHECKPOINTS):
         raise UsageError(f"{where}: there is a run already; go on with --resume, or choose another --out")
     if (where / "config.json").exists():
