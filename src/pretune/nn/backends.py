@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
+from pretune.nn.processor import dropout as dropped
 from pretune.nn.scope import Scope
 
 Attended = tuple[Tensor, Tensor | None]
@@ -24,8 +25,18 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scope: Scope, *, scale: float, dropo
 
 def _rows(q: Tensor, k: Tensor, v: Tensor, scope: Scope, scale: float, dropout: float) -> Attended:
     q, k, v = _by_row(q, k, v, scope.rows)
+    if dropout and v.device.type == "cpu":
+        return _spelled_out(q, k, v, scope.mask, scale, dropout), None
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=scope.mask, dropout_p=dropout, scale=scale)
     return _flat(out), None
+
+
+def _spelled_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, p: float) -> Tensor:
+    """What SDPA does on a CPU where probabilities are dropped, with our own dropout."""
+    scores = (q * scale) @ k.transpose(-1, -2)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    return _flat(dropped(scores.softmax(-1), p) @ v)
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, scope: Scope, scale: float, dropout: float) -> Attended:
@@ -49,7 +60,7 @@ def _naive_exact(
     if scope.mask is not None:
         scores = scores.masked_fill(~scope.mask, torch.finfo(scores.dtype).min)
     weights = scores.softmax(-1)
-    return _flat(F.dropout(weights, dropout) @ v).to(dtype), weights
+    return _flat(dropped(weights, dropout) @ v).to(dtype), weights
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, scope: Scope, scale: float, dropout: float) -> Attended:

@@ -11,6 +11,7 @@ from pretune.nn.attention import Attention, MultiHeadAttention
 from pretune.nn.cache import LayerCache, Step
 from pretune.nn.feedforward import FeedForward, FeedForwardLayer
 from pretune.nn.norm import Norm
+from pretune.nn.processor import Dropout
 from pretune.nn.scope import Scope
 
 
@@ -79,7 +80,7 @@ class TransformerBlock(nn.Module):
         self.cross_norm = spec.norms.build(width=width) if spec.cross else None
         self.feedforward: FeedForwardLayer = shared.feedforward if shared else spec.feedforward.build(width=width)
         self.feedforward_norm: NormSlots = shared.feedforward_norm if shared else spec.norms.build(width=width)
-        self.dropout = nn.Dropout(spec.dropout)
+        self.dropout = Dropout(spec.dropout)
 
     def forward(
         self,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pretune.core.config import spec
 from pretune.nn.norm import Norm
+from pretune.nn.processor import Dropout
 
 
 @spec
@@ -57,7 +58,7 @@ class Embeddings(nn.Module):
         self.segments = nn.Embedding(spec.segments, inner) if spec.segments else None
         self.norm = spec.norm.build(width=inner) if spec.norm else None
         self.project = nn.Linear(spec.factor.width, width, bias=spec.factor.bias) if spec.factor else None
-        self.dropout = nn.Dropout(spec.dropout)
+        self.dropout = Dropout(spec.dropout)
 
     def forward(self, x: Tensor, positions: Tensor | None, segments: Tensor | None) -> Tensor:
         """Token rows `[N, table]` to block input `[N, W]`; `positions` are the vectors to add, if any."""

@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretune.core.config import spec
+from pretune.nn.processor import Dropout, gelu
 
 ActivationName = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "identity"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
+    "gelu": gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": F.relu,
@@ -49,7 +50,7 @@ class FeedForwardLayer(nn.Module):
         self.gate = nn.Linear(width, spec.hidden, bias=spec.bias) if spec.gated else None
         self.down = nn.Linear(spec.hidden, width, bias=spec.bias)
         self.activate = ACTIVATIONS[spec.activation]
-        self.dropout = nn.Dropout(spec.dropout)
+        self.dropout = Dropout(spec.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.activate(self.up(x)) if self.gate is None else self.activate(self.gate(x)) * self.up(x)

@@ -16,6 +16,7 @@ from pretune.nn.cache import Cache, LayerCache, Step
 from pretune.nn.embeddings import Embed
 from pretune.nn.norm import Norm
 from pretune.nn.positions import Position
+from pretune.nn.processor import Dropout
 from pretune.nn.scope import Backend, Facts, Scope, View, lacks, pick, scope
 
 
@@ -99,7 +100,7 @@ class TransformerStack(nn.Module):
         self.norm = spec.norm.build(width=width) if spec.norm else None
         self.stream: torch.dtype | None = None  # of the residual stream; None: as the embedding gives it
         self.recompute = False  # activations of a layer in the backward pass, instead of keeping them
-        self.dropout = nn.Dropout(spec.dropout)
+        self.dropout = Dropout(spec.dropout)
 
     def __getitem__(self, i: int) -> TransformerBlock:
         return self._modules[str(i)]  # type: ignore[return-value]

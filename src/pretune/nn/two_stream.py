@@ -28,6 +28,7 @@ from pretune.nn.block import Block, Norms
 from pretune.nn.cache import Cache
 from pretune.nn.embeddings import Embed
 from pretune.nn.feedforward import FeedForward
+from pretune.nn.processor import Dropout
 from pretune.nn.relative_attention import Places, Reach, Relations, RelativeAttention, distances
 from pretune.nn.scope import View, scope
 from pretune.nn.stack import Ask, Stack, StackOutput
@@ -106,7 +107,7 @@ class TwoStreamLayer(nn.Module):
         self.attention_norm = spec.norms.build(width=width)
         self.feedforward = spec.feedforward.build(width=width)
         self.feedforward_norm = spec.norms.build(width=width)
-        self.dropout = nn.Dropout(spec.dropout)
+        self.dropout = Dropout(spec.dropout)
 
     def forward(
         self,
@@ -143,7 +144,7 @@ class TwoStreamStack(nn.Module):
             self.add_module(str(i), block.build(width=width))
         self.position = self.norm = None  # as in a stack that has none
         self.stream: torch.dtype | None = None  # of the residual stream; None: as the embedding gives it
-        self.dropout = nn.Dropout(spec.dropout)
+        self.dropout = Dropout(spec.dropout)
 
     def __getitem__(self, i: int) -> TwoStreamLayer:
         return self._modules[str(i)]  # type: ignore[return-value]
