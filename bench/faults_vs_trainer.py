@@ -132,7 +132,7 @@ class Trainer:
 
     def __init__(self, folder: Path, data: Path) -> None:
         self.folder, self.data = folder, data
-        self.error = ""
+        self.error, self.said = "", [""]
 
     def run(self, out: Path, *more: str, data: Path | None = None) -> int:
         """Its exit code; `error` is the last line that it said."""
@@ -140,7 +140,7 @@ class Trainer:
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=_environment())
         said = [line.strip() for line in done.stderr.replace("\r", "\n").splitlines()]
         said = [line for line in said if line and not any(word in line for word in self.usual)]
-        self.error = (said or [""])[-1]
+        self.said, self.error = said, (said or [""])[-1]
         return done.returncode
 
     def begun(self, out: Path) -> Path:
@@ -199,12 +199,13 @@ class Pretune:
 
     def __init__(self, runs: Nursery, data: Path) -> None:
         self.runs, self.data = runs, data
-        self.error = ""
+        self.error, self.said = "", [""]
 
     def run(self, command: list[str], hook: list[Any] | None = None) -> int:
         child = self.runs.start(command, hook or [])
         code = child.wait()
-        self.error = child.line if child.errors() else ""
+        self.said = child.errors().splitlines()
+        self.error = (self.said or [""])[-1]
         return code
 
     def straight(self, out: Path, **settings: Any) -> int:
@@ -283,9 +284,11 @@ def truncated(file: Path) -> None:
 
 def damaged(side: Any, folder: Path, straight: Path, number: int, how: Callable[[Path], None]) -> str:
     out = side.begun(folder / f"damaged-{number}-{how.__name__}")
-    newest = side.newest(out)
-    how(newest / side.files[number])
-    return ended(side, side.resume(out), out, straight)
+    file = side.newest(out) / side.files[number]
+    how(file)
+    found = ended(side, side.resume(out), out, straight)
+    told = [line for line in side.said if file.name in line and file.parent.name in line and line != side.error]
+    return found + (f"; said `{short(told[0])}`" if told else "")
 
 
 def again(side: Any, folder: Path, straight: Path) -> str:
@@ -344,7 +347,9 @@ def other_text(side: Any, folder: Path, straight: Path, other: Path) -> str:
 
 def two_runs(side: Any, folder: Path) -> str:
     code, error = side.second(folder / "two")
-    return f"refused, exit {code}: `{short(error)}`" if code else f"both write there, {silent(side)}"
+    if not code:
+        return f"both write there, {silent(side)}"
+    return f"{'refused' if isinstance(side, Pretune) else 'the second breaks'}, exit {code}: `{short(error)}`"
 
 
 def table(sides: list[Any], folder: Path, other: Path) -> list[str]:

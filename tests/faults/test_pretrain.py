@@ -286,9 +286,9 @@ class TestDisk:
         out = tmp_path / "run"
         first = runs.start(arguments(data, out, *ALONE), ["stops_at", 2])
         wait_for(lambda: stopped(first), first)
-        for command in (arguments(data, out, *ALONE), resume(out)):
-            second = runs.run(command, code=2)
-            assert f"a run (pid {first.pid} on " in second.line and "is writing there" in second.line
+        assert "there is a run already" in runs.run(arguments(data, out, *ALONE), code=2).line
+        second = runs.run(resume(out), code=2)
+        assert f"a run (pid {first.pid} on " in second.line and "is writing there" in second.line
         first.kill(signal.SIGCONT)
         assert first.wait() == 0
         assert same(out, straight)

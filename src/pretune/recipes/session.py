@@ -224,7 +224,7 @@ class Session:
 
 def free(where: Path) -> None:
     """Refuse a directory that has a run or a model already."""
-    if listed(where / CHECKPOINTS):
+    if where.is_dir() and listed(where / CHECKPOINTS):  # what is no directory is told when it is written
         raise UsageError(f"{where}: there is a run already; go on with --resume, or choose another --out")
     if (where / "config.json").exists():
         raise UsageError(f"{where}: there is a model already; choose another --out")
