@@ -1,0 +1,144 @@
+"""P10: masked pre-training on a CPU, our whole pipeline beside transformers' on the same text.
+
+    PYTHONPATH=src python bench/cpu_pretraining.py [--sizes tiny,mini,small] [--repeats 5] [--text sentences|documents]
+
+Text is the English Wikipedia's held-out file of the shared data ($PRETUNE_DATA), one sentence (or up to 128 tokens of a
+document) a sequence, with a word-piece vocabulary of 30,522. Both sides: fp32, the same shape with its dropout, AdamW
+with clipping at 1.0, 15 % of the tokens masked anew in every step, about 2,048 tokens of text a step, the same number
+of threads. Ours reads shards, packs rows of 128, corrupts and trains. Theirs reads tokenised sequences, pads each batch to
+its longest (DataCollatorForLanguageModeling): as most people run it, with 32 sequences in random order and the plain
+AdamW; and at its best, with batches of sequences of like lengths and the fused AdamW. Useful tokens per second of
+processor time: what other work there is on the machine does not count. Medians of alternated rounds; the first is left
+out.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import pretune as pt
+from pretune.data.frame import Frame
+from pretune.data.samples import Documents, Sentences
+from pretune.data.shape import Shape
+from pretune.data.shards import Shards
+from pretune.data.stream import Stream
+from pretune.models.catalog import resolve
+from pretune.objectives.objective import Vocabulary
+from pretune.recipes.resolve import with_heads
+from pretune.text.tokenizer import Tokenizer
+from pretune.train.optim import AdamW, clip, parameter_groups, step
+
+LENGTH, TOKENS, STEPS = 128, 2048, 2
+Step = Callable[[], int]
+"""Trains on a batch; the number of its useful tokens."""
+
+
+def ours(model: Any, stream: Stream) -> Iterator[int]:
+    """Our steps: shards to rows to lesson to weights."""
+    objective = pt.objective("masked")
+    optimizer = AdamW(lr=1e-4).build(parameter_groups(model))
+    for batch in stream.batches():
+        totals = objective.counts(batch)
+        objective.loss(model, batch).over(totals).backward()
+        norm = clip(model.parameters(), 1.0)
+        step(optimizer, norm.isfinite())
+        optimizer.zero_grad(set_to_none=True)
+        yield int((batch.sequence >= 0).sum())
+
+
+def theirs(model: Any, sequences: list[list[int]], tokenizer: Any, *, best: bool) -> Iterator[int]:
+    """Their steps: tokenised sequences to a padded batch to weights."""
+    from transformers import DataCollatorForLanguageModeling
+
+    collate = DataCollatorForLanguageModeling(tokenizer)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=best)
+    order = np.random.default_rng(0).permutation(len(sequences)).tolist()
+    batches = [order[i : i + 32] for i in range(0, len(order), 32)]
+    if best:
+        by_length = sorted(order, key=lambda number: len(sequences[number]))
+        batches, batch = [], list[int]()
+        for number in by_length:
+            if batch and (len(batch) + 1) * len(sequences[number]) > TOKENS:
+                batches.append(batch)
+                batch = []
+            batch.append(number)
+        batches = [batches[i] for i in np.random.default_rng(0).permutation(len(batches)).tolist()]
+    while True:
+        for numbers in batches:
+            given = collate([{"input_ids": sequences[number]} for number in numbers])
+            model(**given).loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            yield sum(len(sequences[number]) for number in numbers)
+
+
+def rate(steps: Iterator[int]) -> float:
+    """Useful tokens per second of processor time, over a few steps."""
+    begun, read = time.process_time(), 0
+    for _ in range(STEPS):
+        read += next(steps)
+    return read / (time.process_time() - begun)
+
+
+def main() -> None:
+    """Prepare, alternate, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", default="tiny,mini,small")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--text", choices=["sentences", "documents"], default="sentences")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+
+    corpus = Path(os.environ.get("PRETUNE_DATA", "../shared/data")) / "corpora/wikipedia-en/valid.txt.xz"
+    with tempfile.TemporaryDirectory() as folder:
+        tok = pt.train_tokenizer("wordpiece", [str(corpus)], vocab=30_522)
+        tok.save(f"{folder}/tok")
+        data = pt.prepare([str(corpus)], tokenizer=tok, out=f"{folder}/data", holdout="0%")
+        tokenizer, shards = Tokenizer.load(f"{folder}/tok"), Shards.open(data.path, "train")
+        kind = Sentences(limit=LENGTH) if given.text == "sentences" else Documents(limit=LENGTH)
+        samples = kind.open(shards, Frame.of(tokenizer.template))
+        lesson = pt.objective("masked").open(Vocabulary.of(tokenizer), "encoder")
+        stream = Stream(samples, Shape(rows=TOKENS // LENGTH, length=LENGTH), seed=0, lesson=lesson)
+        plain = Stream(samples, Shape(rows=64, length=LENGTH), seed=0)
+        sequences = [part.tolist() for batch in plain.batches(0, 40) for part in batch.split(batch.tokens)]
+        reference = AutoTokenizer.from_pretrained(f"{folder}/tok")
+        for size in given.sizes.split(","):
+            spec = with_heads(resolve(f"bert-{size}", {"vocab": tokenizer.vocab}), pt.objective("masked"))
+            stack = spec.encoder
+            assert stack is not None
+            shape = BertConfig(
+                vocab_size=spec.vocab,
+                hidden_size=spec.width,
+                num_hidden_layers=stack.depth,
+                num_attention_heads=stack.blocks[0].attention.heads,
+                intermediate_size=4 * spec.width,
+            )
+            sides = {
+                "ours": ours(pt.build(spec, seed=0).train(), stream),
+                "transformers": theirs(BertForMaskedLM(shape).train(), sequences, reference, best=False),
+                "transformers at its best": theirs(BertForMaskedLM(shape).train(), sequences, reference, best=True),
+            }
+            rounds: dict[str, list[float]] = {name: [] for name in sides}
+            for _ in range(given.repeats + 1):
+                for name, steps in sides.items():
+                    rounds[name].append(rate(steps))
+            found = {name: statistics.median(values[1:]) for name, values in rounds.items()}
+            ratios = {name: round(found["ours"] / value, 2) for name, value in found.items() if name != "ours"}
+            line = {"size": size, "text": given.text, "threads": given.threads, "ratio": ratios}
+            print(json.dumps({**line, "tokens_per_second": {name: round(value) for name, value in found.items()}}))
+
+
+if __name__ == "__main__":
+    main()
