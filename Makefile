@@ -15,9 +15,13 @@ help: ## Show this list
 
 setup: $(VENV)/.dev ## Make .venv with the package, the development tools and the peers
 
-quickstart: $(VENV)/.user ## Install for use only, and look around
-	$(BIN)/pretune list
-	$(BIN)/pretune show bert-base
+START := runs/quickstart
+quickstart: $(VENV)/.user ## Install for use only, and pre-train a small model on a minute of text at hand
+	@rm -rf $(START)/bert && mkdir -p $(START)
+	@test -d $(START)/tok || $(BIN)/pretune tokenizer builtin:docs --kind wordpiece --vocab 4096 --lowercase --out $(START)/tok
+	$(BIN)/pretune prepare builtin:docs --tokenizer $(START)/tok --out $(START)/data
+	$(BIN)/pretune pretrain bert-tiny --data $(START)/data --objective masked --budget 60s --out $(START)/bert
+	$(BIN)/pretune show ./$(START)/bert
 
 test: $(VENV)/.dev ## Run the tests (a few minutes)
 	$(BIN)/pytest -n $(JOBS)

@@ -24,7 +24,7 @@ HIGHEST = 2e-3
 """Narrow models learn at higher rates than their paper's, but not at more than this (Adam)."""
 USUAL = 131_072
 """Tokens per step; a rate that a paper gives for more is lowered by the square root of the ratio."""
-CPU_TOKENS, CUDA_TOKENS = 4096, 65_536
+CPU_TOKENS, CUDA_TOKENS = 2048, 65_536
 """Tokens per step, where the paper's are more."""
 RUN = "run.json"
 
