@@ -1,5 +1,6 @@
 """Multi-head attention, over the sequence itself or across to a source."""
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -110,12 +111,11 @@ class MultiHeadAttention(nn.Module):
 
     def project(self, x: Tensor, source: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries `[N, H, D]`, keys and values `[M, K, D]`."""
-        if source is None and x.shape[0] >= FUSE_FROM and all(_bare(part) for part in (self.q, self.k, self.v)):
-            sizes = [self.q.out_features, self.k.out_features, self.v.out_features]
-            q, k, v = torch.split(_joined(x, self.q, self.k, self.v), sizes, dim=-1)
-        elif source is not None and source.shape[0] >= FUSE_FROM and all(_bare(part) for part in (self.k, self.v)):
+        if source is None and x.shape[0] >= FUSE_FROM and all(_joins(part) for part in (self.q, self.k, self.v)):
+            q, k, v = _joined(x, self.q, self.k, self.v)
+        elif source is not None and source.shape[0] >= FUSE_FROM and all(_joins(part) for part in (self.k, self.v)):
             q = self.q(x)
-            k, v = _joined(source, self.k, self.v).chunk(2, dim=-1)
+            k, v = _joined(source, self.k, self.v)
         else:
             read = x if source is None else source
             q, k, v = self.q(x), self.k(read), self.v(read)
@@ -134,12 +134,29 @@ class MultiHeadAttention(nn.Module):
         return x.reshape(x.shape[0], heads, self.head)
 
 
-def _bare(part: nn.Module) -> bool:
-    """Nothing was put around the linear layer: its weight says all."""
-    return type(part) is nn.Linear and not part._forward_hooks and not part._forward_pre_hooks
+def _joins(part: nn.Module) -> bool:
+    """Its product may be taken together with others': a linear layer, or one that only adds to what a linear gives.
+
+    The latter has `weight` and `bias`, and `finish(x, product)` is its output: low-rank or scaled projections.
+    """
+    kind = type(part) is nn.Linear or hasattr(part, "finish")
+    return kind and not part._forward_hooks and not part._forward_pre_hooks
 
 
-def _joined(x: Tensor, *parts: nn.Linear) -> Tensor:
+def _joined(x: Tensor, *parts: nn.Linear) -> list[Tensor]:
+    """What each part makes of x, in one product with their weights."""
     biases: list[Tensor | None] = [part.bias for part in parts]
-    bias = torch.cat([found for found in biases if found is not None]) if biases[0] is not None else None
-    return F.linear(x, torch.cat([part.weight for part in parts]), bias)
+    bias = None
+    if any(found is not None for found in biases):
+        pairs = zip(parts, biases, strict=True)
+        bias = torch.cat(
+            [part.weight.new_zeros(part.out_features) if found is None else found for part, found in pairs]
+        )
+    product = F.linear(x, torch.cat([part.weight for part in parts]), bias)
+    cut = torch.split(product, [part.out_features for part in parts], dim=-1)
+    return [_finished(part, x, y) for part, y in zip(parts, cut, strict=True)]
+
+
+def _finished(part: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    finish: Callable[[Tensor, Tensor], Tensor] | None = getattr(part, "finish", None)
+    return y if finish is None else finish(x, y)

@@ -1,0 +1,1 @@
+"""ADAPTATION: from a pre-trained model to a task: heads, strategies, parameter-efficient methods, static vectors."""

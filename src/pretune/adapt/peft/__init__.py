@@ -1,0 +1,23 @@
+"""Parameter-efficient methods: few numbers are trained, the rest of the model stays as it is.
+
+    method = Lora(rank=8)
+    names = method.apply(model)             # in place; the names of what is trained, all else is frozen
+    …                                       # the one training loop
+    save_adapter(model, method, "adapter")  # a small directory, which peft reads where it has the method
+    method.merge(model)                     # the plain model again, with what was learned in its weights
+
+A method is a frozen spec; see `method.py` for what it promises.
+"""
+
+from pretune.adapt.peft.method import Method
+from pretune.core.registry import Registry
+
+METHODS: Registry[type[Method]] = Registry(
+    "method",
+    {
+        "lora": "pretune.adapt.peft.lora:Lora",
+        "ia3": "pretune.adapt.peft.ia3:IA3",
+        "bitfit": "pretune.adapt.peft.bitfit:Bitfit",
+        "adapters": "pretune.adapt.peft.adapters:Adapters",
+    },
+)

@@ -1,0 +1,208 @@
+"""Adapters on disk: a small directory beside the model it belongs to.
+
+    adapter.json                the method, and a fingerprint of the base model's weights
+    adapter_model.safetensors   what was learned
+    adapter_config.json         the method in the reference's words, where it has it: the directory is then read by both
+    head.safetensors            the weights of a task's head, where there is one
+
+A directory that has no `adapter.json` is the reference's own.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from pretune.adapt.peft import METHODS
+from pretune.adapt.peft.exchange import Unpacked, pack, unpack
+from pretune.adapt.peft.lora import LowRank
+from pretune.adapt.peft.method import Method, state
+from pretune.core import config, io
+from pretune.core.config.read import shown
+from pretune.core.errors import CheckpointError, PretuneError
+from pretune.models import files
+from pretune.models.model import LanguageModel, empty
+
+OURS, THEIRS = "adapter.json", "adapter_config.json"
+WEIGHTS, HEAD = "adapter_model.safetensors", "head.safetensors"
+SAMPLE = 64
+"""So many numbers of each matrix enter the fingerprint."""
+
+
+def save_adapter(
+    model: LanguageModel,
+    method: Method,
+    directory: str | Path,
+    *,
+    head: nn.Module | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write what a method has learned, and a task's head if there is one; all of it or nothing."""
+    packed = pack(method, model)
+    found: dict[str, Any] = {"method": config.to_dict(method), "base": _base(model, method)}
+    tensors = state(method, model)
+    if packed is not None:
+        found["blocks"], tensors = packed.blocks, packed.tensors
+    with io.atomic_directory(Path(directory), overwrite=overwrite) as folder:
+        names = [OURS, WEIGHTS]
+        io.write_json(folder / OURS, found)
+        files.save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)
+        if packed is not None:
+            io.write_json(folder / THEIRS, packed.config)
+            names.append(THEIRS)
+        if head is not None:
+            kept = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
+            files.save(kept, folder / HEAD)
+            names.append(HEAD)
+        io.write_manifest(folder, names)
+
+
+def load_adapter(model: LanguageModel, directory: str | Path, *, head: nn.Module | None = None) -> Method:
+    """Apply an adapter that was saved, ours or the reference's, to its base model: the method it is of.
+
+    Nothing of the model is changed where the adapter does not fit it.
+    """
+    folder = Path(directory)
+    found = _examine(model, folder)
+    if head is not None:
+        _fill(head, _read(folder / HEAD), folder / HEAD)
+    found.method.apply(model)
+    _put(model, found)
+    return found.method
+
+
+def fingerprint(model: LanguageModel, method: Method) -> str:
+    """A hash of the base model: names, shapes and a sample of every matrix that the method does not train."""
+    trained = set(method.names(model))  # before the method is applied: what it will train of the model's own
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        if parameter.ndim >= 2 and name not in trained:
+            flat = parameter.detach().reshape(-1)
+            sample = flat[:: max(1, flat.shape[0] // SAMPLE)][:SAMPLE]
+            digest.update(f"{name}{list(parameter.shape)}".encode())
+            # NOTE: rounded, so that a model read in half precision is the same model.
+            digest.update(sample.float().bfloat16().cpu().view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _base(model: LanguageModel, method: Method) -> dict[str, Any]:
+    spec = model.spec
+    shape = {"family": spec.family, "vocab": spec.vocab, "width": spec.width, "depth": spec.depth}
+    return {**shape, "sha256": fingerprint(model, method)}
+
+
+def _examine(model: LanguageModel, folder: Path) -> Unpacked:
+    """An adapter, checked against the model before that is touched."""
+    if not (folder / OURS).is_file():
+        if not (folder / THEIRS).is_file():
+            raise CheckpointError(f"{folder}: no {OURS} and no {THEIRS}; give the directory of an adapter")
+        tensors = _read(folder / WEIGHTS)
+        with _about(folder / THEIRS):
+            found = unpack(io.read_json(folder / THEIRS, CheckpointError), tensors, model.spec, {})
+        _fits(model, found, folder, all_of_them=False)
+        return found
+    said = io.read_json(folder / OURS, CheckpointError)
+    with _about(folder / OURS):
+        method = _method(said.get("method"))
+        _same_base(model, method, said.get("base"))
+    tensors = _read(folder / WEIGHTS)
+    found = Unpacked(method=method, tensors=tensors)
+    if (folder / THEIRS).is_file():
+        with _about(folder / THEIRS):
+            theirs = unpack(
+                io.read_json(folder / THEIRS, CheckpointError), tensors, model.spec, said.get("blocks") or {}
+            )
+        kept = {name: tensor for name, tensor in theirs.tensors.items() if name.split(".")[-2] in _targets(method)}
+        found = Unpacked(method=method, tensors=kept, scales=theirs.scales)
+    _fits(model, found, folder, all_of_them=True)
+    return found
+
+
+def _targets(method: Method) -> tuple[str, ...]:
+    return getattr(method, "targets", ())
+
+
+def _method(said: object) -> Method:
+    if not isinstance(said, Mapping):
+        raise CheckpointError(f"key 'method' must be an object, found {shown(said)}")
+    kind = said.get("kind")
+    if not isinstance(kind, str) or kind not in METHODS:
+        raise CheckpointError(f"method {shown(kind)} is not known; known: {', '.join(METHODS.names())}")
+    return config.from_dict(METHODS.get(kind), said, where="method")
+
+
+def _same_base(model: LanguageModel, method: Method, said: object) -> None:
+    if not isinstance(said, Mapping):
+        raise CheckpointError(f"key 'base' must be an object, found {shown(said)}")
+    for name in ("family", "vocab", "width", "depth"):
+        if said.get(name) != getattr(model.spec, name):
+            raise CheckpointError(
+                f"the adapter is for another base model: its {name} is {shown(said.get(name))}, "
+                f"this one's {shown(getattr(model.spec, name))}"
+            )
+    if said.get("sha256") != fingerprint(model, method):
+        raise CheckpointError(
+            "the adapter is for another base model of this shape: load the weights it was trained with"
+        )
+
+
+def _fits(model: LanguageModel, found: Unpacked, folder: Path, *, all_of_them: bool) -> None:
+    """Every tensor has its place and shape; told on a model without memory."""
+    fresh_copy = empty(model.spec)
+    found.method.apply(fresh_copy)
+    wanted = state(found.method, fresh_copy)
+    for name, tensor in found.tensors.items():
+        own = found.scales and name.endswith((".a", ".b"))  # a product may have a rank of its own
+        other = 0 if name.endswith(".b") else 1
+        if name not in wanted or (
+            tensor.shape[other:][:1] != wanted[name].shape[other:][:1] if own else tensor.shape != wanted[name].shape
+        ):
+            asked = list(wanted[name].shape) if name in wanted else "no such tensor"
+            raise CheckpointError(
+                f"{folder / WEIGHTS}: '{name}' has shape {list(tensor.shape)}, this model asks for {asked}; "
+                "the adapter is for another base model"
+            )
+    missing = [name for name in wanted if name not in found.tensors]
+    if all_of_them and missing:
+        raise CheckpointError(f"{folder / WEIGHTS}: tensor '{missing[0]}' is missing")
+
+
+@torch.no_grad()
+def _put(model: LanguageModel, found: Unpacked) -> None:
+    for name, tensor in found.tensors.items():
+        path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
+        old = getattr(module, leaf)
+        setattr(module, leaf, Parameter(tensor.to(old.device, old.dtype, copy=True)))
+        if isinstance(module, LowRank) and path in found.scales:
+            module.scale = found.scales[path]
+
+
+def _fill(head: nn.Module, tensors: Mapping[str, Tensor], file: Path) -> None:
+    wanted = head.state_dict()
+    for name in [*wanted, *tensors]:
+        if name not in wanted or name not in tensors or wanted[name].shape != tensors[name].shape:
+            raise CheckpointError(f"{file}: tensor '{name}' does not fit the head; give the head it was saved with")
+    head.load_state_dict(dict(tensors))
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    if not file.is_file():
+        raise CheckpointError(f"{file}: missing")
+    with files.opened(file):
+        return load_file(file)
+
+
+@contextmanager
+def _about(file: Path) -> Iterator[None]:
+    """What is wrong with what a file says, with its name."""
+    try:
+        yield
+    except PretuneError as error:
+        raise CheckpointError(f"{file}: {str(error).removeprefix(f'{file}: ')}") from None

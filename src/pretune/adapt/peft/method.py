@@ -1,0 +1,112 @@
+"""What a method promises, and the ways all of them change a model: modules are replaced by modules, weights stay put.
+
+A replacement has the replaced layer's `weight` and `bias`, the same parameters under the same names, so that
+`encoder.3.attention.q.weight` is where it was: whoever reads weights by name need not know that a method was applied.
+"""
+
+from collections.abc import Iterable
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from pretune.core.errors import UsageError
+from pretune.models.model import LanguageModel
+from pretune.nn.attention import MultiHeadAttention
+from pretune.nn.feedforward import FeedForwardLayer
+from pretune.nn.relative_attention import RelativeAttentionLayer
+
+Target = Literal["q", "k", "v", "out", "up", "gate", "down"]
+"""The linear layers of a block: of its attentions (to itself, and to the source), and of its feed-forward layer."""
+
+TARGETS: tuple[Target, ...] = ("q", "k", "v", "out", "up", "gate", "down")
+LAYERS = (MultiHeadAttention, RelativeAttentionLayer, FeedForwardLayer)
+
+
+class Method(Protocol):
+    """A parameter-efficient method as a value.
+
+    Promises: right after `apply` the model says what it said before (methods of virtual tokens: when there are none of
+    them); what is not named by `apply` gets no gradient; `merge` leaves the plain model, saying the same; what `state`
+    gives is small, and is all that was learned.
+    """
+
+    merges: ClassVar[bool]  # whether what is learned can be written into the plain model's weights
+
+    def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
+        """Change a model in place: the names of the parameters that are trained. All others are frozen."""
+
+    def names(self, model: LanguageModel) -> tuple[str, ...]:
+        """The names of what is trained in a model that the method was applied to."""
+
+    def merge(self, model: LanguageModel) -> None:
+        """Write what was learned into the weights and take the method's modules out again."""
+
+
+def state(method: Method, model: LanguageModel) -> dict[str, Tensor]:
+    """What a method has learned, by name: all that must be kept beside the base model."""
+    parameters = dict(model.named_parameters())
+    return {name: parameters[name].detach() for name in method.names(model)}
+
+
+def fresh(model: LanguageModel) -> None:
+    """Refuse a model that a method was applied to already, and freeze all of it."""
+    for path, module in model.named_modules():
+        if adapts(module):
+            raise UsageError(
+                f"a method was applied to this model already, at '{path}'; merge it or load the model anew"
+            )
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+
+
+def train_only(model: LanguageModel, names: Iterable[str]) -> tuple[str, ...]:
+    """Train the named parameters and nothing else; their names in the model's order."""
+    wanted = set(names)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in wanted)
+    return tuple(name for name, _ in model.named_parameters() if name in wanted)
+
+
+def linears(model: LanguageModel, targets: Iterable[str]) -> list[tuple[str, nn.Module, str, nn.Module]]:
+    """Every target of every block once: its path, the module it belongs to, its name there, and itself."""
+    found: list[tuple[str, nn.Module, str, nn.Module]] = []
+    for path, owner in model.named_modules():
+        if isinstance(owner, LAYERS):
+            for name in targets:
+                layer = getattr(owner, name, None)
+                if isinstance(layer, nn.Module):
+                    found.append((f"{path}.{name}", owner, name, layer))
+    return found
+
+
+def replaced(model: LanguageModel) -> list[tuple[str, nn.Module, str, nn.Module]]:
+    """What stands in the place of linear layers: its path, the module it belongs to, its name there, and itself."""
+    return [found for found in linears(model, TARGETS) if adapts(found[3])]
+
+
+def adapts(module: nn.Module) -> bool:
+    """Whether a module was put there by a method: such modules say so."""
+    return getattr(module, "adapts", False) is True
+
+
+def adopt(module: Any, linear: nn.Linear) -> None:
+    """Give a module a linear layer's weights, under their names."""
+    module.in_features, module.out_features = linear.in_features, linear.out_features
+    module.weight, module.bias = linear.weight, linear.bias
+    module.train(linear.training)
+
+
+def plain(module: Any) -> nn.Linear:
+    """The linear layer that a module was made of, with the weights as they are now."""
+    made = nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
+    made.weight, made.bias = module.weight, module.bias
+    return made.train(module.training)
+
+
+def drawn(shape: tuple[int, ...], bound: float, like: Tensor, seed: int) -> Parameter:
+    """Uniform numbers within +- bound: a function of the seed and nothing else. In fp32 where the model is halved."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.empty(shape).uniform_(-bound, bound, generator=generator)
+    return Parameter(values.to(like.device))

@@ -1,0 +1,97 @@
+"""Gradual unfreezing (Howard and Ruder, 2018): the heads first, then one part more from above, and so on down.
+
+step      0 …        1 epoch …      2 epochs …
+trained   heads      + block 11     + block 10
+"""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from pretune.core.config import spec
+from pretune.core.errors import UsageError
+from pretune.train.late import Report
+from pretune.train.loop import Loop
+from pretune.train.optim.groups import parts
+
+
+@spec
+class Epochs:
+    """A part every so many epochs."""
+
+    every: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.every > 0:
+            raise UsageError(f"every {self.every:g} must be above 0: epochs between one part and the next")
+
+
+@spec
+class Plateau:
+    """A part whenever so many evaluations in a row brought nothing better."""
+
+    patience: int = 2
+
+    def __post_init__(self) -> None:
+        if self.patience < 1:
+            raise UsageError(f"patience {self.patience} must be at least 1: evaluations without anything better")
+
+
+@spec
+class Gradual:
+    """The topmost part is trained at first, the others follow one by one from above (Howard and Ruder, 2018)."""
+
+    when: Epochs | Plateau = Epochs()
+
+    def trained(self, parts: list[str]) -> list[str]:
+        """The topmost part: heads, where there are any."""
+        return parts[-1:]
+
+    def hook(self, model: nn.Module, *, epoch: float) -> "Unfreezing":
+        """What opens part after part in a loop whose epoch has so many steps.
+
+        Make the optimiser's groups first, of all that will be trained; what is closed then gets no gradient, and the
+        optimiser passes it over.
+        """
+        return Unfreezing(model, self, epoch)
+
+
+class Unfreezing:
+    """A hook of the loop; `opened` counts the parts that are trained beyond the topmost.
+
+    What is frozen when it is made (by a method, say) stays frozen. With `Epochs` all follows from the step, so a run
+    that is resumed is where it was; with `Plateau`, `opened` and `stale` are what has to be kept.
+    """
+
+    def __init__(self, model: nn.Module, spec: Gradual, epoch: float) -> None:
+        if not epoch > 0:
+            raise UsageError(f"an epoch of {epoch:g} steps; it must have more than 0")
+        self.spec, self.epoch = spec, epoch
+        named = dict(model.named_parameters())
+        free = {
+            part: [named[name] for name in names if named[name].requires_grad] for part, names in parts(model).items()
+        }
+        self.parts = [(part, parameters) for part, parameters in free.items() if parameters]
+        if not self.parts:
+            raise UsageError("nothing is left to train: add a head, or freeze less")
+        self.opened, self.stale, self._judged = 0, 0, -1
+        self.settle()
+
+    def __call__(self, loop: Loop, reports: Sequence[Report]) -> None:
+        """After every step."""
+        before = self.opened
+        if isinstance(self.spec.when, Epochs):
+            self.opened = min(int(loop.state.step / (self.spec.when.every * self.epoch)), len(self.parts) - 1)
+        elif loop.state.judged != self._judged:
+            self._judged = loop.state.judged
+            self.stale = 0 if loop.state.best_step == loop.state.judged else self.stale + 1
+            if self.stale >= self.spec.when.patience and self.opened < len(self.parts) - 1:
+                self.opened, self.stale = self.opened + 1, 0
+        if self.opened != before:
+            self.settle()
+
+    def settle(self) -> None:
+        """Train the topmost part and those that were opened, freeze the others."""
+        for above, (_, parameters) in enumerate(reversed(self.parts)):
+            for parameter in parameters:
+                parameter.requires_grad_(above <= self.opened)

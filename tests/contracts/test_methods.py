@@ -1,0 +1,190 @@
+"""The laws of parameter-efficient methods, for every method and every family (architecture.md, "methods")."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pretune as pt
+from pretune.adapt.peft import METHODS, Method
+from pretune.adapt.peft.files import load_adapter, save_adapter
+from pretune.adapt.peft.lora import Lora
+from pretune.adapt.peft.method import state
+from pretune.core.errors import CheckpointError, UsageError
+from pretune.models.model import LanguageModel
+from tests.contracts import laws
+from tests.contracts.laws import equal, read
+from tests.contracts.tiny import CASES, DECODERS, PAIRS, lay, model_of, text
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "lora": {"rank": 3, "alpha": 5.0, "targets": ("q", "k", "v", "out", "up", "gate", "down")},
+    "adapters": {"bottleneck": 6},
+}
+SENTENCES = text(6, 3, 8, 1, 5)
+
+
+def method_of(name: str) -> Method:
+    return METHODS.get(name)(**SETTINGS.get(name, {}))
+
+
+def applied(case: str, name: str, *, stirred: float = 0.0) -> tuple[LanguageModel, Method, tuple[str, ...]]:
+    """A model of its own with a method on it, as if trained a little."""
+    model, method = copy.deepcopy(model_of(case)), method_of(name)
+    names = method.apply(model)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for trained, parameter in model.named_parameters():
+            if trained in names and stirred:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * stirred)
+    return model, method, names
+
+
+def logits(model: LanguageModel) -> torch.Tensor:
+    return torch.cat(read(model, SENTENCES, row=11))
+
+
+every = pytest.mark.parametrize("name", METHODS.names())
+usual = {
+    "bert-base", "electra-base", "gpt2-small", "pythia-160m", "llama3-8b", "t5-base", "bart-base", "xlnet-base",
+    "made-windows", "made-shared-layers", "made-unequal",
+    "t5-table-enc-dec-shared",
+}  # fmt: skip
+everywhere = pytest.mark.parametrize(
+    "case",
+    [case if case in usual else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
+)
+
+
+@every
+@everywhere
+def test_a_new_method_changes_nothing(case: str, name: str) -> None:
+    model, _, _ = applied(case, name)
+    torch.testing.assert_close(logits(model), logits(model_of(case)), rtol=0, atol=0)
+
+
+@every
+@everywhere
+def test_only_its_parameters_train(case: str, name: str) -> None:
+    model, _, names = applied(case, name, stirred=0.05)  # what starts at zero lets no gradient through to its partner
+    before = {path: parameter.detach().clone() for path, parameter in model.named_parameters()}
+    assert set(names) <= set(before)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    labels = [[token % 50 for token in sentence] for sentence in SENTENCES]
+    batch = lay(model.spec, SENTENCES, row=11, labels=labels)
+    model.train()
+    for _ in range(3):
+        optimizer.zero_grad()
+        model.loss(model.states(batch), batch).mean().backward()
+        optimizer.step()
+    moved = {path for path, parameter in model.named_parameters() if not torch.equal(parameter, before[path])}
+    assert moved <= set(names)
+    assert len(moved) > 0.6 * len(names), sorted(set(names) - moved)  # shifts before a softmax do nothing, nor poolers
+
+
+@every
+@everywhere
+def test_merged_is_unmerged(case: str, name: str) -> None:
+    model, method, _ = applied(case, name, stirred=0.1)
+    model.double()  # in single precision the models themselves lose a digit more than is asked for
+    before = logits(model)
+    assert (before - logits(model_of(case))).abs().max() > 1e-3
+    if not method.merges:
+        with pytest.raises(UsageError, match="cannot be merged"):
+            method.merge(model)
+        return
+    method.merge(model)
+    equal(logits(model), before, 1e-7)
+    assert [path for path, module in model.named_modules() if getattr(module, "adapts", False)] == []
+
+
+@every
+@everywhere
+def test_an_adapter_is_small_and_comes_back_as_it_was(case: str, name: str, tmp_path: Path) -> None:
+    model, method, _ = applied(case, name, stirred=0.1)
+    head = nn.Linear(3, 2)
+    save_adapter(model, method, tmp_path / "adapter", head=head)
+    again, other = copy.deepcopy(model_of(case)), nn.Linear(3, 2)
+    found = load_adapter(again, tmp_path / "adapter", head=other)
+    assert found == method
+    learned, read_back = state(method, model), state(found, again)
+    assert learned.keys() == read_back.keys()
+    for path, tensor in learned.items():
+        assert torch.equal(tensor, read_back[path]), path
+    torch.testing.assert_close(logits(again), logits(model), rtol=0, atol=0)
+    assert torch.equal(head.weight, other.weight)
+    numbers = sum(tensor.numel() for tensor in learned.values())
+    size = (tmp_path / "adapter" / "adapter_model.safetensors").stat().st_size
+    assert size < 4 * numbers * 3 + 200 * (len(learned) + 1)  # a block diagonal of three has three times the numbers
+
+
+@every
+@everywhere
+def test_packed_is_alone(case: str, name: str) -> None:
+    model, _, _ = applied(case, name, stirred=0.1)
+    laws.packed_is_alone(model)
+    laws.sequences_are_apart(model)
+
+
+@every
+@pytest.mark.parametrize("case", sorted({*DECODERS, *PAIRS} & usual))
+def test_cache_is_no_cache(case: str, name: str) -> None:
+    model, _, _ = applied(case, name, stirred=0.1)
+    laws.cache_is_no_cache(model, (4, 1, 3))
+
+
+@every
+@pytest.mark.parametrize("case", ["bert-base", "gpt2-small", "made-unequal"])
+def test_joined_projections_are_right(case: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention takes the products of q, k and v in one, adapted or not."""
+    model, _, _ = applied(case, name, stirred=0.1)
+    apart = logits(model)
+    monkeypatch.setattr("pretune.nn.attention.FUSE_FROM", 1)
+    equal(logits(model), apart, 1e-5)
+
+
+def test_joined_projections_are_used_with_low_rank_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, _ = applied("bert-base", "lora")
+    calls: list[tuple[int, ...]] = []
+    real = torch.nn.functional.linear
+
+    def counted(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        calls.append(tuple(weight.shape))
+        return real(x, weight, bias)
+
+    monkeypatch.setattr("pretune.nn.attention.FUSE_FROM", 1)
+    monkeypatch.setattr("pretune.nn.attention.F.linear", counted)
+    logits(model)
+    assert calls.count((96, 32)) == 2  # one product a layer for the three
+
+
+def test_a_method_is_applied_once() -> None:
+    model, method, _ = applied("bert-base", "lora")
+    with pytest.raises(UsageError, match=r"applied to this model already, at 'encoder\.0\.attention\.q'"):
+        method.apply(model)
+
+
+def test_an_adapter_for_another_base_is_refused(tmp_path: Path) -> None:
+    model, method, _ = applied("bert-base", "lora", stirred=0.1)
+    save_adapter(model, method, tmp_path / "a")
+    other = pt.build(CASES["bert-base"], seed=9)
+    before = {path: parameter.clone() for path, parameter in other.named_parameters()}
+    with pytest.raises(CheckpointError, match="another base model of this shape") as error:
+        load_adapter(other, tmp_path / "a")
+    assert "\n" not in str(error.value)
+    assert all(torch.equal(parameter, before[path]) for path, parameter in other.named_parameters())
+    with pytest.raises(CheckpointError, match="its family is 'bert', this one's 'gpt2'"):
+        load_adapter(copy.deepcopy(model_of("gpt2-small")), tmp_path / "a")
+    (tmp_path / "a" / "adapter.json").unlink()  # the reference's own files say nothing of the base but its shapes
+    with pytest.raises(CheckpointError, match="none of the adapter's tensors has a place in this model"):
+        load_adapter(copy.deepcopy(model_of("gpt2-small")), tmp_path / "a")
+
+
+def test_what_is_asked_of_a_method_is_checked() -> None:
+    for wrong in ({"rank": 0}, {"alpha": 0.0}, {"dropout": 1.0}, {"targets": ()}, {"targets": ("query",)}):
+        with pytest.raises(UsageError, match="LoRA"):
+            Lora(**wrong)
+    with pytest.raises(UsageError, match="bottleneck of at least 1, found 0"):
+        METHODS.get("adapters")(bottleneck=0)

@@ -1,0 +1,103 @@
+"""Adapters against peft: the same base weights, the same files, equal logits, both directions.
+
+Not run by peft, and so not here: BitFit and Houlsby adapters (it has neither), LoRA and IA3 on XLNet (its projections
+are not linear layers).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pretune as pt
+from pretune.adapt.peft.files import load_adapter, save_adapter
+from pretune.adapt.peft.ia3 import IA3
+from pretune.adapt.peft.lora import Lora
+from pretune.adapt.peft.method import Method
+from pretune.models.model import LanguageModel
+from tests.parity.cases import CASES
+
+peft = pytest.importorskip("peft")
+
+BY_NAME = {case.name: case for case in CASES}
+PLACES: dict[str, tuple[list[str], list[str], list[str]]] = {  # of LoRA; of IA3; those of IA3 that scale what is read
+    "bert-masked": (["query", "value"], ["key", "value", "output.dense"], ["output.dense"]),
+    "roberta": (["query", "key", "intermediate.dense"], ["key", "value"], []),
+    "gpt2": (["c_attn", "mlp.c_proj"], ["c_attn", "mlp.c_proj"], ["mlp.c_proj"]),
+    "pythia": (["query_key_value", "dense_h_to_4h"], ["query_key_value", "dense_4h_to_h"], ["dense_4h_to_h"]),
+    "t5": (["q", "v", "wi"], ["k", "v", "wo"], ["wo"]),
+    "llama-gqa-bias": (["q_proj", "v_proj", "gate_proj"], ["k_proj", "v_proj", "down_proj"], ["down_proj"]),
+    "bart": (["q_proj", "fc1"], ["k_proj", "v_proj", "fc2"], ["fc2"]),
+}
+OURS: dict[str, Method] = {
+    "lora": Lora(rank=3, alpha=7.0, targets=("q", "v")),
+    "lora-all": Lora(rank=2, alpha=4.0, targets=("q", "k", "v", "out", "up", "gate", "down")),
+    "ia3": IA3(),
+}
+TOKENS = torch.tensor([[5, 17, 3, 44, 9, 60, 23, 8], [7, 2, 31, 90, 15, 4, 66, 12]])
+SOURCE = torch.tensor([[9, 33, 21, 4, 6], [50, 8, 2, 71, 19]])
+
+
+def base(name: str, folder: Path) -> tuple[Any, LanguageModel]:
+    """The same weights in both libraries."""
+    theirs = BY_NAME[name].build()
+    theirs.save_pretrained(folder / "base")
+    return theirs, pt.load(folder / "base")
+
+
+@torch.no_grad()
+def said(theirs: Any, ours: LanguageModel) -> tuple[torch.Tensor, torch.Tensor]:
+    if ours.spec.both:
+        batch = pt.batch(source=SOURCE.tolist(), target=TOKENS.tolist())
+        return theirs(input_ids=SOURCE, decoder_input_ids=TOKENS).logits, torch.stack(batch.split(ours(batch).logits))
+    batch = pt.batch(TOKENS.tolist())
+    return theirs(input_ids=TOKENS).logits, torch.stack(batch.split(ours(batch).logits))
+
+
+def alike(theirs: Any, ours: LanguageModel, plain: torch.Tensor) -> None:
+    expected, found = said(theirs, ours)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert (expected - plain).abs().max() > 1e-3, "the adapter does nothing"
+
+
+def stir(parameters: Any, size: float = 0.1) -> None:
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.add_(size * torch.randn(parameter.shape, generator=generator))
+
+
+@pytest.mark.parametrize("kind", OURS)
+@pytest.mark.parametrize("name", PLACES)
+def test_ours_is_read_by_peft(name: str, kind: str, tmp_path: Path) -> None:
+    theirs, ours = base(name, tmp_path)
+    plain, method = said(theirs, ours)[0], OURS[kind]
+    method.apply(ours)
+    stir(p for p in ours.parameters() if p.requires_grad)
+    save_adapter(ours, method, tmp_path / "adapter")
+    alike(peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval(), ours, plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("bert-masked", "rslora"), *((n, k) for n in PLACES for k in ("lora", "ia3"))]
+)
+def test_theirs_is_read_by_us(name: str, kind: str, tmp_path: Path) -> None:
+    theirs, ours = base(name, tmp_path)
+    plain = said(theirs, ours)[0]
+    low, scaled, read = PLACES[name]
+    if kind == "ia3":
+        config = peft.IA3Config(target_modules=scaled, feedforward_modules=read)
+    else:
+        config = peft.LoraConfig(r=3, lora_alpha=5, target_modules=low, use_rslora=kind == "rslora")
+    wrapped = peft.get_peft_model(theirs, config).eval()
+    stir(p for p in wrapped.parameters() if p.requires_grad)
+    wrapped.save_pretrained(tmp_path / "adapter")
+    method = load_adapter(ours, tmp_path / "adapter")
+    alike(wrapped, ours, plain)
+    save_adapter(ours, method, tmp_path / "again")  # and saved by us it is still the same
+    third = pt.load(tmp_path / "base")
+    load_adapter(third, tmp_path / "again")
+    torch.testing.assert_close(said(wrapped, third)[1], said(wrapped, ours)[1], rtol=0, atol=1e-6)
+    method.merge(ours)
+    alike(wrapped, ours, plain)
