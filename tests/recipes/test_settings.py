@@ -44,7 +44,7 @@ class TestPaths:
         assert paper is not None
         assert config.kind(found.objective) == "next_sentence"
         assert found.data.schedule.phases[0].length == 128 and found.data.max_length == 512
-        assert (found.train.epochs, found.train.batch_tokens, found.train.seed) == (1.0, 4096, 0)
+        assert (found.train.epochs, found.train.batch_tokens, found.train.seed) == (1.0, 2048, 0)
         assert found.train.optimizer.weight_decay == 0.01 and found.train.optimizer.eps == 1e-6
         tokenizer = Tokenizer.load(data / "tokenizer")
         assert (found.model.vocab, found.model.special.pad) == (tokenizer.vocab, tokenizer.special["pad"])
@@ -125,7 +125,7 @@ class TestLengths:
         assert schedule("bert-tiny", steps=200) == Linear(warmup=20)
         assert schedule("bert-tiny", steps=10**6) == Linear(warmup=10_000)
         assert schedule("bert-tiny", steps=5) == Linear(warmup=0)
-        assert schedule("bert-tiny", tokens=4096 * 200) == Linear(warmup=20)
+        assert schedule("bert-tiny", tokens=2048 * 200) == Linear(warmup=20)
         assert schedule("bert-tiny", steps=200, changes={"train.schedule.warmup": "50"}) == Linear(warmup=50)
         assert schedule("bert-tiny", steps=200, changes={"train.schedule.floor": "0.5"}) == Linear(warmup=20, floor=0.5)
         assert schedule("t5-small", steps=1000) == InverseSquareRoot(hold=100)
