@@ -5,7 +5,7 @@
 Text is the English Wikipedia's held-out file of the shared data ($PRETUNE_DATA), one sentence (or up to 128 tokens of a
 document) a sequence, with a word-piece vocabulary of 30,522. Both sides: fp32, the same shape with its dropout, AdamW
 with clipping at 1.0, 15 % of the tokens masked anew in every step, about 2,048 tokens of text a step, the same number
-of threads. Ours reads shards, packs rows of 128, corrupts and trains. Theirs reads tokenised sequences, pads each batch to
+of threads. Ours reads shards, packs rows of 128, corrupts and trains. Theirs reads tokenised sequences, pads a batch to
 its longest (DataCollatorForLanguageModeling): as most people run it, with 32 sequences in random order and the plain
 AdamW; and at its best, with batches of sequences of like lengths and the fused AdamW. Useful tokens per second of
 processor time: what other work there is on the machine does not count. Medians of alternated rounds; the first is left
