@@ -1,0 +1,140 @@
+"""Static vectors trained here beside gensim's word2vec on the same text: what they know, and how long it took.
+
+    PYTHONPATH=src OMP_NUM_THREADS=1 python bench/static_vectors.py [--data DIR] [--words 600000] [--out result.json]
+
+The text is the beginning of wikinews-en, a line a text, cut into the same words for both; both have width 100, window
+5, 5 negatives, subsampling from 1e-3, 5 epochs, words met 5 times or more, one thread. GloVe, which gensim lacks,
+stands beside them with its own window of 10 and 15 epochs. Time is that of the processor, for counting and training.
+
+Two scores. "similarity": Spearman's rank correlation of the cosine of mean word vectors with the judgements of people,
+on the pairs of STS-B's dev file. "twins": before training, each occurrence of 200 words (met 100 to 2,000 times) is
+given one of two names at random; the score is the mean reciprocal rank of the one name among the 20 words nearest to
+the other (0 past them). It asks whether two words that are used alike lie together, and needs no list of anybody's.
+"""
+
+import argparse
+import gzip
+import json
+import lzma
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pretune.adapt.static.glove import Glove
+from pretune.adapt.static.vectors import Vectors
+from pretune.adapt.static.word2vec import Word2Vec
+from pretune.adapt.static.words import Words, words_of
+
+GOAL = 100_000  # words a second
+
+
+def text(path: Path, limit: int) -> list[list[str]]:
+    """Lines as words, until there are enough."""
+    lines: list[list[str]] = []
+    count = 0
+    with lzma.open(path, "rt", encoding="utf-8") as file:
+        for line in file:
+            words = words_of(line)
+            count += len(words)
+            lines += [words] if words else []
+            if count >= limit:
+                break
+    return lines
+
+
+def parted(lines: list[list[str]]) -> tuple[list[list[str]], list[str]]:
+    """The same lines with 200 words under two names each, and those words."""
+    rng = np.random.default_rng(0)
+    counts = Counter(word for line in lines for word in line)
+    chosen = set(
+        rng.choice(sorted(word for word, n in counts.items() if 100 <= n <= 2000), 200, replace=False).tolist()
+    )
+    named = [[f"{word}_{rng.integers(2)}" if word in chosen else word for word in line] for line in lines]
+    return named, sorted(chosen)
+
+
+def similarity(vectors: Vectors, path: Path) -> float:
+    """Rank correlation with people on STS-B."""
+    from scipy.stats import spearmanr
+
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        rows = [line.rstrip("\n").split("\t")[-3:] for line in file][1:]
+    a, b = (vectors.average([row[side] for row in rows]) for side in (0, 1))
+    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    return float(spearmanr((a * b).sum(1) / np.maximum(lengths, 1e-9), [float(row[2]) for row in rows])[0])
+
+
+def twins(vectors: Vectors, words: list[str]) -> float:
+    """How near the two names of a word lie."""
+    ranks = []
+    for word in words:
+        near = [other for other, _ in vectors.nearest(f"{word}_0", 20)]
+        ranks.append(1 / (near.index(f"{word}_1") + 1) if f"{word}_1" in near else 0.0)
+    return float(np.mean(ranks))
+
+
+def peer(lines: list[list[str]], mode: str, rate: float) -> Vectors:
+    """gensim's vectors."""
+    from gensim.models import Word2Vec as Peer
+
+    options: dict[str, Any] = {
+        "vector_size": 100,
+        "window": 5,
+        "negative": 5,
+        "sample": 1e-3,
+        "min_count": 5,
+        "epochs": 5,
+    }
+    made = Peer(lines, sg=int(mode == "skip_gram"), alpha=rate, workers=1, seed=1, **options)
+    return Vectors(made.wv.index_to_key, made.wv.vectors)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "shared" / "data")
+    parser.add_argument("--words", type=int, default=600_000)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    lines, chosen = parted(text(given.data / "corpora/wikinews-en/train.txt.xz", given.words))
+    total = sum(map(len, lines))
+    runs: dict[str, tuple[int, Callable[[], Vectors]]] = {}
+    for mode in ("skip_gram", "cbow"):
+        for rate in (0.025, 0.05):
+            runs[f"gensim {mode}, rate {rate}"] = 5, lambda mode=mode, rate=rate: peer(lines, mode, rate)
+        runs[f"ours {mode}"] = 5, lambda mode=mode: Word2Vec(mode=mode).train(lines)
+    runs["ours cbow, rate 0.1"] = 5, lambda: Word2Vec(mode="cbow", rate=0.1).train(lines)
+    runs["ours glove"] = 15, lambda: Glove().train(lines)
+    result: dict[str, Any] = {"words": total, "known": len(Words.of(lines)), "runs": {}}
+    print(f"{total:,} words, {result['known']:,} of them different and met 5 times")
+    for name, (epochs, train) in runs.items():
+        begun = time.process_time()
+        try:
+            vectors = train()
+        except ImportError:
+            print(f"{name:<30} not run: gensim is not installed")
+            continue
+        seconds = time.process_time() - begun
+        close, near = similarity(vectors, given.data / "tasks/stsb/dev.tsv.gz"), twins(vectors, chosen)
+        rate = total * epochs / seconds
+        result["runs"][name] = {"seconds": seconds, "words_per_second": rate, "similarity": close, "twins": near}
+        print(
+            f"{name:<30} {seconds:7.1f} s {rate:>9,.0f} words/s   similarity {close:.3f}   twins {near:.3f}", flush=True
+        )
+    slowest = min(
+        run["words_per_second"]
+        for name, run in result["runs"].items()
+        if name.startswith("ours") and "glove" not in name
+    )
+    print(f"word2vec here: {slowest:,.0f} words/s at least (goal {GOAL:,})")
+    if given.out:
+        given.out.write_text(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Static vectors: one for each word, whatever stands around it."""
