@@ -1,0 +1,94 @@
+"""CoNLL columns: a word a line, blank lines between sentences; CoNLL-2003's named entities (Tjong Kim Sang, 2003).
+
+Published in IOB1, where an entity begins with I- unless it touches one of its own type. What is read is IOB2, in which
+every entity begins with B-: the entities, and so their F1, are the same.
+
+    >>> iob2(["I-PER", "I-PER", "O", "I-ORG", "B-ORG", "I-LOC"])
+    ['B-PER', 'I-PER', 'O', 'B-ORG', 'B-ORG', 'B-LOC']
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pretune.core.config import spec
+from pretune.core.errors import DataError
+from pretune.tasks.example import Example
+from pretune.tasks.rows import lines
+from pretune.tasks.task import File, Split, Task
+
+_DOCUMENT = "-DOCSTART-"
+
+
+def iob2(tags: Sequence[str]) -> list[str]:
+    """IOB1 or IOB2 tags as IOB2; tags that are neither stay as they are."""
+    done: list[str] = []
+    before = "O"
+    for tag in tags:
+        starts = tag.startswith("I-") and (before[:2] not in ("B-", "I-") or before[2:] != tag[2:])
+        done.append("B-" + tag[2:] if starts else tag)
+        before = tag
+    return done
+
+
+@spec
+class Columns:
+    """A reader of columns between blanks (or tabs): which holds the word, and which the tag."""
+
+    word: int = 0
+    tag: int = -1
+    labels: tuple[str, ...] = ()  # which tags there may be; any where none are named
+
+    def __call__(self, path: Path) -> Iterator[Example]:
+        name, document = os.fspath(path), -1
+        for start, block in sentences(path):
+            if block[0][1][self.word] == _DOCUMENT:
+                document += 1
+                block = block[1:]
+            if not block:
+                continue
+            words = tuple(self._cell(cells, self.word, name, line) for line, cells in block)
+            tags = tuple(iob2([self._cell(cells, self.tag, name, line) for line, cells in block]))
+            for (line, _), tag in zip(block, tags, strict=True):
+                if self.labels and tag not in self.labels:
+                    raise DataError(f"{name}:{line}: tag {tag[:40]!r} is not one of {', '.join(self.labels)}")
+            group = None if document < 0 else str(document)
+            yield Example(text=" ".join(words), words=words, tags=tags, id=str(start), group=group)
+
+    def _cell(self, cells: Sequence[str], at: int, name: str, line: int) -> str:
+        if not -len(cells) <= at < len(cells) or len(cells) < 2:
+            raise DataError(
+                f"{name}:{line}: {len(cells)} columns, so there is none at {at}; expected a word and its tag"
+            )
+        return cells[at]
+
+
+def sentences(path: Path) -> Iterator[tuple[int, list[tuple[int, list[str]]]]]:
+    """(first line, [(line, cells), …]) of every block between blank lines."""
+    block: list[tuple[int, list[str]]] = []
+    for number, line in lines(path):
+        cells = line.split("\t") if "\t" in line else line.split()
+        if any(cell.strip() for cell in cells):
+            block.append((number, cells))
+        elif block:
+            yield block[0][0], block
+            block = []
+    if block:
+        yield block[0][0], block
+
+
+_NER = ("O", *(f"{part}-{kind}" for kind in ("PER", "ORG", "LOC", "MISC") for part in "BI"))
+_conll = Columns(labels=_NER)
+CONLL2003 = Task(
+    name="conll2003",
+    kind="tagging",
+    metrics=("entity_f1", "tag_accuracy"),
+    labels=_NER,
+    splits={
+        "train": Split(published="train", files=(File(path="eng.train", read=_conll, rows=14041),)),
+        "dev": Split(published="testa", files=(File(path="eng.testa", read=_conll, rows=3250),)),
+        "test": Split(published="testb", files=(File(path="eng.testb", read=_conll, rows=3453),)),
+    },
+    together="group",
+)
+"""CoNLL-2003: persons, organisations, places and other names in the news (Tjong Kim Sang and De Meulder, 2003)"""

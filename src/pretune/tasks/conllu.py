@@ -1,0 +1,69 @@
+"""CoNLL-U, the form of Universal Dependencies (de Marneffe et al., 2021): ten columns, comments before a sentence.
+
+Lines of several words at once (`3-4`) and of words that are not written (`5.1`) are left out, as for tagging.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from pretune.core.config import spec
+from pretune.core.errors import DataError
+from pretune.tasks.conll import sentences
+from pretune.tasks.example import Example
+from pretune.tasks.task import File, Split, Task
+
+UPOS = (
+    "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM",
+    "PART", "PRON", "PROPN", "PUNCT", "SCONJ", "SYM", "VERB", "X",
+)  # fmt: skip
+"""The seventeen universal parts of speech."""
+
+
+@spec
+class Conllu:
+    """A reader of words and one column of tags: 3 for UPOS, 4 for XPOS."""
+
+    tag: int = 3
+    labels: tuple[str, ...] = UPOS
+
+    def __call__(self, path: Path) -> Iterator[Example]:
+        name = os.fspath(path)
+        for start, block in sentences(path):
+            comments: dict[str, str] = {}
+            words: list[str] = []
+            tags: list[str] = []
+            for line, cells in block:
+                if cells[0].startswith("#"):
+                    key, _, value = " ".join(cells).lstrip("# ").partition(" = ")
+                    comments[key] = value
+                    continue
+                if len(cells) != 10:
+                    raise DataError(f"{name}:{line}: {len(cells)} columns; a line of CoNLL-U has 10")
+                if cells[0].isdecimal():
+                    words.append(cells[1])
+                    tags.append(cells[self.tag])
+                    if self.labels and tags[-1] not in self.labels:
+                        raise DataError(f"{name}:{line}: tag {tags[-1][:40]!r} is not one of {', '.join(self.labels)}")
+            if words:
+                yield Example(
+                    text=comments.get("text", " ".join(words)),
+                    words=tuple(words),
+                    tags=tuple(tags),
+                    id=comments.get("sent_id", str(start)),
+                )
+
+
+_upos = Conllu()
+UD_EWT = Task(
+    name="ud_ewt",
+    kind="tagging",
+    metrics=("tag_accuracy",),
+    labels=UPOS,
+    splits={
+        "train": Split(published="train", files=(File(path="en_ewt-ud-train.conllu", read=_upos, rows=12544),)),
+        "dev": Split(published="dev", files=(File(path="en_ewt-ud-dev.conllu", read=_upos, rows=2001),)),
+        "test": Split(published="test", files=(File(path="en_ewt-ud-test.conllu", read=_upos, rows=2077),)),
+    },
+)
+"""UD English EWT: universal parts of speech of web text (Silveira et al., 2014)"""

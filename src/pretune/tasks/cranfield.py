@@ -1,0 +1,65 @@
+"""Cranfield (Cleverdon, 1967): queries about aerodynamics, documents, and which of them are relevant, in SMART form.
+
+Queries count from 1 by their place in the file, not by their number there; every code of relevance counts.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from pretune.core.errors import DataError
+from pretune.tasks.example import Example
+from pretune.tasks.rows import lines
+from pretune.tasks.task import File, Split, Task
+
+
+def documents(path: Path) -> Iterator[Example]:
+    """Every document: its text, which begins with its title."""
+    for number, fields in _entries(path):
+        text = " ".join(fields.get(".W", [])) or " ".join(fields.get(".T", []))
+        yield Example(text=text or "(no text)", id=number)
+
+
+def queries(path: Path) -> Iterator[Example]:
+    """Every query, with the ids of its documents as answers."""
+    relevant: dict[str, list[str]] = {}
+    judged = path.with_name(path.name.replace("cran.qry", "cranqrel"))
+    for number, line in lines(judged):
+        cells = line.split()
+        if cells and len(cells) != 3:
+            raise DataError(f"{judged}:{number}: expected query, document and code, found {line[:40]!r}")
+        if cells:
+            relevant.setdefault(cells[0], []).append(cells[1])
+    for place, (_, fields) in enumerate(_entries(path), start=1):
+        yield Example(text=" ".join(fields[".W"]), answers=tuple(relevant.get(str(place), ())), id=str(place))
+
+
+def _entries(path: Path) -> Iterator[tuple[str, dict[str, list[str]]]]:
+    """(number, lines by field) of every entry."""
+    number, field = "", ""
+    fields: dict[str, list[str]] = {}
+    for line, text in lines(path):
+        if text.startswith(".I"):
+            if number:
+                yield number, fields
+            number, fields = text[2:].strip(), {}
+        elif text.strip() in (".T", ".A", ".B", ".W"):
+            field = text.strip()
+        elif text.strip():
+            if not number or not field:
+                raise DataError(f"{os.fspath(path)}:{line}: text before the first .I and field, found {text[:40]!r}")
+            fields.setdefault(field, []).append(text.strip())
+    if number:
+        yield number, fields
+
+
+CRANFIELD = Task(
+    name="cranfield",
+    kind="retrieval",
+    metrics=("ndcg", "recall", "mrr"),
+    splits={
+        "test": Split(published="queries", files=(File(path="cran.qry", read=queries, rows=225),)),
+        "documents": Split(published="documents", files=(File(path="cran.all.1400", read=documents, rows=1400),)),
+    },
+)
+"""Cranfield: which of 1,400 abstracts answer a query? (Cleverdon, 1967)"""

@@ -1,0 +1,45 @@
+"""Templates: an example as text to text, in the words of Raffel et al. (2020), "T5", appendix D.
+
+    >>> from pretune.tasks.example import Example
+    >>> cola = Template(source="cola sentence: {text}", targets=("unacceptable", "acceptable"))
+    >>> cola.fill(Example(text="The sailors rode.", label=1))
+    ('cola sentence: The sailors rode.', 'acceptable')
+
+A source may use {text}, {pair}, {choice1}, {choice2}, … and the example's `facts` by name; a target {target}, {answer}
+(the first one, or "" where there is none), {score} (rounded to the next 0.2, as for STS-B) and the facts.
+"""
+
+from collections.abc import Mapping
+
+from pretune.core.config import spec
+from pretune.tasks.example import Example
+
+
+@spec
+class Template:
+    """What is read and what is to be written: one of `targets` by the label, else `target` filled in."""
+
+    source: str
+    targets: tuple[str, ...] = ()
+    target: str = ""
+
+    def fill(self, example: Example) -> tuple[str, str | None]:
+        """(source, target) of an example; the target is None where its label is not known."""
+        values = _values(example)
+        source = self.source.format_map(values)
+        if self.targets:
+            return source, None if example.label is None else self.targets[int(example.label)]
+        return source, self.target.format_map(values)
+
+    def label(self, text: str) -> int | None:
+        """Which label a written text stands for; None where it stands for none, which never counts as right."""
+        return self.targets.index(text.strip()) if text.strip() in self.targets else None
+
+
+def _values(example: Example) -> Mapping[str, str]:
+    values = {"text": example.text, "pair": example.pair or "", "target": example.target or ""}
+    values |= {f"choice{at}": choice for at, choice in enumerate(example.choices, start=1)}
+    values["answer"] = example.answers[0] if example.answers else ""
+    if isinstance(example.label, float):
+        values["score"] = f"{round(example.label * 5) / 5:.1f}"
+    return values | dict(example.facts)

@@ -1,0 +1,143 @@
+"""Published formats of which no data are at hand, on files of ten rows made by hand."""
+
+import csv
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretune.core.errors import DataError
+from pretune.tasks import TASKS
+from pretune.tasks.example import Example
+
+
+def read(tmp_path: Path, name: str, split: str, path: str, text: str, encoding: str = "utf-8") -> list[Example]:
+    file = tmp_path / name / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding=encoding)
+    return list(TASKS.get(name).read(split, tmp_path))
+
+
+def jsonl(rows: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def test_wic(tmp_path: Path) -> None:
+    row = {"word": "bank", "sentence1": "The bank was wet.", "sentence2": "My bank is shut.", "idx": 0, "label": False}
+    rows = [
+        {**row, "start1": 4, "end1": 8, "start2": 3, "end2": 7, "idx": at, "label": at % 2 == 1} for at in range(10)
+    ]
+    found = read(tmp_path, "wic", "dev", "val.jsonl", jsonl(rows))
+    assert [example.label for example in found] == [0, 1] * 5
+    assert (found[0].text, found[0].pair) == ("The *bank* was wet.", "My *bank* is shut.")
+    template = TASKS.get("wic").template
+    assert template is not None
+    assert template.fill(found[1]) == (
+        "wic sentence1: The bank was wet. sentence2: My bank is shut. word: bank", "True",
+    )  # fmt: skip
+    with pytest.raises(DataError, match=r"val.jsonl:1: start1 and end1 \(4, 99\) are not within the sentence"):
+        read(tmp_path, "wic", "dev", "val.jsonl", jsonl([{**rows[0], "end1": 99}]))
+
+
+def test_swag(tmp_path: Path) -> None:
+    columns = ["", "video-id", "fold-ind", "startphrase", "sent1", "sent2", "gold-source"]
+    columns += [f"ending{at}" for at in range(4)] + ["label"]
+    file = tmp_path / "swag" / "val.csv"
+    file.parent.mkdir()
+    with file.open("w", newline="") as out:
+        writer = csv.writer(out)
+        writer.writerow(columns)
+        for at in range(10):
+            writer.writerow([at, "v", "1", "s", 'He says "no", and', "she", "gold", "a.", "b.", "c.", "d.", at % 4])
+    found = list(TASKS.get("swag").read("dev", tmp_path))
+    assert len(found) == 10
+    assert found[3].text == 'He says "no", and'
+    assert found[3].choices == ("she a.", "she b.", "she c.", "she d.") and found[3].label == 3
+
+
+def test_trec_is_latin_1(tmp_path: Path) -> None:
+    lines = ["NUM:date When was Beyonc\xe9 born ?", "ABBR:exp What is TREC ?"] * 5
+    found = read(tmp_path, "trec", "train", "train_5500.label", "\n".join(lines) + "\n", "latin-1")
+    assert [example.label for example in found] == [5, 0] * 5
+    assert found[0].text == "When was Beyoncé born ?" and found[0].facts["fine"] == "date"
+    with pytest.raises(DataError, match=r"train_5500.label:1: label 'WHAT:x' is not COARSE:fine"):
+        read(tmp_path, "trec", "train", "train_5500.label", "WHAT:x y\n")
+
+
+def test_sick_in_three_parts(tmp_path: Path) -> None:
+    header = "pair_ID\tsentence_A\tsentence_B\tentailment_label\trelatedness_score\tSemEval_set\n"
+    sets, labels = ["TRAIN"] * 6 + ["TRIAL"] + ["TEST"] * 3, ["NEUTRAL", "ENTAILMENT", "CONTRADICTION"]
+    rows = [f"{at}\tA dog runs\tA dog is running\t{labels[at % 3]}\t{4.5}\t{part}\n" for at, part in enumerate(sets)]
+    train = read(tmp_path, "sick", "train", "SICK.txt", header + "".join(rows))
+    assert len(train) == 6 and {example.label for example in train} == {4.5}
+    task = TASKS.get("sick_entailment")
+    assert [len(list(task.read(split, tmp_path))) for split in ("train", "dev", "test")] == [6, 1, 3]
+    assert [example.label for example in task.read("train", tmp_path)] == [1, 0, 2, 1, 0, 2]
+
+
+def test_cnn_stories_by_their_addresses(tmp_path: Path) -> None:
+    home = tmp_path / "cnndm"
+    for at in range(10):
+        folder = home / ("cnn" if at % 2 else "dailymail") / "stories"
+        folder.mkdir(parents=True, exist_ok=True)
+        name = hashlib.sha1(f"http://x/{at}".encode()).hexdigest()
+        (folder / f"{name}.story").write_text(f"Story {at}.\n\nMore.\n\n@highlight\n\nOne {at}\n\n@highlight\n\nTwo\n")
+    (home / "all_test.txt").write_text("".join(f"http://x/{at}\n" for at in range(10)))
+    found = list(TASKS.get("cnndm").read("test", tmp_path))
+    assert [example.target for example in found] == [f"One {at}\nTwo" for at in range(10)]
+    assert found[2].text == "Story 2.\n\nMore."
+    (home / "all_test.txt").write_text("http://x/missing\n")
+    with pytest.raises(DataError, match=r"all_test.txt:1: no story .* for 'http://x/missing'"):
+        list(TASKS.get("cnndm").read("test", tmp_path))
+
+
+def test_imdb_in_folders(tmp_path: Path) -> None:
+    for label in ("neg", "pos"):
+        (tmp_path / "aclImdb" / "train" / label).mkdir(parents=True)
+        for at in range(5):
+            (tmp_path / "aclImdb" / "train" / label / f"{at}_1.txt").write_text(f"{label} film {at}")
+    found = list(TASKS.get("imdb").read("train", tmp_path))
+    assert [example.label for example in found] == [0] * 5 + [1] * 5 and found[7].text == "pos film 2"
+
+
+def test_snli_s_own_file_leaves_out_what_was_not_agreed_on(tmp_path: Path) -> None:
+    golds = ["neutral", "-", "entailment", "contradiction", "neutral"] * 2
+    rows = [
+        {"sentence1": "A.", "sentence2": "B.", "gold_label": gold, "pairID": str(at)} for at, gold in enumerate(golds)
+    ]
+    found = read(tmp_path, "snli", "test", "snli_1.0_test.jsonl", jsonl(rows))
+    assert [example.label for example in found] == [1, 0, 2, 1] * 2
+
+
+def test_an_answer_that_is_not_where_it_should_be(tmp_path: Path) -> None:
+    answer = {"text": "Rome", "answer_start": 3}
+    question = {"id": "q", "question": "Where?", "answers": [answer]}
+    data = {"data": [{"title": "t", "paragraphs": [{"context": "In Rome.", "qas": [question]}]}]}
+    (found,) = read(tmp_path, "squad1", "dev", "dev-v1.1.json", json.dumps(data))
+    assert found.spans == ((3, 7),) and found.answers == ("Rome",)
+    answer["answer_start"] = 4
+    with pytest.raises(DataError, match=r"data\[0\].paragraphs\[0\]: the answer 'Rome' of question 'q' is not at 4"):
+        read(tmp_path, "squad1", "dev", "dev-v1.1.json", json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sentence\tlabel\ngood\t2\n", r"train.tsv:2: label '2' in 'label' is not one of 0, 1"),
+        ("sentence\tlabel\ngood\t1\nbad\n", r"train.tsv:3: the row has 1 columns, 2 are expected"),
+        ("sentence\tlabels\ngood\t1\n", r"train.tsv:2: no field 'label'; did you mean 'labels'\?"),
+        ("sentence\tlabel\n \t1\n", r"train.tsv:2: field 'sentence' holds ' '; text was expected"),
+    ],
+)
+def test_a_bad_row_has_its_number(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, "sst2", "train", "train.tsv", text)
+
+
+def test_lines_that_are_not_aligned(tmp_path: Path) -> None:
+    (tmp_path / "multi30k").mkdir()
+    (tmp_path / "multi30k" / "val.de").write_text("eins\n")
+    with pytest.raises(DataError, match=r"val.en:2: no sentence of val.de belongs to this line"):
+        read(tmp_path, "multi30k", "dev", "val.en", "one\ntwo\n")

@@ -1,0 +1,179 @@
+"""The user's own files: round trips of what was written, and every fault of target R11 in one line."""
+
+import csv
+import gzip
+import io
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pretune.core.errors import DataError, UsageError
+from pretune.tasks.loading import load
+from pretune.tasks.own import own_task
+from pretune.tasks.tables import open_table
+
+CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), min_size=1, max_size=20).filter(
+    lambda text: text.strip()
+)
+ROWS = st.lists(st.tuples(CELLS, st.sampled_from(["good", "bad"])), min_size=2, max_size=12)
+
+
+def texts(path: Path, **columns: str) -> list[tuple[str, str]]:
+    table = open_table(path, ["text", "label"])
+    return [(row.get("text"), row.get("label")) for row in table.rows()]
+
+
+@settings(max_examples=60)
+@given(rows=ROWS, delimiter=st.sampled_from(",;|\t"), ending=st.sampled_from([".csv", ".tsv", ".data"]))
+def test_delimited_round_trip(rows: list[tuple[str, str]], delimiter: str, ending: str, tmp_path_factory) -> None:  # type: ignore[no-untyped-def]
+    # Every field in quotes: then newlines, delimiters and quotes inside them come back as they were.
+    out = io.StringIO()
+    writer = csv.writer(out, delimiter=delimiter, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer.writerows([("text", "label"), *rows])
+    path = tmp_path_factory.mktemp("table") / f"rows{ending}"
+    path.write_text(out.getvalue(), encoding="utf-8", newline="")
+    assert texts(path) == rows
+
+
+@settings(max_examples=40)
+@given(rows=st.lists(st.tuples(CELLS.filter(lambda t: not set(t) & set("\t\n")), st.sampled_from("ab")), min_size=2))
+def test_plain_tsv_round_trip(rows: list[tuple[str, str]], tmp_path_factory) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path_factory.mktemp("table") / "rows.tsv"
+    path.write_text("text\tlabel\n" + "".join(f"{a}\t{b}\n" for a, b in rows), encoding="utf-8", newline="")
+    if not any(text.startswith('"') and text.endswith('"') for text, _ in rows):
+        assert texts(path) == rows
+
+
+@settings(max_examples=40)
+@given(rows=ROWS)
+def test_jsonl_round_trip(rows: list[tuple[str, str]], tmp_path_factory) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path_factory.mktemp("table") / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": a, "label": b}) + "\n" for a, b in rows))
+    assert texts(path) == rows
+
+
+@pytest.fixture
+def write(tmp_path: Path):  # type: ignore[no-untyped-def]
+    def write(name: str, text: str, encoding: str = "utf-8") -> Path:
+        path = tmp_path / name
+        path.write_bytes(text.encode(encoding))
+        return path
+
+    return write
+
+
+def test_kinds_are_found_and_shown(write) -> None:  # type: ignore[no-untyped-def]
+    path = write("a.csv", 'review,stars\n"good, really\nvery",5\nbad,1\nso so,3\n')
+    assert str(open_table(path)).endswith(
+        "a.csv: a table with a header, delimiter ',', quotes enclose fields, columns review, stars"
+    )
+    task = own_task({"train": path})
+    assert (task.kind, task.labels, task.metrics[0]) == ("classification", ("1", "3", "5"), "accuracy")
+    examples = list(task.read("train"))
+    assert examples[0].text == "good, really\nvery" and [example.label for example in examples] == [2, 0, 1]
+    assert [example.id for example in examples] == ["2", "4", "5"]  # the lines they begin on
+    score = own_task({"train": write("b.csv", "text,score\na,1.5\nb,2\n")})
+    assert (score.kind, [example.label for example in score.read("train")]) == ("regression", [1.5, 2.0])
+    rows = '{"a": "x", "b": "y", "label": true}\n{"a": "z", "b": "w", "label": false}'
+    two = own_task({"train": write("c.jsonl", rows)}, text="a", pair="b")
+    assert (two.kind, two.labels) == ("pair", ("False", "True"))
+
+
+def test_a_table_without_a_header(write) -> None:  # type: ignore[no-untyped-def]
+    path = write("a.tsv", "1\tgood\n0\tbad\n")
+    assert "without a header" in str(open_table(path))
+    examples = list(own_task({"train": path}, text="2", label="1").read("train"))
+    assert [(example.text, example.label) for example in examples] == [("good", 1), ("bad", 0)]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
+def test_encodings_and_marks(write, encoding: str) -> None:  # type: ignore[no-untyped-def]
+    path = write("a.csv", "text,label\r\ngrün,a\r\nblau,b\r\n", encoding)
+    assert [example.text for example in own_task({"train": path}).read("train")] == ["grün", "blau"]
+
+
+def test_compressed(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(b"text,label\nx,a\ny,b\n"))
+    assert len(list(own_task({"train": path}).read("train"))) == 2
+
+
+def test_a_huge_field(write) -> None:  # type: ignore[no-untyped-def]
+    huge = "word " * 100_000  # 500 kB, more than Python's csv allows by itself
+    path = write("a.csv", f'text,label\n"{huge}",a\nshort,b\n')
+    assert [len(example.text) for example in own_task({"train": path}).read("train")] == [500_000, 5]
+
+
+def test_conll(write) -> None:  # type: ignore[no-untyped-def]
+    path = write("a.conll", "EU NNP I-ORG\nrejects VBZ O\n\nPeter NNP I-PER\n")
+    task = own_task({"train": path})
+    assert (task.kind, task.labels, task.metrics[0]) == ("tagging", ("O", "B-ORG", "B-PER"), "entity_f1")
+    assert [example.tags for example in task.read("train")] == [("B-ORG", "O"), ("B-PER",)]
+    assert own_task({"train": path}, label="2").labels == ("NNP", "VBZ")
+    with pytest.raises(DataError, match=r"b.conll:1: tag 'B-LOC' is not one of O, B-ORG, B-PER"):
+        own_task({"train": path, "dev": write("b.conll", "Rome NNP I-LOC\n")})
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "message"),
+    [
+        ("text,label\na,x\nb\nc,y\n", {}, r"a.csv:3: the row has 1 columns, 2 are expected"),
+        (
+            "text,label\na,x\nb,y\n",
+            {"text": "txt"},
+            r"a.csv: no column 'txt'; did you mean 'text'\? \(it has text, label\)",
+        ),
+        ("text,label\na,x\nb,y\n", {"pair": "pear"}, r"a.csv: no column 'pear'"),
+        ("text,label\na,x\nb,\n", {}, r"a.csv:3: no label in 'label'; fill it in"),
+        ("text,label\na,x\nb,x\n", {}, r"a.csv: every row has the label 'x'; two classes are needed"),
+        ("text,text,label\na,b,x\n", {}, r"a.csv:1: the header has the column 'text' twice; rename one"),
+        ("text,label\n,x\nb,y\n", {}, r"a.csv:2: field 'text' holds ''; text was expected"),
+        ("text,label\n", {}, r"a.csv: no rows below the header"),
+        ("", {}, r"a.csv: the file is empty"),
+        ("only one column\nand no label\n", {}, r"a.csv: no table: no delimiter"),
+        ("a,b\nx,y\nz,w\n", {}, r"a.csv: which column is the text\? Name it with --text \(a, b\)"),
+        ("text,label\na,1.5\nb,nan\nc,2.5\nd,x\n", {}, None),
+        ('text,label\n"a,x\nb,y\n', {}, r"a.csv:2: bad row"),
+    ],
+)
+def test_faults(write, text: str, columns: dict[str, str], message: str | None) -> None:  # type: ignore[no-untyped-def]
+    path = write("a.csv", text)
+    if message is None:  # a word among the numbers: classes
+        assert own_task({"train": path}, **columns).kind == "classification"
+        return
+    with pytest.raises(DataError, match=message) as fault:
+        own_task({"train": path}, **columns)
+    assert "\n" not in str(fault.value)
+
+
+def test_a_label_that_only_dev_has(write) -> None:  # type: ignore[no-untyped-def]
+    train, dev = write("a.csv", "text,label\na,x\nb,y\n"), write("d.csv", "text,label\na,x\nb,z\n")
+    with pytest.raises(DataError, match=r"d.csv:3: label 'z' is not among those of the training data \(x, y\)"):
+        own_task({"train": train, "dev": dev})
+    with pytest.raises(UsageError, match="a file to train on is needed"):
+        own_task({"dev": dev})
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"text,label\ngr\xfcn,a\n")
+    with pytest.raises(DataError, match=r"a.csv: byte 13 \(hex fc\) is not valid UTF-8"):
+        own_task({"train": path})
+    path.write_bytes(b"\0\1\2\3" * 10)
+    with pytest.raises(DataError, match=r"a.csv: a binary file"):
+        own_task({"train": path})
+
+
+def test_one_file_is_divided_and_that_is_said(write) -> None:  # type: ignore[no-untyped-def]
+    path = write("a.csv", "text,label\n" + "".join(f"row {at},{'ab'[at % 2]}\n" for at in range(40)))
+    parts = load(own_task({"train": path}), labels=10)
+    assert (len(parts.train), len(parts.dev), parts.test) == (10, 4, [])
+    assert parts.notes == (
+        "no dev split is there: 'train' (40 examples) was divided 90/10, stratified, seed 0",
+        "10 of 36 training examples, stratified, seed 0",
+    )
+    with pytest.raises(DataError, match="task 'own': 50 labels were asked for, train has 36"):
+        load(own_task({"train": path}), labels=50)

@@ -1,0 +1,108 @@
+"""Dividing and thinning out: disjoint, exhaustive, stratified to within one, nested."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pretune.core.errors import DataError, UsageError
+from pretune.tasks import TASKS
+from pretune.tasks.example import Example
+from pretune.tasks.loading import load
+from pretune.tasks.splits import divide, order, strata, subset
+
+LABELS = st.lists(st.integers(0, 5), min_size=3, max_size=80)
+
+
+def made(labels: list[int]) -> list[Example]:
+    return [Example(text=f"text {at}", label=label, id=str(at)) for at, label in enumerate(labels)]
+
+
+@settings(max_examples=60)
+@given(labels=LABELS, seed=st.integers(0, 2**32))
+def test_every_beginning_is_stratified(labels: list[int], seed: int) -> None:
+    found = order(labels, seed)
+    assert sorted(found) == list(range(len(labels)))
+    whole, so_far = Counter(labels), Counter[int]()
+    for count, at in enumerate(found, start=1):
+        so_far[labels[at]] += 1
+        assert all(abs(so_far[label] - count * size / len(labels)) < 1 for label, size in whole.items())
+
+
+@settings(max_examples=60)
+@given(labels=LABELS, seed=st.integers(0, 2**32), shares=st.sampled_from([(0.9, 0.1), (0.8, 0.1, 0.1), (0.5, 0.5)]))
+def test_parts_are_disjoint_exhaustive_and_stratified(labels: list[int], seed: int, shares: tuple[float, ...]) -> None:
+    examples = made(labels)
+    parts = divide(examples, shares, seed)
+    assert sorted(int(example.id) for part in parts for example in part) == list(range(len(labels)))
+    assert all(parts)
+    pool = Counter(labels)
+    for part in parts:  # out of what the parts before it left
+        got, size = Counter(int(example.label or 0) for example in part), sum(pool.values())
+        assert all(abs(got[label] - len(part) * many / size) < 1 for label, many in pool.items())
+        assert [int(example.id) for example in part] == sorted(int(example.id) for example in part)
+        pool -= got
+    assert parts == divide(examples, shares, seed)
+
+
+@settings(max_examples=40)
+@given(labels=LABELS, seed=st.integers(0, 9), small=st.integers(1, 40), more=st.integers(0, 40))
+def test_subsets_are_nested(labels: list[int], seed: int, small: int, more: int) -> None:
+    examples = made(labels)
+    few, many = subset(examples, small, seed), subset(examples, small + more, seed)
+    assert len(few) == min(small, len(labels)) and {*few} <= {*many} <= {*examples}
+
+
+def test_another_seed_gives_another_division() -> None:
+    examples = made([0, 1] * 50)
+    assert divide(examples, (0.9, 0.1), 0)[1] != divide(examples, (0.9, 0.1), 1)[1]
+
+
+def test_scores_are_mixed_by_fifths() -> None:
+    examples = [Example(text="x", label=float(at)) for at in range(100)]
+    _, dev = divide(examples, (0.9, 0.1))
+    assert Counter(int(float(example.label or 0) // 20) for example in dev) == dict.fromkeys(range(5), 2)
+    assert strata([Example(text="x", choices=("a", "b"), label=1)]) == [0]
+
+
+def test_groups_stay_together() -> None:
+    examples = [Example(text="x", group=str(at // 7), id=str(at)) for at in range(70)]
+    parts = divide(examples, (0.8, 0.1, 0.1), together="group")
+    groups = [{example.group for example in part} for part in parts]
+    assert [len(found) for found in groups] == [8, 1, 1]
+    assert sum(map(len, groups)) == len(set.union(*groups))
+
+
+def test_faults() -> None:
+    with pytest.raises(DataError, match="2 examples cannot be divided into 3 parts"):
+        divide(made([0, 1]), (0.8, 0.1, 0.1))
+    with pytest.raises(UsageError, match=r"shares must be above 0 and have the sum 1, found 0.8, 0.1"):
+        divide(made([0, 1]), (0.8, 0.1))
+    with pytest.raises(UsageError, match="1 example or more, found 0"):
+        subset(made([0, 1]), 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "said"),
+    [
+        ("wnli", (635, 71, 0), ()),
+        ("copa", (400, 100, 0), ()),
+        ("sst5", (8544, 1101, 2210), ()),
+        ("qnli", (4370, 546, 547), ("no train split is there: 'dev' (5463 examples) was divided 80/10/10",)),
+        ("mr", (8530, 1066, 1066), ("no train split is there: 'all' (10662 examples) was divided 80/10/10",)),
+        ("samsum", (736, 82, 819), ("no train split is there: 'dev' (818 examples) was divided 90/10",)),
+        ("scitail", (1701, 213, 212), ("no train split is there: 'test' (2126 examples) was divided 80/10/10",)),
+    ],
+)
+def test_tasks_for_a_run(name: str, sizes: tuple[int, int, int], said: tuple[str, ...], shared_data: Path) -> None:
+    parts = load(TASKS.get(name), shared_data)
+    assert (len(parts.train), len(parts.dev), len(parts.test)) == sizes
+    assert [note.startswith(start) for note, start in zip(parts.notes, said, strict=True)] == [True] * len(said)
+
+
+def test_articles_are_not_parted(shared_data: Path) -> None:
+    parts = load(TASKS.get("squad2"), shared_data)
+    titles = [{example.group for example in part} for part in (parts.train, parts.dev, parts.test)]
+    assert sum(map(len, titles)) == 35 == len(set.union(*titles))
