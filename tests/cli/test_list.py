@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from pretune.cli import main
+from pretune.metrics import METRICS
 from pretune.models import catalog
 from pretune.models.families import FAMILIES
 from pretune.objectives import OBJECTIVES
@@ -47,16 +48,17 @@ def test_alone_it_gives_all_names_under_headings(capsys: pytest.CaptureFixture[s
         f"{len(FAMILIES)} families (pretune list families)",
         f"{len(catalog.names())} sizes (pretune list sizes)",
         f"{len(OBJECTIVES)} objectives (pretune list objectives)",
+        f"{len(METRICS)} metrics (pretune list metrics)",
     ]
     assert max(map(len, lines)) <= 80
     words = " ".join(lines).replace(",", "").split()
-    assert {*FAMILIES, *catalog.names(), *OBJECTIVES} <= {*words}
+    assert {*FAMILIES, *catalog.names(), *OBJECTIVES, *METRICS} <= {*words}
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [*found] == ["families", "sizes", "objectives"]
+    assert [*found] == ["families", "sizes", "objectives", "metrics"]
     assert [*found["families"]] == FAMILIES.names()
     assert found["sizes"]["llama2-7b"] == 6_738_415_616
     for name, made in found["objectives"].items():
@@ -70,9 +72,9 @@ def test_an_unknown_word(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "familys"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert (
-        err
-        == "pretune: error: cannot list 'familys'; did you mean 'families'? (allowed: families, sizes, objectives)\n"
+    assert err == (
+        "pretune: error: cannot list 'familys'; did you mean 'families'? "
+        "(allowed: families, sizes, objectives, metrics)\n"
     )
 
 
@@ -89,7 +91,15 @@ def test_objectives_say_what_they_train(capsys: pytest.CaptureFixture[str]) -> N
     assert start > max(map(len, OBJECTIVES))
 
 
-@pytest.mark.parametrize("what", ["families", "objectives"])
+def test_metrics_are_one_aligned_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "metrics"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    column = max(map(len, METRICS)) + 2
+    for name, line in zip(METRICS, lines, strict=True):
+        assert line == f"{name:<{column}}{METRICS.describe(name).removesuffix('.')}"
+
+
+@pytest.mark.parametrize("what", ["families", "objectives", "metrics"])
 def test_these_are_listed_without_torch(what: str) -> None:
     code = (
         f"import sys; from pretune.cli import main; assert main(['list', '{what}']) == 0; "

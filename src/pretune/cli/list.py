@@ -16,12 +16,14 @@ from pretune.core.errors import UsageError, nearest
 def list_(
     what: Annotated[
         str | None,
-        typer.Argument(metavar="[families|sizes|objectives]", help="What to list; all of it, briefly, by default."),
+        typer.Argument(
+            metavar="[families|sizes|objectives|metrics]", help="What to list; all of it, briefly, by default."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the families of models, their sizes with the parameters as released (encoders: without heads), and the
-    objectives with the shapes of models they train.
+    objectives with the shapes of models they train, and the metrics.
 
     Example: pretune list sizes
     """
@@ -60,10 +62,18 @@ def objectives() -> dict[str, dict[str, Any]]:
     }
 
 
+def metrics() -> dict[str, str]:
+    """Every metric with the first line of its docstring; without numpy."""
+    from pretune.metrics import METRICS
+
+    return {name: METRICS.describe(name).removesuffix(".") for name in METRICS}
+
+
 _KINDS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "families": families,
     "sizes": sizes,
     "objectives": objectives,
+    "metrics": metrics,
 }
 
 

@@ -1,0 +1,67 @@
+"""SCORES: pure functions on numbers and strings, no torch. This table is the only place that lists them by name.
+
+A metric is a function of `(gold, predicted)`, two sequences of one length, and gives a float or several by name, of
+which the first is the headline. Everything is a fraction: 1 is perfect, and reports multiply by 100 (BLEU too).
+
+    METRICS.get("matthews")([1, 0, 1, 0], [1, 0, 1, 1])     # 0.577…
+    METRICS.get("squad")([["Denver Broncos"]], ["the Broncos"])  # {'f1': 0.667, 'exact_match': 0.0}
+
+No metric is ever NaN: what a formula leaves undefined is 0, as each docstring says, and nothing to score is an error.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pretune.core.registry import Registry
+
+Score = float | dict[str, float]
+"""What a metric gives: one number, or several by name, the headline first."""
+
+Metric = Callable[..., Score]
+"""A function of `(gold, predicted)`; further settings have names and defaults."""
+
+METRICS: Registry[Metric] = Registry(
+    "metric",
+    {
+        "accuracy": "pretune.metrics.classification:accuracy",
+        "f1": "pretune.metrics.classification:f1",
+        "f1_macro": "pretune.metrics.classification:f1_macro",
+        "f1_micro": "pretune.metrics.classification:f1_micro",
+        "matthews": "pretune.metrics.classification:matthews",
+        "accuracy_f1": "pretune.metrics.classification:accuracy_f1",
+        "accuracy_f1_macro": "pretune.metrics.classification:accuracy_f1_macro",
+        "pearson": "pretune.metrics.correlation:pearson",
+        "spearman": "pretune.metrics.correlation:spearman",
+        "pearson_spearman": "pretune.metrics.correlation:pearson_spearman",
+        "choice_accuracy": "pretune.metrics.choice:choice_accuracy",
+        "calibration_error": "pretune.metrics.choice:calibration_error",
+        "exact_match": "pretune.metrics.answers:exact_match",
+        "squad": "pretune.metrics.answers:squad",
+        "squad2": "pretune.metrics.answers:squad2",
+        "record": "pretune.metrics.answers:record",
+        "multirc": "pretune.metrics.groups:multirc",
+        "gender_parity": "pretune.metrics.groups:gender_parity",
+        "tag_accuracy": "pretune.metrics.entities:tag_accuracy",
+        "entity_f1": "pretune.metrics.entities:entity_f1",
+        "entity_f1_strict": "pretune.metrics.entities:entity_f1_strict",
+        "rouge": "pretune.metrics.rouge:rouge",
+        "rouge_stemmed": "pretune.metrics.rouge:rouge_stemmed",
+        "bleu": "pretune.metrics.translation:bleu",
+        "chrf": "pretune.metrics.translation:chrf",
+        "ndcg": "pretune.metrics.retrieval:ndcg",
+        "mrr": "pretune.metrics.retrieval:mrr",
+        "recall": "pretune.metrics.retrieval:recall",
+    },
+)
+
+LOWER_IS_BETTER = frozenset({"calibration_error"})
+"""The entries of which 0 is perfect; of all others it is 1."""
+
+
+def headline(score: float | Mapping[str, Any]) -> float:
+    """The number a score is judged by: itself, or the first of several.
+
+    >>> headline({"average": 0.5, "accuracy": 0.75, "f1": 0.25})
+    0.5
+    """
+    return float(next(iter(score.values())) if isinstance(score, Mapping) else score)

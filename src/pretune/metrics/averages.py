@@ -1,0 +1,58 @@
+"""The one number of GLUE and of SuperGLUE (Wang et al., 2018 and 2019): each task counts once.
+
+A task with two scores is their mean first: accuracy and F1 (MRPC, QQP, CB), both correlations (STS-B), F1a and exact
+match (MultiRC), F1 and exact match (ReCoRD), matched and mismatched (MNLI). The diagnostic sets count in neither.
+
+    glue({"mnli": {"matched": 0.867, "mismatched": 0.859}, "cola": 0.605, …})
+
+NOTE: BERT's paper prints another number, without WNLI, with MNLI's halves as two tasks and one score for the others.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+
+from pretune.core.errors import UsageError, nearest
+
+GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
+SUPERGLUE = ("boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc")
+
+
+def glue(scores: Mapping[str, float | Mapping[str, float]], *, tasks: Iterable[str] = GLUE) -> float:
+    """GLUE's score: the mean over its nine tasks; `tasks` leaves some out on purpose (say so where you print it).
+
+    >>> round(glue({"cola": 0.5, "mrpc": {"accuracy": 0.8, "f1": 0.9}}, tasks=["cola", "mrpc"]), 4)
+    0.675
+    """
+    return _mean("GLUE", scores, [*tasks], GLUE)
+
+
+def superglue(scores: Mapping[str, float | Mapping[str, float]], *, tasks: Iterable[str] = SUPERGLUE) -> float:
+    """SuperGLUE's score: the mean over its eight tasks; `tasks` leaves some out on purpose."""
+    return _mean("SuperGLUE", scores, [*tasks], SUPERGLUE)
+
+
+def task_score(score: float | Mapping[str, float]) -> float:
+    """A task's one number: its "average" where it has one, else the mean of all its scores.
+
+    >>> task_score({"matched": 0.5, "mismatched": 0.75})
+    0.625
+    """
+    if not isinstance(score, Mapping):
+        return float(score)
+    if "average" in score:
+        return float(score["average"])
+    return math.fsum(score.values()) / len(score)
+
+
+def _mean(
+    name: str, scores: Mapping[str, float | Mapping[str, float]], tasks: list[str], known: tuple[str, ...]
+) -> float:
+    for task in tasks or [""]:
+        if task not in known:
+            raise UsageError(
+                f"'{task[:60]}' is no task of {name}{nearest(task, known)} (its tasks: {', '.join(known)})"
+            )
+    missing = [task for task in tasks if task not in scores]
+    if missing:
+        raise UsageError(f"{name}: no score of {', '.join(missing)}; run them, or name the tasks to average by tasks=…")
+    return math.fsum(task_score(scores[task]) for task in tasks) / len(tasks)

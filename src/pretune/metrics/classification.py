@@ -1,0 +1,119 @@
+"""Accuracy, F1 and Matthews correlation, equal to scikit-learn's, and the pairs of them that GLUE averages.
+
+Labels are numbers or words. All of these are functions of the confusion counts `(gold, predicted) -> examples`.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pretune.core.errors import DataError
+from pretune.metrics.inputs import labels as checked
+from pretune.metrics.inputs import ratio
+
+
+def accuracy(gold: Iterable[Any], predicted: Iterable[Any]) -> float:
+    """The share of labels that are right.
+
+    >>> accuracy(["a", "b", "b", "a"], ["a", "b", "a", "a"])
+    0.75
+    """
+    left, right = checked(gold, predicted)
+    return sum(bool(g == p) for g, p in zip(left, right, strict=True)) / len(left)
+
+
+def f1(gold: Iterable[Any], predicted: Iterable[Any], *, positive: Any = 1) -> float:
+    """F1 of one class, the positive one (label 1).
+
+    0 where no example is positive, neither in gold nor predicted: then also for perfect predictions.
+
+    >>> f1([1, 1, 0, 0], [1, 0, 0, 1])
+    0.5
+    """
+    counts = _counts(gold, predicted)
+    if isinstance(positive, str) != isinstance(next(iter(counts))[0], str):
+        found = sorted({str(label) for pair in counts for label in pair})
+        raise DataError(
+            f"the positive label {positive!r} is not of the kind of {', '.join(found)[:80]}; say positive=…"
+        )
+    return _f1(counts, positive)
+
+
+def f1_macro(gold: Iterable[Any], predicted: Iterable[Any], *, labels: Sequence[Any] | None = None) -> float:
+    """F1 of every class, averaged over the classes that occur in gold or predictions.
+
+    `labels` fixes the classes; one that does not occur then counts as 0.
+
+    >>> round(f1_macro([0, 1, 2, 2], [0, 2, 2, 2]), 4)
+    0.6
+    """
+    counts = _counts(gold, predicted)
+    classes = {label for pair in counts for label in pair} if labels is None else [*labels]
+    if not classes:
+        raise DataError("labels is empty; name at least one class")
+    return math.fsum(_f1(counts, label) for label in classes) / len(classes)
+
+
+def f1_micro(gold: Iterable[Any], predicted: Iterable[Any], *, labels: Sequence[Any] | None = None) -> float:
+    """F1 of all classes counted together; over all classes this is the accuracy, so leave some out by `labels`.
+
+    >>> f1_micro(["O", "PER", "LOC"], ["PER", "PER", "O"], labels=["PER", "LOC"])
+    0.5
+    """
+    counts = _counts(gold, predicted)
+    chosen = {label for pair in counts for label in pair} if labels is None else {*labels}
+    right = sum(n for (g, p), n in counts.items() if g == p and g in chosen)
+    both = sum(n * ((g in chosen) + (p in chosen)) for (g, p), n in counts.items())
+    return ratio(2 * right, both)
+
+
+def matthews(gold: Iterable[Any], predicted: Iterable[Any]) -> float:
+    """Matthews correlation (1975), for several classes Gorodkin's R_K (2004).
+
+    0 where gold or predictions hold one class only.
+
+    >>> round(matthews([1, 1, 0, 0], [1, 0, 0, 0]), 4)
+    0.5774
+    """
+    counts = _counts(gold, predicted)
+    total = counts.total()
+    gold_sizes, predicted_sizes = Counter[Any](), Counter[Any]()
+    for (g, p), n in counts.items():
+        gold_sizes[g] += n
+        predicted_sizes[p] += n
+    right = sum(n for (g, p), n in counts.items() if g == p)
+    covariance = right * total - sum(n * predicted_sizes[label] for label, n in gold_sizes.items())
+    spread = total**2 - sum(n**2 for n in gold_sizes.values())
+    other = total**2 - sum(n**2 for n in predicted_sizes.values())
+    return ratio(covariance, math.sqrt(spread) * math.sqrt(other))
+
+
+def accuracy_f1(gold: Iterable[Any], predicted: Iterable[Any], *, positive: Any = 1) -> dict[str, float]:
+    """Accuracy and F1 of the positive class, averaged, as GLUE scores MRPC and QQP."""
+    left, right = checked(gold, predicted)
+    return averaged(accuracy=accuracy(left, right), f1=f1(left, right, positive=positive))
+
+
+def accuracy_f1_macro(gold: Iterable[Any], predicted: Iterable[Any]) -> dict[str, float]:
+    """Accuracy and macro F1, averaged, as SuperGLUE scores CB."""
+    left, right = checked(gold, predicted)
+    return averaged(accuracy=accuracy(left, right), f1=f1_macro(left, right))
+
+
+def averaged(**parts: float) -> dict[str, float]:
+    """Several scores behind their mean, which is the headline.
+
+    >>> averaged(accuracy=0.75, f1=0.25)
+    {'average': 0.5, 'accuracy': 0.75, 'f1': 0.25}
+    """
+    return {"average": math.fsum(parts.values()) / len(parts), **parts}
+
+
+def _counts(gold: Iterable[Any], predicted: Iterable[Any]) -> Counter[tuple[Any, Any]]:
+    return Counter(zip(*checked(gold, predicted), strict=True))
+
+
+def _f1(counts: Counter[tuple[Any, Any]], label: Any) -> float:
+    right = counts[label, label]
+    return ratio(2 * right, sum(n * ((g == label) + (p == label)) for (g, p), n in counts.items()))

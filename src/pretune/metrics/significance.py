@@ -1,0 +1,165 @@
+"""How sure a result is: intervals over seeds, and a paired bootstrap against a baseline.
+
+    over_seeds([0.91, 0.92, 0.90])                       # mean, standard deviation, t interval
+    against(gold, [run1, run2, run3], [tfidf], accuracy)  # difference on the same examples, its interval, p
+
+Seeds say how much training by chance matters, the bootstrap how much the choice of test examples does: give both.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pretune.core.errors import DataError
+from pretune.core.seed import generator
+from pretune.metrics import Metric, headline
+from pretune.metrics.inputs import finite
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """The mean of some runs; the rest is None for one run, of which nothing more can be known."""
+
+    mean: float
+    std: float | None  # of the sample: n - 1
+    low: float | None
+    high: float | None
+    runs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A difference between two systems on the same examples, the interval of it, and how likely it is chance.
+
+    `p` is the share of resampled test sets on which the first is not better (no difference counts against it), the set
+    itself among them, so it is never 0.
+    """
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    rounds: int
+    examples: int
+
+
+def over_seeds(scores: Sequence[float], *, level: float = 0.95) -> Interval:
+    """Mean, standard deviation and Student's t interval of the scores of several runs.
+
+    >>> made = over_seeds([0.90, 0.91, 0.92])
+    >>> round(made.mean, 4), round(made.std, 4), round(made.low, 4), round(made.high, 4)
+    (0.91, 0.01, 0.8852, 0.9348)
+    """
+    values = finite("score of run", scores)
+    if not values:
+        raise DataError("no scores of runs; give at least one")
+    mean, n = math.fsum(values) / len(values), len(values)
+    if n == 1:
+        return Interval(mean=mean, std=None, low=None, high=None, runs=1)
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+    half = student(level, n - 1) * std / math.sqrt(n)
+    return Interval(mean=mean, std=std, low=mean - half, high=mean + half, runs=n)
+
+
+def against(
+    gold: Sequence[Any],
+    ours: Sequence[Sequence[Any]],
+    baseline: Sequence[Sequence[Any]],
+    metric: Metric,
+    *,
+    rounds: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Comparison:
+    """Paired bootstrap (Efron and Tibshirani, 1993; Koehn, 2004) with any metric, computed anew on each resampled set.
+
+    `ours` and `baseline` are lists of runs, each with one prediction per example; their headline scores are averaged.
+    Both are seen on the same resampled examples, so what is hard for both cancels out.
+    """
+    examples = list(gold)
+    sides = [[list(run) for run in side] for side in (ours, baseline)]
+    for run in (*sides[0], *sides[1]):
+        if len(run) != len(examples):
+            raise DataError(f"a run has {len(run)} predictions for {len(examples)} examples; give one for each")
+    if not sides[0] or not sides[1]:
+        raise DataError("a comparison needs at least one run on each side")
+
+    def difference(chosen: NDArray[np.int64]) -> float:
+        at = chosen.tolist()
+        wanted = [examples[i] for i in at]
+        first, second = (
+            sum(headline(metric(wanted, [run[i] for i in at])) for run in side) / len(side) for side in sides
+        )
+        return first - second
+
+    return _resampled(len(examples), rounds, level, seed, lambda rows: np.array([difference(row) for row in rows]))
+
+
+def of_means(
+    ours: Sequence[float], baseline: Sequence[float], *, rounds: int = 10_000, level: float = 0.95, seed: int = 0
+) -> Comparison:
+    """The same, fast, for scores that are means over examples (accuracy, exact match, SQuAD's F1): one score for each.
+
+    >>> of_means([1, 1, 1, 0] * 50, [0, 1, 1, 0] * 50).p < 0.001
+    True
+    """
+    first, second = (np.asarray(finite("score of example", side)) for side in (ours, baseline))
+    if len(first) != len(second):
+        raise DataError(f"{len(first)} scores against {len(second)}; both systems need one for each example")
+    gaps = first - second
+    return _resampled(len(gaps), rounds, level, seed, lambda rows: np.asarray(gaps[rows].mean(axis=1)))
+
+
+def student(level: float, freedom: int) -> float:
+    """The t within which a share `level` of Student's distribution lies, for whole degrees of freedom.
+
+    >>> round(student(0.95, 4), 4)
+    2.7764
+    """
+    if not 0 < level < 1:
+        raise DataError(f"level is {level}; a share between 0 and 1 is needed")
+    if freedom < 1:
+        raise DataError(f"{freedom} degrees of freedom; two runs, so 1, are needed")
+    low, high = 0.0, math.pi / 2  # the angle whose tangent is t / sqrt(freedom); the share within rises with it
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, freedom) < level else (low, middle)
+    return math.tan(low) * math.sqrt(freedom)
+
+
+def _within(angle: float, freedom: int) -> float:
+    """The finite sums for the share within t (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for k in range(1 + odd, freedom + odd, 2):
+        total += term
+        term *= cosine**2 * k / (k + 1)
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+def _resampled(
+    examples: int, rounds: int, level: float, seed: int, difference: Callable[[NDArray[np.int64]], Floats]
+) -> Comparison:
+    """Differences over sets drawn with replacement, a few at a time so that memory stays small."""
+    if examples == 0:
+        raise DataError("nothing to compare: there are no examples; at least one is needed")
+    if rounds < 1 or not 0 < level < 1:
+        raise DataError(f"rounds={rounds}, level={level}: 1 round or more, and a share between 0 and 1, are needed")
+    rng = generator(seed)
+    observed = float(difference(np.arange(examples)[None])[0])
+    step = max(1, 2_000_000 // examples)
+    parts = [
+        difference(rng.integers(0, examples, size=(min(step, rounds - done), examples)))
+        for done in range(0, rounds, step)
+    ]
+    found = np.concatenate(parts)
+    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2]).tolist()
+    worse = 1 + int((found <= 0).sum())
+    return Comparison(difference=observed, low=low, high=high, p=worse / (rounds + 1), rounds=rounds, examples=examples)

@@ -1,0 +1,46 @@
+"""BLEU and chrF by sacrebleu (Post, 2018), which alone makes scores of different papers comparable.
+
+It is the extra `bleu`. Scores are fractions here, 0.271 for sacrebleu's 27.1. References are given per example, one or
+several; the number may differ. Text is not to be tokenised beforehand: sacrebleu does that (13a for BLEU).
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from types import ModuleType
+from typing import Any
+
+from pretune.core.errors import DataError, UsageError
+from pretune.metrics.inputs import paired, texts
+
+
+def bleu(gold: Iterable[str | Sequence[str]], predicted: Iterable[str], **settings: Any) -> float:
+    """BLEU of a corpus (Papineni et al., 2002) by sacrebleu, with its settings.
+
+    0 where no n-gram of some order could be counted at all, as for texts of under four tokens.
+    """
+    outputs, references = _streams(gold, predicted)
+    return float(_sacrebleu().corpus_bleu(outputs, references, **settings).score) / 100
+
+
+def chrf(gold: Iterable[str | Sequence[str]], predicted: Iterable[str], **settings: Any) -> float:
+    """chrF of a corpus (Popović, 2015) by sacrebleu: F of character n-grams; `word_order=2` is chrF++."""
+    outputs, references = _streams(gold, predicted)
+    return float(_sacrebleu().corpus_chrf(outputs, references, **settings).score) / 100
+
+
+def _streams(gold: Iterable[Any], predicted: Iterable[str]) -> tuple[list[str], list[list[str | None]]]:
+    """The outputs, and their first, second, … references; None where an example has no more."""
+    left, outputs = paired(gold, predicted)
+    references = [texts(entry) for entry in left]
+    if [] in references:
+        raise DataError(f"example {references.index([])} has no reference; one or more are needed")
+    return outputs, [list(stream) for stream in zip_longest(*references)]
+
+
+def _sacrebleu() -> ModuleType:
+    try:
+        import sacrebleu
+    except ImportError:
+        raise UsageError("BLEU and chrF need the extra 'bleu': pip install 'pretune[bleu]'") from None
+    module: ModuleType = sacrebleu
+    return module

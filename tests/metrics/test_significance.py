@@ -1,0 +1,114 @@
+"""Intervals over seeds and paired bootstraps."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pretune.core.errors import DataError
+from pretune.metrics.classification import accuracy, accuracy_f1, matthews
+from pretune.metrics.significance import against, of_means, over_seeds, student
+
+stats = pytest.importorskip("scipy.stats", reason="intervals are compared with scipy's, which is not installed")
+
+
+@given(st.integers(1, 60), st.sampled_from([0.5, 0.8, 0.9, 0.95, 0.99, 0.999]))
+def test_student_is_scipys(freedom: int, level: float) -> None:
+    assert student(level, freedom) == pytest.approx(stats.t.ppf((1 + level) / 2, freedom), rel=1e-9)
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=8))
+def test_intervals_over_seeds_are_scipys(scores: list[float]) -> None:
+    found = over_seeds(scores)
+    assert found.mean == pytest.approx(np.mean(scores))
+    assert found.std == pytest.approx(np.std(scores, ddof=1), abs=1e-12)
+    if found.std and found.std > 1e-9:
+        low, high = stats.t.interval(0.95, len(scores) - 1, np.mean(scores), stats.sem(scores))
+        assert (found.low, found.high) == pytest.approx((low, high))
+
+
+def test_of_one_run_only_the_mean_is_known() -> None:
+    found = over_seeds([0.5])
+    assert (found.mean, found.std, found.low, found.high, found.runs) == (0.5, None, None, None, 1)
+    same = over_seeds([0.5, 0.5])
+    assert (same.std, same.low, same.high) == (0.0, 0.5, 0.5)
+
+
+def made(right: float, n: int, seed: int) -> tuple[list[int], list[int]]:
+    """Gold, and predictions of which a share is right."""
+    rng = np.random.default_rng(seed)
+    gold = rng.integers(0, 2, n)
+    return gold.tolist(), np.where(rng.random(n) < right, gold, 1 - gold).tolist()
+
+
+def test_any_metric_and_means_agree() -> None:
+    gold, good = made(0.9, 300, 0)
+    _, fair = made(0.8, 300, 0)
+    slow = against(gold, [good], [fair], accuracy, rounds=400)
+    fast = of_means(
+        [g == p for g, p in zip(gold, good, strict=True)], [g == p for g, p in zip(gold, fair, strict=True)]
+    )
+    assert slow.difference == pytest.approx(fast.difference)
+    assert slow.low == pytest.approx(fast.low, abs=0.02) and slow.high == pytest.approx(fast.high, abs=0.02)
+    assert slow.low < slow.difference < slow.high
+    assert slow.examples == 300 and slow.rounds == 400
+
+
+def test_a_clear_difference_is_found_and_its_reverse_is_not() -> None:
+    gold, good = made(0.95, 200, 1)
+    _, bad = made(0.6, 200, 1)
+    for metric in (accuracy, matthews, accuracy_f1):
+        ours, theirs = (against(gold, [a], [b], metric, rounds=199) for a, b in ((good, bad), (bad, good)))
+        assert ours.p == 1 / 200 and ours.low > 0
+        assert theirs.p == 1.0 and theirs.high < 0
+        assert theirs.difference == pytest.approx(-ours.difference)
+
+
+def test_equal_systems_are_never_better() -> None:
+    gold, same = made(0.7, 50, 2)
+    found = against(gold, [same], [same], accuracy, rounds=50)
+    assert (found.difference, found.low, found.high, found.p) == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_runs_are_averaged() -> None:
+    gold, one = made(0.9, 100, 3)
+    _, two = made(0.5, 100, 3)
+    both = against(gold, [one, two], [gold], accuracy, rounds=20)
+    assert both.difference == pytest.approx((accuracy(gold, one) + accuracy(gold, two)) / 2 - 1)
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+    # The mean of 100 Gaussian gaps around 0.2 should lie in the 90 % interval of 9 sets of 10.
+    rng = np.random.default_rng(0)
+    inside = 0
+    for turn in range(200):
+        gaps = rng.normal(0.2, 1.0, 100)
+        found = of_means(gaps.tolist(), [0.0] * 100, rounds=300, level=0.9, seed=turn)
+        inside += found.low <= 0.2 <= found.high
+    assert abs(inside / 200 - 0.9) < 4 * math.sqrt(0.09 / 200)
+
+
+def test_the_same_seed_gives_the_same_numbers_and_memory_stays_small() -> None:
+    ours, theirs = [1.0, 0.0, 1.0] * 100_000, [0.0, 1.0, 1.0] * 100_000
+    first = of_means(ours, theirs, rounds=9)  # more draws than are made in one go
+    assert first == of_means(ours, theirs, rounds=9) != of_means(ours, theirs, rounds=9, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: over_seeds([]), "no scores of runs"),
+        (lambda: over_seeds([math.nan]), "score of run 0 is nan"),
+        (lambda: of_means([], []), "nothing to compare"),
+        (lambda: of_means([1.0], []), "1 scores against 0"),
+        (lambda: of_means([1.0], [1.0], level=1.0), "level=1.0"),
+        (lambda: against([1], [[1, 0]], [[1]], accuracy), "a run has 2 predictions for 1 examples"),
+        (lambda: against([1], [], [[1]], accuracy), "at least one run on each side"),
+        (lambda: student(0.95, 0), "0 degrees of freedom"),
+    ],
+)
+def test_bad_input_is_named(call: object, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        assert callable(call) and call()
