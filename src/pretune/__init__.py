@@ -12,11 +12,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pretune.adapt.saving import load, save
     from pretune.core.types import Batch, Loss, Output
     from pretune.data.layout import batch
     from pretune.data.prepare import prepare
     from pretune.models.catalog import build
-    from pretune.models.checkpoint import load, save
     from pretune.objectives import named as objective
     from pretune.recipes.pretrain import pretrain
     from pretune.text.tokenizer import train_tokenizer
@@ -39,8 +39,8 @@ __all__ = [
 ]
 
 _PUBLIC = {
-    "load": "pretune.models.checkpoint:load",
-    "save": "pretune.models.checkpoint:save",
+    "load": "pretune.adapt.saving:load",
+    "save": "pretune.adapt.saving:save",
     "build": "pretune.models.catalog:build",
     "train_tokenizer": "pretune.text.tokenizer:train_tokenizer",
     "prepare": "pretune.data.prepare:prepare",

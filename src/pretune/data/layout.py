@@ -99,7 +99,7 @@ class _Side:
     def _per_cell(self, values: Ints | None, fill: int) -> Tensor | None:
         if values is None:
             return None
-        out = np.full(self.cells, fill, dtype=np.int64)
+        out = np.full(self.cells, fill, dtype=np.int64 if values.dtype.kind in "iub" else np.float32)
         out[self.cell] = values
         return torch.from_numpy(out)
 

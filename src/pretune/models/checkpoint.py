@@ -6,6 +6,7 @@ the safetensors headers against the spec.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from pretune.core.errors import CheckpointError, PretuneError, UsageError, neare
 from pretune.models import files
 from pretune.models.families import FAMILIES, MODEL_TYPES
 from pretune.models.files import Stored, one_line
+from pretune.models.headed import HEAD, Headed, apart
 from pretune.models.huggingface import Layout, refuse_code, same
 from pretune.models.memory import fits
 from pretune.models.model import LanguageModel, empty
@@ -47,6 +49,15 @@ CONFIG = "config.json"
 CONFIG_LIMIT = 16 << 20
 ASSET_LIMIT = 64 << 20
 SHARD_BYTES = 5 * 10**9
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A task's head, as it is saved with the body: config keys, tensors, and what the body's tensors begin with."""
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    prefix: str = ""
 
 
 def load(
@@ -93,7 +104,14 @@ def load_two_way(
         return TwoWayModel(forwards, backwards)
 
 
-def save(model: AnyModel, directory: str | Path, *, overwrite: bool = False, shard: int = SHARD_BYTES) -> None:
+def save(
+    model: AnyModel,
+    directory: str | Path,
+    *,
+    overwrite: bool = False,
+    shard: int = SHARD_BYTES,
+    head: Beside | None = None,
+) -> None:
     """Write a directory that `transformers` reads, where it has the family; all of it or nothing.
 
     Of two models that were trained together one is the directory, and the other lies in a folder of its own inside.
@@ -102,11 +120,11 @@ def save(model: AnyModel, directory: str | Path, *, overwrite: bool = False, sha
     with io.atomic_directory(Path(directory), overwrite=overwrite) as folder:
         for name, part in parts.items():
             (folder / name).mkdir(exist_ok=True)
-            names = _write(part, folder / name, shard)
+            names = _write(part, folder / name, shard, head)
             _clear(Path(directory) / name, names)
 
 
-def _write(model: LanguageModel, folder: Path, shard: int) -> list[str]:
+def _write(model: LanguageModel, folder: Path, shard: int, head: Beside | None) -> list[str]:
     """The files of one model, with their manifest; their names."""
     spec = model.spec
     found, rules, strip, twins = describe(spec)
@@ -118,6 +136,9 @@ def _write(model: LanguageModel, folder: Path, shard: int) -> list[str]:
     }
     if spec.head is not None and not spec.head.tied:  # only a tied head shares its bias with its twin
         tensors |= {twin: tensors[name].clone() for name, twin in twins.items() if name in tensors}
+    if head is not None:
+        found |= head.config
+        tensors = {head.prefix + name: tensor for name, tensor in tensors.items()} | dict(head.tensors)
     kept = dict(model.assets.files)
     io.write_json(folder / CONFIG, found)
     names = [CONFIG, *files.write(folder, tensors, shard), *kept]
@@ -134,6 +155,16 @@ def inspect(directory: str | Path) -> tuple[Model, list[Move], dict[str, Stored]
     """All that can be known without reading a weight: the spec, the moves, and that names and shapes agree."""
     model, moves, stored = _examine(Path(directory))
     return model.spec, moves, stored
+
+
+def head_of(folder: Path) -> tuple[dict[str, Any], Headed | None, dict[str, Stored]] | None:
+    """The head for a task in a directory: its config, its class in `transformers` if it is one, its tensors."""
+    found = io.read_json(folder / CONFIG, CheckpointError, CONFIG_LIMIT)
+    layout = None if found.get("model_type") == NATIVE else _layout(found)
+    task = None if layout is None else layout.task(found)
+    if task is None and HEAD not in found:
+        return None
+    return found, task, apart(files.headers(folder), task, "")[1]
 
 
 def describe(spec: Model) -> tuple[dict[str, Any], tuple[Rule, ...], str, Mapping[str, str]]:
@@ -190,6 +221,8 @@ def _understand(
         with _about(folder / CONFIG):
             spec = _native(found)
         stored = files.headers(folder)
+        if HEAD in found:
+            stored, _ = apart(stored, None, "")
         with _about(folder / CONFIG):
             _plausible(spec, stored)
         return spec, _identity(spec), stored, ()
@@ -197,7 +230,11 @@ def _understand(
         refuse_code(found)
         layout = _layout(found)
         promised, tied = layout.claims(found)
-    stored, parts, tied = recognise(layout, promised, tied, files.headers(folder))
+        task = layout.task(found)
+    stored = files.headers(folder)
+    if task is not None or HEAD in found:
+        stored, _ = apart(stored, task, layout.prefix)
+    stored, parts, tied = recognise(layout, promised, tied, stored)
     with _about(folder / CONFIG):
         spec = layout.read(found, parts, tied=tied)
         if NATIVE in found:
@@ -230,7 +267,7 @@ def _layout(found: Mapping[str, Any]) -> Layout:
 def _native(found: Mapping[str, Any]) -> Model:
     """The spec of a directory that is ours alone."""
     refuse_code(found)
-    allowed = ("model_type", NATIVE, "dtype", "architectures")
+    allowed = ("model_type", NATIVE, "dtype", "architectures", HEAD)
     for name in found:
         if name not in allowed:
             raise CheckpointError(f"unknown key {shown(name)}{nearest(name, allowed)} (allowed: {', '.join(allowed)})")

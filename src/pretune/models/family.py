@@ -7,6 +7,7 @@ from typing import Any
 from pretune.models.huggingface import Layout
 from pretune.models.pair import Pair
 from pretune.models.spec import Model
+from pretune.nn.reading import Reading
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Family:
     layout: Layout | None = None  # None: saved in our own names only
     shape: str = field(default="")  # encoder, decoder or encoder-decoder
     pretraining: Callable[[Model], Pair] | None = None  # with what it is pre-trained, where its paper has a partner
+    reading: Reading | None = None  # of a whole sequence by a task's head; None: as its shape is usually read
+    choosing: Reading | None = None  # the same for choices among sequences; None: no other
 
     def spec(self, size: str | None = None, **settings: Any) -> Model:
         """The spec of a size, with some settings changed."""

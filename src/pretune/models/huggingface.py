@@ -14,6 +14,7 @@ from pretune.core import config
 from pretune.core.config.read import shown
 from pretune.core.errors import CheckpointError, PretuneError, nearest
 from pretune.models.checks import Check, choice, flag, number, optional, rate, size, take, token, unsupported
+from pretune.models.headed import HEAD, Headed
 from pretune.models.spec import PARTS, Model
 from pretune.models.weights import Rule
 
@@ -132,6 +133,7 @@ class Layout:
     twins: Mapping[str, str] = field(default_factory=dict)  # tensor -> a second one that the reference computes with
     zeros: tuple[str, ...] = ()  # tensors that are zero where they are missing
     marks: Mapping[str, str] = field(default_factory=dict)  # part -> the tensor that shows it is there
+    headed: Mapping[str, Headed] = field(default_factory=dict)  # class with a head for a task -> what it has
 
     @cached_property
     def base(self) -> Model:
@@ -140,13 +142,21 @@ class Layout:
 
     def claims(self, found: Mapping[str, Any]) -> tuple[frozenset[str] | None, bool]:
         """What a config promises of its tensors: the parts (None: it names no class), and that the head is tied."""
-        classes = found.get("architectures") or [None]
-        name = classes[0] if isinstance(classes, list) else classes
-        if name is not None and (not isinstance(name, str) or name not in self.classes):
-            raise unsupported("architectures", name, self.classes)
+        name = _class(found)
+        if name is not None and (not isinstance(name, str) or name not in {**self.classes, **self.headed}):
+            raise unsupported("architectures", name, [*self.classes, *self.headed])
         usual = self.base.head is not None and self.base.head.tied
         tied = take(found, "tie_word_embeddings", check=optional(flag), default=None)
-        return None if name is None else self.classes[name], usual if tied is None else tied
+        parts = None if name is None else self.classes.get(name, frozenset())
+        return parts, usual if tied is None else tied
+
+    def task(self, found: Mapping[str, Any]) -> Headed | None:
+        """What the class that a config names has for a task, where it has something."""
+        name = _class(found)
+        task = self.headed.get(name) if isinstance(name, str) else None
+        for key in task.keys if task else ():
+            key.read(found)
+        return task
 
     def read(self, found: Mapping[str, Any], parts: frozenset[str], *, tied: bool) -> Model:
         """The spec of a config, with the parts and the tying that its tensors show."""
@@ -186,13 +196,15 @@ class Layout:
     def best_class(self, parts: frozenset[str]) -> str:
         """The class that has the most of these parts and no others."""
         fitting = [name for name, has in self.classes.items() if has <= parts]
+        if not fitting and not parts:  # NOTE: the bare class may be saved without its pooler
+            fitting = [name for name, has in self.classes.items() if has == {"pooler"}]
         if not fitting:
             raise CheckpointError(f"no class of model_type '{self.model_type}' has these parts: {', '.join(parts)}")
         return max(fitting, key=lambda name: len(self.classes[name]))
 
     def _refuse_unknown(self, found: Mapping[str, Any]) -> None:
         known = {name for entry in self.entries for name in entry.names}
-        known |= {*ROLES, "eos_token_id", "tie_word_embeddings", "pretune"}
+        known |= {*ROLES, "eos_token_id", "tie_word_embeddings", "pretune", HEAD}
         for name, value in found.items():
             if name not in known | IGNORED | self.ignored and value not in (None, False, {}, []):
                 raise CheckpointError(
@@ -212,6 +224,12 @@ def refuse_code(found: Mapping[str, Any]) -> None:
             raise CheckpointError(f"key '{name}' = {shown(found[name])} names code, {remedy}")
     if found.get("quantization_config") is not None:
         raise CheckpointError("key 'quantization_config': quantised weights are not supported; use the original ones")
+
+
+def _class(found: Mapping[str, Any]) -> Any:
+    """What a config gives as its class; None: nothing."""
+    classes = found.get("architectures") or [None]
+    return classes[0] if isinstance(classes, list) else classes
 
 
 def look(spec: object, path: str) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 from pretune.models.checks import size, take
 from pretune.models.families.bert import ACTIVATIONS
 from pretune.models.family import ADAM, Family, Size, Training
+from pretune.models.headed import headed, tokenwise
 from pretune.models.huggingface import Entry, Fixed, Key, Layout, Odd, both, look
 from pretune.models.spec import Model, Special
 from pretune.models.weights import Row, Rule, rules
@@ -17,6 +18,7 @@ from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head
 from pretune.nn.norm import LayerNorm
 from pretune.nn.positions import Learned
+from pretune.nn.reading import Reading
 from pretune.nn.stack import Stack
 
 
@@ -120,6 +122,10 @@ def _rules(slot: str) -> tuple[Rule, ...]:
     return (*rules(table), Rule("head.bias", "final_logits_bias", Row()))
 
 
+LAST = Reading(at="last", layer="own")
+"""The decoder's last state, with the text on both sides (section 3.1 of the paper), through a dense layer."""
+
+
 def _layout(model_type: str, name: str, slot: str) -> Layout:
     return Layout(
         model_type=model_type,
@@ -136,6 +142,12 @@ def _layout(model_type: str, name: str, slot: str) -> Layout:
         ),
         prefix="model.",
         classes={f"{name}ForConditionalGeneration": frozenset({"head"}), f"{name}Model": frozenset()},
+        headed={
+            f"{name}ForSequenceClassification": headed(
+                "classification", {"dense": "classification_head.dense", "out": "classification_head.out_proj"}, LAST
+            ),
+            **tokenwise(name, tags=None),
+        },
         head="lm_head.weight",
         copies=("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
         zeros=("final_logits_bias",),
@@ -148,6 +160,7 @@ BART = _layout("bart", "Bart", "post")
 bart = Family(
     recipe=recipe,
     shape="encoder-decoder",
+    reading=LAST,
     default="base",
     training=Training(
         objective={"kind": "denoising"},
@@ -169,6 +182,7 @@ bart = Family(
 mbart = Family(
     recipe=partial(recipe, pre_norm=True, scale=True, vocab=250027, family="mbart"),
     shape="encoder-decoder",
+    reading=LAST,
     default="large",
     training=Training(
         objective={"kind": "denoising"},
@@ -187,6 +201,7 @@ mbart = Family(
 mass = Family(
     recipe=partial(recipe, vocab=30522, positions=512, family="mass"),
     shape="encoder-decoder",
+    reading=LAST,
     default="base",
     training=Training(
         objective={"kind": "masked_seq2seq"},

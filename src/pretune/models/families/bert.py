@@ -1,6 +1,7 @@
 """BERT (Devlin et al., 2019): a bidirectional encoder trained to fill masked words and to judge sentence pairs."""
 
 from pretune.models.family import Family, Size, Training
+from pretune.models.headed import headed, tokenwise
 from pretune.models.huggingface import Fixed, Key, Layout
 from pretune.models.spec import Model, Special
 from pretune.models.weights import rules
@@ -11,6 +12,7 @@ from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head, PairHead, Pooler, Transform
 from pretune.nn.norm import LayerNorm
 from pretune.nn.positions import Learned
+from pretune.nn.reading import Reading
 from pretune.nn.stack import Stack
 
 ACTIVATIONS = {
@@ -98,9 +100,14 @@ LAYER = {
     "pooler.dense.{p}": "pooler.dense.{p}",
 }
 
+POOLED_NAMES = {"dense": "bert.pooler.dense", "out": "classifier"}
+POOLED = Reading(at="first", layer="pooler")
+"""[CLS] through the pooler (section 3.2 of the paper)."""
+
 bert = Family(
     recipe=recipe,
     shape="encoder",
+    reading=POOLED,
     default="base",
     training=Training(
         objective={"kind": "next_sentence"},
@@ -134,6 +141,11 @@ bert = Family(
             "BertForMaskedLM": frozenset({"head"}),
             "BertForNextSentencePrediction": frozenset({"pooler", "pair"}),
             "BertModel": frozenset({"pooler"}),
+        },
+        headed={
+            "BertForSequenceClassification": headed("classification", POOLED_NAMES, POOLED),
+            "BertForMultipleChoice": headed("choice", POOLED_NAMES, POOLED),
+            **tokenwise("Bert"),
         },
         marks={
             "pooler": "bert.pooler.dense.weight",

@@ -8,12 +8,14 @@ from pretune.models.checks import size, take
 from pretune.models.families.bert import ACTIVATION, ACTIVATIONS, ENCODER_KEYS, LAYER
 from pretune.models.families.bert import recipe as bert
 from pretune.models.family import Family, Size, Training
-from pretune.models.huggingface import Key, Layout, Odd
+from pretune.models.headed import headed, tokenwise
+from pretune.models.huggingface import Fixed, Key, Layout, Odd
 from pretune.models.pair import Pair, with_generator
 from pretune.models.spec import Model
 from pretune.models.weights import rules
 from pretune.nn.embeddings import Factor
 from pretune.nn.heads import Detector
+from pretune.nn.reading import Reading
 
 
 def recipe(
@@ -66,9 +68,20 @@ def _template() -> Model:
     return replace(recipe(**SMALL, generator=True), detector=Detector())
 
 
+FIRST = Reading(at="first", layer="own", activation="gelu")
+"""[CLS] through a dense layer of the head, with the activation of the body."""
+# NOTE: of choices the class reads this from its config; other values than the paper's are refused.
+SUMMARY = (
+    Fixed("summary_type", ("first",)),
+    Fixed("summary_activation", ("gelu",)),
+    Fixed("summary_use_proj", (True,)),
+    Fixed("summary_proj_to_labels", (False,)),
+)
+
 electra = Family(
     recipe=recipe,
     shape="encoder",
+    reading=FIRST,
     default="base",
     training=Training(
         objective={"kind": "replaced_token"},
@@ -106,6 +119,15 @@ electra = Family(
             "ElectraForPreTraining": frozenset({"detector"}),
             "ElectraForMaskedLM": frozenset({"head"}),
             "ElectraModel": frozenset(),
+        },
+        headed={
+            "ElectraForSequenceClassification": headed(
+                "classification", {"dense": "classifier.dense", "out": "classifier.out_proj"}, FIRST
+            ),
+            "ElectraForMultipleChoice": headed(
+                "choice", {"dense": "sequence_summary.summary", "out": "classifier"}, FIRST, keys=SUMMARY
+            ),
+            **tokenwise("Electra"),
         },
         marks={"detector": "discriminator_predictions.dense.weight", "head": "generator_lm_head.bias"},
         head="generator_lm_head.weight",

@@ -5,6 +5,7 @@ from typing import Any
 
 from pretune.models.checks import size, take
 from pretune.models.family import ADAM, Family, Size, Training
+from pretune.models.headed import scored
 from pretune.models.huggingface import Key, Layout, Odd
 from pretune.models.init import Normal
 from pretune.models.spec import Model
@@ -119,6 +120,7 @@ gpt = Family(
         ),
         prefix="transformer.",
         classes={"OpenAIGPTLMHeadModel": frozenset({"head"}), "OpenAIGPTModel": frozenset()},
+        headed=scored("OpenAIGPT"),
         head="lm_head.weight",
         skipped=(r".*\.attn\.bias", r".*position_ids"),
         rules=(

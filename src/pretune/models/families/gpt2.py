@@ -10,6 +10,7 @@ from pretune.models.families.bert import ACTIVATIONS
 from pretune.models.families.gpt import DECODER_KEYS, block_rules, width_of
 from pretune.models.families.gpt import recipe as gpt
 from pretune.models.family import ADAM_LARGE, Family, Size, Training
+from pretune.models.headed import scored, tokenwise
 from pretune.models.huggingface import Fixed, Key, Layout, Odd
 from pretune.models.init import Normal
 from pretune.models.spec import Model, Special
@@ -75,6 +76,7 @@ LAYOUT = Layout(
     ),
     prefix="transformer.",
     classes={"GPT2LMHeadModel": frozenset({"head"}), "GPT2Model": frozenset()},
+    headed={**scored("GPT2"), **tokenwise("GPT2")},
     head="lm_head.weight",
     skipped=(r".*\.attn\.(masked_)?bias",),
     rules=(

@@ -10,6 +10,7 @@ from pretune.core.errors import CheckpointError
 from pretune.models.checks import Check, choice, inside, optional, positive, rate, size, take
 from pretune.models.families.bert import ACTIVATIONS
 from pretune.models.family import ADAM_LARGE, Family, Size, Training
+from pretune.models.headed import headed, scored, tokenwise
 from pretune.models.huggingface import Fixed, Key, Layout, Odd
 from pretune.models.spec import Model, Special
 from pretune.models.weights import rules
@@ -213,6 +214,11 @@ LAYOUT = Layout(
     ),
     prefix="model.",
     classes={"LlamaForCausalLM": frozenset({"head"}), "LlamaModel": frozenset()},
+    headed={
+        **scored("Llama"),
+        **tokenwise("Llama", tags="score", spans=None),
+        "LlamaForQuestionAnswering": headed("span", {"out": "qa_outputs"}, prefix="transformer."),
+    },
     head="lm_head.weight",
     skipped=(r".*rotary_emb\.inv_freq",),
     rules=rules({**LAYER, **PRE_NORM}),

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pretune.models.checks import optional, size
 from pretune.models.families import llama
 from pretune.models.family import ADAM_LARGE, Family, Size, Training
+from pretune.models.headed import scored, tokenwise
 from pretune.models.huggingface import Key, Layout
 from pretune.models.spec import Model
 from pretune.models.weights import rules
@@ -68,6 +69,7 @@ mistral = Family(
         ),
         prefix="model.",
         classes={"MistralForCausalLM": frozenset({"head"}), "MistralModel": frozenset()},
+        headed={**scored("Mistral"), **tokenwise("Mistral", tags="score")},
         head="lm_head.weight",
         skipped=(r".*rotary_emb\.inv_freq",),
         rules=rules({**llama.LAYER, **llama.PRE_NORM}),

@@ -7,6 +7,7 @@ from pretune.core.config.read import shown
 from pretune.core.errors import CheckpointError
 from pretune.models.checks import inside, optional, positive, rate, size, take
 from pretune.models.family import ADAM_LARGE, Family, Size, Training
+from pretune.models.headed import scored, tokenwise
 from pretune.models.huggingface import IGNORED, Fixed, Key, Layout, Odd
 from pretune.models.spec import Model
 from pretune.models.weights import Fused, Rule, rules
@@ -134,6 +135,7 @@ mpt = Family(
             "MPTForCausalLM": frozenset({"head"}),
             "MptModel": frozenset(),
         },
+        headed={**scored("Mpt"), **tokenwise("Mpt")},
         head="lm_head.weight",
         rules=(
             Rule(

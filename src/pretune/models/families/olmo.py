@@ -5,6 +5,7 @@ from dataclasses import replace
 from pretune.models.checks import optional, positive
 from pretune.models.families import llama
 from pretune.models.family import ADAM_LARGE, Family, Size, Training
+from pretune.models.headed import scored
 from pretune.models.huggingface import Key, Layout
 from pretune.models.spec import Model, Special
 from pretune.models.weights import rules
@@ -104,6 +105,7 @@ olmo = Family(
         ),
         prefix="model.",
         classes={"OlmoForCausalLM": frozenset({"head"}), "OlmoModel": frozenset()},
+        headed=scored("Olmo"),
         head="lm_head.weight",
         skipped=(r".*rotary_emb\.inv_freq",),
         rules=rules(llama.LAYER),
@@ -143,6 +145,7 @@ olmo2 = Family(
         ),
         prefix="model.",
         classes={"Olmo2ForCausalLM": frozenset({"head"}), "Olmo2Model": frozenset()},
+        headed=scored("Olmo2"),
         head="lm_head.weight",
         skipped=(r".*rotary_emb\.inv_freq",),
         rules=rules(

@@ -9,6 +9,7 @@ from pretune.models.checks import flag, optional, size, take
 from pretune.models.families.bert import ACTIVATIONS
 from pretune.models.families.gpt2 import recipe as gpt2
 from pretune.models.family import ADAM_LARGE, Family, Size, Training
+from pretune.models.headed import scored, tokenwise
 from pretune.models.huggingface import Fixed, Key, Layout, Odd, look
 from pretune.models.init import Normal
 from pretune.models.spec import Model, Special
@@ -152,6 +153,7 @@ opt = Family(
         ),
         prefix="model.",
         classes={"OPTForCausalLM": frozenset({"head"}), "OPTModel": frozenset()},
+        headed={**scored("OPT"), **tokenwise("OPT", tags=None)},
         head="lm_head.weight",
         rules=rules(
             {

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pretune.models.families import llama
 from pretune.models.families.bert import ACTIVATIONS
 from pretune.models.family import ADAM_LARGE, Family, Size, Training
+from pretune.models.headed import scored, tokenwise
 from pretune.models.huggingface import Key, Layout
 from pretune.models.spec import Model, Special
 from pretune.models.weights import Interleaved, Rule, rules
@@ -104,6 +105,7 @@ pythia = Family(
         ),
         prefix="gpt_neox.",
         classes={"GPTNeoXForCausalLM": frozenset({"head"}), "GPTNeoXModel": frozenset()},
+        headed={**scored("GPTNeoX"), **tokenwise("GPTNeoX")},
         head="embed_out.weight",
         skipped=(r".*\.attention\.(masked_)?bias", r".*rotary_emb\.inv_freq"),
         rules=(

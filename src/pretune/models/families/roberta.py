@@ -3,9 +3,10 @@
 from dataclasses import replace
 from functools import partial
 
-from pretune.models.families.bert import ACTIVATION, ACTIVATIONS, ENCODER_KEYS, LAYER
+from pretune.models.families.bert import ACTIVATION, ACTIVATIONS, ENCODER_KEYS, LAYER, POOLED
 from pretune.models.families.bert import recipe as bert
 from pretune.models.family import ADAM, Family, Size, Training
+from pretune.models.headed import headed, tokenwise
 from pretune.models.huggingface import Fixed, Key, Layout
 from pretune.models.spec import Model, Special
 from pretune.models.weights import rules
@@ -13,6 +14,7 @@ from pretune.nn.block import Norms
 from pretune.nn.heads import Transform
 from pretune.nn.norm import LayerNorm
 from pretune.nn.positions import Learned
+from pretune.nn.reading import Reading
 from pretune.nn.stack import Stack
 
 
@@ -47,6 +49,10 @@ def recipe(
     )
 
 
+FIRST = Reading(at="first", layer="own")
+"""<s> through a dense layer of the head: there is no pooler that was trained."""
+
+
 def layout(model_type: str, name: str, vocab: int) -> Layout:
     """The layout of RoBERTa and XLM-R: only the class names differ, and the vocabulary of a silent config."""
     # NOTE: positions are counted from the padding id, so any other id would shift them. The head is always gelu.
@@ -63,6 +69,15 @@ def layout(model_type: str, name: str, vocab: int) -> Layout:
         classes={
             f"{name}ForMaskedLM": frozenset({"head"}),
             f"{name}Model": frozenset({"pooler"}),
+        },
+        headed={
+            f"{name}ForSequenceClassification": headed(
+                "classification", {"dense": "classifier.dense", "out": "classifier.out_proj"}, FIRST
+            ),
+            f"{name}ForMultipleChoice": headed(
+                "choice", {"dense": "roberta.pooler.dense", "out": "classifier"}, POOLED
+            ),
+            **tokenwise(name),
         },
         marks={"pooler": "roberta.pooler.dense.weight", "head": "lm_head.dense.weight"},
         head="lm_head.decoder.weight",
@@ -88,6 +103,8 @@ ROBERTA = layout("roberta", "Roberta", 50265)
 roberta = Family(
     recipe=recipe,
     shape="encoder",
+    reading=FIRST,
+    choosing=POOLED,
     default="base",
     training=Training(
         objective={"kind": "masked"},
@@ -110,6 +127,8 @@ roberta = Family(
 xlm_roberta = Family(
     recipe=partial(recipe, vocab=250002, family="xlm-roberta"),
     shape="encoder",
+    reading=FIRST,
+    choosing=POOLED,
     default="base",
     training=Training(
         objective={"kind": "masked"},
@@ -132,6 +151,8 @@ xlm_roberta = Family(
 babyberta = Family(
     recipe=partial(recipe, width=256, depth=8, heads=8, hidden=1024, vocab=8192, positions=512, family="babyberta"),
     shape="encoder",
+    reading=FIRST,
+    choosing=POOLED,
     default="base",
     training=Training(
         objective={"kind": "masked", "split": (0.9, 0.1, 0.0)},
@@ -152,6 +173,8 @@ babyberta = Family(
 miniberta = Family(
     recipe=partial(recipe, family="miniberta"),
     shape="encoder",
+    reading=FIRST,
+    choosing=POOLED,
     default="base",
     training=Training(
         objective={"kind": "masked"},

@@ -7,6 +7,7 @@ from typing import Any
 from pretune.models.checks import choice, flag, optional, size, take
 from pretune.models.families.bert import ACTIVATIONS
 from pretune.models.family import Family, Size, Training
+from pretune.models.headed import headed, tokenwise
 from pretune.models.huggingface import Entry, Fixed, Key, Layout, Odd, both
 from pretune.models.init import FanIn
 from pretune.models.spec import Model, Special
@@ -18,6 +19,7 @@ from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head
 from pretune.nn.norm import RMSNorm
 from pretune.nn.positions import RelativeBias
+from pretune.nn.reading import Reading
 from pretune.nn.stack import Stack
 
 
@@ -193,6 +195,10 @@ def _rules(spec: Model) -> tuple[Rule, ...]:
     return rules(table)
 
 
+LAST = Reading(at="last", layer="own")
+"""Where a head is wanted at all (the paper has every task answer in text): the decoder's last state, as of BART."""
+
+
 def _layout(model_type: str, name: str, *entries: Entry) -> Layout:
     return Layout(
         model_type=model_type,
@@ -202,6 +208,15 @@ def _layout(model_type: str, name: str, *entries: Entry) -> Layout:
             f"{name}ForConditionalGeneration": frozenset({"head"}),
             f"{name}WithLMHeadModel": frozenset({"head"}),  # its first name
             f"{name}Model": frozenset(),
+        },
+        headed={
+            f"{name}ForSequenceClassification": headed(
+                "classification",
+                {"dense": "classification_head.dense", "out": "classification_head.out_proj"},
+                LAST,
+                prefix="transformer.",
+            ),
+            **tokenwise(name, tags=None),
         },
         head="lm_head.weight",
         copies=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
@@ -216,6 +231,7 @@ LAYOUT = _layout("t5", "T5", *_keys(vocab=32128, depth=6, heads=8, hidden=2048, 
 t5 = Family(
     recipe=recipe,
     shape="encoder-decoder",
+    reading=LAST,
     default="base",
     training=Training(
         objective={"kind": "span_corruption"},
@@ -252,6 +268,7 @@ def _sizes(*params: int) -> dict[str, Size]:
 t5_v1_1 = Family(
     recipe=partial(recipe, gated=True, tied=False, family="t5v1.1"),
     shape="encoder-decoder",
+    reading=LAST,
     default="base",
     training=Training(
         objective={"kind": "span_corruption"},
@@ -269,6 +286,7 @@ t5_v1_1 = Family(
 mt5 = Family(
     recipe=partial(recipe, vocab=250112, gated=True, tied=False, family="mt5"),
     shape="encoder-decoder",
+    reading=LAST,
     default="base",
     training=Training(
         objective={"kind": "span_corruption"},

@@ -9,6 +9,7 @@ from torch import Tensor
 from pretune.models.checks import size, take, unsupported
 from pretune.models.families.bert import ACTIVATIONS
 from pretune.models.family import Family, Size, Training
+from pretune.models.headed import headed, tokenwise
 from pretune.models.huggingface import Fixed, Key, Layout, Odd
 from pretune.models.spec import Model, Special
 from pretune.models.weights import Rule, rules
@@ -17,6 +18,7 @@ from pretune.nn.embeddings import Embed
 from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head
 from pretune.nn.norm import LayerNorm
+from pretune.nn.reading import Reading
 from pretune.nn.relative_attention import RelativeAttention
 from pretune.nn.two_stream import TwoStream, TwoStreamBlock
 
@@ -107,9 +109,20 @@ DROPOUTS = (
 LAYER = "transformer.layer.{i}"
 ATTENTION = f"{LAYER}.rel_attn"
 
+LAST = Reading(at="last", layer="own")
+"""<cls>, which comes last, through a dense layer."""
+SUMMARY_NAMES = {"dense": "sequence_summary.summary", "out": "logits_proj"}
+SUMMARY = (
+    Fixed("summary_type", ("last",)),
+    Fixed("summary_activation", ("tanh",)),
+    Fixed("summary_use_proj", (True,)),
+    Fixed("summary_proj_to_labels", (False,)),
+)
+
 xlnet = Family(
     recipe=recipe,
     shape="two-stream",
+    reading=LAST,
     default="base",
     training=Training(
         objective={"kind": "permuted"},
@@ -150,6 +163,12 @@ xlnet = Family(
         ),
         prefix="transformer.",
         classes={"XLNetLMHeadModel": frozenset({"head"}), "XLNetModel": frozenset()},
+        headed={
+            "XLNetForSequenceClassification": headed("classification", SUMMARY_NAMES, LAST, keys=SUMMARY),
+            "XLNetForMultipleChoice": headed("choice", SUMMARY_NAMES, LAST, keys=SUMMARY),
+            "XLNetForQuestionAnsweringSimple": headed("span", {"out": "qa_outputs"}),
+            **tokenwise("XLNet", spans=None),
+        },
         marks={"head": "lm_loss.bias"},
         head="lm_loss.weight",
         rules=(

@@ -1,0 +1,86 @@
+"""A model with a head for a task on it: what is trained, saved and asked.
+
+model = adapt(pt.load("runs/bert"), Classification(classes=2, labels=("bad", "good")))
+model(batch)                         # logits, one row for each cell of the batch
+Trainee(model, model.spec)           # for the loop: the head's spec is what it learns
+pt.save(model, "runs/sst2")
+"""
+
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from pretune.adapt.heads.classification import Classification
+from pretune.adapt.heads.generation import Generation
+from pretune.adapt.heads.head import TaskHead
+from pretune.core.errors import UsageError
+from pretune.core.types import Batch
+from pretune.models.model import LanguageModel
+from pretune.models.spec import PARTS, ModelShape
+from pretune.nn.scope import Backend
+
+
+class Adapted(nn.Module):
+    """Its children are `model` and `head`; a head of None is the model's own over the vocabulary."""
+
+    def __init__(self, model: LanguageModel, head: nn.Module | None, spec: TaskHead) -> None:
+        super().__init__()
+        self.model, self.head, self.spec = model, head, spec
+
+    @property
+    def shape(self) -> ModelShape:
+        """What the body is made of."""
+        return self.model.shape
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer that came with the weights, or None."""
+        return self.model.tokenizer
+
+    @property
+    def attention_backend(self) -> Backend | None:
+        """The backend that is forced, if any."""
+        return self.model.attention_backend
+
+    @attention_backend.setter
+    def attention_backend(self, backend: Backend | None) -> None:
+        self.model.attention_backend = backend
+
+    def states(self, batch: Batch) -> Tensor:
+        """The body's states `[N, W]`."""
+        return self.model.states(batch)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits: of every cell, of every token, or over the vocabulary, as the head is."""
+        states = self.states(batch)
+        out: Tensor | None = self.model.logits(states, batch) if self.head is None else self.head(states, batch)
+        if out is None:
+            raise UsageError("this model has no vocabulary head")
+        return out
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compile the body block by block; the head is small."""
+        self.model.compile(*args, **options)
+
+
+def adapt(model: LanguageModel, head: TaskHead, *, seed: int = 0) -> Adapted:
+    """Put a new head on a model in place of those it was pre-trained with; the body's weights are the same tensors.
+
+    The vocabulary head stays where the task uses it. A pooler becomes the first layer of a head that reads through it.
+    """
+    resolved = head.resolve(model.spec)
+    made = resolved.build(model, seed=seed)
+    body = copy(model)
+    body._modules = dict(model._modules)
+    dropped: dict[str, Any] = {part: None for part in (*PARTS, "span") if part != "head" or not _speaks(resolved)}
+    for part in dropped:
+        setattr(body, part, None)
+    body.spec = replace(model.spec, **dropped)
+    return Adapted(body, made, resolved).train(model.training)
+
+
+def _speaks(head: TaskHead) -> bool:
+    """Whether a task needs the vocabulary head."""
+    return isinstance(head, Generation) or (isinstance(head, Classification) and head.language > 0)

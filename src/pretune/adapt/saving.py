@@ -1,0 +1,182 @@
+"""Models with heads on disk: the classes of `transformers` where it has them, both ways.
+
+Where no class has the head, the body is saved as ever, for anyone to read, and the head beside it under our own names.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pretune.adapt.adapted import Adapted
+from pretune.adapt.heads.choice import Choice
+from pretune.adapt.heads.classification import Classification
+from pretune.adapt.heads.generation import Generation
+from pretune.adapt.heads.head import TaskHead
+from pretune.adapt.heads.regression import Regression
+from pretune.adapt.heads.span import Span
+from pretune.adapt.heads.tagging import Tagging
+from pretune.core import config
+from pretune.core.config.read import shown
+from pretune.core.errors import CheckpointError, PretuneError
+from pretune.models import checkpoint, files
+from pretune.models.checks import optional, rate, size, take, unsupported
+from pretune.models.families import FAMILIES
+from pretune.models.files import Stored
+from pretune.models.headed import HEAD, OWN, Headed
+from pretune.models.model import LanguageModel
+from pretune.models.shapes import AnyModel
+from pretune.models.weights import Move, Rule, plan
+
+AnyHead = Classification | Regression | Tagging | Span | Choice | Generation
+PROBLEMS = {"single_label_classification": "classification", "regression": "regression"}
+
+
+@config.spec
+class _Kept:
+    """A head as a directory keeps it."""
+
+    head: AnyHead
+
+
+def save(model: AnyModel | Adapted, directory: str | Path, *, overwrite: bool = False, **options: Any) -> None:
+    """Write a directory that `transformers` reads, where it has the family; all of it or nothing."""
+    if not isinstance(model, Adapted):
+        return checkpoint.save(model, directory, overwrite=overwrite, **options)
+    body, head = model.model, model.head
+    if head is None:
+        return checkpoint.save(body, directory, overwrite=overwrite, **options)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.weights_of(head)}
+    beside = _class(model, tensors)
+    if beside is None:
+        beside = checkpoint.Beside(
+            {HEAD: config.to_dict(model.spec)}, {OWN + name: tensor for name, tensor in tensors.items()}
+        )
+    return checkpoint.save(body, directory, overwrite=overwrite, head=beside, **options)
+
+
+def load(
+    directory: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> LanguageModel | Adapted:
+    """Read a Hugging Face model directory, or one of ours: a model, or one with the task's head that is in it."""
+    model = checkpoint.load(directory, dtype=dtype, device=device)
+    folder = Path(directory)
+    there = checkpoint.head_of(folder)
+    if there is None:
+        return model
+    found, task, stored = there
+    try:
+        spec = _kept(found[HEAD]) if task is None else _told(found, task)
+        rules = task.rules if task else None
+        spec = spec.resolve(model.spec)
+    except PretuneError as error:
+        raise CheckpointError(f"{folder / checkpoint.CONFIG}: {error}") from None
+    head = spec.build(model)
+    if head is None:
+        raise CheckpointError(f"{folder / checkpoint.CONFIG}: key '{HEAD}' is a head without tensors; remove it")
+    names = dict(checkpoint.weights_of(head))
+    moves = plan(names, rules or tuple(Rule(name, OWN + name) for name in names))
+    _fill(folder, head, moves, stored, names)
+    return Adapted(model, head, spec).eval()
+
+
+def _class(model: Adapted, tensors: Mapping[str, Tensor]) -> checkpoint.Beside | None:
+    """How the class of `transformers` that computes the same keeps it; None where there is no such class."""
+    spec = model.model.spec
+    layout = FAMILIES.get(spec.family).layout if spec.family in FAMILIES else None
+    if layout is None or spec.parts or checkpoint.describe(spec)[0]["model_type"] != layout.model_type:
+        return None
+    kind = "classification" if isinstance(model.spec, Regression) else config.kind(model.spec)
+    reading = getattr(model.spec, "reading", None)
+    narrow = spec.table != spec.width and spec.decoder is not None  # NOTE: such a class reads what is projected down
+    fitting = [(name, task) for name, task in layout.headed.items() if (task.kind, task.reading) == (kind, reading)]
+    if not fitting or narrow:
+        return None
+    name, task = fitting[0]
+    moved = {move.theirs: tensors[move.ours[0]] for move in plan(tensors, task.rules)}
+    prefix = layout.prefix if task.prefix is None else task.prefix
+    return checkpoint.Beside({"architectures": [name], **_keys(model.spec)}, moved, prefix)
+
+
+def _keys(head: TaskHead) -> dict[str, Any]:
+    """What the config of a class says of a head."""
+    if isinstance(head, Classification | Tagging):
+        names = head.labels or _unnamed(head.classes)
+    else:
+        names = ("LABEL_0", "LABEL_1") if isinstance(head, Span) else ("LABEL_0",)
+    keys = {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": {n: i for i, n in enumerate(names)}}
+    kinds = {Classification: "single_label_classification", Regression: "regression"}
+    problem = kinds.get(type(head))
+    return {
+        **keys,
+        **({"problem_type": problem} if problem else {}),
+        "classifier_dropout": getattr(head, "dropout", 0.0),
+    }
+
+
+def _told(found: Mapping[str, Any], task: Headed) -> AnyHead:
+    """The head that the config of a class stands for."""
+    drop = take(found, "classifier_dropout", check=optional(rate), default=None)
+    if drop is None:
+        drop = take(found, "hidden_dropout_prob", check=optional(rate), default=None) or 0.0
+    names = _names(found)
+    labels = () if names == _unnamed(len(names)) else names
+    if task.kind == "span":
+        return Span()
+    if task.kind == "choice":
+        return Choice(reading=task.reading, dropout=drop)
+    if task.kind == "tagging":
+        return Tagging(classes=len(names), labels=labels, dropout=drop)
+    problem = found.get("problem_type")
+    if problem is not None and problem not in PROBLEMS:
+        raise unsupported("problem_type", problem, PROBLEMS)
+    if (len(names) == 1 and problem is None) or problem == "regression":
+        if len(names) != 1:
+            raise unsupported("problem_type", f"{problem} with {len(names)} labels", ["regression with one label"])
+        return Regression(reading=task.reading, dropout=drop)
+    return Classification(classes=len(names), labels=labels, reading=task.reading, dropout=drop)
+
+
+def _names(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """The labels of a config, in order; two without names where it is silent."""
+    table = found.get("id2label")
+    if table is None:
+        count = take(found, "num_labels", "_num_labels", check=optional(size), default=2) or 2
+        return _unnamed(count)
+    wanted = [str(i) for i in range(len(table))] if isinstance(table, dict) else []
+    if not wanted or set(table) != set(wanted) or not all(isinstance(name, str) for name in table.values()):
+        raise CheckpointError(f"key 'id2label' = {shown(table)}: expected names by number, from \"0\" on")
+    return tuple(table[i] for i in wanted)
+
+
+def _unnamed(count: int) -> tuple[str, ...]:
+    """What labels without names are called in a config."""
+    return tuple(f"LABEL_{i}" for i in range(count))
+
+
+def _kept(found: Any) -> AnyHead:
+    return config.from_dict(_Kept, {"kind": config.kind(_Kept), "head": found}, where=HEAD).head
+
+
+def _fill(
+    folder: Path, head: nn.Module, moves: list[Move], stored: Mapping[str, Stored], names: Mapping[str, Tensor]
+) -> None:
+    """Read the weights of a head; all must be there, in their shapes, and no others."""
+    for move in moves:
+        there, wanted = stored.get(move.theirs), tuple(names[move.ours[0]].shape)
+        if there is None:
+            raise CheckpointError(f"{files.main_file(folder)}: tensor '{move.theirs}' is missing")
+        if there.shape != wanted or there.dtype not in files.FLOATS:
+            raise CheckpointError(
+                f"{there.file}: tensor {shown(there.key)} is {there.dtype} of shape {list(there.shape)}, "
+                f"but the config asks for floats of shape {list(wanted)}"
+            )
+    extra = sorted(set(stored) - {move.theirs for move in moves})
+    if extra:
+        raise CheckpointError(f"{stored[extra[0]].file}: tensor {shown(extra[0])} has no place in this head")
+    values = files.values(stored[move.theirs] for move in moves)
+    with torch.no_grad():
+        for move, tensor in zip(moves, values, strict=True):
+            names[move.ours[0]].copy_(tensor)

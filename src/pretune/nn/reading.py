@@ -1,0 +1,44 @@
+"""How a head reads a whole sequence: which states stand for it, and through what they go.
+
+Legend: N tokens, C cells, W width. Every cell of a batch has a row in what is given back; those of filler and of spare
+cells mean nothing. Shapes are static and nothing waits for the device.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pretune.core.config import spec
+from pretune.core.types import Batch
+from pretune.nn.feedforward import ActivationName
+
+Place = Literal["first", "last", "mean"]
+
+
+@spec
+class Reading:
+    """The state of one token, or the mean of all, through a dense layer or straight to the classes.
+
+    `layer`: `own` is a new dense layer, with dropout before it; `pooler` the one that the model was pre-trained with.
+    """
+
+    at: Place = "first"
+    layer: Literal["own", "pooler"] | None = None
+    activation: ActivationName = "tanh"  # after the layer
+    bias: bool = True  # of the classes
+
+
+def summary(states: Tensor, batch: Batch, at: Place) -> Tensor:
+    """States `[N, W]` to one vector for each cell `[C, W]`."""
+    if at == "mean":
+        return _means(states, batch)
+    edge = batch.offsets[:-1] if at == "first" else batch.offsets[1:] - 1
+    return states.index_select(0, edge.long().clamp(0, states.shape[0] - 1))
+
+
+def _means(states: Tensor, batch: Batch) -> Tensor:
+    owner = torch.where(batch.sequence < 0, batch.cells, batch.sequence)  # filler goes to a cell beyond the last
+    sums = states.new_zeros(batch.cells + 1, states.shape[1], dtype=torch.float32).index_add(0, owner, states.float())
+    sizes = (batch.offsets[1:] - batch.offsets[:-1]).clamp(min=1)
+    return (sums[:-1] / sizes[:, None]).to(states.dtype)

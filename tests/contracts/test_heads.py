@@ -1,0 +1,202 @@
+"""Every family with every head: it builds, learns, is saved and read bit for bit, and reads packed as alone."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pretune as pt
+from pretune.adapt.adapted import Adapted, adapt
+from pretune.adapt.heads import HEADS
+from pretune.adapt.heads.choice import Choice, group_labels, together
+from pretune.adapt.heads.classification import Classification
+from pretune.adapt.heads.generation import Generation
+from pretune.adapt.heads.sides import both_sides
+from pretune.adapt.heads.span import END, START, Span, best
+from pretune.adapt.heads.tagging import Tagging
+from pretune.core.errors import UsageError
+from pretune.core.types import IGNORE
+from pretune.data.layout import lay_out
+from pretune.data.sequences import Sequences
+from pretune.data.shape import Shape
+from pretune.models.families import FAMILIES
+from pretune.models.model import build
+from pretune.nn.reading import Reading
+from pretune.train.trainee import Trainee
+from tests.contracts.tiny import rough, text, tiny
+
+LENGTHS, ROW = (6, 3, 8, 2, 5, 4), 14
+ROWS = together(np.array([2, 2, 2]), np.array([0, 1, 3]))  # the options of a question in one row; row 2 is empty
+SETTINGS: dict[str, dict[str, Any]] = {"classification": {"classes": 3}, "tagging": {"classes": 4}}
+
+
+def made(family: str, head: str) -> Adapted:
+    spec = tiny(family)
+    return adapt(rough(build(spec)), HEADS.get(head)(**SETTINGS.get(head, {})))
+
+
+def sequences(head: str, which: list[int] | None = None) -> Sequences:
+    """Six sequences with what a head learns from; some of them have no label."""
+    tokens = [np.array(one) for one in text(*LENGTHS)]
+    flat = np.concatenate(tokens)
+    offsets = np.append(0, np.cumsum(LENGTHS))
+    more: dict[str, Any] = {}
+    if head == "classification":
+        more["labels"] = np.array([0, 2, IGNORE, 1, 1, 2])
+    elif head == "regression":
+        more["labels"] = np.array([0.5, -1.5, IGNORE, 1.0, 2.0, 0.0], dtype=np.float32)
+    elif head == "choice":
+        more["labels"] = group_labels(np.array([2, 2, 2]), np.array([1, 0, 1]))
+    elif head == "tagging":
+        more["targets"] = np.where(np.arange(len(flat)) % 3 == 0, IGNORE, flat % 4)
+    elif head == "generation":
+        more["targets"] = np.where(np.arange(len(flat)) % 2 == 0, IGNORE, flat)
+    else:
+        more["targets"] = np.full(len(flat), IGNORE)
+        more["targets"][offsets[:-1]] = START
+        more["targets"][offsets[1:] - 1] = END
+        more["targets"][offsets[2]] = START + END  # no answer
+        more["targets"][offsets[3] - 1] = IGNORE
+    found = Sequences(tokens=flat, offsets=offsets, **more)
+    return found if which is None else found.take(np.array(which))
+
+
+def laid(model: Adapted, found: Sequences, place: np.ndarray, row: int = ROW) -> pt.Batch:
+    both = model.model.spec.both
+    shape = Shape(rows=int(place[-1]) + 1, length=row, source=row if both else None, sequences=3, slots=16)
+    return lay_out(both_sides(found, model.model.spec), place, shape)
+
+
+def answers(model: Adapted, batch: pt.Batch) -> list[torch.Tensor]:
+    """What is said of every sequence: one row, or one for each token."""
+    with torch.no_grad():
+        out = model(replace(batch, targets=None))
+    cells = [int(batch.sequence[start]) for start, _ in batch.spans()]
+    return batch.split(out) if isinstance(model.spec, Tagging | Span | Generation) else [out[cell] for cell in cells]
+
+
+CELLS = [(family, head) for family in FAMILIES for head in HEADS]
+
+
+@pytest.mark.parametrize(("family", "head"), CELLS, ids=lambda part: part)
+def test_a_family_with_a_head(family: str, head: str, tmp_path: Path) -> None:
+    spec = tiny(family)
+    if head == "generation" and (spec.decoder is None or spec.head is None):
+        with pytest.raises(UsageError, match="head 'generation' is not for") as refused:
+            made(family, head)
+        assert "\n" not in str(refused.value)
+        return
+    model = made(family, head).eval()
+    batch = laid(model, sequences(head), ROWS)
+    packed = answers(model, batch)
+    assert all(torch.isfinite(one).all() for one in packed)
+    for i in (0, 2, 3):  # packed is alone
+        one = packed[i]
+        alone = answers(model, laid(model, sequences(head, [i]), np.array([0]), row=LENGTHS[i]))[0]
+        torch.testing.assert_close(one, alone, rtol=0, atol=1e-5)
+    with torch.no_grad():  # a batch split in two has the same loss, and so has one half the spare room
+        whole = model.spec.loss(model, batch)
+        halves = [model.spec.loss(model, laid(model, sequences(head, which), np.zeros(len(which), dtype=int), row=24))
+                  for which in ([0, 1], [2, 3], [4, 5])]  # fmt: skip
+    assert whole.count == sum(half.count for half in halves) == model.spec.counts(batch)["loss"] > 0
+    torch.testing.assert_close(whole.sum, torch.stack([half.sum for half in halves]).sum(), rtol=1e-5, atol=1e-5)
+    falls(model, batch)
+    pt.save(model, tmp_path)
+    again = pt.load(tmp_path)
+    if head == "generation":  # the model's own head: nothing was added, and nothing but the model is saved
+        torch.testing.assert_close(again(batch).logits, model.eval()(batch), rtol=0, atol=0)
+        return
+    assert isinstance(again, Adapted) and again.spec == model.spec
+    ours, theirs = dict(model.eval().named_parameters()), dict(again.named_parameters())
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert torch.equal(torch.cat(answers(again, batch)), torch.cat(answers(model, batch)))
+
+
+def falls(model: Adapted, batch: pt.Batch) -> None:
+    """A few steps on one batch lower its loss; head and body both move."""
+    trainee = Trainee(model, model.spec)
+    watched = [model.model.tokens.weight, *(model.head or model).parameters()]
+    before = [parameter.detach().clone() for parameter in watched]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(4):
+        loss = trainee(batch).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0], losses
+    assert any(not torch.equal(a, b) for a, b in zip(before, watched, strict=True))
+
+
+def test_the_body_is_shared_and_the_model_is_as_it_was() -> None:
+    model = build(tiny("bert"))
+    parts = model.spec.parts
+    new = adapt(model, Classification(classes=2))
+    assert model.spec.parts == parts and model.head is not None and model.pooler is not None
+    assert new.model.tokens.weight is model.tokens.weight and new.model.head is None and not new.model.spec.parts
+    assert torch.equal(new.head.dense.weight, model.pooler.dense.weight)
+    assert torch.equal(adapt(model, Classification(classes=2)).head.out.weight, new.head.out.weight)
+    assert not torch.equal(adapt(model, Classification(classes=2), seed=1).head.out.weight, new.head.out.weight)
+
+
+def test_mean_reads_all_of_a_sequence() -> None:
+    model = adapt(rough(build(tiny("bert"))), Classification(classes=3, reading=Reading(at="mean"))).eval()
+    batch = laid(model, sequences("classification"), ROWS)
+    states = batch.split(model.states(batch))
+    for said, one in zip(answers(model, batch), states, strict=True):
+        torch.testing.assert_close(said, model.head.out(one.mean(0)), rtol=0, atol=1e-5)
+
+
+def test_the_language_loss_beside(tmp_path: Path) -> None:
+    """GPT's auxiliary loss: two terms, the head over the vocabulary kept and saved."""
+    model = adapt(rough(build(tiny("gpt"))), Classification(classes=3, language=0.5)).eval()
+    found = replace(sequences("classification"), targets=sequences("generation").targets)
+    batch = laid(model, found, ROWS)
+    loss = model.spec.loss(model, batch)
+    counts = model.spec.counts(batch)
+    assert loss.parts["language"].weight == 0.5 and counts.keys() == loss.parts.keys()
+    assert all(counts[name] == loss.parts[name].count for name in counts)
+    assert loss.mean() > loss.parts["loss"].mean()
+    pt.save(model, tmp_path)
+    again = pt.load(tmp_path)
+    assert again.spec == model.spec and again.model.head is not None
+    assert torch.equal(torch.cat(answers(again, batch)), torch.cat(answers(model, batch)))
+    with pytest.raises(UsageError, match="needs a model with a vocabulary head"):
+        adapt(build(tiny("electra")), Classification(classes=3, language=0.5))
+
+
+def test_right_answers_are_counted() -> None:
+    model = adapt(rough(build(tiny("bert"))), Choice()).eval()
+    batch = laid(model, sequences("choice"), ROWS)
+    with torch.no_grad():
+        scores = [float(one) for one in answers(model, batch)]
+        right = sum((scores[2 * i] < scores[2 * i + 1]) == bool(k) for i, k in enumerate((1, 0, 1)))
+        assert int(model.spec.loss(model, batch).right) == right
+
+
+def test_the_best_span() -> None:
+    logits = torch.tensor([[1.0, 1.0], [9.0, 0.0], [0.0, 0.0], [3.0, 2.0], [0.0, 8.0], [0.0, 5.0]])
+    allowed = torch.tensor([False, False, True, True, True, True])
+    found = best(logits, allowed)
+    assert (found.start, found.end, found.score, found.null) == (3, 4, 11.0, -9.0)
+    short = best(logits, allowed, longest=1)
+    assert (short.start, short.end) == (4, 4)
+    with pytest.raises(UsageError, match="at least one token"):
+        best(logits, torch.zeros(6, dtype=torch.bool))
+
+
+def test_what_a_head_needs_is_asked_for() -> None:
+    model = made("bert", "classification")
+    bare = pt.batch([[1, 2, 3]])
+    with pytest.raises(UsageError, match="one label a sequence"):
+        model.spec.counts(bare)
+    with pytest.raises(UsageError, match="labels of tokens"):
+        HEADS.get("tagging")(classes=2).counts(bare)
+    with pytest.raises(UsageError, match="as many as there are labels"):
+        Classification(classes=2, labels=("a",))
+    with pytest.raises(UsageError, match="every group needs a sequence"):
+        group_labels(np.array([2]), np.array([2]))
