@@ -15,6 +15,7 @@ from pretune.adapt.peft.files import load_adapter, save_adapter
 from pretune.adapt.peft.ia3 import IA3
 from pretune.adapt.peft.lora import Lora
 from pretune.adapt.peft.method import Method
+from pretune.adapt.peft.prompt import Prompt
 from pretune.models.model import LanguageModel
 from tests.parity.cases import CASES
 
@@ -101,3 +102,38 @@ def test_theirs_is_read_by_us(name: str, kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(said(wrapped, third)[1], said(wrapped, ours)[1], rtol=0, atol=1e-6)
     method.merge(ours)
     alike(wrapped, ours, plain)
+
+
+SLOTS = 4
+
+
+@torch.no_grad()
+def prompted(theirs: Any, ours: LanguageModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """What both say of a text with a prompt before it, and of the prompt."""
+    slots = [[0] * SLOTS + row for row in (SOURCE if ours.spec.both else TOKENS).tolist()]
+    if ours.spec.both:
+        batch = pt.batch(source=slots, target=TOKENS.tolist())
+        expected = theirs(input_ids=SOURCE, attention_mask=torch.ones_like(SOURCE), decoder_input_ids=TOKENS).logits
+    else:
+        batch = pt.batch(slots)
+        expected = theirs(input_ids=TOKENS, attention_mask=torch.ones_like(TOKENS)).logits
+    return expected, torch.stack(batch.split(ours(batch).logits))
+
+
+@pytest.mark.parametrize("name", ["bert-masked", "roberta", "gpt2", "t5", "llama"])
+def test_prompts_go_both_ways(name: str, tmp_path: Path) -> None:
+    theirs, ours = base(name, tmp_path)
+    method = Prompt(count=SLOTS)
+    method.apply(ours)
+    stir(p for p in ours.parameters() if p.requires_grad)
+    save_adapter(ours, method, tmp_path / "adapter")
+    wrapped = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
+    expected, found = prompted(wrapped, ours)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    stir(wrapped.prompt_encoder.parameters(), 0.5)
+    wrapped.save_pretrained(tmp_path / "theirs")
+    fresh = pt.load(tmp_path / "base")
+    assert load_adapter(fresh, tmp_path / "theirs") == method
+    expected, found = prompted(wrapped, fresh)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert (found - prompted(wrapped, ours)[1]).abs().max() > 1e-3

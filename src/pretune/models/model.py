@@ -38,6 +38,7 @@ class LanguageModel(nn.Module):
         self.attention_backend: Backend | None = None  # None: picked for every batch
         width, table = spec.width, spec.table
         self.tokens = nn.Embedding(spec.vocab, table)
+        self.prompt: nn.Module | None = None  # what fills the slots that a layout leaves before each sequence
         self.encoder = spec.encoder.build(width=width) if spec.encoder else None
         shared = self.encoder if spec.shared and isinstance(self.encoder, TransformerStack) else None
         self.decoder = spec.decoder.build(width=width, shared=shared) if spec.decoder else None
@@ -84,12 +85,13 @@ class LanguageModel(nn.Module):
         self._check_positions(batch)
         if cache is not None:
             cache.place(batch)
-        encoded: StackOutput | None = None if self.encoder is None else self.encoder(self._rows(read), read, ask=ask)
+        encoded: StackOutput | None = None if self.encoder is None else self.encoder(self._read(read), read, ask=ask)
         if self.decoder is None:
             assert encoded is not None
             return encoded, None
-        source = None if encoded is None else encoded.states
-        return self.decoder(self._rows(batch), batch, source, ask=ask, cache=cache), encoded
+        if encoded is None:
+            return self.decoder(self._read(batch), batch, None, ask=ask, cache=cache), None
+        return self.decoder(self._rows(batch), batch, encoded.states, ask=ask, cache=cache), encoded
 
     def _check_positions(self, batch: Batch) -> None:
         """Refuse a sequence longer than the position table, where asking does not stop a GPU."""
@@ -177,6 +179,11 @@ class LanguageModel(nn.Module):
         states = self.decoder.step(F.embedding(tokens, self.tokens.weight), cache)
         out: Tensor = self.head(states, self.tokens.weight)
         return out
+
+    def _read(self, batch: Batch) -> Tensor:
+        """Token rows of the side that is read first, its slots filled."""
+        rows = self._rows(batch)
+        return rows if self.prompt is None else self.prompt(rows, batch)
 
     def _rows(self, batch: Batch) -> Tensor:
         return F.embedding(batch.tokens, self.tokens.weight)

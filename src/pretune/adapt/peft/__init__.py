@@ -19,5 +19,6 @@ METHODS: Registry[type[Method]] = Registry(
         "ia3": "pretune.adapt.peft.ia3:IA3",
         "bitfit": "pretune.adapt.peft.bitfit:Bitfit",
         "adapters": "pretune.adapt.peft.adapters:Adapters",
+        "prompt": "pretune.adapt.peft.prompt:Prompt",
     },
 )

@@ -1,4 +1,4 @@
-"""Low-rank products and scales in the layout of `adapter_config.json` and `adapter_model.safetensors`, both ways.
+"""Products, scales and prompts in the layout of `adapter_config.json` and `adapter_model.safetensors`, both ways.
 
 Where the reference holds queries, keys and values in one layer, our products of rank r lie in it as a block diagonal of
 rank r each, k r in all, with alpha k times as large: the same numbers, in a layer three times as wide. Read from there,
@@ -16,12 +16,16 @@ from pretune.adapt.peft.ia3 import IA3, Scaled, ScaledInput
 from pretune.adapt.peft.lora import Lora, LowRank
 from pretune.adapt.peft.method import Method, Target
 from pretune.adapt.peft.places import Place, places, spread
+from pretune.adapt.peft.prompt import Prompt
 from pretune.core.config.read import shown
 from pretune.core.errors import CheckpointError
+from pretune.models.checkpoint import NATIVE, describe
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
 
 ROOT = "base_model.model."
+PROMPT = "prompt_embeddings"
+KINDS = ("LORA", "IA3", "PROMPT_TUNING")
 Blocks = Mapping[str, list[list[Any]]]
 """Their layer -> our layers in it with the rank of each, where it holds a block diagonal."""
 
@@ -46,6 +50,8 @@ class Unpacked:
 
 def pack(method: Method, model: LanguageModel) -> Packed | None:
     """What a method has learned as the reference reads it; None where it does not have the method or the layers."""
+    if isinstance(method, Prompt):
+        return _pack_prompt(method, model)
     if not isinstance(method, Lora | IA3):
         return None
     found = places(model.spec)
@@ -112,6 +118,25 @@ def _pack_ia3(found: list[Place], modules: Mapping[str, Any]) -> Packed:
     return Packed(config={**_COMMON, **config}, tensors=tensors)
 
 
+def _pack_prompt(method: Prompt, model: LanguageModel) -> Packed | None:
+    """NOTE: the reference puts prompts in after token rows were scaled, so that scaled ones have no place in it."""
+    spec, stack = model.spec, model.spec.stacks[0]
+    if describe(spec)[0]["model_type"] == NATIVE or stack.embed.scale or spec.table != spec.width or not method.count:
+        return None
+    assert model.prompt is not None
+    config = {
+        "peft_type": "PROMPT_TUNING",
+        "task_type": {"encoder-decoder": "SEQ_2_SEQ_LM", "decoder": "CAUSAL_LM"}.get(spec.shape, "FEATURE_EXTRACTION"),
+        "num_virtual_tokens": method.count,
+        "token_dim": spec.width,
+        "num_transformer_submodules": 1,
+        "num_attention_heads": stack.blocks[0].attention.heads,
+        "num_layers": stack.depth,
+        "prompt_tuning_init": "RANDOM",
+    }
+    return Packed(config={**_COMMON, **config}, tensors={PROMPT: model.get_parameter("prompt.table").detach()})
+
+
 _COMMON = {"auto_mapping": None, "base_model_name_or_path": None, "inference_mode": True, "modules_to_save": None}
 
 
@@ -122,11 +147,14 @@ def _modules(tensors: Mapping[str, Tensor], ending: str) -> list[str]:
 def unpack(config: Mapping[str, Any], tensors: Mapping[str, Tensor], spec: Model, blocks: Blocks) -> Unpacked:
     """An adapter of the reference's layout for a model of a spec."""
     kind = config.get("peft_type")
-    if kind not in ("LORA", "IA3"):
-        raise CheckpointError(f"key 'peft_type' = {shown(kind)} is not supported; known: 'LORA', 'IA3'")
+    if kind not in KINDS:
+        known = ", ".join(KINDS)
+        raise CheckpointError(f"key 'peft_type' = {shown(kind)} is not supported; known: {known}")
     for key, usual in _PLAIN.items():
         if config.get(key) not in (None, False, usual, [], {}):
             raise CheckpointError(f"key '{key}' = {shown(config[key])} is not supported; only {shown(usual)} is")
+    if kind == "PROMPT_TUNING":
+        return _unpack_prompt(config, tensors, spec)
     by_name = {f"{ROOT}{place.theirs}": place for place in places(spec) or ()}
     left = dict(tensors)
     out = _unpack_lora(config, left, by_name, blocks) if kind == "LORA" else _unpack_ia3(left, by_name)
@@ -185,6 +213,15 @@ def _unpack_ia3(left: dict[str, Tensor], by_name: Mapping[str, Place]) -> Unpack
             out |= {f"{path}.scale": part.reshape(-1) for path, part in zip(place.ours, parts, strict=True)}
     both = {**out, **inputs}
     return Unpacked(method=IA3(targets=_targets(both), inputs=_targets(inputs) if inputs else ()), tensors=both)
+
+
+def _unpack_prompt(config: Mapping[str, Any], tensors: Mapping[str, Tensor], spec: Model) -> Unpacked:
+    found, count = tensors.get(PROMPT), int(_number(config, "num_virtual_tokens", 0))
+    if found is None or found.ndim != 2 or found.shape[0] < count or found.shape[1] != spec.table:
+        shape = "missing" if found is None else f"of the shape {list(found.shape)}"
+        raise CheckpointError(f"tensor '{PROMPT}' is {shape}; this model asks for [{count}, {spec.table}]")
+    # NOTE: for an encoder-decoder the reference keeps twice as many, and reads the first half.
+    return Unpacked(method=Prompt(count=count), tensors={"prompt.table": found[:count].contiguous()})
 
 
 def _targets(paths: Mapping[str, Any]) -> tuple[Target, ...]:

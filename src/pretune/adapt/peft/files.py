@@ -118,14 +118,11 @@ def _examine(model: LanguageModel, folder: Path) -> Unpacked:
             theirs = unpack(
                 io.read_json(folder / THEIRS, CheckpointError), tensors, model.spec, said.get("blocks") or {}
             )
-        kept = {name: tensor for name, tensor in theirs.tensors.items() if name.split(".")[-2] in _targets(method)}
+        targets = getattr(method, "targets", None)  # of a layer that others share with ours, only these
+        kept = {n: tensor for n, tensor in theirs.tensors.items() if targets is None or n.split(".")[-2] in targets}
         found = Unpacked(method=method, tensors=kept, scales=theirs.scales)
     _fits(model, found, folder, all_of_them=True)
     return found
-
-
-def _targets(method: Method) -> tuple[str, ...]:
-    return getattr(method, "targets", ())
 
 
 def _method(said: object) -> Method:

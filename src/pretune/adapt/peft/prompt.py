@@ -1,0 +1,84 @@
+"""Prompt-tuning (Lester et al., 2021): learned vectors stand before the text, where tokens would be embedded.
+
+The data layout reserves the room (`data.slots.reserve`, with the same count): the first positions of each sequence are
+slots, whatever row it lies in, and the model fills them from its table. In an encoder-decoder the encoder reads them.
+Relations: prefix-tuning has such vectors in every block; this has them below the first alone.
+
+    layout   .  .  the cat        input   p0 p1 the cat        p: trained
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from pretune.adapt.peft.method import fresh, train_only
+from pretune.core.config import spec
+from pretune.core.errors import UsageError
+from pretune.core.types import Batch
+from pretune.models.model import LanguageModel
+
+COMMON = 5000
+"""Vectors start as tokens among so many first ones of the vocabulary, which are the frequent ones."""
+
+
+@spec
+class Prompt:
+    """Prompt-tuning: learned vectors before the text, at the input alone (Lester et al., 2021)."""
+
+    count: int = 20
+    tokens: tuple[int, ...] | None = None  # whose rows the vectors start as, in turn; None: some that are drawn
+
+    merges: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.count < 0 or self.tokens == ():
+            raise UsageError(f"a prompt of {self.count} vectors; it needs at least 0, and tokens to start from or null")
+
+    def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
+        """Give the model a table for the slots: its name."""
+        fresh(model)
+        model.prompt = PromptTable(self._start(model, seed))
+        return train_only(model, self.names(model))
+
+    def names(self, model: LanguageModel) -> tuple[str, ...]:
+        """The table."""
+        return () if model.prompt is None else ("prompt.table",)
+
+    def merge(self, model: LanguageModel) -> None:
+        """Refuse: the vectors are input, not weights."""
+        raise UsageError("a prompt cannot be merged into the weights: it is read with every text")
+
+    def _start(self, model: LanguageModel, seed: int) -> Tensor:
+        special = model.spec.special
+        kept = {special.pad, special.bos, special.start, *special.eos}
+        if self.tokens is None:
+            known = [token for token in range(min(model.spec.vocab, COMMON)) if token not in kept]
+            drawn = torch.randint(len(known), (self.count,), generator=torch.Generator().manual_seed(seed))
+            chosen = [known[number] for number in drawn.tolist()]
+        else:
+            chosen = [self.tokens[i % len(self.tokens)] for i in range(self.count)]
+            if any(not 0 <= token < model.spec.vocab for token in chosen):
+                raise UsageError(f"tokens {chosen}: the vocabulary has the ids 0 to {model.spec.vocab - 1}")
+        index = torch.tensor(chosen, dtype=torch.long, device=model.tokens.weight.device)
+        return model.tokens.weight.detach().index_select(0, index).clone()
+
+
+class PromptTable(nn.Module):
+    """`table` [P, width of the token table]: a row for each slot."""
+
+    adapts: ClassVar[bool] = True
+
+    def __init__(self, start: Tensor) -> None:
+        super().__init__()
+        self.table = Parameter(start)
+
+    def forward(self, rows: Tensor, batch: Batch) -> Tensor:
+        """Token rows `[N, …]` with the table's in the slots: the first positions of every sequence."""
+        count = self.table.shape[0]
+        if not count:
+            return rows
+        slot = (batch.positions < count) & (batch.sequence >= 0)
+        filled = self.table.index_select(0, batch.positions.clamp(max=count - 1))
+        return torch.where(slot[:, None], filled.to(rows.dtype), rows)

@@ -1,0 +1,44 @@
+"""Slots: room before each sequence that no token of the text takes, for vectors that a model puts there itself.
+
+    a b c | d e          reserve(…, 2)          . . a b c | . . d e
+
+Slots are ordinary positions to attention and to the layout. They count as special tokens: nothing corrupts them and
+nothing is predicted there.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pretune.core.errors import UsageError
+from pretune.core.types import IGNORE
+from pretune.data.ragged import bounds
+from pretune.data.sequences import PER_TOKEN, Sequences
+
+FILL: dict[str, Any] = {
+    "tokens": 0, "special": True, "words": True, "sentences": True, "segments": 0, "targets": IGNORE, "order": 0,
+    "blanks": -1,
+}  # fmt: skip
+"""What stands in a slot: a token that exists and is never looked at, of rank 0 (context), in no masked span."""
+
+
+def reserve(sequences: Sequences, count: int) -> Sequences:
+    """`count` slots before each sequence; before each source, where there is one: there the encoder reads."""
+    if count < 0:
+        raise UsageError(f"{count} slots; there must be at least 0")
+    if sequences.source is not None:
+        return replace(sequences, source=reserve(sequences.source, count))
+    lengths = sequences.lengths + count
+    offsets = bounds(lengths)
+    text = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths) >= count
+    made: dict[str, Any] = {"offsets": offsets}
+    for name in PER_TOKEN:
+        values: NDArray[Any] | None = getattr(sequences, name)
+        if values is not None:
+            made[name] = np.full(len(text), FILL[name], dtype=values.dtype)
+            made[name][text] = values
+    if sequences.prefix is not None:
+        made["prefix"] = np.where(sequences.prefix > 0, sequences.prefix + count, 0)
+    return replace(sequences, **made)
