@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from pretune.metrics import METRICS
 from pretune.models import catalog
 from pretune.models.families import FAMILIES
 from pretune.objectives import OBJECTIVES
+from pretune.tasks import TASKS
 from tests.conftest import ROOT
 
 
@@ -49,16 +51,17 @@ def test_alone_it_gives_all_names_under_headings(capsys: pytest.CaptureFixture[s
         f"{len(catalog.names())} sizes (pretune list sizes)",
         f"{len(OBJECTIVES)} objectives (pretune list objectives)",
         f"{len(METRICS)} metrics (pretune list metrics)",
+        f"{len(TASKS)} tasks (pretune list tasks)",
     ]
     assert max(map(len, lines)) <= 80
     words = " ".join(lines).replace(",", "").split()
-    assert {*FAMILIES, *catalog.names(), *OBJECTIVES, *METRICS} <= {*words}
+    assert {*FAMILIES, *catalog.names(), *OBJECTIVES, *METRICS, *TASKS} <= {*words}
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [*found] == ["families", "sizes", "objectives", "metrics"]
+    assert [*found] == ["families", "sizes", "objectives", "metrics", "tasks"]
     assert [*found["families"]] == FAMILIES.names()
     assert found["sizes"]["llama2-7b"] == 6_738_415_616
     for name, made in found["objectives"].items():
@@ -74,7 +77,7 @@ def test_an_unknown_word(capsys: pytest.CaptureFixture[str]) -> None:
     assert out == ""
     assert err == (
         "pretune: error: cannot list 'familys'; did you mean 'families'? "
-        "(allowed: families, sizes, objectives, metrics)\n"
+        "(allowed: families, sizes, objectives, metrics, tasks)\n"
     )
 
 
@@ -97,6 +100,28 @@ def test_metrics_are_one_aligned_line_each(capsys: pytest.CaptureFixture[str]) -
     column = max(map(len, METRICS)) + 2
     for name, line in zip(METRICS, lines, strict=True):
         assert line == f"{name:<{column}}{METRICS.describe(name).removesuffix('.')}"
+
+
+def test_tasks_say_their_kind_their_metric_and_what_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cola").mkdir()
+    (tmp_path / "cola" / "dev.tsv").touch()
+    monkeypatch.setenv("PRETUNE_DATA", str(tmp_path))
+    assert main(["list", "tasks"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == TASKS.names()
+    assert lines[0].split() == ["cola", "classification", "matthews", "dev", "1,043"]
+    assert all(line.endswith("  no data") for line in lines[1:])
+    assert main(["list", "tasks", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tasks"]["cola"]["rows"] == {"dev": 1043}
+
+
+def test_tasks_are_listed_without_torch() -> None:
+    code = "import sys; from pretune.cli import main; sys.exit(main(['list', 'tasks']) + ('torch' in sys.modules))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("what", ["families", "objectives", "metrics"])

@@ -17,13 +17,14 @@ def list_(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="[families|sizes|objectives|metrics]", help="What to list; all of it, briefly, by default."
+            metavar="[families|sizes|objectives|metrics|tasks]", help="What to list; all of it, briefly, by default."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the families of models, their sizes with the parameters as released (encoders: without heads), and the
-    objectives with the shapes of models they train, and the metrics.
+    """List the families of models, their sizes with the parameters as released (encoders: without heads), the
+    objectives with the shapes of models they train, the metrics, and the tasks with their kind, official metric, and
+    the rows of those splits that are in $PRETUNE_DATA.
 
     Example: pretune list sizes
     """
@@ -69,11 +70,24 @@ def metrics() -> dict[str, str]:
     return {name: METRICS.describe(name).removesuffix(".") for name in METRICS}
 
 
+def tasks() -> dict[str, dict[str, Any]]:
+    """Every task with its kind, its official metric, and the rows of the splits that are in $PRETUNE_DATA."""
+    from pretune.tasks import TASKS
+
+    found: dict[str, dict[str, Any]] = {}
+    for name in TASKS:
+        task = TASKS.get(name)
+        rows = {split: there.file.rows for split, there in task.available().items()}
+        found[name] = {"kind": task.kind, "metric": task.metrics[0], "rows": rows, "about": TASKS.describe(name)}
+    return found
+
+
 _KINDS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "families": families,
     "sizes": sizes,
     "objectives": objectives,
     "metrics": metrics,
+    "tasks": tasks,
 }
 
 
@@ -90,6 +104,8 @@ def _shapes(target: str) -> list[str]:
 
 
 def _lines(found: Mapping[str, Any]) -> list[str]:
+    if all(isinstance(value, Mapping) and "metric" in value for value in found.values()):
+        return _columns([(name, value["kind"], value["metric"], _rows(value["rows"])) for name, value in found.items()])
     if all(isinstance(value, Mapping) for value in found.values()):  # shapes in a column of their own
         shapes = {name: ", ".join(value["shapes"]) or "those of its parts" for name, value in found.items()}
         column = max(map(len, shapes.values()))
@@ -100,6 +116,17 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
         longest = max(map(len, texts.values()))
         texts = {name: f"{text:>{longest}}" for name, text in texts.items()}
     return [f"{name:<{width}}  {text}" for name, text in texts.items()]
+
+
+def _rows(found: Mapping[str, int | None]) -> str:
+    """The splits that are there with their rows, where these are known."""
+    return ", ".join(split if rows is None else f"{split} {rows:,}" for split, rows in found.items()) or "no data"
+
+
+def _columns(rows: list[tuple[str, ...]]) -> list[str]:
+    """Rows in columns that are as wide as what they hold, the last as it is."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    return ["  ".join([*(f"{c:<{w}}" for c, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]
 
 
 def _brief(kind: str, names: list[str]) -> str:
