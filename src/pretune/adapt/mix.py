@@ -1,0 +1,98 @@
+"""Layers of a frozen model as features: a learned mix of all of them, read by a small model of the task (ELMo).
+
+reader = MixReader(classes=2).build(width=model.spec.width, layers=len(hidden))
+hidden, batch = layers(model, batch)            # once: nothing of the model is trained, so they can be kept
+reader(hidden, batch)                           # [C, classes]; with pool=None one row for each token
+"""
+
+import torch
+from torch import Tensor, nn
+
+from pretune.core.config import spec
+from pretune.core.errors import UsageError
+from pretune.core.types import Batch
+from pretune.models.model import LanguageModel
+from pretune.nn.norm import Norm
+from pretune.nn.recurrent import AdditiveAttention, BiLSTM
+
+
+@spec
+class LayerMix:
+    """gamma x sum of softmax(s)_j h_j over all layers (Peters et al., 2018, eq. 1); at the start their plain mean."""
+
+    norm: Norm | None = None  # of each layer before it is weighed; the paper tried one without weights
+
+    def build(self, *, width: int, layers: int) -> "Mix":
+        return Mix(self, width, layers)
+
+    def params(self, *, width: int, layers: int) -> int:
+        return layers + 1 + (layers * self.norm.params(width=width) if self.norm else 0)
+
+
+class Mix(nn.Module):
+    def __init__(self, spec: LayerMix, width: int, layers: int) -> None:
+        super().__init__()
+        self.s = nn.Parameter(torch.zeros(layers))
+        self.gamma = nn.Parameter(torch.ones(()))
+        self.norms = nn.ModuleList([spec.norm.build(width=width) for _ in range(layers)]) if spec.norm else None
+
+    def forward(self, hidden: tuple[Tensor, ...]) -> Tensor:
+        """Layers, each `[N, W]`, to one `[N, W]`."""
+        if len(hidden) != len(self.s):
+            raise UsageError(f"found {len(hidden)} layers for a mix of {len(self.s)}; build it for the model it reads")
+        found = hidden if self.norms is None else [norm(h) for norm, h in zip(self.norms, hidden, strict=True)]
+        out: Tensor = self.gamma * torch.einsum("j,jnw->nw", self.s.softmax(0), torch.stack([*found]))
+        return out
+
+
+@spec
+class MixReader:
+    """Mixed layers through a BiLSTM to classes: a row of logits a sequence, or without `pool` one a token (tagging)."""
+
+    classes: int
+    mix: LayerMix = LayerMix()
+    lstm: BiLSTM = BiLSTM(hidden=256)
+    pool: AdditiveAttention | None = AdditiveAttention(hidden=128)
+    dropout: float = 0.5  # of what the LSTM reads and says
+
+    def build(self, *, width: int, layers: int) -> "MixReading":
+        return MixReading(self, width, layers)
+
+    def params(self, *, width: int, layers: int) -> int:
+        pool = self.pool.params(width=self.lstm.width) if self.pool else 0
+        own = self.mix.params(width=width, layers=layers) + self.lstm.params(width=width) + pool
+        return own + self.lstm.width * self.classes + self.classes
+
+
+class MixReading(nn.Module):
+    def __init__(self, spec: MixReader, width: int, layers: int) -> None:
+        super().__init__()
+        self.mix = spec.mix.build(width=width, layers=layers)
+        self.lstm = spec.lstm.build(width=width)
+        self.pool = spec.pool.build(width=spec.lstm.width) if spec.pool else None
+        self.out = nn.Linear(spec.lstm.width, spec.classes)
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def forward(self, hidden: tuple[Tensor, ...], batch: Batch) -> Tensor:
+        """Logits `[C, classes]`, or `[N, classes]` for a tagger."""
+        states = self.lstm(self.dropout(self.mix(hidden)), batch)
+        out: Tensor = self.out(self.dropout(states if self.pool is None else self.pool(states, batch)))
+        return out
+
+
+@torch.no_grad()
+def layers(model: LanguageModel, batch: Batch) -> tuple[tuple[Tensor, ...], Batch]:
+    """All layers of a model as it stands, without a graph and without dropout, and the batch they belong to.
+
+    They are the token embeddings and what every block says; for an encoder-decoder those of the encoder, over what it
+    reads.
+    """
+    was = model.training
+    model.eval()
+    try:
+        out = model(batch, hidden=True)
+    finally:
+        model.train(was)
+    read, side = (out, batch) if out.source is None or batch.source is None else (out.source, batch.source)
+    assert read.hidden is not None
+    return read.hidden, side

@@ -1,0 +1,1 @@
+"""EVALUATION: perplexity, minimal pairs, in-context, baselines, comparisons, reports."""
