@@ -107,12 +107,15 @@ def test_tasks_say_their_kind_their_metric_and_what_is_there(
 ) -> None:
     (tmp_path / "cola").mkdir()
     (tmp_path / "cola" / "dev.tsv").touch()
+    (tmp_path / "tasks" / "qqp").mkdir(parents=True)
+    (tmp_path / "tasks" / "qqp" / "dev_subset.tsv.gz").touch()
     monkeypatch.setenv("PRETUNE_DATA", str(tmp_path))
     assert main(["list", "tasks"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == TASKS.names()
     assert lines[0].split() == ["cola", "classification", "matthews", "dev", "1,043"]
-    assert all(line.endswith("  no data") for line in lines[1:])
+    assert lines[4].endswith("  dev 18,990 (part)")
+    assert all(line.endswith("  no data") for line in lines[1:4] + lines[5:])
     assert main(["list", "tasks", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tasks"]["cola"]["rows"] == {"dev": 1043}
 

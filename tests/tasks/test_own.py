@@ -77,6 +77,8 @@ def test_kinds_are_found_and_shown(write) -> None:  # type: ignore[no-untyped-de
     assert [example.id for example in examples] == ["2", "4", "5"]  # the lines they begin on
     score = own_task({"train": write("b.csv", "text,score\na,1.5\nb,2\n")})
     assert (score.kind, [example.label for example in score.read("train")]) == ("regression", [1.5, 2.0])
+    classes = own_task({"train": write("d.csv", "text,label\na,1.0\nb,0.0\n")})
+    assert (classes.kind, classes.labels) == ("classification", ("0.0", "1.0"))
     rows = '{"a": "x", "b": "y", "label": true}\n{"a": "z", "b": "w", "label": false}'
     two = own_task({"train": write("c.jsonl", rows)}, text="a", pair="b")
     assert (two.kind, two.labels) == ("pair", ("False", "True"))
@@ -164,6 +166,41 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
         own_task({"train": path})
     path.write_bytes(b"\0\1\2\3" * 10)
     with pytest.raises(DataError, match=r"a.csv: a binary file"):
+        own_task({"train": path})
+
+
+PIECES = [b",", b"\t", b'"', b"\n", b"\r", b"\0", b"\xff", b"\xef\xbb\xbf", b"{", b"[]", b"nan", b"1e999", b"\\ud800"]
+WHOLE = [
+    b'text,label\na,x\n"b\nc",y\n',
+    b"text\tlabel\na\t1\nb\t0\n",
+    b'{"text": "a", "label": 1}\n{"text": "b", "label": 0}\n',
+    b"EU NNP I-ORG\nx VB O\n\nPeter NNP I-PER\n",
+]
+
+
+@settings(max_examples=150)
+@given(
+    whole=st.sampled_from(WHOLE),
+    edits=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 4), st.sampled_from(PIECES)), max_size=4),
+    ending=st.sampled_from([".csv", ".tsv", ".jsonl", ".conll", ".conllu", ".txt"]),
+)
+def test_damage_gives_one_line_or_examples(whole: bytes, edits, ending: str, tmp_path_factory) -> None:  # type: ignore[no-untyped-def]
+    for at, gone, piece in edits:
+        whole = whole[:at] + piece + whole[at + gone :]
+    path = tmp_path_factory.mktemp("damaged") / f"rows{ending}"
+    path.write_bytes(whole)
+    try:
+        task = own_task({"train": path})
+    except DataError as fault:
+        assert "\n" not in str(fault)
+    else:
+        examples = list(task.read("train"))
+        assert examples and all(example.text.strip() for example in examples)
+
+
+def test_half_a_character(write) -> None:  # type: ignore[no-untyped-def]
+    path = write("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b\\ud800", "label": 0}\n')
+    with pytest.raises(DataError, match=r"a.jsonl:2: field 'text': character 1 is half of a surrogate pair"):
         own_task({"train": path})
 
 

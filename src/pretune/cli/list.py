@@ -77,8 +77,14 @@ def tasks() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name in TASKS:
         task = TASKS.get(name)
-        rows = {split: there.file.rows for split, there in task.available().items()}
-        found[name] = {"kind": task.kind, "metric": task.metrics[0], "rows": rows, "about": TASKS.describe(name)}
+        there = task.available()
+        found[name] = {
+            "kind": task.kind,
+            "metric": task.metrics[0],
+            "rows": {split: part.file.rows for split, part in there.items()},
+            "partial": [split for split, part in there.items() if part.file.partial],
+            "about": TASKS.describe(name),
+        }
     return found
 
 
@@ -105,7 +111,7 @@ def _shapes(target: str) -> list[str]:
 
 def _lines(found: Mapping[str, Any]) -> list[str]:
     if all(isinstance(value, Mapping) and "metric" in value for value in found.values()):
-        return _columns([(name, value["kind"], value["metric"], _rows(value["rows"])) for name, value in found.items()])
+        return _columns([(name, value["kind"], value["metric"], _rows(**value)) for name, value in found.items()])
     if all(isinstance(value, Mapping) for value in found.values()):  # shapes in a column of their own
         shapes = {name: ", ".join(value["shapes"]) or "those of its parts" for name, value in found.items()}
         column = max(map(len, shapes.values()))
@@ -118,9 +124,13 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
     return [f"{name:<{width}}  {text}" for name, text in texts.items()]
 
 
-def _rows(found: Mapping[str, int | None]) -> str:
-    """The splits that are there with their rows, where these are known."""
-    return ", ".join(split if rows is None else f"{split} {rows:,}" for split, rows in found.items()) or "no data"
+def _rows(rows: Mapping[str, int | None], partial: list[str], **_: Any) -> str:
+    """The splits that are there, with their rows where these are known, and which are only parts."""
+    texts = [
+        split + ("" if count is None else f" {count:,}") + (" (part)" if split in partial else "")
+        for split, count in rows.items()
+    ]
+    return ", ".join(texts) or "no data"
 
 
 def _columns(rows: list[tuple[str, ...]]) -> list[str]:

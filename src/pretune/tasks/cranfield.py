@@ -14,7 +14,7 @@ from pretune.tasks.task import File, Split, Task
 
 
 def documents(path: Path) -> Iterator[Example]:
-    """Every document: its text, which begins with its title."""
+    """Every document: its text, which begins with its title; two have neither, and say so."""
     for number, fields in _entries(path):
         text = " ".join(fields.get(".W", [])) or " ".join(fields.get(".T", []))
         yield Example(text=text or "(no text)", id=number)

@@ -16,7 +16,7 @@ from pretune.core.errors import DataError, UsageError
 from pretune.tasks.conll import Columns
 from pretune.tasks.conllu import Conllu
 from pretune.tasks.example import Example
-from pretune.tasks.rows import Row
+from pretune.tasks.rows import Row, fault
 from pretune.tasks.tables import Table, open_table
 from pretune.tasks.task import File, Kind, Reader, Split, Task
 from pretune.tasks.template import Template
@@ -54,7 +54,7 @@ class Own:
             return number(row, value)
         if value not in self.labels:
             known = ", ".join(self.labels[:20])
-            raise DataError(f"{row.where}: label {value[:40]!r} is not among those of the training data ({known})")
+            raise fault(f"{row.where}: label {value[:40]!r} is not among those of the training data ({known})")
         return self.labels.index(value)
 
 
@@ -101,9 +101,9 @@ def label_of(row: Row, column: str) -> str:
     """The label of a row, as it is written; a row without one is an error."""
     value = row.get(column)
     if value is None or not str(value).strip():
-        raise DataError(f"{row.where}: no label in '{column}'; fill it in, or leave the row out")
+        raise fault(f"{row.where}: no label in '{column}'; fill it in, or leave the row out")
     if isinstance(value, list | dict):
-        raise DataError(f"{row.where}: '{column}' holds {str(value)[:40]}; one label is expected")
+        raise fault(f"{row.where}: '{column}' holds {str(value)[:40]}; one label is expected")
     return str(value).strip()
 
 
@@ -114,7 +114,7 @@ def number(row: Row, value: str) -> float:
     except ValueError:
         found = float("nan")
     if found - found != 0:
-        raise DataError(f"{row.where}: score {value[:40]!r} is not a number, though those before it are")
+        raise fault(f"{row.where}: score {value[:40]!r} is not a number, though those before it are")
     return found
 
 
@@ -122,14 +122,15 @@ def _labels(table: Table, column: str) -> tuple[str, ...]:
     """The classes of the training data, in the order of numbers or letters; none when they are scores."""
     counts = Counter(label_of(row, column) for row in table.rows())
     if not counts:
-        raise DataError(f"{table.path}: no rows below the header")
-    whole = all(value.lstrip("+-").isdecimal() for value in counts)
+        raise fault(f"{table.path}: no rows below the header")
+    numbers = all(_is_number(value) for value in counts)
+    whole = numbers and all(float(value).is_integer() for value in counts)
     if len(counts) == 1:
-        raise DataError(f"{table.path}: every row has the label {next(iter(counts))[:40]!r}; two classes are needed")
-    if all(_is_number(value) for value in counts) and not (whole and len(counts) <= CLASSES):
+        raise fault(f"{table.path}: every row has the label {next(iter(counts))[:40]!r}; two classes are needed")
+    if numbers and not (whole and len(counts) <= CLASSES):
         return ()
     if len(counts) == counts.total() and len(counts) > CLASSES:
-        raise DataError(f"{table.path}: every row of '{column}' is different; is it the label? (another: --label COL)")
+        raise fault(f"{table.path}: every row of '{column}' is different; is it the label? (another: --label COL)")
     return tuple(sorted(counts, key=float if whole else str))
 
 
@@ -146,22 +147,18 @@ def _column(table: Table, asked: str | None, usual: tuple[str, ...], what: str) 
     for column in usual:
         if column in table.columns:
             return column
-    raise DataError(
-        f"{table.path}: which column is the {what}? Name it with --{what} ({', '.join(table.columns)[:200]})"
-    )
+    raise fault(f"{table.path}: which column is the {what}? Name it with --{what} ({', '.join(table.columns)[:200]})")
 
 
 def _tagging(tables: Mapping[str, Table], label: str | None, name: str) -> Task:
     if label is not None and not label.lstrip("-").isdecimal():
-        raise DataError(
-            f"{tables['train'].path}: CoNLL columns have no names; give --label as a number, the last is -1"
-        )
+        raise fault(f"{tables['train'].path}: CoNLL columns have no names; give --label as a number, the last is -1")
     universal = ".conllu" in tables["train"].path.suffixes
     form = Conllu if universal else Columns
     at = (3 if universal else -1) if label is None else int(label) - (int(label) > 0)
     tags = Counter(tag for example in form(tag=at, labels=())(tables["train"].path) for tag in example.tags)
     if len(tags) < 2:
-        raise DataError(f"{tables['train'].path}: {len(tags)} different tags; two are needed")
+        raise fault(f"{tables['train'].path}: {len(tags)} different tags; two are needed")
     labels = tuple(sorted(tags, key=lambda tag: (tag != "O", tag[2:] if tag[1:2] == "-" else tag, tag)))
     read = form(tag=at, labels=labels)
     for table in tables.values():

@@ -31,15 +31,27 @@ class Row(NamedTuple):
         """A value; an error that names the columns there are when this one is not among them."""
         if column not in self.values:
             known = ", ".join(self.values)[:200]
-            raise DataError(f"{self.where}: no field '{column}'{nearest(column, self.values)} (it has {known})")
+            raise fault(f"{self.where}: no field '{column}'{nearest(column, self.values)} (it has {known})")
         return self.values[column]
 
     def text(self, column: str) -> str:
         """A value that has to be text, and not blank."""
         value = self.get(column)
         if not isinstance(value, str) or not value.strip():
-            raise DataError(f"{self.where}: field '{column}' holds {str(value)[:40]!r}; text was expected")
+            raise fault(f"{self.where}: field '{column}' holds {str(value)[:40]!r}; text was expected")
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError as broken:  # JSON can escape half a character
+                raise fault(
+                    f"{self.where}: field '{column}': character {broken.start} is half of a surrogate pair; mend it"
+                ) from None
         return value
+
+
+def fault(message: str) -> DataError:
+    """An error of one line, whatever the names of columns that it quotes hold."""
+    return DataError(" ".join(message.split()))
 
 
 def text_of(path: Path, encoding: str | None = None) -> Iterator[str]:
@@ -161,7 +173,7 @@ def index(row: Row, column: str, labels: tuple[str, ...]) -> int:
     """Which of the labels a row has."""
     value = row.get(column)
     if str(value) not in labels:
-        raise DataError(f"{row.where}: label {str(value)[:40]!r} in '{column}' is not one of {', '.join(labels)}")
+        raise fault(f"{row.where}: label {str(value)[:40]!r} in '{column}' is not one of {', '.join(labels)}")
     return labels.index(str(value))
 
 

@@ -25,14 +25,9 @@ BOOLQ = Task(
     labels=TRUTH,
     folders=("boolq", "BoolQ"),
     splits={
-        "train": Split(
-            published="train",
-            files=(
-                File(path="train.jsonl", read=_boolq),
-                File(path="train32.jsonl", read=_boolq, rows=32, partial=True),
-            ),
-        ),
+        "train": Split(published="train", files=(File(path="train.jsonl", read=_boolq),)),
         "dev": Split(published="validation", files=(File(path="val.jsonl", read=_boolq, rows=3270),)),
+        "train32": Split(published="train32 of FewGLUE", files=(File(path="train32.jsonl", read=_boolq, rows=32),)),
         "dev32": Split(published="dev32 of FewGLUE", files=(File(path="dev32.jsonl", read=_boolq, rows=32),)),
     },
     template=Template(source="boolq question: {text} passage: {pair}", targets=TRUTH),

@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from typing import Literal
 
 from pretune.core.errors import DataError, nearest
-from pretune.tasks.rows import Jsonl, Row, text_of
+from pretune.tasks.rows import Jsonl, Row, fault, text_of
 from pretune.text.corpora.tables import delimited_rows
 
 _SAMPLE = 50
@@ -60,7 +60,7 @@ class Table:
     def check(self, column: str) -> str:
         """A column that has to be there."""
         if column not in self.columns:
-            raise DataError(
+            raise fault(
                 f"{self.path}: no column '{column[:60]}'{nearest(column, self.columns)} "
                 f"(it has {', '.join(self.columns)[:200]})"
             )
@@ -108,7 +108,7 @@ def _delimited(path: Path, ending: str, named: Sequence[str]) -> Table:
     header = _is_header(first, named)
     if header and len({*first}) < len(first):
         twice = next(cell for cell in first if first.count(cell) > 1)
-        raise DataError(f"{path}:1: the header has the column '{twice[:60]}' twice; rename one")
+        raise fault(f"{path}:1: the header has the column '{twice[:60]}' twice; rename one")
     columns = tuple(first) if header else tuple(str(at) for at in range(1, len(first) + 1))
     return Table(path=path, form="delimited", columns=columns, delimiter=delimiter, quoted=quoted, header=header)
 
@@ -118,8 +118,8 @@ def _sample(path: Path, delimiter: str, quoted: bool) -> list[list[str]]:
     try:
         for _, cells in itertools.islice(delimited_rows(text_of(path), delimiter, quoted, str(path)), _SAMPLE):
             rows.append(cells)
-    except DataError as fault:
-        if "bad row" not in str(fault):
+    except DataError as broken:
+        if "bad row" not in str(broken):
             raise
     return rows
 
