@@ -261,7 +261,9 @@ def test_padding_is_not_read(tmp_path: Path) -> None:
     [
         ("problem_type", "multi_label_classification", "key 'problem_type'"),
         ("id2label", {"1": "a", "2": "b"}, "key 'id2label'"),
-        ("id2label", {"0": "a", "1": "b"}, "asks for floats of shape"),
+        ("id2label", {"0": "a", "1": "b"}, "2 outputs, but its weights have 3"),
+        ("id2label", None, "key 'num_labels' = 2000000000, but the weights have 3"),
+        ("architectures", ["BertForQuestionAnswering"], "tensor 'classifier.* has no place"),
     ],
 )
 def test_bad_labels_are_refused(key: str, value: Any, says: str, tmp_path: Path) -> None:
@@ -269,7 +271,7 @@ def test_bad_labels_are_refused(key: str, value: Any, says: str, tmp_path: Path)
 
     built(case("x", tf.BertForSequenceClassification, tf.BertConfig, BERT), **THREE).save_pretrained(tmp_path)
     file = tmp_path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    file.write_text(json.dumps({**json.loads(file.read_text()), "num_labels": 2_000_000_000, key: value}))
     with pytest.raises(CheckpointError, match=says):
         pt.load(tmp_path)
 

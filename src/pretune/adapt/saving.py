@@ -67,17 +67,18 @@ def load(
     if there is None:
         return model
     found, task, stored = there
+    rows = _rows(folder, task, stored)
     try:
-        spec = _kept(found[HEAD]) if task is None else _told(found, task)
-        rules = task.rules if task else None
+        spec = _kept(found[HEAD]) if task is None else _told(found, task, rows)
         spec = spec.resolve(model.spec)
+        _fits(spec, rows)
     except PretuneError as error:
         raise CheckpointError(f"{folder / checkpoint.CONFIG}: {error}") from None
     head = spec.build(model)
     if head is None:
         raise CheckpointError(f"{folder / checkpoint.CONFIG}: key '{HEAD}' is a head without tensors; remove it")
     names = dict(checkpoint.weights_of(head))
-    moves = plan(names, rules or tuple(Rule(name, OWN + name) for name in names))
+    moves = plan(names, task.rules if task else tuple(Rule(name, OWN + name) for name in names))
     _fill(folder, head, moves, stored, names)
     return Adapted(model, head, spec).eval()
 
@@ -116,12 +117,12 @@ def _keys(head: TaskHead) -> dict[str, Any]:
     }
 
 
-def _told(found: Mapping[str, Any], task: Headed) -> AnyHead:
+def _told(found: Mapping[str, Any], task: Headed, rows: int) -> AnyHead:
     """The head that the config of a class stands for."""
     drop = take(found, "classifier_dropout", check=optional(rate), default=None)
     if drop is None:
         drop = take(found, "hidden_dropout_prob", check=optional(rate), default=None) or 0.0
-    names = _names(found)
+    names = _names(found, rows)
     labels = () if names == _unnamed(len(names)) else names
     if task.kind == "span":
         return Span()
@@ -139,12 +140,29 @@ def _told(found: Mapping[str, Any], task: Headed) -> AnyHead:
     return Classification(classes=len(names), labels=labels, reading=task.reading, dropout=drop)
 
 
-def _names(found: Mapping[str, Any]) -> tuple[str, ...]:
-    """The labels of a config, in order; two without names where it is silent."""
+def _rows(folder: Path, task: Headed | None, stored: Mapping[str, Stored]) -> int:
+    """How many outputs the tensors have: a config that says otherwise is refused before anything is made."""
+    names = [OWN + "out.weight"] if task is None else [move.theirs for move in plan(["out.weight"], task.rules)]
+    there = stored.get(names[0])
+    if there is None or len(there.shape) != 2:
+        raise CheckpointError(f"{files.main_file(folder)}: tensor '{names[0]}' is missing, or not a matrix")
+    return there.shape[0]
+
+
+def _fits(head: TaskHead, rows: int) -> None:
+    outputs = head.classes if isinstance(head, Classification | Tagging) else 2 if isinstance(head, Span) else 1
+    if outputs != rows:
+        raise CheckpointError(f"the head has {outputs} outputs, but its weights have {rows}; they must be as many")
+
+
+def _names(found: Mapping[str, Any], rows: int) -> tuple[str, ...]:
+    """The labels of a config, in order; as many as there are outputs, without names, where it has none."""
     table = found.get("id2label")
     if table is None:
-        count = take(found, "num_labels", "_num_labels", check=optional(size), default=2) or 2
-        return _unnamed(count)
+        count = take(found, "num_labels", "_num_labels", check=optional(size), default=None) or rows
+        if count != rows:
+            raise CheckpointError(f"key 'num_labels' = {count}, but the weights have {rows} outputs")
+        return _unnamed(rows)
     wanted = [str(i) for i in range(len(table))] if isinstance(table, dict) else []
     if not wanted or set(table) != set(wanted) or not all(isinstance(name, str) for name in table.values()):
         raise CheckpointError(f"key 'id2label' = {shown(table)}: expected names by number, from \"0\" on")
