@@ -51,8 +51,7 @@ def logits(model: LanguageModel) -> torch.Tensor:
 
 every = pytest.mark.parametrize("name", METHODS.names())
 usual = {
-    "bert-base", "electra-base", "gpt2-small", "pythia-160m", "llama3-8b", "t5-base", "bart-base", "xlnet-base",
-    "made-windows", "made-shared-layers", "made-unequal",
+    "bert-base", "gpt2-small", "pythia-160m", "llama3-8b", "t5-base", "xlnet-base", "made-windows", "made-unequal",
     "t5-table-enc-dec-shared",
 }  # fmt: skip
 everywhere = pytest.mark.parametrize(

@@ -5,6 +5,7 @@ rank r each, k r in all, with alpha k times as large: the same numbers, in a lay
 a product that others trained gives each part the whole A and its rows of B.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -166,6 +167,7 @@ def unpack(config: Mapping[str, Any], tensors: Mapping[str, Tensor], spec: Model
 _PLAIN: dict[str, Any] = {
     "bias": "none", "use_dora": False, "modules_to_save": None, "fan_in_fan_out": True, "lora_bias": False,
     "trainable_token_indices": None, "target_parameters": None, "use_qalora": False, "exclude_modules": None,
+    "layer_replication": None,
 }  # fmt: skip
 """Keys that change what is computed, and the only value of each that is read."""
 
@@ -174,7 +176,12 @@ def _unpack_lora(
     config: Mapping[str, Any], left: dict[str, Tensor], by_name: Mapping[str, Place], blocks: Blocks
 ) -> Unpacked:
     rank, alpha, dropout = _number(config, "r", 8), _number(config, "lora_alpha", 8), _number(config, "lora_dropout", 0)
-    alphas = config.get("alpha_pattern") or {}
+    alphas = _patterns(config.get("alpha_pattern"))
+    if config.get("init_lora_weights") not in (None, True, False, "gaussian", "eva", "orthogonal"):
+        start = shown(config["init_lora_weights"])
+        raise CheckpointError(
+            f"key 'init_lora_weights' = {start} changes the base model's weights; merge it there instead"
+        )
     out: dict[str, Tensor] = {}
     scales: dict[str, float] = {}
     for name, place in by_name.items():
@@ -185,7 +192,8 @@ def _unpack_lora(
             raise CheckpointError(
                 f"tensor '{name}.lora_B.weight' has shape {list(b.shape)}, which does not fit the model"
             )
-        own = float(alphas.get(place.theirs, alpha)) / (a.shape[0] ** 0.5 if config.get("use_rslora") else a.shape[0])
+        said = next((a for key, a in alphas.items() if f".{place.theirs}".endswith(f".{key}")), alpha)
+        own = said / (a.shape[0] ** 0.5 if config.get("use_rslora") else a.shape[0])
         parts = dict(zip(place.ours, place.unpack(b) if len(place.ours) > 1 else [b], strict=True))
         at = 0
         for path, part_rank in blocks.get(place.theirs) or [[path, 0] for path in place.ours]:
@@ -230,6 +238,16 @@ def _targets(paths: Mapping[str, Any]) -> tuple[Target, ...]:
     if not words:
         raise CheckpointError("none of the adapter's tensors has a place in this model; it is for another one")
     return tuple(dict.fromkeys(words))  # type: ignore[arg-type]
+
+
+def _patterns(found: Any) -> dict[str, float]:
+    """Ends of layers' names with a number for each; the reference allows any pattern, which is not followed here."""
+    found = found or {}
+    if not isinstance(found, Mapping) or not all(re.fullmatch(r"[\w.]+", str(key)) for key in found):
+        raise CheckpointError(
+            f"key 'alpha_pattern' = {shown(found)} is not supported; only names of layers and their ends are"
+        )
+    return {str(key): _number(found, key, 0) for key in found}
 
 
 def _number(config: Mapping[str, Any], key: str, default: float) -> float:
