@@ -192,3 +192,13 @@ def test_what_is_asked_of_a_method_is_checked() -> None:
             Lora(**wrong)
     with pytest.raises(UsageError, match="bottleneck of at least 1, found 0"):
         METHODS.get("adapters")(bottleneck=0)
+
+
+def test_a_whole_model_is_saved_after_merging(tmp_path: Path) -> None:
+    model, method, _ = applied("bert-base", "lora", stirred=0.1)
+    with pytest.raises(UsageError, match="a method is on this model"):
+        pt.save(model, tmp_path / "whole")
+    expected = logits(model)
+    method.merge(model)
+    pt.save(model, tmp_path / "whole")
+    equal(logits(pt.load(tmp_path / "whole")), expected, 1e-5)

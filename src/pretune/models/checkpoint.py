@@ -126,6 +126,10 @@ def save(
 
 def _write(model: LanguageModel, folder: Path, shard: int, head: Beside | None) -> list[str]:
     """The files of one model, with their manifest; their names."""
+    if any(getattr(module, "adapts", False) is True for module in model.modules()):
+        raise UsageError(
+            "a method is on this model, and no layout has its weights; merge it first, or save the adapter alone"
+        )
     spec = model.spec
     found, rules, strip, twins = describe(spec)
     found["dtype"] = str(model.tokens.weight.dtype).removeprefix("torch.")
