@@ -395,7 +395,7 @@ def test_fixed_keys(model_type: str) -> None:
         ({**T511, "is_gated_act": False}, "key 'is_gated_act' = false is not supported; allowed: true"),
         ({**T511, "dense_act_fn": "relu"}, "key 'dense_act_fn' = 'relu' is not supported; allowed: 'gelu_new'"),
         ({**T511, "feed_forward_proj": "gated-gated-gelu"}, "key 'feed_forward_proj' = 'gated-gated-gelu' is not"),
-        ({**BERT, "architectures": ["BertForSequenceClassification"]}, "key 'architectures' = 'BertForSequence"),
+        ({**BERT, "architectures": ["BertLMHeadModel"]}, "key 'architectures' = 'BertLMHead"),
         ({**BERT, "architectures": [7]}, "key 'architectures' = 7 is not supported"),
         ({**BERT, "architectures": {"a": 1}}, "key 'architectures' = an object is not supported"),
         ({**MPT, "attn_config": {"alibi": False}}, "key 'attn_config.alibi' = false is not supported; allowed: true"),
