@@ -1,5 +1,7 @@
 """A learned mix of layers: its formula, what is trained, and that any family can be read."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,7 +18,7 @@ TAGGER = MixReader(classes=3, lstm=BiLSTM(hidden=8), pool=None, dropout=0.0)
 
 @pytest.mark.parametrize("name", {name.partition("-")[0]: name for name in CASES}.values())
 def test_the_layers_of_every_family_can_be_read(name: str) -> None:
-    model = model_of(name).train()
+    model = copy.deepcopy(model_of(name)).train()  # that one is shared by all tests
     hidden, batch = layers(model, lay(model.spec, text(6, 3, 8)))
     assert model.training and not any(layer.requires_grad for layer in hidden)
     logits = SMALL.build(width=model.spec.width, layers=len(hidden))(hidden, batch)

@@ -151,7 +151,8 @@ def test_winogrande_s_answers_are_in_both_places(shared_data: Path) -> None:
     assert examples[0].choices[int(examples[0].label or 0)] == "tank"
 
 
-def test_what_is_not_there() -> None:
+def test_what_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PRETUNE_DATA", str(tmp_path))  # what is looked through as well
     task = TASKS.get("cola")
     with pytest.raises(UsageError, match="task 'cola' has no split 'dve'; did you mean 'dev'"):
         task.find("dve", "nowhere")
