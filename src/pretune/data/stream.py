@@ -49,7 +49,10 @@ class Lesson(Protocol):
         """The lesson, as many sequences in the same order. There may be none of them."""
 
     def targets(self, tokens: int, sequences: int) -> int:
-        """Slots for the targets of a batch of so many tokens in so many sequences."""
+        """Slots for the targets of a batch of so many tokens (of the side that is predicted) in so many sequences.
+
+        A bound, or where their number is random what it stays below but for once in a thousand million batches.
+        """
 
 
 class Stream:

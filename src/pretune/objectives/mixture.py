@@ -24,6 +24,7 @@ from pretune.core.types import IGNORE, Batch, Loss
 from pretune.data.counters import Counters
 from pretune.data.ragged import Ints, bounds, spread
 from pretune.data.sequences import Sequences
+from pretune.data.stream import Lesson
 from pretune.objectives.causal import Causal
 from pretune.objectives.denoising import Denoising
 from pretune.objectives.masked import Masked
@@ -31,7 +32,6 @@ from pretune.objectives.masked_seq2seq import MaskedSeq2seq
 from pretune.objectives.multitask_masked import MultitaskMasked
 from pretune.objectives.objective import (
     MODEL_SHAPES,
-    Lesson,
     ModelShape,
     Reader,
     Vocabulary,

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE, Batch, Loss
-from pretune.data.counters import Counters
 from pretune.data.ragged import Ints
-from pretune.data.sequences import Sequences
+from pretune.data.stream import Lesson
 from pretune.nn.loss import firsts
 from pretune.text.tokenizer import Tokenizer
 
@@ -97,26 +96,6 @@ class Reader(Protocol):
 
     def span_loss(self, left: Tensor, right: Tensor, place: Tensor, labels: Tensor) -> Loss:
         """The span head's summed loss, from the states [M, W] at the edges of spans and the places inside them [M]."""
-
-
-class Lesson(Protocol):
-    """An objective opened for a vocabulary and a model's shape: what `pretune.data.stream` works with."""
-
-    @property
-    def copies(self) -> int | None:
-        """After so many epochs the same corruptions come again (static masking); None: never."""
-
-    def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
-        """Bounds of how long a sequence of n tokens becomes: source and target; no target where there is one side."""
-
-    def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
-        """The lesson, as many sequences in the same order. There may be none of them."""
-
-    def targets(self, tokens: int, sequences: int) -> int:
-        """Slots for the targets of a batch of so many tokens (of the side that is predicted) in so many sequences.
-
-        A bound, or where their number is random what it stays below but for once in a thousand million batches.
-        """
 
 
 class Objective(Protocol):

@@ -16,8 +16,8 @@ from pretune.data.prepare import Data
 from pretune.data.samples import Blocks, Documents, Samples, Sentences
 from pretune.data.shape import Shape
 from pretune.data.shards import Shards
-from pretune.data.stream import Stream
-from pretune.objectives.objective import Lesson, ModelShape, Objective, Vocabulary
+from pretune.data.stream import Lesson, Stream
+from pretune.objectives.objective import ModelShape, Objective, Vocabulary
 from pretune.text.tokenizer import Tokenizer
 
 SampleName = Literal["documents", "sentences", "blocks", "pairs"]

@@ -16,8 +16,9 @@ from typing import Self
 import torch
 
 from pretune.core.errors import UsageError
+from pretune.core.faults import Fault
 from pretune.core.types import Batch
-from pretune.train.maker import Fault, Request, Source
+from pretune.train.maker import Request, Source
 from pretune.train.tally import Tally
 from pretune.train.transfer import Load, carrier
 from pretune.train.workers import Made, Worker, end

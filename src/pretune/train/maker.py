@@ -12,24 +12,24 @@ import mmap
 import os
 import signal
 import tempfile
-import traceback
 from collections import deque
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from pretune.core import errors
-from pretune.core.errors import PretuneError, ResourceError
+from pretune.core.errors import ResourceError
+from pretune.core.faults import Fault
 from pretune.core.types import Batch
 from pretune.train.packed import Form, Packed
 from pretune.train.tally import Tally
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Those that are the parent's to judge."""
+_FULL = "out of memory in a data worker; lower train.workers"
 _GLANCE = 1.0  # seconds between looks at whether the parent is still there
 
 
@@ -54,27 +54,6 @@ class Request:
     def make(self, source: Source) -> list[Batch]:
         """The batches it asks for."""
         return [source.batch(self.step, part=part, parts=self.parts) for part in range(self.first, self.last)]
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What went wrong in making a step, in a form that every exception can take."""
-
-    kind: type[PretuneError] | None  # None: not an error of ours
-    message: str
-
-    @classmethod
-    def of(cls, error: BaseException) -> "Fault":
-        """Of an exception, wherever it was raised."""
-        if isinstance(error, PretuneError):  # the classes of `core.errors` are the same in every process
-            return cls(next(one for one in type(error).__mro__ if one.__module__ == errors.__name__), str(error))
-        if isinstance(error, MemoryError):
-            return cls(ResourceError, "out of memory in a data worker; lower train.workers")
-        return cls(None, "".join(traceback.format_exception(error)))
-
-    def throw(self) -> NoReturn:
-        """Raise it here."""
-        raise self.kind(self.message) if self.kind else RuntimeError(f"a data worker failed:\n{self.message}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +106,7 @@ class _Maker:
             assert memory is not None
             packed.write(memory)
         except Exception as error:
-            pipe.send((request.turn, Fault.of(error)))
+            pipe.send((request.turn, Fault.of(error, memory=_FULL)))
             return
         form = None if packed.form == self._form else packed.form
         fresh = 0 if descriptor is None else memory.nbytes

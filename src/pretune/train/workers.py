@@ -18,7 +18,8 @@ from multiprocessing.reduction import recv_handle
 from torch import Tensor
 
 from pretune.core.errors import ResourceError, UsageError
-from pretune.train.maker import SIGNALS, Answer, Fault, Filled, Request, Source, mapped, serve
+from pretune.core.faults import Fault
+from pretune.train.maker import SIGNALS, Answer, Filled, Request, Source, mapped, serve
 from pretune.train.packed import Form
 from pretune.train.tally import Tally
 

@@ -12,15 +12,15 @@ import multiprocessing
 import os
 import signal
 import threading
-import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from pretune.core import errors
 from pretune.core.errors import PretuneError, ResourceError
+from pretune.core.faults import Fault
+
+_FULL = "out of memory; use fewer workers, or a larger machine"
 
 T = TypeVar("T", contravariant=True)
 R = TypeVar("R", covariant=True)
@@ -49,25 +49,6 @@ def ordered(
         return
     with _Workers(setup, workers, label, method) as pool:
         yield from pool.run(tasks)
-
-
-@dataclass(frozen=True, slots=True)
-class _Fault:
-    """What went wrong in a task, in a form that every exception can take."""
-
-    kind: type[PretuneError] | None  # None: not an error of ours
-    message: str
-
-    @classmethod
-    def of(cls, error: BaseException) -> "_Fault":
-        if isinstance(error, PretuneError):  # the classes of `core.errors` are the same in every process
-            return cls(next(one for one in type(error).__mro__ if one.__module__ == errors.__name__), str(error))
-        if isinstance(error, MemoryError):
-            return cls(ResourceError, "out of memory; use fewer workers, or a larger machine")
-        return cls(None, "".join(traceback.format_exception(error)))
-
-    def throw(self) -> NoReturn:
-        raise self.kind(self.message) if self.kind else RuntimeError(f"a worker failed:\n{self.message}")
 
 
 class _Workers(Generic[T, R]):
@@ -99,11 +80,11 @@ class _Workers(Generic[T, R]):
         """Results in the order of tasks."""
         coming = _guarded(tasks)
         task = next(coming, None)
-        done: dict[int, R | _Fault] = {}
+        done: dict[int, R | Fault] = {}
         sent = given = 0
         while True:
             while task is not None and sent - given < self._count * _AHEAD:
-                if isinstance(task, _Fault):
+                if isinstance(task, Fault):
                     done[sent] = task
                 elif not self._send(sent, task):
                     break
@@ -111,7 +92,7 @@ class _Workers(Generic[T, R]):
                 task = next(coming, None)  # read ahead while the workers work
             if given in done:
                 result = done.pop(given)
-                if isinstance(result, _Fault):
+                if isinstance(result, Fault):
                     result.throw()
                 yield result
                 given += 1
@@ -171,12 +152,12 @@ class _Workers(Generic[T, R]):
         raise ResourceError(f"a worker process died ({why}) while it worked on {self._label(task)}; {hint}")
 
 
-def _guarded(tasks: Iterable[T]) -> Iterator[T | _Fault]:
+def _guarded(tasks: Iterable[T]) -> Iterator[T | Fault]:
     """The tasks; an error of ours in making one takes its place in the order, and is the last."""
     try:
         yield from tasks
     except PretuneError as error:
-        yield _Fault.of(error)
+        yield Fault.of(error, memory=_FULL)
 
 
 def _serve(connection: Connection, setup: Setup[Any, Any], others: Iterable[Connection]) -> None:
@@ -196,7 +177,7 @@ def _serve(connection: Connection, setup: Setup[Any, Any], others: Iterable[Conn
             work = work or setup.start()
             result = work(task)
         except Exception as error:
-            result = _Fault.of(error)
+            result = Fault.of(error, memory=_FULL)
         try:
             connection.send((number, result))
         except OSError:

@@ -13,11 +13,12 @@ from pretune.data.layout import lay_out
 from pretune.data.ragged import Ints
 from pretune.data.sequences import Sequences
 from pretune.data.shape import Shape
+from pretune.data.stream import Lesson
 from pretune.nn.scope import Sight as Way
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.masked import MaskedLesson, hidden
 from pretune.objectives.mixture import MixtureLesson
-from pretune.objectives.objective import MODEL_SHAPES, Lesson, ModelShape, Objective
+from pretune.objectives.objective import MODEL_SHAPES, ModelShape, Objective
 from pretune.objectives.seq2seq import Spans
 from pretune.objectives.span_corruption import SpanCorruptionLesson
 from pretune.recipes.example.spelling import Spelling, pieces, words

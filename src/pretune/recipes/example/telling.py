@@ -9,8 +9,9 @@ from torch import Tensor
 
 from pretune.core.types import IGNORE, Batch, Loss, Targets
 from pretune.data.sequences import Sequences
+from pretune.data.stream import Lesson
 from pretune.objectives.disguise import Disguise
-from pretune.objectives.objective import Lesson, ModelShape, Objective
+from pretune.objectives.objective import ModelShape, Objective
 from pretune.objectives.replaced_token import filled_in
 from pretune.recipes.example.onlooker import Edges, Onlooker
 from pretune.recipes.example.sights import sights
