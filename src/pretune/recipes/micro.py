@@ -5,9 +5,10 @@ from typing import Literal
 
 import torch
 
-from pretune.data.stream import Stream
+from pretune.data.shape import Shape
 from pretune.models.cost import memory
-from pretune.recipes.settings import Settings
+from pretune.models.spec import Model
+from pretune.recipes.settings import Train
 from pretune.train.counting import finer
 from pretune.train.ranks import Ranks
 
@@ -19,36 +20,32 @@ MOST_WORKERS = 4
 
 
 def micro_batches(
-    stream: Stream, settings: Settings, ranks: Ranks, precision: torch.dtype | None, *, least: int
+    shape: Shape, model: Model, train: Train, ranks: Ranks, precision: torch.dtype | None, *, least: int
 ) -> int:
     """Micro-batches per rank and step: as few as memory allows, at least as many as were needed before."""
-    rows, row = stream.shape.rows // ranks.world, stream.shape.length + (stream.shape.source or 0)
-    room, micro = _room(row, rows * row, settings, ranks, precision), 1
+    rows, row = shape.rows // ranks.world, shape.length + (shape.source or 0)
+    room, micro = train.micro_tokens or _room(row, rows * row, model, ranks, precision), 1
     while rows // micro > 1 and (rows // micro * row > room or micro < least):
         micro = finer(micro, rows // micro)
     return micro
 
 
-def _room(row: int, most: int, settings: Settings, ranks: Ranks, precision: torch.dtype | None) -> int:
+def _room(row: int, most: int, model: Model, ranks: Ranks, precision: torch.dtype | None) -> int:
     """Tokens of a micro-batch."""
-    if settings.train.micro_tokens is not None:
-        return settings.train.micro_tokens
     if ranks.device.type != "cuda":
         return MICRO_TOKENS
     free = ROOM * torch.cuda.get_device_properties(ranks.device).total_memory
     half: Literal["fp32", "bf16"] = "fp32" if precision is None else "bf16"
     tokens = most
-    while (
-        tokens > row and memory(settings.model, tokens=tokens, length=row, training=True, precision=half).total > free
-    ):
+    while tokens > row and memory(model, tokens=tokens, length=row, training=True, precision=half).total > free:
         tokens //= 2
     return tokens
 
 
-def workers(settings: Settings, ranks: Ranks) -> int:
+def workers(train: Train, ranks: Ranks) -> int:
     """Processes that make batches: none on a CPU, which they would take time from; else by the cores of a rank."""
-    if settings.train.workers is not None:
-        return settings.train.workers
+    if train.workers is not None:
+        return train.workers
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     cores = max(((os.cpu_count() or 1) - local) // local, 0)
     return min(MOST_WORKERS, cores) if ranks.device.type == "cuda" else 0

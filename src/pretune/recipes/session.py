@@ -64,7 +64,7 @@ class Session:
             longest=settings.model.longest,
         )
         self.settings, self.course = settings, Course.open(settings, self.source, many)
-        self.precision = precision_of(settings, many)
+        self.precision = precision_of(settings.train, many)
         self.model = first_model(self.spec, settings, many, resume=resume)
         self.expect = {
             "config": self.settings.sha256(),
@@ -176,7 +176,7 @@ class Session:
             micro=loop.state.micro,
             rank=self.ranks.rank,
             world=self.ranks.world,
-            workers=workers(self.settings, self.ranks),
+            workers=workers(self.settings.train, self.ranks),
             device=self.ranks.device,
         )
         with feed:
@@ -187,8 +187,8 @@ class Session:
             loop.state.waited += feed.waited
 
     def _micro(self, phase: int, state: State) -> int:
-        stream = self.course.streams[phase]
-        return micro_batches(stream, self.settings, self.ranks, self.precision, least=state.least)
+        shape, settings = self.course.streams[phase].shape, self.settings
+        return micro_batches(shape, settings.model, settings.train, self.ranks, self.precision, least=state.least)
 
     def _evaluate(self, journal: Journal, saver: Saver) -> Evaluate | None:
         if self.course.held is None:

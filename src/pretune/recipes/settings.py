@@ -109,21 +109,7 @@ class Settings:
 
     def changed(self, changes: Mapping[str, Any]) -> "Settings":
         """With values at some paths replaced: `train.lr`, `objective.rate`, `model.depth`."""
-        sections: dict[str, dict[str, Any]] = {}
-        for path, value in changes.items():
-            section, _, rest = path.partition(".")
-            if section not in SECTIONS or not rest:
-                known = [f"{name}.{inner}" for name in SECTIONS for inner in config.paths(getattr(self, name))]
-                raise UsageError(
-                    f"unknown setting '{path}'{nearest(path, known)}; it starts with {' or '.join(SECTIONS)}"
-                )
-            sections.setdefault(section, {})[rest] = value
-        made: dict[str, Any] = {}
-        if "train" in sections:
-            sections["train"] |= _one_rate(sections["train"], self.train.lr)
-        for name, inner in sections.items():
-            made[name] = within(name, getattr(self, name), inner)
-        return replace(self, **made)
+        return replace(self, **edited({name: getattr(self, name) for name in SECTIONS}, changes))
 
     def differences(self, other: "Settings") -> dict[str, tuple[Any, Any]]:
         """The paths at which two runs differ in what is learnt."""
@@ -141,6 +127,20 @@ class Settings:
         tree["train"] = {name: value for name, value in tree["train"].items() if name not in HARMLESS}
         tree["data"] = {name: value for name, value in tree["data"].items() if name != "path"}
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def edited(sections: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of some sections that changes touch, changed. One of them is `train`, whose rate has two names."""
+    inner: dict[str, dict[str, Any]] = {}
+    for path, value in changes.items():
+        section, _, rest = path.partition(".")
+        if section not in sections or not rest:
+            known = [f"{name}.{path}" for name, part in sections.items() for path in config.paths(part)]
+            raise UsageError(f"unknown setting '{path}'{nearest(path, known)}; it starts with {' or '.join(sections)}")
+        inner.setdefault(section, {})[rest] = value
+    if "train" in inner:
+        inner["train"] |= _one_rate(inner["train"], sections["train"].lr)
+    return {name: within(name, sections[name], some) for name, some in inner.items()}
 
 
 def within(section: str, part: T, changes: Mapping[str, Any]) -> T:

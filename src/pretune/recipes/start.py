@@ -9,7 +9,7 @@ import torch
 from pretune.core import log
 from pretune.core.errors import CheckpointError
 from pretune.models import checkpoint, shapes
-from pretune.recipes.settings import Settings
+from pretune.recipes.settings import Settings, Train
 from pretune.train.ranks import Ranks
 from pretune.train.saving import weights
 
@@ -22,6 +22,11 @@ def first_model(spec: shapes.AnySpec, settings: Settings, ranks: Ranks, *, resum
     model: Any = shapes.build(spec, seed=train.seed, device=ranks.device)
     if train.start is not None and not resume:
         begin_from(model, Path(train.start))
+    return equipped(model, train, ranks)
+
+
+def equipped(model: Any, train: Train, ranks: Ranks) -> Any:
+    """A model that computes as a run's settings ask: attention backend, the same bits every time, activations anew."""
     model.attention_backend = train.attention_backend
     if ranks.device.type == "cuda" and train.deterministic:
         deterministic()
@@ -33,9 +38,9 @@ def first_model(spec: shapes.AnySpec, settings: Settings, ranks: Ranks, *, resum
     return model
 
 
-def precision_of(settings: Settings, ranks: Ranks) -> torch.dtype | None:
+def precision_of(train: Train, ranks: Ranks) -> torch.dtype | None:
     """What autocast computes in; None: fp32."""
-    wish = settings.train.precision
+    wish = train.precision
     if wish == "bf16" or (wish == "auto" and ranks.device.type == "cuda" and torch.cuda.is_bf16_supported()):
         return torch.bfloat16
     return None
