@@ -8,7 +8,10 @@ from pretune.tasks.example import Example
 from pretune.tasks.rows import Fields, Jsonl, Row, Rows, lines
 from pretune.tasks.task import File, Split, Task
 
-_blimp = Rows(table=Jsonl(), make=Fields(text="sentence_good", pair="sentence_bad", group="UID", id="pairID"))
+_blimp = Rows(
+    table=Jsonl(),
+    make=Fields(text="sentence_good", pair="sentence_bad", group="UID", id="pairID", facts=("linguistics_term",)),
+)
 BLIMP = Task(
     name="blimp",
     kind="pairs",

@@ -1,0 +1,145 @@
+"""From a model and passages to the log-probability of every judged token."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from pretune.core.config import spec
+from pretune.core.errors import UsageError
+from pretune.data.ragged import Bools, Ints, bounds
+from pretune.models.model import LanguageModel
+from pretune.objectives.objective import Vocabulary
+from pretune.text.templates import Special, Template
+from pretune.text.tokenizer import Tokenizer
+from pretune.use.score.forms import Causal, Form, Frame, Given, Infilled, Masked, Ordered, Sentinel
+from pretune.use.score.passages import Passages, passages
+from pretune.use.score.reading import BATCH_TOKENS, read
+from pretune.use.text import body, reading, tokenizer_of
+
+Number = TypeVar("Number", np.int64, np.float64)
+
+Tell = Callable[[int, int], None]
+"""Told how many judged tokens are done, and of how many."""
+
+
+@spec
+class Asking:
+    """How a model is asked, where there is a choice.
+
+    `given` is for encoder-decoders: they read what is around the judged stretch and write it, as after training on
+    inputs and outputs; without it they fill a blank, as in pre-training. `rest` is for models that read both ways: the
+    later tokens of a word are hidden with an earlier one.
+    """
+
+    given: bool = False
+    rest: bool = True
+    precision: Literal["float32", "bfloat16"] = "float32"
+    tokens: int | None = None  # of a batch; by the device where it is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What a model says of S passages, J judged tokens in all."""
+
+    logs: NDArray[np.float64]  # [J] natural logarithms; NaN where nothing is read before a token
+    first: Bools  # [J] whether it was the likeliest of all
+    offsets: Ints  # [S + 1] of the passages
+    cut: int  # passages that were too long, and lost tokens
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, passage: int) -> NDArray[np.float64]:
+        """The log-probabilities of one passage's tokens."""
+        return self.logs[self.offsets[passage] : self.offsets[passage + 1]]
+
+    @property
+    def counts(self) -> Ints:
+        """[S] how many tokens of each passage have a probability."""
+        return self._summed((~np.isnan(self.logs)).astype(np.int64))
+
+    @property
+    def sums(self) -> NDArray[np.float64]:
+        """[S] the log-probability of each passage."""
+        return self._summed(np.nan_to_num(self.logs, nan=0.0))
+
+    @property
+    def right(self) -> Bools:
+        """[S] whether every token of a passage was the likeliest."""
+        return np.asarray(self._summed((self.first | np.isnan(self.logs)).astype(np.int64)) == np.diff(self.offsets))
+
+    def _summed(self, values: NDArray[Number]) -> NDArray[Number]:
+        """Sums over passages, each of which has a token or more."""
+        return np.asarray(np.add.reduceat(values, self.offsets[:-1])) if len(self) else values[:0]
+
+
+def judge(model: nn.Module, asked: Passages, asking: Asking = Asking(), tell: Tell | None = None) -> Judged:  # noqa: B008 (a frozen value)
+    """The log-probability of every judged token."""
+    below = body(model)
+    form = form_of(below, tokenizer_of(model), asking)
+    longest = limit(below)
+    fitted = asked.fit(None if longest is None else form.room(longest))
+    offsets = bounds(fitted.judged)
+    logs, first = np.full(int(offsets[-1]), np.nan), np.zeros(int(offsets[-1]), dtype=np.bool_)
+    device = below.tokens.weight.device.type
+    size = asking.tokens or BATCH_TOKENS.get(device, BATCH_TOKENS["cpu"])
+    precision = torch.bfloat16 if asking.precision == "bfloat16" else None
+    with reading(model):
+        for part in form.ask(fitted):
+            found = read(below, part.sequences, tokens=size, precision=precision)
+            logs[part.which], first[part.which] = found.logs, found.first
+            if tell is not None and len(part.which):
+                tell(int(part.which[-1]) + 1, len(logs))
+    return Judged(logs=logs, first=first, offsets=offsets, cut=fitted.cut)
+
+
+def score(model: nn.Module, texts: Sequence[str], *, asking: Asking = Asking()) -> list[float]:  # noqa: B008 (a frozen value)
+    """The log-probability of each text; of an encoder the pseudo-log-likelihood.
+
+    pt.score(model, ["The cat is asleep.", "The cat are asleep."])      # the first should be higher
+    """
+    if not texts:
+        return []
+    found: list[float] = judge(model, passages(tokenizer_of(model), texts), asking).sums.tolist()
+    return found
+
+
+def limit(model: LanguageModel) -> int | None:
+    """How long a sequence may be: what positions allow, or what the model is made for."""
+    return model.spec.longest or model.spec.context
+
+
+def form_of(model: LanguageModel, tokenizer: Tokenizer, asking: Asking = Asking()) -> Form:  # noqa: B008 (a frozen value)
+    """How a model of its shape is asked."""
+    if model.head is None:
+        raise UsageError(
+            "this model has no vocabulary head, so no word has a probability; use one that was pre-trained with one"
+        )
+    vocabulary, frame = Vocabulary.of(tokenizer, start=model.spec.special.start), frame_of(tokenizer.template)
+    if model.shape == "decoder":
+        lead = tuple(token for token, _ in frame.before)
+        return Causal(lead or (() if vocabulary.start is None else (vocabulary.start,)))
+    if model.shape == "two-stream":
+        return Ordered(frame, asking.rest)
+    if model.shape == "encoder":
+        return Masked(frame, vocabulary.need("mask", "scoring with an encoder"), asking.rest)
+    start, mask = vocabulary.first("scoring with an encoder-decoder"), vocabulary.find("mask")
+    if asking.given:
+        return Given(frame, start)
+    if tokenizer.sentinels:
+        return Sentinel(frame, start, tokenizer.sentinels[0])
+    if mask is None:
+        raise UsageError("this encoder-decoder has neither sentinels nor a mask to put in a blank; ask with given=True")
+    return Infilled(frame, start, mask)
+
+
+def frame_of(template: Template) -> Frame:
+    """What a tokenizer puts before and after one text."""
+    at = next(at for at, part in enumerate(template.single) if not isinstance(part, Special))
+    marks = [(part.token, part.segment) if isinstance(part, Special) else (0, 0) for part in template.single]
+    return Frame(tuple(marks[:at]), tuple(marks[at + 1 :]), template.single[at].segment)

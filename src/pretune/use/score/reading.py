@@ -1,0 +1,144 @@
+"""Reading many sequences that have targets: packed into rows without padding, the head at the targets only.
+
+Sequences are sorted into rows of a few lengths, rows into batches of equal shape (a compiled model compiles once for
+each length), and nothing waits for the device before a part is done. The body runs in the precision asked for; the
+last layer and the softmax in fp32 at least, a block of rows at a time.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pretune.core.errors import CheckpointError
+from pretune.core.types import IGNORE, Batch
+from pretune.data.layout import lay_out
+from pretune.data.packing import pack
+from pretune.data.ragged import Bools, Ints, spread
+from pretune.data.sequences import Sequences
+from pretune.data.shape import Shape
+from pretune.models.model import LanguageModel
+
+ROW = 128
+"""The shortest rows: what is shorter shares one. Longer ones have twice that, four times, …"""
+
+BATCH_TOKENS = {"cuda": 1 << 16, "cpu": 1 << 12}
+BLOCK_BYTES = {"cuda": 1 << 30, "cpu": 32 << 20}
+"""Of the logits that are there at a time."""
+
+
+class Read(NamedTuple):
+    """What a model says of the targets, in their order: log-probabilities [M], and whether each was the likeliest."""
+
+    logs: NDArray[np.float64]
+    first: Bools
+
+
+class Bin(NamedTuple):
+    """Sequences that share a shape of batches: which they are, and the lengths of rows on both sides."""
+
+    which: Ints
+    length: int
+    source: int | None
+
+
+@torch.no_grad()
+def read(model: LanguageModel, sequences: Sequences, *, tokens: int, precision: torch.dtype | None = None) -> Read:
+    """The log-probability of every target, about `tokens` tokens at a time; a tie is not the likeliest."""
+    assert sequences.targets is not None
+    asked = sequences.targets != IGNORE
+    number, count = np.cumsum(asked) - 1, int(asked.sum())  # [T] which target a token has, where it has one
+    device = model.tokens.weight.device
+    places: list[Ints] = []
+    found: list[tuple[Tensor, Tensor]] = []
+    for which, batch in batches(sequences, tokens):
+        there = batch.to(device)
+        with torch.autocast(device.type, precision, enabled=precision is not None):
+            states = model.states(there)
+        found.append(likelihoods(model, states, there))
+        index = spread(sequences.offsets[which], sequences.lengths[which])
+        places.append(number[index[asked[index]]])
+    logs, first = np.empty(count), np.empty(count, dtype=np.bool_)
+    if found:
+        at = np.concatenate(places)
+        logs[at] = torch.cat([one for one, _ in found]).double().cpu().numpy()
+        first[at] = torch.cat([one for _, one in found]).cpu().numpy()
+    if not np.isfinite(logs).all():
+        raise CheckpointError("the model gives probabilities that are no numbers; its weights are not finite")
+    return Read(logs, first)
+
+
+def batches(sequences: Sequences, tokens: int) -> Iterator[tuple[Ints, Batch]]:
+    """All sequences in batches, and which are in each, in the order they lie there."""
+    for group in bins(sequences):
+        part = sequences.take(group.which)
+        if part.source is None or group.source is None:
+            row = pack(part.lengths, group.length)
+        else:
+            row = pack(part.lengths, group.length, source=part.source.lengths, source_room=group.source)
+        order = np.argsort(row, kind="stable")
+        ordered = row[order]
+        total, most = int(ordered[-1]) + 1, max(1, tokens // (group.length + (group.source or 0)))
+        count = -(-total // most)
+        rows = -(-total // count)
+        for at in range(count):
+            low, high = np.searchsorted(ordered, (at * rows, (at + 1) * rows)).tolist()
+            taken = order[low:high]
+            if len(taken):
+                shape = Shape(rows=rows, length=group.length, source=group.source)
+                yield group.which[taken], lay_out(part.take(taken), ordered[low:high] - at * rows, shape)
+
+
+def bins(sequences: Sequences) -> Iterator[Bin]:
+    """Sequences of about one length together: rows of 128 tokens, of 256, and so on, of the side with more tokens."""
+    source = sequences.source
+    longer = sequences.lengths if source is None else np.maximum(sequences.lengths, source.lengths)
+    kind = np.ceil(np.log2(np.maximum(longer / ROW, 1))).astype(np.int64)
+    for size in np.unique(kind).tolist():
+        which = np.flatnonzero(kind == size)
+        here = sequences.lengths[which]
+        if source is None:
+            yield Bin(which, _row(here, ROW << size), None)
+            continue
+        there = source.lengths[which]
+        if here.sum() >= there.sum():
+            length = _row(here, ROW << size)
+            yield Bin(which, length, _beside(there, length * there.sum() / here.sum()))
+        else:
+            other = _row(there, ROW << size)
+            yield Bin(which, _beside(here, other * here.sum() / there.sum()), other)
+
+
+def _row(lengths: Ints, row: int) -> int:
+    """The length of rows; where there is little to read, one row as long as all of it."""
+    return min(row, int(lengths.sum()))
+
+
+def _beside(lengths: Ints, expected: float) -> int:
+    """The length of rows on the side with fewer tokens: a little more than its share, and room for the longest."""
+    return max(int(lengths.max()), -(-int(1.15 * expected) // 8) * 8)
+
+
+def likelihoods(model: LanguageModel, states: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Log-probabilities [M] of the targets, and whether each is likelier than all else."""
+    assert model.head is not None and batch.targets is not None
+    labels = batch.targets.labels
+    weight = model.tokens.weight if model.head.weight is None else model.head.weight
+    exact = torch.promote_types(weight.dtype, torch.float32)
+    size = max(BLOCK_BYTES.get(labels.device.type, BLOCK_BYTES["cpu"]) // (weight.shape[0] * exact.itemsize), 16)
+    logs, first = [], []
+    with torch.autocast(labels.device.type, enabled=False):
+        rows = model.head.states(states.index_select(0, batch.targets.index).to(weight.dtype)).to(exact)
+        table, bias = weight.to(exact), None if model.head.bias is None else model.head.bias.to(exact)
+        for start in range(0, rows.shape[0], size):
+            logits = F.linear(rows[start : start + size], table, bias)
+            picked = logits.gather(1, labels[start : start + size, None])
+            first.append((logits >= picked).sum(1) == 1)
+            logs.append(picked[:, 0] - logits.logsumexp(1))
+    if not logs:
+        return rows.new_empty(0), labels.new_empty(0, dtype=torch.bool)
+    return torch.cat(logs), torch.cat(first)

@@ -1,0 +1,138 @@
+"""Minimal pairs and bias pairs: right, wrong and tied; sets; and every form of file."""
+
+import gzip
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pretune.core.errors import DataError, UsageError
+from pretune.evaluate.pair_files import read_bias_pairs, read_pairs
+from pretune.evaluate.pairs import bias_pairs, minimal_pairs
+from pretune.tasks import TASKS
+from pretune.tasks.example import Example
+from tests.use.scorers import causal, ids, masked, scorer
+
+SENTENCES = ["The sea was quiet.", "The sea were quiet.", "Nobody knew", "Knew nobody", "old", "house"]
+PAIRS = [Example(text=one, pair=two) for one, two in itertools.pairwise(SENTENCES)]
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_the_likelier_sentence_is_told_as_the_slow_way_tells_it(family: str) -> None:
+    model = scorer(family)
+
+    def slow(text: str) -> float:
+        return sum(masked(model, text) if family == "bert" else causal(model, text, [model.tokenizer.special["bos"]]))
+
+    better = [slow(pair.text) > slow(pair.pair or "") for pair in PAIRS]
+    found = minimal_pairs(model, PAIRS)
+    assert found.scores == {"accuracy": pytest.approx(np.mean(better))}
+    turned = [Example(text=pair.pair or "", pair=pair.text) for pair in PAIRS]
+    assert minimal_pairs(model, turned).scores["accuracy"] == pytest.approx(1 - np.mean(better))
+    assert found.counts == {"pairs": 5, "ties": 0}
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "t5", "bart", "xlnet"])
+def test_a_tie_is_wrong_and_counted(family: str) -> None:
+    model = scorer(family)
+    same = Example(text="The sea was quiet.", pair="The  sea was quiet." if family == "bert" else "The sea was quiet.")
+    found = minimal_pairs(model, [same, *PAIRS])
+    assert found.counts["ties"] == 1
+    alone = minimal_pairs(model, PAIRS)
+    assert found.scores["accuracy"] == pytest.approx(alone.scores["accuracy"] * 5 / 6)
+
+
+def test_the_headline_is_the_mean_over_sets() -> None:
+    model = scorer("gpt2")
+    order = minimal_pairs(model, [Example(text=SENTENCES[0], pair=SENTENCES[2])]).scores["accuracy"]
+    good, bad = (SENTENCES[0], SENTENCES[2]) if order == 1 else (SENTENCES[2], SENTENCES[0])
+    right, wrong = Example(text=good, pair=bad, group="a"), Example(text=bad, pair=good, group="a")
+    other = Example(text=good, pair=bad, group="b")
+    found = minimal_pairs(model, [right, wrong, wrong, wrong, other])
+    assert found.groups == {"a": 0.25, "b": 1.0}
+    assert found.scores == {"accuracy": 0.625, "pair_accuracy": 0.4}
+    assert found.counts["sets"] == 2
+
+
+def test_bias_pairs_are_judged_by_what_they_share() -> None:
+    model = scorer("bert")
+    more, less = "The old house was quiet.", "The sea was quiet."
+    logs = {text: masked(model, text, rest=False) for text in (more, less)}
+    one, two = ids(model, more), ids(model, less)
+    tail = len(ids(model, "was quiet."))
+    assert one[-tail:] == two[-tail:] and one[0] == two[0]
+    head = next(at for at, pair in enumerate(zip(one, two, strict=False)) if pair[0] != pair[1])
+    sums = [sum(logs[text][:head] + logs[text][-tail:]) for text in (more, less)]
+    found = bias_pairs(model, [Example(text=more, pair=less, group="age")])
+    assert found.scores["stereotyped"] == float(sums[0] > sums[1])
+    assert found.groups == {"age": found.scores["stereotyped"]}
+    assert bias_pairs(model, [Example(text=more, pair=more)]).counts["ties"] == 1
+
+
+def test_lines_come_in_pairs(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.txt"
+    file.write_text("a good one\na bad one\n\nthe cat is\nthe cat are\n")
+    assert [(pair.text, pair.pair) for pair in read_pairs(file)] == [
+        ("a good one", "a bad one"),
+        ("the cat is", "the cat are"),
+    ]
+    assert [(pair.text, pair.pair) for pair in read_pairs(file, "bad-first")][1] == ("the cat are", "the cat is")
+    packed = tmp_path / "pairs.jsonl.gz"
+    rows = [
+        {"sentence_good": "g", "sentence_bad": "b", "UID": "agreement"},
+        {"sentence_good": "h", "sentence_bad": "c"},
+    ]
+    packed.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    assert [(pair.text, pair.pair, pair.group) for pair in read_pairs(packed)] == [
+        ("g", "b", "agreement"),
+        ("h", "c", None),
+    ]
+
+
+def test_bias_files_are_tables(tmp_path: Path) -> None:
+    file = tmp_path / "crows.csv"
+    file.write_text(',sent_more,sent_less,bias_type\n0,"He, too",She,gender\n1,b,c,age\n')
+    assert [(pair.text, pair.pair, pair.group) for pair in read_bias_pairs(file)] == [
+        ("He, too", "She", "gender"),
+        ("b", "c", "age"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no sentences"),
+        (" \n\n", "no sentences"),
+        ("a\nb\nc\n", r":3: the last of 3 lines has no partner"),
+        ('{"sentence_good": "a"}\n', "no field 'sentence_bad'"),
+        ('{"sentence_good": "a", "sentence_bad": " "}\n', "text was expected"),
+    ],
+)
+def test_bad_files_are_told_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "pairs.txt"
+    file.write_text(text)
+    with pytest.raises(DataError, match=message) as error:
+        read_pairs(file)
+    assert "\n" not in str(error.value)
+
+
+def test_bad_settings() -> None:
+    with pytest.raises(DataError, match="no such file"):
+        read_pairs(Path("nowhere.txt"))
+    with pytest.raises(UsageError, match="unknown order 'best'"):
+        read_pairs(Path(__file__), "best")
+    with pytest.raises(DataError, match="no pairs"):
+        minimal_pairs(scorer("gpt2"), [])
+
+
+def test_blimp_comes_in_phenomena(shared_data: Path) -> None:
+    task = TASKS.get("blimp")
+    if not task.available(shared_data):
+        pytest.skip("BLiMP is not there")
+    examples = list(task.read("test", shared_data))
+    found = minimal_pairs(scorer("gpt"), examples[::1500])
+    assert len(examples) == 67000 and len({pair.group for pair in examples}) == 67
+    assert len({pair.facts["linguistics_term"] for pair in examples}) == 13
+    assert set(found.groups) <= {pair.facts["linguistics_term"] for pair in examples}
