@@ -21,7 +21,8 @@ from tests.contracts.tiny import CASES, DECODERS, PAIRS, lay, model_of, text
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "lora": {"rank": 3, "alpha": 5.0, "targets": ("q", "k", "v", "out", "up", "gate", "down")},
-    "adapters": {"bottleneck": 6},
+    "adapter": {"bottleneck": 6},
+    "prefix": {"count": 3},
     "prompt": {"count": 3},
 }
 SENTENCES = text(6, 3, 8, 1, 5)
@@ -64,7 +65,7 @@ everywhere = pytest.mark.parametrize(
 @everywhere
 def test_a_new_method_changes_nothing(case: str, name: str) -> None:
     """… but for virtual tokens, of which none change nothing."""
-    model, _, _ = applied(case, name, **({"count": 0} if name == "prompt" else {}))
+    model, _, _ = applied(case, name, **({"count": 0} if name in ("prompt", "prefix") else {}))
     torch.testing.assert_close(logits(model), logits(model_of(case)), rtol=0, atol=0)
 
 
@@ -191,7 +192,7 @@ def test_what_is_asked_of_a_method_is_checked() -> None:
         with pytest.raises(UsageError, match="LoRA"):
             Lora(**wrong)
     with pytest.raises(UsageError, match="bottleneck of at least 1, found 0"):
-        METHODS.get("adapters")(bottleneck=0)
+        METHODS.get("adapter")(bottleneck=0)
 
 
 def test_a_whole_model_is_saved_after_merging(tmp_path: Path) -> None:

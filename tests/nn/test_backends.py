@@ -250,6 +250,7 @@ CPU: dict[str, Any] = {
     "window": None,
     "dropout": 0.0,
     "weights": False,
+    "ahead": 0,
 }
 GPU = {**CPU, "device": "cuda", "half": True}
 
@@ -266,6 +267,12 @@ GPU = {**CPU, "device": "cuda", "half": True}
         ({**CPU, "whole": True, "prefix": True}, "rows"),
         ({**CPU, "whole": True, "view": True}, "rows"),
         ({**CPU, "whole": True, "weights": True}, "naive"),
+        ({**CPU, "ahead": 3}, "rows"),
+        ({**CPU, "ahead": 3, "whole": True, "window": LONG + 3}, "plain"),
+        ({**CPU, "ahead": 3, "whole": True, "window": LONG + 2}, "rows"),
+        ({**GPU, "ahead": 3}, "flex"),
+        ({**GPU, "ahead": 3, "dropout": 0.1}, "rows"),
+        ({**GPU, "ahead": 3, "whole": True}, "plain"),
         (GPU, "varlen"),
         ({**GPU, "length": LONG - 1}, "rows"),
         ({**GPU, "half": False}, "rows"),
@@ -292,8 +299,8 @@ def test_pick(given: dict[str, Any], expected: str) -> None:
 def test_pick_never_asks_for_what_a_backend_cannot_do() -> None:
     """Over all combinations: dropout, weights, bias, prefix, view, window and precision."""
     flags, lengths, windows = (False, True), (1, LONG - 1, LONG, 4096), (None, 8, 4096)
-    for device, half, whole, length, bias, prefix, view, window, dropout, weights in itertools.product(
-        ("cpu", "cuda"), flags, flags, lengths, flags, flags, flags, windows, (0.0, 0.1), flags
+    for device, half, whole, length, bias, prefix, view, window, dropout, weights, ahead in itertools.product(
+        ("cpu", "cuda"), flags, flags, lengths, flags, flags, flags, windows, (0.0, 0.1), flags, (0, 3)
     ):
         facts: Any = {
             "device": device,
@@ -306,6 +313,7 @@ def test_pick_never_asks_for_what_a_backend_cannot_do() -> None:
             "window": window,
             "dropout": dropout,
             "weights": weights,
+            "ahead": ahead,
         }
         chosen = pick(**facts)
         assert lacks(chosen, **facts) is None
@@ -313,7 +321,7 @@ def test_pick_never_asks_for_what_a_backend_cannot_do() -> None:
         if chosen in ("varlen", "flex"):
             assert dropout == 0 and device == "cuda"
         if chosen == "varlen":
-            assert half and not bias and not prefix and not view
+            assert half and not bias and not prefix and not view and not ahead
         if chosen == "plain":
             assert whole and not bias and not prefix and not view and (window is None or window >= length)
 

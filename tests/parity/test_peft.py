@@ -1,10 +1,11 @@
 """Adapters against peft: the same base weights, the same files, equal logits, both directions.
 
 Not run by peft, and so not here: BitFit and Houlsby adapters (it has neither), LoRA and IA3 on XLNet (its projections
-are not linear layers).
+are not linear layers), prefixes on GPT and XLNet (it runs neither) and before an encoder that has a decoder.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pretune.adapt.peft.files import load_adapter, save_adapter
 from pretune.adapt.peft.ia3 import IA3
 from pretune.adapt.peft.lora import Lora
 from pretune.adapt.peft.method import Method
+from pretune.adapt.peft.prefix import Prefix
 from pretune.adapt.peft.prompt import Prompt
 from pretune.core.errors import CheckpointError
 from pretune.models.model import LanguageModel
@@ -149,10 +151,86 @@ def test_prompts_go_both_ways(name: str, tmp_path: Path) -> None:
     assert (found - prompted(wrapped, ours)[1]).abs().max() > 1e-3
 
 
+PREFIXED = (
+    "bert-masked", "roberta", "electra-generator", "gpt2", "llama-gqa-bias", "llama-bands", "mistral-window", "olmo2",
+    "opt", "pythia", "mpt", "t5", "bart", "mbart",
+)  # fmt: skip
+
+
+@torch.no_grad()
+def with_prefix(theirs: Any, ours: LanguageModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """The reference wants a mask where there are virtual tokens."""
+    if ours.spec.both:
+        batch = pt.batch(source=SOURCE.tolist(), target=TOKENS.tolist())
+        given = {"input_ids": SOURCE, "attention_mask": torch.ones_like(SOURCE), "decoder_input_ids": TOKENS}
+    else:
+        batch = pt.batch(TOKENS.tolist())
+        given = {"input_ids": TOKENS, "attention_mask": torch.ones_like(TOKENS)}
+    return theirs(**given).logits, torch.stack(batch.split(ours(batch).logits))
+
+
+@pytest.mark.parametrize("name", PREFIXED)
+def test_prefixes_go_both_ways(name: str, tmp_path: Path) -> None:
+    theirs, ours = base(name, tmp_path)
+    plain = with_prefix(theirs, ours)[0]
+    method = Prefix(count=SLOTS, sides=("decoder",) if ours.spec.both else Prefix().sides)
+    method.apply(ours)
+    stir(p for p in ours.parameters() if p.requires_grad)
+    save_adapter(ours, method, tmp_path / "adapter")
+    wrapped = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
+    expected, found = with_prefix(wrapped, ours)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert (expected - plain).abs().max() > 1e-3, "the prefix does nothing"
+    stir(wrapped.prompt_encoder.parameters(), 0.5)
+    wrapped.save_pretrained(tmp_path / "theirs")
+    fresh = pt.load(tmp_path / "base")
+    assert load_adapter(fresh, tmp_path / "theirs") == method
+    expected, found = with_prefix(wrapped, fresh)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert (found - with_prefix(wrapped, ours)[1]).abs().max() > 1e-3
+
+
+def test_prefixes_of_an_even_decoder(tmp_path: Path) -> None:
+    """The reference reads the lower half's prefix twice: such files are read as it reads them, and none is written."""
+    case = replace(BY_NAME["bart"], options={**BY_NAME["bart"].options, "decoder_layers": 4, "encoder_layers": 4})
+    theirs = case.build()
+    theirs.save_pretrained(tmp_path / "base")
+    ours = pt.load(tmp_path / "base")
+    wrapped = peft.get_peft_model(theirs, peft.PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=SLOTS))
+    stir(wrapped.prompt_encoder.parameters(), 0.5)
+    wrapped.eval().save_pretrained(tmp_path / "theirs")
+    method = load_adapter(ours, tmp_path / "theirs")
+    expected, found = with_prefix(wrapped, ours)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    save_adapter(ours, method, tmp_path / "ours")
+    assert not (tmp_path / "ours" / "adapter_config.json").exists()
+    again = pt.load(tmp_path / "base")
+    load_adapter(again, tmp_path / "ours")
+    torch.testing.assert_close(with_prefix(wrapped, again)[1], found, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert-masked"])
+def test_a_projected_prefix_is_read_by_us(name: str, tmp_path: Path) -> None:
+    """What the reference makes by a network it saves as it is made."""
+    theirs, ours = base(name, tmp_path)
+    task = "CAUSAL_LM" if ours.spec.decoder else "FEATURE_EXTRACTION"
+    config = peft.PrefixTuningConfig(
+        task_type=task, num_virtual_tokens=SLOTS, prefix_projection=True, encoder_hidden_size=7
+    )
+    wrapped = peft.get_peft_model(theirs, config).eval()
+    wrapped.save_pretrained(tmp_path / "theirs")
+    load_adapter(ours, tmp_path / "theirs")
+    expected, found = with_prefix(wrapped, ours)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"peft_type": "LOHA"}, "'peft_type' = 'LOHA' is not supported; known: LORA, IA3, PROMPT_TUNING"),
+        (
+            {"peft_type": "LOHA"},
+            "'peft_type' = 'LOHA' is not supported; known: LORA, IA3, PROMPT_TUNING, PREFIX_TUNING",
+        ),
         ({"use_dora": True}, "'use_dora' = true is not supported"),
         ({"bias": "all"}, "'bias' = 'all' is not supported; only 'none' is"),
         ({"init_lora_weights": "pissa"}, "'init_lora_weights' = 'pissa' changes the base model's weights"),

@@ -96,11 +96,14 @@ class LanguageModel(nn.Module):
     def _check_positions(self, batch: Batch) -> None:
         """Refuse a sequence longer than the position table, where asking does not stop a GPU."""
         longest = self.spec.longest
-        for side in (batch, batch.source):
-            if longest is not None and side is not None and side.length > longest and not side.tokens.is_cuda:
+        last, first = self.decoder or self.encoder, self.encoder
+        for side, stack in ((batch, last), (batch.source, first)):
+            if longest is None or side is None or stack is None or side.tokens.is_cuda:
+                continue
+            if side.length + stack.ahead > longest:
                 found = int(side.positions.max()) + 1
-                if found > longest:
-                    raise UsageError(f"a sequence of {found} tokens; this model's positions end at {longest}")
+                if found + stack.ahead > longest:
+                    raise UsageError(f"a sequence of {found} tokens; {self._end(longest, stack.ahead)}")
 
     def logits(self, states: Tensor, batch: Batch | None = None) -> Tensor | None:
         """Vocabulary logits of states `[N, W]`: all of them, or at the batch's targets. None without a head."""
@@ -156,9 +159,9 @@ class LanguageModel(nn.Module):
         """An empty cache for so many sequences of up to `capacity` tokens (and `source` tokens to attend to)."""
         if self.decoder is None:
             raise UsageError("only a decoder can go on from a cache")
-        longest = self.spec.longest
-        if longest is not None and max(capacity, source) > longest:
-            raise UsageError(f"a cache of {max(capacity, source)} tokens; this model's positions end at {longest}")
+        longest, ahead = self.spec.longest, self.decoder.ahead
+        if longest is not None and max(capacity + ahead, source) > longest:
+            raise UsageError(f"a cache of {max(capacity, source)} tokens; {self._end(longest, ahead)}")
         like = self.tokens.weight.detach()
         if torch.is_autocast_enabled(like.device.type):
             like = like.new_empty(0, dtype=torch.get_autocast_dtype(like.device.type))
@@ -168,6 +171,7 @@ class LanguageModel(nn.Module):
             layers=self.decoder.new_caches(sequences, capacity, cross=False, like=like),
             cross=self.decoder.new_caches(sequences, source, cross=True, like=like) if self.spec.both else [],
             source_lengths=lengths.clone() if self.spec.both else None,
+            ahead=ahead,
         )
 
     def step(self, tokens: Tensor, cache: Cache) -> Tensor:
@@ -179,6 +183,11 @@ class LanguageModel(nn.Module):
         states = self.decoder.step(F.embedding(tokens, self.tokens.weight), cache)
         out: Tensor = self.head(states, self.tokens.weight)
         return out
+
+    @staticmethod
+    def _end(longest: int, ahead: int) -> str:
+        taken = f", of which its prefix takes {ahead}" if ahead else ""
+        return f"this model's positions end at {longest}{taken}"
 
     def _read(self, batch: Batch) -> Tensor:
         """Token rows of the side that is read first, its slots filled."""

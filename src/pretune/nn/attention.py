@@ -13,6 +13,7 @@ from pretune.nn.backends import attend
 from pretune.nn.cache import LayerCache, Step
 from pretune.nn.norm import Norm
 from pretune.nn.positions.rotary import rotate
+from pretune.nn.prefix import Prefix, put_before
 from pretune.nn.scope import Scope
 
 FUSE_FROM = 256
@@ -77,6 +78,7 @@ class MultiHeadAttention(nn.Module):
         self.out = nn.Linear(self.heads * self.head, width, bias=spec.bias)
         self.q_norm = None if spec.norm is None else spec.norm.build(width=self.heads * self.head)
         self.k_norm = None if spec.norm is None else spec.norm.build(width=self.kv_heads * self.head)
+        self.prefix: Prefix | None = None  # learned keys and values that stand before each sequence
 
     def forward(
         self, x: Tensor, scope: Scope, source: Tensor | None = None, cache: LayerCache | None = None
@@ -87,6 +89,8 @@ class MultiHeadAttention(nn.Module):
             q, k = rotate(q, scope.rotation), rotate(k, scope.rotation)
         if cache is not None:
             cache.fill(k, v)
+        if self.prefix is not None:
+            k, v = put_before(self.prefix, k, v, scope.rows)
         mixed, weights = attend(q, k, v, scope, scale=self.scale, dropout=self.dropout if self.training else 0.0)
         return self.out(mixed.flatten(1)), weights
 
@@ -98,7 +102,7 @@ class MultiHeadAttention(nn.Module):
             q, k, v = self.project(x, None)
             if step.rotation is not None:
                 q, k = rotate(q, step.rotation), rotate(k, step.rotation)
-            cache.put(k, v, step.positions)
+            cache.put(k, v, step.columns)
         mask = step.source_mask if cross else step.mask(self.window)
         if step.bias is not None and mask is not None and not cross:
             bias = step.bias.view(step.bias.shape[0], self.kv_heads, -1, step.bias.shape[-1])

@@ -1,7 +1,8 @@
 """The attention backends: five ways to compute the same thing.
 
 Each takes queries `[N, H, D]` and keys and values `[M, K, D]` (K divides H: grouped-query) and gives `[N, H, D]`, with
-the weights `[rows, H, R, R]` where the backend can tell them. Legend: N queries, M keys, H heads, K key heads, D width.
+the weights `[rows, H, R, R]` where the backend can tell them, those of learned keys left out. Legend: N queries, M
+keys, H heads, K key heads, D width.
 """
 
 from collections.abc import Callable
@@ -41,7 +42,10 @@ def _spelled_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: fl
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, scope: Scope, scale: float, dropout: float) -> Attended:
     q, k, v = _by_row(q, k, v, scope.rows)
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=scope.causal, dropout_p=dropout, scale=scale)
+    causal = scope.causal and scope.mask is None  # NOTE: of more keys than queries, torch means the first ones
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=scope.mask, is_causal=causal, dropout_p=dropout, scale=scale
+    )
     return _flat(out), None
 
 
@@ -60,7 +64,7 @@ def _naive_exact(
     if scope.mask is not None:
         scores = scores.masked_fill(~scope.mask, torch.finfo(scores.dtype).min)
     weights = scores.softmax(-1)
-    return _flat(dropped(weights, dropout) @ v).to(dtype), weights
+    return _flat(dropped(weights, dropout) @ v).to(dtype), weights[..., scope.ahead :]
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, scope: Scope, scale: float, dropout: float) -> Attended:
@@ -76,12 +80,15 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, scope: Scope, scale: float, dropout
 def _flex(q: Tensor, k: Tensor, v: Tensor, scope: Scope, scale: float, dropout: float) -> Attended:
     assert not dropout, "flex has no attention dropout; pick() never asks for it"
     q, k, v = _by_row(q, k, v, scope.rows)
-    bias, last = scope.bias, scope.lengths[0] - 1
+    bias, last, ahead, positions = scope.bias, scope.lengths[0] - 1, scope.ahead, scope.positions
     options = None if bias is None else _SMALL_TILES
 
     def score(value: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         assert bias is not None
-        return value + bias[head, key - query + last]
+        if positions is None:
+            return value + bias[head, key - query + last]
+        distance = key - ahead - torch.where(key < ahead, positions[row, query], query)
+        return value + bias[head, distance + ahead + last]
 
     if q.is_cuda and not torch.compiler.is_compiling():
         run = _COMPILED.setdefault("flex", torch.compile(flex_attention))

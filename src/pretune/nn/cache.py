@@ -34,11 +34,11 @@ class LayerCache:
         for store, new in zip(self.store, (k, v), strict=True):
             store[row, :, column] = new.to(store.dtype)
 
-    def put(self, k: Tensor, v: Tensor, positions: Tensor) -> None:
+    def put(self, k: Tensor, v: Tensor, columns: Tensor) -> None:
         """Take one token's keys and values `[B, K, D]` per sequence."""
         row = torch.arange(k.shape[0], device=k.device)
         for store, new in zip(self.store, (k, v), strict=True):
-            store[row, :, positions] = new.to(store.dtype)
+            store[row, :, columns] = new.to(store.dtype)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,23 +49,24 @@ class Cache:
     layers: list[LayerCache]
     cross: list[LayerCache] = field(default_factory=list)
     source_lengths: Tensor | None = None  # [B]
+    ahead: int = 0  # learned keys that stand in the first columns of every layer
 
     @property
     def capacity(self) -> int:
-        return self.layers[0].keys.shape[2]
+        return self.layers[0].keys.shape[2] - self.ahead
 
     def place(self, batch: Batch) -> None:
         """Say where the tokens of a prompt batch go: sequence s in row s, filler in the spare row."""
-        for side, layers in ((batch, self.layers), (batch.source, self.cross)):
+        for side, layers, ahead in ((batch, self.layers, self.ahead), (batch.source, self.cross, 0)):
             if side is not None and layers and not side.tokens.is_cuda:  # on a GPU, counting would stop it
-                spans, room = side.spans(), layers[0].keys.shape[2]
+                spans, room = side.spans(), layers[0].keys.shape[2] - ahead
                 longest = max(end - start for start, end in spans)
                 if len(spans) > self.lengths.shape[0] or longest > room:
                     raise UsageError(
                         f"{len(spans)} sequences of up to {longest} tokens; the cache holds "
                         f"{self.lengths.shape[0]} of {room}"
                     )
-        self.lengths = _place(batch, self.layers, self.lengths)
+        self.lengths = _place(batch, self.layers, self.lengths, self.ahead)
         if batch.source is not None and self.source_lengths is not None:
             self.source_lengths = _place(batch.source, self.cross, self.source_lengths)
 
@@ -74,7 +75,7 @@ class Cache:
 class Step:
     """What all layers share while one token per sequence is read."""
 
-    positions: Tensor  # [B] of the new tokens
+    columns: Tensor  # [B] where the new tokens' keys and values go
     distance: Tensor  # [B, T] cached position minus new position
     rotation: tuple[Tensor, Tensor] | None = None
     bias: Tensor | None = None  # [B, H, T]
@@ -88,14 +89,14 @@ class Step:
         return seen[:, None, None]
 
 
-def _place(batch: Batch, layers: list[LayerCache], like: Tensor) -> Tensor:
+def _place(batch: Batch, layers: list[LayerCache], like: Tensor, ahead: int = 0) -> Tensor:
     cells = torch.arange(batch.cells, device=batch.offsets.device)
     first = batch.offsets[:-1].clamp(max=batch.tokens.shape[0] - 1)
     lengths = batch.offsets.diff()
     real = (lengths > 0) & (batch.sequence[first] == cells)
     row = torch.where(real, real.cumsum(0) - 1, like.shape[0])  # spare row for the rest
     slots = torch.where(batch.sequence >= 0, row[batch.sequence.clamp(min=0)], like.shape[0])
-    column = torch.where(batch.sequence >= 0, batch.positions, 0)
+    column = torch.where(batch.sequence >= 0, batch.positions, 0) + ahead
     for layer in layers:
         layer.slots = (slots, column)
     out = torch.zeros(like.shape[0] + 1, dtype=like.dtype, device=like.device)

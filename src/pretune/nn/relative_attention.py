@@ -19,6 +19,7 @@ from torch.nn import Parameter
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
+from pretune.nn.prefix import Prefix, put_before
 
 
 @spec
@@ -99,11 +100,15 @@ class RelativeAttentionLayer(nn.Module):
         self.q, self.k, self.v, self.r, self.out = (nn.Linear(width, width, bias=False) for _ in range(5))
         self.content, self.position, self.segment = (Parameter(torch.zeros(self.heads, self.head)) for _ in range(3))
         self.segments = Parameter(torch.zeros(2, width))  # the same, another
+        self.prefix: Prefix | None = None  # learned keys and values before each sequence, at no distance from anything
 
     def keys(self, x: Tensor, relations: Relations) -> tuple[Tensor, Tensor, Tensor]:
         """Keys and values `[rows, H, R, D]` of the tokens' states, and keys of the distances `[H, 2R, D]`."""
         distances = self.r(relations.distances).view(-1, self.heads, self.head).transpose(0, 1)
-        return self._by_row(self.k(x), relations), self._by_row(self.v(x), relations), distances
+        k, v = (part(x).view(-1, self.heads, self.head) for part in (self.k, self.v))
+        if self.prefix is not None:
+            k, v = put_before(self.prefix, k, v, relations.rows)
+        return self._by_row(k, relations), self._by_row(v, relations), distances
 
     def forward(
         self,
@@ -121,8 +126,10 @@ class RelativeAttentionLayer(nn.Module):
         q = self.q(x)
         if places is not None:
             q = places.lay(q, q.new_zeros(()).expand(places.count, q.shape[1]))
-        mixed, weights = self._attend(self._by_row(q, relations), keys, relations, reach.mask)
-        if reach.some is not None:  # where there is nothing to see, nothing is gathered
+        ahead = 0 if self.prefix is None else self.prefix.count
+        mask = F.pad(reach.mask, (ahead, 0), value=True) if ahead and reach.mask is not None else reach.mask
+        mixed, weights = self._attend(self._by_row(q, relations), keys, relations, mask)
+        if reach.some is not None and not ahead:  # where there is nothing to see, nothing is gathered
             mixed = mixed * reach.some
             weights = None if weights is None else weights * reach.some
         mixed = mixed.transpose(1, 2).flatten(0, 1).flatten(1)
@@ -157,17 +164,18 @@ class RelativeAttentionLayer(nn.Module):
         if mask is not None:
             scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
         weights = scores.softmax(-1)
-        return (F.dropout(weights, self.dropout, self.training) @ v).to(dtype), weights
+        text = weights[..., k.shape[-2] - q.shape[-2] :]
+        return (F.dropout(weights, self.dropout, self.training) @ v).to(dtype), text
 
     def _bias(self, q: Tensor, r: Tensor, relations: Relations) -> Tensor:
-        """What distances and segments add to the scores: `[rows, H, R, R]`."""
+        """What distances and segments add to the scores: `[rows, H, R, R]`; of learned keys, which come first, 0."""
         bias = shifted((q + self.position[:, None].to(q.dtype)) @ r.transpose(-1, -2))
         if relations.apart is not None:
             alike, other = self.segments.to(q.dtype).view(2, self.heads, self.head, 1).unbind()
             asked = q + self.segment[:, None].to(q.dtype)
             bias = bias + torch.where(relations.apart, asked @ other, asked @ alike)
         out: Tensor = bias * self.scale
-        return out
+        return out if self.prefix is None else F.pad(out, (self.prefix.count, 0))
 
     def _by_row(self, x: Tensor, relations: Relations) -> Tensor:
         return x.view(relations.rows, -1, self.heads, self.head).transpose(1, 2)

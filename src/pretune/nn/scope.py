@@ -38,11 +38,13 @@ class Scope:
     rows: int
     causal: bool = False
     window: int | None = None
+    ahead: int = 0  # learned keys before each sequence: the first columns of every row of keys
     mask: Tensor | None = None  # rows, naive: bool, or float with the bias in it; [rows or 1, H or 1, R, R]
-    bias: Tensor | None = None  # naive: [1, H, R, R]; flex: [H, distances], by column difference + R - 1
+    bias: Tensor | None = None  # naive: [1, H, R, R]; flex: [H, distances], by distance + ahead + R - 1
     offsets: tuple[Tensor, Tensor] | None = None  # varlen: of queries and keys
     lengths: tuple[int, int] = (0, 0)  # row length of queries and keys
     blocks: Any = None  # flex: its BlockMask
+    positions: Tensor | None = None  # flex with learned keys: [rows, R]
     rotation: tuple[Tensor, Tensor] | None = None
 
 
@@ -53,6 +55,7 @@ class View:
     causal: bool
     window: int | None = None
     bias: Callable[[Tensor], Tensor] | None = None  # distance -> [H, …]
+    ahead: int = 0  # learned keys that stand before each sequence as so many tokens would, and that all of it may see
 
 
 def may_attend(
@@ -97,6 +100,7 @@ class Facts(TypedDict):
     window: int | None
     dropout: float  # of attention probabilities
     weights: bool  # they must be returned
+    ahead: int  # learned keys before each sequence
 
 
 def pick(**facts: Unpack[Facts]) -> Backend:
@@ -111,16 +115,19 @@ def pick(**facts: Unpack[Facts]) -> Backend:
         return "flex" if fast else "rows"
     if lacks("plain", **facts) is None:
         return "plain"
+    if facts["ahead"]:
+        return "flex" if fast else "rows"
     return "varlen" if fast and facts["half"] else "rows"
 
 
 def lacks(backend: Backend, **facts: Unpack[Facts]) -> str | None:
     """What a backend cannot do of what is asked, if anything."""
-    near = facts["window"] is not None and facts["window"] < facts["length"]
+    near = facts["window"] is not None and facts["window"] < facts["length"] + facts["ahead"]
     half = facts["device"] == "cuda" and facts["half"]
     missing = {
         "attention weights": facts["weights"] and backend != "naive",
         "attention dropout": facts["dropout"] > 0 and backend in ("varlen", "flex"),
+        "learned keys": facts["ahead"] > 0 and backend == "varlen",
         "a position bias": facts["bias"] and backend in ("plain", "varlen"),
         "a prefix": facts["prefix"] and backend in ("plain", "varlen"),
         "a view of each sequence's own": facts["view"] and backend in ("plain", "varlen"),
@@ -137,17 +144,20 @@ def scope(queries: Batch, keys: Batch, view: View, backend: Backend, dtype: torc
         rows=queries.rows,
         causal=view.causal,
         window=view.window,
+        ahead=view.ahead,
         lengths=(queries.length, keys.length),
     )
     if backend == "plain":
-        return made
+        masked = view.ahead and view.causal
+        return replace(made, mask=_mask(queries, keys, view, _distance(queries, keys))) if masked else made
     if backend == "varlen":
         return replace(made, offsets=(queries.offsets, keys.offsets))
     if backend == "flex":
-        return replace(made, blocks=_blocks(queries, keys, view), bias=_by_distance(queries, keys, view))
-    # Inside a row and a sequence, positions are consecutive: their difference is the difference of columns.
-    distance = _columns(keys) - _columns(queries)[:, None]  # [R, R]
-    bias = None if view.bias is None else view.bias(distance)[None]
+        positions = queries.positions.view(queries.rows, -1) if view.ahead else None
+        blocks, bias = _blocks(queries, keys, view), _by_distance(queries, keys, view)
+        return replace(made, blocks=blocks, bias=bias, positions=positions)
+    distance = _distance(queries, keys)
+    bias = None if view.bias is None else _biases(queries, view.bias, distance, view.ahead)
     alike = queries.whole and keys.whole and not view.causal and view.window is None and not _views(queries, keys)
     mask = None if alike else _mask(queries, keys, view, distance)
     if backend == "naive" or bias is None:
@@ -160,8 +170,38 @@ def _columns(side: Batch) -> Tensor:
     return torch.arange(side.length, device=side.tokens.device)
 
 
+def _distance(queries: Batch, keys: Batch) -> Tensor:
+    """`[R, R]`. In a row and a sequence positions are consecutive: their difference is the difference of columns."""
+    return _columns(keys) - _columns(queries)[:, None]
+
+
+def _before(queries: Batch, ahead: int) -> Tensor:
+    """How far each of the learned keys stands from each query: `[rows or 1, R, P]`, all below 0."""
+    positions = _columns(queries)[None] if queries.whole else queries.positions.view(queries.rows, -1)
+    return torch.arange(-ahead, 0, device=positions.device) - positions[..., None]
+
+
+def _biases(queries: Batch, bias: Callable[[Tensor], Tensor], distance: Tensor, ahead: int) -> Tensor:
+    """The bias of every query and key `[rows or 1, H, R, R]`, with learned keys `[…, P + R]`."""
+    made = bias(distance)[None]
+    if not ahead:
+        return made
+    first = bias(_before(queries, ahead)).transpose(0, 1)
+    return torch.cat((first, made.expand(first.shape[0], -1, -1, -1)), dim=-1)
+
+
 def _mask(queries: Batch, keys: Batch, view: View, distance: Tensor) -> Tensor:
-    """Bool `[rows, 1, R, R]`, or `[1, 1, R, R]` where all rows are alike."""
+    """Bool `[rows, 1, R, R]`, or `[1, 1, R, R]` where all rows are alike; with learned keys `[…, P + R]`."""
+    mask = _text_mask(queries, keys, view, distance)
+    if not view.ahead:
+        return mask
+    first = _before(queries, view.ahead)[:, None]
+    seen = torch.ones_like(first, dtype=torch.bool) if view.window is None else first > -view.window
+    rows = max(len(seen), len(mask))
+    return torch.cat((seen.expand(rows, -1, -1, -1), mask.expand(rows, -1, -1, -1)), dim=-1)
+
+
+def _text_mask(queries: Batch, keys: Batch, view: View, distance: Tensor) -> Tensor:
     if queries.whole and keys.whole and queries.prefix is None and not _views(queries, keys):
         same = torch.zeros((), device=distance.device, dtype=torch.long)
         return may_attend(same, same, distance, None, None, causal=view.causal, window=view.window)[None, None]
@@ -191,10 +231,10 @@ def _in_prefix(side: Batch, prefix: Tensor) -> Tensor:
 
 
 def _by_distance(queries: Batch, keys: Batch, view: View) -> Tensor | None:
-    """The bias as a table over column differences, from the farthest key before to the farthest after."""
+    """The bias as a table over distances, from the farthest key before to the farthest after."""
     if view.bias is None:
         return None
-    distances = torch.arange(1 - queries.length, keys.length, device=queries.tokens.device)
+    distances = torch.arange(1 - queries.length - view.ahead, keys.length, device=queries.tokens.device)
     return view.bias(distances)
 
 
@@ -203,8 +243,16 @@ def _blocks(queries: Batch, keys: Batch, view: View) -> Any:
     k_sequence = keys.sequence.view(queries.rows, -1)
     prefix = None if queries.prefix is None else _in_prefix(keys, queries.prefix).view(queries.rows, -1)
     sights = _sight(queries).view(queries.rows, -1) if _views(queries, keys) else None
+    positions, ahead, window = queries.positions.view(queries.rows, -1), view.ahead, view.window
 
     def rule(row: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        if not ahead:
+            return text(row, q, k)
+        first = k < ahead
+        seen = first if window is None else first & (positions[row, q] + ahead - k < window)
+        return seen | (~first & text(row, q, (k - ahead).clamp(min=0)))
+
+    def text(row: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return may_attend(
             q_sequence[row, q],
             k_sequence[row, k],
@@ -216,4 +264,4 @@ def _blocks(queries: Batch, keys: Batch, view: View) -> Any:
         )
 
     make = create_block_mask if queries.tokens.device.type == "cpu" else torch.compile(create_block_mask)
-    return make(rule, queries.rows, None, queries.length, keys.length, device=queries.tokens.device)
+    return make(rule, queries.rows, None, queries.length, keys.length + ahead, device=queries.tokens.device)

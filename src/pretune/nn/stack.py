@@ -16,6 +16,7 @@ from pretune.nn.cache import Cache, LayerCache, Step
 from pretune.nn.embeddings import Embed
 from pretune.nn.norm import Norm
 from pretune.nn.positions import Position
+from pretune.nn.prefix import remember
 from pretune.nn.processor import Dropout
 from pretune.nn.scope import Backend, Facts, Scope, View, lacks, pick, scope
 
@@ -119,7 +120,7 @@ class TransformerStack(nn.Module):
         cache: Cache | None = None,
     ) -> StackOutput:
         """Token rows `[N, table]` of a batch to states; `source` are the encoder's states, in `batch.source`."""
-        x = self.enter(x, batch.positions, batch.segments)
+        x = self.enter(x, self.placed(batch.positions), batch.segments)
         scopes = self.scopes(batch, x.dtype, ask)
         across = None if source is None else self.across(batch, x.dtype, ask)
         hidden, attention, cross = [x], [], []
@@ -145,16 +146,16 @@ class TransformerStack(nn.Module):
 
     def step(self, x: Tensor, cache: Cache) -> Tensor:
         """One new token per sequence: its states `[B, W]`. The cache is one longer afterwards."""
-        positions = cache.lengths
+        positions, ahead = self.placed(cache.lengths), cache.ahead
         x = self.enter(x, positions, None)
-        distance = torch.arange(cache.capacity, device=x.device) - positions[:, None]
+        distance = torch.arange(-ahead, cache.capacity, device=x.device) - cache.lengths[:, None]
         bias = self._bias(self.position) if self._acts("bias") else None
         source = None
         if cache.source_lengths is not None:
             columns = torch.arange(cache.cross[0].keys.shape[2], device=x.device)
             source = (columns < cache.source_lengths[:, None])[:, None, None]
         step = Step(
-            positions=positions,
+            columns=cache.lengths + ahead,
             distance=distance,
             rotation=self.position(positions) if self.position and self._acts("rotation") else None,
             bias=None if bias is None else bias(distance).transpose(0, 1),
@@ -162,8 +163,18 @@ class TransformerStack(nn.Module):
         )
         for i, layer in enumerate(self):
             x = layer.step(x, step, (cache.layers[i], cache.cross[i] if cache.cross else None))
-        cache.lengths = positions + 1
+        cache.lengths = cache.lengths + 1
         return self.leave(x)
+
+    @property
+    def ahead(self) -> int:
+        """How many learned keys stand before each sequence, in every layer."""
+        prefix = self[0].attention.prefix
+        return 0 if prefix is None else prefix.count
+
+    def placed(self, positions: Tensor) -> Tensor:
+        """Positions of tokens as the model counts them: what is learned stands before the text."""
+        return positions + self.ahead if self.ahead else positions
 
     def enter(self, x: Tensor, positions: Tensor, segments: Tensor | None) -> Tensor:
         added = self.position(positions) if self.position and self._acts("input") else None
@@ -176,12 +187,13 @@ class TransformerStack(nn.Module):
 
     def scopes(self, batch: Batch, dtype: torch.dtype, ask: Ask) -> dict[int | None, Scope]:
         """One scope per window in the pattern."""
-        rotation = self.position(batch.positions) if self.position and self._acts("rotation") else None
+        placed = self.placed(batch.positions)
+        rotation = self.position(placed) if self.position and self._acts("rotation") else None
         bias = self._bias(self.position) if self._acts("bias") else None
         made = {}
         for window in dict.fromkeys(block.attention.window for block in self.spec.blocks):
             alike = [block.attention for block in self.spec.blocks if block.attention.window == window]
-            view = View(causal=self.spec.causal, window=window, bias=bias)
+            view = View(causal=self.spec.causal, window=window, bias=bias, ahead=self.ahead)
             found = self._scope(batch, batch, view, max(attention.dropout for attention in alike), dtype, ask)
             made[window] = replace(found, rotation=rotation)
         return made
@@ -207,7 +219,8 @@ class TransformerStack(nn.Module):
             attention = layer.cross if cross else layer.attention
             assert attention is not None
             shape = (sequences + 1, attention.kv_heads, capacity, attention.head)
-            caches.append(LayerCache(store=(like.new_zeros(shape), like.new_zeros(shape))))
+            made = LayerCache(store=(like.new_zeros(shape), like.new_zeros(shape)))
+            caches.append(made if attention.prefix is None else remember(attention.prefix, made))
         return caches
 
     def _scope(self, queries: Batch, keys: Batch, view: View, dropout: float, dtype: torch.dtype, ask: Ask) -> Scope:
@@ -225,6 +238,7 @@ class TransformerStack(nn.Module):
             "window": view.window,
             "dropout": dropout if self.training else 0.0,
             "weights": ask.attention,
+            "ahead": view.ahead,
         }
         backend: Backend = pick(**facts) if ask.backend is None or ask.attention else ask.backend
         missing = lacks(backend, **facts)

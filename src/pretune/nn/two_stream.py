@@ -185,6 +185,11 @@ class TwoStreamStack(nn.Module):
             attention=tuple(attention) if ask.attention else None,
         )
 
+    @property
+    def ahead(self) -> int:
+        """Positions that learned keys take: none, for nothing here depends on where in the text it stands."""
+        return 0
+
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile the layers; the loop over them stays in Python."""
         for layer in self:

@@ -18,7 +18,8 @@ METHODS: Registry[type[Method]] = Registry(
         "lora": "pretune.adapt.peft.lora:Lora",
         "ia3": "pretune.adapt.peft.ia3:IA3",
         "bitfit": "pretune.adapt.peft.bitfit:Bitfit",
-        "adapters": "pretune.adapt.peft.adapters:Adapters",
+        "adapter": "pretune.adapt.peft.adapter:Adapter",
+        "prefix": "pretune.adapt.peft.prefix:Prefix",
         "prompt": "pretune.adapt.peft.prompt:Prompt",
     },
 )

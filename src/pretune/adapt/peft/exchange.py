@@ -1,4 +1,4 @@
-"""Products, scales and prompts in the layout of `adapter_config.json` and `adapter_model.safetensors`, both ways.
+"""Adapters in the layout of `adapter_config.json` and `adapter_model.safetensors`, both ways.
 
 Where the reference holds queries, keys and values in one layer, our products of rank r lie in it as a block diagonal of
 rank r each, k r in all, with alpha k times as large: the same numbers, in a layer three times as wide. Read from there,
@@ -17,6 +17,8 @@ from pretune.adapt.peft.ia3 import IA3, Scaled, ScaledInput
 from pretune.adapt.peft.lora import Lora, LowRank
 from pretune.adapt.peft.method import Method, Target
 from pretune.adapt.peft.places import Place, places, spread
+from pretune.adapt.peft.prefix import Prefix
+from pretune.adapt.peft.prefix_exchange import TABLE, pack_prefix, unpack_prefix
 from pretune.adapt.peft.prompt import Prompt
 from pretune.core.config.read import shown
 from pretune.core.errors import CheckpointError
@@ -25,8 +27,7 @@ from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
 
 ROOT = "base_model.model."
-PROMPT = "prompt_embeddings"
-KINDS = ("LORA", "IA3", "PROMPT_TUNING")
+KINDS = ("LORA", "IA3", "PROMPT_TUNING", "PREFIX_TUNING")
 Blocks = Mapping[str, list[list[Any]]]
 """Their layer -> our layers in it with the rank of each, where it holds a block diagonal."""
 
@@ -53,6 +54,9 @@ def pack(method: Method, model: LanguageModel) -> Packed | None:
     """What a method has learned as the reference reads it; None where it does not have the method or the layers."""
     if isinstance(method, Prompt):
         return _pack_prompt(method, model)
+    if isinstance(method, Prefix):
+        made = pack_prefix(*method.folded(model), model.spec)
+        return None if made is None else Packed(config={**_COMMON, **made[0]}, tensors={TABLE: made[1]})
     if not isinstance(method, Lora | IA3):
         return None
     found = places(model.spec)
@@ -135,7 +139,7 @@ def _pack_prompt(method: Prompt, model: LanguageModel) -> Packed | None:
         "num_layers": stack.depth,
         "prompt_tuning_init": "RANDOM",
     }
-    return Packed(config={**_COMMON, **config}, tensors={PROMPT: model.get_parameter("prompt.table").detach()})
+    return Packed(config={**_COMMON, **config}, tensors={TABLE: model.get_parameter("prompt.table").detach()})
 
 
 _COMMON = {"auto_mapping": None, "base_model_name_or_path": None, "inference_mode": True, "modules_to_save": None}
@@ -156,6 +160,9 @@ def unpack(config: Mapping[str, Any], tensors: Mapping[str, Tensor], spec: Model
             raise CheckpointError(f"key '{key}' = {shown(config[key])} is not supported; only {shown(usual)} is")
     if kind == "PROMPT_TUNING":
         return _unpack_prompt(config, tensors, spec)
+    if kind == "PREFIX_TUNING":
+        prefix, found = unpack_prefix(int(_number(config, "num_virtual_tokens", 0)), tensors.get(TABLE), spec)
+        return Unpacked(method=prefix, tensors=found)
     by_name = {f"{ROOT}{place.theirs}": place for place in places(spec) or ()}
     left = dict(tensors)
     out = _unpack_lora(config, left, by_name, blocks) if kind == "LORA" else _unpack_ia3(left, by_name)
@@ -224,10 +231,10 @@ def _unpack_ia3(left: dict[str, Tensor], by_name: Mapping[str, Place]) -> Unpack
 
 
 def _unpack_prompt(config: Mapping[str, Any], tensors: Mapping[str, Tensor], spec: Model) -> Unpacked:
-    found, count = tensors.get(PROMPT), int(_number(config, "num_virtual_tokens", 0))
+    found, count = tensors.get(TABLE), int(_number(config, "num_virtual_tokens", 0))
     if found is None or found.ndim != 2 or found.shape[0] < count or found.shape[1] != spec.table:
         shape = "missing" if found is None else f"of the shape {list(found.shape)}"
-        raise CheckpointError(f"tensor '{PROMPT}' is {shape}; this model asks for [{count}, {spec.table}]")
+        raise CheckpointError(f"tensor '{TABLE}' is {shape}; this model asks for [{count}, {spec.table}]")
     # NOTE: for an encoder-decoder the reference keeps twice as many, and reads the first half.
     return Unpacked(method=Prompt(count=count), tensors={"prompt.table": found[:count].contiguous()})
 

@@ -23,6 +23,7 @@ from pretune.adapt.peft import METHODS
 from pretune.adapt.peft.exchange import Unpacked, pack, unpack
 from pretune.adapt.peft.lora import LowRank
 from pretune.adapt.peft.method import Method, state
+from pretune.adapt.peft.prefix import Prefix
 from pretune.core import config, io
 from pretune.core.config.read import shown
 from pretune.core.errors import CheckpointError, PretuneError
@@ -47,6 +48,9 @@ def save_adapter(
     packed = pack(method, model)
     found: dict[str, Any] = {"method": config.to_dict(method), "base": _base(model, method)}
     tensors = state(method, model)
+    if isinstance(method, Prefix):
+        method, tensors = method.folded(model)
+        found["method"] = config.to_dict(method)
     if packed is not None:
         found["blocks"], tensors = packed.blocks, packed.tensors
     with io.atomic_directory(Path(directory), overwrite=overwrite) as folder:

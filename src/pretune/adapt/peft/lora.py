@@ -2,7 +2,7 @@
 
 y = W x + (alpha / r) B A x: A is drawn and B is zero, so that the model starts as it was. After training the product is
 added to W, and reading costs what it cost before. Relations: `IA3` trains one vector where this has two matrices;
-`Adapters` come after a layer, with an activation, and so cannot be merged.
+an `Adapter` comes after a layer, with an activation, and so cannot be merged.
 
          x ──┬── W (frozen) ─────────── + ── y
              └── dropout ── A ── B ─────┘

@@ -14,13 +14,11 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from pretune.adapt.peft.method import fresh, train_only
+from pretune.adapt.peft.start import real_tokens
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.models.model import LanguageModel
-
-COMMON = 5000
-"""Vectors start as tokens among so many first ones of the vocabulary, which are the frequent ones."""
 
 
 @spec
@@ -51,18 +49,8 @@ class Prompt:
         raise UsageError("a prompt cannot be merged into the weights: it is read with every text")
 
     def _start(self, model: LanguageModel, seed: int) -> Tensor:
-        special = model.spec.special
-        kept = {special.pad, special.bos, special.start, *special.eos}
-        if self.tokens is None:
-            known = [token for token in range(min(model.spec.vocab, COMMON)) if token not in kept]
-            drawn = torch.randint(len(known), (self.count,), generator=torch.Generator().manual_seed(seed))
-            chosen = [known[number] for number in drawn.tolist()]
-        else:
-            chosen = [self.tokens[i % len(self.tokens)] for i in range(self.count)]
-            if any(not 0 <= token < model.spec.vocab for token in chosen):
-                raise UsageError(f"tokens {chosen}: the vocabulary has the ids 0 to {model.spec.vocab - 1}")
-        index = torch.tensor(chosen, dtype=torch.long, device=model.tokens.weight.device)
-        return model.tokens.weight.detach().index_select(0, index).clone()
+        tokens = real_tokens(model, self.count, self.tokens, seed)
+        return model.tokens.weight.detach().index_select(0, tokens).clone()
 
 
 class PromptTable(nn.Module):

@@ -30,7 +30,7 @@ LAST: dict[str, str] = {"attention": "out", "feedforward": "down"}
 
 
 @spec
-class Adapters:
+class Adapter:
     """Bottlenecks after attention and feed-forward layers, and the norms (Houlsby et al., 2019)."""
 
     bottleneck: int = 64
@@ -80,7 +80,7 @@ class Bottlenecked(nn.Module):
     weight: Parameter
     bias: Parameter | None
 
-    def __init__(self, linear: nn.Linear, spec: Adapters, seed: int) -> None:
+    def __init__(self, linear: nn.Linear, spec: Adapter, seed: int) -> None:
         super().__init__()
         self.adapter = Bottleneck(linear, spec, seed)
         adopt(self, linear)
@@ -94,7 +94,7 @@ class Bottlenecked(nn.Module):
 class Bottleneck(nn.Module):
     """up(activate(down(x)))"""
 
-    def __init__(self, linear: nn.Linear, spec: Adapters, seed: int) -> None:
+    def __init__(self, linear: nn.Linear, spec: Adapter, seed: int) -> None:
         super().__init__()
         width, like = linear.out_features, linear.weight
         self.down = drawn((spec.bottleneck, width), 1 / math.sqrt(width), like, seed)
