@@ -71,7 +71,7 @@ class Judged:
     @property
     def right(self) -> Bools:
         """[S] whether every token of a passage was the likeliest."""
-        return np.asarray(self._summed((self.first | np.isnan(self.logs)).astype(np.int64)) == np.diff(self.offsets))
+        return np.asarray(self._summed(self.first.astype(np.int64)) == np.diff(self.offsets))
 
     def _summed(self, values: NDArray[Number]) -> NDArray[Number]:
         """Sums over passages, each of which has a token or more."""
@@ -114,12 +114,19 @@ def limit(model: LanguageModel) -> int | None:
     return model.spec.longest or model.spec.context
 
 
+def both_ways(model: LanguageModel) -> bool:
+    """Whether it judges a token by what is on both sides of it, in a copy of the text for every token."""
+    return model.shape in ("encoder", "two-stream")
+
+
 def form_of(model: LanguageModel, tokenizer: Tokenizer, asking: Asking = Asking()) -> Form:  # noqa: B008 (a frozen value)
     """How a model of its shape is asked."""
     if model.head is None:
         raise UsageError(
             "this model has no vocabulary head, so no word has a probability; use one that was pre-trained with one"
         )
+    if model.prompt is not None:
+        raise UsageError("a model with a tuned prompt is made for its task; score the model that it was tuned on")
     vocabulary, frame = Vocabulary.of(tokenizer, start=model.spec.special.start), frame_of(tokenizer.template)
     if model.shape == "decoder":
         lead = tuple(token for token, _ in frame.before)
