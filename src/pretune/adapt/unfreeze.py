@@ -5,6 +5,7 @@ trained   heads      + block 11     + block 10
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import nn
 
@@ -43,6 +44,8 @@ class Gradual:
 
     when: Epochs | Plateau = Epochs()
 
+    rate: ClassVar[float] = 3e-5  # a usual peak learning rate
+
     def trained(self, parts: list[str]) -> list[str]:
         """The topmost part: heads, where there are any."""
         return parts[-1:]
@@ -59,8 +62,7 @@ class Gradual:
 class Unfreezing:
     """A hook of the loop; `opened` counts the parts that are trained beyond the topmost.
 
-    What is frozen when it is made (by a method, say) stays frozen. With `Epochs` all follows from the step, so a run
-    that is resumed is where it was; with `Plateau`, `opened` and `stale` are what has to be kept.
+    What is frozen when it is made (by a method, say) stays frozen. `state` is what a checkpoint has to keep.
     """
 
     def __init__(self, model: nn.Module, spec: Gradual, epoch: float) -> None:
@@ -89,6 +91,16 @@ class Unfreezing:
                 self.opened, self.stale = self.opened + 1, 0
         if self.opened != before:
             self.settle()
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """How many parts were opened, evaluations since something was better, and the step of the last one."""
+        return self.opened, self.stale, self._judged
+
+    def restore(self, state: tuple[int, int, int]) -> None:
+        """Be where a run was that is resumed."""
+        self.opened, self.stale, self._judged = state
+        self.settle()
 
     def settle(self) -> None:
         """Train the topmost part and those that were opened, freeze the others."""

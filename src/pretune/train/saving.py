@@ -23,9 +23,16 @@ class Saver:
     """Saves the weights, the optimiser and the state. All ranks take part; the first one has the store and writes."""
 
     def __init__(
-        self, store: Store | None, expect: Mapping[str, str], *, every: int = 0, before: Callable[[Loop], None]
+        self,
+        store: Store | None,
+        expect: Mapping[str, str],
+        *,
+        every: int = 0,
+        before: Callable[[Loop], None],
+        more: Callable[[], Mapping[str, Mapping[str, Tensor]]] = dict,
     ) -> None:
         self.store, self.expect, self.every, self.before = store, expect, every, before
+        self.more = more  # tensors by group that a run needs beside those to go on
         self.last_step, self.last_time = -1, 0.0
         self.score: float | None = None  # the held-out loss, where it was measured at this step
 
@@ -41,7 +48,7 @@ class Saver:
             self.last_step, self.last_time = loop.state.step, loop.state.elapsed
             begun = time.monotonic()
             self.before(loop)
-            groups = gather(loop)
+            groups = {**gather(loop), **self.more()}
             state = loop.state.facts()
             progress = state.pop("progress")
             if progress:
@@ -54,7 +61,7 @@ class Saver:
             self.store.wait()
 
 
-def gather(loop: Loop) -> dict[str, dict[str, Tensor]]:
+def gather(loop: Loop) -> dict[str, Mapping[str, Tensor]]:
     """All tensors of a run, whole."""
     model = loop.trainee.model
     return {"model": whole(weights(model)), "optimizer": whole(state_tensors(loop.optimizer, model))}

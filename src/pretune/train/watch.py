@@ -84,6 +84,12 @@ class Stop:
         """From now on there is something to save."""
         self._loop, self._save = loop, save
 
+    def rest(self) -> None:
+        """All there was is saved: being asked to stop, also since the last step, ends the run at once."""
+        asked, self.begun, self._loop = self._loop.asked if self._loop else 0, True, None
+        if asked:
+            raise self._error(asked, f"; {self.again}")
+
     def __call__(self, loop: Loop, reports: Sequence[Report]) -> None:
         if loop.asked if loop.ranks.world == 1 else any(report.asked for report in reports):
             self.end(loop)
