@@ -88,7 +88,7 @@ def fitted(model: Model, tokenizer: Tokenizer) -> Model:
         pad=found.get("pad"),
         bos=found.get("bos"),
         eos=() if eos is None else (eos,),
-        start=None if not model.both else _start(model, tokenizer),
+        start=None if model.decoder is None else _start(model, tokenizer),
     )
     return replace(model, special=special)
 
