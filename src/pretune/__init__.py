@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pretune.objectives import named as objective
     from pretune.recipes.pretrain import pretrain
     from pretune.text.tokenizer import train_tokenizer
+    from pretune.use.write import generate
 
 __version__ = "0.1.0"
 
@@ -30,6 +31,7 @@ __all__ = [
     "__version__",
     "batch",
     "build",
+    "generate",
     "load",
     "objective",
     "prepare",
@@ -47,6 +49,7 @@ _PUBLIC = {
     "objective": "pretune.objectives:named",
     "pretrain": "pretune.recipes.pretrain:pretrain",
     "batch": "pretune.data.layout:batch",
+    "generate": "pretune.use.write:generate",
     "Batch": "pretune.core.types:Batch",
     "Output": "pretune.core.types:Output",
     "Loss": "pretune.core.types:Loss",

@@ -1,0 +1,50 @@
+"""Models that verbs use: the directory, the device, the precision."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pretune.core import log
+from pretune.core.errors import ResourceError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from pretune.adapt.adapted import Adapted
+    from pretune.models.model import LanguageModel
+
+
+class Number(StrEnum):
+    """How weights are computed with."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+def opened(
+    directory: str | Path, *, device: str | None = None, dtype: Number = Number.FLOAT32
+) -> "LanguageModel | Adapted":
+    """The model of a directory, where it is to compute; the first GPU there is, unless told otherwise."""
+    import torch
+
+    from pretune.adapt.saving import load
+
+    return load(directory, dtype=getattr(torch, dtype), device=placed(device))
+
+
+def placed(device: str | None) -> "torch.device":
+    """The device of a name, or the one that is found."""
+    import torch
+
+    if device is None:
+        found = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        log.say(f"on {torch.cuda.get_device_name(found) if found.type == 'cuda' else 'the CPU'}")
+        return found
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise UsageError(f"unknown device '{device}'; use cpu, cuda or cuda:N") from None
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ResourceError(f"device '{device}': torch finds no GPU here; use --device cpu")
+    return chosen

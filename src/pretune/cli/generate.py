@@ -1,0 +1,133 @@
+"""`pretune generate`: a model writes on."""
+
+import json
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pretune.cli._models import Number, opened
+from pretune.cli._prompts import given
+from pretune.core import log
+
+if TYPE_CHECKING:
+    from pretune.use.write import Text
+
+
+RULE = "-" * 8
+"""Between two texts, which may have several lines."""
+
+
+class Early(StrEnum):
+    """When a beam search ends."""
+
+    ALWAYS = "always"
+    USUAL = "usual"
+    NEVER = "never"
+
+
+def generate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run or a Hugging Face directory.")],
+    prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="What to go on from.")] = None,
+    source: Annotated[
+        str | None, typer.Option("--input", metavar="FILE", help="Prompts, one in a line; - is standard input.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", metavar="N", help="Write so many at most.")] = 64,
+    num: Annotated[int, typer.Option("--num", metavar="N", help="Texts for each prompt.")] = 1,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", metavar="T", help="1 by default; 0: always the likeliest token.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option("--top-k", metavar="K", help="Of the k likeliest tokens only.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", metavar="P", help="Of the fewest tokens with this share.")
+    ] = None,
+    min_p: Annotated[
+        float | None, typer.Option("--min-p", metavar="P", help="Of tokens this likely, beside the likeliest.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="What is drawn is a function of it.")] = 0,
+    beams: Annotated[int, typer.Option("--beams", metavar="N", help="Search for the likeliest texts.")] = 1,
+    length_penalty: Annotated[
+        float | None, typer.Option("--length-penalty", metavar="X", help="Of beams: above 0 favours long texts.")
+    ] = None,
+    early: Annotated[Early | None, typer.Option("--early-stopping", help="Of beams: when there are enough.")] = None,
+    repetition_penalty: Annotated[
+        float, typer.Option("--repetition-penalty", metavar="X", help="Above 1: tokens that are there come less.")
+    ] = 1.0,
+    no_repeat_ngram: Annotated[
+        int, typer.Option("--no-repeat-ngram", metavar="N", help="So many tokens in a row never come twice.")
+    ] = 0,
+    stop: Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before it. Repeatable.")] = None,
+    start: Annotated[
+        str | None, typer.Option("--start", metavar="TOKEN", help="What a decoder starts with, such as a language.")
+    ] = None,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut prompts that are too long.")] = False,
+    batch: Annotated[int, typer.Option("--batch", metavar="N", help="Texts that are written together.")] = 64,
+    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda; found by default.")] = None,
+    dtype: Annotated[Number, typer.Option("--dtype", help="Precision of the weights.")] = Number.FLOAT32,
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile a step first; for much text on a GPU.")] = False,
+    stream: Annotated[
+        bool | None, typer.Option("--stream/--no-stream", help="Show one text as it comes; so on a terminal.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Let a decoder go on from prompts, or an encoder-decoder answer them.
+
+    Example: pretune generate runs/gpt "Once upon a time" --max-new-tokens 40 --top-p 0.95 --num 3
+    """
+    texts = given(prompts or [], source, "prompt")
+    from pretune.use.decoding import Wishes, decoding
+    from pretune.use.write import write
+
+    wishes: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "num": num,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+        "beams": beams,
+        "length_penalty": length_penalty,
+        "early_stopping": None if early is None else {"always": True, "usual": False, "never": "never"}[early],
+        "repetition_penalty": repetition_penalty,
+        "no_repeat_ngram": no_repeat_ngram,
+    }
+    found: Wishes = {name: value for name, value in wishes.items() if value is not None}  # type: ignore[assignment]
+    how = decoding(**found)
+    one = len(texts) == num == beams == 1 and not as_json
+    flows = stream if stream is not None else one and sys.stdout.isatty()
+    answers = write(
+        opened(model, device=device, dtype=dtype),
+        texts,
+        how,
+        stop=stop or (),
+        start=start,
+        truncate=truncate,
+        batch=batch,
+        compiled=compiled,
+        stream=_tell if flows else None,
+    )
+    _print(texts, answers, as_json=as_json, flowed=flows)
+    log.say("next: --num 3 for more texts, --beams 4 for likelier ones, --stop TEXT to end them")
+
+
+def _tell(piece: str) -> None:
+    print(piece, end="", flush=True)
+
+
+def _print(prompts: list[str], answers: "list[list[Text]]", *, as_json: bool, flowed: bool) -> None:
+    if flowed:
+        print()
+    elif as_json:
+        told = [
+            {"prompt": prompt, "texts": [_plain(one) for one in answer]}
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+        print(json.dumps(told, indent=2, ensure_ascii=False))
+    else:
+        print(f"\n{RULE}\n".join(one.text for answer in answers for one in answer))
+
+
+def _plain(one: "Text") -> dict[str, Any]:
+    return {name: value for name, value in one._asdict().items() if value is not None}

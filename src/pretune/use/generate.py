@@ -1,0 +1,172 @@
+"""Writing on: from token ids to token ids.
+
+    complete(model, [[5, 8, 2], [7]], Decoding(max_new_tokens=20))[0][0].tokens
+
+A decoder goes on from what it has read; the decoder of an encoder-decoder writes what the encoder's source asks for.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from torch import nn
+
+from pretune.core.errors import UsageError
+from pretune.models.model import LanguageModel
+from pretune.use.beam import Beams
+from pretune.use.decoding import Beam, Decoding
+from pretune.use.engine import Engine, Search, engine_for
+from pretune.use.marks import Marks
+from pretune.use.prefill import prefill, repeated, slots_of
+from pretune.use.rows import Rows, Written
+from pretune.use.text import body, reading
+
+Tokens = Sequence[int]
+
+ROWS = 64
+"""So many are decoded together unless asked otherwise."""
+LOOK = 16
+"""Steps between two looks at whether all rows have ended, where a look makes a device wait."""
+STEP = 64
+"""Caches on a GPU hold a multiple of so many tokens, so that prompts of other lengths need no other capture."""
+
+
+class Watch(Protocol):
+    """Told what a row has written so far; true ends the row."""
+
+    def __call__(self, request: int, number: int, tokens: list[int]) -> bool:
+        """`request` counts the prompts, `number` the returns of one."""
+
+
+def complete(
+    model: nn.Module,
+    prompts: Sequence[Tokens],
+    decoding: Decoding = Decoding(),  # noqa: B008 (a frozen value)
+    *,
+    batch: int = ROWS,
+    start: int | None = None,
+    watch: Watch | None = None,
+    look: int | None = None,
+    compiled: bool = False,
+) -> list[list[Written]]:
+    """What a model writes: for each prompt `returns` texts, best first where they are beams.
+
+    `prompts` are what a decoder has read, or the sources of an encoder-decoder, special tokens included; its decoder
+    starts with `start`, or what its config says. At most `batch` rows (texts, or beams) are decoded together, those of
+    similar length; answers come in the order of the prompts, and do not depend on it. `watch` sees every row that is
+    not a beam's after every `look` steps. With `compiled` a step is compiled first, which takes a minute and pays on a
+    GPU when much is written.
+    """
+    found = body(model)
+    check(found)
+    marks = Marks.of(found, start=start)
+    _fits(found, prompts, decoding)
+    size = max(batch // decoding.width, 1)
+    order = np.argsort([-len(prompt) for prompt in prompts], kind="stable").tolist()
+    every = look or (1 if found.tokens.weight.device.type == "cpu" else LOOK)
+    written: list[list[Written]] = [[] for _ in prompts]
+    with reading(found):
+        for first in range(0, len(order), size):
+            group = order[first : first + size]
+            answers = _write(found, group, [prompts[i] for i in group], decoding, marks, watch, every, compiled)
+            for request, answer in zip(group, answers, strict=True):
+                written[request] = answer
+    return written
+
+
+def check(model: LanguageModel) -> None:
+    """Refuse what cannot write."""
+    if model.spec.decoder is None:
+        raise UsageError(
+            f"a model of the shape '{model.spec.shape}' does not write text; fill its blanks with `pretune fill`, or "
+            "take a decoder or an encoder-decoder"
+        )
+    if model.head is None:
+        raise UsageError("this model has no vocabulary head, so it cannot write; load one that has its head")
+
+
+def _write(
+    model: LanguageModel,
+    group: Sequence[int],
+    given: Sequence[Tokens],
+    decoding: Decoding,
+    marks: Marks,
+    watch: Watch | None,
+    every: int,
+    compiled: bool,
+) -> list[list[Written]]:
+    """One group of prompts, from reading them to their texts."""
+    both, device = model.spec.both, model.tokens.weight.device
+    if both:
+        assert marks.start is not None
+    prompts = [[marks.start]] * len(given) if both else given
+    cache, logits = prefill(model, prompts, given if both else None)  # type: ignore[arg-type]
+    columns = max(map(len, prompts)) + decoding.max_new_tokens
+    slots = 0 if both else slots_of(model)
+    room, source = columns + slots, cache.cross[0].keys.shape[2] if cache.cross else 0
+    if device.type == "cuda":
+        room, source = _rounded(room, model.spec.longest), _rounded(source, model.spec.longest)
+        columns = room - slots
+
+    def make() -> Search:
+        kind = Beams if isinstance(decoding.search, Beam) else Rows
+        return kind(len(given) * (1 if kind is Beams else decoding.returns), columns, decoding, marks, device)
+
+    key = (len(given), columns, decoding, marks)
+    engine = engine_for(model, make, key, room, source=source, compiled=compiled)
+    index = repeated(len(given), decoding.width, device)
+    engine.load(cache, index)
+    engine.search.load(prompts, group)  # type: ignore[arg-type]
+    engine.search.choose(logits.index_select(0, index))
+    return _run(engine, group, decoding, watch, every)
+
+
+def _run(
+    engine: Engine, group: Sequence[int], decoding: Decoding, watch: Watch | None, every: int
+) -> list[list[Written]]:
+    """Steps, and now and then a look at what they gave."""
+    search, count = engine.search, 1
+    halted: dict[int, list[int]] = {}
+    while True:
+        if watch is not None and isinstance(search, Rows):
+            _show(search, group, watch, halted)
+        if count >= decoding.max_new_tokens or search.finished():
+            break
+        for _ in range(min(every, decoding.max_new_tokens - count)):
+            engine.advance()
+            count += 1
+    answers = search.results()
+    for row, tokens in halted.items():
+        answers[row // decoding.returns][row % decoding.returns] = Written(tokens, "stop")
+    return answers
+
+
+def _show(search: Rows, group: Sequence[int], watch: Watch, halted: dict[int, list[int]]) -> None:
+    """Tell of every row that still writes, and end those that need no more."""
+    ends, returns, over = search.marks.ends, search.decoding.returns, []
+    for row, tokens in enumerate(search.new()):
+        shown = tokens[:-1] if tokens and tokens[-1] in ends else tokens
+        if row not in halted and watch(group[row // returns], row % returns, shown):
+            halted[row] = shown
+            over.append(row)
+    if over:
+        search.halt(over)
+
+
+def _fits(model: LanguageModel, prompts: Sequence[Tokens], decoding: Decoding) -> None:
+    """Refuse prompts without tokens, and those that are longer than the model's positions."""
+    longest, slots, new = model.spec.longest, slots_of(model), decoding.max_new_tokens
+    for number, prompt in enumerate(prompts):
+        if not len(prompt):
+            raise UsageError(f"prompt {number + 1} has no tokens; a model needs at least one to go on from")
+        size = len(prompt) + slots + (0 if model.spec.both else new)
+        if longest is not None and max(size, new if model.spec.both else 0) > longest:
+            raise UsageError(
+                f"prompt {number + 1} has {len(prompt)} tokens and {new} new ones are asked for; this model's "
+                f"positions end at {longest}; shorten the prompt, or ask for fewer"
+            )
+
+
+def _rounded(size: int, longest: int | None) -> int:
+    full = -(-size // STEP) * STEP
+    return full if longest is None else min(full, max(longest, size))

@@ -1,0 +1,36 @@
+"""Texts at which writing stops, wherever token borders lie in them."""
+
+from collections.abc import Sequence
+
+from pretune.core.errors import UsageError
+
+
+class Stops:
+    """What is looked for, and what of an unfinished text may yet turn out to be it.
+
+    >>> stops = Stops(["\\n\\n", "END"])
+    >>> stops.cut("one\\ntwo END three"), stops.cut("one")
+    (('one\\ntwo ', True), ('one', False))
+    >>> stops.safe("one E"), stops.safe("one\\n")
+    (4, 3)
+    """
+
+    def __init__(self, texts: Sequence[str] = ()) -> None:
+        if isinstance(texts, str):
+            texts = [texts]
+        if any(not text for text in texts):
+            raise UsageError("a stop text is empty; it would stop before the first token")
+        self.texts = tuple(texts)
+
+    def cut(self, text: str) -> tuple[str, bool]:
+        """A text up to the first of them that is in it, and whether there is one."""
+        places = [place for place in (text.find(stop) for stop in self.texts) if place >= 0]
+        return (text[: min(places)], True) if places else (text, False)
+
+    def safe(self, text: str) -> int:
+        """How many characters of an unfinished text will stay, whatever comes."""
+        most = max((len(stop) - 1 for stop in self.texts), default=0)
+        for size in range(min(most, len(text)), 0, -1):
+            if any(stop.startswith(text[-size:]) for stop in self.texts):
+                return len(text) - size
+        return len(text)

@@ -1,0 +1,68 @@
+"""A model as its users see it: the body that computes, and the tokenizer that came with it."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from pretune.core import io
+from pretune.core.errors import CheckpointError, UsageError
+from pretune.models.model import LanguageModel
+from pretune.text.tokenizer import Tokenizer
+from pretune.text.tokenizer.files import CONFIG, SPECIAL
+
+_KNOWN: "WeakKeyDictionary[LanguageModel, tuple[Any, Tokenizer]]" = WeakKeyDictionary()
+
+
+def body(model: nn.Module) -> LanguageModel:
+    """The language model itself: of a model with a task's head on it, what is below."""
+    found = model if isinstance(model, LanguageModel) else getattr(model, "model", None)
+    if not isinstance(found, LanguageModel):
+        raise UsageError(f"expected a model as `pretune.load` gives it, found {type(model).__name__}")
+    return found
+
+
+def tokenizer_of(model: nn.Module) -> Tokenizer:
+    """The tokenizer that came with the weights, with the roles of its special tokens; made once for each model."""
+    found = body(model)
+    raw = found.tokenizer
+    if raw is None:
+        raise UsageError("this model came without a tokenizer; put a tokenizer.json into its directory")
+    if isinstance(raw, Tokenizer):
+        return raw
+    if found not in _KNOWN or _KNOWN[found][0] is not raw:
+        said: dict[str, Any] = {}
+        for name in (SPECIAL, CONFIG):  # the later counts
+            said |= beside(found, name)
+        raw.no_padding()
+        raw.no_truncation()
+        _KNOWN[found] = raw, Tokenizer(raw, said)
+    return _KNOWN[found][1]
+
+
+@contextlib.contextmanager
+def reading(model: nn.Module) -> Iterator[None]:
+    """While the block runs, the model is only asked: in evaluation mode, without gradients."""
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, was in training.items():
+            module.training = was
+
+
+def beside(model: LanguageModel, name: str) -> dict[str, Any]:
+    """What a small JSON file that came with the weights says; nothing, where there is none."""
+    data = model.assets.files.get(name, b"{}")
+    try:
+        found = io.parse_json(data.decode(), CheckpointError, name)
+    except UnicodeDecodeError as fault:
+        raise CheckpointError(f"{name}: not UTF-8 at byte {fault.start}") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{name}: expected a JSON object at the top level")
+    return found

@@ -1,0 +1,122 @@
+"""`pretune.generate`: texts in, texts out."""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Unpack
+
+from torch import nn
+
+from pretune.core import log
+from pretune.core.errors import UsageError
+from pretune.use.decoding import Beam, Decoding, Wishes, decoding
+from pretune.use.generate import ROWS, check, complete
+from pretune.use.marks import Marks
+from pretune.use.prompts import encode, spelled
+from pretune.use.rows import Written
+from pretune.use.stop import Stops
+from pretune.use.stream import Continuation, Stream, Tell
+from pretune.use.text import body, tokenizer_of
+
+
+class Text(NamedTuple):
+    """One text: the whole, what of it is new, why it ended, and the score where it is a beam's."""
+
+    text: str
+    new: str
+    ended: Literal["end", "length", "stop"]
+    tokens: int  # new ones
+    score: float | None = None
+
+
+def generate(
+    model: nn.Module,
+    prompts: Sequence[str],
+    *,
+    stop: Sequence[str] = (),
+    start: str | None = None,
+    truncate: bool = False,
+    batch: int = ROWS,
+    compiled: bool = False,
+    stream: Tell | None = None,
+    **wishes: Unpack[Wishes],
+) -> list[str]:
+    """Let a model write on: the prompts with what follows; of an encoder-decoder what it makes of them.
+
+        pt.generate(model, ["Once upon"], max_new_tokens=10, top_k=50, top_p=0.95)
+        pt.generate(model, ["Once upon"], temperature=0)                 # greedy
+        pt.generate(model, ["Once upon"], beams=4, num=2)
+
+    `wishes`: max_new_tokens (64), temperature (1; 0 is greedy), top_k, top_p, min_p, seed, beams, length_penalty,
+    early_stopping, num (texts for each prompt, one after the other in the list), repetition_penalty, no_repeat_ngram.
+    A text ends before the first of the `stop` texts. `start` is the spelling of the token that a decoder starts with,
+    where that is to be chosen (the language of mBART). Prompts that are too long are refused, or cut with `truncate`.
+    `stream` is called with pieces of the one text that is written, as they come.
+    """
+    found = write(
+        model,
+        prompts,
+        decoding(**wishes),
+        stop=stop,
+        start=start,
+        truncate=truncate,
+        batch=batch,
+        compiled=compiled,
+        stream=stream,
+    )
+    return [text.text for texts in found for text in texts]
+
+
+def write(
+    model: nn.Module,
+    prompts: Sequence[str],
+    how: Decoding,
+    *,
+    stop: Sequence[str] = (),
+    start: str | None = None,
+    truncate: bool = False,
+    batch: int = ROWS,
+    compiled: bool = False,
+    stream: Tell | None = None,
+) -> list[list[Text]]:
+    """As `generate`, with all that is known of each text, by prompt."""
+    found = body(model)
+    check(found)
+    tokenizer, stops = tokenizer_of(found), Stops(stop)
+    first = None if start is None else spelled(tokenizer, start)
+    marks = Marks.of(found, start=first)
+    given, cut = encode(found, tokenizer, prompts, marks, new=how.max_new_tokens, truncate=truncate)
+    if cut:
+        log.warn(f"{cut:,} tokens of prompts were cut: they and {how.max_new_tokens} new ones do not fit the model")
+    follow = [Continuation(tokenizer, () if found.spec.both else ids) for ids in given]
+    told = _stream(stream, stops, how, len(prompts))
+    if told is not None and not found.spec.both:
+        told.tell(prompts[0])
+
+    def watch(request: int, number: int, tokens: list[int]) -> bool:
+        text = follow[request](tokens)
+        if told is not None:
+            told.grown(text)
+        return stops.cut(text)[1]
+
+    watched = None if told is None and not stops.texts else watch
+    look = 1 if told is not None else None
+    answers = complete(found, given, how, batch=batch, start=first, watch=watched, look=look, compiled=compiled)
+    texts = [
+        [_text("" if found.spec.both else prompt, tell, one, stops) for one in answer]
+        for prompt, tell, answer in zip(prompts, follow, answers, strict=True)
+    ]
+    if told is not None:
+        told.end(texts[0][0].new)
+    return texts
+
+
+def _text(prompt: str, tell: Continuation, one: Written, stops: Stops) -> Text:
+    new, over = stops.cut(tell(one.tokens))
+    return Text(prompt + new, new, "stop" if over else one.ended, len(one.tokens), one.score)
+
+
+def _stream(tell: Tell | None, stops: Stops, how: Decoding, prompts: int) -> Stream | None:
+    if tell is None:
+        return None
+    if prompts != 1 or how.returns != 1 or isinstance(how.search, Beam):
+        raise UsageError("only one text can be shown as it is written: one prompt, one return, no beams")
+    return Stream(tell, stops)
