@@ -10,11 +10,13 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pretune.adapt.heads.classification import Classification
 from pretune.adapt.heads.generation import Generation
 from pretune.adapt.heads.head import TaskHead
+from pretune.adapt.mix import layers
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.models.model import LanguageModel
@@ -49,7 +51,9 @@ class Adapted(nn.Module):
         self.model.attention_backend = backend
 
     def states(self, batch: Batch) -> Tensor:
-        """The body's states `[N, W]`."""
+        """The body's states `[N, W]`; where the head mixes all layers, these, as they are: `[L, N, W]`."""
+        if getattr(self.head, "layered", False):
+            return torch.stack(layers(self.model, batch)[0])
         return self.model.states(batch)
 
     def forward(self, batch: Batch) -> Tensor:

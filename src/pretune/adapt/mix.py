@@ -12,6 +12,7 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.models.model import LanguageModel
+from pretune.models.spec import Model
 from pretune.nn.norm import Norm
 from pretune.nn.recurrent import AdditiveAttention, BiLSTM
 
@@ -36,7 +37,7 @@ class Mix(nn.Module):
         self.gamma = nn.Parameter(torch.ones(()))
         self.norms = nn.ModuleList([spec.norm.build(width=width) for _ in range(layers)]) if spec.norm else None
 
-    def forward(self, hidden: tuple[Tensor, ...]) -> Tensor:
+    def forward(self, hidden: tuple[Tensor, ...] | Tensor) -> Tensor:
         """Layers, each `[N, W]`, to one `[N, W]`."""
         if len(hidden) != len(self.s):
             raise UsageError(f"found {len(hidden)} layers for a mix of {len(self.s)}; build it for the model it reads")
@@ -65,6 +66,8 @@ class MixReader:
 
 
 class MixReading(nn.Module):
+    layered = True  # it reads all layers, not the last states
+
     def __init__(self, spec: MixReader, width: int, layers: int) -> None:
         super().__init__()
         self.mix = spec.mix.build(width=width, layers=layers)
@@ -73,11 +76,35 @@ class MixReading(nn.Module):
         self.out = nn.Linear(spec.lstm.width, spec.classes)
         self.dropout = nn.Dropout(spec.dropout)
 
-    def forward(self, hidden: tuple[Tensor, ...], batch: Batch) -> Tensor:
+    def forward(self, hidden: tuple[Tensor, ...] | Tensor, batch: Batch) -> Tensor:
         """Logits `[C, classes]`, or `[N, classes]` for a tagger."""
         states = self.lstm(self.dropout(self.mix(hidden)), batch)
         out: Tensor = self.out(self.dropout(states if self.pool is None else self.pool(states, batch)))
         return out
+
+
+@spec
+class Mixing:
+    """A task's head over all layers of a model that stays as it is (Peters et al., 2018)."""
+
+    mix: LayerMix = LayerMix()
+    lstm: BiLSTM = BiLSTM(hidden=256)
+    attention: int = 128  # of what pools the words of a sequence
+    dropout: float = 0.5
+
+    def check(self, model: Model) -> None:
+        """Refuse a model of two sides: a head has the labels of one, and the layers would be the other's."""
+        if model.both:
+            raise UsageError("a mix of layers is not for encoder-decoders; take an encoder or a decoder, or no mix")
+
+    def build(self, model: LanguageModel, classes: int, *, tagging: bool, seed: int) -> MixReading:
+        """The reader, with new weights: a function of the seed."""
+        pool = None if tagging else AdditiveAttention(hidden=self.attention)
+        reader = MixReader(classes=classes, mix=self.mix, lstm=self.lstm, pool=pool, dropout=self.dropout)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            made = reader.build(width=model.spec.width, layers=model.spec.depth + 1)
+        return made.to(model.tokens.weight.device)
 
 
 @torch.no_grad()

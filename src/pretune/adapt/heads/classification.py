@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretune.adapt.heads.head import Learner, check_classes, known, labelled, reading_of, sequence_head
+from pretune.adapt.mix import Mixing
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE, Batch, Loss
@@ -32,18 +33,25 @@ class Classification:
     labels: tuple[str, ...] = ()  # their names, in order
     reading: Reading | None = None  # None: as the family's paper does
     dropout: float = 0.1
+    mix: Mixing | None = None  # all layers of a frozen model are read, in place of `reading`
     language: float = 0.0  # the weight of the language model's own loss beside it; 0.5 in GPT's paper
 
     def __post_init__(self) -> None:
         check_classes(self.classes, self.labels)
+        if self.mix is not None and self.language:
+            raise UsageError("a mix of layers leaves the model as it is, so it has no language loss; set language to 0")
 
     def resolve(self, spec: Model) -> Self:
         if self.language and spec.head is None:
             raise UsageError("a language loss beside the task needs a model with a vocabulary head; set language to 0")
+        if self.mix is not None:
+            self.mix.check(spec)
         return self if self.reading else replace(self, reading=reading_of(spec))
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
         reading = self.reading or reading_of(model.spec)
+        if self.mix is not None:
+            return self.mix.build(model, self.classes, tagging=False, seed=seed)
         return sequence_head(model, reading, self.classes, self.dropout, seed)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:

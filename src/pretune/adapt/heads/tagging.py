@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pretune.adapt.heads.classification import cross_entropy
 from pretune.adapt.heads.head import Learner, check_classes, known, token_head
+from pretune.adapt.mix import Mixing
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch, Loss, Targets
@@ -29,14 +30,19 @@ class Tagging:
     classes: int
     labels: tuple[str, ...] = ()  # their names, in order
     dropout: float = 0.1
+    mix: Mixing | None = None  # all layers of a frozen model are read, in place of the last states
 
     def __post_init__(self) -> None:
         check_classes(self.classes, self.labels)
 
     def resolve(self, spec: Model) -> Self:
+        if self.mix is not None:
+            self.mix.check(spec)
         return self
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
+        if self.mix is not None:
+            return self.mix.build(model, self.classes, tagging=True, seed=seed)
         return token_head(model, self.classes, self.dropout, seed)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
@@ -44,8 +50,10 @@ class Tagging:
 
     def loss(self, model: Learner, batch: Batch) -> Loss:
         targets = targets_of(batch)
-        rows = model.states(batch).index_select(0, targets.index)
-        return cross_entropy(model.head(rows), targets.labels)
+        states = model.states(batch)
+        if self.mix is not None:
+            return cross_entropy(model.head(states, batch).index_select(0, targets.index), targets.labels)
+        return cross_entropy(model.head(states.index_select(0, targets.index)), targets.labels)
 
 
 def targets_of(batch: Batch) -> Targets:
