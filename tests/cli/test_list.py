@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pretune.adapt import METHODS
 from pretune.cli import main
 from pretune.metrics import METRICS
 from pretune.models import catalog
@@ -50,18 +51,19 @@ def test_alone_it_gives_all_names_under_headings(capsys: pytest.CaptureFixture[s
         f"{len(FAMILIES)} families (pretune list families)",
         f"{len(catalog.names())} sizes (pretune list sizes)",
         f"{len(OBJECTIVES)} objectives (pretune list objectives)",
+        f"{len(METHODS)} methods (pretune list methods)",
         f"{len(METRICS)} metrics (pretune list metrics)",
         f"{len(TASKS)} tasks (pretune list tasks)",
     ]
     assert max(map(len, lines)) <= 80
     words = " ".join(lines).replace(",", "").split()
-    assert {*FAMILIES, *catalog.names(), *OBJECTIVES, *METRICS, *TASKS} <= {*words}
+    assert {*FAMILIES, *catalog.names(), *OBJECTIVES, *METHODS, *METRICS, *TASKS} <= {*words}
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [*found] == ["families", "sizes", "objectives", "metrics", "tasks"]
+    assert [*found] == ["families", "sizes", "objectives", "methods", "metrics", "tasks"]
     assert [*found["families"]] == FAMILIES.names()
     assert found["sizes"]["llama2-7b"] == 6_738_415_616
     for name, made in found["objectives"].items():
@@ -77,7 +79,7 @@ def test_an_unknown_word(capsys: pytest.CaptureFixture[str]) -> None:
     assert out == ""
     assert err == (
         "pretune: error: cannot list 'familys'; did you mean 'families'? "
-        "(allowed: families, sizes, objectives, metrics, tasks)\n"
+        "(allowed: families, sizes, objectives, methods, metrics, tasks)\n"
     )
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import pretune as pt
-from pretune.adapt.peft import METHODS, Method
-from pretune.adapt.peft.files import load_adapter, save_adapter
+from pretune.adapt.peft import EFFICIENT
+from pretune.adapt.peft.files import Beside, load_adapter, save_adapter
 from pretune.adapt.peft.lora import Lora
-from pretune.adapt.peft.method import state
+from pretune.adapt.peft.method import Method, state
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.models.model import LanguageModel
 from tests.contracts import laws
@@ -29,7 +29,7 @@ SENTENCES = text(6, 3, 8, 1, 5)
 
 
 def method_of(name: str, **settings: Any) -> Method:
-    return METHODS.get(name)(**{**SETTINGS.get(name, {}), **settings})
+    return EFFICIENT.get(name)(**{**SETTINGS.get(name, {}), **settings})
 
 
 def applied(
@@ -50,7 +50,7 @@ def logits(model: LanguageModel) -> torch.Tensor:
     return torch.cat(read(model, SENTENCES, row=11))
 
 
-every = pytest.mark.parametrize("name", METHODS.names())
+every = pytest.mark.parametrize("name", EFFICIENT.names())
 usual = {
     "bert-base", "gpt2-small", "pythia-160m", "llama3-8b", "t5-base", "xlnet-base", "made-windows", "made-unequal",
     "t5-table-enc-dec-shared",
@@ -109,7 +109,7 @@ def test_merged_is_unmerged(case: str, name: str) -> None:
 def test_an_adapter_is_small_and_comes_back_as_it_was(case: str, name: str, tmp_path: Path) -> None:
     model, method, _ = applied(case, name, stirred=0.1)
     head = nn.Linear(3, 2)
-    save_adapter(model, method, tmp_path / "adapter", head=head)
+    save_adapter(model, method, tmp_path / "adapter", beside=Beside(head=head))
     again, other = copy.deepcopy(model_of(case)), nn.Linear(3, 2)
     found = load_adapter(again, tmp_path / "adapter", head=other)
     assert found == method
@@ -192,7 +192,7 @@ def test_what_is_asked_of_a_method_is_checked() -> None:
         with pytest.raises(UsageError, match="LoRA"):
             Lora(**wrong)
     with pytest.raises(UsageError, match="bottleneck of at least 1, found 0"):
-        METHODS.get("adapter")(bottleneck=0)
+        EFFICIENT.get("adapter")(bottleneck=0)
 
 
 def test_a_whole_model_is_saved_after_merging(tmp_path: Path) -> None:

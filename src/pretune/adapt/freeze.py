@@ -11,7 +11,7 @@ Gradual unfreezing is a hook of the loop (`unfreeze.py`), layered over any of th
 In an encoder-decoder the encoder's blocks lie below the decoder's.
 """
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import nn
 
@@ -31,6 +31,8 @@ class Strategy(Protocol):
 class Full:
     """Everything is trained."""
 
+    rate: ClassVar[float] = 3e-5  # a usual peak learning rate
+
     def trained(self, parts: list[str]) -> list[str]:
         """All parts."""
         return parts
@@ -39,6 +41,8 @@ class Full:
 @spec
 class Frozen:
     """Only heads are trained: the model gives features."""
+
+    rate: ClassVar[float] = 1e-3
 
     def trained(self, parts: list[str]) -> list[str]:
         """The heads."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pretune.adapt.adapted import Adapted
+from pretune.adapt.adapted import Adapted, adapt
 from pretune.adapt.heads.choice import Choice
 from pretune.adapt.heads.classification import Classification
 from pretune.adapt.heads.generation import Generation
@@ -18,7 +18,9 @@ from pretune.adapt.heads.head import TaskHead
 from pretune.adapt.heads.regression import Regression
 from pretune.adapt.heads.span import Span
 from pretune.adapt.heads.tagging import Tagging
-from pretune.core import config
+from pretune.adapt.peft.files import OURS, load_adapter
+from pretune.adapt.peft.method import Method
+from pretune.core import config, io
 from pretune.core.config.read import shown
 from pretune.core.errors import CheckpointError, PretuneError
 from pretune.models import checkpoint, files
@@ -60,9 +62,58 @@ def save(model: AnyModel | Adapted, directory: str | Path, *, overwrite: bool = 
 def load(
     directory: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> LanguageModel | Adapted:
-    """Read a Hugging Face model directory, or one of ours: a model, or one with the task's head that is in it."""
-    model = checkpoint.load(directory, dtype=dtype, device=device)
+    """Read a Hugging Face model directory, or one of ours: a model, or one with the task's head that is in it.
+
+    Where the directory is an adapter's, its base model is read from where it says it is.
+    """
+    return read(directory, dtype=dtype, device=device)[0]
+
+
+def read(
+    directory: str | Path,
+    *,
+    base: str | Path | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> tuple[LanguageModel | Adapted, Method | None]:
+    """The same, and the method of an adapter that is on the model; `base` is where its base model is now."""
     folder = Path(directory)
+    if not (folder / OURS).is_file():
+        return _whole(folder, dtype, device), None
+    said = io.read_json(folder / OURS, CheckpointError)
+    model = _base(folder, said, base, dtype, device)
+    if said.get("head") is None:
+        return model, load_adapter(model, folder)
+    try:
+        made = adapt(model, _kept(said["head"])).to(device, dtype)
+    except PretuneError as error:
+        raise CheckpointError(f"{folder / OURS}: {error}") from None
+    return made.eval(), load_adapter(made.model, folder, head=made.head)
+
+
+def _base(
+    folder: Path, said: Mapping[str, Any], base: str | Path | None, dtype: torch.dtype, device: torch.device | str
+) -> LanguageModel:
+    """The model that an adapter is for; where that is itself a model with a method, it is merged."""
+    told = said.get("base")
+    path = base or (told.get("path") if isinstance(told, Mapping) else None)
+    if not isinstance(path, str | Path):
+        raise CheckpointError(f"{folder / OURS}: does not say where its base model is; load it with base=DIRECTORY")
+    found = next((place for place in (Path(path), folder / path) if place.is_dir()), None)
+    if found is None:
+        raise CheckpointError(f"{folder}: its base model {shown(str(path))} is not there; load it with base=DIRECTORY")
+    if not (found / OURS).is_file():
+        return checkpoint.load(found, dtype=dtype, device=device)
+    made, method = read(found, dtype=dtype, device=device)
+    model = made.model if isinstance(made, Adapted) else made
+    if method is None or not method.merges:
+        raise CheckpointError(f"{found}: what was learned there cannot be merged into a base model for {folder}")
+    method.merge(model)
+    return model
+
+
+def _whole(folder: Path, dtype: torch.dtype, device: torch.device | str) -> LanguageModel | Adapted:
+    model = checkpoint.load(folder, dtype=dtype, device=device)
     there = checkpoint.head_of(folder)
     if there is None:
         return model
@@ -87,6 +138,8 @@ def _class(model: Adapted, tensors: Mapping[str, Tensor]) -> checkpoint.Beside |
     """How the class of `transformers` that computes the same keeps it; None where there is no such class."""
     spec = model.model.spec
     layout = FAMILIES.get(spec.family).layout if spec.family in FAMILIES else None
+    if getattr(model.spec, "mix", None) is not None:
+        return None
     if layout is None or spec.parts or checkpoint.describe(spec)[0]["model_type"] != layout.model_type:
         return None
     kind = "classification" if isinstance(model.spec, Regression) else config.kind(model.spec)

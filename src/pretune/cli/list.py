@@ -17,14 +17,15 @@ def list_(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="[families|sizes|objectives|metrics|tasks]", help="What to list; all of it, briefly, by default."
+            metavar="[families|sizes|objectives|methods|metrics|tasks]",
+            help="What to list; all of it, briefly, by default.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the families of models, their sizes with the parameters as released (encoders: without heads), the
-    objectives with the shapes of models they train, the metrics, and the tasks with their kind, official metric, and
-    the rows of those splits that are in $PRETUNE_DATA.
+    objectives with the shapes of models they train, the methods of fine-tuning, the metrics, and the tasks with their
+    kind, official metric, and the rows of those splits that are in $PRETUNE_DATA.
 
     Example: pretune list sizes
     """
@@ -63,6 +64,13 @@ def objectives() -> dict[str, dict[str, Any]]:
     }
 
 
+def methods() -> dict[str, str]:
+    """Every method of fine-tuning with the first line of its docstring; without torch."""
+    from pretune.adapt import METHODS
+
+    return {name: METHODS.describe(name).removesuffix(".") for name in METHODS}
+
+
 def metrics() -> dict[str, str]:
     """Every metric with the first line of its docstring; without numpy."""
     from pretune.metrics import METRICS
@@ -92,6 +100,7 @@ _KINDS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "families": families,
     "sizes": sizes,
     "objectives": objectives,
+    "methods": methods,
     "metrics": metrics,
     "tasks": tasks,
 }

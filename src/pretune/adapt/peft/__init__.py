@@ -9,10 +9,14 @@
 A method is a frozen spec; see `method.py` for what it promises.
 """
 
-from pretune.adapt.peft.method import Method
+from typing import TYPE_CHECKING
+
 from pretune.core.registry import Registry
 
-METHODS: Registry[type[Method]] = Registry(
+if TYPE_CHECKING:
+    from pretune.adapt.peft.method import Method
+
+EFFICIENT: "Registry[type[Method]]" = Registry(
     "method",
     {
         "lora": "pretune.adapt.peft.lora:Lora",

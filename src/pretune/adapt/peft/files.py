@@ -1,9 +1,10 @@
 """Adapters on disk: a small directory beside the model it belongs to.
 
-    adapter.json                the method, and a fingerprint of the base model's weights
+    adapter.json                the method, the task's head, the way to the base model and a fingerprint of its weights
     adapter_model.safetensors   what was learned
     adapter_config.json         the method in the reference's words, where it has it: the directory is then read by both
     head.safetensors            the weights of a task's head, where there is one
+    tokenizer.json, …           what the base model has beside its weights
 
 A directory that has no `adapter.json` is the reference's own.
 """
@@ -11,6 +12,7 @@ A directory that has no `adapter.json` is the reference's own.
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pretune.adapt.peft import METHODS
+from pretune.adapt.heads.head import TaskHead
+from pretune.adapt.peft import EFFICIENT
 from pretune.adapt.peft.exchange import Unpacked, pack, unpack
 from pretune.adapt.peft.lora import LowRank
 from pretune.adapt.peft.method import Method, state
@@ -36,17 +39,28 @@ SAMPLE = 64
 """So many numbers of each matrix enter the fingerprint."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What is kept with an adapter: a task's head with its spec, and the way to the base model."""
+
+    head: nn.Module | None = None
+    task: TaskHead | None = None
+    base: str | None = None
+
+
 def save_adapter(
     model: LanguageModel,
     method: Method,
     directory: str | Path,
     *,
-    head: nn.Module | None = None,
+    beside: Beside = Beside(),  # noqa: B008 (a frozen value)
     overwrite: bool = False,
 ) -> None:
     """Write what a method has learned, and a task's head if there is one; all of it or nothing."""
-    packed = pack(method, model)
-    found: dict[str, Any] = {"method": config.to_dict(method), "base": _base(model, method)}
+    packed, head = pack(method, model), beside.head
+    found: dict[str, Any] = {"method": config.to_dict(method), "base": {"path": beside.base, **_base(model, method)}}
+    if beside.task is not None:
+        found["head"] = config.to_dict(beside.task)
     tensors = state(method, model)
     if isinstance(method, Prefix):
         method, tensors = method.folded(model)
@@ -58,12 +72,15 @@ def save_adapter(
         io.write_json(folder / OURS, found)
         files.save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)
         if packed is not None:
-            io.write_json(folder / THEIRS, packed.config)
+            io.write_json(folder / THEIRS, {**packed.config, "base_model_name_or_path": beside.base})
             names.append(THEIRS)
         if head is not None:
             kept = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
             files.save(kept, folder / HEAD)
             names.append(HEAD)
+        for name, data in model.assets.files.items():
+            io.atomic_write(folder / name, data)
+            names.append(name)
         io.write_manifest(folder, names)
 
 
@@ -133,9 +150,9 @@ def _method(said: object) -> Method:
     if not isinstance(said, Mapping):
         raise CheckpointError(f"key 'method' must be an object, found {shown(said)}")
     kind = said.get("kind")
-    if not isinstance(kind, str) or kind not in METHODS:
-        raise CheckpointError(f"method {shown(kind)} is not known; known: {', '.join(METHODS.names())}")
-    return config.from_dict(METHODS.get(kind), said, where="method")
+    if not isinstance(kind, str) or kind not in EFFICIENT:
+        raise CheckpointError(f"method {shown(kind)} is not known; known: {', '.join(EFFICIENT.names())}")
+    return config.from_dict(EFFICIENT.get(kind), said, where="method")
 
 
 def _same_base(model: LanguageModel, method: Method, said: object) -> None:

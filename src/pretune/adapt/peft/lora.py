@@ -34,6 +34,7 @@ class Lora:
     dropout: float = 0.0  # of what A reads
 
     merges: ClassVar[bool] = True
+    rate: ClassVar[float] = 0.0003
 
     def __post_init__(self) -> None:
         if self.rank < 1 or not self.alpha > 0 or not 0 <= self.dropout < 1:

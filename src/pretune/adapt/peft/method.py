@@ -33,6 +33,7 @@ class Method(Protocol):
     """
 
     merges: ClassVar[bool]  # whether what is learned can be written into the plain model's weights
+    rate: ClassVar[float]  # a usual peak learning rate
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
         """Change a model in place: the names of the parameters that are trained. All others are frozen."""

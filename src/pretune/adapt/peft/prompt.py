@@ -29,6 +29,7 @@ class Prompt:
     tokens: tuple[int, ...] | None = None  # whose rows the vectors start as, in turn; None: some that are drawn
 
     merges: ClassVar[bool] = False
+    rate: ClassVar[float] = 0.03
 
     def __post_init__(self) -> None:
         if self.count < 0 or self.tokens == ():
