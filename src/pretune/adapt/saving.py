@@ -5,7 +5,7 @@ Where no class has the head, the body is saved as ever, for anyone to read, and 
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -60,13 +60,18 @@ def save(model: AnyModel | Adapted, directory: str | Path, *, overwrite: bool = 
 
 
 def load(
-    directory: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    directory: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    head: Literal["tied"] | None = None,
 ) -> LanguageModel | Adapted:
     """Read a Hugging Face model directory, or one of ours: a model, or one with the task's head that is in it.
 
-    Where the directory is an adapter's, its base model is read from where it says it is.
+    Where the directory is an adapter's, its base model is read from where it says it is. With `head` "tied" a decoder
+    that was saved without its vocabulary head is given it, where that is the token table.
     """
-    return read(directory, dtype=dtype, device=device)[0]
+    return read(directory, dtype=dtype, device=device, head=head)[0]
 
 
 def read(
@@ -75,11 +80,12 @@ def read(
     base: str | Path | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    head: Literal["tied"] | None = None,
 ) -> tuple[LanguageModel | Adapted, Method | None]:
     """The same, and the method of an adapter that is on the model; `base` is where its base model is now."""
     folder = Path(directory)
     if not (folder / OURS).is_file():
-        return _whole(folder, dtype, device), None
+        return _whole(folder, dtype, device, head), None
     said = io.read_json(folder / OURS, CheckpointError)
     model = _base(folder, said, base, dtype, device)
     if said.get("head") is None:
@@ -112,8 +118,10 @@ def _base(
     return model
 
 
-def _whole(folder: Path, dtype: torch.dtype, device: torch.device | str) -> LanguageModel | Adapted:
-    model = checkpoint.load(folder, dtype=dtype, device=device)
+def _whole(
+    folder: Path, dtype: torch.dtype, device: torch.device | str, tied: Literal["tied"] | None = None
+) -> LanguageModel | Adapted:
+    model = checkpoint.load(folder, dtype=dtype, device=device, head=tied)
     there = checkpoint.head_of(folder)
     if there is None:
         return model

@@ -23,14 +23,17 @@ class Number(StrEnum):
 
 
 def opened(
-    directory: str | Path, *, device: str | None = None, dtype: Number = Number.FLOAT32
+    directory: str | Path, *, device: str | None = None, dtype: Number = Number.FLOAT32, speaks: bool = False
 ) -> "LanguageModel | Adapted":
-    """The model of a directory, where it is to compute; the first GPU there is, unless told otherwise."""
+    """The model of a directory, where it is to compute; the first GPU there is, unless told otherwise.
+
+    Where it is to say something (`speaks`) and was saved without its vocabulary head, it is given it if that can be.
+    """
     import torch
 
     from pretune.adapt.saving import load
 
-    return load(directory, dtype=getattr(torch, dtype), device=placed(device))
+    return load(directory, dtype=getattr(torch, dtype), device=placed(device), head="tied" if speaks else None)
 
 
 def placed(device: str | None) -> "torch.device":

@@ -98,7 +98,7 @@ def generate(
     one = len(texts) == num == beams == 1 and not as_json
     flows = stream if stream is not None else one and sys.stdout.isatty()
     answers = write(
-        opened(model, device=device, dtype=dtype),
+        opened(model, device=device, dtype=dtype, speaks=True),
         texts,
         how,
         stop=stop or (),

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from pretune.models.memory import fits
 from pretune.models.model import LanguageModel, empty
 from pretune.models.pair import FOLDER as GENERATOR
 from pretune.models.pair import GeneratorDiscriminator
-from pretune.models.recognise import recognise
+from pretune.models.recognise import recognise, with_head
 from pretune.models.shapes import AnyModel
 from pretune.models.spec import Model
 from pretune.models.two_way import FOLDER as BACKWARD
@@ -61,13 +61,20 @@ class Beside:
 
 
 def load(
-    directory: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    directory: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    head: Literal["tied"] | None = None,
 ) -> LanguageModel:
-    """Read a Hugging Face model directory, or one of ours. It comes in evaluation mode, in fp32 unless asked."""
+    """Read a Hugging Face model directory, or one of ours. It comes in evaluation mode, in fp32 unless asked.
+
+    With `head` "tied" a decoder that was saved without its vocabulary head is given it, where that is the token table.
+    """
     if not dtype.is_floating_point:
         raise UsageError(f"weights cannot be {dtype}; choose torch.float32, torch.bfloat16 or another float")
     folder = Path(directory)
-    model, moves, stored = _examine(folder)
+    model, moves, stored = _examine(folder, head)
     spec = model.spec
     fits(spec, dtype, device)
     sizes = {name: tensor.shape for name, tensor in weights_of(model)}
@@ -191,13 +198,13 @@ def weights_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
 
 
-def _examine(folder: Path) -> tuple[LanguageModel, list[Move], dict[str, Stored]]:
+def _examine(folder: Path, head: str | None = None) -> tuple[LanguageModel, list[Move], dict[str, Stored]]:
     """What `inspect` tells, with the empty module in place of the spec."""
     if not folder.is_dir():
         what = "not a directory; give the one that holds it" if folder.exists() else "no such directory"
         raise CheckpointError(f"{folder}: {what}")
     found = io.read_json(folder / CONFIG, CheckpointError, CONFIG_LIMIT)
-    spec, rules, stored, optional = _understand(folder, found)
+    spec, rules, stored, optional = _understand(folder, found, head)
     model = empty(spec)
     moves = plan([name for name, _ in weights_of(model)], rules)
     _check(folder, model, moves, stored, optional)
@@ -218,7 +225,7 @@ def _express(layout: Layout, spec: Model) -> dict[str, Any] | None:
 
 
 def _understand(
-    folder: Path, found: dict[str, Any]
+    folder: Path, found: dict[str, Any], head: str | None
 ) -> tuple[Model, tuple[Rule, ...], dict[str, Stored], tuple[str, ...]]:
     """The spec that a config and its tensors stand for, with the rules and the tensors under their full names."""
     if found.get("model_type") == NATIVE:
@@ -240,6 +247,8 @@ def _understand(
         stored, _ = apart(stored, task, layout.prefix)
     stored, parts, tied = recognise(layout, promised, tied, stored)
     with _about(folder / CONFIG):
+        if head == "tied":
+            parts = with_head(layout, parts, tied)
         spec = layout.read(found, parts, tied=tied)
         if NATIVE in found:
             spec = _refined(found, spec)

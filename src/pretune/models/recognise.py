@@ -23,6 +23,18 @@ def recognise(
     return tensors, _parts(layout, promised, tensors), _tied(layout, tied, tensors)
 
 
+def with_head(layout: Layout, parts: frozenset[str], tied: bool) -> frozenset[str]:
+    """The parts, with the vocabulary head of a decoder where it needs no weights of its own, as its full class does."""
+    head = layout.base.head
+    if "head" in parts or head is None or layout.base.decoder is None:
+        return parts
+    if not tied or head.transform is not None or head.bias == "learned":
+        raise CheckpointError(
+            "no vocabulary head is in the weights, and it is not the token table; take one with its head"
+        )
+    return parts | {"head"}
+
+
 def _renamed(layout: Layout, stored: Mapping[str, Stored]) -> dict[str, Stored]:
     """As in the full class: with the body's prefix, `gamma` and `beta` of old releases renamed, buffers left out."""
     every = layout.rules_of(layout.base)

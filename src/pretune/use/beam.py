@@ -39,8 +39,8 @@ class Beams:
         self.divisors = lengths.float().to(device)
         self.first = (torch.arange(count, device=device) * size)[:, None]
 
-    def load(self, prompts: Sequence[Sequence[int]], requests: Sequence[int]) -> None:
-        """Begin with prompts: of equal beams only the first may go on."""
+    def load(self, prompts: Sequence[Sequence[int]], requests: Sequence[int], seed: int) -> None:
+        """Begin with prompts: of equal beams only the first may go on. Nothing is drawn."""
         fill_history(self.history, self.known, [prompt for prompt in prompts for _ in range(self.search.beams)])
         for part in (self.count, self.texts, self.best_texts, self.best_lengths, self.ended):
             part.zero_()

@@ -6,6 +6,7 @@ A decoder goes on from what it has read; the decoder of an encoder-decoder write
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -14,10 +15,10 @@ from torch import nn
 from pretune.core.errors import UsageError
 from pretune.models.model import LanguageModel
 from pretune.use.beam import Beams
-from pretune.use.decoding import Beam, Decoding
+from pretune.use.decoding import Beam, Decoding, Sample
 from pretune.use.engine import Engine, Search, engine_for
 from pretune.use.marks import Marks
-from pretune.use.prefill import prefill, repeated, slots_of
+from pretune.use.prefill import limits, prefill, repeated, slots_of
 from pretune.use.rows import Rows, Written
 from pretune.use.text import body, reading
 
@@ -101,22 +102,21 @@ def _write(
         assert marks.start is not None
     prompts = [[marks.start]] * len(given) if both else given
     cache, logits = prefill(model, prompts, given if both else None)  # type: ignore[arg-type]
-    columns = max(map(len, prompts)) + decoding.max_new_tokens
-    slots = 0 if both else slots_of(model)
-    room, source = columns + slots, cache.cross[0].keys.shape[2] if cache.cross else 0
+    room = max(map(len, prompts)) + decoding.max_new_tokens - 1  # the last token is written, and never read
+    source = cache.cross[0].keys.shape[2] if cache.cross else 0
     if device.type == "cuda":
-        room, source = _rounded(room, model.spec.longest), _rounded(source, model.spec.longest)
-        columns = room - slots
+        room, source = _rounded(room, limits(model)[1]), _rounded(source, model.spec.longest)
 
     def make() -> Search:
         kind = Beams if isinstance(decoding.search, Beam) else Rows
-        return kind(len(given) * (1 if kind is Beams else decoding.returns), columns, decoding, marks, device)
+        return kind(len(given) * (1 if kind is Beams else decoding.returns), room + 1, decoding, marks, device)
 
-    key = (len(given), columns, decoding, marks)
-    engine = engine_for(model, make, key, room, source=source, compiled=compiled)
+    key = (len(given), _seedless(decoding), marks)
+    slots = 0 if both else slots_of(model)
+    engine = engine_for(model, make, key, room + slots, source=source, compiled=compiled)
     index = repeated(len(given), decoding.width, device)
     engine.load(cache, index)
-    engine.search.load(prompts, group)  # type: ignore[arg-type]
+    engine.search.load(prompts, group, getattr(decoding.search, "seed", 0))  # type: ignore[arg-type]
     engine.search.choose(logits.index_select(0, index))
     return _run(engine, group, decoding, watch, every)
 
@@ -155,18 +155,26 @@ def _show(search: Rows, group: Sequence[int], watch: Watch, halted: dict[int, li
 
 def _fits(model: LanguageModel, prompts: Sequence[Tokens], decoding: Decoding) -> None:
     """Refuse prompts without tokens, and those that are longer than the model's positions."""
-    longest, slots, new = model.spec.longest, slots_of(model), decoding.max_new_tokens
+    (source, own), new, both = limits(model), decoding.max_new_tokens, model.spec.both
     for number, prompt in enumerate(prompts):
         if not len(prompt):
             raise UsageError(f"prompt {number + 1} has no tokens; a model needs at least one to go on from")
-        size = len(prompt) + slots + (0 if model.spec.both else new)
-        if longest is not None and max(size, new if model.spec.both else 0) > longest:
+        if both and source is not None and len(prompt) > source:
+            raise UsageError(f"source {number + 1} has {len(prompt)} tokens; this model has positions for {source}")
+        size = (0 if both else len(prompt)) + new
+        if own is not None and size > own:
             raise UsageError(
-                f"prompt {number + 1} has {len(prompt)} tokens and {new} new ones are asked for; this model's "
-                f"positions end at {longest}; shorten the prompt, or ask for fewer"
+                f"prompt {number + 1} has {len(prompt)} tokens and {new} new ones are asked for; this model has "
+                f"positions for {own} in all; shorten the prompt, or ask for fewer"
             )
+
+
+def _seedless(decoding: Decoding) -> Decoding:
+    """What a captured step is made for: the numbers that are drawn are not in it."""
+    search = decoding.search
+    return replace(decoding, search=replace(search, seed=0)) if isinstance(search, Sample) else decoding
 
 
 def _rounded(size: int, longest: int | None) -> int:
     full = -(-size // STEP) * STEP
-    return full if longest is None else min(full, max(longest, size))
+    return full if longest is None else max(min(full, longest), size)

@@ -22,6 +22,20 @@ def slots_of(model: LanguageModel) -> int:
     return 0 if table is None else int(table.shape[0])
 
 
+def limits(model: LanguageModel) -> tuple[int | None, int | None]:
+    """How many tokens of a source, and of what the decoder reads and writes, the model's positions allow; None: any.
+
+    What a method has put before them is taken off.
+    """
+    longest = model.spec.longest
+    if longest is None or model.decoder is None:
+        return None, None
+    own = longest - model.decoder.ahead
+    if model.encoder is None:
+        return None, own - slots_of(model)
+    return longest - model.encoder.ahead - slots_of(model), own
+
+
 def prefill(
     model: LanguageModel, prompts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None
 ) -> tuple[Cache, Tensor]:

@@ -9,7 +9,7 @@ from pretune.models.model import LanguageModel
 from pretune.text.templates import Special
 from pretune.text.tokenizer import Tokenizer
 from pretune.use.marks import Marks
-from pretune.use.prefill import slots_of
+from pretune.use.prefill import limits
 
 
 class Prompts(NamedTuple):
@@ -67,18 +67,18 @@ def _around(tokenizer: Tokenizer, marks: Marks, *, both: bool) -> tuple[list[int
 
 def _room(model: LanguageModel, new: int, around: int) -> int | None:
     """How many tokens of a text the model's positions leave; None: any number."""
-    longest = model.spec.longest
-    if longest is None:
-        return None
-    if new >= longest:
-        raise UsageError(f"{new} new tokens; this model's positions end at {longest}; ask for fewer")
-    return max(longest - slots_of(model) - around - (0 if model.spec.both else new), 1)
+    source, own = limits(model)
+    if own is not None and new >= own:
+        raise UsageError(f"{new} new tokens; this model has positions for {own} in all; ask for fewer")
+    if model.spec.both:
+        return None if source is None else max(source - around, 1)
+    return None if own is None else max(own - new - around, 1)
 
 
 def _too_long(number: int, tokens: int, new: int, room: int, model: LanguageModel) -> str:
-    what = f"prompt {number + 1} has {tokens} tokens; this model's positions end at {model.spec.longest}"
-    left = "" if model.spec.both else f", which beside {new} new ones leaves room for {room}"
-    return f"{what}{left}; shorten it, or cut it (`truncate`)"
+    beside = "" if model.spec.both else f" beside {new} new ones"
+    what = f"prompt {number + 1} has {tokens} tokens; this model has positions for {room}{beside}"
+    return f"{what}; shorten it, or cut it (`truncate`)"
 
 
 def spelled(tokenizer: Tokenizer, token: str) -> int:

@@ -40,14 +40,14 @@ class Rows:
         self.chance = torch.zeros(rows, decoding.max_new_tokens, dtype=torch.float64, device=device)
         self.begun = np.zeros(rows, dtype=np.int64)
 
-    def load(self, prompts: Sequence[Sequence[int]], requests: Sequence[int]) -> None:
-        """Begin with prompts, `returns` rows for each; `requests` are their numbers, for the seed."""
+    def load(self, prompts: Sequence[Sequence[int]], requests: Sequence[int], seed: int) -> None:
+        """Begin with prompts, `returns` rows for each; `requests` are their numbers, which draws depend on."""
         every = [prompt for prompt in prompts for _ in range(self.decoding.returns)]
         self.begun = fill_history(self.history, self.known, every)
         self.count.zero_()
         self.done.zero_()
         if isinstance(self.decoding.search, Sample):
-            self.chance.copy_(chances(self.decoding.search.seed, requests, *self.shape))
+            self.chance.copy_(chances(seed, requests, *self.shape))
 
     @property
     def shape(self) -> tuple[int, int]:
