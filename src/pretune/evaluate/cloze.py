@@ -12,7 +12,7 @@ from pretune.core.errors import DataError
 from pretune.evaluate.result import Result
 from pretune.metrics.perplexity import perplexity
 from pretune.tasks.example import Example
-from pretune.use.score import Asking, judge, passages
+from pretune.use.score import PLAIN, Asking, judge, passages
 from pretune.use.score.judge import Tell
 from pretune.use.text import body, tokenizer_of
 
@@ -22,7 +22,7 @@ STOP = "."
 def last_words(
     model: nn.Module,
     examples: Sequence[Example],
-    asking: Asking = Asking(),  # noqa: B008 (a frozen value)
+    asking: Asking = PLAIN,
     *,
     name: str = "lambada",
     tell: Tell | None = None,

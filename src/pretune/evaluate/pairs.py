@@ -16,7 +16,7 @@ from pretune.core.errors import DataError
 from pretune.data.ragged import Bools, Ints
 from pretune.evaluate.result import Result
 from pretune.tasks.example import Example
-from pretune.use.score import Asking, Judged, Passages, judge, passages
+from pretune.use.score import PLAIN, Asking, Judged, Passages, judge, passages
 from pretune.use.score.judge import Tell
 from pretune.use.text import tokenizer_of
 
@@ -24,7 +24,7 @@ from pretune.use.text import tokenizer_of
 def minimal_pairs(
     model: nn.Module,
     examples: Sequence[Example],
-    asking: Asking = Asking(),  # noqa: B008 (a frozen value)
+    asking: Asking = PLAIN,
     *,
     name: str = "minimal_pairs",
     tell: Tell | None = None,
@@ -50,7 +50,7 @@ def minimal_pairs(
 def bias_pairs(
     model: nn.Module,
     examples: Sequence[Example],
-    asking: Asking = Asking(),  # noqa: B008 (a frozen value)
+    asking: Asking = PLAIN,
     *,
     name: str = "bias_pairs",
     tell: Tell | None = None,

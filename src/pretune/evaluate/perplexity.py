@@ -21,7 +21,7 @@ from pretune.core.errors import DataError, UsageError
 from pretune.data.ragged import bounds, spread
 from pretune.evaluate.result import Result
 from pretune.metrics.perplexity import bits, perplexity
-from pretune.use.score import Asking, Passages, judge, passages
+from pretune.use.score import PLAIN, Asking, Passages, judge, passages
 from pretune.use.score.judge import Tell, both_ways, form_of, limit
 from pretune.use.text import body, tokenizer_of
 
@@ -59,7 +59,7 @@ def windows(n: int, room: int, stride: int, *, both: bool = False) -> Iterator[W
 def text_perplexity(
     model: nn.Module,
     texts: Sequence[str],
-    asking: Asking = Asking(),  # noqa: B008 (a frozen value)
+    asking: Asking = PLAIN,
     *,
     window: int | None = None,
     stride: int | None = None,

@@ -42,6 +42,10 @@ class Asking:
     tokens: int | None = None  # of a batch; by the device where it is None
 
 
+PLAIN = Asking()
+"""As it is asked by default."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """What a model says of S passages, J judged tokens in all."""
@@ -78,7 +82,7 @@ class Judged:
         return np.asarray(np.add.reduceat(values, self.offsets[:-1])) if len(self) else values[:0]
 
 
-def judge(model: nn.Module, asked: Passages, asking: Asking = Asking(), tell: Tell | None = None) -> Judged:  # noqa: B008 (a frozen value)
+def judge(model: nn.Module, asked: Passages, asking: Asking = PLAIN, tell: Tell | None = None) -> Judged:
     """The log-probability of every judged token."""
     below = body(model)
     form = form_of(below, tokenizer_of(model), asking)
@@ -98,7 +102,7 @@ def judge(model: nn.Module, asked: Passages, asking: Asking = Asking(), tell: Te
     return Judged(logs=logs, first=first, offsets=offsets, cut=fitted.cut)
 
 
-def score(model: nn.Module, texts: Sequence[str], *, asking: Asking = Asking()) -> list[float]:  # noqa: B008 (a frozen value)
+def score(model: nn.Module, texts: Sequence[str], *, asking: Asking = PLAIN) -> list[float]:
     """The log-probability of each text; of an encoder the pseudo-log-likelihood.
 
     pt.score(model, ["The cat is asleep.", "The cat are asleep."])      # the first should be higher
@@ -119,7 +123,7 @@ def both_ways(model: LanguageModel) -> bool:
     return model.shape in ("encoder", "two-stream")
 
 
-def form_of(model: LanguageModel, tokenizer: Tokenizer, asking: Asking = Asking()) -> Form:  # noqa: B008 (a frozen value)
+def form_of(model: LanguageModel, tokenizer: Tokenizer, asking: Asking = PLAIN) -> Form:
     """How a model of its shape is asked."""
     if model.head is None:
         raise UsageError(

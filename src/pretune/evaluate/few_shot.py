@@ -1,0 +1,182 @@
+"""A task put to a model with k solved examples before each question: from its files to a result."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch import nn
+
+from pretune.core.errors import UsageError
+from pretune.evaluate.prompting import Choosing, Chosen, Prompter
+from pretune.evaluate.prompts import Prompt, options, prompt_of, text_to_text
+from pretune.evaluate.result import Result
+from pretune.evaluate.shots import draw
+from pretune.metrics import METRICS
+from pretune.metrics.groups import by_group
+from pretune.tasks.example import Example
+from pretune.tasks.splits import subset
+from pretune.tasks.task import Task
+from pretune.use.score import PLAIN, Asking
+
+JUDGED = ("test", "dev", "all")
+"""Which split is evaluated where none is asked for, the first that is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What of a task is put, and how."""
+
+    data: str | os.PathLike[str] | None = None
+    split: str | None = None
+    limit: int | None = None  # so many examples, stratified
+    seed: int = 0  # of the shots, and of a limit
+    prompt: Prompt | None = None
+    text_to_text: bool = False  # an encoder-decoder is asked as T5 was trained
+    length: str | None = None  # how answers are compared; classes by the sum, choices by the mean over tokens
+    calibrate: bool = False
+    show: bool = False
+
+
+USUAL = Trial()
+
+
+def few_shot(
+    model: nn.Module,
+    task: Task,
+    shots: int = 0,
+    trial: Trial = USUAL,
+    asking: Asking = PLAIN,
+    tell: Callable[[int, int], None] | None = None,
+) -> Result:
+    """How often a model chooses the right answer, with so many solved examples before each question."""
+    prompt, asking = _put(task, trial, asking)
+    split, examples = questions(task, trial)
+    solved, source = _solved(task, trial, split, examples, shots)
+    known = {id(example) for example in solved}
+    examples = [example for example in examples if id(example) not in known]
+    if trial.limit is not None:
+        examples = subset(examples, trial.limit, trial.seed)
+    prompter = Prompter(model, prompt, solved, asking)
+    length = trial.length or ("sum" if prompt.answers else "token")
+    if length not in ("sum", "token", "byte"):
+        raise UsageError(f"unknown way to compare answers '{length[:40]}' (sum, token or byte)")
+    found = prompter.choose(examples, Choosing(length=length, calibrate=trial.calibrate), tell)  # type: ignore[arg-type]
+    labels, ties = choices(found)
+    counts = {
+        "examples": len(examples),
+        "ties": ties,
+        "cut": found.cut,
+        "shots_dropped": sum(found.dropped),
+        "fewer_shots": sum(lost > 0 for lost in found.dropped),
+    }
+    return Result(
+        task=task.name,
+        split=split,
+        shots=shots,
+        scores=scores(task, prompt, examples, labels, found, length),
+        counts={name: count for name, count in counts.items() if count or name in ("examples", "ties")},
+        notes=_notes(task, found, shots, solved, (source, split), trial),
+        prompt=_shown(prompter, examples[0]) if trial.show else None,
+    )
+
+
+def questions(task: Task, trial: Trial) -> tuple[str, list[Example]]:
+    """The split that is evaluated, and its examples with a label."""
+    there = task.available(trial.data)
+    split = trial.split or next((name for name in JUDGED if name in there), None)
+    if split is None or split not in there:
+        split = split or next((name for name in JUDGED if name in task.splits), next(iter(task.splits)))
+        task.find(split, trial.data)  # its error says where was looked
+    return split, [example for example in there[split].read() if example.label is not None]
+
+
+def choices(found: Chosen) -> tuple[list[int | None], int]:
+    """The likeliest option of each example, None where two are equally likely; how often that is."""
+    labels: list[int | None] = []
+    for scores in found.scores:
+        best = np.flatnonzero(scores == scores.max())
+        labels.append(int(best[0]) if len(best) == 1 else None)
+    return labels, sum(label is None for label in labels)
+
+
+def scores(
+    task: Task,
+    prompt: Prompt,
+    examples: Sequence[Example],
+    labels: Sequence[int | None],
+    found: Chosen,
+    length: str,
+) -> dict[str, float]:
+    """The task's metrics, the official one first; a tie is a wrong answer. Beside them what always one answer gives."""
+    gold = [int(example.label or 0) for example in examples]
+    # Where two answers are equally likely, another than the right one is taken for chosen.
+    told = [
+        (at + 1) % len(options(prompt, example)) if label is None else label
+        for at, label, example in zip(gold, labels, examples, strict=True)
+    ]
+    flat: dict[str, float] = {}
+    for name in task.metrics:
+        metric = METRICS.get(name)
+        if name == "choice_accuracy":
+            value = metric(gold, [score.tolist() for score in found.scores])
+        elif name == "record":
+            texts = [options(prompt, example)[label] for example, label in zip(examples, told, strict=True)]
+            value = metric([list(example.answers) for example in examples], texts)
+        elif name in ("multirc", "gender_parity"):
+            groups = [example.group for example in examples]
+            value = metric(by_group(gold, groups), by_group(told, groups))
+        else:
+            value = metric(gold, told)
+        flat |= {name: value} if isinstance(value, float) else value
+    if not prompt.answers and length != "sum":
+        flat["unnormalised"] = METRICS.get("choice_accuracy")(gold, [each.tolist() for each in found.sums])  # type: ignore[assignment]
+    return flat | {"majority": max(Counter(gold).values()) / len(gold)}
+
+
+def _put(task: Task, trial: Trial, asking: Asking) -> tuple[Prompt, Asking]:
+    if trial.prompt is not None:
+        return trial.prompt, asking
+    if not trial.text_to_text:
+        return prompt_of(task), asking
+    if task.template is None:
+        raise UsageError(f"task '{task.name}' has no text-to-text template; leave --text-to-text away")
+    return text_to_text(task.template), replace(asking, given=True)
+
+
+def _solved(task: Task, trial: Trial, split: str, examples: Sequence[Example], shots: int) -> tuple[list[Example], str]:
+    """The shots and the split they are from: one for training, or else they are taken out of what is evaluated."""
+    if shots < 0:
+        raise UsageError(f"shots must be 0 or more, found {shots}")
+    if not shots:
+        return [], ""
+    there = task.available(trial.data)
+    source = next((name for name in there if name.startswith("train") and name != split), None)
+    pool = examples if source is None else list(there[source].read())
+    return draw(pool, shots if source else min(shots, len(pool) - 1), trial.seed), source or split
+
+
+def _notes(
+    task: Task, found: Chosen, shots: int, solved: Sequence[Example], splits: tuple[str, str], trial: Trial
+) -> tuple[str, ...]:
+    notes = []
+    source, split = splits
+    if solved:
+        mixed = "" if any(example.choices for example in solved) else f", balanced over {len(task.labels)} classes"
+        notes.append(f"{len(solved)} shots of '{source}'{mixed}, seed {trial.seed}, the same for all questions")
+        if source == split:
+            notes.append(f"there is no other split to train on: the shots were taken out of '{source}'")
+    if len(solved) < shots:
+        notes.append(f"{shots} shots were asked for, there are {len(solved)}")
+    short = [len(solved) - lost for lost in found.dropped if lost]
+    if short:
+        notes.append(f"{len(short)} questions had fewer shots, {min(short)} at least: more do not fit into the model")
+    if found.cut:
+        notes.append(f"{found.cut} texts are longer than the model and lost their beginning")
+    return tuple(notes)
+
+
+def _shown(prompter: Prompter, example: Example) -> str:
+    answers = " | ".join(options(prompter.prompt, example))
+    return f"{prompter.text(example)}\n\n(answers: {answers})"
