@@ -1,0 +1,148 @@
+"""`TaskEncoder`: examples of a task as sequences for a model, in whatever way its head learns from them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from pretune.adapt.adapted import Adapted
+from pretune.adapt.heads.classification import Classification
+from pretune.adapt.heads.generation import Generation
+from pretune.adapt.heads.head import TaskHead
+from pretune.adapt.heads.sides import both_sides
+from pretune.core.errors import DataError, UsageError
+from pretune.data.ragged import Ints
+from pretune.data.slots import reserve
+from pretune.tasks.encode import choice, span, tagging, whole, written
+from pretune.tasks.encode.items import Items, compact
+from pretune.tasks.encode.pool import frame_of
+from pretune.tasks.encode.rules import Rules
+from pretune.tasks.example import Example
+from pretune.tasks.task import Kind, Task
+from pretune.text.tokenizer import Tokenizer
+
+LENGTHS: dict[Kind, int] = {"choice": 256, "span": 384, "generation": 512}
+"""The usual length of a sequence by kind, where the model allows it; of all others it is `USUAL`."""
+USUAL = 128
+WRITTEN, NAMED = 64, 16
+"""Tokens of an answer that is written: a text, and the name of a label."""
+
+_KINDS: dict[str, Callable[..., Items]] = {
+    "classification": whole.encode,
+    "pair": whole.encode,
+    "regression": whole.encode,
+    "tagging": tagging.encode,
+    "span": span.encode,
+    "choice": choice.encode,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEncoder:
+    """A task's rules with the head that reads them, and slots for the vectors of a prompt."""
+
+    rules: Rules
+    head: TaskHead
+    slots: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        task: Task,
+        model: Adapted,
+        tokenizer: Tokenizer | None = None,
+        *,
+        max_length: int | None = None,
+        stride: int = 128,
+        slots: int = 0,
+        scale: tuple[float, float] | None = None,
+        new_tokens: int | None = None,
+    ) -> Self:
+        """For a model with its head; lengths that are not given are the kind's usual ones, within the model's."""
+        tokenizer = tokenizer or model.tokenizer
+        if tokenizer is None:
+            raise UsageError("this model came without a tokenizer; give one")
+        spec, written_out = model.model.spec, isinstance(model.spec, Generation)
+        if tokenizer.vocab > spec.vocab:
+            raise UsageError(
+                f"the tokenizer has {tokenizer.vocab} tokens and the model {spec.vocab}; give the model's own tokenizer"
+            )
+        scale = scale or task.scale
+        if scale is not None and not scale[0] < scale[1]:
+            raise UsageError(f"a scale goes from a number to a larger one, found {scale[0]} to {scale[1]}")
+        rules = Rules(
+            task=task,
+            spec=spec,
+            tokenizer=tokenizer,
+            frame=frame_of(tokenizer, spec),
+            max_length=_length(task, spec.longest, max_length, slots, written_out),
+            stride=stride,
+            new_tokens=_new(task, spec.longest, new_tokens) if written_out else 0,
+            scale=scale,
+            language=isinstance(model.spec, Classification) and model.spec.language > 0,
+        )
+        return cls(rules, model.spec, slots)
+
+    @property
+    def task(self) -> Task:
+        """What is encoded."""
+        return self.rules.task
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes or tags, in order."""
+        return self.task.labels
+
+    @property
+    def written(self) -> bool:
+        """Whether answers are text that the model writes."""
+        return isinstance(self.head, Generation)
+
+    def encode(self, examples: Sequence[Example], *, training: bool = True) -> Items:
+        """The examples as items; with `training` also what is to be learnt, which every example must then have."""
+        if not examples:
+            raise DataError(f"task '{self.task.name}': no examples to encode; give at least one")
+        if self.written:
+            return self._placed(written.encode(self.rules, examples, training=training))
+        found = _KINDS[self.task.kind](self.rules, examples, training=training)
+        return self._placed(replace(found, sequences=both_sides(found.sequences, self.rules.spec)))
+
+    def _placed(self, items: Items) -> Items:
+        """With slots, and without what no batch asks for."""
+        marks = items.marks
+        sequences = replace(items.sequences, special=None)
+        if self.slots:
+            if marks is not None and sequences.source is None:
+                marks = _shifted(marks, sequences.offsets, self.slots)
+            sequences = reserve(sequences, self.slots)
+        longest = items.counts.longest + self.slots
+        return replace(
+            items, sequences=compact(sequences), marks=marks, counts=replace(items.counts, longest=longest)
+        )  # fmt: skip
+
+
+def _shifted(marks: Ints, offsets: Ints, slots: int) -> Ints:
+    """Marks with nothing at the slots before each sequence."""
+    return np.insert(marks, np.repeat(offsets[:-1], slots), -1)
+
+
+def _length(task: Task, longest: int | None, asked: int | None, slots: int, written_out: bool) -> int:
+    usual = LENGTHS["generation"] if written_out else LENGTHS.get(task.kind, USUAL)
+    most = None if longest is None else longest - slots
+    if asked is None:
+        asked = usual if most is None else min(usual, most)
+    if most is not None and asked > most:
+        taken = f" and {slots} slots" if slots else ""
+        raise UsageError(f"max_length {asked}{taken}: this model's positions end at {longest}; lower it")
+    if asked < 2:
+        raise UsageError(f"max_length {asked} must be at least 2")
+    return asked
+
+
+def _new(task: Task, longest: int | None, asked: int | None) -> int:
+    named = task.kind != "generation" and task.template is not None and (task.template.targets or task.scale)
+    found: Any = asked if asked is not None else NAMED if named else WRITTEN
+    if found < 1:
+        raise UsageError(f"an answer of {found} tokens; it needs at least 1")
+    return int(found) if longest is None else min(int(found), max(longest - 4, 1))

@@ -1,0 +1,53 @@
+"""Which head a task puts on a model."""
+
+from pretune.adapt.heads.choice import Choice
+from pretune.adapt.heads.classification import Classification
+from pretune.adapt.heads.generation import Generation
+from pretune.adapt.heads.head import TaskHead
+from pretune.adapt.heads.regression import Regression
+from pretune.adapt.heads.span import Span
+from pretune.adapt.heads.tagging import Tagging
+from pretune.core.errors import UsageError
+from pretune.models.spec import Model
+from pretune.tasks.task import Task
+from pretune.text.tokenizer import Tokenizer
+
+
+def head_of(
+    task: Task, spec: Model, tokenizer: Tokenizer | None = None, *, text: bool | None = None, language: float = 0.0
+) -> TaskHead:
+    """The head of a task on a model, resolved; a model that cannot have it is refused.
+
+    With `text` the answer is written, by the task's template. That is the default for an encoder-decoder whose
+    vocabulary has sentinels (it was pre-trained to write) where the task has a template. `language` is the weight of
+    the language model's own loss beside a classification (Radford et al., 2018).
+    """
+    if text is None:
+        text = bool(
+            spec.shape == "encoder-decoder" and spec.head and task.template and tokenizer and tokenizer.sentinels
+        )
+    if text and task.template is None and task.kind != "generation":
+        raise UsageError(f"task '{task.name}' has no template, so its answers cannot be written; leave text out")
+    head = Generation() if text else _by_kind(task, language)
+    return head.resolve(spec)
+
+
+def _by_kind(task: Task, language: float) -> TaskHead:
+    if task.kind in ("classification", "pair"):
+        return Classification(classes=len(task.labels), labels=task.labels, language=language)
+    if language:
+        raise UsageError(f"a language loss beside the task is for classification; '{task.name}' is {task.kind}")
+    match task.kind:
+        case "regression":
+            return Regression()
+        case "tagging":
+            return Tagging(classes=len(task.labels), labels=task.labels)
+        case "span":
+            return Span()
+        case "choice":
+            return Choice()
+        case "generation":
+            return Generation()
+    raise UsageError(
+        f"task '{task.name}' ({task.kind}) is scored without training; see `pretune evaluate`, or choose another task"
+    )

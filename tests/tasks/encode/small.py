@@ -1,0 +1,117 @@
+"""Tiny models of three shapes with tokenizers of their own, and a few examples of every kind of task."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from pretune.adapt.adapted import Adapted, adapt
+from pretune.models.catalog import resolve
+from pretune.models.model import LanguageModel, build
+from pretune.tasks.encode import TaskEncoder, head_of
+from pretune.tasks.example import Example
+from pretune.tasks.task import Kind, Task
+from pretune.tasks.template import Template
+from pretune.text.tokenizer import Tokenizer, train
+
+SHAPES = ("bert", "gpt2", "t5", "bart")
+KINDS: tuple[Kind, ...] = ("classification", "pair", "regression", "tagging", "span", "choice", "generation")
+TEXT = [
+    "The old man walked down to the river and looked for his boat, but it was gone.",
+    "A good film is one that you want to see again; a bad one you have forgotten before it ends.",
+    "Nina Simone sang it in Paris in 1968, and John Smith of London heard her there.",
+    "cola sentence: acceptable unacceptable positive negative choice1 choice2 question: context: answer",
+    "Who sang it? Where was it sung? What did the old man look for? Is this a good film or a bad film?",
+]
+_KIND = {"bert": "wordpiece", "gpt2": "bpe", "t5": "unigram", "bart": "bpe"}
+
+
+@cache
+def tokenizer(shape: str) -> Tokenizer:
+    style = {"style": "s-mask"} if shape == "bart" else {}
+    return train(_KIND[shape], TEXT * 3, vocab=400, **style)
+
+
+@cache
+def body(shape: str, positions: int = 128) -> LanguageModel:
+    """A model without dropout; it must not be changed."""
+    found = tokenizer(shape)
+    settings: dict[str, Any] = {"width": 32, "depth": 2, "heads": 4, "vocab": -(-found.vocab // 8) * 8}
+    if shape != "t5":
+        settings["positions"] = positions
+    spec = resolve(shape, settings)
+    model = build(spec, seed=1)
+    for part in model.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+    model.assets.tokenizer = found
+    return model
+
+
+def model_for(shape: str, task: Task, seed: int = 0, **options: Any) -> Adapted:
+    """A tiny model with the task's head, without dropout."""
+    found = body(shape)
+    head = head_of(task, found.spec, found.tokenizer, **options)
+    if hasattr(head, "dropout"):
+        head = replace(head, dropout=0.0)
+    return adapt(found, head, seed=seed)
+
+
+def encoder_for(shape: str, task: Task, **options: Any) -> TaskEncoder:
+    return TaskEncoder.of(task, model_for(shape, task), **options)
+
+
+def task_of(kind: Kind) -> Task:
+    """A task of a kind, without files."""
+    labels: dict[Kind, tuple[str, ...]] = {
+        "classification": ("negative", "positive"),
+        "pair": ("no", "maybe", "yes"),
+        "tagging": ("O", "B-PER", "I-PER", "B-LOC"),
+    }
+    metrics: dict[Kind, tuple[str, ...]] = {
+        "classification": ("accuracy", "matthews"), "pair": ("accuracy_f1_macro",), "regression": ("pearson_spearman",),
+        "tagging": ("entity_f1", "tag_accuracy"), "span": ("squad2",), "choice": ("choice_accuracy",),
+        "generation": ("rouge",),
+    }  # fmt: skip
+    template = {
+        "classification": Template(source="classify: {text}", targets=labels["classification"]),
+        "regression": Template(source="score: {text} {pair}", target="{score}"),
+        "span": Template(source="question: {text} context: {pair}", target="{answer}"),
+    }.get(kind)
+    return Task(
+        name=f"small-{kind}", kind=kind, metrics=metrics[kind], splits={}, labels=labels.get(kind, ()),
+        scale=(0.0, 5.0) if kind == "regression" else None, template=template,
+    )  # fmt: skip
+
+
+def examples_of(kind: Kind) -> list[Example]:
+    """Eight or so examples of a kind, as different as their lengths."""
+    texts = [*TEXT, "A bad film.", "Good!", "The boat was gone again, and the river was not the old river."]
+    if kind == "classification":
+        return [Example(text=text, label=at % 2) for at, text in enumerate(texts)]
+    if kind == "pair":
+        return [Example(text=text, pair=texts[-at], label=at % 3) for at, text in enumerate(texts)]
+    if kind == "regression":
+        return [Example(text=text, pair=texts[-at], label=at * 0.6) for at, text in enumerate(texts)]
+    if kind == "tagging":
+        marks = {"Nina": "B-PER", "John": "B-PER", "Simone": "I-PER", "Smith": "I-PER", "Paris": "B-LOC"}
+        rows = [tuple(text.replace(",", " ,").split()) for text in texts]
+        return [
+            Example(text=" ".join(row), words=row, tags=tuple(marks.get(word, "O") for word in row)) for row in rows
+        ]
+    if kind == "span":
+        return [_asked(text, at) for at, text in enumerate(texts)]
+    if kind == "choice":
+        options = ("was gone.", "Good!", "it was sung again in London by the old man")
+        return [Example(text=text, choices=options[: 2 + at % 2], label=at % 2) for at, text in enumerate(texts)]
+    return [Example(text=text, target=" ".join(text.split()[:3])) for text in texts]
+
+
+def _asked(text: str, at: int) -> Example:
+    if at == 3:
+        return Example(text="What is not there?", pair=text)
+    words = text.split()
+    answer = " ".join(words[len(words) // 2 : len(words) // 2 + 2])
+    start = text.index(answer)
+    return Example(text="Who sang it?", pair=text, spans=((start, start + len(answer)),), answers=(answer,))

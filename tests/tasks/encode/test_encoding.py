@@ -1,0 +1,285 @@
+"""Examples as sequences: specials, what is cut and counted, words and answers at their tokens, slots, bad labels."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pretune.adapt.heads.span import END, START
+from pretune.core.errors import DataError, UsageError
+from pretune.core.types import IGNORE
+from pretune.tasks.encode import TaskEncoder, TaskStream, head_of
+from pretune.tasks.encode.choice import split
+from pretune.tasks.encode.pool import shares
+from pretune.tasks.encode.span import characters_of, passage, tokens_of
+from pretune.tasks.example import Example
+from pretune.tasks.task import Kind
+from pretune.text.templates import truncate
+from tests.tasks.encode.small import KINDS, SHAPES, encoder_for, examples_of, model_for, task_of, tokenizer
+
+WORDS = st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=8), min_size=1, max_size=30)
+
+
+@given(a=st.integers(0, 40), b=st.integers(0, 40), room=st.integers(1, 30))
+def test_pairs_are_cut_as_templates_cut_them(a: int, b: int, room: int) -> None:
+    first, second = shares(np.array([a]), np.array([b]), room)
+    (((_, one), (_, two)),) = truncate(a, b, room).windows
+    assert (int(first[0]), int(second[0])) == (one, two)
+
+
+@given(texts=st.lists(st.tuples(st.text(max_size=60), st.text(min_size=1, max_size=60)), min_size=1, max_size=4))
+@settings(max_examples=40)
+def test_a_pair_is_what_the_template_makes_of_it(texts: list[tuple[str, str]]) -> None:
+    task, found = task_of("pair"), tokenizer("bert")
+    encoder = encoder_for("bert", task, max_length=16)
+    examples = [Example(text=a, pair=b, label=0) for a, b in texts]
+    items = encoder.encode(examples)
+    lost = 0
+    for number, (a, b) in enumerate(texts):
+        ids = found.encode_batch([a, b], literal=True)
+        if not len(ids[1]):
+            continue  # stands as one text
+        fitted = found.template.fit(ids[0], ids[1], length=16)
+        low, high = items.sequences.offsets[number : number + 2]
+        assert items.sequences.tokens[low:high].tolist() == fitted.laid[0].ids.tolist()
+        assert items.sequences.segments is None or (
+            items.sequences.segments[low:high].tolist() == fitted.laid[0].segments.tolist()
+        )
+        lost += sum(fitted.lost)
+    assert items.counts.lost >= lost
+    assert items.counts.longest <= 16
+
+
+def test_a_decoder_has_start_delimiter_and_end() -> None:
+    found = tokenizer("gpt2")
+    end = found.special["eos"]
+    items = encoder_for("gpt2", task_of("pair")).encode([Example(text="A bad film.", pair="Good!", label=2)])
+    first, second = found.encode("A bad film."), found.encode("Good!")
+    assert items.sequences.tokens.tolist() == [end, *first, end, *second, end]
+    assert items.sequences.segments is None
+
+
+def test_the_text_is_on_both_sides_of_an_encoder_decoder() -> None:
+    encoder = encoder_for("bart", task_of("pair"))
+    items = encoder.encode([Example(text="A bad film.", pair="Good!", label=2)])
+    assert items.sequences.source is not None
+    assert items.sequences.tokens[1:].tolist() == items.sequences.source.tokens[:-1].tolist()
+    assert items.sequences.tokens[0] == encoder.rules.spec.special.start
+
+
+def test_an_answer_is_written_where_a_model_learnt_to_write() -> None:
+    found, task = tokenizer("t5"), task_of("classification")
+    items = encoder_for("t5", task).encode([Example(text="Good!", label=1)])
+    assert items.sequences.source is not None and items.sequences.targets is not None
+    assert found.decode(items.sequences.source.tokens) == "classify: Good!</s>"
+    assert found.decode(items.sequences.targets) == "positive</s>"
+    assert items.sequences.tokens.tolist() == [0, *items.sequences.targets[:-1].tolist()]
+
+
+def test_a_decoder_reads_and_writes_in_one_sequence() -> None:
+    task = task_of("generation")
+    encoder = encoder_for("gpt2", task)
+    found = tokenizer("gpt2")
+    end, source, target = found.special["eos"], found.encode("A bad film."), found.encode("A bad")
+    items = encoder.encode([Example(text="A bad film.", target="A bad")])
+    assert items.sequences.tokens.tolist() == [end, *source, end, *target, end]
+    assert items.sequences.targets is not None
+    assert items.sequences.targets.tolist() == [*[IGNORE] * (len(source) + 1), *target, end, IGNORE]
+    prompt = encoder.encode([Example(text="A bad film.")], training=False)
+    assert prompt.sequences.tokens.tolist() == [end, *source, end]
+
+
+@given(words=WORDS)
+@settings(max_examples=60)
+@pytest.mark.parametrize("shape", ["bert", "gpt2", "t5"])
+def test_every_word_has_its_first_token_or_is_counted(shape: str, words: list[str]) -> None:
+    task = task_of("tagging")
+    tags = tuple("OB"[at % 2] + "-PER" * (at % 2) for at in range(len(words)))
+    example = Example(text=" ".join(words), words=tuple(words), tags=tags)
+    items = encoder_for(shape, task, max_length=24).encode([example])
+    assert items.marks is not None and items.sequences.targets is not None
+    marked = items.marks[items.marks >= 0].tolist()
+    assert marked == sorted(set(marked)), "each word once, in order"
+    assert items.counts.words_lost == len(words) - len(marked)
+    at = items.marks >= 0
+    assert ((items.sequences.targets != IGNORE) == at).all()
+    assert items.sequences.targets[at].tolist() == [task.labels.index(tags[word]) for word in marked]
+
+
+@pytest.mark.parametrize("shape", ["bert", "gpt2", "t5"])
+def test_the_first_token_of_a_word_starts_it(shape: str) -> None:
+    example = examples_of("tagging")[2]
+    items = encoder_for(shape, task_of("tagging")).encode([example])
+    side = items.sequences if items.sequences.source is None else items.sequences.source
+    assert items.marks is not None
+    places = [*np.flatnonzero(items.marks >= 0), len(side.tokens) - 1]
+    pieces = [
+        tokenizer(shape).decode(side.tokens[a:b], special=False).replace(" ", "") for a, b in itertools.pairwise(places)
+    ]
+    assert pieces == list(example.words)
+
+
+@given(
+    words=st.lists(
+        st.sampled_from(("Nina", "sang", "it", "Paris", "😀", "é", "1968,", "xyzzy")), min_size=1, max_size=60
+    ),
+    data=st.data(),
+)
+@settings(max_examples=60)
+@pytest.mark.parametrize("shape", ["bert", "gpt2"])
+def test_an_answer_comes_back_from_its_tokens(shape: str, words: list[str], data: st.DataObject) -> None:
+    text = " ".join(words)
+    first = data.draw(st.integers(0, len(words) - 1))
+    last = data.draw(st.integers(first, min(first + 5, len(words) - 1)))
+    start = len(" ".join(words[:first])) + (first > 0)
+    answer = " ".join(words[first : last + 1])
+    assert text[start : start + len(answer)] == answer
+    example = Example(text="Who sang it?", pair=text, spans=((start, start + len(answer)),), answers=(answer,))
+    encoder = encoder_for(shape, task_of("span"), max_length=40, stride=8)
+    items = encoder.encode([example])
+    targets, marks = items.sequences.targets, items.marks
+    assert targets is not None and marks is not None
+    starts = tokenizer(shape).encode_batch([text], literal=True).starts.astype(np.int64)
+    hits = 0
+    for low, high in zip(items.sequences.offsets[:-1], items.sequences.offsets[1:], strict=True):
+        here, mine = targets[low:high], marks[low:high]
+        known = np.where(here == IGNORE, 0, here)
+        assert (known & START > 0).sum() == 1 and (known & END > 0).sum() == 1
+        a, b = int((known & START > 0).argmax()), int((known & END > 0).argmax())
+        if mine[a] < 0:
+            assert a == b == 0, "no answer is the first token"
+            continue
+        hits += 1
+        begin, end = characters_of(text, starts, int(mine[a]), int(mine[b]))
+        assert text[begin:end] == answer
+    assert hits > 0 or items.counts.answers_lost == 1
+    every = np.unique(marks[marks >= 0])
+    assert every.tolist() == list(range(len(starts))), "every token of the passage is in a window"
+
+
+def test_windows_are_those_of_templates() -> None:
+    encoder = encoder_for("bert", task_of("span"), max_length=32, stride=6)
+    text = " ".join(passage(example) for example in examples_of("span"))
+    items = encoder.encode([Example(text="Who sang it?", pair=text)])
+    found = tokenizer("bert")
+    ids = found.encode_batch(["Who sang it?", text], literal=True)
+    fitted = found.template.fit(ids[0], ids[1], length=32, strategy="only_second", stride=6, windows=True)
+    assert items.sequences.tokens.tolist() == np.concatenate([one.ids for one in fitted.laid]).tolist()
+
+
+def test_a_long_question_takes_half_of_the_room() -> None:
+    items = encoder_for("bert", task_of("span"), max_length=23).encode(
+        [Example(text="Who sang it? " * 20, pair="Paris")]
+    )
+    assert (items.counts.cut, items.counts.longest) == (1, len(tokenizer("bert").encode("Paris")) + 3 + 10)
+
+
+def test_tokens_of_parts_of_words() -> None:
+    starts = np.array([0, 3, 3, 7])  # two tokens for one character
+    assert tokens_of(starts, (4, 6)) == (1, 2)
+    assert tokens_of(starts, (3, 8)) == (1, 3)
+
+
+def test_options_fill_gaps() -> None:
+    filled = split(Example(text="t", pair="@placeholder sang", choices=("Nina", "John")))
+    assert filled == ("t", ["Nina sang", "John sang"])
+    assert split(Example(text="a __ b", choices=("x",))) == ("a __ b", ["x"])
+    assert split(Example(text="a", pair="why?", choices=("x",))) == ("a why?", ["x"])
+
+
+def test_too_many_options_are_left_out_but_never_the_right_one() -> None:
+    example = Example(text="which?", choices=tuple(f"Nina {at}" for at in range(30)), label=23)
+    encoder = encoder_for("gpt2", task_of("choice"))
+    items = encoder.encode([example, replace(example, label=0)])
+    assert items.sizes.tolist() == [8, 8] and items.counts.options_left == 44
+    right = items.sequences.labels
+    assert right is not None
+    low, high = items.sequences.offsets[right[0] : right[0] + 2]
+    assert tokenizer("gpt2").decode(items.sequences.tokens[low:high], special=False).endswith("Nina 23")
+    assert len(encoder.encode([example], training=False).sequences) == 30
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_nasty_texts_give_a_finite_loss(shape: str, kind: Kind) -> None:
+    task = task_of(kind)
+    if kind == "generation" and shape == "bert":
+        with pytest.raises(UsageError, match="generation"):
+            model_for(shape, task)
+        return
+    model = model_for(shape, task)
+    encoder = TaskEncoder.of(task, model, max_length=32, new_tokens=16)
+    nasty = ["", " ", "[CLS] [SEP]</s><|endoftext|>", "😀👩‍👩‍👧", "a" * 600, "\u200b\ufeff", "word " * 99, "\ud800"]
+    examples = [
+        Example(
+            text=text, pair=nasty[-at] if kind in ("pair", "regression", "span") else None, label=1,
+            words=(text or "x", "y"), tags=("O", "O"), choices=(text, "b"), target=nasty[at - 1],
+        )
+        for at, text in enumerate(nasty)
+    ]  # fmt: skip
+    items = encoder.encode(examples)
+    assert items.counts.longest <= 32 and items.counts.cut > 0
+    assert (items.sequences.lengths > 0).all()
+    stream = TaskStream(items, batch=4)
+    for step in stream.steps(0):
+        batch = stream[step]
+        assert torch.isfinite(model.spec.loss(model, batch).mean())
+
+
+def test_a_word_of_a_million_characters() -> None:
+    items = encoder_for("gpt2", task_of("classification")).encode([Example(text="ab" * 500_000, label=0)])
+    assert (items.counts.cut, items.counts.longest) == (1, 128) and items.counts.lost > 100_000
+
+
+@pytest.mark.parametrize("kind", ["classification", "tagging", "span"])
+def test_slots_stand_before_every_sequence(kind: Kind) -> None:
+    task, examples = task_of(kind), examples_of(kind)
+    model = model_for("bert", task)
+    plain, slotted = (TaskEncoder.of(task, model, slots=slots).encode(examples) for slots in (0, 3))
+    assert (slotted.sequences.lengths == plain.sequences.lengths + 3).all()
+    assert slotted.counts.longest == plain.counts.longest + 3
+    if plain.marks is not None and slotted.marks is not None:
+        place = slotted.sequences.positions() >= 3
+        assert slotted.marks[place].tolist() == plain.marks.tolist() and (slotted.marks[~place] == -1).all()
+
+
+def test_scores_are_learnt_between_minus_one_and_one() -> None:
+    encoder = encoder_for("bert", task_of("regression"))
+    items = encoder.encode([Example(text="a", pair="b", label=label) for label in (0.0, 2.5, 5.0)])
+    assert items.sequences.labels is not None
+    assert items.sequences.labels.tolist() == [-1, 0, 1]
+    assert [encoder.rules.score(value) for value in (-1, 0, 1, 7)] == [0.0, 2.5, 5.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "example", "words"),
+    [
+        ("classification", Example(text="a"), "no label"),
+        ("classification", Example(text="a", label=2), "label 2; allowed are 0 to 1"),
+        ("regression", Example(text="a", label=float("nan")), "no finite score"),
+        ("tagging", Example(text="a", words=("a",), tags=()), "0 tags for 1 words"),
+        ("tagging", Example(text="a", words=("a",), tags=("B-XXX",)), "'B-XXX'"),
+        ("choice", Example(text="a", choices=("b", "c"), label=2), "allowed are 0 to 1"),
+        ("choice", Example(text="a", label=0), "no choices"),
+        ("span", Example(text="a", pair="bc", spans=((1, 9),)), "not inside"),
+    ],
+)
+def test_what_cannot_be_learnt_is_named(kind: Kind, example: Example, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        encoder_for("bert", task_of(kind)).encode([examples_of(kind)[0], example])
+
+
+def test_lengths_that_cannot_be() -> None:
+    task = task_of("pair")
+    with pytest.raises(UsageError, match="positions end at 128"):
+        encoder_for("bert", task, max_length=200)
+    with pytest.raises(UsageError, match="no room"):
+        encoder_for("bert", task, max_length=3).encode(examples_of("pair"))
+    with pytest.raises(DataError, match="no examples"):
+        encoder_for("bert", task).encode([])
+    with pytest.raises(UsageError, match="scored without training"):
+        head_of(replace(task, kind="cloze"), model_for("bert", task).model.spec)

@@ -1,0 +1,130 @@
+"""Streams of tasks: every item once an epoch, groups whole, parts that add up, shapes that stay, workers that agree."""
+
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pretune.core.errors import UsageError
+from pretune.core.types import IGNORE
+from pretune.data.mixing import Smoothed
+from pretune.data.sequences import Sequences
+from pretune.tasks.encode import Items, TaskStream, mixed
+from pretune.tasks.encode.items import Counts
+from pretune.train.feed import Feed
+from tests.tasks.encode.small import encoder_for, examples_of, task_of
+
+
+def items_of(lengths: list[int], sizes: list[int]) -> Items:
+    """Items of sequences of these lengths; each sequence's tokens are its number."""
+    flat = np.repeat(np.arange(len(lengths)), lengths)
+    sequences = Sequences(tokens=flat, offsets=np.append(0, np.cumsum(lengths)), labels=np.arange(len(lengths)))
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    return Items(sequences=sequences, sizes=np.array(sizes), examples=owners, counts=Counts(examples=len(sizes)))
+
+
+@given(data=st.data(), batch=st.integers(1, 9), fixed=st.booleans(), seed=st.integers(0, 99))
+@settings(max_examples=60)
+def test_every_item_once_an_epoch_and_whole(data: st.DataObject, batch: int, fixed: bool, seed: int) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=25))
+    lengths = data.draw(st.lists(st.integers(1, 30), min_size=sum(sizes), max_size=sum(sizes)))
+    items = items_of(lengths, sizes)
+    stream = TaskStream(items, batch=batch, seed=seed, fixed=fixed)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    for epoch in (0, 3):
+        assert len(stream.steps(epoch)) == -(-len(sizes) // batch)
+        seen: Counter[int] = Counter()
+        for step in stream.steps(epoch):
+            found = stream[step]
+            assert found.labels is not None
+            cells = [
+                (cell, found.tokens[low].item()) for cell, (low, _) in zip(_cells(found), found.spans(), strict=True)
+            ]
+            assert all(found.labels[cell] == number for cell, number in cells)
+            seen.update(number for _, number in cells)
+            for one in {owner[number] for _, number in cells}:
+                group = [cell for cell, number in cells if owner[number] == one]
+                assert group == list(range(group[0], group[0] + sizes[one])), "in order, one after the other, in a row"
+                rows = {int(found.offsets[cell]) // found.length for cell in group}
+                assert len(rows) == 1
+            assert len({owner[number] for _, number in cells}) <= batch
+        assert seen == Counter(range(len(lengths)))
+
+
+def _cells(batch: object) -> list[int]:
+    return sorted({int(cell) for cell in batch.sequence.tolist() if cell >= 0})  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("parts", [2, 3, 8])
+def test_parts_are_the_whole(parts: int) -> None:
+    items = items_of([3, 9, 4, 4, 2, 8, 1, 5, 7, 6, 2], [1] * 11)
+    stream = TaskStream(items, batch=4, seed=5)
+    for step in range(5):
+        whole = sorted(stream[step].tokens[stream[step].sequence >= 0].tolist())
+        found = [stream.batch(step, part=part, parts=parts) for part in range(parts)]
+        assert sorted(t for part in found for t in part.tokens[part.sequence >= 0].tolist()) == whole
+
+
+def test_a_step_is_a_function_of_its_number() -> None:
+    items = items_of([3, 9, 4, 4, 2, 8, 1, 5, 7, 6, 2], [1] * 11)
+    stream, other = TaskStream(items, batch=4, seed=5), TaskStream(items, batch=4, seed=6)
+    later = stream[7]
+    again = pickle.loads(pickle.dumps(stream))
+    assert torch.equal(again[7].tokens, later.tokens) and torch.equal(stream[7].tokens, later.tokens)
+    assert any(not torch.equal(stream[step].tokens, other[step].tokens) for step in range(3))
+    assert not all(torch.equal(stream[step].tokens, stream[step + 3].tokens) for step in range(3))
+
+
+def test_fixed_shapes_stay() -> None:
+    encoder = encoder_for("gpt2", task_of("generation"))
+    stream = TaskStream(encoder.encode(examples_of("generation") * 5), batch=8, seed=1, fixed=True)
+    shapes = {
+        (one.tokens.shape, one.offsets.shape, one.targets.labels.shape)
+        for one in (stream[s] for s in range(12))
+        if one.targets
+    }
+    assert len(shapes) == 1
+    assert all(
+        int((stream[step].targets.labels != IGNORE).sum())  # type: ignore[union-attr]
+        == int((TaskStream(stream.items, batch=8, seed=1)[step].targets.labels != IGNORE).sum())  # type: ignore[union-attr]
+        for step in range(5)
+    )
+
+
+@pytest.mark.slow
+def test_workers_make_the_same_batches() -> None:
+    stream = TaskStream(encoder_for("bert", task_of("pair")).encode(examples_of("pair")), batch=4, seed=1)
+    with Feed(stream, stop=3, micro=2, workers=2) as feed:
+        for step, parts in enumerate(feed):
+            for part, batch in enumerate(parts):
+                assert torch.equal(batch.tokens, stream.batch(step, part=part, parts=2).tokens)
+
+
+def test_small_tasks_are_read_more_often_in_a_mixture() -> None:
+    large, small = items_of([3] * 90, [1] * 90), items_of([3] * 10, [1] * 10)
+    both = mixed([large, small])
+    assert len(both) == 100 and both.counts.examples == 100
+    shares = []
+    for mixing in (None, Smoothed(alpha=0.5), Smoothed(alpha=0.0)):
+        stream = TaskStream(both, batch=10, seed=0, mixing=mixing)
+        seen = [number for step in stream.steps(0) for number in stream.examples(step)]
+        assert len(stream.steps(0)) == 10
+        shares.append(sum(number >= 90 for number in seen))
+    assert shares[0] == 10 and shares[1] >= 2
+    alike = TaskStream(both, batch=10, seed=0, mixing=Smoothed(alpha=0.0))
+    drawn = [number for step in alike.steps(0) for number in alike.items.take(alike._which(step)).samples.tolist()]  # type: ignore[union-attr]
+    assert sum(number >= 90 for number in drawn) == 50
+
+
+def test_what_cannot_be_a_stream() -> None:
+    items = items_of([3, 9], [1, 1])
+    with pytest.raises(UsageError, match="shared out"):
+        TaskStream(items, batch=3, ranks=2)
+    with pytest.raises(UsageError, match="rows of 5"):
+        TaskStream(items, batch=2, row=5)
+    with pytest.raises(UsageError, match="part 2 of 2"):
+        TaskStream(items, batch=2).batch(0, part=2, parts=2)
