@@ -19,6 +19,7 @@ from pretune.adapt.peft.lora import Lora
 from pretune.adapt.peft.method import Method
 from pretune.adapt.peft.prefix import Prefix
 from pretune.adapt.peft.prompt import Prompt
+from pretune.adapt.peft.qlora import Qlora
 from pretune.core.errors import CheckpointError
 from pretune.models.model import LanguageModel
 from tests.parity.cases import CASES
@@ -114,6 +115,23 @@ def test_theirs_is_read_by_us(name: str, kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(said(wrapped, third)[1], said(wrapped, ours)[1], rtol=0, atol=1e-6)
     method.merge(ours)
     alike(wrapped, ours, plain)
+
+
+@pytest.mark.parametrize("name", ["bert-masked", "gpt2"])
+def test_what_was_learned_on_4_bits_is_read_by_peft(name: str, tmp_path: Path) -> None:
+    """On a base with the weights that 4 bits say; ours are written back by merging what has learned nothing yet."""
+    theirs, ours = base(name, tmp_path)
+    method = Qlora(rank=3, block=16)
+    rounded = pt.load(tmp_path / "base")
+    method.apply(rounded)
+    method.merge(rounded)
+    pt.save(rounded, tmp_path / "rounded")
+    theirs = type(theirs).from_pretrained(tmp_path / "rounded", attn_implementation="eager").eval()
+    plain = said(theirs, ours)[0]
+    method.apply(ours)
+    stir(p for p in ours.parameters() if p.requires_grad)
+    save_adapter(ours, method, tmp_path / "adapter")
+    alike(peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval(), ours, plain)
 
 
 SLOTS = 4

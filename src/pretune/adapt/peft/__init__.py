@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 EFFICIENT: "Registry[type[Method]]" = Registry(
     "method",
     {
-        "lora": "pretune.adapt.peft.lora:Lora",
-        "ia3": "pretune.adapt.peft.ia3:IA3",
-        "bitfit": "pretune.adapt.peft.bitfit:Bitfit",
         "adapter": "pretune.adapt.peft.adapter:Adapter",
         "prefix": "pretune.adapt.peft.prefix:Prefix",
         "prompt": "pretune.adapt.peft.prompt:Prompt",
+        "lora": "pretune.adapt.peft.lora:Lora",
+        "qlora": "pretune.adapt.peft.qlora:Qlora",
+        "ia3": "pretune.adapt.peft.ia3:IA3",
+        "bitfit": "pretune.adapt.peft.bitfit:Bitfit",
     },
 )

@@ -20,6 +20,7 @@ from pretune.adapt.peft.places import Place, places, spread
 from pretune.adapt.peft.prefix import Prefix
 from pretune.adapt.peft.prefix_exchange import TABLE, pack_prefix, unpack_prefix
 from pretune.adapt.peft.prompt import Prompt
+from pretune.adapt.peft.qlora import Qlora, QuantisedLowRank
 from pretune.core.config.read import shown
 from pretune.core.errors import CheckpointError
 from pretune.models.checkpoint import NATIVE, describe
@@ -57,22 +58,22 @@ def pack(method: Method, model: LanguageModel) -> Packed | None:
     if isinstance(method, Prefix):
         made = pack_prefix(*method.folded(model), model.spec)
         return None if made is None else Packed(config={**_COMMON, **made[0]}, tensors={TABLE: made[1]})
-    if not isinstance(method, Lora | IA3):
+    if not isinstance(method, Lora | Qlora | IA3):
         return None
     found = places(model.spec)
     if found is None:
         return None
     modules = dict(model.named_modules())
-    return _pack_lora(method, found, modules) if isinstance(method, Lora) else _pack_ia3(found, modules)
+    return _pack_ia3(found, modules) if isinstance(method, IA3) else _pack_lora(method, found, modules)
 
 
-def _pack_lora(method: Lora, found: list[Place], modules: Mapping[str, Any]) -> Packed:
+def _pack_lora(method: Lora | Qlora, found: list[Place], modules: Mapping[str, Any]) -> Packed:
     tensors: dict[str, Tensor] = {}
     ranks: dict[str, int] = {}
     alphas: dict[str, float] = {}
     blocks: dict[str, list[list[Any]]] = {}
     for place in found:
-        layers = {path: modules[path] for path in place.ours if isinstance(modules[path], LowRank)}
+        layers = {path: modules[path] for path in place.ours if isinstance(modules[path], LowRank | QuantisedLowRank)}
         if not layers:
             continue
         scale = next(iter(layers.values())).scale

@@ -25,8 +25,9 @@ from pretune.adapt.heads.head import TaskHead
 from pretune.adapt.peft import EFFICIENT
 from pretune.adapt.peft.exchange import Unpacked, pack, unpack
 from pretune.adapt.peft.lora import LowRank
-from pretune.adapt.peft.method import Method, state
+from pretune.adapt.peft.method import Method, sample, state
 from pretune.adapt.peft.prefix import Prefix
+from pretune.adapt.peft.qlora import QuantisedLowRank, originals
 from pretune.core import config, io
 from pretune.core.config.read import shown
 from pretune.core.errors import CheckpointError, PretuneError
@@ -35,8 +36,6 @@ from pretune.models.model import LanguageModel, empty
 
 OURS, THEIRS = "adapter.json", "adapter_config.json"
 WEIGHTS, HEAD = "adapter_model.safetensors", "head.safetensors"
-SAMPLE = 64
-"""So many numbers of each matrix enter the fingerprint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,14 +100,13 @@ def load_adapter(model: LanguageModel, directory: str | Path, *, head: nn.Module
 def fingerprint(model: LanguageModel, method: Method) -> str:
     """A hash of the base model: names, shapes and a sample of every matrix that the method does not train."""
     trained = set(method.names(model))  # before the method is applied: what it will train of the model's own
-    digest = hashlib.sha256()
+    found = {name: (tuple(shape), numbers) for name, shape, numbers in originals(model)}
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2 and name not in trained:
-            flat = parameter.detach().reshape(-1)
-            sample = flat[:: max(1, flat.shape[0] // SAMPLE)][:SAMPLE]
-            digest.update(f"{name}{list(parameter.shape)}".encode())
-            # NOTE: rounded, so that a model read in half precision is the same model.
-            digest.update(sample.float().bfloat16().cpu().view(torch.int16).numpy().tobytes())
+            found[name] = (tuple(parameter.shape), sample(parameter))
+    digest = hashlib.sha256()
+    for name, (shape, numbers) in sorted(found.items()):
+        digest.update(f"{name}{list(shape)}".encode() + numbers)
     return digest.hexdigest()
 
 
@@ -198,7 +196,7 @@ def _put(model: LanguageModel, found: Unpacked) -> None:
         module = model.get_submodule(path)
         old = getattr(module, leaf)
         setattr(module, leaf, Parameter(tensor.to(old.device, old.dtype, copy=True)))
-        if isinstance(module, LowRank) and path in found.scales:
+        if isinstance(module, LowRank | QuantisedLowRank) and path in found.scales:
             module.scale = found.scales[path]
 
 

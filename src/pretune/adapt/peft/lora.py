@@ -37,13 +37,7 @@ class Lora:
     rate: ClassVar[float] = 0.0003
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or not self.alpha > 0 or not 0 <= self.dropout < 1:
-            raise UsageError(
-                f"LoRA needs rank >= 1, alpha > 0 and dropout from 0 to below 1; found rank {self.rank}, "
-                f"alpha {self.alpha:g}, dropout {self.dropout:g}"
-            )
-        if not self.targets or any(target not in TARGETS for target in self.targets):
-            raise UsageError(f"LoRA targets {', '.join(self.targets) or 'none'}; choose from {', '.join(TARGETS)}")
+        check("LoRA", self.rank, self.alpha, self.dropout, self.targets)
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
         """Put a product beside every target of every block: the names of all A and B."""
@@ -65,6 +59,17 @@ class Lora:
             if isinstance(layer, LowRank):
                 layer.weight.copy_(layer.product() + layer.weight)
                 setattr(owner, name, plain(layer))
+
+
+def check(what: str, rank: int, alpha: float, dropout: float, targets: tuple[str, ...]) -> None:
+    """Refuse what no product can be made of."""
+    if rank < 1 or not alpha > 0 or not 0 <= dropout < 1:
+        raise UsageError(
+            f"{what} needs rank >= 1, alpha > 0 and dropout from 0 to below 1; found rank {rank}, "
+            f"alpha {alpha:g}, dropout {dropout:g}"
+        )
+    if not targets or any(target not in TARGETS for target in targets):
+        raise UsageError(f"{what} targets {', '.join(targets) or 'none'}; choose from {', '.join(TARGETS)}")
 
 
 class LowRank(nn.Module):

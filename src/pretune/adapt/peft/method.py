@@ -21,6 +21,8 @@ Target = Literal["q", "k", "v", "out", "up", "gate", "down"]
 """The linear layers of a block: of its attentions (to itself, and to the source), and of its feed-forward layer."""
 
 TARGETS: tuple[Target, ...] = ("q", "k", "v", "out", "up", "gate", "down")
+SAMPLE = 64
+"""So many numbers of each matrix enter a fingerprint."""
 LAYERS = (MultiHeadAttention, RelativeAttentionLayer, FeedForwardLayer)
 
 
@@ -104,6 +106,13 @@ def plain(module: Any) -> nn.Linear:
     made = nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
     made.weight, made.bias = module.weight, module.bias
     return made.train(module.training)
+
+
+def sample(weight: Tensor) -> bytes:
+    """Some numbers of a matrix, to know it by; rounded, so that a model read in half precision is the same model."""
+    flat = weight.detach().reshape(-1)
+    found = flat[:: max(1, flat.shape[0] // SAMPLE)][:SAMPLE]
+    return found.float().bfloat16().cpu().view(torch.int16).numpy().tobytes()
 
 
 def drawn(shape: tuple[int, ...], bound: float, like: Tensor, seed: int) -> Parameter:
