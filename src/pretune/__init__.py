@@ -9,6 +9,8 @@ Names are imported on first use: `import pretune` loads neither torch nor numpy.
 """
 
 import importlib
+import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,8 +20,10 @@ if TYPE_CHECKING:
     from pretune.data.prepare import prepare
     from pretune.models.catalog import build
     from pretune.objectives import named as objective
+    from pretune.recipes.evaluate import evaluate
     from pretune.recipes.pretrain import pretrain
     from pretune.text.tokenizer import train_tokenizer
+    from pretune.use.score import score
     from pretune.use.write import generate
 
 __version__ = "0.1.0"
@@ -31,12 +35,14 @@ __all__ = [
     "__version__",
     "batch",
     "build",
+    "evaluate",
     "generate",
     "load",
     "objective",
     "prepare",
     "pretrain",
     "save",
+    "score",
     "train_tokenizer",
 ]
 
@@ -48,6 +54,8 @@ _PUBLIC = {
     "prepare": "pretune.data.prepare:prepare",
     "objective": "pretune.objectives:named",
     "pretrain": "pretune.recipes.pretrain:pretrain",
+    "evaluate": "pretune.recipes.evaluate:evaluate",
+    "score": "pretune.use.score:score",
     "batch": "pretune.data.layout:batch",
     "generate": "pretune.use.write:generate",
     "Batch": "pretune.core.types:Batch",
@@ -67,3 +75,18 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_PUBLIC})
+
+
+class _Package(types.ModuleType):
+    """The package, of which `evaluate` is the function, though there is a folder of that name as well."""
+
+    @property
+    def evaluate(self) -> Any:
+        return __getattr__("evaluate")
+
+    @evaluate.setter
+    def evaluate(self, folder: Any) -> None:
+        """Importing the folder sets it here, which is left undone."""
+
+
+sys.modules[__name__].__class__ = _Package

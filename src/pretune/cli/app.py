@@ -24,6 +24,7 @@ VERBS: Registry[Callable[..., None]] = Registry(
         "tokenizer": "pretune.cli.tokenizer:tokenizer",
         "prepare": "pretune.cli.prepare:prepare",
         "pretrain": "pretune.cli.pretrain:pretrain",
+        "evaluate": "pretune.cli.evaluate:evaluate",
         "generate": "pretune.cli.generate:generate",
         "verify": "pretune.cli.verify:verify",
         "export": "pretune.cli.export:export",

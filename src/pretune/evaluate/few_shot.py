@@ -32,7 +32,7 @@ class Trial:
     split: str | None = None
     limit: int | None = None  # so many examples, stratified
     seed: int = 0  # of the shots, and of a limit
-    prompt: Prompt | None = None
+    prompt: Prompt | str | None = None  # another wording; of a text alone the answers are the usual ones
     text_to_text: bool = False  # an encoder-decoder is asked as T5 was trained
     length: str | None = None  # how answers are compared; classes by the sum, choices by the mean over tokens
     calibrate: bool = False
@@ -136,6 +136,8 @@ def scores(
 
 
 def _put(task: Task, trial: Trial, asking: Asking) -> tuple[Prompt, Asking]:
+    if isinstance(trial.prompt, str):
+        return replace(prompt_of(task), text=trial.prompt, judged="answer"), asking
     if trial.prompt is not None:
         return trial.prompt, asking
     if not trial.text_to_text:

@@ -1,0 +1,211 @@
+"""`pretune evaluate`: how good a model is, with or without training for a task."""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pretune.cli._progress import progress
+from pretune.cli._signals import ending_well
+from pretune.core import log
+from pretune.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pretune.evaluate.result import Result
+    from pretune.tasks.task import Task
+
+
+class Precision(StrEnum):
+    """In what the model computes."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class Order(StrEnum):
+    """Which sentence of a pair comes first in a file of lines."""
+
+    GOOD = "good-first"
+    BAD = "bad-first"
+
+
+class Length(StrEnum):
+    """How answers of unequal lengths are compared."""
+
+    SUM = "sum"
+    TOKEN = "token"
+    BYTE = "byte"
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run or a model directory.")],
+    task: Annotated[
+        str,
+        typer.Option("--task", metavar="NAME,...", help="Tasks of `pretune list tasks`, or minimal_pairs, bias_pairs."),
+    ] = "",
+    text: Annotated[
+        list[str] | None, typer.Option("--text", metavar="FILE", help="Perplexity of text. Repeatable.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="Where tasks are ($PRETUNE_DATA), or a file of pairs.")
+    ] = None,
+    shots: Annotated[
+        str | None, typer.Option("--shots", metavar="K,...", help="Solved examples before each question: 0,1,32.")
+    ] = None,
+    split: Annotated[str | None, typer.Option("--split", metavar="NAME", help="test by default, or dev.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", help="At most so many examples of a task.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the shots, and of a limit.")] = 0,
+    show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print what the model reads first.")] = False,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", metavar="TEXT", help="Another wording, with {text}, {pair} and {answer}.")
+    ] = None,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="Take out what it would answer to nothing.")] = False,
+    length: Annotated[
+        Length | None, typer.Option("--length", help="Compare answers by their sum, or the mean of tokens or bytes.")
+    ] = None,
+    text_to_text: Annotated[
+        bool, typer.Option("--text-to-text", help="Ask an encoder-decoder by the task's template.")
+    ] = False,
+    train: Annotated[Path | None, typer.Option("--train", metavar="FILE", help="Your own table: for shots.")] = None,
+    test: Annotated[Path | None, typer.Option("--test", metavar="FILE", help="Your own table: to evaluate on.")] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option("--column", metavar="ROLE=NAME", help="Columns of your table: text=, pair=, label=. Repeatable."),
+    ] = None,
+    order: Annotated[Order, typer.Option("--order", help="Of the lines of minimal_pairs.")] = Order.GOOD,
+    words: Annotated[
+        bool, typer.Option("--words/--pieces", help="Encoders: mask the rest of a word with a piece of it.")
+    ] = True,
+    window: Annotated[int | None, typer.Option("--window", metavar="N", help="Tokens of a window, of --text.")] = None,
+    stride: Annotated[int | None, typer.Option("--stride", metavar="N", help="How many of them are judged.")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="NAME", help="cpu or cuda; found by default.")
+    ] = None,
+    precision: Annotated[
+        Precision | None, typer.Option("--precision", help="bfloat16 on a GPU by default, else float32.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Evaluate a model: perplexity, minimal pairs, tasks with any number of shots, or what it was fine-tuned for.
+
+    Example: pretune evaluate runs/small --task blimp,lambada,boolq --shots 0,1,32
+    """
+    counts = None if shots is None else _numbers(shots)
+    how: dict[str, Any] = {
+        "split": split,
+        "limit": limit,
+        "seed": seed,
+        "prompt": prompt,
+        "calibrate": calibrate,
+        "length": None if length is None else str(length),
+        "text_to_text": text_to_text,
+        "show": show_prompt,
+        "order": str(order),
+        "words": words,
+        "window": window,
+        "stride": stride,
+        "precision": None if precision is None else str(precision),
+    }
+    with ending_well():
+        from pretune.recipes.evaluate import evaluate as work
+
+        own = _own(train, test, column or [])
+        if own is not None and train is None:
+            how["split"] = "train"  # the one file there is: shots are taken out of it
+        with progress("evaluating") as tell:
+
+            def told(name: str, done: int, of: int) -> None:
+                tell(done / max(of, 1), f"{name}, {done:,} of {of:,}")
+
+            found = work(
+                model,
+                [task, *own_tasks(own)],
+                text=text or (),
+                data=data,
+                shots=counts,
+                device=device,
+                tell=told,
+                **how,
+            )
+    if as_json:
+        print(json.dumps({"model": model, "results": [each.plain() for each in found]}, indent=2, ensure_ascii=False))
+        return
+    print("\n".join(_lines(found)))
+    for each in found:
+        for note in each.notes:
+            log.say(f"{each.task}: {note}")
+    named = next((each.task for each in found if each.shots is not None), None)
+    if named is not None:
+        log.say(f"next: pretune finetune {model} --task {named} --out RUN")
+
+
+def own_tasks(own: "Task | None") -> "list[Task]":
+    """A table of one's own among the tasks, where there is one."""
+    return [] if own is None else [own]
+
+
+def _numbers(text: str) -> list[int]:
+    """The numbers of shots."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(
+            f"--shots '{text[:40]}' must be whole numbers with commas between them, such as 0,1,32"
+        ) from None
+
+
+def _own(train: Path | None, test: Path | None, columns: list[str]) -> "Task | None":
+    """The task that files of one's own make."""
+    if test is None:
+        if train is not None or columns:
+            raise UsageError("--train and --column go with --test, the table that is evaluated")
+        return None
+    from pretune.tasks.own import own_task
+
+    roles = dict(part.partition("=")[::2] for part in columns)
+    wrong = next((role for role in roles if role not in ("text", "pair", "label") or not roles[role]), None)
+    if wrong is not None:
+        raise UsageError(f"--column '{wrong[:40]}' must be text=NAME, pair=NAME or label=NAME")
+    files = {"train": test} if train is None else {"train": train, "test": test}
+    return own_task(files, **roles)
+
+
+def _lines(found: "Sequence[Result]") -> "Iterator[str]":
+    """One line a score, the headline of each task first; below it its parts."""
+    from pretune.train.figures import columns
+
+    for each in found:
+        if each.prompt is not None:
+            yield from (each.prompt, "")
+    rows: list[tuple[str, ...]] = [("task", "split", "shots", "score", "", "over")]
+    for each in found:
+        for place, (name, value) in enumerate(each.scores.items()):
+            first = (
+                (each.task, each.split or "-", "-" if each.shots is None else str(each.shots))
+                if not place
+                else ("",) * 3
+            )
+            rows.append((*first, name, shown(name, value), _over(each) if not place else ""))
+        rows += [("", "", "", f"· {name}", shown("", value), "") for name, value in each.groups.items()]
+    yield from (line.rstrip() for line in columns(rows))
+
+
+def shown(name: str, value: float) -> str:
+    """A score for people: fractions in percent, perplexities and bits as they are.
+
+    >>> shown("accuracy", 0.7123), shown("word_perplexity", 1234.5678), shown("perplexity", 2e9)
+    ('71.23 %', '1,234.57', '2.00e+09')
+    """
+    if "perplexity" in name or "bits" in name:
+        return f"{value:,.2f}" if value < 1e6 else f"{value:.2e}"
+    return f"{100 * value:.2f} %"
+
+
+def _over(each: "Result") -> str:
+    return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in each.counts.items())

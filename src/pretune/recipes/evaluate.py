@@ -1,0 +1,255 @@
+"""`pt.evaluate`: how good a model is at anything it can be asked, fine-tuned for it or not.
+
+    evaluate("runs/small", "blimp,lambada")                    # as it is
+    evaluate("runs/small", "boolq,copa", shots=[0, 1, 32])     # with solved examples before each question
+    evaluate("runs/small", text=["held-out.txt"])              # perplexity
+    evaluate("runs/small-sst2", "sst2")                        # a fine-tuned run, by its head
+
+Who does the work depends on what the task asks for and on whether the model was fine-tuned for a task.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
+
+from torch import nn
+
+from pretune.adapt.saving import load
+from pretune.core.errors import UsageError, nearest
+from pretune.evaluate.cloze import last_words
+from pretune.evaluate.few_shot import Trial, few_shot
+from pretune.evaluate.pair_files import read_bias_pairs, read_pairs
+from pretune.evaluate.pairs import bias_pairs, minimal_pairs
+from pretune.evaluate.perplexity import text_perplexity
+from pretune.evaluate.result import Result
+from pretune.recipes.choose import device_of
+from pretune.tasks import TASKS
+from pretune.tasks.task import Task
+from pretune.text.corpora import open_corpus
+from pretune.use.score import Asking
+
+FILES = ("minimal_pairs", "bias_pairs")
+"""Tasks that are a file of one's own, given as `data`."""
+
+FINE_TUNED = "task.json"
+"""What a fine-tuned run has beside its model."""
+
+Tell = Callable[[str, int, int], None]
+"""Told the task, how much of it is done, and of how much."""
+
+T = TypeVar("T")
+
+
+class How(TypedDict, total=False):
+    """What else can be said; each has a default that fits most."""
+
+    split: str | None
+    limit: int | None  # so many examples
+    seed: int  # of the shots, and of a limit
+    order: str  # of the lines of `minimal_pairs`: good-first or bad-first
+    window: int | None  # tokens of a window, of a perplexity
+    stride: int | None  # of which so many are judged
+    prompt: str | None  # with {text}, {pair} and {answer}
+    text_to_text: bool  # an encoder-decoder is asked as T5 was trained
+    length: str | None  # how answers are compared: sum, token or byte
+    calibrate: bool
+    show: bool  # give the prompt of the first example
+    words: bool  # later pieces of a word are masked with earlier ones (encoders)
+    precision: Literal["float32", "bfloat16"] | None  # of the body; bfloat16 on a GPU where it is None
+
+
+def evaluate(
+    model: str | os.PathLike[str] | nn.Module,
+    task: str | Task | Sequence[str | Task] = (),
+    *,
+    text: Sequence[str | os.PathLike[str]] = (),
+    data: str | os.PathLike[str] | None = None,
+    shots: int | Sequence[int] | None = None,
+    device: str | None = None,
+    tell: Tell | None = None,
+    **how: Unpack[How],
+) -> list[Result]:
+    """Results in the order asked for: perplexity of `text`, then tasks, each with each number of shots.
+
+    `task` names tasks of `pretune list tasks` (several with commas), or is one; "minimal_pairs" and "bias_pairs" are
+    files of one's own, given as `data`, which is otherwise where tasks lie. A run that was fine-tuned is judged by its
+    head, unless `shots` says that it is to be prompted.
+    """
+    tasks = _named(task)
+    if not tasks and not text:
+        raise UsageError("nothing to evaluate on; name a task (`pretune list tasks`) or give a text")
+    work = _Work(model, device, data, tell, how)
+    counts: list[int | None] = [None] if shots is None else [shots] if isinstance(shots, int) else [*shots]
+    found = [_timed(lambda: work.perplexity(text))] if text else []
+    for each in tasks:
+        found += [_timed(partial(work.task, each, count)) for count in (counts if _prompted(each) else [None])]
+    return found
+
+
+def _prompted(task: str | Task) -> bool:
+    """Whether there may be shots before its questions."""
+    if isinstance(task, str) and task in FILES:
+        return False
+    return (TASKS.get(task) if isinstance(task, str) else task).kind in ("classification", "pair", "choice")
+
+
+def _timed(work: Callable[[], Result]) -> Result:
+    """A result with the seconds that it took."""
+    begun = time.monotonic()
+    return replace(work(), seconds=round(time.monotonic() - begun, 3))
+
+
+def _named(task: str | Task | Sequence[str | Task]) -> list[str | Task]:
+    """Tasks by name or as values; a name that is not known is refused before anything is loaded."""
+    given = [task] if isinstance(task, str | Task) else [*task]
+    found: list[str | Task] = []
+    for each in given:
+        for name in [each] if isinstance(each, Task) else [part.strip() for part in each.split(",") if part.strip()]:
+            if isinstance(name, str) and name not in TASKS and name not in FILES:
+                raise UsageError(
+                    f"unknown task '{name[:60]}'{nearest(name, [*TASKS, *FILES])} (`pretune list tasks` shows all; "
+                    f"files of your own: {', '.join(FILES)})"
+                )
+            found.append(name)
+    return found
+
+
+@dataclass(slots=True)
+class _Work:
+    """A model, loaded when it is needed, and what was said of how to ask it."""
+
+    given: str | os.PathLike[str] | nn.Module
+    device: str | None
+    data: str | os.PathLike[str] | None
+    tell: Tell | None
+    how: How
+    loaded: nn.Module | None = None
+
+    @property
+    def run(self) -> Path | None:
+        """The directory of a fine-tuned run, where it is one."""
+        path = None if isinstance(self.given, nn.Module) else Path(self.given)
+        return path if path is not None and (path / FINE_TUNED).is_file() else None
+
+    @property
+    def model(self) -> nn.Module:
+        if self.loaded is None:
+            if isinstance(self.given, nn.Module):
+                self.loaded = self.given if self.device is None else self.given.to(device_of(self.device))
+            else:
+                self.loaded = load(Path(self.given), device=device_of(self.device))
+        return self.loaded
+
+    @property
+    def asking(self) -> Asking:
+        gpu = next(self.model.parameters()).is_cuda
+        precision = self.how.get("precision") or ("bfloat16" if gpu else "float32")
+        return Asking(rest=self.how.get("words", True), precision=precision)
+
+    def told(self, name: str) -> Callable[[int, int], None] | None:
+        tell = self.tell
+        return None if tell is None else lambda done, of: tell(name, done, of)
+
+    def perplexity(self, text: Sequence[str | os.PathLike[str]]) -> Result:
+        texts = [document.text for document in open_corpus([os.fspath(one) for one in text]).documents()]
+        window, stride = self.how.get("window"), self.how.get("stride")
+        return text_perplexity(
+            self.model, texts, self.asking, window=window, stride=stride, tell=self.told("perplexity")
+        )
+
+    def task(self, task: str | Task, shots: int | None) -> Result:
+        """One task, by whoever can do it."""
+        if isinstance(task, str) and task in FILES:
+            return self.pairs(task)
+        if self.data is not None and Path(self.data).is_file():
+            raise UsageError(f"--data {self.data} is a file, which only {' and '.join(FILES)} read; give a directory")
+        found = TASKS.get(task) if isinstance(task, str) else task
+        if found.kind in ("pairs", "cloze"):
+            return self.scored(found)
+        if self.run is not None and shots is None:
+            return self.fine_tuned(self.run, task)
+        if found.kind == "retrieval":
+            from pretune.evaluate.retrieval import retrieval
+
+            return _told(found.name, retrieval(self.model, found, data=self.data, tell=self.told(found.name)))
+        if found.kind == "regression":
+            from pretune.evaluate.similarity import similarity
+
+            told = similarity(
+                self.model, found, data=self.data, split=self.how.get("split"), tell=self.told(found.name)
+            )
+            return _told(found.name, told)
+        return few_shot(self.model, found, shots or 0, self.trial, self.asking, self.told(found.name))
+
+    def pairs(self, name: str) -> Result:
+        if self.data is None:
+            raise UsageError(f"{name} is a file of your own; give it with --data FILE")
+        path = Path(self.data)
+        if name == "bias_pairs":
+            examples = thinned([*read_bias_pairs(path)], self.how.get("limit"))
+            return bias_pairs(self.model, examples, self.asking, tell=self.told(name))
+        read = read_pairs(path, self.how.get("order", "good-first"))
+        return minimal_pairs(self.model, thinned(read, self.how.get("limit")), self.asking, tell=self.told(name))
+
+    def scored(self, task: Task) -> Result:
+        """Tasks for language models as they are."""
+        there = task.available(self.data)
+        split = self.how.get("split") or ("test" if "test" in there or not there else next(iter(there)))
+        examples = thinned([*task.read(split, self.data)], self.how.get("limit"))
+        work = minimal_pairs if task.kind == "pairs" else last_words
+        found = work(self.model, examples, self.asking, name=task.name, tell=self.told(task.name))
+        return replace(found, split=split)
+
+    def fine_tuned(self, run: Path, task: str | Task) -> Result:
+        from pretune.recipes.finetune.fine import evaluate_run
+
+        if isinstance(task, Task):
+            raise UsageError(f"{run}: a fine-tuned run is judged on a task by its name; use `pretune predict` on files")
+        told = evaluate_run(run, task=task, data=self.data, split=self.how.get("split"), device=self.device)
+        counts = {"examples": told["examples"]}
+        return Result(task=told["task"], split=told["split"], scores=told["scores"], counts=counts)
+
+    @property
+    def trial(self) -> Trial:
+        """How a task is put in words."""
+        return Trial(
+            data=self.data,
+            split=self.how.get("split"),
+            limit=self.how.get("limit"),
+            seed=self.how.get("seed", 0),
+            prompt=self.how.get("prompt"),
+            text_to_text=self.how.get("text_to_text", False),
+            length=self.how.get("length"),
+            calibrate=self.how.get("calibrate", False),
+            show=self.how.get("show", False),
+        )
+
+
+def thinned(examples: list[T], limit: int | None) -> list[T]:
+    """So many of them, evenly spread.
+
+    >>> thinned(list(range(10)), 4)
+    [0, 2, 5, 7]
+    """
+    if limit is None or limit >= len(examples):
+        return examples
+    if limit < 1:
+        raise UsageError(f"a limit must be 1 or more, found {limit}")
+    return [examples[at * len(examples) // limit] for at in range(limit)]
+
+
+def _told(name: str, found: Mapping[str, Any]) -> Result:
+    """A result out of what similarity and retrieval give: numbers that are whole are counts."""
+    numbers = {key: value for key, value in found.items() if isinstance(value, int | float)}
+    groups = {key: next(iter(value.values())) for key, value in found.get("groups", {}).items()}
+    return Result(
+        task=name,
+        split=found.get("split"),
+        scores={key: value for key, value in numbers.items() if isinstance(value, float)},
+        counts={key: value for key, value in numbers.items() if isinstance(value, int)},
+        groups=groups,
+    )

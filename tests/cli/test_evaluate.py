@@ -1,0 +1,141 @@
+"""`pretune evaluate` on a run that `pretune pretrain` made: results, JSON, one line for what is wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import pretune as pt
+from pretune.cli import main
+from tests.recipes.small import FAST, make, shrunk
+
+Capture = pytest.CaptureFixture[str]
+
+RUNS = {"bert-tiny": ("wordpiece", "cls-sep", "masked"), "gpt2-small": ("bpe", "endoftext", "causal")}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    found = {}
+    for name, (kind, style, objective) in RUNS.items():
+        folder = tmp_path_factory.mktemp(name)
+        data, out = make(folder, kind, style, count=30), folder / "run"
+        sets = [f"--set={path}={value}" for path, value in {**shrunk(name), **FAST}.items()]
+        given = ["pretrain", name, f"--data={data}", "--steps=2", f"--objective={objective}", f"--out={out}", *sets]
+        assert main(["--quiet", *given]) == 0
+        found[name] = str(out)
+    return found
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> str:
+    file = tmp_path / "pairs.txt"
+    file.write_text("The sea was quiet.\nThe sea were quiet.\nNobody knew.\nNobody knew.\n")
+    return str(file)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    file = tmp_path / "mine.csv"
+    file.write_text(
+        "text,label\n"
+        + "".join(f"the {word} {at},{label}\n" for at in range(6) for word, label in (("sea", "wet"), ("house", "dry")))
+    )
+    return str(file)
+
+
+def told(capsys: Capture, *words: str) -> list[dict]:  # type: ignore[type-arg]
+    assert main(["--quiet", "evaluate", *words, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    found: list[dict] = json.loads(out)["results"]  # type: ignore[type-arg]
+    return found
+
+
+def refused(capsys: Capture, code: int, *words: str) -> str:
+    assert main(["evaluate", *words]) == code
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1, err
+    return err
+
+
+@pytest.mark.parametrize("name", list(RUNS))
+def test_pairs_and_text_of_ones_own(capsys: Capture, runs: dict[str, str], pairs: str, name: str) -> None:
+    (text, found) = told(capsys, runs[name], "--task=minimal_pairs", f"--data={pairs}", f"--text={pairs}")
+    assert found["counts"] == {"pairs": 2, "ties": 1} and found["scores"]["accuracy"] in (0.0, 0.5)
+    (turned,) = told(capsys, runs[name], "--task=minimal_pairs", f"--data={pairs}", "--order=bad-first")
+    assert turned["scores"]["accuracy"] == 0.5 - found["scores"]["accuracy"]
+    kind = "pseudo_perplexity" if name == "bert-tiny" else "perplexity"
+    assert text["task"] == "perplexity" and text["scores"][kind] > 1
+    said = pt.evaluate(runs[name], "minimal_pairs", data=pairs)[0]
+    assert said.scores == found["scores"]
+    assert pt.score(pt.load(runs[name]), ["The sea was quiet."])[0] < 0
+
+
+def test_a_table_of_ones_own_with_shots(capsys: Capture, runs: dict[str, str], table: str) -> None:
+    found = told(capsys, runs["gpt2-small"], f"--test={table}", "--shots=0,2", "--calibrate", "--show-prompt")
+    assert [one["shots"] for one in found] == [0, 2]
+    assert [one["counts"]["examples"] for one in found] == [12, 10]
+    assert found[0]["prompt"].endswith("Label: ____\n\n(answers: dry | wet)")
+    assert found[1]["prompt"].count("Label: ") == 3
+    both = told(capsys, runs["gpt2-small"], f"--test={table}", f"--train={table}", "--column=label=label", "--limit=4")
+    assert both[0]["split"] == "test" and both[0]["counts"]["examples"] == 4
+
+
+def test_results_are_a_table_and_the_rest_is_on_stderr(capsys: Capture, runs: dict[str, str], table: str) -> None:
+    assert (
+        main(
+            [
+                "evaluate",
+                runs["bert-tiny"],
+                f"--test={table}",
+                "--shots=1",
+                "--prompt={text} is {answer}",
+                "--show-prompt",
+            ]
+        )
+        == 0
+    )
+    out, err = capsys.readouterr()
+    assert "the " in out and " is ____." in out
+    assert "task" in out and "accuracy" in out and " %" in out and "majority" in out
+    assert "1 shots of 'train'" in err and "next: pretune finetune" in err
+
+
+def test_tasks_from_the_data_directory(capsys: Capture, runs: dict[str, str], shared_data: Path) -> None:
+    where = f"--data={shared_data}"
+    if not (shared_data / "tasks" / "blimp").is_dir():
+        pytest.skip("BLiMP is not there")
+    found = told(capsys, runs["bert-tiny"], "--task=blimp,lambada,copa", where, "--limit=6", "--shots=0,1")
+    assert [(one["task"], one.get("shots")) for one in found] == [
+        ("blimp", None),
+        ("lambada", None),
+        ("copa", 0),
+        ("copa", 1),
+    ]
+    assert found[0]["counts"]["pairs"] == 6 and len(found[0]["groups"]) > 1
+    assert found[1]["scores"]["perplexity"] > 1
+
+
+def test_what_is_wrong_is_one_line(capsys: Capture, runs: dict[str, str], pairs: str, tmp_path: Path) -> None:
+    run = runs["gpt2-small"]
+    assert "nothing to evaluate on" in refused(capsys, 2, run)
+    assert "unknown task 'blmp'; did you mean 'blimp'?" in refused(capsys, 2, run, "--task=blmp")
+    assert "give it with --data FILE" in refused(capsys, 2, run, "--task=minimal_pairs")
+    assert "no such file" in refused(capsys, 3, run, "--task=minimal_pairs", "--data=nowhere.txt")
+    assert "is a file, which only" in refused(capsys, 2, run, "--task=copa", f"--data={pairs}")
+    assert "--shots 'two'" in refused(capsys, 2, run, "--task=copa", "--shots=two")
+    assert "go with --test" in refused(capsys, 2, run, "--train=a.csv")
+    assert "must be text=NAME" in refused(capsys, 2, run, f"--test={pairs}", "--column=b=c")
+    assert "cannot be chosen among answers" in refused(capsys, 2, run, "--task=squad1")
+    assert refused(capsys, 4, str(tmp_path), "--task=minimal_pairs", f"--data={pairs}")
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n")
+    assert "no sentences" in refused(capsys, 3, run, "--task=minimal_pairs", f"--data={empty}")
+    assert refused(capsys, 3, run, f"--text={empty}")
+
+
+def test_help_has_an_example(capsys: Capture) -> None:
+    assert main(["evaluate", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Example: pretune evaluate runs/small --task blimp,lambada,boolq --shots 0,1,32" in told
