@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pretune.recipes.evaluate import evaluate
     from pretune.recipes.pretrain import pretrain
     from pretune.text.tokenizer import train_tokenizer
+    from pretune.use.embed import embed
     from pretune.use.score import score
     from pretune.use.write import generate
 
@@ -35,6 +36,7 @@ __all__ = [
     "__version__",
     "batch",
     "build",
+    "embed",
     "evaluate",
     "generate",
     "load",
@@ -57,6 +59,7 @@ _PUBLIC = {
     "evaluate": "pretune.recipes.evaluate:evaluate",
     "score": "pretune.use.score:score",
     "batch": "pretune.data.layout:batch",
+    "embed": "pretune.use.embed:embed",
     "generate": "pretune.use.write:generate",
     "Batch": "pretune.core.types:Batch",
     "Output": "pretune.core.types:Output",

@@ -26,6 +26,7 @@ VERBS: Registry[Callable[..., None]] = Registry(
         "pretrain": "pretune.cli.pretrain:pretrain",
         "evaluate": "pretune.cli.evaluate:evaluate",
         "generate": "pretune.cli.generate:generate",
+        "embed": "pretune.cli.embed:embed",
         "verify": "pretune.cli.verify:verify",
         "export": "pretune.cli.export:export",
         "env": "pretune.cli.env:env",

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pretune.core import config, io
 from pretune.core.config.read import shown
 from pretune.core.errors import CheckpointError, PretuneError, UsageError, nearest
-from pretune.models import files
+from pretune.models import files, sentence_files
 from pretune.models.families import FAMILIES, MODEL_TYPES
 from pretune.models.files import Stored, one_line
 from pretune.models.headed import HEAD, Headed, apart
@@ -89,6 +89,7 @@ def load(
             for name in move.ours:
                 _assign(model, name, torch.zeros(sizes[name], device=device, dtype=dtype))
     model.assets.files = _assets(folder)
+    model.assets.modules = sentence_files.read(folder)
     model.assets.tokenizer = _tokenizer(folder, spec)
     return model.eval()
 
@@ -158,6 +159,7 @@ def _write(model: LanguageModel, folder: Path, shard: int, head: Beside | None) 
     if spec.decoder is not None and "generation_config.json" not in kept:
         io.write_json(folder / "generation_config.json", _generation(found))
         names.append("generation_config.json")
+    names += sentence_files.write(folder, {} if head else model.assets.modules)
     io.write_manifest(folder, names)
     return names
 

@@ -26,6 +26,7 @@ class Assets:
 
     tokenizer: Any = None
     files: dict[str, bytes] = field(default_factory=dict)
+    modules: dict[str, bytes] = field(default_factory=dict)  # those of sentence-transformers, with their folders
 
 
 class LanguageModel(nn.Module):

@@ -156,9 +156,16 @@ def _joined(x: Tensor, *parts: nn.Linear) -> list[Tensor]:
         bias = torch.cat(
             [part.weight.new_zeros(part.out_features) if found is None else found for part, found in pairs]
         )
-    product = F.linear(x, torch.cat([part.weight for part in parts]), bias)
+    product = F.linear(x, _stacked([part.weight for part in parts]), bias)
     cut = torch.split(product, [part.out_features for part in parts], dim=-1)
     return [_finished(part, x, y) for part, y in zip(parts, cut, strict=True)]
+
+
+def _stacked(weights: list[Tensor]) -> Tensor:
+    """Weights `[out, in]` one below the other; those that lie by columns in memory stay so."""
+    if all(weight.stride(0) == 1 for weight in weights):
+        return torch.cat([weight.t() for weight in weights], dim=1).t()
+    return torch.cat(weights)
 
 
 def _finished(part: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -1,0 +1,98 @@
+"""`pretune embed`: vectors of texts."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pretune.cli._models import opened
+from pretune.cli._progress import progress
+from pretune.cli._texts import read
+from pretune.core import log
+from pretune.core.errors import UsageError
+
+FORMATS = (".npy", ".parquet", ".jsonl")
+
+
+def embed(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run or a Hugging Face directory.")],
+    source: Annotated[
+        str, typer.Option("--input", metavar="FILE", help="Texts, one in a line, or .jsonl; - is standard input.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Vectors: .npy, .parquet or .jsonl.")],
+    field: Annotated[str, typer.Option("--field", metavar="NAME", help="Where JSONL has its text.")] = "text",
+    pooling: Annotated[
+        str | None,
+        typer.Option("--pooling", metavar="NAME", help="mean, cls, max, last, mean_sqrt, weighted, static; or a+b."),
+    ] = None,
+    layer: Annotated[int | None, typer.Option("--layer", metavar="N", help="0 to depth; -1 is the last.")] = None,
+    normalise: Annotated[bool | None, typer.Option("--normalise/--raw", help="Vectors of length one.")] = None,
+    length: Annotated[int | None, typer.Option("--length", metavar="N", help="Read so many tokens at most.")] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", metavar="TEXT", help="Put it before every text.")] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option("--batch-tokens", metavar="N", help="Tokens that are read together.")
+    ] = None,
+    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda; found by default.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Write a vector for each text, in the order of the texts.
+
+    What is not said is as the model's directory says (sentence-transformers' files), or the mean of the last layer.
+
+    Example: pretune embed runs/small --input sentences.txt --out vectors.npy
+    """
+    if out.suffix not in FORMATS:
+        raise UsageError(f"--out '{out}': a name that ends in {', '.join(FORMATS)} is expected")
+    texts = read(source, field)
+    from pretune.use.embed import embedder
+    from pretune.use.vectors import write
+
+    how: dict[str, Any] = {
+        "pooling": pooling,
+        "layer": layer,
+        "normalise": normalise,
+        "length": length,
+        "prompt": prompt,
+    }
+    ask = embedder(opened(model, device=device), tokens=batch_tokens, **how)
+    begun = time.monotonic()
+    with progress("embedding") as tell:
+        found = ask(texts.texts, telling(tell))
+    write(out, found.vectors, texts.texts, texts.ids)
+    facts: dict[str, Any] = {
+        "out": str(out),
+        "texts": len(texts.texts),
+        "width": ask.width,
+        "seconds": round(time.monotonic() - begun, 3),
+        "cut": found.cut,
+        "lost_tokens": found.lost,
+        "empty": found.empty,
+    }
+    told(facts, ask.length)
+    if as_json:
+        print(json.dumps(facts, indent=2))
+    else:
+        print(f"{out}: {len(texts.texts):,} vectors of {ask.width} numbers")
+    log.say(f"next: pretune index {model} --input {source} --out INDEX  ·  pretune search INDEX 'a question'")
+
+
+def telling(tell: Callable[[float, str], None]) -> Callable[[int, int], None]:
+    """How far it has come, in texts."""
+    begun = time.monotonic()
+
+    def say(done: int, total: int) -> None:
+        rate = done / max(time.monotonic() - begun, 1e-9)
+        tell(done / max(total, 1), f"{done:,} texts, {rate:,.0f} a second")
+
+    return say
+
+
+def told(facts: dict[str, Any], length: int | None) -> None:
+    """Say what became of texts that are unlike the others."""
+    if facts["cut"]:
+        log.warn(f"{facts['cut']:,} texts were cut to {length} tokens ({facts['lost_tokens']:,} tokens lost)")
+    if facts["empty"]:
+        log.warn(f"{facts['empty']:,} texts are empty; each has the vector of a text without words")

