@@ -181,6 +181,28 @@ def test_company_and_parts_change_nothing(family: str, monkeypatch: pytest.Monke
     assert score(model, TEXTS[::-1]) == pytest.approx(alone[::-1], abs=1e-9)
 
 
+@pytest.mark.parametrize("family", list(STYLE))
+def test_what_is_read_alike_is_read_once(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = scorer(family)
+    asked = passages(model.tokenizer, [f"The sea was {word}" for word in ("old", "quiet", "old", "house")])
+    plain = judge(model, asked)
+    rows = []
+    inside = type(model).states
+
+    def counted(self: object, batch: pt.Batch) -> torch.Tensor:
+        rows.append(len(batch.spans()))
+        return inside(self, batch)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(model), "states", counted)
+    once = judge(model, asked, alike=True)
+    assert once.logs == pytest.approx(plain.logs, abs=1e-9, nan_ok=True)
+    assert (once.first == plain.first).all()
+    fewer = sum(rows)
+    rows.clear()
+    judge(model, asked)
+    assert fewer < sum(rows)
+
+
 @given(st.lists(st.integers(1, 700), min_size=1, max_size=40), st.booleans())
 def test_every_sequence_is_in_one_bin_that_holds_it(lengths: list[int], both: bool) -> None:
     n = np.array(lengths)

@@ -150,7 +150,8 @@ class Prompter:
             texts.append(said.text)
             stretches.append((said.start, said.stop))
         whole = bool(self.prompt.answers)
-        found = judge(self.model, passages(tokenizer_of(self.model), texts, stretches, whole=whole), self.asking)
+        asked = passages(tokenizer_of(self.model), texts, stretches, whole=whole)
+        found = judge(self.model, asked, self.asking, alike=True)
         edges = np.cumsum([len(options(self.prompt, example)) for example in examples])[:-1]
         return np.split(found.sums, edges), np.split(found.counts.astype(np.float64), edges), found.cut
 

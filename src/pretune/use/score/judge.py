@@ -82,8 +82,10 @@ class Judged:
         return np.asarray(np.add.reduceat(values, self.offsets[:-1])) if len(self) else values[:0]
 
 
-def judge(model: nn.Module, asked: Passages, asking: Asking = PLAIN, tell: Tell | None = None) -> Judged:
-    """The log-probability of every judged token."""
+def judge(
+    model: nn.Module, asked: Passages, asking: Asking = PLAIN, tell: Tell | None = None, *, alike: bool = False
+) -> Judged:
+    """The log-probability of every judged token; `alike` where it pays to look for passages that are read alike."""
     below = body(model)
     form = form_of(below, tokenizer_of(model), asking)
     longest = limit(below)
@@ -95,7 +97,7 @@ def judge(model: nn.Module, asked: Passages, asking: Asking = PLAIN, tell: Tell 
     precision = torch.bfloat16 if asking.precision == "bfloat16" else None
     with reading(model):
         for part in form.ask(fitted):
-            found = read(below, part.sequences, tokens=size, precision=precision)
+            found = read(below, part.sequences, tokens=size, precision=precision, alike=alike)
             logs[part.which], first[part.which] = found.logs, found.first
             if tell is not None and len(part.which):
                 tell(int(part.which[-1]) + 1, len(logs))

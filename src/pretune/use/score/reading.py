@@ -6,6 +6,7 @@ last layer and the softmax in fp32 at least, a block of rows at a time.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,10 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pretune.core.errors import CheckpointError
-from pretune.core.types import IGNORE, Batch
+from pretune.core.seed import mix_array, mix_more
+from pretune.core.types import IGNORE, Batch, Targets
 from pretune.data.layout import lay_out
 from pretune.data.packing import pack
-from pretune.data.ragged import Bools, Ints, spread
+from pretune.data.ragged import Bools, Ints, begins, spread
 from pretune.data.sequences import Sequences
 from pretune.data.shape import Shape
 from pretune.models.model import LanguageModel
@@ -47,22 +49,32 @@ class Bin(NamedTuple):
 
 
 @torch.no_grad()
-def read(model: LanguageModel, sequences: Sequences, *, tokens: int, precision: torch.dtype | None = None) -> Read:
-    """The log-probability of every target, about `tokens` tokens at a time; a tie is not the likeliest."""
-    assert sequences.targets is not None
-    asked = sequences.targets != IGNORE
-    number, count = np.cumsum(asked) - 1, int(asked.sum())  # [T] which target a token has, where it has one
+def read(
+    model: LanguageModel,
+    sequences: Sequences,
+    *,
+    tokens: int,
+    precision: torch.dtype | None = None,
+    alike: bool = False,
+) -> Read:
+    """The log-probability of every target, about `tokens` tokens at a time; a tie is not the likeliest.
+
+    With `alike` sequences that are read alike are looked for and read once, whatever their targets: a question with
+    several answers of one token.
+    """
+    asks, one = Asks.of(sequences, alike)
+    bare = replace(sequences, targets=None).take(one)
     device = model.tokens.weight.device
     places: list[Ints] = []
     found: list[tuple[Tensor, Tensor]] = []
-    for which, batch in batches(sequences, tokens):
-        there = batch.to(device)
+    for which, batch in batches(bare, tokens):
+        number, targets = asks.within(which, bare.lengths[which], batch)
+        there = replace(batch, targets=targets).to(device)
         with torch.autocast(device.type, precision, enabled=precision is not None):
             states = model.states(there)
         found.append(likelihoods(model, states, there))
-        index = spread(sequences.offsets[which], sequences.lengths[which])
-        places.append(number[index[asked[index]]])
-    logs, first = np.empty(count), np.empty(count, dtype=np.bool_)
+        places.append(number)
+    logs, first = np.empty(len(asks.label)), np.empty(len(asks.label), dtype=np.bool_)
     if found:
         at = np.concatenate(places)
         logs[at] = torch.cat([one for one, _ in found]).double().cpu().numpy()
@@ -70,6 +82,77 @@ def read(model: LanguageModel, sequences: Sequences, *, tokens: int, precision: 
     if not np.isfinite(logs).all():
         raise CheckpointError("the model gives probabilities that are no numbers; its weights are not finite")
     return Read(logs, first)
+
+
+@dataclass(frozen=True, slots=True)
+class Asks:
+    """What is asked of each sequence that is read: at which of its places, for which token; in the order of sequences.
+
+    A place may be asked for several tokens.
+    """
+
+    starts: Ints  # [S] where the asks of a sequence begin
+    counts: Ints  # [S]
+    place: Ints  # [M] inside the sequence
+    label: Ints  # [M]
+    number: Ints  # [M] which target of the sequences that were given it is
+
+    @classmethod
+    def of(cls, sequences: Sequences, alike: bool) -> tuple["Asks", Ints]:
+        """The targets of sequences, and which sequences are to be read: one of those that are alike, or all."""
+        assert sequences.targets is not None
+        every = np.arange(len(sequences))
+        one, same = distinct(sequences) if alike else (every, every)
+        asked = np.flatnonzero(sequences.targets != IGNORE)
+        owner = same[np.repeat(np.arange(len(sequences)), sequences.lengths)[asked]]
+        order = np.argsort(owner, kind="stable")
+        counts = np.bincount(owner, minlength=len(one))
+        place = sequences.positions()[asked]
+        return cls(begins(counts), counts, place[order], sequences.targets[asked][order], order), one
+
+    def within(self, which: Ints, lengths: Ints, batch: Batch) -> tuple[Ints, Targets]:
+        """Those of the sequences in a batch: their numbers, and where they lie."""
+        index = spread(self.starts[which], self.counts[which])
+        inside = np.repeat(begins(lengths), self.counts[which]) + self.place[index]
+        real = np.flatnonzero(batch.sequence.numpy() >= 0)  # the tokens of all sequences, in their order
+        targets = Targets(index=torch.from_numpy(real[inside]), labels=torch.from_numpy(self.label[index]))
+        return self.number[index], targets
+
+
+def distinct(sequences: Sequences) -> tuple[Ints, Ints]:
+    """One of each group of sequences that are read alike, and the group of every sequence.
+
+    >>> texts = Sequences(tokens=np.array([5, 6, 5, 5, 6]), offsets=np.array([0, 2, 3, 5]))
+    >>> [part.tolist() for part in distinct(texts)]
+    [[0, 1], [0, 1, 0]]
+    """
+    key, check = _keys(sequences.tokens, sequences.offsets, sequences.segments, sequences.order)
+    if sequences.source is not None:
+        there = _keys(sequences.source.tokens, sequences.source.offsets)
+        key, check = key ^ mix_more(there[0], np.ones(1, np.int64)), check ^ mix_more(there[1], np.ones(1, np.int64))
+    _, one, same = np.unique(key, return_index=True, return_inverse=True)
+    if (check[one][same] != check).any():  # not alike, though their keys are: once in a thousand million texts
+        return np.arange(len(sequences)), np.arange(len(sequences))
+    order = np.argsort(one)  # groups in the order of their first members
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return one[order], rank[same]
+
+
+def _keys(
+    values: Ints, offsets: Ints, segments: Ints | None = None, order: Ints | None = None
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """[S] two sums of 64 bits each over what is where in every stretch."""
+    lengths = np.diff(offsets)
+    places = np.arange(len(values)) - np.repeat(offsets[:-1], lengths)
+    for more in (segments, order):
+        if more is not None:
+            places = places * 4 + more
+    with np.errstate(over="ignore"):
+        mixed = mix_more(mix_array((0,), values), places)
+        squared = mixed * mixed
+        sums = [np.append(np.uint64(0), np.cumsum(part, dtype=np.uint64)) for part in (mixed, squared)]
+        return sums[0][offsets[1:]] - sums[0][offsets[:-1]], sums[1][offsets[1:]] - sums[1][offsets[:-1]]
 
 
 def batches(sequences: Sequences, tokens: int) -> Iterator[tuple[Ints, Batch]]:
