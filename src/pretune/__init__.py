@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pretune.models.catalog import build
     from pretune.objectives import named as objective
     from pretune.recipes.evaluate import evaluate
+    from pretune.recipes.finetune.work import finetune
     from pretune.recipes.pretrain import pretrain
     from pretune.text.tokenizer import train_tokenizer
     from pretune.use.embed import embed
@@ -38,6 +39,7 @@ __all__ = [
     "build",
     "embed",
     "evaluate",
+    "finetune",
     "generate",
     "load",
     "objective",
@@ -56,6 +58,7 @@ _PUBLIC = {
     "prepare": "pretune.data.prepare:prepare",
     "objective": "pretune.objectives:named",
     "pretrain": "pretune.recipes.pretrain:pretrain",
+    "finetune": "pretune.recipes.finetune.work:finetune",
     "evaluate": "pretune.recipes.evaluate:evaluate",
     "score": "pretune.use.score:score",
     "batch": "pretune.data.layout:batch",

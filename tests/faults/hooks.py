@@ -34,6 +34,19 @@ def at_step(step: int, work: Callable[[], None]) -> None:
     Late.put = watched  # type: ignore[method-assign]
 
 
+def second_time(step: int) -> None:
+    """Killed in the middle of a step, when a process comes to it for the second time: in its second training."""
+    count = 0
+
+    def work() -> None:
+        nonlocal count
+        count += 1
+        if count == 2:
+            ask("SIGKILL")
+
+    at_step(step, work)
+
+
 def ask(name: str) -> None:
     """Send this process a signal."""
     os.kill(os.getpid(), signal.Signals[name])

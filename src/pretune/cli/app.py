@@ -24,6 +24,8 @@ VERBS: Registry[Callable[..., None]] = Registry(
         "tokenizer": "pretune.cli.tokenizer:tokenizer",
         "prepare": "pretune.cli.prepare:prepare",
         "pretrain": "pretune.cli.pretrain:pretrain",
+        "finetune": "pretune.cli.finetune:finetune",
+        "predict": "pretune.cli.predict:predict",
         "evaluate": "pretune.cli.evaluate:evaluate",
         "generate": "pretune.cli.generate:generate",
         "embed": "pretune.cli.embed:embed",

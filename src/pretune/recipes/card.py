@@ -16,13 +16,13 @@ def card(name: str, settings: Settings, source: Source, summary: dict[str, Any])
     return "\n".join(
         [
             *_head(name, settings, source.data.card),
-            *_table(_learnt(settings, summary)),
+            *table(_learnt(settings, summary)),
             "",
             "## What it read",
             *_read(source.data.card, source.data.fingerprint),
             "",
             "## What it cost",
-            *_table(_cost(summary["cost"])),
+            *table(cost_rows(summary["cost"])),
             "",
             "The whole configuration is in `run.json`; `pretune pretrain --config run.json --out DIR` repeats the run.",
             "",
@@ -36,8 +36,8 @@ def _head(name: str, settings: Settings, data: Mapping[str, Any]) -> Iterator[st
     languages = [one for one in data.get("languages", {}) if one.isalpha() and len(one) in (2, 3)]
     if languages:
         yield f"language: [{', '.join(languages[:20])}]"
-    yield from ("---", f"# {_plain(name)}", "")
-    begun = "from scratch" if start is None else f"from the weights of `{_plain(start)}`"
+    yield from ("---", f"# {plain(name)}", "")
+    begun = "from scratch" if start is None else f"from the weights of `{plain(start)}`"
     made = "[pretune](https://pypi.org/project/pretune/)"
     yield f"A model of the family `{family}`, pre-trained {begun} with the objective `{objective}` by {made}."
     yield ""
@@ -64,16 +64,17 @@ def _read(data: Mapping[str, Any], fingerprint: str) -> Iterator[str]:
         used = one.get("train", {})
         licence = one.get("licence") or "not stated"
         yield (
-            f"| {_plain(one['name'])} | {_plain(licence)} | {used.get('documents', 0):,} | {used.get('tokens', 0):,} |"
+            f"| {plain(one['name'])} | {plain(licence)} | {used.get('documents', 0):,} | {used.get('tokens', 0):,} |"
         )
     yield from ("", f"Fingerprint `{fingerprint}`; the data card beside the tokens says more.")
 
 
-def _cost(cost: Mapping[str, Any]) -> Rows:
+def cost_rows(cost: Mapping[str, Any]) -> Rows:
+    """What a run cost, by name."""
     of = f" ({cost['mfu']:.1%} of the peak)" if cost["mfu"] else ""
     how = "; ".join(f"{part['what']}: {part['how']}" for part in cost["energy"])
     return [
-        ("device", f"{cost['devices']} x {_plain(cost['device'])}"),
+        ("device", f"{cost['devices']} x {plain(cost['device'])}"),
         ("time", clock(cost["seconds"])),
         ("FLOPs", f"{amount(cost['flops'], billion='G')}FLOP{of}"),
         ("energy", f"{energy(cost['kwh'])} ({cost['energy_label']}; {how}; without {', '.join(cost['left_out'])})"),
@@ -82,10 +83,11 @@ def _cost(cost: Mapping[str, Any]) -> Rows:
     ]
 
 
-def _table(rows: Rows) -> list[str]:
+def table(rows: Rows) -> list[str]:
+    """Names and values in Markdown."""
     return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text that is nothing but text in Markdown's tables and code."""
     return "".join(letter if letter.isprintable() and letter not in "|`<>" else "?" for letter in text)

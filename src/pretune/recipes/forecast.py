@@ -36,11 +36,12 @@ def forecast(settings: Settings) -> dict[str, Any]:
         "steps": steps,
         "tokens": tokens,
         "flops": flops,
-        "devices": {name: _on(device, per_token, flops, settings.train.budget) for name, device in DEVICES.items()},
+        "devices": {one: on_device(found, per_token, flops, settings.train.budget) for one, found in DEVICES.items()},
     }
 
 
-def _on(device: Device, per_token: float, flops: float | None, budget: float | None) -> dict[str, float]:
+def on_device(device: Device, per_token: float, flops: float | None, budget: float | None) -> dict[str, float]:
+    """What so many FLOPs take on a device, or how far it comes in so many seconds."""
     seconds = budget or 0.0 if flops is None else flops / device.rate
     kwh = seconds * device.watts / 3.6e6
     return {

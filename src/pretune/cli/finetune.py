@@ -1,0 +1,168 @@
+"""`pretune finetune`: a pre-trained model learns a task."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pretune.cli._signals import ending_well
+from pretune.core import log
+from pretune.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pretune.recipes.finetune.fine import FineTuned
+    from pretune.recipes.finetune.plan import Plan
+    from pretune.recipes.finetune.settings import Tuning
+
+
+def finetune(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="A run, or the directory of a Hugging Face model.")
+    ] = None,
+    task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="A task of `pretune list tasks` …")] = None,
+    train: Annotated[
+        Path | None, typer.Option("--train", metavar="FILE", help="… or a table of one's own: CSV, TSV, JSONL, CoNLL.")
+    ] = None,
+    dev: Annotated[Path | None, typer.Option("--dev", metavar="FILE", help="What choices are made on.")] = None,
+    test: Annotated[Path | None, typer.Option("--test", metavar="FILE", help="What the result is measured on.")] = None,
+    text: Annotated[str | None, typer.Option("--text", metavar="COL", help="The column of the text.")] = None,
+    pair: Annotated[str | None, typer.Option("--pair", metavar="COL", help="That of a second text.")] = None,
+    label: Annotated[str | None, typer.Option("--label", metavar="COL", help="That of the label or score.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="Where the run goes.")] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method",
+            metavar="NAME",
+            help="full, frozen, first, last, gradual, ulmfit, random, adapter, prefix, prompt, lora, qlora, ia3, "
+            "bitfit; together with +: lora+gradual.",
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="So many runs: mean and interval.")] = 1,
+    labels: Annotated[
+        str, typer.Option("--labels", metavar="N,...", help="Numbers of training examples, for a curve: 50,200,all.")
+    ] = "",
+    lr: Annotated[
+        str | None, typer.Option("--lr", metavar="RATE,...", help="Learning rates; the best on dev is taken.")
+    ] = None,
+    epochs: Annotated[float | None, typer.Option("--epochs", metavar="N", help="Passes over the examples …")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="… or steps.")] = None,
+    baselines: Annotated[
+        str, typer.Option("--baselines", metavar="WHICH", help="default, all, none, or names with commas.")
+    ] = "default",
+    forgetting: Annotated[
+        Path | None,
+        typer.Option("--forgetting", metavar="DATA", help="Prepared text: its pre-training loss before and after."),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="Where tasks lie; else $PRETUNE_DATA.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished run in --out.")] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="FILE", help="Settings: the run.json of a fine-tuned run, or YAML."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="PATH=VALUE", help="method.rank=16, tune.decay=0.9, data.max_length=256. Repeatable."
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="NAME", help="cpu or cuda; found by default.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the settings, the labels, lengths and the cost; touch nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Adapt a model to a task, and score it beside simple baselines on the same split.
+
+    Choices (learning rate, when to stop) are made on dev; the result is that of test where there is one.
+
+    Example: pretune finetune runs/books --task sst2 --method lora --seeds 3 --out runs/sst2
+    """
+    from pretune.core.config import parse_assignments
+
+    with ending_well():  # importing takes a while
+        from pretune.recipes.finetune.choose import choose, label_counts, numbers
+        from pretune.recipes.finetune.work import finetune as work
+        from pretune.recipes.finetune.work import plan_of
+    if out is None and not dry_run:
+        raise UsageError("missing option '--out': where the run goes")
+    wishes: dict[str, Any] = {
+        "task": task, "train": train, "dev": dev, "test": test, "text": text, "pair": pair, "label": label,
+        "data": data, "method": method, "epochs": epochs, "steps": steps, "settings": config,
+        "changes": parse_assignments(settings or []),
+    }  # fmt: skip
+    rates = numbers(lr, "--lr") if lr else ()
+    counts = label_counts(labels) if labels else (None,)
+    if dry_run:
+        tuning = choose(model, lr=rates[0] if rates else None, **wishes)
+        _show(tuning, plan_of(tuning, rates, seeds, counts, baselines, forgetting), as_json)
+        return
+    assert out is not None
+    run = work(
+        model, out=out, resume=resume, rates=rates, seeds=seeds, labels=counts, baselines=baselines,
+        forgetting=forgetting, device=device, **wishes,
+    )  # fmt: skip
+    print(json.dumps(run.scores, indent=2, ensure_ascii=False) if as_json else "\n".join(_result(run)))
+    log.say(f"next: pretune predict {run} --input FILE  ·  pretune verify {run}")
+
+
+def _result(run: "FineTuned") -> "Iterator[str]":
+    from pretune.recipes.finetune.card import HEADER, rows, told
+    from pretune.train.figures import columns
+
+    yield f"{run}"
+    yield from columns([("", *HEADER), *rows(run.scores)])
+    yield from told(run.scores)
+
+
+def _show(tuning: "Tuning", plan: "Plan", as_json: bool) -> None:
+    """The tree, which `--config` reads, and below it what the run reads and takes, as comments of YAML."""
+    from pretune.core.config import to_dict
+    from pretune.recipes.finetune.forecast import forecast
+
+    tree, found = {**tuning.plain(), "plan": to_dict(plan)}, forecast(tuning, plan)
+    if as_json:
+        print(json.dumps({**tree, "forecast": found}, indent=2, ensure_ascii=False))
+        return
+    import yaml
+
+    print(yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True), end="")
+    print("\n".join(f"# {line}".rstrip() for line in _foreseen(found)))
+
+
+def _foreseen(found: dict[str, Any]) -> "Iterator[str]":
+    from pretune.train.figures import amount, clock, columns, dollars, energy, weight
+
+    yield from found["notes"]
+    yield f"{found['task']} ({found['kind']}), scored by {', '.join(found['metrics'])} on {found['headline']}"
+    yield (
+        ", ".join(f"{split} {count:,}" for split, count in found["examples"].items())
+        + f"; {found['used']:,} learnt from"
+    )
+    if found["balance"]:
+        yield "labels: " + ", ".join(f"{name} {_number(count)}" for name, count in [*found["balance"].items()][:20])
+    counts = found["counts"]
+    yield (
+        f"lengths: mean {found['length']:.1f}, longest {counts['longest']} tokens; {found['cut']:.1%} of the examples "
+        f"are cut ({counts['lost']:,} tokens), {counts['empty']:,} are empty"
+    )
+    share = found["trained"] / found["parameters"]
+    yield f"{found['trained']:,} of {found['parameters']:,} parameters are trained ({share:.2%})"
+    flops = f"{amount(found['flops'], billion='G')}FLOP"
+    yield f"{found['trials']} trials, {found['steps']:,} steps, {found['tokens']:,} tokens, {flops}"
+    rows = [
+        (name, clock(one["seconds"]), energy(one["kwh"]), weight(one["co2e_kg"]), dollars(one["dollars"]))
+        for name, one in found["devices"].items()
+    ]
+    yield from columns([("device", "time", "energy", "CO2e", "price"), *rows])
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

@@ -1,0 +1,152 @@
+"""Baselines beside a result: which there are for a task's kind, what they predict on the same split, and who is absent.
+
+rows, absent = beside(task, parts.train, parts.test, DEFAULT)
+rows[0].name, rows[0].predictions          # 'majority', one prediction an example
+absent                                     # {'logistic': 'only with --baselines all', …}
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pretune.core.errors import UsageError, nearest
+from pretune.core.seed import generator
+from pretune.evaluate.baselines import BASELINES, DEFAULT
+from pretune.evaluate.baselines.features import TfIdf
+from pretune.evaluate.baselines.method import Text
+from pretune.evaluate.baselines.regression import Mean, Ridge
+from pretune.evaluate.baselines.table import MOST
+from pretune.evaluate.baselines.tagging import FrequentTag
+from pretune.tasks.answer import Prediction
+from pretune.tasks.example import Example
+from pretune.tasks.task import Task
+
+RANDOM = "random"
+"""The same model from random weights; whoever can train one runs it."""
+ALL = (*BASELINES.names(), RANDOM)
+NAMED = {"default": DEFAULT, "all": ALL, "none": ()}
+
+Examples = Sequence[Example]
+Fit = Callable[[Task, Examples, Examples, int], list[Prediction]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """One baseline: its name, what it is, what it says of every example, and the seconds it took."""
+
+    name: str
+    about: str
+    predictions: list[Prediction]
+    seconds: float
+
+
+def names_of(wish: str) -> tuple[str, ...]:
+    """The baselines that are asked for: default, all, none, or names with commas between them."""
+    if wish in NAMED:
+        return NAMED[wish]
+    names = tuple(wish.split(","))
+    for name in names:
+        if name not in ALL:
+            known = [*NAMED, *ALL]
+            raise UsageError(f"unknown baseline '{name[:40]}'{nearest(name, known)} (allowed: {', '.join(known)})")
+    return names
+
+
+def beside(
+    task: Task, train: Examples, judged: Examples, names: Sequence[str], *, most: int = MOST, seed: int = 0
+) -> tuple[list[Beside], dict[str, str]]:
+    """Fit baselines on at most so many training examples and predict a split; and those not run, with the reason."""
+    some = train
+    if len(train) > most:
+        some = [train[i] for i in sorted(generator(seed, 0).permutation(len(train))[:most].tolist())]
+    rows: list[Beside] = []
+    absent: dict[str, str] = {}
+    for name in ALL:
+        fit, about = _found(task, name)
+        if fit is None:
+            absent[name] = about
+        elif name not in names:
+            absent[name] = "not asked for (`--baselines all`)"
+        else:
+            begun = time.perf_counter()
+            said = fit(task, some, judged, seed)
+            rows.append(Beside(name=name, about=about, predictions=said, seconds=time.perf_counter() - begun))
+    return rows, absent
+
+
+def _found(task: Task, name: str) -> tuple[Fit | None, str]:
+    """How a baseline is fitted to a kind of task and what it is; None and why where it is not."""
+    if name == RANDOM:
+        return None, "not asked for (`--baselines all`)"
+    if task.kind in ("classification", "pair"):
+        return _classes(name), BASELINES.describe(name).rstrip(".")
+    special: dict[str, dict[str, tuple[Fit, str]]] = {
+        "regression": {
+            "majority": (_values(Mean()), "The mean score for everything"),
+            "svm": (_values(Ridge()), "TF-IDF of words and word pairs, ridge regression"),
+        },
+        "tagging": {"majority": (_tags, "A word's most frequent tag")},
+        "choice": {
+            "majority": (_place, "The option that is right most often by its place"),
+            "svm": (_overlap, "The option that is most like the text by TF-IDF"),
+        },
+        "generation": {"majority": (_lead, "The first words of the text, as many as answers have")},
+    }
+    found = special.get(task.kind, {}).get(name)
+    return found or (None, f"it is not for tasks of the kind '{task.kind}'")
+
+
+def text_of(example: Example) -> Text:
+    """What baselines read of an example."""
+    return example.text if example.pair is None else (example.text, example.pair)
+
+
+def _classes(name: str) -> Fit:
+    def fit(task: Task, train: Examples, judged: Examples, seed: int) -> list[Prediction]:
+        labels = [int(example.label or 0) for example in train]
+        found = BASELINES.get(name)().fit([text_of(one) for one in train], labels, seed=seed)
+        return [Prediction(label=int(label)) for label in found([text_of(one) for one in judged])]
+
+    return fit
+
+
+def _values(model: Mean | Ridge) -> Fit:
+    def fit(task: Task, train: Examples, judged: Examples, seed: int) -> list[Prediction]:
+        values = [float(example.label or 0) for example in train]
+        found = model.fit([text_of(one) for one in train], values, seed=seed)
+        return [Prediction(value=value) for value in found([text_of(one) for one in judged])]
+
+    return fit
+
+
+def _tags(task: Task, train: Examples, judged: Examples, seed: int) -> list[Prediction]:
+    found = FrequentTag().fit([one.words for one in train], [one.tags for one in train])
+    return [Prediction(tags=tuple(tags)) for tags in found([one.words for one in judged])]
+
+
+def _place(task: Task, train: Examples, judged: Examples, seed: int) -> list[Prediction]:
+    counts = Counter(int(one.label or 0) for one in train)
+    best = min(counts, key=lambda place: (-counts[place], place))
+    return [_chosen(one, [float(place == min(best, len(one.choices) - 1)) for place in range(len(one.choices))])
+            for one in judged]  # fmt: skip
+
+
+def _overlap(task: Task, train: Examples, judged: Examples, seed: int) -> list[Prediction]:
+    table = TfIdf([" ".join([one.text, one.pair or "", *one.choices]) for one in [*train, *judged]])
+    found = []
+    for one in judged:
+        rows = table([f"{one.text} {one.pair or ''}", *one.choices])
+        found.append(_chosen(one, np.asarray((rows[1:] @ rows[0].T).todense()).ravel().tolist()))
+    return found
+
+
+def _chosen(example: Example, scores: list[float]) -> Prediction:
+    return Prediction(label=int(np.argmax(scores)), scores=tuple(scores))
+
+
+def _lead(task: Task, train: Examples, judged: Examples, seed: int) -> list[Prediction]:
+    mean = round(float(np.mean([len((one.target or "").split()) for one in train])))
+    return [Prediction(text=" ".join(one.text.split()[: max(mean, 1)])) for one in judged]

@@ -1,0 +1,273 @@
+"""A fine-tuned run on disk: the model with its task, asked for predictions and scores.
+
+fine = FineTuned.open("runs/bert-sst2")
+fine.predict(["a gorgeous, witty, seductive movie"])      # [{'label': 'positive', 'probabilities': {…}}]
+evaluate_run("runs/bert-mnli", task="snli", data="data/tasks")
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pretune.adapt import methods
+from pretune.adapt.adapted import Adapted, adapt
+from pretune.adapt.heads.generation import Generation
+from pretune.core import config, io
+from pretune.core.config import spec
+from pretune.core.errors import CheckpointError, DataError, UsageError
+from pretune.recipes.choose import device_of
+from pretune.recipes.run import COST
+from pretune.tasks import TASKS
+from pretune.tasks.answer import Prediction, predict, score, with_threshold
+from pretune.tasks.encode import Counts, TaskEncoder
+from pretune.tasks.example import Example
+from pretune.tasks.task import Kind, Task
+from pretune.tasks.template import Template
+from pretune.use.text import tokenizer_of
+
+TASK, SCORES = "task.json", "scores.json"
+
+
+@spec
+class Kept:
+    """What a run remembers of its task, so that new text is read as the old was: `task.json`."""
+
+    name: str
+    kind_of: Kind
+    labels: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    scale: tuple[float, float] | None = None
+    template: Template | None = None
+    text: str | None = None  # the columns of one's own files
+    pair: str | None = None
+    max_length: int
+    stride: int
+    new_tokens: int | None = None
+    slots: int = 0
+    threshold: float | None = None  # above which no answer is given
+
+    def write(self, run: Path) -> None:
+        """Into a run's directory."""
+        io.write_json(run / TASK, config.to_dict(self))
+
+    @classmethod
+    def read(cls, run: Path) -> "Kept":
+        """From a run's directory."""
+        if not (run / TASK).is_file():
+            raise CheckpointError(f"{run}: has no {TASK}: not a fine-tuned run; make one with `pretune finetune`")
+        return config.from_dict(cls, io.read_json(run / TASK, CheckpointError), where=TASK)
+
+    def task(self) -> Task:
+        """The task: ours by its name, or what is known of one's own."""
+        if self.name in TASKS and TASKS.get(self.name).labels == self.labels:
+            return TASKS.get(self.name)
+        return Task(
+            name=self.name,
+            kind=self.kind_of,
+            metrics=self.metrics,
+            splits={},
+            labels=self.labels,
+            scale=self.scale,
+            template=self.template,
+        )
+
+
+@dataclass(slots=True)
+class FineTuned(os.PathLike[str]):
+    """Where a run lies and what came out; it can be given wherever its path can."""
+
+    path: Path
+    scores: dict[str, Any]
+    kept: Kept
+    device: str | None = None
+    _ready: "Ready | None" = field(default=None, repr=False)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, device: str | None = None) -> "FineTuned":
+        """A run that is done, or at least has a model."""
+        run = Path(path)
+        if not run.is_dir():
+            raise CheckpointError(f"{run}: no such directory; give a run of `pretune finetune`")
+        kept = Kept.read(run)
+        scores = io.read_json(run / SCORES, CheckpointError) if (run / SCORES).is_file() else {}
+        return cls(run, scores, kept, device)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def score(self) -> float | None:
+        """The headline: the official metric on test, or on dev where test has no answers."""
+        found = self.scores.get("result", {}).get("score")
+        return None if found is None else float(found)
+
+    def load(self) -> Adapted:
+        """The model with its head."""
+        return self.ready().model
+
+    def ready(self) -> "Ready":
+        """The model in memory, with what reads text for it."""
+        if self._ready is None:
+            self._ready = Ready.of(self.path, self.kept, device_of(self.device))
+        return self._ready
+
+    def predict(self, inputs: Iterable[Any]) -> list[dict[str, Any]]:
+        """What it says of texts, pairs of texts, or mappings with the fields of examples; in order, none lost."""
+        examples = [example_of(one, self.kept, f"input {number}") for number, one in enumerate(inputs)]
+        task = self.ready().task
+        return [said.shown(task) for said in self.ready().predict(examples)] if examples else []
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has come to its end."""
+        return (self.path / COST).is_file()
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A model with its task and encoder."""
+
+    task: Task
+    model: Adapted
+    encoder: TaskEncoder
+    threshold: float | None
+    precision: torch.dtype | None
+
+    @classmethod
+    def of(cls, run: Path, kept: Kept, device: str) -> "Ready":
+        """Read a run's model."""
+        task = kept.task()
+        found = methods.load(run)[0]
+        model = found if isinstance(found, Adapted) else adapt(found, Generation())
+        model = model.eval().to(device)
+        encoder = TaskEncoder.of(
+            task,
+            model,
+            tokenizer_of(model),
+            max_length=kept.max_length,
+            stride=kept.stride,
+            slots=kept.slots,
+            scale=kept.scale,
+            new_tokens=kept.new_tokens,
+        )
+        half = torch.bfloat16 if device.startswith("cuda") and torch.cuda.is_bf16_supported() else None
+        return cls(task, model, encoder, kept.threshold, half)
+
+    def predict(self, examples: Sequence[Example]) -> list[Prediction]:
+        """One prediction for each example."""
+        said = predict(self.model, self.encoder, examples, precision=self.precision)
+        return said if self.threshold is None else with_threshold(said, self.threshold)
+
+    def counts(self, examples: Sequence[Example]) -> Counts:
+        """What was cut off."""
+        return self.encoder.encode(examples, training=False).counts
+
+
+def evaluate_run(
+    run: str | os.PathLike[str],
+    *,
+    task: str | None = None,
+    data: str | os.PathLike[str] | None = None,
+    split: str | None = None,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """The scores of a fine-tuned run on its own task, or on another with the same labels; on test, or dev by default.
+
+    >>> # evaluate_run("runs/bert-mnli", task="snli", data="data/tasks")
+    """
+    fine = FineTuned.open(run, device=device)
+    own = fine.kept.task()
+    found = own if task is None else TASKS.get(task)
+    if found.kind != own.kind or (own.labels and set(found.labels) != set(own.labels)):
+        raise UsageError(
+            f"{fine}: learnt '{own.name}' ({own.kind}: {', '.join(own.labels[:10])}), which is not what '{found.name}' "
+            f"asks ({found.kind}: {', '.join(found.labels[:10])})"
+        )
+    if not found.splits:
+        raise UsageError(f"{fine}: its files are the user's own; the scores are in {fine.path / SCORES}")
+    there = found.available(data)
+    chosen = split or next((name for name in ("test", "dev", "all") if name in there), next(iter(found.splits)))
+    examples = [_relabelled(example, found, own) for example in found.read(chosen, data)]
+    if split is None and chosen == "test" and any(_unanswered(example, own.kind) for example in examples):
+        chosen = "dev"
+        examples = [_relabelled(example, found, own) for example in found.read(chosen, data)]
+    if any(_unanswered(example, own.kind) for example in examples):
+        raise DataError(f"task '{found.name}': split '{chosen}' has no answers to score by; choose another")
+    scores = score(own, examples, fine.ready().predict(examples))
+    return {"task": found.name, "split": chosen, "examples": len(examples), "scores": scores}
+
+
+def _relabelled(example: Example, task: Task, own: Task) -> Example:
+    """An example of another task with its label as the run numbers it."""
+    if task.labels == own.labels or example.label is None or task.kind == "choice":
+        return example
+    from dataclasses import replace
+
+    return replace(example, label=own.labels.index(task.labels[int(example.label)]))
+
+
+def _unanswered(example: Example, kind: Kind) -> bool:
+    if kind == "tagging":
+        return not example.tags
+    if kind == "generation":
+        return example.target is None
+    return kind != "span" and example.label is None
+
+
+NAMES = {
+    "text": ("text", "sentence", "sentence1", "premise", "question", "question1", "review", "content", "document"),
+    "pair": ("pair", "sentence2", "hypothesis", "question2", "context", "passage"),
+}
+"""Fields of an input that are taken for an example's, the first that is there."""
+
+
+def example_of(given: Any, kept: Kept, where: str) -> Example:
+    """An input as an example: a text, two texts, or a mapping with the fields that training had (or text and pair)."""
+    if isinstance(given, Example):
+        return given
+    if isinstance(given, str):
+        given = {"text": given}
+    elif isinstance(given, Sequence) and len(given) == 2 and all(isinstance(part, str) for part in given):
+        given = {"text": given[0], "pair": given[1]}
+    if not isinstance(given, Mapping):
+        raise DataError(f"{where}: found a {type(given).__name__}; give a text, two texts, or a mapping with fields")
+    text, words = _field(given, kept.text, NAMES["text"], where), _listed(given, "words", where)
+    if kept.kind_of == "tagging":
+        words = words or tuple((text or "").split())
+        text = text if text is not None else " ".join(words)
+    if text is None:
+        there = ", ".join(map(str, given))[:100]
+        raise DataError(f"{where}: no field '{kept.text or 'text'}' (it has {there or 'none'}); name it as in training")
+    pair = _field(given, kept.pair, NAMES["pair"], where)
+    if pair is None and (kept.pair is not None or kept.kind_of in ("pair", "span")):
+        what = kept.pair or ("context" if kept.kind_of == "span" else "pair")
+        raise DataError(f"{where}: this task reads two texts; give the second as '{what}', or after a tab")
+    choices = _listed(given, "choices", where)
+    if kept.kind_of == "choice" and len(choices) < 2:
+        raise DataError(f"{where}: this task chooses among options; give at least two as the list 'choices'")
+    facts = {str(name): str(value) for name, value in given.items() if isinstance(value, str)}
+    return Example(text=text, pair=pair, words=words, choices=choices, id=str(given.get("id", "")), facts=facts)
+
+
+def _field(given: Mapping[str, Any], column: str | None, usual: Sequence[str], where: str) -> str | None:
+    names = [column, *usual] if column else usual
+    name = next((name for name in names if name in given), None)
+    if name is None:
+        return None
+    if not isinstance(given[name], str):
+        raise DataError(f"{where}: '{name}' holds a {type(given[name]).__name__}; text is expected")
+    return str(given[name])
+
+
+def _listed(given: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
+    found = given.get(name, ())
+    if isinstance(found, str) or not isinstance(found, Sequence) or not all(isinstance(one, str) for one in found):
+        raise DataError(f"{where}: '{name}' must be a list of texts")
+    return tuple(found)

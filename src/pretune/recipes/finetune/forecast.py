@@ -1,0 +1,78 @@
+"""What a fine-tuning run will read and take, before anything is trained or written."""
+
+import time
+from typing import Any
+
+import torch
+
+from pretune.core import config
+from pretune.models.cost import DEVICES
+from pretune.recipes.finetune.choose import WHOLE
+from pretune.recipes.finetune.lasting import lasting
+from pretune.recipes.finetune.model import begin, encoder_for
+from pretune.recipes.finetune.opening import balance, open_task
+from pretune.recipes.finetune.plan import Plan
+from pretune.recipes.finetune.settings import Tuning
+from pretune.recipes.forecast import on_device
+from pretune.tasks.encode import TaskStream
+from pretune.tasks.splits import subset
+from pretune.train.flops import flops_of
+from pretune.train.ranks import Ranks
+from pretune.train.tally import Tally
+
+SAMPLE = 20_000
+"""Examples that lengths are counted on."""
+TRIED = 20
+"""Batches that are made to know what a step reads."""
+
+
+def forecast(tuning: Tuning, plan: Plan) -> dict[str, Any]:
+    """Labels, lengths, what is cut off, and the cost on each device we know, of all trials; evaluation left out."""
+    opened = open_task(tuning.task)
+    train = opened.limited(plan.most, tuning.task.split)
+    begun = begin(tuning, opened.task, Ranks(torch.device("cpu")), epoch=1.0)
+    encoder = encoder_for(tuning, opened.task, begun.model, train)
+    some = subset(train, SAMPLE, tuning.task.split) if len(train) > SAMPLE else train
+    started = time.perf_counter()
+    items = encoder.encode(some)
+    stream = TaskStream(items, batch=tuning.train.batch)
+    epoch = -(-len(items) * len(train) // len(some) // tuning.train.batch)
+    few = config.kind(tuning.method) not in WHOLE
+    steps = [
+        lasting(tuning.train, max(-(-epoch * count // len(train)), 1), few=few) for count in _counts(plan, len(train))
+    ]
+    seen = [Tally.of([stream.batch(step)]) for step in range(min(TRIED, len(stream.steps(0))))]
+    count = flops_of(begun.model.model.spec)
+    each = sum(map(count, seen)) / len(seen)
+    read = sum(one.read for one in seen) / len(seen)
+    total = sum(steps) * len(plan.seeds) + steps[0] * (len(plan.rates) - 1)
+    trained = sum(parameter.numel() for parameter in begun.trained.values())
+    return {
+        "notes": list(opened.parts.notes),
+        "task": opened.task.name,
+        "kind": opened.task.kind,
+        "metrics": list(opened.task.metrics),
+        "headline": opened.headline,
+        "examples": {split: len(getattr(opened.parts, split)) for split in ("train", "dev", "test")},
+        "used": len(train),
+        "balance": balance(opened.task, train),
+        "counts": config.to_dict(items.counts),
+        "counted": len(some),
+        "cut": items.counts.share,
+        "length": items.counts.tokens / max(items.counts.sequences, 1),
+        "parameters": sum(parameter.numel() for parameter in begun.model.parameters()),
+        "trained": trained,
+        "trials": len(steps) * len(plan.seeds) + len(plan.rates) - 1,
+        "steps": total,
+        "tokens": round(total * read),
+        "flops": total * each,
+        "encoding_seconds": round((time.perf_counter() - started) * len(train) / len(some), 1),
+        "devices": {
+            name: on_device(device, each / max(read, 1), total * each, None) for name, device in DEVICES.items()
+        },
+    }
+
+
+def _counts(plan: Plan, most: int) -> list[int]:
+    """Labels of the trials, the largest number first."""
+    return sorted((most if count is None else count for count in plan.labels), reverse=True)

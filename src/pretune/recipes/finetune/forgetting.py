@@ -1,0 +1,98 @@
+"""What fine-tuning takes away: the pre-training loss on held-out text before and after, and how far weights moved."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pretune.core.errors import DataError, UsageError
+from pretune.models.families import FAMILIES
+from pretune.models.model import LanguageModel
+from pretune.objectives.objective import Objective
+from pretune.recipes.reading import Reading, Source
+from pretune.recipes.settings import read_objective
+from pretune.train.evaluate import evaluate
+from pretune.train.optim import parts
+from pretune.train.ranks import Ranks
+from pretune.train.trainee import Trainee
+
+LENGTH, TOKENS, BATCH = 128, 100_000, 8192
+"""Of the sequences that are read, of all of them together, and of a batch."""
+BY_SHAPE = {"encoder": "masked", "decoder": "causal", "encoder-decoder": "span_corruption"}
+"""What a model of a shape is asked, where its paper's objective needs a partner that is not there."""
+
+
+class Memory:
+    """A body as it was pre-trained; `compare` says what became of it."""
+
+    def __init__(self, body: LanguageModel, data: str, ranks: Ranks, precision: torch.dtype | None) -> None:
+        if body.spec.head is None:
+            raise UsageError(
+                "--forgetting: this model has no vocabulary head, so it has no pre-training loss; leave it out"
+            )
+        self.body, self.ranks, self.precision = body, ranks, precision
+        self.objective = objective_of(body)
+        tokenizer: Any = body.tokenizer
+        longest = body.spec.longest
+        reading = Reading(path=data, max_length=LENGTH if longest is None else min(LENGTH, longest))
+        self.source = Source.open(reading, self.objective, body.shape, start=body.spec.special.start, longest=longest)
+        if self.source.tokenizer.sha256 != tokenizer.sha256:
+            raise DataError(f"{data}: not prepared with this model's tokenizer; prepare the text with its directory")
+        split = "valid" if "valid" in self.source.data.index.splits else "train"
+        self.stream = self.source.stream(split, length=reading.max_length, tokens=BATCH, ranks=1, seed=0, fixed=False)
+        self.count = min(math.ceil(TOKENS / BATCH), len(self.stream.steps(0)))
+        self.before = self._loss()
+        self.weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in body.named_parameters()}
+
+    def compare(self) -> dict[str, Any]:
+        """The loss before and after, and the distance, in all and by part, relative to how long the weights were."""
+        now = dict(self.body.named_parameters())
+        moved = {name: _squares(now[name].detach().cpu(), old) for name, old in self.weights.items() if name in now}
+        divided = {part: [name for name in names if name in moved] for part, names in parts(self.body).items()}
+        after = self._loss()
+        return {
+            "objective": type(self.objective).__name__,
+            "data": str(Path(self.source.reading.path)),
+            "before": self.before,
+            "after": after,
+            "difference": after["loss"] - self.before["loss"],
+            "distance": _relative([*moved.values()]),
+            "by_part": {part: _relative([moved[name] for name in names]) for part, names in divided.items() if names},
+        }
+
+    def _loss(self) -> dict[str, float]:
+        found = evaluate(
+            Trainee(self.body, self.objective.evaluation()),
+            self.stream,
+            self.count,
+            self.ranks,
+            precision=self.precision,
+        )
+        assert found is not None
+        return found
+
+
+def objective_of(body: LanguageModel) -> Objective:
+    """What a model was pre-trained with, as its paper did, or as models of its shape are."""
+    family = FAMILIES.get(body.spec.family) if body.spec.family in FAMILIES else None
+    if family is not None and family.training is not None:
+        found = read_objective(dict(family.training.objective))
+        if body.shape in found.shapes and found.pairs in (None, "kept"):
+            return found
+    if body.shape not in BY_SHAPE:
+        raise UsageError(
+            f"--forgetting is not for a model of the shape '{body.shape}' (allowed: {', '.join(BY_SHAPE)})"
+        )
+    return read_objective(BY_SHAPE[body.shape])
+
+
+def _squares(now: Tensor, old: Tensor) -> tuple[float, float]:
+    """What it moved and how long it was, squared."""
+    return float((now.double() - old.double()).square().sum()), float(old.double().square().sum())
+
+
+def _relative(squares: list[tuple[float, float]]) -> float:
+    moved, long = (math.fsum(values) for values in zip(*squares, strict=True))
+    return math.sqrt(moved / long) if long else 0.0

@@ -1,0 +1,119 @@
+"""The model that a fine-tuning run begins with: a base, a head for the task, and a method on it."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pretune.adapt import methods
+from pretune.adapt.adapted import Adapted, adapt
+from pretune.adapt.freeze import Decay, Full, freeze
+from pretune.adapt.heads.head import TaskHead
+from pretune.adapt.unfreeze import Gradual, Unfreezing
+from pretune.core import config
+from pretune.core.errors import CheckpointError, UsageError
+from pretune.models import checkpoint
+from pretune.models.model import LanguageModel, build
+from pretune.models.spec import Model
+from pretune.recipes.finetune.settings import Base, Tune, Tuning
+from pretune.recipes.start import equipped
+from pretune.tasks.encode import TaskEncoder, head_of
+from pretune.tasks.example import Example
+from pretune.tasks.task import Task
+from pretune.text.tokenizer import Tokenizer
+from pretune.train.optim import Group, parameter_groups
+from pretune.train.ranks import Ranks
+from pretune.use.text import tokenizer_of
+
+ADAPTER = "adapter.json"
+
+
+@dataclass(slots=True)
+class Begun:
+    """A model at the start: itself, the body as it was pre-trained (the same tensors), and its parameters in groups."""
+
+    model: Adapted
+    body: LanguageModel
+    groups: list[Group]
+    unfreezing: list[Unfreezing]
+
+    @property
+    def trained(self) -> dict[str, torch.nn.Parameter]:
+        """All that is ever trained, by name."""
+        return {
+            name: parameter
+            for group in self.groups
+            for name, parameter in zip(group.names, group.parameters, strict=True)
+        }
+
+
+def begin(tuning: Tuning, task: Task, ranks: Ranks, *, epoch: float) -> Begun:
+    """The model of a run, on its device; `epoch` is how many steps one has, for what follows epochs."""
+    seed = tuning.train.seed
+    body = base_model(tuning.base, seed=seed)
+    head = head_for(task, body.spec, body.tokenizer, tuning.tune)
+    model = adapt(body, head, seed=seed).to(ranks.device)
+    methods.prepare(model, tuning.method, seed=seed)
+    equipped(model, tuning.train.running(), ranks)
+    gradual = tuning.tune.trained if isinstance(tuning.tune.trained, Gradual) else None
+    if gradual is None and not isinstance(tuning.tune.trained, Full):
+        freeze(model, tuning.tune.trained)
+    decay = None if tuning.tune.decay is None else Decay(factor=tuning.tune.decay)
+    groups = parameter_groups(model, rate=decay)
+    hooks: list[Any] = [*methods.hooks(model, tuning.method, epoch=epoch)]
+    if gradual is not None:
+        hooks.append(gradual.hook(model, epoch=epoch))
+    return Begun(model, body, groups, [hook for hook in hooks if isinstance(hook, Unfreezing)])
+
+
+def base_model(base: Base, *, seed: int) -> LanguageModel:
+    """The body that is adapted; of a run that was fine-tuned already, without its head and with its method merged."""
+    folder = Path(base.path)
+    if (folder / ADAPTER).is_file():
+        found, method = methods.load(folder)
+        if method is None or not method.merges:
+            raise UsageError(
+                f"{folder}: what was learned there cannot be merged into a model to go on from; take its base"
+            )
+        model = found.model if isinstance(found, Adapted) else found
+        method.merge(model)
+    else:
+        model = checkpoint.load(folder)
+    if model.tokenizer is None:
+        raise CheckpointError(f"{folder}: has no tokenizer, so it cannot read a task's text; put tokenizer.json there")
+    model.assets.tokenizer = tokenizer_of(model)
+    if base.weights == "random":
+        fresh = build(model.spec, seed=seed)
+        fresh.assets = model.assets
+        model = fresh
+    return model.train()
+
+
+def head_for(task: Task, spec: Model, tokenizer: Tokenizer | None, tune: Tune) -> TaskHead:
+    """The head that a task needs on a model, with what is wished for of it."""
+    head = head_of(task, spec, tokenizer, text=tune.text, language=tune.language)
+    for name in ("dropout", "mix"):
+        value = getattr(tune, name)
+        if value is not None and not hasattr(head, name):
+            raise UsageError(f"tune.{name}: the head '{config.kind(head)}' has none; leave it out")
+        if value is not None:
+            head = replace(head, **{name: value})  # type: ignore[type-var]
+    return head
+
+
+def encoder_for(tuning: Tuning, task: Task, model: Adapted, train: list[Example]) -> TaskEncoder:
+    """How a task's examples are read by a model."""
+    scale = None
+    if task.kind == "regression" and task.scale is None:
+        values = [float(example.label) for example in train if example.label is not None]
+        scale = (min(values), max(values))
+    return TaskEncoder.of(
+        task,
+        model,
+        max_length=tuning.data.max_length,
+        stride=tuning.data.stride,
+        slots=methods.slots(tuning.method),
+        scale=scale,
+        new_tokens=tuning.data.new_tokens,
+    )

@@ -1,0 +1,113 @@
+"""A task opened for a run: its examples, what was done to get them, and what they are like."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pretune.core.errors import DataError, UsageError
+from pretune.recipes.finetune.settings import Wanted
+from pretune.tasks import TASKS
+from pretune.tasks.example import Example
+from pretune.tasks.loading import Parts, load
+from pretune.tasks.own import own_task
+from pretune.tasks.splits import divide, subset
+from pretune.tasks.tables import open_table
+from pretune.tasks.task import Task
+
+SHARES = (0.8, 0.1, 0.1)
+"""Train, dev and test of a task that comes in one piece."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A task with its examples."""
+
+    task: Task
+    parts: Parts
+
+    @property
+    def headline(self) -> str:
+        """The split that the result is measured on: test, or dev where test has no answers."""
+        return "test" if self.parts.test and answered(self.task, self.parts.test) else "dev"
+
+    @property
+    def judged(self) -> list[Example]:
+        """The examples of that split."""
+        return self.parts.test if self.headline == "test" else self.parts.dev
+
+    def limited(self, labels: int | None, seed: int) -> list[Example]:
+        """So many training examples, stratified; those of a smaller number are among those of a larger."""
+        train = self.parts.train
+        if labels is None or labels == len(train):
+            return train
+        if labels > len(train):
+            raise DataError(f"task '{self.task.name}': {labels} labels were asked for, train has {len(train)}")
+        return subset(train, labels, seed)
+
+
+def open_task(wanted: Wanted) -> Opened:
+    """The task that is asked for; notes tell what was found out about files of one's own, and what was divided."""
+    notes: list[str] = []
+    if wanted.name is not None:
+        task = trained_on(wanted.name)
+    else:
+        files = {split: path for split in ("train", "dev", "test") if (path := getattr(wanted, split)) is not None}
+        task = own_task(files, text=wanted.text, label=wanted.label, pair=wanted.pair)
+        named = [column for column in (wanted.text, wanted.label, wanted.pair) if column]
+        notes += [str(open_table(path, named)) for path in files.values()]
+        labels = f": {', '.join(task.labels[:20])}" if task.labels else ""
+        notes.append(f"a task of the kind '{task.kind}'{labels}")
+    there = task.available(wanted.data)
+    if set(there) == {"train"}:
+        whole = list(there["train"].read())
+        train, dev, test = divide(whole, SHARES, wanted.split, task.together)
+        notes.append(f"one split only: {len(whole)} examples were divided 80/10/10, stratified, seed {wanted.split}")
+        parts = Parts(train=train, dev=dev, test=test)
+    else:
+        parts = load(task, wanted.data, wanted.split)
+    opened = Opened(task=task, parts=replace(parts, notes=(*notes, *parts.notes)))
+    if not answered(task, parts.train) or not answered(task, parts.dev):
+        raise DataError(f"task '{task.name}': train or dev has no answers; choose a task that has them")
+    if opened.headline == "dev":
+        why = "its test split has no answers" if parts.test else "it has no test split"
+        more = f"{why}: the headline is that of dev, on which choices were made too"
+        opened = replace(opened, parts=replace(opened.parts, notes=(*opened.parts.notes, more)))
+    return opened
+
+
+def trained_on(name: str) -> Task:
+    """One of our tasks by its name, unless it is for evaluation alone."""
+    task = TASKS.get(name)
+    if task.kind in ("pairs", "cloze", "retrieval"):
+        raise UsageError(f"task '{name}' is not trained on; score a model with `pretune evaluate MODEL --task {name}`")
+    return task
+
+
+def answered(task: Task, examples: Sequence[Example]) -> bool:
+    """Whether the right answers are there."""
+    if not examples:
+        return False
+    if task.kind == "tagging":
+        return all(example.tags for example in examples[:100])
+    if task.kind == "generation":
+        return all(example.target is not None for example in examples[:100])
+    if task.kind == "span":
+        return any(example.answers for example in examples[:1000])
+    return all(example.label is not None for example in examples)
+
+
+def balance(task: Task, examples: Sequence[Example]) -> dict[str, Any]:
+    """How often each label occurs; of scores, their range; nothing where answers are text."""
+    if task.kind == "tagging":
+        return dict(Counter(tag for example in examples for tag in example.tags).most_common())
+    if task.kind == "regression":
+        values = [float(example.label) for example in examples if example.label is not None]
+        return {"lowest": min(values), "mean": sum(values) / len(values), "highest": max(values)}
+    if task.kind in ("classification", "pair") and task.labels:
+        counts = Counter(example.label for example in examples)
+        return {name: counts.get(number, 0) for number, name in enumerate(task.labels)}
+    if task.kind == "span":
+        none = sum(not example.answers for example in examples)
+        return {"with an answer": len(examples) - none, "without": none}
+    return {}

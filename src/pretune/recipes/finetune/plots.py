@@ -1,0 +1,60 @@
+"""Plots of a fine-tuning run, as PNG and SVG into its directory: scores by labels, and what was forgotten."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pretune.core import io
+
+FORMS = ("png", "svg")
+
+
+def draw(where: Path, scores: Mapping[str, Any]) -> None:
+    """Whatever there is to show; nothing for a run of one size that forgot nothing."""
+    if scores["curve"]:
+        _save(where / "curve", _curve(scores))
+    if scores["forgetting"]:
+        _save(where / "forgetting", _forgetting(scores["forgetting"]))
+
+
+def _figure(width: float = 6.0, height: float = 4.0) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _curve(scores: Mapping[str, Any]) -> Any:
+    """The official metric by number of labels, with the interval over seeds, and the baselines."""
+    figure, axes = _figure()
+    points = scores["curve"]
+    labels = [point["labels"] for point in points]
+    axes.plot(labels, [point["score"] for point in points], marker="o", label="this model")
+    if all(point["std"] is not None for point in points):
+        axes.fill_between(labels, [point["low"] for point in points], [point["high"] for point in points], alpha=0.2)
+    for name in points[0]["baselines"]:
+        axes.plot(labels, [point["baselines"][name] for point in points], marker=".", linestyle="--", label=name)
+    axes.set(xscale="log", xlabel="labelled examples", ylabel=f"{scores['metric']} ({points[0]['split']})")
+    axes.legend()
+    return figure
+
+
+def _forgetting(found: Mapping[str, Any]) -> Any:
+    """How far each part moved; the title tells the losses."""
+    figure, axes = _figure()
+    names = list(found["by_part"])
+    axes.barh(names, [found["by_part"][name] for name in names])
+    axes.invert_yaxis()
+    before, after = found["before"]["loss"], found["after"]["loss"]
+    axes.set(xlabel="distance moved / length", title=f"pre-training loss {before:.3f} before, {after:.3f} after")
+    return figure
+
+
+def _save(path: Path, figure: Any) -> None:
+    import io as memory
+
+    for form in FORMS:
+        made = memory.BytesIO()
+        about = {"Date": None} if form == "svg" else {"Software": None}
+        figure.savefig(made, format=form, metadata=about, dpi=120)
+        io.atomic_write(path.with_suffix(f".{form}"), made.getvalue())

@@ -1,0 +1,194 @@
+"""What a fine-tuning run leaves behind: scores with intervals and baselines, predictions, a model card, its cost."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pretune.core import io, log
+from pretune.evaluate.beside import RANDOM, Beside, beside
+from pretune.metrics.significance import Comparison, against, of_means, over_seeds
+from pretune.recipes.finetune.card import card
+from pretune.recipes.finetune.fine import SCORES, FineTuned
+from pretune.recipes.finetune.opening import Opened
+from pretune.recipes.finetune.plan import Plan
+from pretune.recipes.finetune.plots import draw
+from pretune.recipes.finetune.settings import Tuning
+from pretune.recipes.run import COST
+from pretune.tasks.answer import Prediction, score
+from pretune.tasks.example import Example
+from pretune.tasks.task import Task
+
+Facts = dict[str, Any]
+ROUNDS, PATIENCE = 1000, 20.0
+"""Of a bootstrap, and the seconds that it may take; fewer rounds where a metric is slow."""
+SUMMED = ("seconds", "flops", "kwh", "co2e_kg", "dollars")
+
+
+def finish(
+    where: Path,
+    tuning: Tuning,
+    plan: Plan,
+    opened: Opened,
+    trials: Sequence[Facts],
+    random: Callable[[], Facts],
+) -> FineTuned:
+    """Run the baselines, compare, and write it all; cost.json is the last file."""
+    best = [one for one in trials if one["labels"] == max(trial["labels"] for trial in trials)]
+    rate = max(best, key=dev_of)["lr"]
+    chosen = [one for one in best if one["lr"] == rate]
+    rows, absent = baselines(opened, opened.limited(plan.most, tuning.task.split), plan, random)
+    scores = {
+        "task": opened.task.name,
+        "kind": opened.task.kind,
+        "metric": opened.task.metrics[0],
+        "notes": list(opened.parts.notes),
+        "examples": {split: len(getattr(opened.parts, split)) for split in ("train", "dev", "test")},
+        "balance": chosen[0]["balance"],
+        "counts": chosen[0]["counts"],
+        "result": result(opened, chosen),
+        "model": model_of(chosen),
+        "rates": [{"lr": one["lr"], "dev": dev_of(one)} for one in best if one["seed"] == plan.seeds[0]],
+        "baselines": [compared(opened, chosen, row) for row in rows],
+        "not_run": absent,
+        "curve": curve(opened, plan, tuning, trials, rate),
+        "forgetting": chosen[0].get("forgetting"),
+        "trials": [{name: value for name, value in one.items() if name != "said"} for one in trials],
+    }
+    io.write_json(where / SCORES, scores)
+    draw(where, scores)
+    cost = summed([one["summary"]["cost"] for one in trials])
+    io.atomic_write(where / "README.md", card(where.name, tuning, scores, cost).encode())
+    io.write_json(where / COST, {**cost, "run": {"trials": len(trials)}})
+    return FineTuned.open(where)
+
+
+def dev_of(trial: Facts) -> float:
+    """The official metric on dev."""
+    return float(next(iter(trial["scores"]["dev"].values())))
+
+
+def headline_of(opened: Opened, trial: Facts) -> float:
+    """The official metric on the split that the result is measured on."""
+    return float(next(iter(trial["scores"][opened.headline].values())))
+
+
+def result(opened: Opened, chosen: Sequence[Facts]) -> Facts:
+    """The score: its mean and interval over seeds, and all numbers of the official metric."""
+    found = over_seeds([headline_of(opened, one) for one in chosen])
+    names = chosen[0]["scores"][opened.headline]
+    means = {name: sum(one["scores"][opened.headline][name] for one in chosen) / len(chosen) for name in names}
+    return {
+        "split": opened.headline,
+        "examples": len(opened.judged),
+        "score": found.mean,
+        "std": found.std,
+        "low": found.low,
+        "high": found.high,
+        "seeds": [one["seed"] for one in chosen],
+        "each": [headline_of(opened, one) for one in chosen],
+        "dev": sum(map(dev_of, chosen)) / len(chosen),
+        "scores": means,
+    }
+
+
+def model_of(chosen: Sequence[Facts]) -> Facts:
+    """Which trial's model lies in the directory: the best on dev."""
+    best = max(chosen, key=dev_of)
+    kept = ("lr", "seed", "labels", "steps", "best_step", "trained", "parameters", "memory", "threshold")
+    return {**{name: best[name] for name in kept}, "dev": dev_of(best), "scores": best["scores"]}
+
+
+def baselines(
+    opened: Opened, train: Sequence[Example], plan: Plan, random: Callable[[], Facts] | None
+) -> tuple[list[Beside], dict[str, str]]:
+    """All that were asked for, on the split of the result."""
+    if plan.baselines:
+        log.say(f"baselines: {', '.join(plan.baselines)}")
+    rows, absent = beside(opened.task, train, opened.judged, plan.baselines)
+    if RANDOM in plan.baselines and random is not None:
+        begun = time.perf_counter()
+        said = predictions_of(random(), opened.headline)
+        absent.pop(RANDOM, None)
+        about = "The same model from random weights"
+        rows.append(Beside(name=RANDOM, about=about, predictions=said, seconds=time.perf_counter() - begun))
+    return rows, absent
+
+
+def predictions_of(trial: Facts, split: str) -> list[Prediction]:
+    """What a trial said of a split, as far as metrics ask for it."""
+    said: list[dict[str, Any]] = trial["said"][split]
+    found: list[dict[str, Any]] = [
+        {name: tuple(value) if isinstance(value, list) else value for name, value in one.items()} for one in said
+    ]
+    return [Prediction(**one) for one in found]
+
+
+def compared(opened: Opened, chosen: Sequence[Facts], row: Beside) -> Facts:
+    """A baseline's scores, and by how much the runs are better on the same examples."""
+    scores = score(opened.task, opened.judged, row.predictions)
+    ours = [predictions_of(one, opened.headline) for one in chosen]
+    return {
+        "name": row.name,
+        "about": row.about,
+        "score": next(iter(scores.values())),
+        "scores": scores,
+        "seconds": round(row.seconds, 3),
+        "against": asdict(bootstrap(opened.task, opened.judged, ours, row.predictions)),
+    }
+
+
+def bootstrap(
+    task: Task, examples: Sequence[Example], ours: Sequence[Sequence[Prediction]], other: Sequence[Prediction]
+) -> Comparison:
+    """The paired bootstrap; with scores of single examples where the metric is a mean of them."""
+    if task.metrics[0] in ("accuracy", "choice_accuracy", "squad", "squad2", "exact_match", "rouge", "rouge_stemmed"):
+        each = [[_alone(task, example, run[i]) for i, example in enumerate(examples)] for run in (*ours, other)]
+        means = [sum(column) / len(ours) for column in zip(*each[:-1], strict=True)]
+        return of_means(means, each[-1])
+
+    def metric(gold: Sequence[Example], said: Sequence[Prediction]) -> float:
+        return float(next(iter(score(task, gold, said).values())))
+
+    begun = time.perf_counter()
+    metric(examples, other)
+    took = (time.perf_counter() - begun) * (len(ours) + 1)
+    rounds = max(min(ROUNDS, int(PATIENCE / max(took, 1e-6))), 100)
+    return against(examples, ours, [other], metric, rounds=rounds)
+
+
+def _alone(task: Task, example: Example, said: Prediction) -> float:
+    return float(next(iter(score(task, [example], [said]).values())))
+
+
+def curve(opened: Opened, plan: Plan, tuning: Tuning, trials: Sequence[Facts], rate: float) -> list[Facts]:
+    """The result by number of labels, with the baselines learnt from the same examples; nothing for one number."""
+    counts = sorted({one["labels"] for one in trials})
+    found: list[Facts] = []
+    for count in counts if len(counts) > 1 else []:
+        some = [one for one in trials if one["labels"] == count and one["lr"] == rate]
+        rows, _ = beside(opened.task, opened.limited(count, tuning.task.split), opened.judged, plan.baselines)
+        simple = {row.name: _first(opened, row) for row in rows}
+        found.append({"labels": count, **result(opened, some), "baselines": simple})
+    return found
+
+
+def _first(opened: Opened, row: Beside) -> float:
+    return float(next(iter(score(opened.task, opened.judged, row.predictions).values())))
+
+
+def summed(costs: Sequence[Mapping[str, Any]]) -> Facts:
+    """The cost of all trials together; what is not a sum is the first one's."""
+    found = dict(costs[0])
+    for name in SUMMED:
+        found[name] = sum(cost[name] for cost in costs)
+    peak = found.get("peak_flops")
+    found["mfu"] = found["flops"] / (found["seconds"] * peak) if peak and found["seconds"] else None
+    parts: dict[str, dict[str, Any]] = {}
+    for cost in costs:
+        for part in cost["energy"]:
+            one = parts.setdefault(part["what"], {**part, "joules": 0.0})
+            one["joules"] += part["joules"]
+    found["energy"] = [*parts.values()]
+    return found

@@ -1,0 +1,257 @@
+"""One training on a task: a seed, a learning rate, so many labels. It goes on where it was killed, bit for bit."""
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pretune.core import config, io, log
+from pretune.core.errors import CheckpointError
+from pretune.recipes.finetune.choose import WHOLE
+from pretune.recipes.finetune.forgetting import Memory
+from pretune.recipes.finetune.judging import Judging, judge
+from pretune.recipes.finetune.lasting import evaluations, lasting
+from pretune.recipes.finetune.model import begin, encoder_for
+from pretune.recipes.finetune.opening import Opened, balance
+from pretune.recipes.finetune.settings import Tuning
+from pretune.recipes.micro import micro_batches, workers
+from pretune.recipes.session import CHECKPOINTS
+from pretune.recipes.start import precision_of
+from pretune.tasks.answer import Prediction, no_answer_threshold, predict, score, with_threshold
+from pretune.tasks.encode import TaskStream
+from pretune.tasks.example import Example
+from pretune.tasks.splits import subset
+from pretune.train.evaluate import Evaluate
+from pretune.train.feed import Feed
+from pretune.train.journal import Journal
+from pretune.train.loop import Loop
+from pretune.train.ranks import Ranks
+from pretune.train.saving import Saver, restore
+from pretune.train.state import State
+from pretune.train.store import Lock, Store
+from pretune.train.trainee import Trainee
+from pretune.train.watch import Stop, Watch
+
+Facts = dict[str, Any]
+DONE = "trial.json"
+PREDICTIONS = "predictions.jsonl"
+JUDGED, WRITTEN = 2000, 200
+"""Examples of dev that choices are made on; fewer where the answer is text, which takes long to write."""
+
+
+class Trial:
+    """Everything is opened and checked, then it is trained."""
+
+    def __init__(
+        self,
+        tuning: Tuning,
+        opened: Opened,
+        where: Path,
+        ranks: Ranks,
+        stop: Stop,
+        *,
+        forgetting: str | None = None,
+    ) -> None:
+        self.tuning, self.opened, self.where, self.ranks, self.stop = tuning, opened, where, ranks, stop
+        self.task, fit = opened.task, tuning.train
+        self.train = opened.limited(tuning.task.labels, tuning.task.split)
+        self.precision = precision_of(fit.running(), ranks)
+        self.begun = begin(tuning, self.task, ranks, epoch=1.0)
+        self.model = self.begun.model
+        self.encoder = encoder_for(tuning, self.task, self.model, self.train)
+        self.items = self.encoder.encode(self.train)
+        self.stream = TaskStream(self.items, batch=fit.batch, seed=fit.seed, fixed=ranks.device.type == "cuda")
+        self.epoch = len(self.stream.steps(0))
+        for hook in self.begun.unfreezing:
+            hook.epoch = self.epoch  # NOTE: known only now: examples are encoded for a model
+        self.steps = lasting(fit, self.epoch, few=config.kind(tuning.method) not in WHOLE)
+        fit.schedule.factor(0, self.steps)  # whether it fits
+        tokenizer = self.model.tokenizer
+        self.memory = None if forgetting is None else Memory(self.begun.body, forgetting, ranks, self.precision)
+        self.expect = {
+            "config": tuning.sha256(),
+            "data": fingerprint([*self.train, *opened.parts.dev]),
+            "tokenizer": tokenizer.sha256,
+        }
+
+    def run(self, lock: Lock | None, *, resume: bool) -> Facts:
+        """Train from the beginning, or from the newest checkpoint that is whole; `lock` is that of the directory."""
+        with contextlib.ExitStack() as stack:
+            held = lock or stack.enter_context(Lock(self.where, on_note=log.warn))
+            store = Store(self.where / CHECKPOINTS, keep=self.tuning.train.keep, on_note=log.warn)
+            store.tidy(held)
+            return self._train(stack, store, resume)
+
+    def _train(self, stack: contextlib.ExitStack, store: Store, resume: bool) -> Facts:
+        fit = self.tuning.train
+        trainee = Trainee(self.model, self.model.spec).train()
+        optimizer = fit.optimizer.build(self.begun.groups)
+        judging = Judging(trained=self.begun.trained, unfreezing=self.begun.unfreezing, patience=fit.patience)
+        found = store.latest(self.expect) if resume else None
+        state = State() if found is None else restore(found, self.model, optimizer)
+        if found is not None:
+            judging.restore(found)
+        if fit.compile:
+            self.model.compile(dynamic=False)
+        loop = Loop(
+            trainee=trainee,
+            optimizer=optimizer,
+            batches=Feed(self.stream, stop=0),
+            state=state,
+            ranks=self.ranks,
+            rate=lambda state: fit.schedule.factor(state.step, self.steps),
+            until=lambda state: state.step >= self.steps or judging.over(),
+            seed=fit.seed,
+            clip=fit.clip,
+            precision=self.precision,
+            begun=time.monotonic() - state.elapsed,
+        )
+        journal = stack.enter_context(self._journal(loop, resumed=found is not None))
+        saver = Saver(store, self.expect, every=fit.checkpoint_every, before=journal.settle, more=judging.kept)
+
+        def told(loop: Loop, found: dict[str, float]) -> None:
+            judging.told(loop, found)
+            journal.evaluated(loop, found)
+
+        every = fit.eval_every or evaluations(self.epoch, self.steps)
+        evaluate = Evaluate(judge(self._judged), every, told, left=self.stop.end)
+        watch = Watch(journal.note)
+        loop.hooks = [watch, journal, _Later(evaluate), *self.begun.unfreezing, saver, self.stop]
+        self.stop.ready(loop, lambda loop: saver.save(loop, wait=True))
+        if found is not None:
+            saver.last_step, saver.last_time = state.step, state.elapsed
+        saver.save(loop, wait=True)
+        self._steps(loop)
+        evaluate.now(loop)
+        saver.save(loop, wait=True)
+        self.stop.rest()
+        state.elapsed = time.monotonic() - loop.begun
+        judging.take_best()
+        return self._finish(loop, journal, judging)
+
+    def _steps(self, loop: Loop) -> None:
+        fit = self.tuning.train
+        running, state = fit.running(), loop.state
+        state.micro = micro_batches(
+            self.stream.shape, self.model.model.spec, running, self.ranks, self.precision, least=state.least
+        )
+        feed = Feed(
+            self.stream,
+            start=state.step,
+            stop=self.steps,
+            micro=state.micro,
+            workers=workers(running, self.ranks),
+            device=self.ranks.device,
+        )
+        with feed:
+            loop.batches = feed
+            loop.run()
+            state.waited += feed.waited
+
+    def _journal(self, loop: Loop, *, resumed: bool) -> Journal:
+        fit = self.tuning.train
+        return Journal(
+            self.where,
+            title=self.where.name,
+            models=(self.model.model.spec,),
+            loop=loop,
+            resumed=resumed,
+            total=self.steps,
+            budget=None,
+            every=fit.log_every,
+            trackers=fit.trackers,
+            tariff=fit.tariff,
+            settings=self.tuning.plain(),
+        )
+
+    def _judged(self) -> dict[str, float]:
+        """The score on dev, or on as much of it as choices are made on."""
+        dev = self.opened.parts.dev
+        most = self.tuning.train.judge or (WRITTEN if self.task.kind == "generation" else JUDGED)
+        some = subset(dev, most, self.tuning.task.split) if len(dev) > most else dev
+        return score(self.task, some, self._predict(some))
+
+    def _predict(self, examples: Sequence[Example]) -> list[Prediction]:
+        with torch.compiler.set_stance("force_eager"):  # lengths differ; each would be compiled anew
+            return predict(self.model, self.encoder, examples, precision=self.precision)
+
+    def _finish(self, loop: Loop, journal: Journal, judging: Judging) -> Facts:
+        """Judge the best weights on all of dev and test, and write what they said."""
+        parts, summary = self.opened.parts, journal.summary(loop)
+        said = {"dev": self._predict(parts.dev)}
+        if self.opened.headline == "test":
+            said["test"] = self._predict(parts.test)
+        threshold = None
+        if self.task.metrics[0] == "squad2":
+            threshold = no_answer_threshold(parts.dev, said["dev"])
+            said = {split: with_threshold(some, threshold) for split, some in said.items()}
+        self._write(said)
+        headline = self.opened.headline
+        return {
+            "lr": self.tuning.train.lr,
+            "seed": self.tuning.train.seed,
+            "labels": len(self.train),
+            "steps": loop.state.step,
+            "epoch": self.epoch,
+            "best_step": judging.best_step,
+            "course": [{"step": step, "dev": value} for step, value in judging.scores],
+            "scores": {split: score(self.task, getattr(parts, split), some) for split, some in said.items()},
+            "trained": sum(parameter.numel() for parameter in self.begun.trained.values()),
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "counts": config.to_dict(self.items.counts),
+            "balance": balance(self.task, self.train),
+            "memory": _memory(self.ranks),
+            "threshold": threshold,
+            "forgetting": None if self.memory is None else self.memory.compare(),
+            "summary": {name: value for name, value in summary.items() if name not in ("best", "held_out")},
+            "said": {headline: [_compact(one) for one in said[headline]]},
+        }
+
+    def _write(self, said: Mapping[str, Sequence[Prediction]]) -> None:
+        lines = [
+            {"split": split, "id": example.id or str(number), **prediction.shown(self.task)}
+            for split, some in said.items()
+            for number, (example, prediction) in enumerate(zip(getattr(self.opened.parts, split), some, strict=True))
+        ]
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        io.atomic_write(self.where / PREDICTIONS, text)
+
+
+class _Later:
+    """Evaluates after steps, and not before the first: a head that was just drawn has nothing to say."""
+
+    def __init__(self, evaluate: Evaluate) -> None:
+        self.evaluate = evaluate
+
+    def __call__(self, loop: Loop, reports: Sequence[Any]) -> None:
+        if loop.state.step:
+            self.evaluate(loop, reports)
+
+
+def done(where: Path) -> dict[str, Any] | None:
+    """What is known of a trial that has come to its end."""
+    return io.read_json(where / DONE, CheckpointError) if (where / DONE).is_file() else None
+
+
+def fingerprint(examples: Sequence[Example]) -> str:
+    """A hash of what examples say."""
+    digest = hashlib.sha256()
+    for example in examples:
+        digest.update(repr(example).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def _compact(said: Prediction) -> Facts:
+    """As much of a prediction as metrics ask for."""
+    found = {"label": said.label, "value": said.value, "tags": said.tags, "text": said.text, "scores": said.scores}
+    return {name: value for name, value in found.items() if value is not None and value != ()}
+
+
+def _memory(ranks: Ranks) -> int | None:
+    """The most bytes that a GPU held."""
+    return torch.cuda.max_memory_allocated(ranks.device) if ranks.device.type == "cuda" else None

@@ -1,0 +1,201 @@
+"""A whole fine-tuning run: trial after trial, then the baselines, the scores and the model that was best on dev.
+
+    fine = pt.finetune("runs/bert", task="sst2", method="lora", out="runs/bert-sst2")
+    fine.predict(["a gorgeous, witty, seductive movie"])
+
+What is wrong with a wish is told before anything is computed. What was killed goes on with `resume=True`: trials that
+are done are not done again, and the one at work goes on from its last checkpoint.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pretune.adapt import methods
+from pretune.core import config, io, log
+from pretune.core.errors import CheckpointError, UsageError
+from pretune.evaluate.beside import RANDOM, names_of
+from pretune.recipes.choose import device_of
+from pretune.recipes.finetune.choose import choose, spec_of
+from pretune.recipes.finetune.fine import TASK, FineTuned, Kept
+from pretune.recipes.finetune.model import head_for
+from pretune.recipes.finetune.opening import Opened, open_task, trained_on
+from pretune.recipes.finetune.plan import TRIALS, Plan
+from pretune.recipes.finetune.report import dev_of, finish
+from pretune.recipes.finetune.settings import Tuning
+from pretune.recipes.finetune.trial import DONE, PREDICTIONS, Trial, done
+from pretune.recipes.resolve import RUN
+from pretune.recipes.run import COST
+from pretune.recipes.session import CHECKPOINTS, free
+from pretune.train.ranks import Ranks, ranks
+from pretune.train.store import Lock, listed
+from pretune.train.watch import Stop
+
+Facts = dict[str, Any]
+
+
+def finetune(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    out: str | os.PathLike[str],
+    resume: bool = False,
+    rates: Sequence[float] = (),
+    seeds: int = 1,
+    labels: Sequence[int | None] = (None,),
+    baselines: str = "default",
+    forgetting: str | os.PathLike[str] | None = None,
+    device: str | None = None,
+    **wishes: Any,
+) -> FineTuned:
+    """Adapt a model to a task and leave it in `out`, with its scores, those of baselines, and what it cost.
+
+    Several `rates` are compared on dev. `seeds` runs give a mean and an interval. `labels` are numbers of training
+    examples, None for all: with several, a curve. `forgetting` is prepared data (`pretune prepare`). Other wishes are
+    those of `choose`: a task by name or train, dev, test files with their columns; method; epochs or steps; settings
+    and changes.
+    """
+    where = Path(out)
+    stop = Stop(f"go on with --out {where} --resume", begun=resume)
+    with stop.listening():
+        if resume:
+            tuning, plan = resumed(where, model, **wishes)
+            if (where / COST).is_file():
+                log.say(f"{where}: is finished; there is nothing to resume")
+                return FineTuned.open(where)
+        else:
+            vacant(where)
+            tuning = choose(model, lr=rates[0] if rates else None, **wishes)
+            plan = plan_of(tuning, rates, seeds, labels, baselines, forgetting)
+        if tuning.task.name is not None:  # before its files are read
+            head_for(trained_on(tuning.task.name), spec_of(tuning.base.path), None, tuning.tune)
+        opened = open_task(tuning.task)
+        with ranks(device_of(device)) as many:
+            if many.world > 1:
+                raise UsageError(f"fine-tuning runs on one device, found {many.world} ranks; start it without torchrun")
+            return Work(tuning, plan, opened, where, many, stop).run(resume=resume)
+
+
+def plan_of(
+    tuning: Tuning,
+    rates: Sequence[float],
+    seeds: int,
+    labels: Sequence[int | None],
+    baselines: str,
+    forgetting: str | os.PathLike[str] | None,
+) -> Plan:
+    """What a run tries."""
+    if seeds < 1:
+        raise UsageError(f"--seeds {seeds} must be at least 1")
+    first = tuning.train.seed
+    return Plan(
+        rates=tuple(rates) or (tuning.train.lr,),
+        seeds=tuple(range(first, first + seeds)),
+        labels=tuple(labels) if tuple(labels) != (None,) else (tuning.task.labels,),
+        baselines=names_of(baselines),
+        forgetting=None if forgetting is None else os.fspath(forgetting),
+    )
+
+
+def vacant(where: Path) -> None:
+    """Refuse a directory that has a run or a model already."""
+    free(where)
+    if (where / TASK).is_file() or any(listed(folder / CHECKPOINTS) for folder in where.glob(f"{TRIALS}/*")):
+        raise UsageError(f"{where}: there is a run already; go on with --resume, or choose another --out")
+
+
+def resumed(where: Path, model: str | os.PathLike[str] | None, **wishes: Any) -> tuple[Tuning, Plan]:
+    """The settings and the plan of the run that is there; only what does not change what is learnt may be changed."""
+    if not (where / RUN).is_file():
+        raise CheckpointError(f"{where}: there is no run to resume ({RUN} is missing); start it without --resume")
+    tree = io.read_json(where / RUN, CheckpointError)
+    stored = Tuning.of(tree, where=str(where / RUN))
+    given: Mapping[str, Any] = {name: value for name, value in wishes.items() if value is not None}
+    wished = choose(model, **{"settings": stored, **given})
+    for path, (new, old) in wished.differences(stored).items():
+        raise CheckpointError(f"{where}: {path} was {old} and cannot become {new} in a run that goes on")
+    return wished, config.from_dict(Plan, tree.get("plan"), where="plan")
+
+
+class Work:
+    """A run at work: its trials one by one, and what is made of them."""
+
+    def __init__(self, tuning: Tuning, plan: Plan, opened: Opened, where: Path, many: Ranks, stop: Stop) -> None:
+        self.tuning, self.plan, self.opened, self.where = tuning, plan, opened, where
+        self.ranks, self.stop = many, stop
+        self.trials: list[Facts] = []
+
+    def run(self, *, resume: bool) -> FineTuned:
+        """From the beginning, or from where it was."""
+        for note in self.opened.parts.notes:
+            log.say(note)
+        with Lock(self.where, on_note=log.warn) as lock:
+            io.sweep(self.where)
+            if not resume:
+                vacant(self.where)
+                io.write_json(self.where / RUN, {**self.tuning.plain(), "plan": config.to_dict(self.plan)})
+            for tuning in self.plan.rated(self.tuning):
+                self._try(tuning, lock, resume)
+            best = max(self.trials, key=dev_of)
+            for tuning in self.plan.rest(self.tuning, best["lr"]):
+                self._try(tuning, lock, resume)
+            return finish(self.where, self.tuning, self.plan, self.opened, self.trials, lambda: self._random(resume))
+
+    def _try(self, tuning: Tuning, lock: Lock, resume: bool) -> None:
+        """One trial, unless it is done; the model of the best so far lies in the run's directory."""
+        where = self.plan.where(self.where, tuning)
+        self.stop.rest()
+        found = done(where) if resume else None
+        if found is None:
+            if where != self.where:
+                log.say(f"{where.name}:")
+            trial = Trial(tuning, self.opened, where, self.ranks, self.stop, forgetting=self.plan.forgetting)
+            found = trial.run(lock if where == self.where else None, resume=resume)
+            full = [one for one in self.trials if one["labels"] == found["labels"]]
+            if tuning.task.labels == self.plan.most and dev_of(found) > max(map(dev_of, full), default=-1e9):
+                self._keep(trial, found)
+            io.write_json(where / DONE, found)
+            if where != self.where:
+                io.remove(where / CHECKPOINTS)
+        self.trials.append(found)
+
+    def _random(self, resume: bool) -> Facts:
+        """The same model from random weights, trained whole on the same examples: a baseline."""
+        wish: dict[str, Any] = {"task.labels": self.plan.most, "train.seed": self.plan.seeds[0]}
+        wish |= {"tune.trained": {"kind": "full"}, "tune.decay": None}
+        tuning = choose(settings=self.tuning, method="full+random", changes=wish)
+        where = self.where / TRIALS / RANDOM
+        found = done(where) if resume else None
+        if found is None:
+            found = Trial(tuning, self.opened, where, self.ranks, self.stop).run(None, resume=resume)
+            io.write_json(where / DONE, found)
+            io.remove(where / CHECKPOINTS)
+        return found
+
+    def _keep(self, trial: Trial, found: Facts) -> None:
+        """Write a model, its task and its predictions as those of the run."""
+        model, method = trial.model, self.tuning.method
+        methods.save(model.eval(), method, self.where, base=self.tuning.base.path, overwrite=True)
+        kept_task(trial, found["threshold"]).write(self.where)
+        if trial.where != self.where:
+            io.atomic_write(self.where / PREDICTIONS, (trial.where / PREDICTIONS).read_bytes())
+
+
+def kept_task(trial: Trial, threshold: float | None) -> Kept:
+    """What has to be known of a trial's task when its model reads new text."""
+    task, rules, wanted = trial.task, trial.encoder.rules, trial.tuning.task
+    return Kept(
+        name=task.name,
+        kind_of=task.kind,
+        labels=task.labels,
+        metrics=task.metrics,
+        scale=rules.scale,
+        template=task.template,
+        text=wanted.text,
+        pair=wanted.pair,
+        max_length=rules.max_length,
+        stride=rules.stride,
+        new_tokens=rules.new_tokens or None,
+        slots=trial.encoder.slots,
+        threshold=threshold,
+    )
