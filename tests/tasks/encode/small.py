@@ -4,8 +4,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import torch
-
 from pretune.adapt.adapted import Adapted, adapt
 from pretune.models.catalog import resolve
 from pretune.models.model import LanguageModel, build
@@ -37,14 +35,10 @@ def tokenizer(shape: str) -> Tokenizer:
 def body(shape: str, positions: int = 128) -> LanguageModel:
     """A model without dropout; it must not be changed."""
     found = tokenizer(shape)
-    settings: dict[str, Any] = {"width": 32, "depth": 2, "heads": 4, "vocab": -(-found.vocab // 8) * 8}
-    if shape != "t5":
-        settings["positions"] = positions
+    settings: dict[str, Any] = {"width": 32, "depth": 2, "heads": 4, "vocab": -(-found.vocab // 8) * 8, "dropout": 0.0}
+    settings |= {"head_width": 8, "hidden": 64} if shape == "t5" else {"positions": positions}
     spec = resolve(shape, settings)
     model = build(spec, seed=1)
-    for part in model.modules():
-        if isinstance(part, torch.nn.Dropout):
-            part.p = 0.0
     model.assets.tokenizer = found
     return model
 

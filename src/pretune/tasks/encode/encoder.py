@@ -21,6 +21,7 @@ from pretune.tasks.encode.rules import Rules
 from pretune.tasks.example import Example
 from pretune.tasks.task import Kind, Task
 from pretune.text.tokenizer import Tokenizer
+from pretune.use.text import tokenizer_of
 
 LENGTHS: dict[Kind, int] = {"choice": 256, "span": 384, "generation": 512}
 """The usual length of a sequence by kind, where the model allows it; of all others it is `USUAL`."""
@@ -60,10 +61,10 @@ class TaskEncoder:
         new_tokens: int | None = None,
     ) -> Self:
         """For a model with its head; lengths that are not given are the kind's usual ones, within the model's."""
-        tokenizer = tokenizer or model.tokenizer
-        if tokenizer is None:
-            raise UsageError("this model came without a tokenizer; give one")
+        tokenizer = tokenizer or tokenizer_of(model)
         spec, written_out = model.model.spec, isinstance(model.spec, Generation)
+        stacks = (model.model.encoder, model.model.decoder)
+        slots_ahead = slots + max(getattr(stack, "ahead", 0) for stack in stacks)  # keys of a prefix take positions
         if tokenizer.vocab > spec.vocab:
             raise UsageError(
                 f"the tokenizer has {tokenizer.vocab} tokens and the model {spec.vocab}; give the model's own tokenizer"
@@ -76,7 +77,7 @@ class TaskEncoder:
             spec=spec,
             tokenizer=tokenizer,
             frame=frame_of(tokenizer, spec),
-            max_length=_length(task, spec.longest, max_length, slots, written_out),
+            max_length=_length(task, spec.longest, max_length, slots_ahead, written_out),
             stride=stride,
             new_tokens=_new(task, spec.longest, new_tokens) if written_out else 0,
             scale=scale,
@@ -133,7 +134,7 @@ def _length(task: Task, longest: int | None, asked: int | None, slots: int, writ
     if asked is None:
         asked = usual if most is None else min(usual, most)
     if most is not None and asked > most:
-        taken = f" and {slots} slots" if slots else ""
+        taken = f" and {slots} virtual ones" if slots else ""
         raise UsageError(f"max_length {asked}{taken}: this model's positions end at {longest}; lower it")
     if asked < 2:
         raise UsageError(f"max_length {asked} must be at least 2")

@@ -1,5 +1,7 @@
 """Which head a task puts on a model."""
 
+from typing import Any
+
 from pretune.adapt.heads.choice import Choice
 from pretune.adapt.heads.classification import Classification
 from pretune.adapt.heads.generation import Generation
@@ -8,20 +10,27 @@ from pretune.adapt.heads.regression import Regression
 from pretune.adapt.heads.span import Span
 from pretune.adapt.heads.tagging import Tagging
 from pretune.core.errors import UsageError
+from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
 from pretune.tasks.task import Task
 from pretune.text.tokenizer import Tokenizer
+from pretune.use.text import tokenizer_of
 
 
 def head_of(
-    task: Task, spec: Model, tokenizer: Tokenizer | None = None, *, text: bool | None = None, language: float = 0.0
+    task: Task, model: LanguageModel | Model, tokenizer: Any = None, *, text: bool | None = None, language: float = 0.0
 ) -> TaskHead:
-    """The head of a task on a model, resolved; a model that cannot have it is refused.
+    """The head of a task on a model (or on one of a spec), resolved; a model that cannot have it is refused.
 
     With `text` the answer is written, by the task's template. That is the default for an encoder-decoder whose
     vocabulary has sentinels (it was pre-trained to write) where the task has a template. `language` is the weight of
     the language model's own loss beside a classification (Radford et al., 2018).
     """
+    spec = model.spec if isinstance(model, LanguageModel) else model
+    if tokenizer is None and isinstance(model, LanguageModel) and model.tokenizer is not None:
+        tokenizer = tokenizer_of(model)
+    if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
+        tokenizer = Tokenizer(tokenizer)
     if text is None:
         text = bool(
             spec.shape == "encoder-decoder" and spec.head and task.template and tokenizer and tokenizer.sentinels

@@ -26,7 +26,7 @@ from pretune.tasks.encode.items import Items
 
 LONG = 512
 """Rows of several items are at most so long …"""
-COSTLY = 4096
+COSTLY = 2048
 """… since attention costs more in them: twice as much per token, all told, in rows of this length."""
 WEIGHED = 8
 """Batches that are packed to choose the length of rows, and …"""

@@ -71,6 +71,11 @@ def ends_of(rules: Rules) -> tuple[int, ...]:
     return (last,) if last >= 0 else rules.spec.special.eos
 
 
+def answer_room(rules: Rules) -> int:
+    """How many special tokens are written with an answer, its end among them."""
+    return _answer(rules).room if rules.spec.both else 1
+
+
 def _answer(rules: Rules) -> Frame:
     """What stands around a target: the layout, closed by the token that ends texts where it is open."""
     frame = Frame.of(rules.tokenizer.template)
