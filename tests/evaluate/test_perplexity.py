@@ -1,6 +1,8 @@
 """Strided perplexity against brute force, every token judged once, and LAMBADA's last words."""
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
-from pretune.evaluate.cloze import last_words
+from pretune.evaluate.cloze import last_words, read_blanks
 from pretune.evaluate.perplexity import text_perplexity, windows
 from pretune.tasks.example import Example
 from pretune.use.score import Asking
@@ -124,6 +126,32 @@ def test_a_word_is_right_where_each_of_its_tokens_is_the_likeliest() -> None:
     wrong = Example(text=right.text, target="house" if right.target == "sea" else "sea")
     assert last_words(model, [right]).scores["accuracy"] == 1.0
     assert last_words(model, [right, wrong]).scores["accuracy"] == 0.5
+
+
+def test_blanks_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "blanks.jsonl"
+    rows = [{"text": "The ____ was quiet.", "answer": "sea"}, {"text": "Nobody [MASK]", "answer": "knew"}]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    found = read_blanks(file)
+    assert [(one.text, one.target, one.pair) for one in found] == [
+        ("The ", "sea", " was quiet."),
+        ("Nobody ", "knew", None),
+    ]
+    model, special = scorer("bert"), scorer("bert").tokenizer.special
+    told = last_words(model, found[:1], name="cloze")
+    tokens, start = ids(model, "The sea was quiet."), len(ids(model, "The"))
+    stop = start + len(ids(model, "sea"))
+    nats = 0.0
+    for at in range(start, stop):
+        shown = tokens[:at] + [special["mask"]] * (stop - at) + tokens[stop:]
+        nats -= float(log_softmax(model, [special["cls"], *shown, special["sep"]])[1 + at, tokens[at]])
+    assert told.scores["perplexity"] == pytest.approx(math.exp(nats), rel=1e-9)
+    assert last_words(scorer("gpt2"), found).counts["examples"] == 2
+    file.write_text('{"text": "no blank", "answer": "a"}')
+    with pytest.raises(DataError, match=":1: 0 blanks in 'text'"):
+        read_blanks(file)
+    with pytest.raises(DataError, match="no such file"):
+        read_blanks(tmp_path / "nowhere")
 
 
 def test_bad_input_is_one_line() -> None:

@@ -45,13 +45,16 @@ def evaluate(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A run or a model directory.")],
     task: Annotated[
         str,
-        typer.Option("--task", metavar="NAME,...", help="Tasks of `pretune list tasks`, or minimal_pairs, bias_pairs."),
+        typer.Option(
+            "--task", metavar="NAME,...", help="Tasks of `pretune list tasks`, or minimal_pairs, bias_pairs, cloze."
+        ),
     ] = "",
     text: Annotated[
         list[str] | None, typer.Option("--text", metavar="FILE", help="Perplexity of text. Repeatable.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option("--data", metavar="DIR", help="Where tasks are ($PRETUNE_DATA), or a file of pairs.")
+        Path | None,
+        typer.Option("--data", metavar="DIR", help="Where tasks are ($PRETUNE_DATA), or a file of your own."),
     ] = None,
     shots: Annotated[
         str | None, typer.Option("--shots", metavar="K,...", help="Solved examples before each question: 0,1,32.")

@@ -1,9 +1,14 @@
-"""The last word of a passage: LAMBADA (Paperno et al., 2016), and anything else with a context and a word.
+"""Words in their place: the last word of a passage (LAMBADA, Paperno et al., 2016), and blanks of one's own.
 
-A model that reads both ways, or fills blanks, sees as many blanks as the word has tokens, and a full stop behind them.
+    {"text": "The capital of France is ____.", "answer": "Paris"}
+
+A decoder knows only what is before the blank. A model that reads both ways, or fills blanks, sees what is after it too,
+or a full stop where there is nothing, and as many blanks as the word has tokens.
 """
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from torch import nn
@@ -12,6 +17,7 @@ from pretune.core.errors import DataError
 from pretune.evaluate.result import Result
 from pretune.metrics.perplexity import perplexity
 from pretune.tasks.example import Example
+from pretune.tasks.rows import Jsonl
 from pretune.use.score import PLAIN, Asking, judge, passages
 from pretune.use.score.judge import Tell
 from pretune.use.text import body, tokenizer_of
@@ -31,17 +37,33 @@ def last_words(
     if not examples:
         raise DataError("there are no passages to read; is the file empty?")
     left = body(model).shape == "decoder"
-    texts = [f"{example.text} {example.target}{'' if left else STOP}" for example in examples]
-    stretches = [(len(example.text), len(example.text) + 1 + len(example.target or "")) for example in examples]
+    texts: list[str] = []
+    stretches: list[tuple[int, int]] = []
+    for example in examples:
+        before, word = example.text.rstrip(), example.target or ""
+        start = f"{before} {word}" if before else word
+        texts.append(start if left else start + (example.pair or STOP))
+        stretches.append((len(before), len(start)))
     found = judge(model, passages(tokenizer_of(model), texts, stretches, whole=True), asking, tell)
     counts = {"examples": len(examples), "cut": found.cut, "tokens": len(found.logs)}
-    notes = () if left else ("as many blanks as the word has tokens, and a full stop after them",)
+    notes = () if left else ("as many blanks as the word has tokens, and a full stop where nothing is after them",)
+    nats = -float(np.sum(found.sums))
     return Result(
         task=name,
-        scores={
-            "accuracy": float(found.right.mean()),
-            "perplexity": perplexity(-float(np.sum(found.sums)), len(texts)),
-        },
+        scores={"accuracy": float(found.right.mean()), "perplexity": perplexity(nats, len(texts))},
         counts={name: count for name, count in counts.items() if count},
         notes=notes,
     )
+
+
+def read_blanks(path: Path) -> list[Example]:
+    """JSON lines with a `text` that has one blank (____ or [MASK]) and the `answer` that belongs there."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; give JSON lines with text and answer with --data")
+    found = []
+    for row in Jsonl().rows(path):
+        parts = re.split(r"_{2,}|\[MASK\]", row.text("text"))
+        if len(parts) != 2:
+            raise DataError(f"{row.where}: {len(parts) - 1} blanks in 'text'; one is expected, written ____ or [MASK]")
+        found.append(Example(text=parts[0], target=row.text("answer").strip(), pair=parts[1] or None))
+    return found

@@ -9,12 +9,11 @@ import numpy as np
 from torch import nn
 
 from pretune.core.errors import UsageError
-from pretune.evaluate.prompting import Choosing, Chosen, Prompter
+from pretune.evaluate.prompting import Choosing, Chosen, Prompter, probabilities
 from pretune.evaluate.prompts import Prompt, options, prompt_of, text_to_text
 from pretune.evaluate.result import Result
 from pretune.evaluate.shots import draw
-from pretune.metrics import METRICS
-from pretune.metrics.groups import by_group
+from pretune.tasks.answer import Prediction, score
 from pretune.tasks.example import Example
 from pretune.tasks.splits import subset
 from pretune.tasks.task import Task
@@ -63,10 +62,10 @@ def few_shot(
     if length not in ("sum", "token", "byte"):
         raise UsageError(f"unknown way to compare answers '{length[:40]}' (sum, token or byte)")
     found = prompter.choose(examples, Choosing(length=length, calibrate=trial.calibrate), tell)  # type: ignore[arg-type]
-    labels, ties = choices(found)
+    predictions = said(found)
     counts = {
         "examples": len(examples),
-        "ties": ties,
+        "ties": sum(one.label is None for one in predictions),
         "cut": found.cut,
         "shots_dropped": sum(found.dropped),
         "fewer_shots": sum(lost > 0 for lost in found.dropped),
@@ -75,7 +74,7 @@ def few_shot(
         task=task.name,
         split=split,
         shots=shots,
-        scores=scores(task, prompt, examples, labels, found, length),
+        scores=scores(task, examples, found, predictions),
         counts={name: count for name, count in counts.items() if count or name in ("examples", "ties")},
         notes=_notes(task, found, shots, solved, (source, split), trial),
         prompt=_shown(prompter, examples[0]) if trial.show else None,
@@ -92,47 +91,30 @@ def questions(task: Task, trial: Trial) -> tuple[str, list[Example]]:
     return split, [example for example in there[split].read() if example.label is not None]
 
 
-def choices(found: Chosen) -> tuple[list[int | None], int]:
-    """The likeliest option of each example, None where two are equally likely; how often that is."""
-    labels: list[int | None] = []
+def said(found: Chosen) -> list[Prediction]:
+    """What was chosen for each example: the likeliest option, and none where two are equally likely."""
+    predictions = []
     for scores in found.scores:
         best = np.flatnonzero(scores == scores.max())
-        labels.append(int(best[0]) if len(best) == 1 else None)
-    return labels, sum(label is None for label in labels)
+        label = int(best[0]) if len(best) == 1 else None
+        shares = tuple(probabilities(scores).tolist())
+        predictions.append(Prediction(label=label, scores=tuple(scores.tolist()), probabilities=shares))
+    return predictions
 
 
 def scores(
-    task: Task,
-    prompt: Prompt,
-    examples: Sequence[Example],
-    labels: Sequence[int | None],
-    found: Chosen,
-    length: str,
+    task: Task, examples: Sequence[Example], found: Chosen, predictions: Sequence[Prediction]
 ) -> dict[str, float]:
-    """The task's metrics, the official one first; a tie is a wrong answer. Beside them what always one answer gives."""
-    gold = [int(example.label or 0) for example in examples]
-    # Where two answers are equally likely, another than the right one is taken for chosen.
-    told = [
-        (at + 1) % len(options(prompt, example)) if label is None else label
-        for at, label, example in zip(gold, labels, examples, strict=True)
-    ]
-    flat: dict[str, float] = {}
-    for name in task.metrics:
-        metric = METRICS.get(name)
-        if name == "choice_accuracy":
-            value = metric(gold, [score.tolist() for score in found.scores])
-        elif name == "record":
-            texts = [options(prompt, example)[label] for example, label in zip(examples, told, strict=True)]
-            value = metric([list(example.answers) for example in examples], texts)
-        elif name in ("multirc", "gender_parity"):
-            groups = [example.group for example in examples]
-            value = metric(by_group(gold, groups), by_group(told, groups))
-        else:
-            value = metric(gold, told)
-        flat |= {name: value} if isinstance(value, float) else value
-    if not prompt.answers and length != "sum":
-        flat["unnormalised"] = METRICS.get("choice_accuracy")(gold, [each.tolist() for each in found.sums])  # type: ignore[assignment]
-    return flat | {"majority": max(Counter(gold).values()) / len(gold)}
+    """The task's metrics, the official one first; beside them what always one answer would get right.
+
+    Of choices compared by their mean also what their sums would give.
+    """
+    told = score(task, examples, predictions)
+    if any(not np.array_equal(one, other) for one, other in zip(found.scores, found.sums, strict=True)):
+        plain = replace(found, scores=found.sums)
+        told["uncorrected"] = next(iter(score(task, examples, said(plain)).values()))
+    gold = Counter(example.label for example in examples)
+    return told | {"majority": max(gold.values()) / len(examples)}
 
 
 def _put(task: Task, trial: Trial, asking: Asking) -> tuple[Prompt, Asking]:

@@ -20,7 +20,7 @@ from torch import nn
 
 from pretune.adapt.saving import load
 from pretune.core.errors import UsageError, nearest
-from pretune.evaluate.cloze import last_words
+from pretune.evaluate.cloze import last_words, read_blanks
 from pretune.evaluate.few_shot import Trial, few_shot
 from pretune.evaluate.pair_files import read_bias_pairs, read_pairs
 from pretune.evaluate.pairs import bias_pairs, minimal_pairs
@@ -32,7 +32,7 @@ from pretune.tasks.task import Task
 from pretune.text.corpora import open_corpus
 from pretune.use.score import Asking
 
-FILES = ("minimal_pairs", "bias_pairs")
+FILES = ("minimal_pairs", "bias_pairs", "cloze")
 """Tasks that are a file of one's own, given as `data`."""
 
 FINE_TUNED = "task.json"
@@ -75,9 +75,9 @@ def evaluate(
 ) -> list[Result]:
     """Results in the order asked for: perplexity of `text`, then tasks, each with each number of shots.
 
-    `task` names tasks of `pretune list tasks` (several with commas), or is one; "minimal_pairs" and "bias_pairs" are
-    files of one's own, given as `data`, which is otherwise where tasks lie. A run that was fine-tuned is judged by its
-    head, unless `shots` says that it is to be prompted.
+    `task` names tasks of `pretune list tasks` (several with commas), or is one; "minimal_pairs", "bias_pairs" and
+    "cloze" are files of one's own, given as `data`, which is otherwise where tasks lie. A run that was fine-tuned is
+    judged by its head, unless `shots` says that it is to be prompted.
     """
     tasks = _named(task)
     if not tasks and not text:
@@ -164,9 +164,9 @@ class _Work:
     def task(self, task: str | Task, shots: int | None) -> Result:
         """One task, by whoever can do it."""
         if isinstance(task, str) and task in FILES:
-            return self.pairs(task)
+            return self.own(task)
         if self.data is not None and Path(self.data).is_file():
-            raise UsageError(f"--data {self.data} is a file, which only {' and '.join(FILES)} read; give a directory")
+            raise UsageError(f"--data {self.data} is a file, which only {', '.join(FILES)} read; give a directory")
         found = TASKS.get(task) if isinstance(task, str) else task
         if found.kind in ("pairs", "cloze"):
             return self.scored(found)
@@ -185,15 +185,17 @@ class _Work:
             return _told(found.name, told)
         return few_shot(self.model, found, shots or 0, self.trial, self.asking, self.told(found.name))
 
-    def pairs(self, name: str) -> Result:
+    def own(self, name: str) -> Result:
+        """A file of one's own."""
         if self.data is None:
             raise UsageError(f"{name} is a file of your own; give it with --data FILE")
-        path = Path(self.data)
+        path, limit, tell = Path(self.data), self.how.get("limit"), self.told(name)
         if name == "bias_pairs":
-            examples = thinned([*read_bias_pairs(path)], self.how.get("limit"))
-            return bias_pairs(self.model, examples, self.asking, tell=self.told(name))
-        read = read_pairs(path, self.how.get("order", "good-first"))
-        return minimal_pairs(self.model, thinned(read, self.how.get("limit")), self.asking, tell=self.told(name))
+            return bias_pairs(self.model, thinned([*read_bias_pairs(path)], limit), self.asking, tell=tell)
+        if name == "cloze":
+            return last_words(self.model, thinned(read_blanks(path), limit), self.asking, name=name, tell=tell)
+        pairs = read_pairs(path, self.how.get("order", "good-first"))
+        return minimal_pairs(self.model, thinned(pairs, limit), self.asking, tell=tell)
 
     def scored(self, task: Task) -> Result:
         """Tasks for language models as they are."""

@@ -116,8 +116,10 @@ def score(model: nn.Module, texts: Sequence[str], *, asking: Asking = PLAIN) -> 
 
 
 def limit(model: LanguageModel) -> int | None:
-    """How long a sequence may be: what positions allow, or what the model is made for."""
-    return model.spec.longest or model.spec.context
+    """How long a sequence may be: what positions allow, or what the model is made for; less a prefix, if it has one."""
+    longest = model.spec.longest or model.spec.context
+    taken = max(stack.ahead for stack in (model.encoder, model.decoder) if stack is not None)
+    return None if longest is None else longest - taken
 
 
 def both_ways(model: LanguageModel) -> bool:
