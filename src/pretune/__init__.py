@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from pretune.adapt.saving import load, save
     from pretune.core.types import Batch, Loss, Output
     from pretune.data.layout import batch
-    from pretune.data.prepare import prepare
     from pretune.models.catalog import build
     from pretune.objectives import named as objective
     from pretune.recipes.evaluate import evaluate
     from pretune.recipes.finetune.work import finetune
+    from pretune.recipes.prepare import prepare
     from pretune.recipes.pretrain import pretrain
     from pretune.text.tokenizer import train_tokenizer
     from pretune.use.embed import embed
@@ -55,7 +55,7 @@ _PUBLIC = {
     "save": "pretune.adapt.saving:save",
     "build": "pretune.models.catalog:build",
     "train_tokenizer": "pretune.text.tokenizer:train_tokenizer",
-    "prepare": "pretune.data.prepare:prepare",
+    "prepare": "pretune.recipes.prepare:prepare",
     "objective": "pretune.objectives:named",
     "pretrain": "pretune.recipes.pretrain:pretrain",
     "finetune": "pretune.recipes.finetune.work:finetune",

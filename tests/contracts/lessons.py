@@ -17,20 +17,22 @@ from torch import nn
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE, Batch
 from pretune.data.counters import Counters
-from pretune.data.frame import Frame
+from pretune.data.frame import B, Frame
 from pretune.data.layout import lay_out
 from pretune.data.ragged import Bools, Ints, spread
 from pretune.data.sequences import Sequences
 from pretune.data.shape import Shape
+from pretune.data.sides import twice
 from pretune.models import shapes
 from pretune.models.catalog import resolve
 from pretune.models.model import build
 from pretune.nn.heads import SpanHead
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.boundary import Boundary
+from pretune.objectives.causal import Causal
 from pretune.objectives.denoising import Denoising
 from pretune.objectives.masked import Masked
-from pretune.objectives.mixture import Mixture, Part
+from pretune.objectives.mixture import Mixture, Part, denoisers
 from pretune.objectives.multitask_masked import MultitaskMasked
 from pretune.objectives.next_sentence import NextSentence
 from pretune.objectives.noises import (
@@ -45,9 +47,10 @@ from pretune.objectives.replaced_token import ReplacedToken
 from pretune.objectives.sentence_order import SentenceOrder
 from pretune.objectives.span_corruption import SpanCorruption
 from pretune.objectives.span_masked import SpanMasked
+from pretune.objectives.supervised import Supervised
 from pretune.text.styles import KINDS, STYLES
 from pretune.text.tokenizer import Tokenizer
-from tests.contracts.restoring import prefixed, spans_put_back, stretch_put_back
+from tests.contracts.restoring import one_after_another, prefixed, spans_put_back, stretch_put_back
 from tests.contracts.tiny import rough
 from tests.text.tokenizers import corpus, trained
 
@@ -64,6 +67,15 @@ VARIANTS: dict[str, Objective] = {
     ),
     "multitask_masked-spread": MultitaskMasked(shares=(0.1, 0.3, 0.3, 0.3)),
     "mixture-encoder": Mixture(parts=(Part(objective=Masked()), Part(objective=MultitaskMasked(), weight=2.0))),
+    "mixture-documents": Mixture(parts=denoisers()),
+    "mixture-tasks": Mixture(
+        parts=(
+            Part(objective=SpanCorruption()),
+            Part(objective=Supervised(), weight=3.0),
+            Part(objective=Causal(), mark=0),
+        )
+    ),
+    "supervised-prefix": Supervised(prefix=True),
     "mixture-nested": Mixture(
         parts=(Part(objective=Mixture(), weight=0.5), Part(objective=Denoising(prefix=True), mark=1)),
     ),
@@ -121,13 +133,14 @@ RESTORE: dict[str, Callable[[Sequences, Sequences], Ints]] = {
     "span_corruption": spans_put_back,
     "denoising": _target,
     "masked_seq2seq": stretch_put_back,
+    "supervised": one_after_another,
 }
 """The flat tokens of the text, read off its lesson; by default labels stand over the tokens they hide."""
 
 LOSSY: frozenset[str] = frozenset({"mixture"})
 """Objectives whose lessons do not tell all of the text."""
 
-STILL: frozenset[str] = frozenset({"causal", "bidirectional"})
+STILL: frozenset[str] = frozenset({"causal", "bidirectional", "supervised"})
 """Objectives that draw nothing."""
 
 
@@ -177,22 +190,31 @@ class Setting:
         return trained(self.kind, self.style)
 
     def sequences(self, lengths: Sequence[int], seed: int = 0) -> Sequences:
-        """Texts of so many tokens in the tokenizer's frame, pairs where the objective reads pairs."""
+        """Texts of so many tokens in the tokenizer's frame, pairs where the objective reads pairs.
+
+        Pairs of which a model writes the second side have more on that side; a mixture has single texts among them.
+        """
         text, frame = text_of(self.kind, self.style), Frame.of(self.tokenizer.template)
         length = np.asarray(lengths, dtype=np.int64)
         start = np.random.default_rng(seed).integers(0, len(text.tokens) - 2100, len(length))
-        pairs = self.objective.pairs is not None
-        second = length // 2 if pairs else np.zeros_like(length)
+        pairs, apart = self.objective.pairs is not None, self.objective.pairs == "apart"
+        second = (length - length // 4 if apart else length // 2) if pairs else np.zeros_like(length)
+        second = np.where(length > 1, second, 0)
+        if isinstance(self.objective, Mixture):
+            second[1::3] = 0
+        frame = twice(frame, bare=self.shape != "encoder-decoder") if apart else frame
         pieces = frame.around_two(start, length - second, start + length - second, second)
         made = pieces.read(
             text,  # type: ignore[arg-type]
             words=self.objective.words,
             sentences=self.objective.sentences,
-            segments=pairs or frame.segmented,
+            segments=(pairs and not apart) or frame.segmented,
         )
+        ahead = frame.room if apart else [token for token, _ in frame.pair].index(B) - 1
         number = np.arange(len(length)) * 7 + seed * 1000
-        labels = np.where(second > 0, number // 7 % 2, IGNORE) if pairs else None
-        return replace(made, samples=number, epochs=number * 0, labels=labels)
+        labels = np.where(second > 0, number // 7 % 2, IGNORE) if pairs and not apart else None
+        sides = np.where(second > 0, length - second + ahead, 0) if pairs else None
+        return replace(made, samples=number, epochs=number * 0, labels=labels, sides=sides)
 
     def corrupt(self, sequences: Sequences, seed: int = 0) -> Sequences:
         return self.lesson.corrupt(sequences, Counters.of(seed, sequences, copies=self.lesson.copies))

@@ -25,6 +25,11 @@ def sides(after: Sequences) -> list[tuple[list[int], list[int]]]:
     return found
 
 
+def one_after_another(before: Sequences, after: Sequences) -> Ints:
+    """Input and target are the text."""
+    return np.array([token for shown, labels in sides(after) for token in shown + labels], dtype=np.int64)
+
+
 def prefixed(before: Sequences, after: Sequences) -> Ints:
     """The first part, without what closes it, and the rest."""
     if after.source is None:

@@ -32,6 +32,7 @@ def text(count: int, length: int, *, pairs: bool = False, seed: int = 0) -> Sequ
         words=words,
         segments=(place > length // 2).astype(np.int64) if pairs else None,
         labels=np.arange(count) % 2 if pairs else None,
+        sides=np.full(count, length // 2 + 1) if pairs else None,
         samples=np.arange(count),
         epochs=np.zeros(count, dtype=np.int64),
     )

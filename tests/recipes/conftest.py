@@ -10,11 +10,12 @@ from tests.recipes.small import Prepared, make
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     """Prepared data by the kind and style of its tokenizer, made when it is asked for."""
-    made: dict[tuple[str, str], Path] = {}
+    made: dict[tuple[str, ...], Path] = {}
 
-    def of(kind: str = "wordpiece", style: str = "cls-sep") -> Path:
-        if (kind, style) not in made:
-            made[kind, style] = make(tmp_path_factory.mktemp(f"{kind}-{style}"), kind, style)
-        return made[kind, style]
+    def of(kind: str = "wordpiece", style: str = "cls-sep", what: str = "stories") -> Path:
+        asked = (kind, style, what)
+        if asked not in made:
+            made[asked] = make(tmp_path_factory.mktemp("-".join(asked)), kind, style, what=what)
+        return made[asked]
 
     return of

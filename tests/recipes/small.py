@@ -34,12 +34,15 @@ FAST = {
 """Eight rows of 32 tokens a step."""
 
 
-def make(folder: Path, kind: str, style: str, *, count: int = 60, holdout: float = 0.1) -> Path:
-    """Prepared stories."""
+def make(folder: Path, kind: str, style: str, *, count: int = 60, holdout: float = 0.1, what: str = "stories") -> Path:
+    """Prepared stories, or `pairs` of them, or `both`."""
     texts = stories(count)
     train(kind, texts, vocab=VOCAB[kind], style=style).save(folder / "tokenizer")
-    text = blocks(folder / "stories.txt", texts)
-    prepare([text], tokenizer=folder / "tokenizer", out=folder / "data", holdout=holdout, workers=0)
+    given = {"stories": blocks(folder / "stories.txt", texts), "pairs": f"pair:{folder}/x,{folder}/y"}
+    for name, first in (("x", 100), ("y", 200)):
+        (folder / name).write_text("\n".join(stories(count, first)))
+    inputs = [*given.values()] if what == "both" else [given[what]]
+    prepare(inputs, tokenizer=folder / "tokenizer", out=folder / "data", holdout=holdout, workers=0)
     return folder / "data"
 
 

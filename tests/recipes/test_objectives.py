@@ -21,6 +21,8 @@ MODELS = {
 """A model of each shape, or of the one that it is made of."""
 STYLES = {"masked_seq2seq": ("wordpiece", "cls-sep"), "denoising": ("bpe", "s-mask")}
 """Tokenizers of objectives that need another one than the family's."""
+WHAT = {"translation": "pairs", "supervised": "pairs", "mixture": "both"}
+"""What is read, where it is not plain documents."""
 PAIRS = [(name, shape) for name in OBJECTIVES.names() for shape in OBJECTIVES.get(name)().shapes]
 
 
@@ -30,7 +32,7 @@ def test_two_steps(name: str, shape: str, prepared: Prepared, tmp_path: Path) ->
     paper = FAMILIES.get(model.split("-")[0]).training
     assert paper is not None
     usual = ("unigram", "sentinels") if name in ("span_corruption", "mixture") else paper.tokenizer[:2]
-    data = prepared(*STYLES.get(name, usual))
+    data = prepared(*STYLES.get(name, usual), WHAT.get(name, "stories"))
     changes = {**shrunk(model), **FAST, "data.short": None, "data.samples": "documents", "train.samples_every": 1}
     run = pt.pretrain(model, data=data, objective=name, out=tmp_path / "run", steps=2, changes=changes)
     assert run.summary["steps"] == 2 and run.summary["skipped"] == 0 and run.loss is not None

@@ -40,7 +40,8 @@ def prepare(
     corpus: Annotated[
         list[str],
         typer.Argument(
-            metavar="CORPUS...", help="Files, folders, globs, builtin:NAME, hf:NAME; with --merge, the slices."
+            metavar="CORPUS...",
+            help="Files, folders, globs, pair:A,B, task:NAME, builtin:NAME, hf:NAME; with --merge, the slices.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DATA", help="Where to write it.")],
@@ -62,6 +63,9 @@ def prepare(
     near: Annotated[
         float | None, typer.Option("--near", metavar="SHARE", help="Drop texts this similar to an earlier one: 0.8.")
     ] = None,
+    tasks: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="Where tasks are; by default $PRETUNE_DATA.")
+    ] = None,
     lang: Annotated[str, typer.Option("--lang", metavar="CODE", help="The language, for sentences.")] = "auto",
     sentences: Annotated[str, typer.Option("--sentences", metavar="NAME", help="The sentence splitter.")] = "rules",
     workers: Annotated[
@@ -77,15 +81,18 @@ def prepare(
     """Turn text into token shards with the splits train and valid, and a card that describes them.
 
     Example: pretune prepare books/ news.jsonl.gz --tokenizer tok/ --out data/books
+
+    Documents of two sides: pair:train.en,train.de (aligned files), pair:captions.tsv:en,de (columns), task:sst2.
     """
-    from pretune.data import prepare as work
+    from pretune.data.prepare import merge as join
+    from pretune.recipes.prepare import prepare as work
 
     begun = time.monotonic()
     with ending_well():
         if merge:
             if tokenizer or valid or shard:
                 raise UsageError("--merge takes slices and --out; tokenizer and settings are those of the slices")
-            data = work.merge(corpus, out=out, overwrite=overwrite)
+            data = join(corpus, out=out, overwrite=overwrite)
         else:
             if tokenizer is None:
                 raise UsageError("missing option '--tokenizer'; train one with `pretune tokenizer`")
@@ -95,10 +102,11 @@ def prepare(
                     rate = characters / 1e6 / max(time.monotonic() - begun, 1e-9)
                     tell(share, f"{characters / 1e6:,.0f} MB, {rate:.1f} MB/s, {tokens:,} tokens")
 
-                data = work.prepare(
+                data = work(
                     corpus,
                     tokenizer=tokenizer,
                     out=out,
+                    data=tasks,
                     valid=valid or None,
                     holdout=holdout,
                     by=by,

@@ -2,6 +2,7 @@
 
     Weighted(weights=(0.8, 0.2))        # the share of each source in the tokens that are read
     Smoothed(alpha=0.3)                 # shares proportional to size ** alpha: 0.7 in mBERT, 0.3 in XLM-R
+    Limited(limit=2**16)                # by numbers of samples, none counting for more than that (T5)
     None                                # everything once per epoch
 
 A *round* reads about as many tokens as there are, and from each source a fixed number of samples. A source goes
@@ -20,6 +21,8 @@ from pretune.data.counters import Purpose, shuffled
 from pretune.data.draws import Draws
 from pretune.data.ragged import Ints
 
+Floats = NDArray[np.float64]
+
 
 @spec
 class Weighted:
@@ -27,7 +30,7 @@ class Weighted:
 
     weights: tuple[float, ...]
 
-    def shares(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+    def shares(self, sizes: Floats, counts: Ints | None = None) -> Floats:
         """The weights, of sum 1."""
         given = np.array(self.weights, dtype=np.float64)
         if len(given) != len(sizes):
@@ -47,11 +50,36 @@ class Smoothed:
         if not 0 <= self.alpha <= 1:
             raise UsageError(f"alpha lies between 0 (all sources alike) and 1 (by size), found {self.alpha}")
 
-    def shares(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+    def shares(self, sizes: Floats, counts: Ints | None = None) -> Floats:
         """Those of sources of some sizes, of sum 1; nothing stays nothing."""
         parts = sizes / max(sizes.sum(), 1)
         raised = np.where(parts > 0, parts**self.alpha, 0)
         return np.asarray(raised / max(raised.sum(), 1e-300))
+
+
+@spec
+class Limited:
+    """Samples by how many a source has, `limit` at most, to the power 1 / temperature (Raffel et al., 2020, 3.5.2).
+
+    A temperature of 1 is their examples-proportional mixing, a high one nears equal mixing. Without a limit large
+    sources drown small ones: texts without labels are far more than those with.
+    """
+
+    limit: int = 2**18
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.limit < 1 or not 1 <= self.temperature < np.inf:
+            raise UsageError(f"a limit and a temperature are 1 or more, found {self.limit} and {self.temperature}")
+
+    def shares(self, sizes: Floats, counts: Ints) -> Floats:
+        """Shares of the tokens, which make those of the samples as they should be."""
+        rates = np.where(counts > 0, np.minimum(counts, self.limit) ** (1 / self.temperature), 0.0)
+        tokens = rates * sizes / np.maximum(counts, 1)
+        return np.asarray(tokens / max(tokens.sum(), 1e-300))
+
+
+Mixing = Weighted | Smoothed | Limited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,22 +88,22 @@ class Mixture:
 
     groups: tuple[Ints, ...]  # the samples of each source
     quotas: Ints  # [G] how many a round reads
-    shares: NDArray[np.float64]  # [G] of the tokens read
+    shares: Floats  # [G] of the tokens read
 
     @classmethod
-    def of(cls, mixing: Weighted | Smoothed | None, sources: Ints, lengths: Ints, names: tuple[str, ...]) -> "Mixture":
+    def of(cls, mixing: Mixing | None, sources: Ints, lengths: Ints, names: tuple[str, ...]) -> "Mixture":
         """The mixture of samples that have these sources and lengths."""
         sizes = np.bincount(sources, weights=lengths, minlength=len(names)).astype(np.float64)
         if mixing is None:
             quota = np.array([len(sources)])
             return cls(groups=(np.arange(len(sources)),), quotas=quota, shares=np.ones(1))
-        shares = mixing.shares(sizes)
+        counts = np.bincount(sources, minlength=len(names))
+        shares = mixing.shares(sizes, counts)
         for name, share, size in zip(names, shares, sizes, strict=True):
             if share > 0 and not size:
                 raise DataError(
                     f"source '{name}' has the weight {share:.3g} but no samples; leave it out or set it to 0"
                 )
-        counts = np.bincount(sources, minlength=len(names))
         quotas = np.rint(counts * shares * sizes.sum() / np.maximum(sizes, 1)).astype(np.int64)
         quotas = np.where(shares > 0, np.maximum(quotas, 1), 0)
         order = np.argsort(sources, kind="stable")
@@ -100,7 +128,14 @@ class Mixture:
             return found
         return found.take(shuffled(seed, Purpose.ROUND, round, np.arange(len(found))))
 
-    def epochs(self, rounds: float) -> NDArray[np.float64]:
+    def rates(self) -> Floats:
+        """[n] how often a round reads each sample, on average."""
+        found = np.zeros(sum(map(len, self.groups)))
+        for group, quota in zip(self.groups, self.quotas, strict=True):
+            found[group] = quota / max(len(group), 1)
+        return found
+
+    def epochs(self, rounds: float) -> Floats:
         """[G] how often each source has been read after some rounds."""
         sizes = np.array([len(group) for group in self.groups])
         return np.asarray(rounds * self.quotas / np.maximum(sizes, 1))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pretune.data.ragged import Bools, Ints, begins, bounds, spread
 
 PER_TOKEN = ("tokens", "special", "words", "sentences", "segments", "targets", "order", "blanks")
-PER_SEQUENCE = ("samples", "epochs", "sources", "prefix", "view", "labels")
+PER_SEQUENCE = ("samples", "epochs", "sources", "sides", "prefix", "view", "labels")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,7 @@ class Sequences:
     samples: Ints | None = None  # [S] which sample it is: with the epoch, the counter of all that is random about it
     epochs: Ints | None = None  # [S] for the how-manieth time the sample is read
     sources: Ints | None = None  # [S] which source it is from
+    sides: Ints | None = None  # [S] where its second side begins, 0 where it has only one
     prefix: Ints | None = None  # [S] how many first tokens all of it may see
     view: Ints | None = None  # [S] mask kind
     labels: Ints | None = None  # [S] of the sequence as a whole, IGNORE where it has none

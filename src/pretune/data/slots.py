@@ -39,6 +39,8 @@ def reserve(sequences: Sequences, count: int) -> Sequences:
         if values is not None:
             made[name] = np.full(len(text), FILL[name], dtype=values.dtype)
             made[name][text] = values
-    if sequences.prefix is not None:
-        made["prefix"] = np.where(sequences.prefix > 0, sequences.prefix + count, 0)
+    for name in ("prefix", "sides"):
+        places: NDArray[Any] | None = getattr(sequences, name)
+        if places is not None:
+            made[name] = np.where(places > 0, places + count, 0)
     return replace(sequences, **made)

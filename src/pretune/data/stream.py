@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -23,12 +23,13 @@ from pretune.data.counters import Counters
 from pretune.data.draws import Draws
 from pretune.data.layout import lay_out
 from pretune.data.lengths import Stage
-from pretune.data.mixing import Mixture, Smoothed, Weighted
+from pretune.data.mixing import Mixing, Mixture
 from pretune.data.plan import WINDOW, Plan, make_plan
 from pretune.data.ragged import Ints
 from pretune.data.samples import Samples
 from pretune.data.sequences import Sequences
 from pretune.data.shape import Shape
+from pretune.data.sides import Sided
 
 _KEPT = 2  # plans in memory: of the epoch that is read, and of the one before or after it
 _FEW = 4  # a row may always hold so many
@@ -55,6 +56,14 @@ class Lesson(Protocol):
         """
 
 
+@runtime_checkable
+class SidedLesson(Lesson, Protocol):
+    """A lesson that reads the sides of pairs apart: bounds of both are known, not only of their sum."""
+
+    def side_lengths(self, first: Ints, second: Ints) -> tuple[Ints, Ints | None]:
+        """`lengths` of sequences whose sides have so many tokens; the second has none where there is one side."""
+
+
 class Stream:
     """Batches of one shape out of one kind of samples, from any step on.
 
@@ -70,7 +79,7 @@ class Stream:
         *,
         seed: int,
         lesson: Lesson | None = None,
-        mixing: Weighted | Smoothed | None = None,
+        mixing: Mixing | None = None,
         words: bool = False,
         sentences: bool = False,
         window: int = WINDOW,
@@ -179,10 +188,8 @@ class Stream:
         """The shape of every batch, with the number of sequences a row may hold."""
         if self._given.sequences is not None:
             return self._given
-        sides = self._sides(self.samples.lengths())
-        rates = np.zeros(len(self.samples))
-        for group, quota in zip(self.mixture.groups, self.mixture.quotas, strict=True):
-            rates[group] = quota / max(len(group), 1)
+        sides = sided(self.samples, self.lesson)
+        rates = self.mixture.rates()
         most = [
             _most(lengths, room, rates)
             for lengths, room in zip(sides, (self._given.length, self._given.source), strict=True)
@@ -195,7 +202,7 @@ class Stream:
             while len(self._epochs) >= _KEPT:
                 del self._epochs[next(iter(self._epochs))]
             draws = self.samples.settle(self.mixture.draws(self.seed, epoch))
-            lengths, source = self._sides(self.samples.lengths(draws))
+            lengths, source = sided(self.samples, self.lesson, draws)
             self._epochs[epoch] = (
                 draws,
                 make_plan(
@@ -209,13 +216,6 @@ class Stream:
                 ),
             )
         return self._epochs[epoch]
-
-    def _sides(self, lengths: Ints) -> tuple[Ints, Ints | None]:
-        """What a row has to hold of each draw: on its own side, and on the encoder's."""
-        if self.lesson is None:
-            return lengths, None
-        source, target = self.lesson.lengths(lengths)
-        return (source, None) if target is None else (target, source)
 
 
 class Staged:
@@ -232,6 +232,17 @@ class Staged:
         """The batch of a step, or a part of it; the last stage goes on for ever."""
         number = sum(step >= stage.last for stage in self.stages[:-1])
         return self.streams[number].batch(step - self.stages[number].first, part=part, parts=parts)
+
+
+def sided(samples: Samples, lesson: Lesson | None, draws: Draws | None = None) -> tuple[Ints, Ints | None]:
+    """What a row has to hold of each draw, or of each sample: on its own side, and on the encoder's."""
+    if lesson is None:
+        return samples.lengths(draws), None
+    if isinstance(samples, Sided) and isinstance(lesson, SidedLesson):
+        source, target = lesson.side_lengths(*samples.sides(draws))
+    else:
+        source, target = lesson.lengths(samples.lengths(draws))
+    return (source, None) if target is None else (target, source)
 
 
 def _most(lengths: Ints, room: int, rates: np.ndarray[Any, np.dtype[np.float64]]) -> int:

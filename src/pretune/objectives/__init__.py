@@ -19,6 +19,7 @@ OBJECTIVES: "Registry[type[Objective]]" = Registry(
         "sentence_order": "pretune.objectives.sentence_order:SentenceOrder",
         "translation": "pretune.objectives.translation:Translation",
         "replaced_token": "pretune.objectives.replaced_token:ReplacedToken",
+        "supervised": "pretune.objectives.supervised:Supervised",
         "prefix": "pretune.objectives.prefix:Prefix",
         "span_corruption": "pretune.objectives.span_corruption:SpanCorruption",
         "denoising": "pretune.objectives.denoising:Denoising",

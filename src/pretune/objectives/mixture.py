@@ -1,11 +1,14 @@
 """A mixture: each sequence gets one of several objectives, by chance and weight.
 
-Papers: Raffel et al. (2020, section 3.5.2) mix tasks; Tay et al. (2023), UL2, mix denoisers, which is the default here
-(see `denoisers`). Input: what the parts ask for. The choice is drawn for each sequence and epoch, and for nothing else;
-mixtures may be parts of mixtures. All parts must train one shape of model by its vocabulary head alone. Siblings: all.
+Papers: Raffel et al. (2020, section 3.5.2) mix labelled tasks with text; Tay et al. (2023), UL2, mix denoisers. Input:
+what the parts ask for. A document of two sides goes to the parts that read such, any other to those that do not; among
+them the choice is drawn for each sequence and epoch, and for nothing else. How many of each kind are read is up to the
+data (`pretune.data.mixing`). Mixtures may be parts of mixtures. All parts must train one shape of model by its
+vocabulary head alone. The default is UL2 for documents (see `denoisers`), and `supervised` for pairs. Siblings: all.
 
-    weight 0.4  span_corruption   <R> a <X> d -> <X> b c <Y>
-    weight 0.6  prefix            <S> a b -> c d
+    documents   weight 0.4  span_corruption   <R> a <X> d -> <X> b c <Y>
+                weight 0.6  prefix            <S> a b -> c d
+    pairs       weight 1    supervised        a -> b
 
 A part may have a mark: a token before its input that says which it is, so that the model can be asked for it later.
 Marks are the last sentinels of the vocabulary, which the parts then do without.
@@ -13,9 +16,10 @@ Marks are the last sentinels of the vocabulary, which the parts then do without.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Any, Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pretune.core.config import spec
@@ -24,7 +28,7 @@ from pretune.core.types import IGNORE, Batch, Loss
 from pretune.data.counters import Counters
 from pretune.data.ragged import Ints, bounds, spread
 from pretune.data.sequences import Sequences
-from pretune.data.stream import Lesson
+from pretune.data.stream import Lesson, SidedLesson
 from pretune.objectives.causal import Causal
 from pretune.objectives.denoising import Denoising
 from pretune.objectives.masked import Masked
@@ -42,6 +46,7 @@ from pretune.objectives.objective import (
 from pretune.objectives.prefix import UNEQUAL, Prefix
 from pretune.objectives.seq2seq import known
 from pretune.objectives.span_corruption import SpanCorruption
+from pretune.objectives.supervised import Supervised
 
 _HUGE = 10**6
 
@@ -50,7 +55,9 @@ _HUGE = 10**6
 class Part:
     """One objective of a mixture."""
 
-    objective: "Causal | Prefix | SpanCorruption | Denoising | MaskedSeq2seq | Masked | MultitaskMasked | Mixture"
+    objective: (
+        "Causal | Prefix | SpanCorruption | Denoising | MaskedSeq2seq | Masked | MultitaskMasked | Supervised | Mixture"
+    )
     weight: float = 1.0
     mark: int | None = None  # the sentinel before its input, counted from the last: 0, 1, …
 
@@ -59,6 +66,14 @@ class Part:
             raise UsageError(f"the weight of a part of a mixture must be above 0, found {self.weight}")
         if self.mark is not None and self.mark < 0:
             raise UsageError(f"marks count from 0, found {self.mark}; leave it empty for none")
+
+    @property
+    def reads_pairs(self) -> bool:
+        return self.objective.pairs == "apart"
+
+    @property
+    def reads_documents(self) -> bool:
+        return self.objective.reads_documents if isinstance(self.objective, Mixture) else not self.reads_pairs
 
 
 def denoisers(*, marks: bool = True) -> tuple[Part, ...]:
@@ -77,11 +92,9 @@ def denoisers(*, marks: bool = True) -> tuple[Part, ...]:
 
 @spec
 class Mixture:
-    """One of several objectives for each sequence, by default the denoisers of UL2."""
+    """One of several objectives for each sequence; by default UL2's denoisers, and text to text for pairs (T5)."""
 
-    parts: tuple[Part, ...] = field(default_factory=denoisers)
-
-    pairs: ClassVar[None] = None
+    parts: tuple[Part, ...] = field(default_factory=lambda: (*denoisers(), Part(objective=Supervised(prefix=True))))
 
     def __post_init__(self) -> None:
         if not self.parts:
@@ -93,6 +106,21 @@ class Mixture:
     @property
     def shapes(self) -> tuple[ModelShape, ...]:
         return tuple(shape for shape in MODEL_SHAPES if all(shape in part.objective.shapes for part in self.parts))
+
+    @property
+    def pairs(self) -> Literal["apart"] | None:
+        return "apart" if any(part.reads_pairs for part in self.parts) else None
+
+    @property
+    def reads_documents(self) -> bool:
+        """Whether a part reads documents of one side."""
+        return any(part.reads_documents for part in self.parts)
+
+    def alone(self) -> "Mixture":
+        """The mixture for documents of one side: the parts that read such."""
+        parts = [part for part in self.parts if part.reads_documents]
+        inner = ((p, p.objective.alone() if isinstance(p.objective, Mixture) else p.objective) for p in parts)
+        return Mixture(parts=tuple(replace(part, objective=objective) for part, objective in inner))
 
     @property
     def words(self) -> bool:
@@ -113,8 +141,9 @@ class Mixture:
         if any(lesson.copies is not None for lesson in lessons):
             raise UsageError("a part of a mixture cannot have copies (static masking); leave them empty")
         marks = tuple(None if part.mark is None else vocabulary.sentinels[-1 - part.mark] for part in self.parts)
-        weights = np.array([part.weight for part in self.parts])
-        return MixtureLesson(lessons, marks, tuple((weights / weights.sum()).tolist()))
+        documents = tuple(part.weight if part.reads_documents else 0.0 for part in self.parts)
+        pairs = tuple(part.weight if part.reads_pairs else 0.0 for part in self.parts)
+        return MixtureLesson(lessons, marks, documents, pairs)
 
     def evaluation(self) -> Self:
         """As it is: parts that differ in how hard they are would become one."""
@@ -129,21 +158,46 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class MixtureLesson:
-    """A lesson for each sequence."""
+    """A lesson for each sequence, by the weights that its parts have for documents, or for pairs."""
 
     lessons: tuple[Lesson, ...]
     marks: tuple[int | None, ...]
-    shares: tuple[float, ...]
+    documents: tuple[float, ...]
+    pairs: tuple[float, ...]
     copies: int | None = None
 
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
-        found = [lesson.lengths(n) for lesson in self.lessons]
-        source = [side + (mark is not None) for (side, _), mark in zip(found, self.marks, strict=True)]
-        target = [side for _, side in found if side is not None]
+        return self._most([lesson.lengths(n) for lesson in self.lessons], range(len(self.lessons)))
+
+    def side_lengths(self, first: Ints, second: Ints) -> tuple[Ints, Ints | None]:
+        """Of documents the bounds of the parts that read them, of pairs those of the parts that read these."""
+        found = [
+            lesson.side_lengths(first, second) if isinstance(lesson, SidedLesson) else lesson.lengths(first + second)
+            for lesson in self.lessons
+        ]
+        read, said = self._most(found, self._asked(self.documents))
+        source, target = self._most(found, self._asked(self.pairs))
+        two = second > 0
+        return np.where(two, source, read), None if said is None or target is None else np.where(two, target, said)
+
+    def _most(self, found: Sequence[tuple[Ints, Ints | None]], parts: Sequence[int]) -> tuple[Ints, Ints | None]:
+        """The largest bounds of some parts, their marks included."""
+        source = [found[part][0] + (self.marks[part] is not None) for part in parts]
+        target = [side for side in (found[part][1] for part in parts) if side is not None]
         return np.max(source, axis=0), np.max(target, axis=0) if target else None
 
+    def _asked(self, chances: Sequence[float]) -> list[int]:
+        """The parts that may be drawn."""
+        return [number for number, chance in enumerate(chances) if chance or not any(chances)]
+
+    def choices(self, sequences: Sequences, rng: Counters) -> Ints:
+        """[S] the part of each sequence: by what it is, then by chance."""
+        two = np.zeros(len(sequences), dtype=np.bool_) if sequences.sides is None else sequences.sides > 0
+        chance = rng.uniform(0)
+        return np.where(two, drawn(self.pairs, chance), drawn(self.documents, chance))
+
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
-        chosen = np.searchsorted(np.cumsum(self.shares)[:-1], rng.uniform(0), side="right")
+        chosen = self.choices(sequences, rng)
         places = [np.flatnonzero(chosen == number) for number in range(len(self.lessons))]
         made = [
             lesson.corrupt(sequences.take(which), rng.take(which).under(number))
@@ -160,12 +214,22 @@ class MixtureLesson:
             return 0
         # What each part expects shows in a huge batch, where what it spares is nothing; the rest is six deviations.
         most = np.array([lesson.targets(tokens, sequences) for lesson in self.lessons], dtype=np.float64)
+        if any(self.pairs):
+            return int(most.max())  # how many are pairs, and how long their targets, only the data know
         mean = np.array([lesson.targets(_HUGE * tokens, _HUGE * sequences) for lesson in self.lessons]) / _HUGE
         sides = [lesson.lengths(np.array([tokens // sequences])) for lesson in self.lessons]
-        sizes = np.array([int((source if target is None else target)[0]) for source, target in sides]) * self.shares
+        sizes = np.array([int((source if target is None else target)[0]) for source, target in sides])
+        sizes = sizes * self.documents
         shares = sizes / max(sizes.sum(), 1e-9)  # of the tokens
         chance = float((mean - mean @ shares) ** 2 @ shares) * UNEQUAL / sequences  # of which part it is
         return spare(float(mean @ shares), float(((most - mean) / 6) ** 2 @ shares) + chance, int(most.max()))
+
+
+def drawn(chances: Sequence[float], chance: NDArray[np.floating[Any]]) -> Ints:
+    """[S] numbers of parts, each as often as its weight says; one without weight never, unless all are."""
+    weights = np.array(chances if any(chances) else [1.0] * len(chances))
+    bounds = np.cumsum(weights / weights.sum())[: np.flatnonzero(weights)[-1]]
+    return np.searchsorted(bounds, chance, side="right")
 
 
 def woven(parts: Sequence[Sequences], places: Sequence[Ints], marks: Sequence[int | None]) -> Sequences:

@@ -26,6 +26,7 @@ from pretune.text.tokenizer import Tokenizer
 ModelShape = Literal["encoder", "decoder", "encoder-decoder", "two-way", "generator-discriminator", "two-stream"]
 """What a model is made of. Two-way: causal stacks of both directions; two-stream: content and query states."""
 MODEL_SHAPES: tuple[ModelShape, ...] = get_args(ModelShape)
+Pairs = Literal["other", "swapped", "kept", "apart"]
 Role = Literal["pad", "unk", "cls", "sep", "mask", "bos", "eos"]
 
 
@@ -114,8 +115,12 @@ class Objective(Protocol):
         """Whether it asks where sentences start."""
 
     @property
-    def pairs(self) -> Literal["other", "swapped", "kept"] | None:
-        """How half of the pairs are broken, where it reads pairs of segments (`SegmentPairs`); "kept": none is."""
+    def pairs(self) -> Pairs | None:
+        """What pairs it reads, if any.
+
+        Two segments of a document, half of them broken ("other", "swapped": `SegmentPairs`); or the two sides that
+        documents have (`Sides`), together ("kept") or each by itself ("apart").
+        """
 
     def open(self, vocabulary: Vocabulary, shape: ModelShape) -> Lesson:
         """Its lesson for a model of a shape; a UsageError where it does not train such models."""

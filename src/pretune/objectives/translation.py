@@ -3,7 +3,8 @@
 Paper: Lample and Conneau (2019), XLM. What is hidden on one side can be read off the other, so the model learns which
 words translate which. The paper gives each language an embedding and counts positions anew in the second sentence; here
 the segments are the languages, and positions go on, as in an ordinary pair. The rate is kept on each side by itself.
-Input: pairs that are never broken. Siblings: `masked` reads one language at a time.
+Input: documents of two sides (`pretune.data.sides`); those of one side among them are masked as they are, so that both
+objectives of the paper can be had in one run. Siblings: `masked` reads one language at a time.
 
     text     [CLS] the  cat   sits  [SEP] die   Katze sitzt [SEP]
     tokens   [CLS] the [MASK] sits  [SEP] die   Katze [MASK] [SEP]
@@ -86,8 +87,10 @@ class TranslationLesson:
 
 
 def sides(sequences: Sequences, index: Ints) -> Ints:
-    """[G] where in `index`, places of ordinary tokens, another sequence or another segment of it begins."""
-    side = sequences.owners()[index] * 2
-    if sequences.segments is not None:
-        side += sequences.segments[index] > 0
+    """[G] where in `index`, places of ordinary tokens, another sequence or the second side of it begins."""
+    owner = sequences.owners()[index]
+    side = owner * 2
+    if sequences.sides is not None:
+        begin = sequences.sides[owner]
+        side += (begin > 0) & (index - sequences.offsets[owner] >= begin)
     return np.flatnonzero(np.append(True, side[1:] != side[:-1])[: len(side)])

@@ -1,8 +1,9 @@
 """From prepared data to the batches of a run: samples, frame, rows, and the phases of a length schedule."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -10,16 +11,21 @@ from pretune.core.config import kind, spec
 from pretune.core.errors import DataError, UsageError
 from pretune.data.frame import A, Frame
 from pretune.data.lengths import LengthSchedule, Phase
-from pretune.data.mixing import Smoothed, Weighted
-from pretune.data.pairs import SegmentPairs
+from pretune.data.mixing import Mixing
+from pretune.data.mixing import Mixture as Shares
+from pretune.data.pairs import Pairs, SegmentPairs
 from pretune.data.prepare import Data
-from pretune.data.samples import Blocks, Documents, Samples, Sentences
+from pretune.data.samples import Blocks, Documents, Samples, Sentences, Windows
 from pretune.data.shape import Shape
 from pretune.data.shards import Shards
-from pretune.data.stream import Lesson, Stream
+from pretune.data.sides import Sided, Sides
+from pretune.data.stream import Lesson, Stream, sided
+from pretune.objectives.mixture import Mixture
 from pretune.objectives.objective import ModelShape, Objective, Vocabulary
+from pretune.objectives.span_corruption import SpanCorruption
 from pretune.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
 SampleName = Literal["documents", "sentences", "blocks", "pairs"]
 HELD_OUT_SEED = 0
 """Held-out text is cut, packed and corrupted the same way in every run."""
@@ -33,7 +39,7 @@ class Reading:
     samples: SampleName = "documents"
     max_length: int = 512  # of a sequence, special tokens included
     short: tuple[float, int] | None = None  # so large a share of the run is spent on sequences of this length first
-    mixing: Weighted | Smoothed | None = None
+    mixing: Mixing | None = None
 
     def __post_init__(self) -> None:
         if self.max_length < 2:
@@ -91,28 +97,50 @@ class Source:
             longest=longest,
         )
 
-    @property
-    def frame(self) -> Frame:
-        """The tokenizer's layout; for a decoder a document also has its end, and where it stands alone its start."""
-        return framed(self.tokenizer, self.vocabulary, self.shape, blocks=self.reading.samples == "blocks")
-
     def samples(self, split: str, length: int, objective: Objective) -> Samples:
         """The samples of a split, of at most so many tokens."""
         shards = Shards.open(self.data.path, split)
+        blocks = self.reading.samples == "blocks" and objective.pairs is None
+        frame = framed(self.tokenizer, self.vocabulary, self.shape, blocks=blocks)
+        if objective.pairs in ("kept", "apart"):
+            return self._sided(shards, length, objective, frame)
         if objective.pairs or self.reading.samples == "pairs":
-            kept = objective.pairs in (None, "kept")
             broken: Literal["other", "swapped"] = "swapped" if objective.pairs == "swapped" else "other"
-            pairs = SegmentPairs(limit=length, broken=broken, share=0.0 if kept else 0.5).open(shards, self.frame)
+            share = 0.0 if objective.pairs is None else 0.5
+            pairs = SegmentPairs(limit=length, broken=broken, share=share).open(shards, frame)
             if split == "train" and not pairs.paired:
                 raise DataError(
                     f"{self.data}: no two sentences of a document fit into {length} tokens; {kind(objective)} reads "
                     "pairs; prepare whole documents, or choose an objective without pairs"
                 )
             return pairs
-        if self.reading.samples == "blocks":
-            return Blocks(length=length).open(shards, self.frame)
+        if blocks:
+            return Blocks(length=length).open(shards, frame)
         each = Documents if self.reading.samples == "documents" else Sentences
-        return each(limit=length).open(shards, self.frame)
+        return each(limit=length).open(shards, frame)
+
+    def _sided(self, shards: Shards, length: int, objective: Objective, frame: Frame) -> Samples:
+        """Pairs as the corpus has them; where documents of one side are among them, the objective must read those."""
+        where, name = f"'{shards.split}' of {self.data}", kind(objective)
+        single = len(shards.sources) - shards.pairs
+        if not shards.pairs:
+            raise DataError(
+                f"no document in {where} has two sides, and {name} reads pairs; prepare some with `pretune prepare "
+                "pair:FILE,FILE …` or `pretune prepare task:NAME …`"
+            )
+        if single and objective.pairs == "apart" and not (isinstance(objective, Mixture) and objective.reads_documents):
+            raise DataError(
+                f"{single:,} documents in {where} have one side only, and {name} reads pairs; prepare pairs alone, or "
+                "choose --objective mixture"
+            )
+        apart: Literal["framed", "bare"] = "framed" if self.shape == "encoder-decoder" else "bare"
+        return Sides(limit=length, apart=apart if objective.pairs == "apart" else None).open(shards, frame)
+
+    def _fitted(self, split: str, objective: Objective) -> Objective:
+        """The objective for what a split has: a mixture without its parts for pairs where there are none."""
+        if isinstance(objective, Mixture) and objective.reads_documents and not self.data.index.splits[split].pairs:
+            return objective.alone()
+        return objective
 
     def stream(
         self, split: str, *, length: int, tokens: int, ranks: int, seed: int, fixed: bool, cache: Path | None = None
@@ -122,10 +150,15 @@ class Source:
         With `fixed` every batch has the same number of target slots and cells, so that a model compiles once.
         """
         held = split != "train"
-        objective = self.objective.evaluation() if held else self.objective
-        lesson = objective.open(self.vocabulary, self.shape)
+        mixing = None if held else self.reading.mixing
+        objective = self._fitted(split, self.objective.evaluation() if held else self.objective)
         samples = self.samples(split, length, objective)
-        shape = _rows(lesson, length, tokens, ranks, both=self.shape == "encoder-decoder")
+        if not isinstance(samples, Windows | Pairs):
+            objective = counted(objective, samples.frame.room)
+        lesson = objective.open(self.vocabulary, self.shape)
+        shape = _rows(samples, lesson, length, tokens, ranks, mixing)
+        if self.shape == "encoder-decoder" and shape.source is None:
+            raise UsageError("this objective gives an encoder-decoder nothing to read; choose another")
         most = max(shape.length, shape.source or 0)
         if self.longest is not None and most > self.longest:
             raise UsageError(
@@ -137,7 +170,7 @@ class Source:
             shape,
             seed=HELD_OUT_SEED if held else seed,
             lesson=lesson,
-            mixing=None if held else self.reading.mixing,
+            mixing=mixing,
             words=objective.words,
             sentences=objective.sentences,
             cache=cache,
@@ -161,12 +194,27 @@ def framed(tokenizer: Tokenizer, vocabulary: Vocabulary, shape: ModelShape, *, b
     return Frame(single=tuple(single), pair=found.pair)
 
 
-def _rows(lesson: Lesson, length: int, tokens: int, ranks: int, *, both: bool) -> Shape:
+def counted(objective: T, specials: int) -> T:
+    """An objective that is told how many special tokens a sequence has, where that makes for a tighter plan."""
+    if isinstance(objective, SpanCorruption) and objective.specials is None:
+        return replace(objective, specials=specials)
+    if isinstance(objective, Mixture):
+        parts = tuple(replace(part, objective=counted(part.objective, specials)) for part in objective.parts)
+        return replace(objective, parts=parts)
+    return objective
+
+
+def _rows(samples: Samples, lesson: Lesson, length: int, tokens: int, ranks: int, mixing: Mixing | None) -> Shape:
     """Rows that hold about `tokens` tokens, those of both sides of an encoder-decoder together."""
-    source, target = lesson.lengths(np.array([length]))
-    sides = (int(source[0]), None) if target is None else (int(target[0]), int(source[0]))
-    if both and sides[1] is None:
-        raise UsageError("this objective gives an encoder-decoder nothing to read; choose another")
+    source, target = (None if side is None else int(side[0]) for side in lesson.lengths(np.array([length])))
+    assert source is not None
+    if target is not None and isinstance(samples, Sided):
+        # How long targets are, only the data know: a row has as much of both sides as they have, or the longest fits.
+        written, read = sided(samples, lesson)
+        assert read is not None
+        rates = Shares.of(mixing, samples.sources, samples.lengths(), samples.shards.index.sources).rates()
+        target = max(int(written.max()), math.ceil(source * float(written @ rates) / max(float(read @ rates), 1.0)))
+    sides = (source, None) if target is None else (target, source)
     rows = even(max(tokens // (sides[0] + (sides[1] or 0)), 1))
     if rows % ranks:
         raise UsageError(

@@ -16,6 +16,7 @@ from pretune.data.prepare.units import Unit
 from pretune.text.cleaning import Filter, content_key, named_filters
 from pretune.text.corpora import held_out
 from pretune.text.corpora.document import pieces
+from pretune.text.corpora.pairs import HALF
 from pretune.text.language import guess_language
 from pretune.text.neardup import NearDuplicates
 from pretune.text.sentences import SPLITTERS
@@ -34,6 +35,7 @@ class Chunk:
 
     ids: NDArray[np.unsignedinteger]  # [T]
     ends: Ints  # [D] where each document ends
+    sides: Ints  # [D] tokens of its first side, 0 where it has only one
     sentences: Ints  # [S] where sentences start
     words: NDArray[np.uint8]  # [ceil(T / 8)] bits: the token starts a word
     sources: NDArray[np.uint16]  # [D]
@@ -78,40 +80,43 @@ class Encoder:
     def __call__(self, unit: Unit) -> Chunk:
         counts, languages = Counter[str](), Counter[str]()
         piece = unit.more or unit.continues
-        texts: list[str] = []
-        sources: list[int] = []
-        langs: list[str] = []
-        read = 0
+        found = _Found()
         for source, run in unit.runs(counts):
-            lang = _Languages(self._setup.lang)
-            for text in run:
-                read += len(text)
-                cleaned = self._clean(text, counts)
-                if cleaned or piece:  # a piece that is dropped is empty, and still a piece
-                    texts.append(cleaned)
-                    sources.append(source)
-                    langs.append(lang.of(cleaned))
-                    languages[langs[-1]] += len(cleaned)
+            guesses = (_Languages(self._setup.lang), _Languages(self._setup.lang))  # each side has its own
+            for sides in run:
+                found.read += sum(map(len, sides))
+                cleaned = tuple(self._clean(text, counts) for text in sides)
+                if all(cleaned) or piece:  # a piece that is dropped is empty, and still a piece
+                    langs = tuple(lang.of(text) for text, lang in zip(cleaned, guesses, strict=False))
+                    found.add(cleaned, langs, source)
+                    for text, lang in zip(cleaned, langs, strict=True):
+                        languages[lang] += len(text)
                 counts["documents"] += not unit.more
-        lengths, ids, words, begins = self._tokenise(texts)
-        positions = self._sentences(texts, langs, begins)
+        lengths, ids, words, begins = self._tokenise(found.texts)
+        if found.halves(lengths):
+            counts[HALF] += found.drop(found.halves(lengths))
+            lengths, ids, words, begins = self._tokenise(found.texts)
+        positions = self._sentences(found.texts, found.langs, begins)
         if unit.continues and len(positions) and positions[0] == 0:
             positions = positions[1:]  # it began in an earlier unit
+        ends, firsts = found.joined(lengths)
+        wholes = found.wholes
         return Chunk(
             ids=ids,
-            ends=np.cumsum(lengths),
+            ends=ends,
+            sides=firsts,
             sentences=positions,
             words=np.packbits(words),
-            sources=np.array(sources, dtype=np.uint16),
-            keys=_keys(map(_piece_key if piece else content_key, texts)),
-            held=np.array([unit.valid or held_out(text, self._setup.holdout) for text in texts], dtype=bool),
-            sizes=np.array([len(text.encode()) for text in texts], dtype=np.int64),
-            signatures=self._signatures(texts),
+            sources=np.array(found.sources, dtype=np.uint16),
+            keys=_keys(map(_piece_key if piece else content_key, wholes)),
+            held=np.array([unit.valid or held_out(text, self._setup.holdout) for text in wholes], dtype=bool),
+            sizes=np.array([sum(len(text.encode()) for text in sides) for sides in found.sides], dtype=np.int64),
+            signatures=self._signatures(wholes),
             more=unit.more,
             counts=counts,
             languages=languages,
             size=unit.size,
-            read=read,
+            read=found.read,
         )
 
     def _clean(self, text: str, counts: Counter[str]) -> str:
@@ -161,6 +166,56 @@ class Encoder:
             return None
         made = [self._near.signature(text) for text in texts]
         return np.array(made, dtype=np.uint32).reshape(len(texts), -1)
+
+
+class _Found:
+    """The documents of a unit: each a text, or two sides of one."""
+
+    def __init__(self) -> None:
+        self.read = 0  # characters, those left out too
+        self.sides: list[tuple[str, ...]] = []
+        self.sources: list[int] = []
+        self._langs: list[tuple[str, ...]] = []
+
+    def add(self, sides: tuple[str, ...], langs: tuple[str, ...], source: int) -> None:
+        self.sides.append(sides)
+        self.sources.append(source)
+        self._langs.append(langs)
+
+    @property
+    def texts(self) -> list[str]:
+        """All sides, one after another."""
+        return [text for sides in self.sides for text in sides]
+
+    @property
+    def langs(self) -> list[str]:
+        """The languages of `texts`."""
+        return [lang for langs in self._langs for lang in langs]
+
+    @property
+    def wholes(self) -> list[str]:
+        """Every document as one text, which is another where it is parted elsewhere."""
+        return ["\0".join(sides) for sides in self.sides]
+
+    def joined(self, lengths: Ints) -> tuple[Ints, Ints]:
+        """Given the tokens of each text: [D] where documents end, [D] the tokens of the first of two sides, or 0."""
+        counts = np.array([len(sides) for sides in self.sides], dtype=np.int64)
+        last = np.cumsum(counts) - 1
+        return np.cumsum(lengths)[last], np.where(counts == 2, lengths[last - 1], 0) if len(last) else last
+
+    def halves(self, lengths: Ints) -> list[int]:
+        """The documents that have tokens on one side of two."""
+        ends, firsts = self.joined(lengths)
+        whole = np.diff(ends, prepend=0)
+        two = np.array([len(sides) == 2 for sides in self.sides], dtype=bool)
+        return np.flatnonzero(two & (whole > 0) & ((firsts == 0) | (firsts == whole))).tolist()
+
+    def drop(self, which: list[int]) -> int:
+        """Leave some out; how many they were."""
+        for number in reversed(which):
+            for column in (self.sides, self.sources, self._langs):
+                del column[number]
+        return len(which)
 
 
 class _Languages:

@@ -12,8 +12,8 @@ from pretune.data.shards.index import FILE as INDEX
 
 _OURS = re.compile(
     r"data\.json|slice\.json|card\.(json|md)|MANIFEST\.json|tokenizer/[\w.-]+|units-\d+\.bin"
-    r"|(keys|lengths|sizes|sources|held|signatures)\.npy"
-    r"|(train|valid)/(MANIFEST\.json|\d+\.(tokens|documents|sentences|words|sources)\.npy)"
+    r"|(keys|lengths|sizes|sources|held|signatures|sides)\.npy"
+    r"|(train|valid)/(MANIFEST\.json|\d+\.(tokens|documents|sentences|words|sources|sides)\.npy)"
 )
 
 

@@ -26,9 +26,11 @@ from pretune.data.shards.index import FILE as INDEX
 from pretune.text.corpora import Corpus, open_corpus
 from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.formats import By
+from pretune.text.corpora.items import Item
 from pretune.text.tokenizer import Tokenizer
 
 Names = Sequence[str | os.PathLike[str]]
+Inputs = Sequence[str | os.PathLike[str] | Item]
 Progress = Callable[[float, int, int], None]
 """Told the share that is done (0 to 1), the characters read and the tokens made so far."""
 
@@ -45,11 +47,11 @@ _SMALL = 4 * 2**20  # bytes of text below which starting processes costs more th
 
 
 def prepare(
-    inputs: Names,
+    inputs: Inputs,
     *,
     tokenizer: Tokenizer | str | os.PathLike[str],
     out: str | os.PathLike[str],
-    valid: Names | None = None,
+    valid: Inputs | None = None,
     holdout: str | float = _HOLDOUT,
     by: str = "auto",
     field: str | None = None,
@@ -242,13 +244,17 @@ def _checked(data: Data) -> Data:
     return data
 
 
-def _open(inputs: Names, settings: Settings) -> Corpus:
-    names = inputs if isinstance(inputs, str) else [os.fspath(one) for one in inputs]
+def _open(inputs: Inputs, settings: Settings) -> Corpus:
+    names = inputs if isinstance(inputs, str) else [_name(one) for one in inputs]
     by, errors = cast(By, settings.by), cast(Errors, settings.errors)
     return open_corpus(names, by=by, field=settings.field, errors=errors)
 
 
-def _share(holdout: str | float, valid: Names | None) -> float:
+def _name(given: str | os.PathLike[str] | Item) -> str | Item:
+    return os.fspath(given) if isinstance(given, str | os.PathLike) else given
+
+
+def _share(holdout: str | float, valid: Inputs | None) -> float:
     if valid is None:
         return share(holdout)
     if holdout != _HOLDOUT:

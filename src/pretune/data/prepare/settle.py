@@ -9,7 +9,7 @@ All decisions are made over all documents before the first is written:
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ class SplitFacts:
     sentences: int = 0
     words: int = 0
     unknown: int = 0
+    pairs: int = 0  # documents of two sides
     lengths: dict[str, int] = field(default_factory=dict)  # quantiles of tokens per document
     sources: list[dict[str, int]] = field(default_factory=list)  # documents, tokens and bytes of each
 
@@ -58,7 +59,7 @@ def settle(
     stages: Sequence[Stage], folder: Path, recipe: Recipe, *, dtype: str, vocab: int, unknown: int | None, remove: bool
 ) -> Settled:
     """Decide, and write the splits into `folder`; with `remove` the stages go as they are read."""
-    columns = {name: np.concatenate([stage.column(name) for stage in stages]) for name in ("lengths", "sizes")}
+    columns = {name: np.concatenate([stage.column(name) for stage in stages]) for name in ("lengths", "sizes", "sides")}
     columns["sources"] = np.concatenate([stage.column("sources") for stage in stages])
     fate, dropped = decide(stages, recipe, columns["lengths"])
     _demand_text(fate, dropped, stages, recipe)
@@ -67,8 +68,9 @@ def settle(
     used = [name for number, name in enumerate(SPLITS) if (fate == number).any()]
     try:
         for name in used:
-            writers[name] = ShardWriter(folder / name, dtype, vocab=vocab)
-        _write(stages, writers, fate, columns["sources"], counted, unknown, remove)
+            sided = bool(columns["sides"][fate == SPLITS.index(name)].any())
+            writers[name] = ShardWriter(folder / name, dtype, vocab=vocab, sided=sided)
+        _write(stages, writers, fate, columns, counted, unknown, remove)
         splits = {name: Split(shards=writer.close()) for name, writer in writers.items()}
     except BaseException:
         for writer in writers.values():
@@ -77,7 +79,7 @@ def settle(
     facts: dict[str, SplitFacts] = {}
     for name, split in splits.items():
         facts[name] = _facts(fate == SPLITS.index(name), columns, len(recipe.names))
-        facts[name].sentences = split.sentences
+        facts[name].sentences, facts[name].pairs = split.sentences, split.pairs
         facts[name].words, facts[name].unknown = counted[name]["words"], counted[name]["unknown"]
         splits[name] = Split(shards=split.shards, bytes=facts[name].bytes)
     return Settled(splits, facts, dropped)
@@ -172,7 +174,7 @@ def _write(
     stages: Sequence[Stage],
     writers: dict[str, ShardWriter],
     fate: NDArray[np.int8],
-    sources: NDArray[np.uint16],
+    columns: Mapping[str, NDArray[Any]],
     counted: dict[str, Counter[str]],
     unknown: int | None,
     remove: bool,
@@ -186,7 +188,16 @@ def _write(
             if mine.any():
                 ids, ends, words, sentences = _select(piece, mine)
                 offsets = np.concatenate(([0], ends))
-                writer.add(ids, offsets, words=words, sentences=sentences, sources=sources[here][mine], more=piece.more)
+                sources, sides = (columns[column][here][mine] for column in ("sources", "sides"))
+                writer.add(
+                    ids,
+                    offsets,
+                    words=words,
+                    sentences=sentences,
+                    sources=sources,
+                    sides=sides if writer.sided else None,
+                    more=piece.more,
+                )
                 counted[name]["words"] += int(words.sum())
                 counted[name]["unknown"] += 0 if unknown is None else int((ids == unknown).sum())
         at = here.stop - piece.more

@@ -29,6 +29,7 @@ from pretune.data.shards.npy import Appender, open_npy
 FILE = "slice.json"
 _ROLL = 2**28  # bytes after which a file of units ends: what has been settled is deleted file by file
 _COLUMNS = {"keys": "<u8", "lengths": "<i8", "sizes": "<i8", "sources": "<u2", "held": "|b1", "signatures": "<u4"}
+_SIDES = "sides"  # a column that is there only where some document has two
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +77,11 @@ class StageWriter:
             self._open = self._open or _Long(chunk)
             self._open.add(chunk)
             if not chunk.more:
-                self._append(*self._open.columns())
+                self._append(self._open.columns())
                 self._open = None
         else:
-            self._append(chunk.keys, lengths, chunk.sizes, chunk.sources, chunk.held, chunk.signatures)
+            rows = {"keys": chunk.keys, "lengths": lengths, "sizes": chunk.sizes, "sources": chunk.sources}
+            self._append({**rows, "held": chunk.held, "signatures": chunk.signatures, _SIDES: chunk.sides})
 
     def close(self, facts: dict[str, Any]) -> None:
         """Complete all files; `facts` are what the caller wants to find in slice.json."""
@@ -109,27 +111,20 @@ class StageWriter:
         with writing(path):
             return path.open("xb")
 
-    def _append(
-        self,
-        keys: NDArray[np.uint64],
-        lengths: Ints,
-        sizes: Ints,
-        sources: NDArray[np.uint16],
-        held: NDArray[np.bool_],
-        signatures: NDArray[np.uint32] | None,
-    ) -> None:
+    def _append(self, rows: dict[str, NDArray[Any] | None]) -> None:
+        """Columns of some documents; that of sides begins with the first document that has two."""
+        sides = rows.pop(_SIDES)
+        if sides is not None and sides.any() and _SIDES not in self._columns:
+            self._columns[_SIDES] = Appender(self.folder / f"{_SIDES}.npy", "<i8")
+            self._columns[_SIDES].append(np.zeros(self.documents, dtype=np.int64))
+        lengths = rows["lengths"]
+        assert lengths is not None
         self.documents += len(lengths)
-        rows: dict[str, NDArray[Any]] = {
-            "keys": keys.ravel(),
-            "lengths": lengths,
-            "sizes": sizes,
-            "sources": sources,
-            "held": held,
-        }
+        if _SIDES in self._columns:
+            rows[_SIDES] = np.zeros_like(lengths) if sides is None else sides
         for name, values in rows.items():
-            self._columns[name].append(values)
-        if signatures is not None:
-            self._columns["signatures"].append(signatures.ravel())
+            if values is not None:
+                self._columns[name].append(values.ravel())
 
 
 class _Long:
@@ -149,12 +144,13 @@ class _Long:
             # The least hashes of a union of sets are the least of theirs.
             self._signature = np.minimum(self._signature, chunk.signatures)
 
-    def columns(self) -> tuple[Any, ...]:
-        """What `_append` takes: the hash of the whole is that of the hashes of its pieces."""
+    def columns(self) -> dict[str, NDArray[Any] | None]:
+        """Its row: the hash of the whole is that of the hashes of its pieces."""
         joined = hashlib.blake2b(np.concatenate(self._keys).astype(">u8").tobytes(), digest_size=16).digest()
         key = np.frombuffer(joined, dtype=">u8").astype(np.uint64).reshape(1, 2)
         length, size = np.array([self._length]), np.array([self._size])
-        return key, length, size, self._first.sources, self._first.held, self._signature
+        row = {"keys": key, "lengths": length, "sizes": size, "sources": self._first.sources, "held": self._first.held}
+        return {**row, "signatures": self._signature, _SIDES: None}
 
 
 class Stage:
@@ -190,6 +186,9 @@ class Stage:
         path = self.folder / f"{name}.npy"
         if name == "keys":
             return open_npy(path, _COLUMNS[name], 2 * self.documents).reshape(self.documents, 2)
+        if name == _SIDES:
+            there = path.is_file()
+            return open_npy(path, "<i8", self.documents) if there else np.zeros(self.documents, dtype=np.int64)
         if name == "signatures":
             values = open_npy(path, _COLUMNS[name])
             return values.reshape(self.documents, len(values) // max(self.documents, 1))

@@ -26,7 +26,7 @@ class Unit:
     """Some documents of a split: where to find them, or their texts."""
 
     parts: tuple[Part, ...] = ()
-    texts: tuple[str, ...] = ()  # of one source; `Document` would cost more on its way to another process
+    texts: tuple[tuple[str, ...], ...] = ()  # of one source, each with its sides; `Document` would cost more to send
     source: int = 0
     where: str  # the place of the first document, for messages
     valid: bool  # they are validation data by choice of the user
@@ -34,12 +34,12 @@ class Unit:
     continues: bool = False  # the document, which is the only one, began in an earlier unit,
     more: bool = False  # or goes on in the next one
 
-    def runs(self, counts: Counter[str]) -> Iterator[tuple[int, Iterator[str]]]:
-        """The source and the texts of every part; what the readers leave out is counted."""
+    def runs(self, counts: Counter[str]) -> Iterator[tuple[int, Iterator[tuple[str, ...]]]]:
+        """The source of every part, and the text or two sides of its documents; what readers leave out is counted."""
         if self.texts:
             yield self.source, iter(self.texts)
         for part in self.parts:
-            yield part.source, (document.text for document in part.documents(counts))
+            yield part.source, (document.sides for document in part.documents(counts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def _read(place: Place, counts: Counter[str]) -> Iterator[Unit]:
         nonlocal left, held, size
         share = min(left, size // _packed(place.part))
         made = Unit(
-            texts=tuple(document.text for document in held),
+            texts=tuple(document.sides for document in held),
             source=place.part.source,
             where=held[0].where,
             valid=place.valid,
@@ -159,7 +159,7 @@ def _read(place: Place, counts: Counter[str]) -> Iterator[Unit]:
         if held and (document.more or size >= UNIT):
             yield unit()
         held.append(document)
-        size += len(document.text)
+        size += sum(map(len, document.sides))
         if document.more or open_:
             yield unit()
         open_ = document.more

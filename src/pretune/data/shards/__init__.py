@@ -6,6 +6,8 @@
     DATA/train/00000.sentences.npy  int64 [S]              where each sentence starts; a document's first token is one
     DATA/train/00000.words.npy      uint8 [ceil(T / 8)]    one bit per token, the highest first: it starts a word
     DATA/train/00000.sources.npy    uint16 [D]             which source a document is from
+    DATA/train/00000.sides.npy      int64 [D]              tokens of its first side where a document has two, else 0;
+                                                           not there where none of the split has
 
     with atomic_directory("DATA") as folder:                       # published at once, or not at all
         with ShardWriter(folder / "train", token_dtype(vocab)) as writer:

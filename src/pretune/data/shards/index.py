@@ -38,6 +38,7 @@ class ShardFacts:
     documents: int
     tokens: int
     sentences: int
+    pairs: int = 0  # documents of two sides
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,10 @@ class Split:
     @property
     def sentences(self) -> int:
         return sum(shard.sentences for shard in self.shards)
+
+    @property
+    def pairs(self) -> int:
+        return sum(shard.pairs for shard in self.shards)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +86,18 @@ def write_index(directory: Path, index: Index) -> None:
             "tokens": split.tokens,
             "sentences": split.sentences,
             "bytes": split.bytes,
-            "shards": [dataclasses.asdict(shard) for shard in split.shards],
+            "shards": [_plain(shard) for shard in split.shards],
         }
         for name, split in index.splits.items()
     }
     data = {field.name: getattr(index, field.name) for field in dataclasses.fields(index)}
     data |= {"sources": list(index.sources), "settings": dict(index.settings), "splits": splits}
     write_json(directory / FILE, {"format": FORMAT, **data})
+
+
+def _plain(shard: ShardFacts) -> dict[str, Any]:
+    """As JSON; of documents without sides nothing is said of them."""
+    return {name: value for name, value in dataclasses.asdict(shard).items() if name != "pairs" or value}
 
 
 def read_index(directory: Path) -> Index:
@@ -136,7 +146,8 @@ def _split(data: object, name: str, where: Path) -> Split:
 def _shard(data: object, split: str, where: Path) -> ShardFacts:
     if not isinstance(data, dict) or not _SHARD.fullmatch(str(data.get("name"))):
         raise DataError(f"{where}: a shard of split '{split}' has no number as its 'name'")
-    counts = {field: _count(data, field, where) for field in ("documents", "tokens", "sentences")}
+    told = ("documents", "tokens", "sentences", *(("pairs",) if "pairs" in data else ()))
+    counts = {field: _count(data, field, where) for field in told}
     return ShardFacts(name=data["name"], **counts)
 
 

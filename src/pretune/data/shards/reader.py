@@ -78,6 +78,16 @@ class Shards:
         """[D] which source each document is from, a number into `index.sources`."""
         return np.concatenate([np.empty(0, dtype=np.uint16), *(part.sources for part in self._parts)])
 
+    @property
+    def pairs(self) -> int:
+        """How many documents have two sides."""
+        return self.index.splits[self.split].pairs
+
+    @functools.cached_property
+    def sides(self) -> Ints:
+        """[D] the tokens of each document's first side, 0 where it has only one."""
+        return np.concatenate([np.empty(0, dtype=np.int64), *(part.sides for part in self._parts)])
+
     def tokens(self, start: int, stop: int) -> NDArray[np.unsignedinteger]:
         """The tokens of one stretch; not copied where it lies in one shard."""
         cuts = [
@@ -149,6 +159,8 @@ class _Part:
         self.sentences: Ints = self._open("sentences", "<i8", facts.sentences)
         self.words: NDArray[np.uint8] = self._open("words", "|u1", -(-facts.tokens // 8))
         self.sources: NDArray[np.uint16] = self._open("sources", "<u2", facts.documents)
+        none = np.zeros(facts.documents, dtype=np.int64)
+        self.sides: Ints = self._open("sides", "<i8", facts.documents) if facts.pairs else none
 
     def take_tokens(self, index: Ints) -> NDArray[np.unsignedinteger]:
         return self.tokens[index]
@@ -168,6 +180,12 @@ class _Part:
         firsts = self.documents[:-1][np.diff(self.documents) > 0]
         if not np.isin(firsts, self.sentences, assume_unique=True).all():
             raise self._bad("sentences", "a document's first token starts no sentence")
+        if (self.sides > 0).sum() != self.facts.pairs or (self.sides < 0).any():
+            raise self._bad("sides", f"not the {self.facts.pairs} pairs of {FILE}")
+        two = self.sides > 0
+        seconds = (self.documents[:-1] + self.sides)[two]
+        if (seconds >= self.documents[1:][two]).any() or not np.isin(seconds, self.sentences).all():
+            raise self._bad("sides", "a second side starts no sentence of its document")
         if len(self.sources) and self.sources.max() >= sources:
             raise self._bad("sources", f"source {self.sources.max()} is not one of the {sources} in {FILE}")
 

@@ -25,10 +25,12 @@ class ShardWriter:
     they were spread over calls.
     """
 
-    def __init__(self, directory: Path, dtype: str, *, vocab: int | None = None, full: int = FULL) -> None:
+    def __init__(
+        self, directory: Path, dtype: str, *, vocab: int | None = None, full: int = FULL, sided: bool = False
+    ) -> None:
         if dtype not in DTYPES:
             raise UsageError(f"tokens cannot be stored as {dtype!r}; allowed: {', '.join(DTYPES)}")
-        self.directory, self.dtype, self.full = Path(directory), dtype, full
+        self.directory, self.dtype, self.full, self.sided = Path(directory), dtype, full, sided
         self.vocab = min(vocab or 2**32, np.iinfo(dtype).max + 1)
         self.shards: list[ShardFacts] = []
         self._shard: _Shard | None = None
@@ -45,13 +47,15 @@ class ShardWriter:
         words: ArrayLike,
         sentences: ArrayLike = (),
         sources: int | Sequence[int] | NDArray[np.integer] = 0,
+        sides: ArrayLike | None = None,
         more: bool = False,
     ) -> None:
         """Add whole documents: their tokens one after another, and where each starts and the last ends.
 
         `words` says of each token whether it starts a word; `sentences` are the positions in `tokens` at which
-        sentences start, those at the start of a document being understood. With `more` the last document goes on: the
-        first one of the next call is its continuation.
+        sentences start, those at the start of a document or of a second side being understood. `sides` has the tokens
+        of the first side of each document that has two, and 0 for others; a writer is told beforehand (`sided`). With
+        `more` the last document goes on: the first one of the next call is its continuation.
         """
         ids = np.asarray(tokens)
         ends = np.asarray([len(ids)]) if offsets is None else self._ends(np.asarray(offsets), len(ids))
@@ -70,11 +74,12 @@ class ShardWriter:
         begins = np.concatenate(([0], ends[:-1]))
         firsts = begins < ends  # an empty document has no first token
         firsts[0] &= not self._begun
-        positions = np.union1d(positions, begins[firsts])
+        first = self._sides(sides, begins, ends)
+        positions = np.union1d(positions, np.concatenate((begins[firsts], (begins + first)[first > 0])))
         origins = np.broadcast_to(np.asarray(sources, dtype=np.int64), ends.shape)
         if len(origins) and not (origins.min() >= 0 and origins.max() < 2**16):
             raise UsageError("a source is a number from 0 to 65535")
-        self._write(ids, ends, starts, positions, origins, more)
+        self._write(ids, ends, starts, positions, np.stack((origins, first)), more)
         self._begun = more and bool(begins[-1] < ends[-1] or (self._begun and len(ends) == 1))
 
     def close(self) -> tuple[ShardFacts, ...]:
@@ -96,13 +101,16 @@ class ShardWriter:
             self._shard.abandon()
 
     def _write(
-        self, ids: Ints, ends: Ints, words: NDArray[np.bool_], sentences: Ints, sources: Ints, more: bool
+        self, ids: Ints, ends: Ints, words: NDArray[np.bool_], sentences: Ints, columns: Ints, more: bool
     ) -> None:
-        """Spread documents over shards; in this call, `at` tokens and `done` documents are written."""
+        """Spread documents over shards; in this call, `at` tokens and `done` documents are written.
+
+        The columns [2, D] are the sources and first sides of documents.
+        """
         at = done = 0
         while done < len(ends):
             if self._shard is None:
-                self._shard = _Shard(self.directory, f"{len(self.shards):05}", self.dtype)
+                self._shard = _Shard(self.directory, f"{len(self.shards):05}", self.dtype, self.sided)
             whole = len(ends) - more  # documents that end in this call
             last = done + int(np.searchsorted(ends[done:whole], at + self.full - self._shard.tokens))
             full = last < whole
@@ -114,7 +122,7 @@ class ShardWriter:
                 ends[done : stop if full else max(done, whole)] - at,
                 words[at:end],
                 sentences[first:after] - at,
-                sources[done + int(self._open) : stop],
+                *columns[:, done + int(self._open) : stop],
             )
             self._open = more and not full
             at, done = end, stop
@@ -126,6 +134,15 @@ class ShardWriter:
             self.shards.append(self._shard.close())
             self._shard = None
 
+    def _sides(self, given: ArrayLike | None, begins: Ints, ends: Ints) -> Ints:
+        if given is None:
+            return np.zeros_like(ends)
+        first = np.asarray(given, dtype=np.int64)
+        good = self.sided and first.shape == ends.shape
+        if not good or (first < 0).any() or (first >= np.maximum(ends - begins, 1)).any():
+            raise UsageError("sides are for a writer that was told of them; a first has fewer tokens than its document")
+        return first
+
     def _ends(self, offsets: NDArray[np.generic], tokens: int) -> Ints:
         good = offsets.ndim == 1 and len(offsets) and offsets.dtype.kind in "ui"
         if not good or offsets[0] != 0 or offsets[-1] != tokens or (np.diff(offsets.astype(np.int64)) < 0).any():
@@ -134,20 +151,25 @@ class ShardWriter:
 
 
 class _Shard:
-    """The five files of one shard while they are written."""
+    """The files of one shard while they are written."""
 
-    def __init__(self, directory: Path, name: str, dtype: str) -> None:
+    def __init__(self, directory: Path, name: str, dtype: str, sided: bool) -> None:
         self.name, self.tokens = name, 0
         kinds = {"tokens": dtype, "documents": "<i8", "sentences": "<i8", "words": "|u1", "sources": "<u2"}
+        kinds |= {"sides": "<i8"} if sided else {}
+        self.pairs = 0
         self._files = {part: Appender(directory / f"{name}.{part}.npy", kind) for part, kind in kinds.items()}
         self._files["documents"].append(np.zeros(1))
         self._bits = np.empty(0, dtype=bool)  # word starts that do not fill a byte yet
 
-    def add(self, ids: Ints, ends: Ints, words: NDArray[np.bool_], sentences: Ints, sources: Ints) -> None:
+    def add(self, ids: Ints, ends: Ints, words: NDArray[np.bool_], sentences: Ints, sources: Ints, sides: Ints) -> None:
         self._files["tokens"].append(ids)
         self._files["documents"].append(ends + self.tokens)
         self._files["sentences"].append(sentences + self.tokens)
         self._files["sources"].append(sources)
+        if "sides" in self._files:
+            self._files["sides"].append(sides)
+            self.pairs += int((sides > 0).sum())
         bits = np.concatenate((self._bits, words))
         whole = len(bits) // 8 * 8
         self._files["words"].append(np.packbits(bits[:whole]))
@@ -160,7 +182,11 @@ class _Shard:
             file.close()
         count = {part: file.count for part, file in self._files.items()}
         return ShardFacts(
-            name=self.name, documents=count["documents"] - 1, tokens=count["tokens"], sentences=count["sentences"]
+            name=self.name,
+            documents=count["documents"] - 1,
+            tokens=count["tokens"],
+            sentences=count["sentences"],
+            pairs=self.pairs,
         )
 
     def abandon(self) -> None:

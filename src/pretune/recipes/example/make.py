@@ -23,7 +23,7 @@ from pretune.objectives.seq2seq import Spans
 from pretune.objectives.span_corruption import SpanCorruptionLesson
 from pretune.recipes.example.spelling import Spelling, pieces, words
 from pretune.recipes.example.telling import Lessoned, tell
-from pretune.recipes.example.texts import Segments, places_of, repeated, sequence, usual, variants
+from pretune.recipes.example.texts import TASK, Segments, places_of, repeated, sequence, usual, variants
 from pretune.recipes.example.values import Drawn, Example
 from pretune.text.tokenizer import Tokenizer
 
@@ -56,6 +56,8 @@ def example(
     chosen = _shape(shape, objective)
     given = tuple(texts) or usual(objective)
     shown = variants(name, objective, given)
+    if len(given) == 1 and not texts and objective.pairs == "apart":
+        shown += variants(name, objective, TASK)
     read = [*dict.fromkeys(text for _, segments, _ in shown for text in segments)]
     spelling = words(read, objective, chosen) if tokenizer is None else pieces(tokenizer)
     lesson = objective.open(spelling.vocabulary, chosen)
@@ -95,7 +97,7 @@ class _Maker:
 
     def drawn(self, title: str, segments: Segments, label: int, hide: Sequence[str]) -> list[Drawn]:
         """The lessons of a text: one, or one of each kind that sequences may be of."""
-        one = sequence(self.spelling, self.shape, segments, label, pairs=self.objective.pairs is not None)
+        one = sequence(self.spelling, self.shape, segments, label, self.objective.pairs)
         if hide:
             places = [places_of(self.spelling, one, words) for words in hide]
             rng = Counters.of(self.seed, one, copies=self.lesson.copies)

@@ -90,7 +90,7 @@ def _names(vocabulary: Vocabulary, objective: Objective) -> dict[int, str]:
         for number, sentinel in enumerate(vocabulary.sentinels)
     }
     if isinstance(objective, Mixture):
-        called = "RSX" if objective.parts == denoisers() else string.digits
+        called = "RSX" if objective.parts[:7] == denoisers() else string.digits
         used = {part.mark for part in objective.parts if part.mark is not None and part.mark < len(called)}
         found |= {vocabulary.sentinels[-1 - mark]: f"[{called[mark]}]" for mark in used}
     return found

@@ -11,7 +11,10 @@ from pretune.data.frame import A
 from pretune.data.pairs import BROKEN, NEXT
 from pretune.data.ragged import spread
 from pretune.data.sequences import Sequences
-from pretune.objectives.objective import ModelShape, Objective
+from pretune.data.sides import twice
+from pretune.objectives.mixture import Mixture
+from pretune.objectives.objective import ModelShape, Objective, Pairs
+from pretune.objectives.supervised import Supervised
 from pretune.recipes.example.spelling import Spelling
 from pretune.recipes.reading import framed
 from pretune.text.sentences import split_sentences
@@ -22,6 +25,8 @@ DANCE = "We danced until midnight."
 OTHER = "Penguins cannot fly."
 """The beginning of another document."""
 TRANSLATED = ("Thank you for inviting me.", "Danke, dass du mich eingeladen hast.")
+TASK = ("translate English to German: That is good.", "Das ist gut.")
+"""The first task of the same paper's figure 1."""
 LONGEST = 512
 """Tokens that can be looked at."""
 
@@ -30,8 +35,12 @@ Segments = tuple[str, ...]
 
 def usual(objective: Objective) -> Segments:
     """What is shown where no text is given."""
+    if isinstance(objective, Supervised):
+        return TASK
     if objective.pairs == "kept":
         return TRANSLATED
+    if isinstance(objective, Mixture):
+        return (PARTY,) if objective.reads_documents else TASK
     return (PARTY, DANCE) if objective.pairs else (f"{PARTY} {DANCE}" if objective.sentences else PARTY,)
 
 
@@ -39,13 +48,13 @@ def variants(name: str, objective: Objective, texts: Sequence[str]) -> list[tupl
     """What is shown of some texts: a title, the text or two segments, and the label of a pair."""
     if any(not text.strip() for text in texts):
         raise UsageError("--text is empty; give a sentence or more")
-    if objective.pairs is None:
+    if objective.pairs is None or (isinstance(objective, Mixture) and len(texts) == 1):
         if len(texts) > 1:
             raise UsageError(f"{name} reads one text, found {len(texts)}; give --text once")
         return [("", tuple(texts), IGNORE)]
     first, second = _two(name, objective, texts)
-    if objective.pairs == "kept":
-        return [("", (first, second), IGNORE)]
+    if objective.pairs in ("kept", "apart"):
+        return [("a document of two sides" if isinstance(objective, Mixture) else "", (first, second), IGNORE)]
     if objective.pairs == "swapped":
         return [
             ("label 0: the segments are in order", (first, second), NEXT),
@@ -61,18 +70,24 @@ def _two(name: str, objective: Objective, texts: Sequence[str]) -> tuple[str, st
     """Two segments: two texts, or one that is parted where a sentence starts nearest to its middle."""
     if len(texts) == 2:
         return texts[0], texts[1]
-    starts = split_sentences(texts[0])[1:] if len(texts) == 1 and objective.pairs != "kept" else []
+    sides = {"kept": "a text and its translation", "apart": "a text and what is to be written for it"}
+    what = sides.get(objective.pairs or "")
+    starts = split_sentences(texts[0])[1:] if len(texts) == 1 and what is None else []
     if not starts:
-        what = "a text and its translation" if objective.pairs == "kept" else "two segments, of a sentence or more each"
+        what = what or "two segments, of a sentence or more each"
         raise UsageError(f"{name} reads {what}; give --text twice")
     middle = min(starts, key=lambda start: abs(start - len(texts[0]) / 2))
     return texts[0][:middle].strip(), texts[0][middle:].strip()
 
 
-def sequence(spelling: Spelling, shape: ModelShape, texts: Segments, label: int, *, pairs: bool) -> Sequences:
+def sequence(spelling: Spelling, shape: ModelShape, texts: Segments, label: int, pairs: Pairs | None) -> Sequences:
     """A text, or two segments, in its frame: one sequence."""
     read = spelling.tokenizer.encode_batch(texts, literal=True)
     frame = framed(spelling.tokenizer, spelling.vocabulary, shape)
+    sides = 0  # where the second side begins
+    if len(texts) == 2 and pairs == "apart":
+        sides = len(read[0]) + frame.room
+        frame = twice(frame, bare=shape != "encoder-decoder")
     tokens: list[int] = []
     segments: list[int] = []
     special: list[bool] = []
@@ -87,6 +102,7 @@ def sequence(spelling: Spelling, shape: ModelShape, texts: Segments, label: int,
             starts = {0, *read.tokens_at(which, split_sentences(texts[which])).tolist()}
             begins = [place in starts for place in range(len(ids))]
             opens[:1] = [True] * len(opens[:1])
+            sides = sides or which * len(tokens)
         tokens += ids
         words += opens
         sentences += begins
@@ -102,10 +118,11 @@ def sequence(spelling: Spelling, shape: ModelShape, texts: Segments, label: int,
         special=np.array(special),
         words=np.array(words),
         sentences=np.array(sentences),
-        segments=np.array(segments) if pairs or frame.segmented else None,
+        segments=np.array(segments) if pairs not in (None, "apart") or frame.segmented else None,
         samples=np.zeros(1, dtype=np.int64),
         epochs=np.zeros(1, dtype=np.int64),
-        labels=np.array([label]) if pairs else None,
+        labels=np.array([label]) if pairs in ("other", "swapped") else None,
+        sides=np.array([sides]),
     )
 
 

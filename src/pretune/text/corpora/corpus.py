@@ -18,15 +18,19 @@ from pretune.text.corpora.heldout import split_off
 from pretune.text.corpora.hub import PREFIX as HUB
 from pretune.text.corpora.hub import open_hub
 from pretune.text.corpora.items import WHOLE, Item, Span
+from pretune.text.corpora.pairs import PREFIX as PAIR
+from pretune.text.corpora.pairs import open_pairs
 from pretune.text.corpora.walking import Finder, shown
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One input, as it was given: a file, all files of a folder or glob, a built-in corpus or a Hub data set."""
+    """One input, as it was given: a file, all files of a folder or glob, two sides of parallel text, a built-in corpus,
+    a Hub data set, or an item that was made elsewhere.
+    """
 
     name: str
-    kind: Literal["file", "folder", "glob", "builtin", "hub"]
+    kind: Literal["file", "folder", "glob", "pair", "builtin", "hub", "given"]
     path: str | None  # of a file or folder
     bytes: int | None  # on the disk, compressed where it is; None where nobody knows
     weight: float
@@ -101,25 +105,32 @@ class Corpus:
 
 
 def open_corpus(
-    inputs: Sequence[str],
+    inputs: Sequence[str | Item],
     *,
     by: By = "auto",
     field: str | None = None,
     weights: Mapping[str, float] | None = None,
     errors: Errors = "strict",
 ) -> Corpus:
-    """Find and check all that is named: files, folders, globs, `builtin:NAME`, `hf:name/config:split:column`.
+    """Find and check all that is named: files, folders, globs, `pair:A,B`, `builtin:NAME`, `hf:NAME/…:SPLIT:COLUMN`.
 
+    What is no name is an item, as `items` has them.
     `by` says what makes a document, `field` where a table has its text; `weights` has a number for some of the inputs,
     1 being the weight of the others. With errors="replace" bytes that are no text become U+FFFD and are counted.
     """
-    _check(inputs, by, field, weights or {}, errors)
+    names = [given if isinstance(given, str) else given.name for given in inputs]
+    _check(inputs if isinstance(inputs, str) else names, by, field, weights or {}, errors)
     finder = Finder(by, field, errors)
     sources: list[Source] = []
-    for given in inputs:
-        weight = float((weights or {}).get(given, 1.0))
-        name = shown(given)
-        if given.startswith(BUILTIN):
+    for called, given in zip(names, inputs, strict=True):
+        weight = float((weights or {}).get(called, 1.0))
+        name = shown(called)
+        if not isinstance(given, str):
+            sources.append(Source(name, "given", None, given.bytes, weight, None, (given,)))
+        elif given.startswith(PAIR):
+            pairs = open_pairs(given, errors)
+            sources.append(Source(name, "pair", None, pairs.bytes, weight, None, (pairs,)))
+        elif given.startswith(BUILTIN):
             item = BUILTINS.get(given.removeprefix(BUILTIN))()
             item.check()
             sources.append(Source(name, "builtin", None, item.bytes, weight, item.licence, (item,)))

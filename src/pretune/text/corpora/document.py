@@ -29,6 +29,12 @@ class Document:
     source: int  # index into `Corpus.sources`
     where: str  # "file:line" or "file:row 7", for messages
     more: bool = False  # the document goes on in the next piece
+    pair: str | None = None  # its other side, where it has two: a translation, or what is to be written
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """Its texts: one or two."""
+        return (self.text,) if self.pair is None else (self.text, self.pair)
 
 
 def cut(text: str, longest: int) -> int:

@@ -52,24 +52,29 @@ class File:
     format: Format
 
     def documents(self, source: int, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[Document]:
+        if self.format.kind == "text":
+            text = self.text(span, errors, counts)
+            return _plain(text, SEPARATORS[self.format.by], source, self.name, span[2], counts)
+        where = f"{self.name}:row " if self.format.kind == "parquet" else f"{self.name}:"
+        return rows(self.rows(span, errors, counts), source, where, counts)
+
+    def rows(self, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[tuple[str, int]]:
+        """(text, number) of every row of a table, blank ones too."""
         how, (start, stop, line) = self.format, span
-        if how.kind == "parquet":
-            assert how.field is not None
-            return rows(
-                read_parquet(self.path, how.field, self.name, start, stop, line), source, f"{self.name}:row ", counts
-            )
-        skip = 0 if start else how.mark
-        data = chunks(self.path, self.name, how.compression, start, stop)
-        text = decode(data, how.encoding, self.name, errors, counts, skip, start)
-        if how.kind == "text":
-            return _plain(text, SEPARATORS[how.by], source, self.name, line, counts)
         assert how.field is not None
+        if how.kind == "parquet":
+            return read_parquet(self.path, how.field, self.name, start, stop, line)
+        text = self.text(span, errors, counts)
         if how.kind == "jsonl":
-            found = read_jsonl(text, how.field, self.name, line, errors, counts)
-        else:
-            assert how.delimited is not None
-            found = read_delimited(text, how.delimited, how.field, self.name)
-        return rows(found, source, f"{self.name}:", counts)
+            return read_jsonl(text, how.field, self.name, line, errors, counts)
+        assert how.delimited is not None
+        return read_delimited(text, how.delimited, how.field, self.name)
+
+    def text(self, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[str]:
+        """What a file of text or rows holds, decoded, a chunk at a time."""
+        how, (start, stop, _) = self.format, span
+        data = chunks(self.path, self.name, how.compression, start, stop)
+        return decode(data, how.encoding, self.name, errors, counts, 0 if start else how.mark, start)
 
     def spans(self, n_bytes: int) -> list[Span]:
         how = self.format

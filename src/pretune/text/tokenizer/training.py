@@ -155,7 +155,7 @@ def train_tokenizer(
     def texts() -> Iterator[str]:
         nonlocal done
         for part in parts:
-            yield from (document.text for document in part.documents())
+            yield from (text for document in part.documents() for text in document.sides)
             done += 1
 
     def tell(read: int) -> None:

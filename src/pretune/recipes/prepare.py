@@ -1,0 +1,105 @@
+"""Preparing data: what `pretune.data.prepare` does, and tasks as text to text among the corpora.
+
+    pt.prepare(["books/", "task:sst2", "task:multi30k"], tokenizer=tok, out="data/tasks", data="data")
+
+`task:NAME` is the training split of a task, `task:NAME:dev` another, each example written as a pair by the task's
+template: what is read, and what is to be said of it.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pretune.core import log
+from pretune.core.config import to_dict
+from pretune.core.errors import UsageError
+from pretune.core.io import sha256
+from pretune.data.prepare import Data
+from pretune.data.prepare import prepare as work
+from pretune.tasks import TASKS
+from pretune.tasks.loading import load
+from pretune.tasks.task import Task
+from pretune.text.corpora.decoding import Errors
+from pretune.text.corpora.document import Document
+from pretune.text.corpora.items import WHOLE, Item, Span
+from pretune.text.corpora.pairs import pair
+
+PREFIX = "task:"
+Place = str | os.PathLike[str]
+
+
+def prepare(
+    inputs: Sequence[Place], *, data: Place | None = None, valid: Sequence[Place] | None = None, **options: Any
+) -> Data:
+    """Turn text into memory-mapped token shards; the options are those of `pretune.data.prepare.prepare`.
+
+    Tasks among the inputs, and in `valid`, are looked for below `data`, then $PRETUNE_DATA.
+    """
+    if isinstance(inputs, str) or not any(_is_task(name) for name in (*inputs, *(valid or ()))):
+        return work(inputs, valid=valid, **options)
+    found = [[_task(name, data) if _is_task(name) else name for name in names] for names in (inputs, valid or ())]
+    return work(found[0], valid=found[1] or None, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPairs:
+    """A split of a task as pairs: source and target by its template."""
+
+    name: str  # as it was typed
+    task: Task
+    split: str
+    data: str | None
+
+    @property
+    def bytes(self) -> int:
+        return sum(path.stat().st_size for found in self.task.available(self.data).values() for path in found.paths)
+
+    def documents(self, source: int, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[Document]:
+        """Examples in their order; those without a label are left out, and counted."""
+        template, parts = self.task.template, load(self.task, self.data)
+        assert template is not None
+        divided = {"train": parts.train, "dev": parts.dev, "test": parts.test}
+        examples = divided[self.split] if divided.get(self.split) else self.task.read(self.split, self.data)
+        for number, example in enumerate(examples, 1):
+            target = None
+            if example.label is not None or self.task.kind not in LABELLED:
+                text, target = template.fill(example)
+            if target is None:
+                counts["unlabelled_examples"] += 1
+            else:
+                yield from pair(text, target, source, f"{self.name}:{number}", counts)
+
+    def spans(self, n_bytes: int) -> list[Span]:
+        return [WHOLE]
+
+    def identity(self) -> list[object]:
+        """The template, and the content of all splits, for one may be divided to make up for another."""
+        files = [
+            [split, [[path.name, sha256(path)] for path in found.paths]]
+            for split, found in self.task.available(self.data).items()
+        ]
+        return [self.name, self.split, to_dict(self.task.template), files]
+
+
+LABELLED = ("classification", "pair", "regression", "choice")
+"""Kinds of tasks whose examples may lack their label."""
+
+
+def _is_task(name: Place) -> bool:
+    return isinstance(name, str) and name.startswith(PREFIX)
+
+
+def _task(name: Place, data: Place | None) -> Item:
+    called, _, split = os.fspath(name).removeprefix(PREFIX).partition(":")
+    task = TASKS.get(called)
+    if task.template is None:
+        known = ", ".join(one for one in TASKS if TASKS.get(one).template is not None)
+        raise UsageError(f"task '{called}' has no template, so it is no text to text; tasks that have one: {known}")
+    item = TaskPairs(os.fspath(name), task, split or "train", None if data is None else os.fspath(data))
+    if item.split not in ("train", "dev", "test"):
+        task.find(item.split, data)  # its error says what there is
+    for note in load(task, data).notes:
+        log.say(f"{name}: {note}")
+    return item
