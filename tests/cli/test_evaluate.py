@@ -1,12 +1,17 @@
 """`pretune evaluate` on a run that `pretune pretrain` made: results, JSON, one line for what is wrong."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
 
 import pretune as pt
 from pretune.cli import main
+from pretune.recipes.evaluate import FINE_TUNED
+from pretune.recipes.finetune.fine import TASK, evaluate_run
+from pretune.tasks import TASKS
+from tests.recipes import tasked
 from tests.recipes.small import FAST, make, shrunk
 
 Capture = pytest.CaptureFixture[str]
@@ -115,6 +120,48 @@ def test_tasks_from_the_data_directory(capsys: Capture, runs: dict[str, str], sh
     ]
     assert found[0]["counts"]["pairs"] == 6 and len(found[0]["groups"]) > 1
     assert found[1]["scores"]["perplexity"] > 1
+
+
+def test_a_fine_tuned_run_is_judged_by_its_head(capsys: Capture, tmp_path: Path) -> None:
+    base, folder = tasked.make_base(tmp_path), tmp_path / "tasks" / "sst2"
+    folder.mkdir(parents=True)
+    for split, seed in (("train", 0), ("dev", 1)):
+        rng = random.Random(seed)
+        words = [(at % 2, tasked.GOOD if at % 2 else tasked.BAD) for at in range(24)]
+        rows = [f"{tasked.sentence(rng, word)}\t{label}" for label, word in words]
+        (folder / f"{split}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+    run, data = tmp_path / "run", f"--data={tmp_path}"
+    given = [
+        "finetune",
+        str(base),
+        "--task=sst2",
+        data,
+        f"--out={run}",
+        "--epochs=1",
+        "--lr=1e-3",
+        "--baselines=none",
+    ]
+    assert main(["--quiet", *given]) == 0
+    capsys.readouterr()
+    assert FINE_TUNED == TASK and (run / TASK).is_file()
+    (found,) = told(capsys, str(run), "--task=sst2", data)
+    assert found["split"] == "dev" and found["counts"] == {"examples": 24} and "shots" not in found
+    assert found["scores"] == evaluate_run(run, task="sst2", data=tmp_path)["scores"]
+    (prompted,) = told(capsys, str(base), "--task=sst2", data, "--shots=2")
+    assert prompted["shots"] == 2 and prompted["counts"]["examples"] == 24
+
+
+@pytest.mark.parametrize(
+    ("name", "headline"), [("stsb", "spearman"), pytest.param("cranfield", "ndcg", marks=pytest.mark.slow)]
+)
+def test_similarity_and_retrieval_go_by_vectors(
+    capsys: Capture, runs: dict[str, str], shared_data: Path, name: str, headline: str
+) -> None:
+    if not TASKS.get(name).available(shared_data):
+        pytest.skip(f"{name} is not there")
+    (found,) = told(capsys, runs["bert-tiny"], f"--task={name}", f"--data={shared_data}")
+    told_first, value = next(iter(found["scores"].items()))
+    assert told_first == headline and -1 <= value <= 1
 
 
 def test_what_is_wrong_is_one_line(capsys: Capture, runs: dict[str, str], pairs: str, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack
 from torch import nn
 
 from pretune.adapt.saving import load
+from pretune.core import log
 from pretune.core.errors import UsageError, nearest
 from pretune.evaluate.cloze import last_words, read_blanks
 from pretune.evaluate.few_shot import Trial, few_shot
@@ -172,18 +173,24 @@ class _Work:
             return self.scored(found)
         if self.run is not None and shots is None:
             return self.fine_tuned(self.run, task)
-        if found.kind == "retrieval":
-            from pretune.evaluate.retrieval import retrieval
-
-            return _told(found.name, retrieval(self.model, found, data=self.data, tell=self.told(found.name)))
-        if found.kind == "regression":
-            from pretune.evaluate.similarity import similarity
-
-            told = similarity(
-                self.model, found, data=self.data, split=self.how.get("split"), tell=self.told(found.name)
-            )
-            return _told(found.name, told)
+        if found.kind in ("retrieval", "regression"):
+            return self.by_vectors(found)
         return few_shot(self.model, found, shots or 0, self.trial, self.asking, self.told(found.name))
+
+    def by_vectors(self, task: Task) -> Result:
+        """Similarity and retrieval; a directory is given as it is, for it may say how vectors are made."""
+        from pretune.evaluate.retrieval import retrieval
+        from pretune.evaluate.similarity import similarity
+
+        given = self.given if isinstance(self.given, nn.Module) else Path(self.given)
+        tell, device = self.told(task.name), None if self.device is None else device_of(self.device)
+        if task.kind == "retrieval":
+            found = retrieval(given, task, data=self.data, tell=tell, device=device)
+        else:
+            found = similarity(given, task, data=self.data, split=self.how.get("split"), tell=tell, device=device)
+        if self.how.get("limit") is not None:
+            log.warn(f"{task.name}: --limit is not for similarity and retrieval; all of it was read")
+        return _told(task.name, found)
 
     def own(self, name: str) -> Result:
         """A file of one's own."""
@@ -247,7 +254,7 @@ def thinned(examples: list[T], limit: int | None) -> list[T]:
 def _told(name: str, found: Mapping[str, Any]) -> Result:
     """A result out of what similarity and retrieval give: numbers that are whole are counts."""
     numbers = {key: value for key, value in found.items() if isinstance(value, int | float)}
-    groups = {key: next(iter(value.values())) for key, value in found.get("groups", {}).items()}
+    groups = {key: _first(value) for key, value in found.get("groups", {}).items()}
     return Result(
         task=name,
         split=found.get("split"),
@@ -255,3 +262,8 @@ def _told(name: str, found: Mapping[str, Any]) -> Result:
         counts={key: value for key, value in numbers.items() if isinstance(value, int)},
         groups=groups,
     )
+
+
+def _first(found: Mapping[str, Any]) -> float:
+    """The headline among what is told of a part: the first number that is no count."""
+    return next(value for value in found.values() if isinstance(value, float))
