@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pretune.recipes.pretrain import pretrain
     from pretune.text.tokenizer import train_tokenizer
     from pretune.use.embed import embed
+    from pretune.use.fill import fill
     from pretune.use.score import score
     from pretune.use.write import generate
 
@@ -39,6 +40,7 @@ __all__ = [
     "build",
     "embed",
     "evaluate",
+    "fill",
     "finetune",
     "generate",
     "load",
@@ -63,6 +65,7 @@ _PUBLIC = {
     "score": "pretune.use.score:score",
     "batch": "pretune.data.layout:batch",
     "embed": "pretune.use.embed:embed",
+    "fill": "pretune.use.fill:fill",
     "generate": "pretune.use.write:generate",
     "Batch": "pretune.core.types:Batch",
     "Output": "pretune.core.types:Output",

@@ -28,6 +28,7 @@ VERBS: Registry[Callable[..., None]] = Registry(
         "predict": "pretune.cli.predict:predict",
         "evaluate": "pretune.cli.evaluate:evaluate",
         "generate": "pretune.cli.generate:generate",
+        "fill": "pretune.cli.fill:fill",
         "embed": "pretune.cli.embed:embed",
         "verify": "pretune.cli.verify:verify",
         "export": "pretune.cli.export:export",

@@ -33,7 +33,9 @@ def generate(
     source: Annotated[
         str | None, typer.Option("--input", metavar="FILE", help="Prompts, one in a line; - is standard input.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", metavar="N", help="Write so many at most.")] = 64,
+    max_new_tokens: Annotated[
+        int | None, typer.Option("--max-new-tokens", metavar="N", help="Write so many at most; 64 by default.")
+    ] = None,
     num: Annotated[int, typer.Option("--num", metavar="N", help="Texts for each prompt.")] = 1,
     temperature: Annotated[
         float | None, typer.Option("--temperature", metavar="T", help="1 by default; 0: always the likeliest token.")
@@ -77,10 +79,11 @@ def generate(
     """
     texts = given(prompts or [], source, "prompt")
     from pretune.use.decoding import Wishes, decoding
-    from pretune.use.write import write
+    from pretune.use.write import usual, write
 
+    found = opened(model, device=device, dtype=dtype, speaks=True)
     wishes: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
+        "max_new_tokens": usual(found) if max_new_tokens is None else max_new_tokens,
         "num": num,
         "temperature": temperature,
         "top_k": top_k,
@@ -93,12 +96,12 @@ def generate(
         "repetition_penalty": repetition_penalty,
         "no_repeat_ngram": no_repeat_ngram,
     }
-    found: Wishes = {name: value for name, value in wishes.items() if value is not None}  # type: ignore[assignment]
-    how = decoding(**found)
+    asked: Wishes = {name: value for name, value in wishes.items() if value is not None}  # type: ignore[assignment]
+    how = decoding(**asked)
     one = len(texts) == num == beams == 1 and not as_json
     flows = stream if stream is not None else one and sys.stdout.isatty()
     answers = write(
-        opened(model, device=device, dtype=dtype, speaks=True),
+        found,
         texts,
         how,
         stop=stop or (),

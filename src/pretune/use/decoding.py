@@ -76,6 +76,7 @@ class Decoding:
     """
 
     max_new_tokens: int = 64
+    min_new_tokens: int = 0  # before these are written, nothing ends
     search: Greedy | Sample | Beam = Greedy()
     returns: int = 1  # texts for each prompt
     repetition_penalty: float = 1.0
@@ -85,6 +86,8 @@ class Decoding:
         for name in ("max_new_tokens", "returns"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} {getattr(self, name)} must be at least 1")
+        if not 0 <= self.min_new_tokens <= self.max_new_tokens:
+            raise UsageError(f"min_new_tokens {self.min_new_tokens} must be from 0 to max_new_tokens")
         if not 0 < self.repetition_penalty < math.inf:
             raise UsageError(f"repetition_penalty {self.repetition_penalty} must be greater than 0 (1 is none)")
         if self.no_repeat_ngram < 0:
@@ -104,6 +107,7 @@ class Wishes(TypedDict, total=False):
     """The options of `decoding`, each as in the spec that has it."""
 
     max_new_tokens: int
+    min_new_tokens: int
     temperature: float
     top_k: int | None
     top_p: float | None
@@ -146,5 +150,5 @@ def decoding(**wishes: Unpack[Wishes]) -> Decoding:
     else:
         search = Sample(**{name: given[name] for name in SAMPLING if name in given})  # type: ignore[arg-type]
     names = {"max_new_tokens": "max_new_tokens", "num": "returns"}
-    names |= {name: name for name in ("repetition_penalty", "no_repeat_ngram")}
+    names |= {name: name for name in ("min_new_tokens", "repetition_penalty", "no_repeat_ngram")}
     return Decoding(search=search, **{ours: given[name] for name, ours in names.items() if name in given})  # type: ignore[arg-type]

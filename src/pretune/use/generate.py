@@ -7,7 +7,7 @@ A decoder goes on from what it has read; the decoder of an encoder-decoder write
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from torch import nn
@@ -45,7 +45,8 @@ def complete(
     decoding: Decoding = Decoding(),  # noqa: B008 (a frozen value)
     *,
     batch: int = ROWS,
-    start: int | None = None,
+    marks: Marks | None = None,
+    begun: Sequence[Tokens] | None = None,
     watch: Watch | None = None,
     look: int | None = None,
     compiled: bool = False,
@@ -53,23 +54,25 @@ def complete(
     """What a model writes: for each prompt `returns` texts, best first where they are beams.
 
     `prompts` are what a decoder has read, or the sources of an encoder-decoder, special tokens included; its decoder
-    starts with `start`, or what its config says. At most `batch` rows (texts, or beams) are decoded together, those of
-    similar length; answers come in the order of the prompts, and do not depend on it. `watch` sees every row that is
-    not a beam's after every `look` steps. With `compiled` a step is compiled first, which takes a minute and pays on a
-    GPU when much is written.
+    starts as its config says, or by `marks`, and has already said what is `begun`, if anything. At most `batch` rows
+    (texts, or beams) are decoded together, those of similar length; answers come in the order of the prompts, and do
+    not depend on it. `watch` sees every row that is not a beam's after every `look` steps. With `compiled` a step is
+    compiled first, which takes a minute and pays on a GPU when much is written.
     """
     found = body(model)
     check(found)
-    marks = Marks.of(found, start=start)
-    _fits(found, prompts, decoding)
+    marks = marks or Marks.of(found)
+    read = _read(found, prompts, marks, begun)
+    _fits(found, read, decoding)
     size = max(batch // decoding.width, 1)
-    order = np.argsort([-len(prompt) for prompt in prompts], kind="stable").tolist()
+    order = np.argsort([-len(one.source or one.prompt) for one in read], kind="stable").tolist()
     every = look or (1 if found.tokens.weight.device.type == "cpu" else LOOK)
     written: list[list[Written]] = [[] for _ in prompts]
     with reading(found):
         for first in range(0, len(order), size):
             group = order[first : first + size]
-            answers = _write(found, group, [prompts[i] for i in group], decoding, marks, watch, every, compiled)
+            job = Job(found, group, [read[i] for i in group], decoding, marks)
+            answers = _write(job, watch, every, compiled)
             for request, answer in zip(group, answers, strict=True):
                 written[request] = answer
     return written
@@ -86,22 +89,39 @@ def check(model: LanguageModel) -> None:
         raise UsageError("this model has no vocabulary head, so it cannot write; load one that has its head")
 
 
-def _write(
-    model: LanguageModel,
-    group: Sequence[int],
-    given: Sequence[Tokens],
-    decoding: Decoding,
-    marks: Marks,
-    watch: Watch | None,
-    every: int,
-    compiled: bool,
-) -> list[list[Written]]:
+class Given(NamedTuple):
+    """What the decoder has read, and what the encoder has, if there is one."""
+
+    prompt: Tokens
+    source: Tokens | None
+
+
+class Job(NamedTuple):
+    """Prompts that are worked on together, with their numbers."""
+
+    model: LanguageModel
+    group: Sequence[int]
+    given: Sequence[Given]
+    decoding: Decoding
+    marks: Marks
+
+
+def _read(model: LanguageModel, prompts: Sequence[Tokens], marks: Marks, begun: Sequence[Tokens] | None) -> list[Given]:
+    if not model.spec.both:
+        if begun is not None:
+            raise UsageError("what a decoder has begun is a part of its prompt")
+        return [Given(prompt, None) for prompt in prompts]
+    assert marks.start is not None
+    said = begun or [()] * len(prompts)
+    return [Given([marks.start, *more], prompt) for prompt, more in zip(prompts, said, strict=True)]
+
+
+def _write(job: Job, watch: Watch | None, every: int, compiled: bool) -> list[list[Written]]:
     """One group of prompts, from reading them to their texts."""
+    model, group, given, decoding, marks = job
     both, device = model.spec.both, model.tokens.weight.device
-    if both:
-        assert marks.start is not None
-    prompts = [[marks.start]] * len(given) if both else given
-    cache, logits = prefill(model, prompts, given if both else None)  # type: ignore[arg-type]
+    prompts = [one.prompt for one in given]
+    cache, logits = prefill(model, prompts, [one.source or () for one in given] if both else None)
     room = max(map(len, prompts)) + decoding.max_new_tokens - 1  # the last token is written, and never read
     source = cache.cross[0].keys.shape[2] if cache.cross else 0
     if device.type == "cuda":
@@ -116,7 +136,7 @@ def _write(
     engine = engine_for(model, make, key, room + slots, source=source, compiled=compiled)
     index = repeated(len(given), decoding.width, device)
     engine.load(cache, index)
-    engine.search.load(prompts, group, getattr(decoding.search, "seed", 0))  # type: ignore[arg-type]
+    engine.search.load(prompts, group, getattr(decoding.search, "seed", 0))
     engine.search.choose(logits.index_select(0, index))
     return _run(engine, group, decoding, watch, every)
 
@@ -153,19 +173,18 @@ def _show(search: Rows, group: Sequence[int], watch: Watch, halted: dict[int, li
         search.halt(over)
 
 
-def _fits(model: LanguageModel, prompts: Sequence[Tokens], decoding: Decoding) -> None:
+def _fits(model: LanguageModel, given: Sequence[Given], decoding: Decoding) -> None:
     """Refuse prompts without tokens, and those that are longer than the model's positions."""
-    (source, own), new, both = limits(model), decoding.max_new_tokens, model.spec.both
-    for number, prompt in enumerate(prompts):
-        if not len(prompt):
+    (source, own), new = limits(model), decoding.max_new_tokens
+    for number, one in enumerate(given):
+        if not len(one.prompt) or (one.source is not None and not len(one.source)):
             raise UsageError(f"prompt {number + 1} has no tokens; a model needs at least one to go on from")
-        if both and source is not None and len(prompt) > source:
-            raise UsageError(f"source {number + 1} has {len(prompt)} tokens; this model has positions for {source}")
-        size = (0 if both else len(prompt)) + new
-        if own is not None and size > own:
+        if one.source is not None and source is not None and len(one.source) > source:
+            raise UsageError(f"prompt {number + 1} has {len(one.source)} tokens; this model has positions for {source}")
+        if own is not None and len(one.prompt) + new - 1 > own:
             raise UsageError(
-                f"prompt {number + 1} has {len(prompt)} tokens and {new} new ones are asked for; this model has "
-                f"positions for {own} in all; shorten the prompt, or ask for fewer"
+                f"{len(one.prompt)} tokens of prompt {number + 1} and {new} new ones; this model has positions for "
+                f"{own} in all; shorten the prompt, or ask for fewer"
             )
 
 

@@ -59,9 +59,9 @@ def packed(prompts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | 
     if slots:
         flat = reserve(flat, slots)
     if flat.source is None:
-        row, shape = _rows(flat.lengths)
+        row, shape = rows_of(flat.lengths)
         return lay_out(flat, row, Shape(rows=int(row[-1]) + 1, length=shape))
-    row, source = _rows(flat.source.lengths)
+    row, source = rows_of(flat.source.lengths)
     length = int(np.bincount(row, weights=flat.lengths).max())
     return lay_out(flat, row, Shape(rows=int(row[-1]) + 1, length=length, source=source))
 
@@ -71,7 +71,7 @@ def _flat(sequences: Sequence[Sequence[int]]) -> Sequences:
     return Sequences(tokens=np.concatenate(arrays), offsets=bounds(np.array([len(one) for one in arrays])))
 
 
-def _rows(lengths: Ints) -> tuple[Ints, int]:
+def rows_of(lengths: Ints) -> tuple[Ints, int]:
     """The row of each sequence, in order: the one before's where there is room in it; and the length of a row."""
     room, row, used, rows = int(lengths.max()), 0, 0, []
     for length in lengths.tolist():

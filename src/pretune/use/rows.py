@@ -112,6 +112,12 @@ def adjusted(logits: Tensor, history: Tensor, known: Tensor, count: Tensor, deco
         logits = sampling.penalised(logits, history, known, decoding.repetition_penalty)
     if decoding.no_repeat_ngram:
         logits = sampling.unrepeated(logits, history, known, decoding.no_repeat_ngram)
+    if decoding.min_new_tokens and marks.ends:
+        ended = logits.clone()
+        for end in marks.ends:
+            if end < logits.shape[1]:
+                ended[:, end] = sampling.NEVER
+        logits = torch.where(count < decoding.min_new_tokens, ended, logits)
     for token, at in ((marks.first, 0), (marks.last, decoding.max_new_tokens - 1)):
         if token is not None:
             forced = torch.full_like(logits, sampling.NEVER)

@@ -10,11 +10,14 @@ from pretune.core.errors import UsageError
 from pretune.use.decoding import Beam, Decoding, Wishes, decoding
 from pretune.use.generate import ROWS, check, complete
 from pretune.use.marks import Marks
+from pretune.use.prefill import limits
 from pretune.use.prompts import encode, spelled
 from pretune.use.rows import Written
 from pretune.use.stop import Stops
 from pretune.use.stream import Continuation, Stream, Tell
 from pretune.use.text import body, tokenizer_of
+
+NEW = 64
 
 
 class Text(NamedTuple):
@@ -45,12 +48,14 @@ def generate(
         pt.generate(model, ["Once upon"], temperature=0)                 # greedy
         pt.generate(model, ["Once upon"], beams=4, num=2)
 
-    `wishes`: max_new_tokens (64), temperature (1; 0 is greedy), top_k, top_p, min_p, seed, beams, length_penalty,
-    early_stopping, num (texts for each prompt, one after the other in the list), repetition_penalty, no_repeat_ngram.
+    `wishes`: max_new_tokens (64, or what `usual` gives), min_new_tokens, temperature (1; 0 is greedy), top_k, top_p,
+    min_p, seed, beams, length_penalty, early_stopping, num (texts for each prompt, one after the other in the list),
+    repetition_penalty, no_repeat_ngram.
     A text ends before the first of the `stop` texts. `start` is the spelling of the token that a decoder starts with,
     where that is to be chosen (the language of mBART). Prompts that are too long are refused, or cut with `truncate`.
     `stream` is called with pieces of the one text that is written, as they come.
     """
+    wishes.setdefault("max_new_tokens", usual(model))
     found = write(
         model,
         prompts,
@@ -63,6 +68,12 @@ def generate(
         stream=stream,
     )
     return [text.text for texts in found for text in texts]
+
+
+def usual(model: nn.Module) -> int:
+    """How many tokens to write where nobody says it: 64, or half of what a shorter model has positions for."""
+    own = limits(body(model))[1]
+    return NEW if own is None else max(min(NEW, own // 2), 1)
 
 
 def write(
@@ -99,7 +110,7 @@ def write(
 
     watched = None if told is None and not stops.texts else watch
     look = 1 if told is not None else None
-    answers = complete(found, given, how, batch=batch, start=first, watch=watched, look=look, compiled=compiled)
+    answers = complete(found, given, how, batch=batch, marks=marks, watch=watched, look=look, compiled=compiled)
     texts = [
         [_text("" if found.spec.both else prompt, tell, one, stops) for one in answer]
         for prompt, tell, answer in zip(prompts, follow, answers, strict=True)

@@ -1,0 +1,72 @@
+"""`pretune fill`: what a model would put into blanks."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pretune.cli._models import Number, opened
+from pretune.cli._prompts import given
+from pretune.core import log
+
+if TYPE_CHECKING:
+    from pretune.use.blanks import Blanks
+    from pretune.use.unmask import Answer
+
+
+def fill(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run or a Hugging Face directory.")],
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="[TEXT]...", help="With blanks: [MASK], <mask> or ___.")
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option("--input", metavar="FILE", help="Texts, one in a line; - is standard input.")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", metavar="K", help="Answers for each blank.")] = 5,
+    pieces: Annotated[
+        int | None,
+        typer.Option("--pieces", metavar="N", help="Words of up to so many pieces; 1, and 8 where text is written."),
+    ] = None,
+    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda; found by default.")] = None,
+    dtype: Annotated[Number, typer.Option("--dtype", help="Precision of the weights.")] = Number.FLOAT32,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Fill the blanks of texts, the likeliest answers first.
+
+    Example: pretune fill runs/bert "Paris is the [MASK] of France." --top 3
+    """
+    wanted = given(texts or [], source, "text")
+    from pretune.use.fill import blanks_of
+    from pretune.use.fill import fill as work
+
+    found = opened(model, device=device, dtype=dtype, speaks=True)
+    told = []
+    for text in wanted:
+        answers = work(found, text, k=top, pieces=pieces)
+        blanks = blanks_of(found, text)
+        if as_json:
+            told.append(_plain(text, blanks, answers))
+        else:
+            _show(blanks, answers)
+    if as_json:
+        print(json.dumps(told, indent=2, ensure_ascii=False))
+    log.say("next: --pieces 3 for words of several pieces, --top 20 for more of them")
+
+
+def _plain(text: str, blanks: "Blanks", answers: "list[list[Answer]]") -> dict[str, Any]:
+    from pretune.use.fill import whole
+
+    options = [[answer._asdict() for answer in blank] for blank in answers]
+    return {"text": text, "blanks": options, "filled": whole(blanks, answers)}
+
+
+def _show(blanks: "Blanks", answers: "list[list[Answer]]") -> None:
+    """The text with the best answers, and below it the answers for each blank."""
+    from pretune.use.fill import whole
+
+    print(whole(blanks, answers))
+    for number, options in enumerate(answers):
+        if len(answers) > 1:
+            print(f"  blank {number + 1}")
+        for answer in options:
+            print(f"  {answer.probability:8.4f}  {answer.word}")

@@ -1,0 +1,63 @@
+"""`pretune.fill`: what a model would put into the blanks of a text."""
+
+from collections.abc import Sequence
+from typing import overload
+
+from torch import nn
+
+from pretune.core.errors import UsageError
+from pretune.use.blanks import Blanks
+from pretune.use.infill import infill
+from pretune.use.text import body, reading, tokenizer_of
+from pretune.use.unmask import Answer, unmask
+
+WRITTEN = 8
+"""Pieces that an encoder-decoder may write into a blank, unless asked otherwise."""
+
+
+@overload
+def fill(model: nn.Module, texts: str, *, k: int = 5, pieces: int | None = None) -> list[list[Answer]]: ...
+
+
+@overload
+def fill(model: nn.Module, texts: list[str], *, k: int = 5, pieces: int | None = None) -> list[list[list[Answer]]]: ...
+
+
+def fill(
+    model: nn.Module, texts: str | list[str], *, k: int = 5, pieces: int | None = None
+) -> list[list[Answer]] | list[list[list[Answer]]]:
+    """For each blank of a text the `k` best answers: `Answer(word, probability, tokens)`; for several texts a list.
+
+        pt.fill(model, "The movie was [MASK].")[0][0].word
+
+    A blank is written as the model's own mask token, or as [MASK], <mask> or ___ in any text that has none of those.
+    An encoder fills it with one piece of its vocabulary, or with whole words of up to `pieces`; an encoder-decoder
+    writes as many as it needs, up to `pieces` (8).
+    """
+    if k < 1 or (pieces is not None and pieces < 1):
+        raise UsageError(f"k {k} and pieces {pieces} must be at least 1")
+    if not isinstance(texts, str):
+        return [fill(model, text, k=k, pieces=pieces) for text in texts]
+    found = body(model)
+    if found.spec.shape == "decoder":
+        raise UsageError(
+            "a decoder does not fill blanks: it cannot see what comes after them; let it go on with `pretune generate`"
+        )
+    tokenizer = tokenizer_of(found)
+    blanks = blanks_of(found, texts)
+    with reading(found):
+        if found.spec.both:
+            return infill(found, tokenizer, blanks, k=k, most=pieces or WRITTEN)
+        return unmask(found, tokenizer, blanks, k=k, most=pieces or 1)
+
+
+def blanks_of(model: nn.Module, text: str) -> Blanks:
+    """The blanks of a text, as a model's tokenizer may spell them."""
+    tokenizer = tokenizer_of(model)
+    mask = tokenizer.special.get("mask")
+    return Blanks.find(text, own=None if mask is None else tokenizer.token(mask))
+
+
+def whole(blanks: Blanks, answers: Sequence[Sequence[Answer]]) -> str:
+    """A text with the best answer in each blank."""
+    return blanks.filled([options[0].word if options else "" for options in answers])
