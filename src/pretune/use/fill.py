@@ -16,7 +16,8 @@ WRITTEN = 8
 
 
 @overload
-def fill(model: nn.Module, texts: str, *, k: int = 5, pieces: int | None = None) -> list[list[Answer]]: ...
+def fill(model: nn.Module, texts: str, *, k: int = 5, pieces: int | None = None) -> list[list[Answer]]:
+    """One text: a list of answers for each blank."""
 
 
 @overload
