@@ -21,7 +21,8 @@ def fill(model: nn.Module, texts: str, *, k: int = 5, pieces: int | None = None)
 
 
 @overload
-def fill(model: nn.Module, texts: list[str], *, k: int = 5, pieces: int | None = None) -> list[list[list[Answer]]]: ...
+def fill(model: nn.Module, texts: list[str], *, k: int = 5, pieces: int | None = None) -> list[list[list[Answer]]]:
+    """Several texts: a list of those for each."""
 
 
 def fill(
