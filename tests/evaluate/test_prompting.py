@@ -1,19 +1,21 @@
 """Prompts as texts, shots, what is dropped, the scores of answers against the slow way, and calibration."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pretune.core.errors import DataError, UsageError
-from pretune.evaluate.few_shot import Trial, few_shot
+from pretune.evaluate.few_shot import Trial, few_shot, questions
 from pretune.evaluate.prompting import NOTHING, Choosing, Prompter, nothing, preference, probabilities
 from pretune.evaluate.prompts import PROMPTS, Prompt, prompt_of, put, text_to_text
 from pretune.evaluate.shots import draw
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example
 from pretune.tasks.own import own_task
+from pretune.tasks.task import File, Split
 from pretune.use.score import Asking
 from tests.use.scorers import ids, log_softmax, scorer
 
@@ -221,6 +223,21 @@ def test_without_a_training_split_shots_are_taken_out(table: dict[str, Path]) ->
     many = few_shot(scorer("gpt2"), task, 40)
     assert any("40 shots were asked for, there are 10" in note for note in many.notes)
     assert many.counts["shots_dropped"] and any("fewer shots" in note for note in many.notes)
+
+
+def test_a_split_without_labels_is_passed_over(tmp_path: Path) -> None:
+    for split, label in (("train", "\t1"), ("dev", "\t0")):
+        (tmp_path / f"{split}.tsv").write_text(f"sentence\tlabel\nThe sea{label}\n")
+    read = TASKS.get("sst2").splits["dev"].files[0].read
+    bare = lambda path: (replace(example, label=None) for example in read(path))  # noqa: E731
+    splits = {
+        "test": Split(published="test", files=(File(path=str(tmp_path / "train.tsv"), read=bare),)),
+        "dev": Split(published="dev", files=(File(path=str(tmp_path / "dev.tsv"), read=read),)),
+    }
+    task = replace(TASKS.get("sst2"), splits=splits)
+    assert questions(task, Trial())[0] == "dev"
+    with pytest.raises(DataError, match="no example of 'test' has a label"):
+        questions(task, Trial(split="test"))
 
 
 def test_ties_are_wrong(table: dict[str, Path]) -> None:

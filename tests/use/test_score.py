@@ -14,7 +14,7 @@ from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.data.sequences import Sequences
 from pretune.use.score import Asking, Passages, forms, judge, passages, reading, score
 from pretune.use.score.forms import Causal, Frame, Masked
-from pretune.use.score.reading import bins, read
+from pretune.use.score.reading import batches, bins, read
 from tests.use.scorers import STYLE, TEXTS, causal, ids, log_softmax, masked, scorer
 
 SHORT = [text for text in TEXTS if len(text) < 40]
@@ -228,6 +228,25 @@ def test_the_likeliest_is_told_and_a_tie_is_not() -> None:
     assert told.first.all()
     worst = read(model, replace(asked.sequences, targets=rows.argmin(-1).numpy()), tokens=64)
     assert not worst.first.any()
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_batches_have_one_shape_and_hold_everything_once(fixed: bool) -> None:
+    lengths = np.random.default_rng(0).integers(2, 100, 200)
+    found = Sequences(tokens=np.arange(lengths.sum()), offsets=np.concatenate(([0], np.cumsum(lengths))))
+    made = list(batches(found, 1024, fixed=fixed))
+    assert sorted(at for which, _ in made for at in which.tolist()) == list(range(200))
+    assert len({(batch.rows, batch.length) for _, batch in made}) == 1 and len(made) > 5
+    assert not fixed or made[0][1].rows == 8
+    for which, batch in made:
+        inside = batch.tokens[batch.sequence >= 0].numpy()
+        assert inside.tolist() == found.take(which).tokens.tolist()
+
+
+def test_progress_is_told_to_the_end() -> None:
+    model, told = scorer("bert"), []
+    found = judge(model, passages(model.tokenizer, TEXTS), ASKING, lambda done, of: told.append((done, of)))
+    assert len(told) > 2 and told[-1] == (len(found.logs), len(found.logs))
 
 
 def test_logits_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import nn
 
-from pretune.core.errors import UsageError
+from pretune.core.errors import DataError, UsageError
 from pretune.evaluate.prompting import Choosing, Chosen, Prompter, probabilities
 from pretune.evaluate.prompts import Prompt, options, prompt_of, text_to_text
 from pretune.evaluate.result import Result
@@ -82,13 +82,16 @@ def few_shot(
 
 
 def questions(task: Task, trial: Trial) -> tuple[str, list[Example]]:
-    """The split that is evaluated, and its examples with a label."""
+    """The split that is evaluated, and its examples with a label: the one asked for, or the first that has some."""
     there = task.available(trial.data)
-    split = trial.split or next((name for name in JUDGED if name in there), None)
-    if split is None or split not in there:
-        split = split or next((name for name in JUDGED if name in task.splits), next(iter(task.splits)))
-        task.find(split, trial.data)  # its error says where was looked
-    return split, [example for example in there[split].read() if example.label is not None]
+    splits = [name for name in JUDGED if name in there] if trial.split is None else [trial.split]
+    for split in splits or [next((name for name in JUDGED if name in task.splits), next(iter(task.splits)))]:
+        found = [example for example in task.read(split, trial.data) if example.label is not None]
+        if found:
+            return split, found
+    raise DataError(
+        f"task '{task.name}': no example of {', '.join(map(repr, splits))} has a label; choose another split"
+    )
 
 
 def said(found: Chosen) -> list[Prediction]:

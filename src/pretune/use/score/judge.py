@@ -95,12 +95,18 @@ def judge(
     device = below.tokens.weight.device.type
     size = asking.tokens or BATCH_TOKENS.get(device, BATCH_TOKENS["cpu"])
     precision = torch.bfloat16 if asking.precision == "bfloat16" else None
+    done = 0
+
+    def told(count: int) -> None:
+        nonlocal done
+        done += count
+        if tell is not None:
+            tell(done, len(logs))
+
     with reading(model):
         for part in form.ask(fitted):
-            found = read(below, part.sequences, tokens=size, precision=precision, alike=alike)
+            found = read(below, part.sequences, tokens=size, precision=precision, alike=alike, tell=told)
             logs[part.which], first[part.which] = found.logs, found.first
-            if tell is not None and len(part.which):
-                tell(int(part.which[-1]) + 1, len(logs))
     return Judged(logs=logs, first=first, offsets=offsets, cut=fitted.cut)
 
 
@@ -130,9 +136,8 @@ def both_ways(model: LanguageModel) -> bool:
 def form_of(model: LanguageModel, tokenizer: Tokenizer, asking: Asking = PLAIN) -> Form:
     """How a model of its shape is asked."""
     if model.head is None:
-        raise UsageError(
-            "this model has no vocabulary head, so no word has a probability; use one that was pre-trained with one"
-        )
+        one = "its generator" if model.detector is not None else "a model that was pre-trained with one"
+        raise UsageError(f"this model has no vocabulary head, so no word has a probability; use {one}")
     if model.prompt is not None:
         raise UsageError("a model with a tuned prompt is made for its task; score the model that it was tuned on")
     vocabulary, frame = Vocabulary.of(tokenizer, start=model.spec.special.start), frame_of(tokenizer.template)

@@ -5,7 +5,7 @@ each length), and nothing waits for the device before a part is done. The body r
 last layer and the softmax in fp32 at least, a block of rows at a time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -56,24 +56,27 @@ def read(
     tokens: int,
     precision: torch.dtype | None = None,
     alike: bool = False,
+    tell: Callable[[int], None] | None = None,
 ) -> Read:
     """The log-probability of every target, about `tokens` tokens at a time; a tie is not the likeliest.
 
     With `alike` sequences that are read alike are looked for and read once, whatever their targets: a question with
-    several answers of one token.
+    several answers of one token. `tell` is told how many targets were read, batch by batch.
     """
     asks, one = Asks.of(sequences, alike)
     bare = replace(sequences, targets=None).take(one)
     device = model.tokens.weight.device
     places: list[Ints] = []
     found: list[tuple[Tensor, Tensor]] = []
-    for which, batch in batches(bare, tokens):
+    for which, batch in batches(bare, tokens, fixed=device.type == "cuda"):
         number, targets = asks.within(which, bare.lengths[which], batch)
         there = replace(batch, targets=targets).to(device)
         with torch.autocast(device.type, precision, enabled=precision is not None):
             states = model.states(there)
         found.append(likelihoods(model, states, there))
         places.append(number)
+        if tell is not None:
+            tell(len(number))
     logs, first = np.empty(len(asks.label)), np.empty(len(asks.label), dtype=np.bool_)
     if found:
         at = np.concatenate(places)
@@ -155,8 +158,11 @@ def _keys(
         return sums[0][offsets[1:]] - sums[0][offsets[:-1]], sums[1][offsets[1:]] - sums[1][offsets[:-1]]
 
 
-def batches(sequences: Sequences, tokens: int) -> Iterator[tuple[Ints, Batch]]:
-    """All sequences in batches, and which are in each, in the order they lie there."""
+def batches(sequences: Sequences, tokens: int, *, fixed: bool = False) -> Iterator[tuple[Ints, Batch]]:
+    """All sequences in batches, and which are in each, in the order they lie there.
+
+    Those of one length of rows have equally many; with `fixed` as many as there is room for, the last with empty rows.
+    """
     for group in bins(sequences):
         part = sequences.take(group.which)
         if part.source is None or group.source is None:
@@ -167,7 +173,7 @@ def batches(sequences: Sequences, tokens: int) -> Iterator[tuple[Ints, Batch]]:
         ordered = row[order]
         total, most = int(ordered[-1]) + 1, max(1, tokens // (group.length + (group.source or 0)))
         count = -(-total // most)
-        rows = -(-total // count)
+        rows = most if fixed and count > 1 else -(-total // count)
         for at in range(count):
             low, high = np.searchsorted(ordered, (at * rows, (at + 1) * rows)).tolist()
             taken = order[low:high]
