@@ -127,6 +127,7 @@ def test_bad_settings() -> None:
         minimal_pairs(scorer("gpt2"), [])
 
 
+@pytest.mark.slow
 def test_blimp_comes_in_phenomena(shared_data: Path) -> None:
     task = TASKS.get("blimp")
     if not task.available(shared_data):

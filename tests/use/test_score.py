@@ -256,6 +256,18 @@ def test_logits_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert score(model, TEXTS) == pytest.approx(whole, abs=1e-9)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("family", list(STYLE))
+def test_a_gpu_says_the_same(family: str) -> None:
+    model = copy.deepcopy(scorer(family)).float()
+    expected = score(scorer(family), TEXTS)
+    model.cuda()
+    assert score(model, TEXTS) == pytest.approx(expected, rel=1e-4)
+    half = score(model, TEXTS, asking=Asking(precision="bfloat16", tokens=64))
+    assert half == pytest.approx(expected, rel=0.05, abs=0.5)
+
+
 def test_bad_input_is_one_line() -> None:
     model = scorer("bert")
     assert score(model, []) == []
