@@ -30,6 +30,8 @@ VERBS: Registry[Callable[..., None]] = Registry(
         "generate": "pretune.cli.generate:generate",
         "fill": "pretune.cli.fill:fill",
         "embed": "pretune.cli.embed:embed",
+        "index": "pretune.cli.index:index",
+        "search": "pretune.cli.search:search",
         "verify": "pretune.cli.verify:verify",
         "export": "pretune.cli.export:export",
         "env": "pretune.cli.env:env",

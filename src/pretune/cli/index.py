@@ -1,0 +1,72 @@
+"""`pretune index`: texts and their vectors, to be searched."""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pretune.cli._models import placed
+from pretune.cli._progress import progress
+from pretune.cli._texts import read
+from pretune.cli.embed import telling
+from pretune.core import log
+
+
+class Method(StrEnum):
+    """How it is searched: exactly, or with faiss (the extra `index`)."""
+
+    EXACT = "exact"
+    HNSW = "hnsw"
+    IVF = "ivf"
+
+
+def index(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run or a Hugging Face directory.")],
+    source: Annotated[
+        str, typer.Option("--input", metavar="FILE", help="Texts, one in a line, or .jsonl (id, text); - is a pipe.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="INDEX", help="The directory of the index.")],
+    add: Annotated[bool, typer.Option("--add", help="Add to an index that is there.")] = False,
+    method: Annotated[Method, typer.Option("--method", help="Exact, or approximate for millions.")] = Method.EXACT,
+    field: Annotated[str, typer.Option("--field", metavar="NAME", help="Where JSONL has its text.")] = "text",
+    pooling: Annotated[
+        str | None, typer.Option("--pooling", metavar="NAME", help="As `pretune embed` takes it.")
+    ] = None,
+    layer: Annotated[int | None, typer.Option("--layer", metavar="N", help="0 to depth; -1 is the last.")] = None,
+    normalise: Annotated[
+        bool | None, typer.Option("--normalise/--raw", help="By cosine, as by default, or by inner product.")
+    ] = None,
+    length: Annotated[int | None, typer.Option("--length", metavar="N", help="Read so many tokens at most.")] = None,
+    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda; found by default.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Make an index of texts that `pretune search` looks into, or add texts to one.
+
+    Example: pretune index runs/small --input documents.jsonl --out library
+    """
+    texts = read(source, field)
+    from pretune.use.index import build
+
+    named = any(text != str(i) for i, text in enumerate(texts.ids, 1))
+    how: dict[str, Any] = {"pooling": pooling, "layer": layer, "normalise": normalise, "length": length}
+    with progress("indexing") as tell:
+        made = build(
+            model,
+            texts.texts,
+            out=out,
+            ids=texts.ids if named else None,
+            method=method,
+            add=add,
+            tell=telling(tell),
+            device=str(placed(device)),
+            **how,
+        )
+    if made.facts["cut"]:
+        log.warn(f"{made.facts['cut']:,} texts were longer than the model reads; only their beginning counts")
+    if as_json:
+        print(json.dumps({"out": str(out), "texts": len(made), **made.facts}, indent=2))
+    else:
+        print(f"{out}: {len(made):,} texts, vectors of {made.facts['width']} numbers, {made.facts['method']} search")
+    log.say(f"next: pretune search {out} 'a question'")

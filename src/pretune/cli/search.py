@@ -1,0 +1,123 @@
+"""`pretune search`: the texts of an index that are nearest to a query, and answers from them."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pretune.cli._models import opened, placed
+from pretune.cli._texts import read
+from pretune.core import log
+from pretune.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from pretune.use.index import Hit, Index
+
+SHOWN = 300
+"""Characters of a hit that are shown."""
+
+
+def search(
+    index: Annotated[Path, typer.Argument(metavar="INDEX", help="What `pretune index` wrote.")],
+    query: Annotated[str | None, typer.Argument(metavar="[QUERY]", help="What to look for.")] = None,
+    k: Annotated[int, typer.Option("-k", "--hits", metavar="N", help="How many hits.")] = 10,
+    words: Annotated[bool, typer.Option("--bm25", help="By words instead of vectors.")] = False,
+    model: Annotated[str | None, typer.Option("--model", metavar="DIR", help="Where its model is now.")] = None,
+    queries: Annotated[
+        str | None, typer.Option("--queries", metavar="FILE", help="Many queries: .jsonl (id, text) or lines.")
+    ] = None,
+    qrels: Annotated[
+        str | None, typer.Option("--qrels", metavar="FILE", help="What is relevant: scores are printed, not hits.")
+    ] = None,
+    answer: Annotated[bool, typer.Option("--answer", help="Let a model answer from the hits.")] = False,
+    reader: Annotated[
+        str | None, typer.Option("--reader", metavar="DIR", help="That model: a decoder or an encoder-decoder.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", metavar="N", help="Of an answer.")] = 64,
+    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda; found by default.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Find the texts nearest to a query; score the search by judgements; or answer from what was found.
+
+    Example: pretune search library "who built the bridge?" -k 3
+    """
+    if (query is None) == (queries is None):
+        raise UsageError("give a query, or --queries with a file of them; not both")
+    if answer != (reader is not None) or (qrels is not None and (queries is None or answer)):
+        raise UsageError("--answer goes with --reader, and --qrels with --queries")
+    if query is not None and not query.strip():
+        raise UsageError("the query is empty; write something to look for")
+    from pretune.use.index import Index
+
+    found = Index.open(index)
+    ready = None if words and qrels is None else found.ask(model, device=str(placed(device)))
+    asked = read(queries) if queries is not None else None
+    texts, ids = (asked.texts, asked.ids) if asked else ([query or ""], ["1"])
+    if qrels is not None:
+        _score(found, ready, texts, ids, qrels, k, as_json)
+        return
+    hits = found.search(texts, k, model=ready, words=words)
+    if answer:
+        from pretune.use.answer import answers
+
+        assert reader is not None
+        said = answers(opened(reader, device=device, speaks=True), texts, hits, max_new_tokens=max_new_tokens)
+        _answered(texts, said, hits, as_json)
+        return
+    _print(texts, hits, as_json)
+    log.say(f"next: pretune search {index} 'another' --answer --reader MODEL")
+
+
+def _print(texts: list[str], hits: "list[list[Hit]]", as_json: bool) -> None:
+    if as_json:
+        rows = [
+            {"query": text, "hits": [hit._asdict() for hit in found]} for text, found in zip(texts, hits, strict=True)
+        ]
+        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    for text, found in zip(texts, hits, strict=True):
+        if len(texts) > 1:
+            print(f"# {text}")
+        for rank, hit in enumerate(found, 1):
+            print(f"{rank:>3}  {hit.score:.4f}  {hit.id}  {_short(hit.text)}")
+        if not found:
+            log.warn("nothing was found: no text has a word of the query")
+
+
+def _answered(texts: list[str], said: list[Any], hits: "list[list[Hit]]", as_json: bool) -> None:
+    rows = zip(texts, said, hits, strict=True)
+    if as_json:
+        told = [
+            {"query": text, "answer": one.text, "read": [hit.id for hit in found[: one.read]], "prompt": one.prompt}
+            for text, one, found in rows
+        ]
+        print(json.dumps(told, indent=2, ensure_ascii=False))
+        return
+    for _, one, found in rows:
+        print(one.text)
+        log.say(f"from: {', '.join(hit.id for hit in found[: one.read]) or 'nothing'}")
+
+
+def _score(index: "Index", ready: Any, texts: list[str], ids: list[str], qrels: str, k: int, as_json: bool) -> None:
+    """Scores of the index, and of BM25 on the same texts beside it."""
+    from pretune.evaluate.retrieval import judged, read_judgements
+
+    judgements = read_judgements(qrels)
+    scores = {
+        name: judged(
+            judgements, ids, [[hit.id for hit in row] for row in index.search(texts, k, model=ready, words=by)], k
+        )
+        for name, by in (("index", False), ("bm25", True))
+    }
+    if as_json:
+        print(json.dumps(scores, indent=2))
+        return
+    print(f"{'':8}{f'nDCG@{k}':>10}{f'MRR@{k}':>10}{f'recall@{k}':>12}   queries")
+    for name, row in scores.items():
+        print(f"{name:8}{row['ndcg']:10.4f}{row['mrr']:10.4f}{row['recall']:12.4f}   {row['queries']:,}")
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN else f"{line[:SHOWN]}…"

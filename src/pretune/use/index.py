@@ -1,0 +1,244 @@
+"""An index: texts with their vectors in a directory, searched by inner product.
+
+    index = build("runs/small", texts, out="library")
+    index.search(["who built the bridge?"], k=3)          # a list of hits for each query
+    build("runs/small", more, out="library", add=True)
+
+`index.json` says what it is; each addition is a part of its own (`vectors-00000.npy`, memory-mapped, and
+`texts-00000.jsonl`), and a manifest vouches for all of them. Vectors of one model mean nothing to another, so an index
+knows its model by a fingerprint.
+"""
+
+import hashlib
+import io as memory
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from pretune.core import config, io
+from pretune.core.errors import CheckpointError, DataError, UsageError
+from pretune.use import approximate
+from pretune.use.bm25 import BM25
+from pretune.use.embed import Embedded, Embedder, Tell, embedder
+from pretune.use.exact import Found, exact
+from pretune.use.pooling import Embedding
+
+FACTS = "index.json"
+FORM = 1
+HASHED = 2**28
+"""Bytes up to which an index is hashed when it is opened; of larger ones only sizes are looked at."""
+
+METHODS = ("exact", *approximate.METHODS)
+
+
+class Hit(NamedTuple):
+    """A text that was found."""
+
+    id: str
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Index:
+    """An index on disk, opened and checked."""
+
+    path: Path
+    facts: dict[str, Any]
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> "Index":
+        """Open a directory that `build` wrote; one that is damaged or no index is refused."""
+        where = Path(path)
+        if not (where / FACTS).is_file():
+            raise CheckpointError(f"{where}: no index is there; make one with `pretune index`")
+        size = sum(file.stat().st_size for file in where.iterdir() if file.is_file())
+        io.check_manifest(where, hashes=size <= HASHED)
+        facts = io.read_json(where / FACTS, CheckpointError)
+        if facts.get("form") != FORM or facts.get("method") not in METHODS:
+            raise CheckpointError(f"{where / FACTS}: not an index of this release; build it again with `pretune index`")
+        return cls(where, facts)
+
+    def __len__(self) -> int:
+        return sum(self.facts["parts"])
+
+    @property
+    def how(self) -> Embedding:
+        """How its vectors were made."""
+        return config.from_dict(Embedding, self.facts["embedding"], where=str(self.path / FACTS))
+
+    @cached_property
+    def parts(self) -> list[NDArray[np.float32]]:
+        """Its vectors, mapped from the disk."""
+        names = [f"vectors-{number:05}.npy" for number in range(len(self.facts["parts"]))]
+        try:
+            return [np.load(self.path / name, mmap_mode="r", allow_pickle=False) for name in names]
+        except (ValueError, OSError) as fault:
+            raise CheckpointError(f"{self.path}: its vectors cannot be read ({fault})"[:200]) from None
+
+    @cached_property
+    def rows(self) -> list[tuple[str, str]]:
+        """(id, text) of everything in it."""
+        found: list[tuple[str, str]] = []
+        for number in range(len(self.facts["parts"])):
+            lines = (self.path / f"texts-{number:05}.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+            found += [(row["id"], row["text"]) for row in map(json.loads, lines)]
+        return found
+
+    @cached_property
+    def bm25(self) -> BM25:
+        """The baseline over the same texts."""
+        return BM25([text for _, text in self.rows])
+
+    def nearest(self, vectors: NDArray[np.float32], k: int) -> Found:
+        """Scores and numbers `[Q, k]` of the nearest vectors."""
+        if self.facts["method"] == "exact":
+            return exact(self.parts, vectors, k)
+        return approximate.search(self.path / self.facts["file"], vectors, k)
+
+    def ask(self, model: str | os.PathLike[str] | nn.Module | None = None, **options: Any) -> Embedder:
+        """Its model made ready, from where it lay when the index was built or from `model`; another is refused."""
+        given = self.facts["model"] if model is None else model
+        how = self.how
+        wishes: dict[str, Any] = {"pooling": "+".join(how.pooling), "layer": how.layer, "normalise": how.normalise,
+                  "length": how.length, "prompt": how.prompt}  # fmt: skip
+        ready = embedder(given, **wishes, **options)
+        self.check(ready)
+        return ready
+
+    def check(self, ready: Embedder) -> None:
+        """Refuse a model whose vectors are not those of this index."""
+        found = fingerprint(ready)
+        if found != self.facts["fingerprint"]:
+            raise CheckpointError(
+                f"{self.path}: built with another model or pooling ({self.facts['model']}, fingerprint "
+                f"{self.facts['fingerprint'][:12]}, here {found[:12]}); give that model, or build the index again"
+            )
+
+    def search(
+        self, queries: Sequence[str], k: int = 10, *, model: Embedder | nn.Module | None = None, words: bool = False
+    ) -> list[list[Hit]]:
+        """The best hits of each query; with `words` those of BM25."""
+        if words:
+            scores, numbers = self.bm25.search(queries, k)
+        else:
+            ready = model if isinstance(model, Embedder) else self.ask(model)
+            self.check(ready)
+            scores, numbers = self.nearest(ready(queries).vectors, k)
+        return [
+            [self._hit(number, score) for score, number in zip(*row, strict=True) if number >= 0]
+            for row in zip(scores, numbers, strict=True)
+        ]
+
+    def _hit(self, number: int, score: float) -> Hit:
+        name, text = self.rows[number]
+        return Hit(name, text, float(score))
+
+
+def build(
+    model: str | os.PathLike[str] | nn.Module,
+    texts: Sequence[str],
+    *,
+    out: str | os.PathLike[str],
+    ids: Sequence[str] | None = None,
+    method: str = "exact",
+    add: bool = False,
+    tell: Tell | None = None,
+    device: str | None = None,
+    **how: Any,
+) -> Index:
+    """Embed texts and write an index of them, or `add` them to one; `how` is as `embed` takes it, cosine by default."""
+    where, names = Path(out), [str(i) for i in range(1, len(texts) + 1)] if ids is None else list(ids)
+    if method not in METHODS:
+        raise UsageError(f"unknown method '{method}' ({', '.join(METHODS)})")
+    if not texts or len(names) != len(texts):
+        raise DataError(f"{len(texts)} texts with {len(names)} ids; an index needs a text at least, and an id for each")
+    _unlike(names)
+    old = Index.open(where) if add else None
+    if old is None and where.is_dir() and any(where.iterdir()):
+        raise UsageError(f"{where}: there is something already; use --add to add to an index, or choose another --out")
+    if old is not None:
+        names = names if ids is not None else [str(len(old) + i) for i in range(1, len(texts) + 1)]
+        _unlike([name for name, _ in old.rows] + names)
+        ready = old.ask(model, device=device)
+    else:
+        ready = embedder(model, device=device, **{"normalise": True, **_given(how)})
+    found = ready(list(texts), tell)
+    where_from = old.facts["model"] if old else _place(model)
+    return _write(where, old, ready, found, (names, texts), method, where_from)
+
+
+def _write(
+    where: Path, old: Index | None, ready: Embedder, found: Embedded, rows: tuple[Any, Any], method: str, model: str
+) -> Index:
+    before = old.facts["parts"] if old else []
+    facts: dict[str, Any] = {
+        "form": FORM,
+        "model": model,
+        "fingerprint": fingerprint(ready),
+        "embedding": config.to_dict(ready.encoder.how),
+        "width": ready.width,
+        "method": old.facts["method"] if old else method,
+        "parts": [*before, len(found.vectors)],
+        "cut": (old.facts["cut"] if old else 0) + found.cut,
+    }
+    lines = (json.dumps({"id": name, "text": text}, ensure_ascii=True) for name, text in zip(*rows, strict=True))
+    array = memory.BytesIO()
+    np.save(array, found.vectors, allow_pickle=False)
+    files: dict[str, bytes] = {
+        f"vectors-{len(before):05}.npy": array.getvalue(),
+        f"texts-{len(before):05}.jsonl": "".join(f"{line}\n" for line in lines).encode(),
+    }
+    if facts["method"] != "exact":
+        facts["file"] = f"graph-{len(before):05}.faiss"
+        known = None if old is None else where / old.facts["file"]
+        files[facts["file"]] = approximate.grown(known, found.vectors, facts["method"])
+    entries = io.check_manifest(where, hashes=False)["files"] if old else {}
+    stale = old.facts.get("file") if old else None
+    entries.pop(stale, None)
+    with io.atomic_directory(where, overwrite=True) as folder:
+        for name, data in files.items():
+            io.atomic_write(folder / name, data)
+        io.write_json(folder / FACTS, facts)
+        io.write_manifest(folder, [*files, FACTS])
+        new = io.read_json(folder / io.MANIFEST, CheckpointError)["files"]
+        io.write_json(folder / io.MANIFEST, {"files": {**entries, **new}})
+    if stale:  # the graph before what was added
+        io.remove(where / stale)
+    return Index.open(where)
+
+
+def fingerprint(ready: Embedder) -> str:
+    """What tells two ways to vectors apart: the settings, the tokenizer, and a thousand values of every weight."""
+    found = hashlib.sha256(ready.tokenizer.sha256.encode())
+    found.update(json.dumps([config.to_dict(ready.encoder.how), ready.length], sort_keys=True).encode())
+    for name, weight in sorted(ready.encoder.named_parameters()):
+        values = weight.detach().flatten()
+        picked = values[:: max(1, values.numel() // 1024)].float().cpu().numpy()
+        found.update(f"{name} {tuple(weight.shape)}".encode() + picked.tobytes())
+    return found.hexdigest()
+
+
+def _unlike(names: Sequence[str]) -> None:
+    """Refuse ids of which one is there twice."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise DataError(f"the id '{name[:60]}' is there twice; every text needs its own")
+        seen.add(name)
+
+
+def _given(how: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in how.items() if value is not None}
+
+
+def _place(model: str | os.PathLike[str] | nn.Module) -> str:
+    return "(in memory)" if isinstance(model, nn.Module) else str(Path(model).resolve())

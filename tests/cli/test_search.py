@@ -1,0 +1,91 @@
+"""`pretune index` and `pretune search` from the shell."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import pretune as pt
+from pretune.cli import main
+from tests.use.readers import TEXTS, decoder, encoder
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    pt.save(encoder(), "model")
+    rows = [{"id": f"d{i}", "text": text} for i, text in enumerate(TEXTS[:6])]
+    Path("docs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("more.txt").write_text("bank of the river\n")
+    assert main(["index", "model", "--input", "docs.jsonl", "--out", "library", "--device", "cpu", "--quiet"]) == 0
+    return tmp_path
+
+
+def test_hits(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["search", "library", "the dog runs", "-k", "2", "--device", "cpu"]) == 0
+    told = capsys.readouterr()
+    lines = told.out.splitlines()
+    assert len(lines) == 2 and lines[0].split() == ["1", "1.0000", "d2", "the", "dog", "runs"]
+    assert main(["search", "library", "rivers", "--bm25", "--json", "--quiet"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert [hit["id"] for hit in found["hits"]] == ["d5"]
+    assert main(["search", "library", "zzz", "--bm25"]) == 0
+    told = capsys.readouterr()
+    assert told.out == "" and "nothing was found" in told.err
+
+
+def test_additions_and_scores(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["index", "model", "--input", "more.txt", "--out", "library", "--add", "--device", "cpu", "--json"]) == 0
+    )
+    out = capsys.readouterr().out
+    assert json.loads(out[out.index("{\n") :])["texts"] == 7
+    Path("queries.jsonl").write_text(
+        '{"id": "q1", "text": "the dog runs"}\n{"id": "q2", "text": "bank of the river"}\n'
+    )
+    Path("qrels.txt").write_text("query-id corpus-id score\nq1 d2 1\nq2 7 2\nq2 d4 1\n")
+    options = ["--queries", "queries.jsonl", "--qrels", "qrels.txt", "--device", "cpu", "--quiet"]
+    assert main(["search", "library", *options, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["index"]["mrr"] == 1.0 and found["bm25"]["mrr"] == 1.0 and found["index"]["queries"] == 2
+    assert main(["search", "library", *options]) == 0
+    assert "nDCG@10" in capsys.readouterr().out
+
+
+def test_answers(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = decoder()
+    reader = pt.build("gpt2", seed=1, width=32, depth=1, heads=4, hidden=48, vocab=small.spec.vocab, positions=600)
+    reader.assets = small.assets
+    pt.save(reader, "reader")
+    capsys.readouterr()
+    options = ["--answer", "--reader", "reader", "-k", "1", "--max-new-tokens", "3", "--device", "cpu", "--quiet"]
+    assert main(["search", "library", "the dog runs", *options, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["read"] == ["d2"] and "[1] the dog runs" in found["prompt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["search", "library"], 2, "give a query, or --queries"),
+        (["search", "library", " "], 2, "the query is empty"),
+        (["search", "library", "x", "--answer"], 2, "--answer goes with --reader"),
+        (["search", "library", "x", "-k", "0"], 2, "k is 0"),
+        (["search", "model", "x"], 4, "no index is there"),
+        (["search", "library", "x", "--model", "reader"], 4, "reader"),
+        (["search", "library", "--queries", "more.txt", "--qrels", "bad.txt"], 3, "bad.txt:1: expected 'query 0"),
+        (["index", "model", "--input", "empty.txt", "--out", "i"], 3, "no texts in it"),
+        (["index", "model", "--input", "docs.jsonl", "--out", "library"], 2, "there is something already"),
+        (["index", "model", "--input", "docs.jsonl", "--out", "library", "--add"], 3, "twice"),
+    ],
+)
+def test_one_line_of_what_is_wrong(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
+) -> None:
+    Path("empty.txt").write_text("")
+    Path("bad.txt").write_text("only two\n")
+    capsys.readouterr()
+    assert main([*arguments, "--device", "cpu", "--quiet"]) == code
+    told = capsys.readouterr().err
+    assert words in told and told.count("\n") == 1
