@@ -1,0 +1,149 @@
+"""Real transfer: one encoder, many tasks, every way to fine-tune it, several seeds; one JSON with a cell for each.
+
+    PYTHONPATH=src python bench/transfer.py --base MODEL --data tasks --out transfer.json --minutes 25
+    PYTHONPATH=src python bench/transfer.py --out transfer.json --table            # as Markdown
+
+A cell is (task, method, seed): the official score, baselines (once a task), the share of parameters that was trained,
+memory and time. Cells that are in the file are not computed again, so that the work may be done in several sessions;
+no cell is begun when the minutes are over. Seeds are the outermost loop: a short session has all methods with one seed.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+TASKS: dict[str, dict[str, Any]] = {
+    "cola": {},
+    "sst2": {"task.labels": 20_000},
+    "mrpc": {},
+    "stsb": {},
+    "rte": {},
+    "conll2003": {},
+    "ud_ewt": {},
+    "squad1": {"task.labels": 8_000, "task.most": 2_000},
+}
+"""The tasks, with what is left out of them to keep a cell short."""
+METHODS = (
+    "full", "lora", "frozen", "adapter", "bitfit", "ia3", "prefix", "prompt", "qlora", "last", "first", "gradual",
+    "ulmfit", "mix", "random",
+)  # fmt: skip
+
+
+def cell(base: Path, data: Path, task: str, method: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Fine-tune once."""
+    import torch
+
+    from pretune.recipes.finetune.work import finetune
+
+    changes = {**TASKS.get(task, {}), "train.seed": seed, "train.batch": args.batch, "train.keep": 2}
+    changes |= {"train.compile": "true"} if args.compile else {}
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    begun = time.perf_counter()
+    with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
+        found = finetune(
+            base,
+            task=task,
+            data=data,
+            method=method,
+            epochs=args.epochs,
+            steps=args.steps,
+            out=Path(folder) / "run",
+            baselines="default" if (method, seed) == (args.methods[0], args.seeds[0]) else "none",
+            changes=changes,
+        ).scores
+    trial = found["trials"][0]
+    return {
+        "task": task,
+        "method": method,
+        "seed": seed,
+        "metric": found["metric"],
+        "split": found["result"]["split"],
+        "score": found["result"]["score"],
+        "scores": found["result"]["scores"],
+        "lr": trial["lr"],
+        "steps": trial["steps"],
+        "best_step": trial["best_step"],
+        "trained": trial["trained"],
+        "parameters": trial["parameters"],
+        "memory": trial["memory"],
+        "examples_per_second": trial["steps"] * args.batch / max(trial["summary"]["seconds"], 1e-9),
+        "seconds": round(time.perf_counter() - begun, 2),
+        "baselines": {row["name"]: row["score"] for row in found["baselines"]},
+    }
+
+
+def table(cells: list[dict[str, Any]]) -> str:
+    """Methods by tasks: mean over seeds, and the standard deviation where there are several."""
+    tasks = list(dict.fromkeys(one["task"] for one in cells))
+    methods = list(dict.fromkeys(one["method"] for one in cells))
+    lines = ["| method | trained | " + " | ".join(tasks) + " |", "|---|---|" + "---|" * len(tasks)]
+    for method in methods:
+        mine = [one for one in cells if one["method"] == method]
+        share = statistics.mean(one["trained"] / one["parameters"] for one in mine)
+        row = []
+        for task in tasks:
+            scores = [100 * one["score"] for one in mine if one["task"] == task]
+            spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
+            row.append(f"{statistics.mean(scores):.1f}{spread}" if scores else "")
+        lines.append(f"| {method} | {share:.2%} | " + " | ".join(row) + " |")
+    simple = {one["task"]: one["baselines"] for one in cells if one["baselines"]}
+    for name in dict.fromkeys(name for found in simple.values() for name in found):
+        row = [f"{100 * simple[task][name]:.1f}" if name in simple.get(task, {}) else "" for task in tasks]
+        lines.append(f"| {name} (baseline) | | " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """From the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", type=Path)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=25.0)
+    parser.add_argument("--tasks", type=lambda text: text.split(","), default=list(TASKS))
+    parser.add_argument("--methods", type=lambda text: text.split(","), default=list(METHODS))
+    parser.add_argument("--seeds", type=lambda text: [int(part) for part in text.split(",")], default=[0, 1, 2])
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--epochs", type=float, default=None)
+    parser.add_argument("--steps", type=int, default=None)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--scratch", type=Path, default=None, help="where runs are written for a moment")
+    parser.add_argument("--table", action="store_true", help="print the file as Markdown and end")
+    args = parser.parse_args()
+    cells: list[dict[str, Any]] = json.loads(args.out.read_text()) if args.out.is_file() else []
+    if args.table:
+        print(table(cells))
+        return
+    if args.base is None or args.data is None:
+        parser.error("--base and --data are needed")
+    from pretune.core import log
+
+    log.set_quiet(True)
+    end = time.monotonic() + 60 * args.minutes
+    known = {(one["task"], one["method"], one["seed"]) for one in cells}
+    for seed in args.seeds:
+        for task in args.tasks:
+            for method in args.methods:
+                if (task, method, seed) in known or time.monotonic() > end:
+                    continue
+                try:
+                    found = cell(args.base, args.data, task, method, seed, args)
+                except Exception as error:
+                    print(f"{task} {method} {seed}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                    continue
+                cells.append(found)
+                args.out.write_text(json.dumps(cells, indent=1))
+                print(
+                    f"{task} {method} {seed}: {found['score']:.4f} in {found['seconds']} s", file=sys.stderr, flush=True
+                )
+    print(json.dumps({"cells": len(cells), "wanted": len(args.seeds) * len(args.tasks) * len(args.methods)}))
+
+
+if __name__ == "__main__":
+    main()
