@@ -36,6 +36,7 @@ def generate(
     max_new_tokens: Annotated[
         int | None, typer.Option("--max-new-tokens", metavar="N", help="Write so many at most; 64 by default.")
     ] = None,
+    min_new_tokens: Annotated[int, typer.Option("--min-new-tokens", metavar="N", help="Do not end before.")] = 0,
     num: Annotated[int, typer.Option("--num", metavar="N", help="Texts for each prompt.")] = 1,
     temperature: Annotated[
         float | None, typer.Option("--temperature", metavar="T", help="1 by default; 0: always the likeliest token.")
@@ -84,6 +85,7 @@ def generate(
     found = opened(model, device=device, dtype=dtype, speaks=True)
     wishes: dict[str, Any] = {
         "max_new_tokens": usual(found) if max_new_tokens is None else max_new_tokens,
+        "min_new_tokens": min_new_tokens,
         "num": num,
         "temperature": temperature,
         "top_k": top_k,
