@@ -66,7 +66,8 @@ def save(
     """Write what was learned: a whole model, or an adapter with its head and the way to its base."""
     if isinstance(method, Full | Frozen | Gradual):
         return saving.save(model, directory, overwrite=overwrite)
-    beside = Beside(head=model.head, task=model.spec, base=None if base is None else str(base))
+    path = None if base is None else str(base)
+    beside = Beside(head=model.head, task=model.spec, base=path, layout=saving.class_of(model))
     return save_adapter(model.model, method, directory, beside=beside, overwrite=overwrite)
 
 

@@ -18,7 +18,7 @@ from pretune.adapt.heads.head import TaskHead
 from pretune.adapt.heads.regression import Regression
 from pretune.adapt.heads.span import Span
 from pretune.adapt.heads.tagging import Tagging
-from pretune.adapt.peft.files import OURS, load_adapter
+from pretune.adapt.peft.files import OURS, THEIRS, load_adapter, their_head
 from pretune.adapt.peft.method import Method
 from pretune.core import config, io
 from pretune.core.config.read import shown
@@ -50,9 +50,9 @@ def save(model: AnyModel | Adapted, directory: str | Path, *, overwrite: bool = 
     body, head = model.model, model.head
     if head is None:
         return checkpoint.save(body, directory, overwrite=overwrite, **options)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.weights_of(head)}
-    beside = _class(model, tensors)
+    beside = class_of(model)
     if beside is None:
+        tensors = _tensors(head)
         beside = checkpoint.Beside(
             {HEAD: config.to_dict(model.spec)}, {OWN + name: tensor for name, tensor in tensors.items()}
         )
@@ -85,7 +85,8 @@ def read(
     """The same, and the method of an adapter that is on the model; `base` is where its base model is now."""
     folder = Path(directory)
     if not (folder / OURS).is_file():
-        return _whole(folder, dtype, device, head), None
+        theirs = (folder / THEIRS).is_file() and not (folder / checkpoint.CONFIG).is_file()
+        return _theirs(folder, base, dtype, device) if theirs else (_whole(folder, dtype, device, head), None)
     said = io.read_json(folder / OURS, CheckpointError)
     model = _base(folder, said, base, dtype, device)
     if said.get("head") is None:
@@ -104,7 +105,7 @@ def _base(
     told = said.get("base")
     path = base or (told.get("path") if isinstance(told, Mapping) else None)
     if not isinstance(path, str | Path):
-        raise CheckpointError(f"{folder / OURS}: does not say where its base model is; load it with base=DIRECTORY")
+        raise CheckpointError(f"{folder}: does not say where its base model is; load it with base=DIRECTORY")
     found = next((place for place in (Path(path), folder / path) if place.is_dir()), None)
     if found is None:
         raise CheckpointError(f"{folder}: its base model {shown(str(path))} is not there; load it with base=DIRECTORY")
@@ -116,6 +117,25 @@ def _base(
         raise CheckpointError(f"{found}: what was learned there cannot be merged into a base model for {folder}")
     method.merge(model)
     return model
+
+
+def _theirs(
+    folder: Path, base: str | Path | None, dtype: torch.dtype, device: torch.device | str
+) -> tuple[LanguageModel | Adapted, Method]:
+    """An adapter that the reference wrote, with its head where it has one."""
+    said = io.read_json(folder / THEIRS, CheckpointError)
+    model = _base(folder, {"base": {"path": said.get("base_model_name_or_path")}}, base, dtype, device)
+    found = their_head(folder, model.spec)
+    if found is None:
+        return model, load_adapter(model, folder)
+    task, tensors = found
+    try:
+        made = adapt(model, task).to(device, dtype)
+        assert made.head is not None
+        made.head.load_state_dict(tensors, strict=False)  # NOTE: a pooler that was not trained is the base model's
+    except (PretuneError, RuntimeError) as error:
+        raise CheckpointError(f"{folder}: its head does not fit the model: {str(error).splitlines()[0]}") from None
+    return made.eval(), load_adapter(made.model, folder)
 
 
 def _whole(
@@ -142,9 +162,15 @@ def _whole(
     return Adapted(model, head, spec).eval()
 
 
-def _class(model: Adapted, tensors: Mapping[str, Tensor]) -> checkpoint.Beside | None:
+def _tensors(head: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.weights_of(head)}
+
+
+def class_of(model: Adapted) -> checkpoint.Beside | None:
     """How the class of `transformers` that computes the same keeps it; None where there is no such class."""
-    spec = model.model.spec
+    if model.head is None:
+        return None
+    spec, tensors = model.model.spec, _tensors(model.head)
     layout = FAMILIES.get(spec.family).layout if spec.family in FAMILIES else None
     if getattr(model.spec, "mix", None) is not None:
         return None

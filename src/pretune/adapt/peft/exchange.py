@@ -173,7 +173,7 @@ def unpack(config: Mapping[str, Any], tensors: Mapping[str, Tensor], spec: Model
 
 
 _PLAIN: dict[str, Any] = {
-    "bias": "none", "use_dora": False, "modules_to_save": None, "fan_in_fan_out": True, "lora_bias": False,
+    "bias": "none", "use_dora": False, "fan_in_fan_out": True, "lora_bias": False,
     "trainable_token_indices": None, "target_parameters": None, "use_qalora": False, "exclude_modules": None,
     "layer_replication": None,
 }  # fmt: skip

@@ -24,6 +24,7 @@ from torch.nn import Parameter
 from pretune.adapt.heads.head import TaskHead
 from pretune.adapt.peft import EFFICIENT
 from pretune.adapt.peft.exchange import Unpacked, pack, unpack
+from pretune.adapt.peft.headed import apart, told, with_head
 from pretune.adapt.peft.lora import LowRank
 from pretune.adapt.peft.method import Method, sample, state
 from pretune.adapt.peft.prefix import Prefix
@@ -31,8 +32,9 @@ from pretune.adapt.peft.qlora import QuantisedLowRank, originals
 from pretune.core import config, io
 from pretune.core.config.read import shown
 from pretune.core.errors import CheckpointError, PretuneError
-from pretune.models import files
+from pretune.models import checkpoint, files
 from pretune.models.model import LanguageModel, empty
+from pretune.models.spec import Model
 
 OURS, THEIRS = "adapter.json", "adapter_config.json"
 WEIGHTS, HEAD = "adapter_model.safetensors", "head.safetensors"
@@ -45,6 +47,7 @@ class Beside:
     head: nn.Module | None = None
     task: TaskHead | None = None
     base: str | None = None
+    layout: checkpoint.Beside | None = None  # the head as a class of the reference's has it
 
 
 def save_adapter(
@@ -64,6 +67,8 @@ def save_adapter(
     if isinstance(method, Prefix):
         method, tensors = method.folded(model)
         found["method"] = config.to_dict(method)
+    if packed is not None and beside.layout is not None and beside.task is not None:
+        packed = with_head(packed, beside.layout, config.kind(beside.task))
     if packed is not None:
         found["blocks"], tensors = packed.blocks, packed.tensors
     with io.atomic_directory(Path(directory), overwrite=overwrite) as folder:
@@ -121,7 +126,7 @@ def _examine(model: LanguageModel, folder: Path) -> Unpacked:
     if not (folder / OURS).is_file():
         if not (folder / THEIRS).is_file():
             raise CheckpointError(f"{folder}: no {OURS} and no {THEIRS}; give the directory of an adapter")
-        tensors = _read(folder / WEIGHTS)
+        tensors = apart(_read(folder / WEIGHTS), model.spec).adapter
         with _about(folder / THEIRS):
             found = unpack(io.read_json(folder / THEIRS, CheckpointError), tensors, model.spec, {})
         _fits(model, found, folder, all_of_them=False)
@@ -133,6 +138,7 @@ def _examine(model: LanguageModel, folder: Path) -> Unpacked:
     tensors = _read(folder / WEIGHTS)
     found = Unpacked(method=method, tensors=tensors)
     if (folder / THEIRS).is_file():
+        tensors = apart(tensors, model.spec).adapter
         with _about(folder / THEIRS):
             theirs = unpack(
                 io.read_json(folder / THEIRS, CheckpointError), tensors, model.spec, said.get("blocks") or {}
@@ -198,6 +204,19 @@ def _put(model: LanguageModel, found: Unpacked) -> None:
         setattr(module, leaf, Parameter(tensor.to(old.device, old.dtype, copy=True)))
         if isinstance(module, LowRank | QuantisedLowRank) and path in found.scales:
             module.scale = found.scales[path]
+
+
+def their_head(directory: str | Path, spec: Model) -> tuple[TaskHead, dict[str, Tensor]] | None:
+    """The head in an adapter that the reference wrote, if there is one, with the weights of it that are there."""
+    folder = Path(directory)
+    found = io.read_json(folder / THEIRS, CheckpointError)
+    tensors = apart(_read(folder / WEIGHTS), spec).head
+    made = told(found, tensors, spec) if tensors else None
+    if made is None:
+        return None
+    task, layout = made
+    names = [(str(rule.ours).format(p=p), rule.theirs.format(p=p)) for rule in layout.rules for p in ("weight", "bias")]
+    return task, {ours: tensors[theirs] for ours, theirs in names if theirs in tensors}
 
 
 def _fill(head: nn.Module, tensors: Mapping[str, Tensor], file: Path) -> None:
