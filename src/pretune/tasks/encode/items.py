@@ -61,7 +61,9 @@ class Items:
 
     def take(self, which: Ints) -> Sequences:
         """The sequences of some items, in the order asked for, each with its example as its sample."""
-        index = spread(begins(self.sizes)[which], self.sizes[which])
+        index = which
+        if len(self.sizes) < len(self.examples):
+            index = spread(begins(self.sizes)[which], self.sizes[which])
         return replace(self.sequences.take(index), samples=self.examples[index])
 
     def _summed(self, lengths: Ints) -> Ints:

@@ -1,0 +1,80 @@
+"""Encoding and answers with what else there is: prompts, the language loss, held-out loss, mixtures of tasks."""
+
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pretune.adapt.adapted import adapt
+from pretune.adapt.peft.prompt import Prompt
+from pretune.core.types import IGNORE
+from pretune.data.mixing import Smoothed
+from pretune.tasks.answer import predict, score
+from pretune.tasks.encode import TaskEncoder, TaskStream, head_of, mixed
+from pretune.tasks.task import Kind
+from pretune.train.evaluate import ONE, evaluate
+from pretune.train.trainee import Trainee
+from tests.tasks.encode.small import body, examples_of, model_for, task_of
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"), [("bert", "span"), ("bert", "tagging"), ("gpt2", "generation"), ("t5", "span")]
+)
+def test_a_prompt_stands_before_what_is_read(shape: str, kind: Kind) -> None:
+    task, examples = task_of(kind), examples_of(kind)
+    model = deepcopy(model_for(shape, task))
+    Prompt(count=3).apply(model.model)
+    encoder = TaskEncoder.of(task, model, max_length=48, slots=3, new_tokens=4)
+    loss = model.spec.loss(model, TaskStream(encoder.encode(examples), batch=8)[0]).mean()
+    loss.backward()
+    table = model.model.get_parameter("prompt.table")
+    assert torch.isfinite(loss) and table.grad is not None and table.grad.abs().sum() > 0
+    found = predict(model, encoder, examples)
+    alone = [predict(model, encoder, [example], tokens=8)[0] for example in examples[:2]]
+    assert [(one.text, one.tags) for one in found[:2]] == [(one.text, one.tags) for one in alone]
+    if found[0].span is not None:
+        assert (examples[0].pair or "")[slice(*found[0].span)] == found[0].text
+    score(task, examples, found)
+
+
+def test_the_next_token_is_learnt_beside_the_class() -> None:
+    task, examples = task_of("classification"), examples_of("classification")
+    model = adapt(body("gpt2"), replace(head_of(task, body("gpt2"), language=0.5), dropout=0.0))
+    encoder = TaskEncoder.of(task, model)
+    items = encoder.encode(examples)
+    assert items.sequences.targets is not None
+    assert int((items.sequences.targets != IGNORE).sum()) == len(items.sequences.tokens) - len(examples)
+    stream = TaskStream(items, batch=8)
+    with torch.no_grad():
+        terms = model.spec.loss(model, stream[0]).terms()
+    assert set(terms) == {"loss", "language"} and terms["language"].weight == 0.5
+    assert all(prediction.label is not None for prediction in predict(model, encoder, examples))
+
+
+def test_held_out_loss_reads_every_item_once() -> None:
+    task, examples = task_of("choice"), examples_of("choice")
+    model = model_for("bert", task)
+    losses = []
+    for batch in (3, 8):
+        stream = TaskStream(TaskEncoder.of(task, model).encode(examples), batch=batch, seed=batch)
+        found = evaluate(Trainee(model, model.spec), stream, len(stream.steps(0)), ONE)
+        assert found is not None
+        losses.append(found["loss"])
+        assert found["accuracy"] * 8 == pytest.approx(round(found["accuracy"] * 8))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_tasks_that_are_written_are_mixed_in_one_stream() -> None:
+    names: tuple[Kind, ...] = ("classification", "span", "generation")
+    encoded = [
+        TaskEncoder.of(task_of(kind), model_for("t5", task_of(kind))).encode(examples_of(kind)) for kind in names
+    ]
+    both = mixed([encoded[0], encoded[1], encoded[2]])
+    assert both.counts.examples == 24 and len(both) == 24
+    model = model_for("t5", task_of("generation"))
+    stream = TaskStream(both, batch=6, seed=0, mixing=Smoothed(alpha=0.5))
+    seen = {number // 8 for step in stream.steps(0) for number in stream.examples(step)}
+    assert seen == {0, 1, 2}
+    with torch.no_grad():
+        assert torch.isfinite(model.spec.loss(model, stream[0]).mean())
