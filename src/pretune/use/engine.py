@@ -66,7 +66,7 @@ class Engine:
             self._reset()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._step()
         self.graph = graph
 

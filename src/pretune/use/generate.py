@@ -5,7 +5,7 @@
 A decoder goes on from what it has read; the decoder of an encoder-decoder writes what the encoder's source asks for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -64,13 +64,11 @@ def complete(
     marks = marks or Marks.of(found)
     read = _read(found, prompts, marks, begun)
     _fits(found, read, decoding)
-    size = max(batch // decoding.width, 1)
     order = np.argsort([-len(one.source or one.prompt) for one in read], kind="stable").tolist()
     every = look or (1 if found.tokens.weight.device.type == "cpu" else LOOK)
     written: list[list[Written]] = [[] for _ in prompts]
     with reading(found):
-        for first in range(0, len(order), size):
-            group = order[first : first + size]
+        for group in _groups(order, max(batch // decoding.width, 1)):
             job = Job(found, group, [read[i] for i in group], decoding, marks)
             answers = _write(job, watch, every, compiled)
             for request, answer in zip(group, answers, strict=True):
@@ -186,6 +184,19 @@ def _fits(model: LanguageModel, given: Sequence[Given], decoding: Decoding) -> N
                 f"{len(one.prompt)} tokens of prompt {number + 1} and {new} new ones; this model has positions for "
                 f"{own} in all; shorten the prompt, or ask for fewer"
             )
+
+
+def _groups(order: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Equal groups, so that a captured step serves all of them: the last is filled up with what it ends in.
+
+    >>> [*_groups([4, 2, 0, 1, 3], 3)]
+    [[4, 2, 0], [1, 3, 3]]
+    """
+    if order:
+        size = -(-len(order) // -(-len(order) // most))
+        for first in range(0, len(order), size):
+            group = list(order[first : first + size])
+            yield group + group[-1:] * (size - len(group))
 
 
 def _seedless(decoding: Decoding) -> Decoding:
