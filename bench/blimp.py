@@ -1,9 +1,10 @@
 """Whole BLiMP (67,000 minimal pairs) with a model of BERT-base's or GPT-2's size: seconds and pairs a second.
 
-    python bench/blimp.py --tokenizer DIR --data DIR [--model bert-base] [--limit N] [--precision bfloat16] [--compile]
+    python bench/blimp.py --data DIR [--tokenizer DIR] [--model bert-base] [--limit N] [--precision …] [--compile]
 
-Weights are random: the time does not depend on them. A few sentences are also scored one at a time by the plain forward
-pass in fp32, and the difference is printed; of a pair with a clear difference the order must be the same. Prints JSON.
+Without a tokenizer one is trained on the sentences, which is not counted. Weights are random: the time does not depend
+on them. A few sentences are also scored one at a time by the plain forward pass in fp32; the difference is printed, and
+must be small. Prints JSON.
 """
 
 import argparse
@@ -19,9 +20,16 @@ from pretune.evaluate.pairs import minimal_pairs
 from pretune.models.catalog import resolve
 from pretune.models.model import build
 from pretune.tasks import TASKS
-from pretune.text.tokenizer import Tokenizer
+from pretune.text.tokenizer import Tokenizer, train
 from pretune.use.score import Asking, judge, passages
 from pretune.use.score.judge import form_of
+
+KINDS = {
+    "encoder": ("wordpiece", "cls-sep"),
+    "decoder": ("bpe", "endoftext"),
+    "encoder-decoder": ("unigram", "sentinels"),
+}
+"""The tokenizer that each shape goes with."""
 
 
 def slow(model: torch.nn.Module, text: str) -> float:
@@ -34,7 +42,9 @@ def slow(model: torch.nn.Module, text: str) -> float:
             one = asked.take(torch.tensor([at]).numpy())
             labels = one.targets.tolist()
             segments = None if one.segments is None else [one.segments.tolist()]
-            batch = pt.batch([one.tokens.tolist()], labels=[labels], segments=segments)
+            sides = {} if one.source is None else {"source": [one.source.tokens.tolist()]}
+            first = {"target" if sides else "sequences": [one.tokens.tolist()]}
+            batch = pt.batch(**first, **sides, labels=[labels], segments=segments)
             with torch.no_grad():
                 rows = model(batch.to(model.tokens.weight.device)).logits.double().log_softmax(-1)
             total += sum(float(row[label]) for row, label in zip(rows, [x for x in labels if x >= 0], strict=True))
@@ -43,20 +53,26 @@ def slow(model: torch.nn.Module, text: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokenizer", required=True, help="a directory with a tokenizer.json")
+    parser.add_argument("--tokenizer", help="a directory with a tokenizer.json")
     parser.add_argument("--data", required=True, help="where BLiMP's files are, or a folder above them")
     parser.add_argument("--model", default="bert-base")
     parser.add_argument("--limit", type=int)
-    parser.add_argument("--precision", default="bfloat16", choices=("float32", "bfloat16"))
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), help="bfloat16 on a GPU, else float32")
     parser.add_argument("--tokens", type=int, help="of a batch")
     parser.add_argument("--compile", action="store_true")
     given = parser.parse_args()
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    tokenizer = Tokenizer.load(given.tokenizer)
-    model = build(replace(resolve(given.model), vocab=max(tokenizer.vocab, 64)), device=device).eval()
-    model.assets.tokenizer = tokenizer
+    given.precision = given.precision or ("bfloat16" if device == "cuda" else "float32")
+    spec = resolve(given.model)
     pairs = list(TASKS.get("blimp").read("test", Path(given.data)))
+    if given.tokenizer:
+        tokenizer = Tokenizer.load(given.tokenizer)
+    else:
+        kind, style = KINDS[spec.shape]
+        tokenizer = train(kind, [pair.text for pair in pairs[::5]], vocab=8000, style=style)
+    model = build(replace(spec, vocab=max(tokenizer.vocab, spec.vocab)), device=device).eval()
+    model.assets.tokenizer = tokenizer
     pairs = pairs[:: max(1, len(pairs) // given.limit)][: given.limit] if given.limit else pairs
     asking = Asking(precision=given.precision, tokens=given.tokens)
 
