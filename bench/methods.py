@@ -1,0 +1,181 @@
+"""What methods cost on a device: LoRA, QLoRA and prefixes on one model, checked before they are timed.
+
+    PYTHONPATH=src python bench/methods.py [--model bert-base] [--rows 64] [--length 128] [--compile] [--out FILE]
+
+Checked first: weights of 4 bits are the same on the device as on the CPU (with bitsandbytes' kernel where it is
+installed, and without); a model in 4 bits says what the model with those weights rounded says; a prefix says the same
+in every backend that can have one. Timed: forward and backward pass with a vocabulary loss, in bfloat16 on a GPU; the
+median of several. Memory: of the weights, and the peak of a step on a GPU. On a CPU a small model shows that it runs.
+"""
+
+import argparse
+import copy
+import importlib.util
+import json
+import platform
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import pretune as pt
+from pretune.adapt.peft import nf4
+from pretune.adapt.peft.lora import Lora
+from pretune.adapt.peft.method import TARGETS, Method, linears
+from pretune.adapt.peft.prefix import Prefix
+from pretune.adapt.peft.qlora import Qlora, footprint
+from pretune.core.errors import UsageError
+from pretune.models.model import LanguageModel
+
+SMALL = {"width": 64, "depth": 2, "heads": 4, "hidden": 128, "vocab": 1000}
+VOCAB = 900
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--model", default="bert-base")
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--out", default=None)
+    options = parser.parse_args()
+    gpu = options.device == "cuda"
+    base = pt.build(options.model, **({} if gpu else SMALL)).to(options.device).eval()
+    found: dict[str, Any] = {
+        "device": torch.cuda.get_device_name() if gpu else platform.processor() or "cpu",
+        "torch": torch.__version__,
+        "bitsandbytes": importlib.util.find_spec("bitsandbytes") is not None,
+        "model": options.model if gpu else "small",
+        "compiled": options.compile,
+        "checks": {"4 bits": bits(base), "rounded": rounded(base), "backends": backends(base, gpu)},
+    }
+    rows, length = (options.rows, options.length) if gpu else (4, 32)
+    batch = laid(base, rows, length).to(options.device)
+    every = {
+        "full": None,
+        "lora": Lora(targets=TARGETS),
+        "qlora": Qlora(),
+        "qlora, torch alone": Qlora(),
+        "prefix": Prefix(count=20),
+    }
+    found["rows"] = {}
+    for name, method in every.items():
+        if name == "qlora, torch alone":
+            if not (gpu and found["bitsandbytes"]):
+                continue
+            nf4._installed = lambda: False  # type: ignore[assignment]
+        found["rows"][name] = timed(base, method, batch, options)
+    text = json.dumps(found, indent=2)
+    print(text)
+    if options.out:
+        Path(options.out).write_text(text)
+
+
+def bits(base: LanguageModel) -> float:
+    """The greatest difference between a matrix that went through 4 bits here and one that did on the CPU."""
+    _, _, _, layer = linears(base, ("up",))[0]
+    apart = 0.0
+    for device in {base.tokens.weight.device, torch.device("cpu")}:
+        weight = layer.weight.detach().to(device)  # type: ignore[union-attr]
+        made = nf4.quantise(weight)
+        tables = nf4.values_of(device), nf4.steps_of(device)
+        again = nf4.dequantise(made, torch.float32, *tables).cpu()
+        here = nf4.dequantise(nf4.quantise(weight.cpu()), torch.float32, nf4.values_of("cpu"), nf4.steps_of("cpu"))
+        apart = max(apart, float((again - here).abs().max()))
+    assert apart < 1e-2, f"4 bits say other weights here: {apart}"  # a scale may be a step off where two are as near
+    return apart
+
+
+@torch.no_grad()
+def rounded(base: LanguageModel) -> float:
+    """A model in 4 bits against one whose weights are what those say, in fp32."""
+    method = Qlora()
+    small, plain = copy.deepcopy(base), copy.deepcopy(base)
+    method.apply(small)
+    method.apply(plain)
+    method.merge(plain)
+    batch = laid(base, 2, 16).to(base.tokens.weight.device)
+    apart = float((small.states(batch) - plain.states(batch)).abs().max())
+    assert apart < 1e-3, f"a model in 4 bits differs by {apart} from the rounded one"
+    return apart
+
+
+@torch.no_grad()
+def backends(base: LanguageModel, gpu: bool) -> dict[str, float]:
+    """A prefix in every backend against the plainest, in fp32, short and long rows."""
+    model = copy.deepcopy(base)
+    for name in Prefix(count=5).apply(model):
+        model.get_parameter(name).add_(0.1 * torch.randn_like(model.get_parameter(name)))
+    found: dict[str, float] = {}
+    longest = model.spec.longest or 1024
+    for length in (24, min(512, longest) - 8):
+        batch = laid(base, 2, length).to(base.tokens.weight.device)
+        model.attention_backend = "naive"
+        expected = model.states(batch)
+        for backend in ("rows", "flex", "plain"):
+            model.attention_backend = backend  # type: ignore[assignment]
+            try:
+                apart = float((model.states(batch) - expected).abs().max())
+            except UsageError:
+                continue
+            found[f"{backend} {length}"] = apart
+            assert apart < 1e-2, f"'{backend}' differs by {apart} at length {length}"
+    return found
+
+
+def laid(model: LanguageModel, rows: int, length: int) -> pt.Batch:
+    """Rows of two sequences each, but the last, with a label at every seventh token."""
+    generator = torch.Generator().manual_seed(0)
+    short = length // 3
+    lengths = [n for _ in range(rows - 1) for n in (short, length - short)] + [length]
+    tokens = [torch.randint(5, VOCAB, (n,), generator=generator).tolist() for n in lengths]
+    labels = [[token if i % 7 == 0 else -100 for i, token in enumerate(one)] for one in tokens]
+    if model.spec.both:
+        return pt.batch(source=tokens, target=tokens, row=length, labels=labels)
+    return pt.batch(tokens, row=length, labels=labels)
+
+
+def timed(base: LanguageModel, method: Method | None, batch: pt.Batch, options: argparse.Namespace) -> dict[str, Any]:
+    gpu = options.device == "cuda"
+    model = copy.deepcopy(base)
+    if method is not None:
+        method.apply(model)
+    if gpu:
+        model.to(torch.bfloat16)
+    if options.compile:
+        model.compile()
+    times = []
+    if gpu:
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(options.steps + 3):
+        wait(gpu)
+        start = time.perf_counter()
+        loss = model.loss(model.states(batch), batch).mean()
+        loss.backward()
+        wait(gpu)
+        times.append(time.perf_counter() - start)
+        model.zero_grad()
+    weights, half = footprint(model) if method is not None else (sum(p.nbytes for p in model.parameters()),) * 2
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return {
+        "loss": loss.item(),
+        "ms": 1000 * statistics.median(times[3:]),
+        "tokens/s": len(batch.tokens) / statistics.median(times[3:]),
+        "trained": trained,
+        "frozen weights, bytes": weights,
+        "of half precision": weights / half,
+        "peak, bytes": torch.cuda.max_memory_allocated() if gpu else None,
+    }
+
+
+def wait(gpu: bool) -> None:
+    if gpu:
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()
