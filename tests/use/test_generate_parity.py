@@ -15,6 +15,7 @@ from pretune.use.rows import Written
 from tests.parity import cases
 
 NAMES = ("gpt2", "llama-gqa-bias", "mistral-window", "mpt", "t5", "bart", "mbart")
+MAIN = ("gpt2", "llama-gqa-bias", "t5", "bart")
 ENDS, PAD, NEW = [11, 40], 96, 10
 PROMPTS = ((5, 9, 31, 12, 7), (60, 3), (8, 15, 77, 44, 21, 90, 13, 6))
 
@@ -76,16 +77,17 @@ def test_greedy(name: str, folder: Path) -> None:
     same(found, reference(model, PROMPTS))
 
 
-@pytest.mark.parametrize("name", NAMES)
+BEAMS = {
+    "plain": Beam(beams=4),
+    "early": Beam(beams=3, length_penalty=2.0, early_stopping=True),
+    "short": Beam(beams=2, length_penalty=-1.0, early_stopping="never"),
+    "never": Beam(beams=4, length_penalty=0.5, early_stopping="never"),
+}
+
+
 @pytest.mark.parametrize(
-    "beam",
-    [
-        Beam(beams=4),
-        Beam(beams=3, length_penalty=2.0, early_stopping=True),
-        Beam(beams=2, length_penalty=-1.0, early_stopping="never"),
-        Beam(beams=4, length_penalty=0.5, early_stopping="never"),
-    ],
-    ids=["plain", "early", "short", "never"],
+    ("name", "beam"),
+    [(name, beam) for name in NAMES for kind, beam in BEAMS.items() if kind == "plain" or name in MAIN],
 )
 def test_beams(name: str, beam: Beam, folder: Path) -> None:
     model, ours = pair(name, folder)
@@ -94,7 +96,7 @@ def test_beams(name: str, beam: Beam, folder: Path) -> None:
     same(found, reference(model, PROMPTS, num_beams=beam.beams, num_return_sequences=2, **options))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama-gqa-bias", "t5", "bart"])
+@pytest.mark.parametrize("name", MAIN)
 @pytest.mark.parametrize("search", [Greedy(), Beam(beams=3, early_stopping=True)], ids=["greedy", "beams"])
 @pytest.mark.parametrize(("penalty", "ngram"), [(1.7, 0), (1.0, 2), (1.3, 3)])
 def test_penalties(name: str, search: Greedy | Beam, penalty: float, ngram: int, folder: Path) -> None:
