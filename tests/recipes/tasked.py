@@ -11,7 +11,7 @@ from pretune.models import catalog
 from pretune.models.model import build
 from pretune.recipes.resolve import fitted
 from pretune.text.tokenizer import Tokenizer, train
-from tests.recipes.small import SMALL
+from tests.recipes.small import VOCAB, shrunk
 
 WORDS = [
     "the",
@@ -49,11 +49,11 @@ def make_base(
     folder: Path, family: str = "bert-tiny", kind: str = "wordpiece", style: str = "cls-sep", **knobs: Any
 ) -> Path:
     """A model of a few thousand weights with a tokenizer, as `pt.load` reads it."""
-    made = train(kind, corpus(), vocab=300, style=style)
+    made = train(kind, corpus(), vocab=VOCAB[kind], style=style)
     made.save(folder / "tokenizer")
     tokenizer = Tokenizer.load(folder / "tokenizer")
-    names = {"width", "depth", "heads", "hidden", "positions"}
-    small = {name: value for name, value in SMALL.items() if name in names} | {"depth": 2} | knobs
+    known = shrunk(family)
+    small = {name.removeprefix("model."): value for name, value in known.items()} | {"depth": 2} | knobs
     spec = fitted(catalog.resolve(family, {"vocab": tokenizer.vocab, **small}), tokenizer)
     model = build(spec, seed=1)
     model.assets.files, model.assets.tokenizer = tokenizer.files(), tokenizer

@@ -41,7 +41,7 @@ def finetune(
             "bitfit; together with +: lora+gradual.",
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="So many runs: mean and interval.")] = 1,
+    seeds: Annotated[int | None, typer.Option("--seeds", metavar="N", help="So many runs: mean and interval.")] = None,
     labels: Annotated[
         str, typer.Option("--labels", metavar="N,...", help="Numbers of training examples, for a curve: 50,200,all.")
     ] = "",
@@ -51,8 +51,8 @@ def finetune(
     epochs: Annotated[float | None, typer.Option("--epochs", metavar="N", help="Passes over the examples …")] = None,
     steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="… or steps.")] = None,
     baselines: Annotated[
-        str, typer.Option("--baselines", metavar="WHICH", help="default, all, none, or names with commas.")
-    ] = "default",
+        str | None, typer.Option("--baselines", metavar="WHICH", help="default, all, none, or names with commas.")
+    ] = None,
     forgetting: Annotated[
         Path | None,
         typer.Option("--forgetting", metavar="DATA", help="Prepared text: its pre-training loss before and after."),
@@ -88,7 +88,7 @@ def finetune(
     from pretune.core.config import parse_assignments
 
     with ending_well():  # importing takes a while
-        from pretune.recipes.finetune.choose import choose, label_counts, numbers
+        from pretune.recipes.finetune.choose import choose, label_counts, numbers, read_tree
         from pretune.recipes.finetune.work import finetune as work
         from pretune.recipes.finetune.work import plan_of
     if out is None and not dry_run:
@@ -99,16 +99,14 @@ def finetune(
         "changes": parse_assignments(settings or []),
     }  # fmt: skip
     rates = numbers(lr, "--lr") if lr else ()
-    counts = label_counts(labels) if labels else (None,)
+    counts = label_counts(labels) if labels else ()
+    plan: dict[str, Any] = {"seeds": seeds, "labels": counts, "baselines": baselines, "forgetting": forgetting}
     if dry_run:
         tuning = choose(model, lr=rates[0] if rates else None, **wishes)
-        _show(tuning, plan_of(tuning, rates, seeds, counts, baselines, forgetting), as_json)
+        _show(tuning, plan_of(tuning, rates, **plan, before=read_tree(config).get("plan")), as_json)
         return
     assert out is not None
-    run = work(
-        model, out=out, resume=resume, rates=rates, seeds=seeds, labels=counts, baselines=baselines,
-        forgetting=forgetting, device=device, **wishes,
-    )  # fmt: skip
+    run = work(model, out=out, resume=resume, rates=rates, device=device, **plan, **wishes)
     print(json.dumps(run.scores, indent=2, ensure_ascii=False) if as_json else "\n".join(_result(run)))
     log.say(f"next: pretune predict {run} --input FILE  ·  pretune verify {run}")
 

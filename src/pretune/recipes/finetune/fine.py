@@ -7,7 +7,7 @@ evaluate_run("runs/bert-mnli", task="snli", data="data/tasks")
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from pretune.tasks import TASKS
 from pretune.tasks.answer import Prediction, predict, score, with_threshold
 from pretune.tasks.encode import Counts, TaskEncoder
 from pretune.tasks.example import Example
+from pretune.tasks.splits import subset
 from pretune.tasks.task import Kind, Task
 from pretune.tasks.template import Template
 from pretune.use.text import tokenizer_of
@@ -176,11 +177,12 @@ def evaluate_run(
     task: str | None = None,
     data: str | os.PathLike[str] | None = None,
     split: str | None = None,
+    most: int | None = None,
     device: str | None = None,
 ) -> dict[str, Any]:
-    """The scores of a fine-tuned run on its own task, or on another with the same labels; on test, or dev by default.
+    """The scores of a fine-tuned run on its own task, or on another with the same labels (another domain).
 
-    >>> # evaluate_run("runs/bert-mnli", task="snli", data="data/tasks")
+    On test by default, or on dev where test has no answers; `most` takes so many examples, stratified.
     """
     fine = FineTuned.open(run, device=device)
     own = fine.kept.task()
@@ -200,6 +202,8 @@ def evaluate_run(
         examples = [_relabelled(example, found, own) for example in found.read(chosen, data)]
     if any(_unanswered(example, own.kind) for example in examples):
         raise DataError(f"task '{found.name}': split '{chosen}' has no answers to score by; choose another")
+    if most is not None and len(examples) > most:
+        examples = subset(examples, most)
     scores = score(own, examples, fine.ready().predict(examples))
     return {"task": found.name, "split": chosen, "examples": len(examples), "scores": scores}
 
@@ -208,8 +212,6 @@ def _relabelled(example: Example, task: Task, own: Task) -> Example:
     """An example of another task with its label as the run numbers it."""
     if task.labels == own.labels or example.label is None or task.kind == "choice":
         return example
-    from dataclasses import replace
-
     return replace(example, label=own.labels.index(task.labels[int(example.label)]))
 
 

@@ -1,6 +1,7 @@
 """The model that a fine-tuning run begins with: a base, a head for the task, and a method on it."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +109,23 @@ def encoder_for(tuning: Tuning, task: Task, model: Adapted, train: list[Example]
     if task.kind == "regression" and task.scale is None:
         values = [float(example.label) for example in train if example.label is not None]
         scale = (min(values), max(values))
-    return TaskEncoder.of(
+    made = partial(
+        TaskEncoder.of,
         task,
         model,
-        max_length=tuning.data.max_length,
         stride=tuning.data.stride,
         slots=methods.slots(tuning.method),
         scale=scale,
         new_tokens=tuning.data.new_tokens,
     )
+    encoder = made(max_length=tuning.data.max_length)
+    longest = model.model.spec.longest
+    taken = methods.positions(tuning.method) - encoder.slots  # before the text, by what is no slot
+    if longest is None or encoder.rules.max_length + taken + encoder.slots <= longest:
+        return encoder
+    if tuning.data.max_length is not None:
+        raise UsageError(
+            f"data.max_length {tuning.data.max_length} and {taken} positions of the method: this model's end at "
+            f"{longest}; lower it"
+        )
+    return made(max_length=longest - taken - encoder.slots)

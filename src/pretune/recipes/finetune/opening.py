@@ -66,6 +66,8 @@ def open_task(wanted: Wanted) -> Opened:
         parts = Parts(train=train, dev=dev, test=test)
     else:
         parts = load(task, wanted.data, wanted.split)
+    if wanted.most is not None:
+        parts = _fewer(parts, wanted.most, wanted.split)
     opened = Opened(task=task, parts=replace(parts, notes=(*notes, *parts.notes)))
     if not answered(task, parts.train) or not answered(task, parts.dev):
         raise DataError(f"task '{task.name}': train or dev has no answers; choose a task that has them")
@@ -74,6 +76,18 @@ def open_task(wanted: Wanted) -> Opened:
         more = f"{why}: the headline is that of dev, on which choices were made too"
         opened = replace(opened, parts=replace(opened.parts, notes=(*opened.parts.notes, more)))
     return opened
+
+
+def _fewer(parts: Parts, most: int, seed: int) -> Parts:
+    """With at most so many examples of dev and of test; a note says what was left out."""
+    notes, kept = [*parts.notes], {}
+    for split in ("dev", "test"):
+        examples: list[Example] = getattr(parts, split)
+        kept[split] = examples
+        if len(examples) > most:
+            kept[split] = subset(examples, most, seed)
+            notes.append(f"'{split}': {most} of {len(examples)} examples, so scores are not those of the whole split")
+    return replace(parts, dev=kept["dev"], test=kept["test"], notes=tuple(notes))
 
 
 def trained_on(name: str) -> Task:

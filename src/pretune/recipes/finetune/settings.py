@@ -46,6 +46,7 @@ class Wanted:
     label: str | None = None
     data: str | None = None  # the directory that has our tasks
     labels: int | None = None  # so many training examples, stratified; None: all
+    most: int | None = None  # so many examples of dev and of test, stratified; None: all, as published
     split: int = 0  # the seed of divisions, and of which labels are kept
 
     def __post_init__(self) -> None:
@@ -55,8 +56,10 @@ class Wanted:
         for name in ("dev", "test", "text", "pair", "label"):
             if self.name is not None and getattr(self, name) is not None:
                 raise UsageError(f"--{name} is for files of one's own; leave it out, or give --train instead of --task")
-        if self.labels is not None and self.labels < 1:
-            raise UsageError(f"task.labels {self.labels} must be at least 1: how many training examples are kept")
+        for name in ("labels", "most"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"task.{name} {value} must be at least 1: how many examples are kept")
 
 
 @spec

@@ -9,6 +9,7 @@ are done are not done again, and the one at work goes on from its last checkpoin
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from pretune.core import config, io, log
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.evaluate.beside import RANDOM, names_of
 from pretune.recipes.choose import device_of
-from pretune.recipes.finetune.choose import choose, spec_of
+from pretune.recipes.finetune.choose import choose, read_tree, spec_of
 from pretune.recipes.finetune.fine import TASK, FineTuned, Kept
 from pretune.recipes.finetune.model import head_for
 from pretune.recipes.finetune.opening import Opened, open_task, trained_on
@@ -41,9 +42,9 @@ def finetune(
     out: str | os.PathLike[str],
     resume: bool = False,
     rates: Sequence[float] = (),
-    seeds: int = 1,
-    labels: Sequence[int | None] = (None,),
-    baselines: str = "default",
+    seeds: int | None = None,
+    labels: Sequence[int | None] = (),
+    baselines: str | None = None,
     forgetting: str | os.PathLike[str] | None = None,
     device: str | None = None,
     **wishes: Any,
@@ -66,7 +67,10 @@ def finetune(
         else:
             vacant(where)
             tuning = choose(model, lr=rates[0] if rates else None, **wishes)
-            plan = plan_of(tuning, rates, seeds, labels, baselines, forgetting)
+            plan = plan_of(
+                tuning, rates, seeds=seeds, labels=labels, baselines=baselines, forgetting=forgetting,
+                before=read_tree(wishes.get("settings")).get("plan"),
+            )  # fmt: skip
         if tuning.task.name is not None:  # before its files are read
             head_for(trained_on(tuning.task.name), spec_of(tuning.base.path), None, tuning.tune)
         opened = open_task(tuning.task)
@@ -78,22 +82,28 @@ def finetune(
 
 def plan_of(
     tuning: Tuning,
-    rates: Sequence[float],
-    seeds: int,
-    labels: Sequence[int | None],
-    baselines: str,
-    forgetting: str | os.PathLike[str] | None,
+    rates: Sequence[float] = (),
+    *,
+    seeds: int | None = None,
+    labels: Sequence[int | None] = (),
+    baselines: str | None = None,
+    forgetting: str | os.PathLike[str] | None = None,
+    before: Any = None,
 ) -> Plan:
-    """What a run tries."""
-    if seeds < 1:
-        raise UsageError(f"--seeds {seeds} must be at least 1")
+    """What a run tries: what is wished for, or what the run that is repeated had tried (`before`)."""
     first = tuning.train.seed
-    return Plan(
-        rates=tuple(rates) or (tuning.train.lr,),
-        seeds=tuple(range(first, first + seeds)),
-        labels=tuple(labels) if tuple(labels) != (None,) else (tuning.task.labels,),
-        baselines=names_of(baselines),
-        forgetting=None if forgetting is None else os.fspath(forgetting),
+    found = Plan(rates=(tuning.train.lr,), seeds=(first,), labels=(tuning.task.labels,), baselines=names_of("default"))
+    if before is not None:
+        found = config.from_dict(Plan, before, where="plan")
+    if seeds is not None and seeds < 1:
+        raise UsageError(f"--seeds {seeds} must be at least 1")
+    return replace(
+        found,
+        rates=tuple(rates) or found.rates,
+        seeds=found.seeds if seeds is None else tuple(range(first, first + seeds)),
+        labels=tuple(labels) or found.labels,
+        baselines=found.baselines if baselines is None else names_of(baselines),
+        forgetting=found.forgetting if forgetting is None else os.fspath(forgetting),
     )
 
 

@@ -1,0 +1,86 @@
+"""`pretune finetune` and `predict`: results on stdout, the rest on stderr, and a dry run that touches nothing."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pretune.cli import main
+from tests.recipes import tasked
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tasked.make_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tasked.classes(tmp_path_factory.mktemp("table") / "own.csv", 60)
+
+
+@pytest.fixture(scope="module")
+def run(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run") / "run"
+    assert main(["--quiet", "finetune", str(base), f"--train={table}", "--steps=2", f"--out={out}"]) == 0
+    return out
+
+
+def test_a_dry_run_shows_all_and_touches_nothing(base: Path, table: Path, tmp_path: Path, capsys: Capture) -> None:
+    given = ["finetune", str(base), f"--train={table}", "--seeds=2", "--labels=20,all", "--dry-run"]
+    assert main(given) == 0
+    said = capsys.readouterr()
+    tree = yaml.safe_load(said.out)
+    assert tree["plan"]["seeds"] == [0, 1] and tree["plan"]["labels"] == [20, None]
+    assert "# labels: bad 24, good 24" in said.out and "of the examples are cut" in said.out
+    assert "# 4 trials" in said.out and "h200" in said.out
+    assert main([*given, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["forecast"]["examples"] == {"train": 48, "dev": 6, "test": 6} and not [*tmp_path.iterdir()]
+
+
+def test_the_result_is_a_table_or_json(run: Path, capsys: Capture) -> None:
+    assert main(["finetune", f"--out={run}", "--resume"]) == 0
+    said = capsys.readouterr()
+    assert "this run (accuracy, test)" in said.out and "majority" in said.out and "p" in said.out
+    assert "is finished" in said.err and f"pretune predict {run}" in said.err
+    assert main(["--quiet", "finetune", f"--out={run}", "--resume", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["result"]["split"] == "test"
+
+
+def test_lines_come_in_and_json_goes_out(run: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b'a lovely sea.\n{"text": "the dreadful wind."}\n"quoted"\n'
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+    assert main(["predict", str(run), "--input=-"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["id"] for line in lines] == ["0", "1", "2"]
+    assert all(line["label"] in ("bad", "good") for line in lines)
+
+
+def test_chunks_do_not_change_what_is_said(run: Path, table: Path, capsys: Capture) -> None:
+    said = []
+    for size in (7, 100):
+        assert main(["--quiet", "predict", str(run), f"--input={table}", f"--batch={size}"]) == 0
+        said.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+    assert len(said[0]) == 60 and [one["label"] for one in said[0]] == [one["label"] for one in said[1]]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--task=sst2"], "missing option '--out'"),
+        (["--out=x"], "--task NAME"),
+        (["--task=sst2", "--train=x.csv", "--out=x"], "found 'sst2' and 'x.csv'"),
+        (["--task=sst2", "--out=x", "--baselines=svn"], "unknown baseline 'svn'; did you mean 'svm'?"),
+        (["--task=sst2", "--out=x", "--lr=fast"], "cannot read --lr 'fast'"),
+        (["--task=sst2", "--out=x", "--seeds=0"], "--seeds 0 must be at least 1"),
+    ],
+)
+def test_a_wrong_wish_is_one_line(base: Path, capsys: Capture, more: list[str], told: str) -> None:
+    assert main(["finetune", str(base), *more]) == 2
+    said = capsys.readouterr().err
+    assert told in said and said.count("\n") == 1

@@ -1,0 +1,103 @@
+"""Other shapes and kinds: decoders, encoder-decoders, tags, choices, spans, written answers; each asked afterwards."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretune.core.errors import DataError
+from pretune.evaluate.beside import beside
+from pretune.recipes.finetune.fine import Kept, example_of
+from pretune.recipes.finetune.work import finetune
+from pretune.tasks.answer import score
+from pretune.tasks.example import Example
+from pretune.tasks.task import Task
+from tests.recipes import tasked
+
+QUICK: dict[str, Any] = {"train.judge": 20, "data.max_length": 32}
+
+
+def test_a_decoder_with_its_language_loss_beside_the_task(tmp_path: Path) -> None:
+    base = tasked.make_base(tmp_path, "gpt2-small", kind="bpe", style="endoftext")
+    table = tasked.classes(tmp_path / "own.jsonl", 60)
+    changes = {**QUICK, "tune.language": 0.5}
+    run = finetune(base, train=table, out=tmp_path / "run", steps=10, baselines="none", changes=changes)
+    assert run.score is not None and run.predict(["the lovely sea"])[0]["label"] in ("bad", "good")
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert any("language" in line for line in lines)
+
+
+def test_an_encoder_decoder_writes_the_label(tmp_path: Path) -> None:
+    base = tasked.make_base(tmp_path, "t5-small", kind="unigram", style="sentinels")
+    table = tasked.classes(tmp_path / "own.csv", 60)
+    run = finetune(base, train=table, out=tmp_path / "run", steps=2, baselines="none", changes=QUICK)
+    said = run.predict(["the lovely sea"])[0]
+    assert "text" in said and run.score is not None
+
+
+def test_tags(tmp_path: Path) -> None:
+    base = tasked.make_base(tmp_path)
+    run = finetune(base, train=tasked.tags(tmp_path / "own.conll"), out=tmp_path / "run", rates=[1e-2], steps=40)
+    assert run.scores["metric"] == "entity_f1" and run.scores["baselines"][0]["score"] > 0.9
+    assert run.predict(["the old Anna sea"])[0]["tags"] == ["O", "O", "B-PER", "O"]
+    again = run.predict([{"words": ["the", "old", "Anna", "sea"]}])
+    assert again[0]["tags"] == ["O", "O", "B-PER", "O"]
+
+
+KEPT = {"name": "own", "max_length": 32, "stride": 8}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "told"),
+    [
+        ("pair", "one text", "this task reads two texts"),
+        ("span", {"question": "who?"}, "give the second as 'context'"),
+        ("choice", {"text": "what?", "choices": ["one"]}, "at least two as the list 'choices'"),
+        ("classification", 3, "found a int"),
+        ("tagging", {"words": "a b"}, "must be a list of texts"),
+        ("generation", {"other": "x"}, "no field 'text'"),
+    ],
+)
+def test_an_input_that_is_not_enough_is_told(kind: Any, given: Any, told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        example_of(given, Kept(kind_of=kind, **KEPT), "input 3")  # type: ignore[arg-type]
+
+
+def test_inputs_in_the_fields_that_people_use() -> None:
+    kept = Kept(kind_of="pair", **KEPT)  # type: ignore[arg-type]
+    wanted = ("a", "b")
+    for given in (("a", "b"), {"premise": "a", "hypothesis": "b"}, {"text": "a", "pair": "b"}):
+        found = example_of(given, kept, "")
+        assert (found.text, found.pair) == wanted
+
+
+class TestBeside:
+    """Baselines for every kind."""
+
+    def task(self, kind: Any, metric: str, labels: tuple[str, ...] = ()) -> Task:
+        return Task(name="own", kind=kind, metrics=(metric,), splits={}, labels=labels)
+
+    def test_scores(self) -> None:
+        some = [Example(text=f"{'sea ' * (i % 4)}wind", label=float(i % 4)) for i in range(40)]
+        rows, absent = beside(self.task("regression", "pearson_spearman"), some, some, ("majority", "svm", "vectors"))
+        assert [row.name for row in rows] == ["majority", "svm"]
+        assert {one.value for one in rows[0].predictions} == {1.5}
+        assert next(iter(score(self.task("regression", "pearson_spearman"), some, rows[1].predictions).values())) > 0.9
+        assert "vectors" in absent and "random" in absent
+
+    def test_choices(self) -> None:
+        some = [Example(text="a grey stone", choices=("the stone is grey", "rivers"), label=0) for _ in range(8)]
+        task = self.task("choice", "accuracy")
+        rows, _ = beside(task, some, some, ("majority", "svm"))
+        assert [next(iter(score(task, some, row.predictions).values())) for row in rows] == [1.0, 1.0]
+
+    def test_written_answers(self) -> None:
+        some = [Example(text="one two three four", target="one two") for _ in range(4)]
+        rows, absent = beside(self.task("generation", "rouge"), some, some, ("majority", "svm"))
+        assert rows[0].predictions[0].text == "one two" and "generation" in absent["svm"]
+
+    def test_spans_have_none_and_that_is_said(self) -> None:
+        some = [Example(text="who?", pair="it was Anna", answers=("Anna",), spans=((7, 11),))]
+        rows, absent = beside(self.task("span", "squad"), some, some, ("majority", "svm", "vectors"))
+        assert not rows and "span" in absent["majority"]

@@ -1,0 +1,54 @@
+"""Every task that is there, by its name: read, learnt for a few steps, scored beside baselines, and asked again."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pretune.core.errors import PretuneError
+from pretune.recipes.finetune.fine import FineTuned, evaluate_run
+from pretune.recipes.finetune.work import finetune
+from pretune.tasks import TASKS
+from tests.conftest import ROOT
+from tests.recipes import tasked
+
+DATA = Path(os.environ.get("PRETUNE_DATA", ROOT.parent / "shared/data"))
+TRAINED = [name for name in TASKS if TASKS.get(name).kind not in ("pairs", "cloze", "retrieval")]
+FEW = {"task.most": 24, "task.labels": 24, "data.max_length": 48}
+
+
+def there(name: str) -> bool:
+    return bool(TASKS.get(name).available(DATA))
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tasked.make_base(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tasked.make_base(tmp_path_factory.mktemp("writer"), "gpt2-small", kind="bpe", style="endoftext")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_task_by_its_name(name: str, encoder: Path, writer: Path, tmp_path: Path) -> None:
+    if not there(name):
+        pytest.skip(f"no files of '{name}' in {DATA}")
+    task = TASKS.get(name)
+    base = writer if task.kind == "generation" else encoder
+    more = {"data.new_tokens": 4} if task.kind == "generation" else {}
+    try:
+        found = finetune(base, task=name, data=DATA, out=tmp_path / "run", steps=3, changes={**FEW, **more})
+    except PretuneError as error:
+        if "no answers" in str(error):  # a diagnostic set, for evaluation alone
+            pytest.skip(str(error))
+        raise
+    result = found.scores["result"]
+    assert -1 <= result["score"] <= 1 and result["examples"] <= 24
+    assert found.scores["metric"] == task.metrics[0]
+    assert found.scores["baselines"] or task.kind == "span"
+    again = evaluate_run(found, data=DATA, split=None, most=24)
+    assert set(again["scores"]) == set(result["scores"])
+    assert isinstance(FineTuned.open(found), FineTuned)
