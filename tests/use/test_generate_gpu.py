@@ -72,6 +72,18 @@ def test_weights_that_changed_or_moved_are_seen() -> None:
     assert complete(model, prompts, how) == before
 
 
+def test_under_autocast() -> None:
+    """Weights in fp32, computed with in half precision: another capture than without, and the same words again."""
+    model, prompts, how = on_gpu(DECODERS[0]), text(5, 4), Decoding(max_new_tokens=8)
+    complete(model, prompts, how)
+    plain = graphs(model)
+    with torch.autocast("cuda", torch.bfloat16):
+        found = complete(model, prompts, how)
+        assert graphs(model) is not plain
+    with torch.autocast("cuda", torch.bfloat16):
+        assert complete(model, prompts, how) == found
+
+
 @pytest.mark.slow
 def test_compiled() -> None:
     model, prompts, how = on_gpu(DECODERS[0]), text(5, 4), Decoding(max_new_tokens=8)

@@ -6,6 +6,7 @@ engine.advance()                      # model, choice and bookkeeping; nothing w
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -81,7 +82,8 @@ class Engine:
     def _step(self) -> None:
         model = self.model()
         assert model is not None, "an engine lives as long as its model"
-        logits = self.read(model, self.search.tokens, self.cache)
+        with _uncached():
+            logits = self.read(model, self.search.tokens, self.cache)
         self.lengths.copy_(self.cache.lengths)  # which a model's step makes anew
         self.cache.lengths = self.lengths
         rows = self.search.choose(logits)
@@ -89,6 +91,13 @@ class Engine:
             for layer in self.cache.layers:  # NOTE: what is read of a source is the same for all beams of a prompt
                 for store in layer.store:
                     store[:-1] = store[:-1].index_select(0, rows)
+
+
+def _uncached() -> AbstractContextManager[Any]:
+    """Autocast on a GPU, if it is on, without its cache of cast weights: that is gone before a captured step is."""
+    if not torch.is_autocast_enabled("cuda"):
+        return nullcontext()
+    return torch.autocast("cuda", torch.get_autocast_dtype("cuda"), cache_enabled=False)
 
 
 def _read(model: LanguageModel, tokens: Tensor, cache: Cache) -> Tensor:
@@ -105,11 +114,11 @@ def engine_for(
 
     `key` says what the search is. Weights that have moved since make another engine.
     """
-    # NOTE: weights that autocast has cast are thrown away behind it, and a captured step would go on reading them.
-    if model.tokens.weight.device.type != "cuda" or torch.is_autocast_enabled("cuda"):
+    if model.tokens.weight.device.type != "cuda":
         return Engine(model, make(), capacity, source=source, compiled=compiled)
     weights = tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
-    full = (key, capacity, source, compiled, weights)
+    half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+    full = (key, capacity, source, compiled, weights, half)
     if model in _KEPT and _KEPT[model][0] == full:
         return _KEPT[model][1]
     forget(model)

@@ -51,7 +51,10 @@ def unmask(model: LanguageModel, tokenizer: Tokenizer, blanks: Blanks, *, k: int
     if mask is None:
         raise UsageError("this model's tokenizer has no mask token, so there is nothing that could mark a blank")
     if model.head is None:
-        raise UsageError("this model has no vocabulary head, so it cannot say what is in a blank; load one that has")
+        raise UsageError(
+            "this model has no vocabulary head, so it cannot say what is in a blank; load one that has (beside a "
+            "discriminator it is the one in its folder 'generator')"
+        )
     text = _encoded(tokenizer, blanks, mask, model)
     if most == 1:
         found = _logs(model, [(text, _places(text, mask))])[0]
