@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pretune.recipes.finetune.work import finetune
     from pretune.recipes.prepare import prepare
     from pretune.recipes.pretrain import pretrain
+    from pretune.recipes.embedding import train_embeddings
     from pretune.text.tokenizer import train_tokenizer
     from pretune.use.embed import embed
     from pretune.use.fill import fill
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "train_embeddings",
     "Batch",
     "Loss",
     "Output",
@@ -60,6 +62,7 @@ _PUBLIC = {
     "prepare": "pretune.recipes.prepare:prepare",
     "objective": "pretune.objectives:named",
     "pretrain": "pretune.recipes.pretrain:pretrain",
+    "train_embeddings": "pretune.recipes.embedding:train_embeddings",
     "finetune": "pretune.recipes.finetune.work:finetune",
     "evaluate": "pretune.recipes.evaluate:evaluate",
     "score": "pretune.use.score:score",
