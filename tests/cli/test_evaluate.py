@@ -104,7 +104,7 @@ def test_results_are_a_table_and_the_rest_is_on_stderr(capsys: Capture, runs: di
     out, err = capsys.readouterr()
     assert "the " in out and " is ____." in out
     assert "task" in out and "accuracy" in out and " %" in out and "majority" in out
-    assert "1 shots of 'train'" in err and "next: pretune finetune" in err
+    assert "1 shot of 'train'" in err and "next: pretune finetune" in err
 
 
 def test_tasks_from_the_data_directory(capsys: Capture, runs: dict[str, str], shared_data: Path) -> None:

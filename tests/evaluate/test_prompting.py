@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pretune.core.errors import DataError, UsageError
+from pretune.evaluate import prompting
 from pretune.evaluate.few_shot import Trial, few_shot, questions
 from pretune.evaluate.prompting import NOTHING, Choosing, Prompter, nothing, preference, probabilities
 from pretune.evaluate.prompts import PROMPTS, Prompt, prompt_of, put, text_to_text
@@ -84,6 +85,47 @@ def test_prompts_read_as_written_here(task: str, example: Example, answer: int, 
     found = put(prompt, example, (prompt.answers or example.choices)[answer])
     assert found.text == text
     assert found.text[found.start : found.stop] == judged
+
+
+@pytest.mark.parametrize(
+    ("family", "task", "shots", "question", "text"),
+    [
+        (
+            "gpt2",
+            "boolq",
+            [Example(text="is it dry", pair="It rained.", label=0), Example(text="is it wet", pair="A lake.", label=1)],
+            Example(text="is it so", pair="So be it.", label=1),
+            "It rained.\nQuestion: is it dry?\nAnswer: no\n\nA lake.\nQuestion: is it wet?\nAnswer: yes\n\n"
+            "So be it.\nQuestion: is it so?\nAnswer: ____",
+        ),
+        (
+            "bert",
+            "sst2",
+            [Example(text="dull and long", label=0)],
+            Example(text="a gorgeous film", label=1),
+            "Review: dull and long\nSentiment: negative.\n\nReview: a gorgeous film\nSentiment: ____.",
+        ),
+        (
+            "t5",
+            "winogrande",
+            [Example(text="He is late because _ ran.", choices=("he", "she"), label=0)],
+            Example(text="It broke since _ fell.", choices=("it", "he"), label=0),
+            "He is late because he ran.\n\nIt broke since ____ fell.",
+        ),
+        (
+            "gpt2",
+            "cb",
+            [],
+            Example(text="I think so.", pair="It is so.", label=0),
+            "I think so.\nQuestion: It is so. True, False or Neither?\nAnswer: ____",
+        ),
+    ],
+)
+def test_what_a_model_reads(
+    monkeypatch: pytest.MonkeyPatch, family: str, task: str, shots: list[Example], question: Example, text: str
+) -> None:
+    monkeypatch.setattr(prompting, "limit", lambda model: None)  # room for all of it
+    assert Prompter(scorer(family), PROMPTS[task], shots).text(question) == text
 
 
 def test_every_prompt_has_an_answer_for_every_label() -> None:

@@ -181,22 +181,19 @@ def _own(train: Path | None, test: Path | None, columns: list[str]) -> "Task | N
 
 def _lines(found: "Sequence[Result]") -> "Iterator[str]":
     """One line a score, the headline of each task first; below it its parts."""
-    from pretune.train.figures import columns
-
     for each in found:
         if each.prompt is not None:
             yield from (each.prompt, "")
-    rows: list[tuple[str, ...]] = [("task", "split", "shots", "score", "", "over")]
+    rows = [("task", "split", "shots", "score", "", "over")]
     for each in found:
+        first = (each.task, each.split or "-", "-" if each.shots is None else str(each.shots))
         for place, (name, value) in enumerate(each.scores.items()):
-            first = (
-                (each.task, each.split or "-", "-" if each.shots is None else str(each.shots))
-                if not place
-                else ("",) * 3
-            )
-            rows.append((*first, name, shown(name, value), _over(each) if not place else ""))
+            rows.append((*(("", "", "") if place else first), name, shown(name, value), "" if place else _over(each)))
         rows += [("", "", "", f"· {name}", shown("", value), "") for name, value in each.groups.items()]
-    yield from (line.rstrip() for line in columns(rows))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [f"{cell:{'>' if at in (2, 4) else '<'}{widths[at]}}" for at, cell in enumerate(row)]
+        yield "  ".join(cells).rstrip()
 
 
 def shown(name: str, value: float) -> str:

@@ -68,7 +68,7 @@ def few_shot(
         "ties": sum(one.label is None for one in predictions),
         "cut": found.cut,
         "shots_dropped": sum(found.dropped),
-        "fewer_shots": sum(lost > 0 for lost in found.dropped),
+        "questions_with_fewer_shots": sum(lost > 0 for lost in found.dropped),
     }
     return Result(
         task=task.name,
@@ -151,7 +151,8 @@ def _notes(
     source, split = splits
     if solved:
         mixed = "" if any(example.choices for example in solved) else f", balanced over {len(task.labels)} classes"
-        notes.append(f"{len(solved)} shots of '{source}'{mixed}, seed {trial.seed}, the same for all questions")
+        many = "1 shot" if len(solved) == 1 else f"{len(solved)} shots"
+        notes.append(f"{many} of '{source}'{mixed}, seed {trial.seed}, the same for all questions")
         if source == split:
             notes.append(f"there is no other split to train on: the shots were taken out of '{source}'")
     if len(solved) < shots:
