@@ -300,6 +300,13 @@ def test_text_to_text_reads_the_template_and_writes_the_answer() -> None:
 def test_bad_input_is_one_line(table: dict[str, Path]) -> None:
     with pytest.raises(UsageError, match=r"one \{answer\}, found 0"):
         Prompt(text="{text}")
+    for text in ("{text {answer}", "}{answer}", "{{text}} {answer} {"):
+        with pytest.raises(UsageError, match="cannot be read"):
+            Prompt(text=text)
+    for text in ("{text.__class__} {answer}", "{0} {answer}", "{text!r} {answer}", "{text:>9} {answer}", "{} {answer}"):
+        with pytest.raises(UsageError, match="only plain names"):
+            Prompt(text=text)
+    assert put(Prompt(text="{{x}} {answer}"), Example(text="a"), "b").text == "{x} b"
     with pytest.raises(UsageError, match=r"uses \{word\}, which examples do not have"):
         put(Prompt(text="{word} {answer}"), Example(text="a"), "b")
     with pytest.raises(UsageError, match="shots must be 0 or more, found -1"):

@@ -11,6 +11,7 @@ Trinh and Le, 2018), or both.
 """
 
 from collections.abc import Mapping
+from string import Formatter
 from typing import Literal, NamedTuple
 
 from pretune.core.config import spec
@@ -34,6 +35,15 @@ class Prompt:
     def __post_init__(self) -> None:
         if self.text.count(BLANK) != 1:
             raise UsageError(f"a prompt has one {BLANK}, found {self.text.count(BLANK)} in {self.text[:60]!r}")
+        try:
+            fields = [
+                (name, form, turned) for _, name, form, turned in Formatter().parse(self.text) if name is not None
+            ]
+        except ValueError as wrong:
+            raise UsageError(f"the prompt {self.text[:60]!r} cannot be read: {wrong}; write {{{{ for a brace") from None
+        for name, form, turned in fields:
+            if not name.isidentifier() or form or turned:
+                raise UsageError(f"the prompt has {{{name[:40]}}}; only plain names may stand there, such as {{text}}")
 
 
 class Put(NamedTuple):
