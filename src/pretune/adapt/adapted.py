@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pretune.adapt.heads.classification import Classification
 from pretune.adapt.heads.generation import Generation
 from pretune.adapt.heads.head import TaskHead
+from pretune.adapt.heads.several import Heads, Several
 from pretune.adapt.mix import layers
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
@@ -69,6 +70,14 @@ class Adapted(nn.Module):
         self.model.compile(*args, **options)
 
 
+def one_of(model: Adapted, task: int) -> Adapted:
+    """A model that has several heads with one of them: the same weights, for predictions and to be saved."""
+    if not isinstance(model.spec, Several) or not 0 <= task < len(model.spec.heads):
+        raise UsageError(f"this model has no head {task}; heads of several tasks are those of `Several`, from 0")
+    assert isinstance(model.head, Heads)
+    return Adapted(model.model, model.head.part(task), model.spec.heads[task]).train(model.training)
+
+
 def adapt(model: LanguageModel, head: TaskHead, *, seed: int = 0) -> Adapted:
     """Put a new head on a model in place of those it was pre-trained with; the body's weights are the same tensors.
 
@@ -87,4 +96,6 @@ def adapt(model: LanguageModel, head: TaskHead, *, seed: int = 0) -> Adapted:
 
 def _speaks(head: TaskHead) -> bool:
     """Whether a task needs the vocabulary head."""
+    if isinstance(head, Several):
+        return any(map(_speaks, head.heads))
     return isinstance(head, Generation) or (isinstance(head, Classification) and head.language > 0)

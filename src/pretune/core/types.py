@@ -44,6 +44,7 @@ class Batch:
     positions: Tensor  # [N] inside the sequence; 0 for filler
     rows: int
     whole: bool = False  # one sequence fills each row: no mask is needed between sequences
+    task: int = 0  # which of its heads a model that has several learns with
     targets: Targets | None = None
     segments: Tensor | None = None  # [N]
     words: Tensor | None = None  # [N]

@@ -1,17 +1,21 @@
 """Encoding and answers with what else there is: prompts, the language loss, held-out loss, mixtures of tasks."""
 
+import pickle
+from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
 
 import pytest
 import torch
 
-from pretune.adapt.adapted import adapt
+from pretune.adapt.adapted import adapt, one_of
+from pretune.adapt.heads.several import Several
 from pretune.adapt.peft.prompt import Prompt
+from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE
 from pretune.data.mixing import Smoothed
 from pretune.tasks.answer import predict, score
-from pretune.tasks.encode import TaskEncoder, TaskStream, head_of, mixed
+from pretune.tasks.encode import Alternating, TaskEncoder, TaskStream, head_of, mixed
 from pretune.tasks.task import Kind
 from pretune.train.evaluate import ONE, evaluate
 from pretune.train.trainee import Trainee
@@ -78,3 +82,65 @@ def test_tasks_that_are_written_are_mixed_in_one_stream() -> None:
     assert seen == {0, 1, 2}
     with torch.no_grad():
         assert torch.isfinite(model.spec.loss(model, stream[0]).mean())
+
+
+def test_several_heads_on_one_body_all_learn() -> None:
+    kinds: tuple[Kind, ...] = ("tagging", "span", "classification")
+    tasks = [task_of(kind) for kind in kinds]
+    base = deepcopy(body("bert"))
+    model = adapt(base, Several(tuple(head_of(task, base) for task in tasks)), seed=3)
+    views = [one_of(model, number) for number in range(len(tasks))]
+    encoders = [TaskEncoder.of(task, view, max_length=32) for task, view in zip(tasks, views, strict=True)]
+    streams = [TaskStream(one.encode(examples_of(kind)), batch=8) for one, kind in zip(encoders, kinds, strict=True)]
+    stream = Alternating(streams, seed=1)
+    work = Trainee(model, model.spec)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    begun = {name: value.clone() for name, value in model.state_dict().items()}
+    losses: dict[int, list[float]] = {}
+    for step in range(60):
+        batch = stream[step]
+        assert int(model.spec.counts(batch)["loss"]) > 0
+        loss = work(batch).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.setdefault(batch.task, []).append(loss.item())
+    assert sorted(losses) == [0, 1, 2] and all(min(losses[task][-5:]) < 0.9 * losses[task][0] for task in (0, 1)), (
+        losses
+    )
+    assert all(not torch.equal(value, begun[name]) for name, value in model.state_dict().items() if "out" in name)
+    for view, encoder, kind in zip(views, encoders, kinds, strict=True):
+        assert len(predict(view, encoder, examples_of(kind))) == 8
+    with pytest.raises(UsageError, match="no head 3"):
+        one_of(model, 3)
+
+
+def test_a_model_may_write_one_task_and_have_a_head_for_another() -> None:
+    tasks = [task_of("generation"), task_of("pair")]
+    model = adapt(body("t5"), Several(tuple(head_of(task, body("t5")) for task in tasks)))
+    for number, task in enumerate(tasks):
+        view = one_of(model, number)
+        encoder = TaskEncoder.of(task, view, new_tokens=3)
+        batch = Alternating([TaskStream(encoder.encode(examples_of(task.kind)), batch=8)] * 2)[0]
+        with torch.no_grad():
+            assert torch.isfinite(model.spec.loss(model, replace(batch, task=number)).mean())
+        assert len(predict(view, encoder, examples_of(task.kind)[:2])) == 2
+
+
+def test_tasks_come_in_turn_by_their_temperature() -> None:
+    task = task_of("classification")
+    encoder, examples = TaskEncoder.of(task, model_for("bert", task)), examples_of("classification")
+    large, small = (TaskStream(encoder.encode(examples * times), batch=4, seed=times) for times in (16, 2))
+    drawn = {}
+    for temperature in (1.0, 2.0, 1e9):
+        stream = Alternating([large, small], temperature=temperature, seed=5)
+        for epoch in (0, 4):
+            found = [stream.task(step) for step in stream.steps(epoch)]
+            drawn[temperature] = Counter(number for number, _ in found)
+            for number in (0, 1):  # each goes on where it was
+                own = [step for which, step in found if which == number]
+                assert own == list(range(epoch * len(own), (epoch + 1) * len(own)))
+    assert drawn[1.0] == {0: 32, 1: 4} and drawn[1e9] == {0: 18, 1: 18} and 4 < drawn[2.0][1] < 18
+    again = pickle.loads(pickle.dumps(stream))
+    assert torch.equal(again[50].tokens, stream[50].tokens) and again[50].task == stream[50].task
+    assert {stream.batch(3, part=part, parts=2).task for part in (0, 1)} == {stream[3].task}

@@ -6,12 +6,14 @@
     stream = TaskStream(items, batch=32, seed=0)       # for train.feed.Feed
 
 Read in this order: `pool` (texts as tokens, special tokens, what is cut), `rules`, one file for each way to learn
-(`whole`, `tagging`, `span`, `choice`, `written`), `items` (what comes out), `encoder` (all of it), `stream`.
+(`whole`, `tagging`, `span`, `choice`, `written`), `items` (what comes out), `encoder` (all of it), `stream`,
+`alternating` (several tasks in turn).
 """
 
+from pretune.tasks.encode.alternating import Alternating
 from pretune.tasks.encode.encoder import TaskEncoder
 from pretune.tasks.encode.heads import head_of
 from pretune.tasks.encode.items import Counts, Items, mixed
 from pretune.tasks.encode.stream import TaskStream
 
-__all__ = ["Counts", "Items", "TaskEncoder", "TaskStream", "head_of", "mixed"]
+__all__ = ["Alternating", "Counts", "Items", "TaskEncoder", "TaskStream", "head_of", "mixed"]
