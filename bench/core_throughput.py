@@ -3,10 +3,11 @@
     PYTHONPATH=src python bench/core_throughput.py [--out result.json] [--only bert-512,gpt2-1024]
 
 Both sides: the same weights, bf16 autocast with fp32 masters on CUDA (fp32 on CPU), fused AdamW, the same dropout
-everywhere (attention included), a masked-LM loss at 15 % of positions or a causal one at all. The peer runs as most
-people run it (eager, SDPA) and at its best (torch.compile). Rounds alternate; the median round counts. A second row of
-ours keeps the residual stream in bf16, which the peer does not: it is no part of the ratio. Before timing, both sides
-give the same loss on one batch, dropout off.
+everywhere (attention included), a masked-LM loss at 15 % of positions, a causal one at all, or span corruption (512
+tokens of source, 114 of target). The peer runs as most people run it (eager, SDPA) and at its best (torch.compile).
+Ours runs as `pretune pretrain` does on CUDA, with the residual stream in bf16 as well; a second row of ours keeps it in
+fp32, as autocast does for the peer. Rounds alternate; the median round counts. Before timing, both sides give the same
+loss on one batch, dropout off.
 """
 
 import argparse
@@ -41,6 +42,11 @@ class Work:
     length: int
     masked: bool
     reference: Callable[[float], Any]
+    target: int = 0  # length of the other side, of an encoder-decoder
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * (self.length + self.target)
 
 
 def bert(dropout: float, **options: Any) -> Any:
@@ -53,15 +59,24 @@ def gpt2(dropout: float, **options: Any) -> Any:
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**rates, **options))
 
 
+def t5(dropout: float, **options: Any) -> Any:
+    base = {"d_model": 768, "d_ff": 3072, "d_kv": 64, "num_layers": 12, "num_heads": 12, "vocab_size": 32128}
+    return transformers.T5ForConditionalGeneration(
+        transformers.T5Config(dropout_rate=dropout, decoder_start_token_id=0, **(base | options))
+    )
+
+
 TINY = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
 GPU = (
     Work("bert-base 128 x 512", 128, 512, True, bert),
     Work("bert-base 512 x 128", 512, 128, True, bert),
     Work("gpt2-small 64 x 1024", 64, 1024, False, gpt2),
+    Work("t5-base 128 x 512/114", 128, 512, False, t5, 114),
 )
 CPU = (
     Work("bert-tiny 16 x 128", 16, 128, True, partial(bert, **TINY)),
     Work("gpt2 2/128 8 x 128", 8, 128, False, partial(gpt2, n_embd=128, n_layer=2, n_head=2)),
+    Work("t5 2/128 8 x 128/28", 8, 128, False, partial(t5, d_model=128, d_ff=512, num_layers=2, num_heads=2), 28),
 )
 
 
@@ -100,6 +115,11 @@ def batches(work: Work, vocab: int, device: str, count: int = 4) -> tuple[list[B
     ours, theirs = [], []
     for seed in range(count):
         rng = np.random.default_rng(seed)
+        if work.target:
+            made, given = sides(work, vocab, rng)
+            ours.append(made.to(device))
+            theirs.append({name: value.to(device) for name, value in given.items()})
+            continue
         tokens = torch.from_numpy(rng.integers(5, vocab, (work.rows, work.length)))
         labels = torch.full_like(tokens, -100)
         if work.masked:
@@ -120,37 +140,44 @@ def batches(work: Work, vocab: int, device: str, count: int = 4) -> tuple[list[B
     return ours, theirs
 
 
+def sides(work: Work, vocab: int, rng: np.random.Generator) -> tuple[Batch, dict[str, torch.Tensor]]:
+    """Random sources and targets; the decoder reads its targets one late, behind the start token 0."""
+    source, target = (rng.integers(5, vocab, (work.rows, n)) for n in (work.length, work.target))
+    late = np.concatenate((np.zeros_like(target[:, :1]), target[:, :-1]), 1)
+    labels = torch.from_numpy(target)
+    made = pt.batch(source=source, target=late)
+    targets = Targets(index=torch.arange(labels.numel()), labels=labels.view(-1))
+    return replace(made, targets=targets), {"input_ids": torch.from_numpy(source), "labels": labels}
+
+
 def measure(work: Work, device: str, dropout: float, rounds: int, steps: int) -> dict[str, Any]:
     torch.manual_seed(0)
     reference = work.reference(dropout)
     with tempfile.TemporaryDirectory() as folder:
         reference.save_pretrained(folder)
         mine = pt.load(folder).to(device)
-        light = pt.load(folder).to(device)
+        wide = pt.load(folder).to(device)
     mine_batches, their_batches = batches(work, mine.spec.vocab, device)
     agree(mine, reference.to(device), mine_batches[0], their_batches[0], device)
 
     compiled = torch.compile(reference)
-    sides = [Side("pretune", mine, loss_of(mine), device)]
+    runs = [Side("pretune", mine, loss_of(mine), device)]
     if device == "cuda":
-        mine.compile()
-        light.compile()
-        for stack in (light.encoder, light.decoder):
-            if stack is not None:
-                stack.stream = torch.bfloat16
-        sides.append(Side("pretune, bf16 residual", light, loss_of(light), device))
-        sides.append(Side("transformers + compile", reference, lambda batch: compiled(**batch).loss, device))
-    sides.append(Side("transformers", reference, lambda batch: reference(**batch).loss, device))
-    given = {side.name: mine_batches if side.name.startswith("pretune") else their_batches for side in sides}
-    for side in sides:
+        narrow(mine).compile()
+        wide.compile()
+        runs.append(Side("pretune, fp32 residual", wide, loss_of(wide), device))
+        runs.append(Side("transformers + compile", reference, lambda batch: compiled(**batch).loss, device))
+    runs.append(Side("transformers", reference, lambda batch: reference(**batch).loss, device))
+    given = {side.name: mine_batches if side.name.startswith("pretune") else their_batches for side in runs}
+    for side in runs:
         start = time.perf_counter()
         side.run(given[side.name], 1)
         side.first = time.perf_counter() - start
         side.run(given[side.name], 3)
     for _ in range(rounds):
-        for side in sides:
+        for side in runs:
             side.seconds.append(side.run(given[side.name], steps))
-    return report(work, mine, sides, device)
+    return report(work, mine, runs, device)
 
 
 def profile(work: Work, device: str, dropout: float) -> None:
@@ -160,7 +187,7 @@ def profile(work: Work, device: str, dropout: float) -> None:
         work.reference(dropout).save_pretrained(folder)
         mine = pt.load(folder).to(device)
     if device == "cuda":
-        mine.compile()
+        narrow(mine).compile()
     side = Side("pretune", mine, loss_of(mine), device)
     given, _ = batches(work, mine.spec.vocab, device)
     side.run(given, 4)
@@ -170,6 +197,14 @@ def profile(work: Work, device: str, dropout: float) -> None:
     table = found.key_averages().table(sort_by=f"self_{device}_time_total", row_limit=32, max_name_column_width=90)
     columns = [line[:92] + line[-110:] if len(line) > 210 else line for line in table.splitlines()]
     print(work.name, *columns, sep="\n")
+
+
+def narrow(model: Any) -> Any:
+    """The residual stream in bf16, as `pretune pretrain` has it on CUDA."""
+    for stack in (model.encoder, model.decoder):
+        if stack is not None:
+            stack.stream = torch.bfloat16
+    return model
 
 
 def loss_of(model: Any) -> Callable[[Batch], torch.Tensor]:
@@ -185,11 +220,11 @@ def agree(mine: Any, reference: Any, batch: Batch, theirs: dict[str, torch.Tenso
     assert abs(ours - other) < (0.02 if device == "cuda" else 1e-4), f"losses differ: {ours} and {other}"
 
 
-def report(work: Work, mine: Any, sides: list[Side], device: str) -> dict[str, Any]:
-    tokens = work.rows * work.length
-    flops = flops_per_token(mine.spec, length=work.length, targets=0.15 if work.masked else 1.0)
+def report(work: Work, mine: Any, runs: list[Side], device: str) -> dict[str, Any]:
+    tokens = work.tokens
+    flops = cost(work, mine.spec)
     row: dict[str, Any] = {"work": work.name}
-    for side in sides:
+    for side in runs:
         rate = tokens / statistics.median(side.seconds)
         row[side.name] = {
             "tokens_per_second": round(rate),
@@ -200,6 +235,13 @@ def report(work: Work, mine: Any, sides: list[Side], device: str) -> dict[str, A
     ours = row["pretune"]["tokens_per_second"]
     row["ratio"] = {name: round(ours / row[name]["tokens_per_second"], 3) for name in row if name.startswith("transf")}
     return row
+
+
+def cost(work: Work, spec: Any) -> float:
+    """FLOPs a token; of an encoder-decoder by the two sides, each token counted once."""
+    if not work.target:
+        return flops_per_token(spec, length=work.length, targets=0.15 if work.masked else 1.0)
+    return flops_per_token(spec, length=work.length, target_length=work.target)
 
 
 def main() -> None:

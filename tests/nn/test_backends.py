@@ -16,7 +16,7 @@ from pretune.nn import attention as attention_module
 from pretune.nn import stack as stack_module
 from pretune.nn.backends import attend
 from pretune.nn.positions import Alibi, RelativeBias
-from pretune.nn.scope import LONG, Sight, View, lacks, pick, scope
+from pretune.nn.scope import BIASED, LONG, WIDEST, Sight, View, lacks, pick, scope
 
 HEADS, SCALE = 4, 0.3
 MIXED = (6, 3, 8, 1, 5)
@@ -46,6 +46,8 @@ class Case:
             able.append("plain")
         if bare:
             able.append("varlen")
+        if self.prefix is None and self.view is None:
+            able.append("tiles")
         return able
 
     def batch(self) -> pt.Batch:
@@ -251,6 +253,7 @@ CPU: dict[str, Any] = {
     "dropout": 0.0,
     "weights": False,
     "ahead": 0,
+    "head": 64,
 }
 GPU = {**CPU, "device": "cuda", "half": True}
 
@@ -274,20 +277,23 @@ GPU = {**CPU, "device": "cuda", "half": True}
         ({**GPU, "ahead": 3, "dropout": 0.1}, "rows"),
         ({**GPU, "ahead": 3, "whole": True}, "plain"),
         (GPU, "varlen"),
-        ({**GPU, "length": LONG - 1}, "rows"),
+        ({**GPU, "length": LONG - 1}, "tiles"),
         ({**GPU, "half": False}, "rows"),
-        ({**GPU, "dropout": 0.1}, "rows"),
+        ({**GPU, "dropout": 0.1}, "tiles"),
+        ({**GPU, "dropout": 0.1, "head": 256}, "rows"),
         ({**GPU, "window": 128}, "varlen"),
         ({**GPU, "whole": True}, "plain"),
         ({**GPU, "whole": True, "window": 128}, "varlen"),
-        ({**GPU, "bias": True}, "flex"),
+        ({**GPU, "bias": True}, "tiles"),
+        ({**GPU, "bias": True, "whole": True}, "tiles"),
+        ({**GPU, "bias": True, "length": BIASED + 1}, "flex"),
         ({**GPU, "prefix": True}, "flex"),
         ({**GPU, "view": True}, "flex"),
         ({**GPU, "view": True, "dropout": 0.1}, "rows"),
         ({**GPU, "bias": True, "half": False}, "flex"),
-        ({**GPU, "bias": True, "dropout": 0.1}, "rows"),
+        ({**GPU, "bias": True, "dropout": 0.1}, "tiles"),
         ({**GPU, "prefix": True, "dropout": 0.1}, "rows"),
-        ({**GPU, "bias": True, "length": LONG - 1}, "rows"),
+        ({**GPU, "bias": True, "length": LONG - 1}, "tiles"),
         ({**GPU, "weights": True}, "naive"),
         ({**GPU, "weights": True, "bias": True, "dropout": 0.1}, "naive"),
     ],
@@ -299,8 +305,8 @@ def test_pick(given: dict[str, Any], expected: str) -> None:
 def test_pick_never_asks_for_what_a_backend_cannot_do() -> None:
     """Over all combinations: dropout, weights, bias, prefix, view, window and precision."""
     flags, lengths, windows = (False, True), (1, LONG - 1, LONG, 4096), (None, 8, 4096)
-    for device, half, whole, length, bias, prefix, view, window, dropout, weights, ahead in itertools.product(
-        ("cpu", "cuda"), flags, flags, lengths, flags, flags, flags, windows, (0.0, 0.1), flags, (0, 3)
+    for device, half, whole, length, bias, prefix, view, window, dropout, weights, ahead, head in itertools.product(
+        ("cpu", "cuda"), flags, flags, lengths, flags, flags, flags, windows, (0.0, 0.1), flags, (0, 3), (64, 256)
     ):
         facts: Any = {
             "device": device,
@@ -314,12 +320,15 @@ def test_pick_never_asks_for_what_a_backend_cannot_do() -> None:
             "dropout": dropout,
             "weights": weights,
             "ahead": ahead,
+            "head": head,
         }
         chosen = pick(**facts)
         assert lacks(chosen, **facts) is None
         assert (chosen == "naive") == weights
         if chosen in ("varlen", "flex"):
             assert dropout == 0 and device == "cuda"
+        if chosen == "tiles":
+            assert half and device == "cuda" and head <= WIDEST and not prefix and not view and not ahead
         if chosen == "varlen":
             assert half and not bias and not prefix and not view and not ahead
         if chosen == "plain":
@@ -467,8 +476,8 @@ PRECISION = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (2e-2, 6e-2)}
 @pytest.mark.parametrize("dtype", list(PRECISION), ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("name", "backend"), [(name, b) for name, case in LONGER.items() for b in case.backends])
 def test_on_a_gpu(name: str, backend: str, dtype: torch.dtype) -> None:
-    if backend == "varlen" and dtype == torch.float32:
-        pytest.skip("varlen needs half precision")
+    if backend in ("varlen", "tiles") and dtype == torch.float32:
+        pytest.skip(f"{backend} needs half precision")
     torch.compiler.reset()  # each case is compiled afresh: there is a limit to how often one function is
     inputs = Inputs(LONGER[name], "cuda", dtype, head=64)
     forward, backward = PRECISION[dtype]

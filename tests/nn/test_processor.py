@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pretune.nn.processor import Dropout, dropout, gelu
+from pretune.nn.processor import Dropout, dropout, gelu, gelu_tanh, hashed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -55,3 +55,40 @@ def test_dropout_is_seeded_and_goes_with_the_mode() -> None:
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
     assert layer.eval()(x) is x
     assert Dropout(0.0)(x) is x and torch.equal(Dropout(1.0)(x), torch.zeros(100))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_what_a_compiler_is_given_for_a_gpu() -> None:
+    """Forward and backward see one mask, every call another; gelu is torch's to the precision of bf16."""
+    x = torch.randn(512, 768, device="cuda").to(torch.bfloat16).requires_grad_()
+    drop = torch.compile(Dropout(0.1).train())
+    masks = []
+    for _ in range(3):
+        out = drop(x)
+        (slope,) = torch.autograd.grad(out, x, torch.ones_like(out))
+        assert ((out != 0) | (x == 0)).equal((slope != 0) | (x == 0))
+        masks.append(slope != 0)
+        assert abs(masks[-1].double().mean().item() - 0.9) < 4 * (0.09 / x.numel()) ** 0.5
+    assert abs((masks[0] & masks[1]).double().mean().item() - 0.81) < 0.003
+    for mine, other in ((gelu, F.gelu), (gelu_tanh, lambda x: F.gelu(x, approximate="tanh"))):
+        found, expected = torch.compile(mine)(x), other(x.detach().double().requires_grad_())
+        torch.testing.assert_close(found.double(), expected, rtol=4e-3, atol=1e-4)
+        wide = x.detach().double().requires_grad_()
+        (slope,) = torch.autograd.grad(torch.compile(mine)(x).sum(), x)
+        torch.testing.assert_close(
+            slope.double(), torch.autograd.grad(other(wide).sum(), wide)[0], rtol=4e-3, atol=1e-3
+        )
+
+
+def test_the_hash_is_random() -> None:
+    """Shares, neighbours at the distances that models have, and other seeds, each within four sigma."""
+    index, size = torch.arange(1 << 20, dtype=torch.int32), 1 << 20
+    torch.manual_seed(0)
+    seeds = torch.randint(0, 2**31 - 1, (4, 2), dtype=torch.int32)
+    kept = torch.stack([(hashed(index, *pair) >= round(0.1 * 2**31)).double() - 0.9 for pair in seeds])
+    assert (kept.mean(1).abs() < 4 * (0.09 / size) ** 0.5).all()
+    for lag in (1, 2, 64, 768, 3072):
+        assert ((kept[:, lag:] * kept[:, :-lag]).mean(1).abs() / 0.09 < 4 / (size - lag) ** 0.5).all()
+    apart = torch.corrcoef(kept).fill_diagonal_(0)
+    assert apart.abs().max() < 4 / size**0.5

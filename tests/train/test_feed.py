@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import threading
 import time
 from dataclasses import fields
 from itertools import islice
@@ -16,6 +17,7 @@ from pretune.core.errors import DataError, ResourceError, UsageError
 from pretune.core.types import Batch, Targets
 from pretune.data.lengths import Stage
 from pretune.data.stream import Staged
+from pretune.train import transfer
 from pretune.train.feed import Feed
 from pretune.train.packed import Packed
 from pretune.train.tally import Tally
@@ -202,6 +204,24 @@ def test_a_daemon_feeds_itself() -> None:
     process.start()
     assert ours.poll(10) and ours.recv() == [[0, 0, 1]]
     process.join(10)
+
+
+def test_a_step_sent_early_is_the_same(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a GPU: a thread has the next step on its way while this one is used; splitting and ending wait for it."""
+    monkeypatch.setattr(transfer._Plain, "early", True)
+    with Feed(staged, micro=2, workers=2, stop=9) as feed:
+        for step in range(5):
+            assert same(next(feed), [staged.batch(step, part=part, parts=2) for part in range(2)])
+        feed.split(4)
+        for step in range(4, 9):
+            assert same(next(feed), [staged.batch(step, part=part, parts=4) for part in range(4)])
+        with pytest.raises(StopIteration):
+            next(feed)
+    with Feed(staged, workers=1) as feed:
+        next(feed)  # one more is on its way when it is closed
+    with pytest.raises(UsageError, match="closed"):
+        next(feed)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("pretune-data")]
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""The attention backends: five ways to compute the same thing.
+"""The attention backends: six ways to compute the same thing.
 
 Each takes queries `[N, H, D]` and keys and values `[M, K, D]` (K divides H: grouped-query) and gives `[N, H, D]`, with
 the weights `[rows, H, R, R]` where the backend can tell them, those of learned keys left out. Legend: N queries, M
@@ -77,6 +77,13 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, scope: Scope, scale: float, dropout
     return out, None
 
 
+def _tiles(q: Tensor, k: Tensor, v: Tensor, scope: Scope, scale: float, dropout: float) -> Attended:
+    from pretune.nn.tiles import tiles
+
+    where, causal, window = scope.blocks, scope.causal, scope.window
+    return tiles(q, k, v, where, scope.bias, causal=causal, window=window, scale=scale, dropout=dropout), None
+
+
 def _flex(q: Tensor, k: Tensor, v: Tensor, scope: Scope, scale: float, dropout: float) -> Attended:
     assert not dropout, "flex has no attention dropout; pick() never asks for it"
     q, k, v = _by_row(q, k, v, scope.rows)
@@ -110,6 +117,7 @@ _TABLE: dict[str, Callable[[Tensor, Tensor, Tensor, Scope, float, float], Attend
     "plain": _plain,
     "naive": _naive,
     "varlen": _varlen,
+    "tiles": _tiles,
     "flex": _flex,
 }
 

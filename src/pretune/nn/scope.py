@@ -15,8 +15,12 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from pretune.core.types import Batch
 
-Backend = Literal["rows", "varlen", "flex", "plain", "naive"]
-BACKENDS: tuple[Backend, ...] = ("rows", "varlen", "flex", "plain", "naive")
+Backend = Literal["rows", "tiles", "varlen", "flex", "plain", "naive"]
+BACKENDS: tuple[Backend, ...] = ("rows", "tiles", "varlen", "flex", "plain", "naive")
+WIDEST = 128
+"""Heads that fit the tiles."""
+BIASED = 2048
+"""Rows up to this length have a bias for every pair of columns kept; longer ones only one for every distance."""
 LONG = 512
 """From this row length on, a kernel that skips the blocks between sequences beats one masked product per row."""
 
@@ -40,10 +44,10 @@ class Scope:
     window: int | None = None
     ahead: int = 0  # learned keys before each sequence: the first columns of every row of keys
     mask: Tensor | None = None  # rows, naive: bool, or float with the bias in it; [rows or 1, H or 1, R, R]
-    bias: Tensor | None = None  # naive: [1, H, R, R]; flex: [H, distances], by distance + ahead + R - 1
+    bias: Tensor | None = None  # naive: [1, H, R, R]; tiles: [H, R, R]; flex: [H, distance + ahead + R - 1]
     offsets: tuple[Tensor, Tensor] | None = None  # varlen: of queries and keys
     lengths: tuple[int, int] = (0, 0)  # row length of queries and keys
-    blocks: Any = None  # flex: its BlockMask
+    blocks: Any = None  # flex: its BlockMask; tiles: its Layout
     positions: Tensor | None = None  # flex with learned keys: [rows, R]
     rotation: tuple[Tensor, Tensor] | None = None
 
@@ -101,16 +105,19 @@ class Facts(TypedDict):
     dropout: float  # of attention probabilities
     weights: bool  # they must be returned
     ahead: int  # learned keys before each sequence
+    head: int  # width of a head
 
 
 def pick(**facts: Unpack[Facts]) -> Backend:
     """The fastest backend that can do what is asked.
 
-    Only `rows`, `plain` and `naive` can drop attention probabilities; `varlen` needs half precision.
+    `varlen` and `flex` cannot drop attention probabilities; `varlen` and `tiles` need half precision.
     """
     fast = facts["device"] == "cuda" and facts["length"] >= LONG and facts["dropout"] == 0
     if facts["weights"]:
         return "naive"
+    if lacks("tiles", **facts) is None and (facts["bias"] or (lacks("plain", **facts) is not None and not fast)):
+        return "tiles"
     if facts["bias"] or facts["prefix"] or facts["view"]:
         return "flex" if fast else "rows"
     if lacks("plain", **facts) is None:
@@ -127,12 +134,14 @@ def lacks(backend: Backend, **facts: Unpack[Facts]) -> str | None:
     missing = {
         "attention weights": facts["weights"] and backend != "naive",
         "attention dropout": facts["dropout"] > 0 and backend in ("varlen", "flex"),
-        "learned keys": facts["ahead"] > 0 and backend == "varlen",
+        "learned keys": facts["ahead"] > 0 and backend in ("varlen", "tiles"),
         "a position bias": facts["bias"] and backend in ("plain", "varlen"),
-        "a prefix": facts["prefix"] and backend in ("plain", "varlen"),
-        "a view of each sequence's own": facts["view"] and backend in ("plain", "varlen"),
+        "a prefix": facts["prefix"] and backend in ("plain", "varlen", "tiles"),
+        "a view of each sequence's own": facts["view"] and backend in ("plain", "varlen", "tiles"),
         "several sequences in a row, or a window": backend == "plain" and (near or not facts["whole"]),
-        "a device other than CUDA in half precision": backend == "varlen" and not half,
+        "a device other than CUDA in half precision": backend in ("varlen", "tiles") and not half,
+        f"heads wider than {WIDEST}": facts["head"] > WIDEST and backend == "tiles",
+        f"a bias over rows longer than {BIASED}": facts["bias"] and facts["length"] > BIASED and backend == "tiles",
     }
     return next((what for what, lacking in missing.items() if lacking), None)
 
@@ -152,6 +161,12 @@ def scope(queries: Batch, keys: Batch, view: View, backend: Backend, dtype: torc
         return replace(made, mask=_mask(queries, keys, view, _distance(queries, keys))) if masked else made
     if backend == "varlen":
         return replace(made, offsets=(queries.offsets, keys.offsets))
+    if backend == "tiles":
+        from pretune.nn.tiles import layout
+
+        where = layout(queries.sequence, None if queries is keys else keys.sequence, queries.rows)
+        bias = None if view.bias is None else view.bias(_distance(queries, keys)).to(dtype)
+        return replace(made, blocks=where, bias=bias)
     if backend == "flex":
         positions = queries.positions.view(queries.rows, -1) if view.ahead else None
         blocks, bias = _blocks(queries, keys, view), _by_distance(queries, keys, view)

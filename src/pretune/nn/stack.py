@@ -239,6 +239,7 @@ class TransformerStack(nn.Module):
             "dropout": dropout if self.training else 0.0,
             "weights": ask.attention,
             "ahead": view.ahead,
+            "head": self[0].attention.head,
         }
         backend: Backend = pick(**facts) if ask.backend is None or ask.attention else ask.backend
         missing = lacks(backend, **facts)

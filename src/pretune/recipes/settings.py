@@ -43,6 +43,7 @@ class Train:
     clip: float | None = 1.0
     seed: int = 0
     precision: Literal["auto", "fp32", "bf16"] = "auto"
+    residual: Literal["auto", "fp32", "bf16"] = "auto"  # the stream between layers; auto: as the precision
     compile: bool | None = None  # None: on CUDA
     attention_backend: Backend | None = None
     recompute: bool = False  # activations, to save memory

@@ -26,15 +26,17 @@ def first_model(spec: shapes.AnySpec, settings: Settings, ranks: Ranks, *, resum
 
 
 def equipped(model: Any, train: Train, ranks: Ranks) -> Any:
-    """A model that computes as a run's settings ask: attention backend, the same bits every time, activations anew."""
+    """A model that computes as a run's settings ask: attention backend, bits, precision of the stream."""
     model.attention_backend = train.attention_backend
     if ranks.device.type == "cuda" and train.deterministic:
         deterministic()
         model.attention_backend = model.attention_backend or "rows"
-    if train.recompute:
-        for part in model.modules():
-            if hasattr(part, "recompute"):
-                part.recompute = True
+    narrow = precision_of(train, ranks) if train.residual != "fp32" else None
+    for part in model.modules():
+        if hasattr(part, "recompute"):
+            part.recompute = train.recompute
+        if hasattr(part, "stream"):
+            part.stream = narrow
     return model
 
 

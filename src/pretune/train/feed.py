@@ -9,6 +9,7 @@ order, does not depend on timing or on the number of workers.
 
 import multiprocessing
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import Self
@@ -58,7 +59,7 @@ class Feed:
         self._source, self._stop, self._rank, self._world, self._ahead = source, stop, rank, world, ahead
         self._micro, self._turn, self._base, self._last = micro, 0, start, start
         self._carrier = carrier(torch.device(device))
-        self._coming: Load | Fault | None = None  # the next step, where it is on its way already
+        self._coming: Future[Load | Fault] | None = None  # the next step, where it is on its way already
         if multiprocessing.current_process().daemon:  # a daemon may have no children
             workers = 0
         self._workers: list[Worker] = []
@@ -66,6 +67,8 @@ class Feed:
         self._end = Finalize(self, end, args=(self._workers,), exitpriority=10)
         for number in range(workers):
             self._workers.append(Worker(source, ahead, _NAME.format(number)))
+        # NOTE: a thread: to copy a step to pinned memory takes milliseconds in which the loop can start kernels.
+        self._hand = ThreadPoolExecutor(1, _NAME) if self._workers and self._carrier.early else None
         self._begin()
 
     def __iter__(self) -> Self:
@@ -77,28 +80,31 @@ class Feed:
         if self._stop is not None and self.step >= self._stop:
             raise StopIteration
         begun = time.monotonic()
-        load = self._coming or self._fetch(self.step, patient=True)
+        load = self._coming.result() if self._coming else self._fetch(self.step)
         self._coming = None
         if isinstance(load, Fault):
             self.close()
             load.throw()
-        assert load is not None
         batches, self.seen = load.land(), load.tally
         self._last, self.step = self.step, self.step + 1
-        if self._carrier.early and self._workers and (self._stop is None or self.step < self._stop):
-            self._coming = self._fetch(self.step, patient=False)
+        if self._hand is not None and (self._stop is None or self.step < self._stop):
+            self._coming = self._hand.submit(self._fetch, self.step)
         self.waited += time.monotonic() - begun
         return batches
 
     def split(self, micro: int) -> None:
         """Give the step that was given last once more, and go on from there, in so many micro-batches."""
-        self._micro, self._turn, self._coming = micro, self._turn + 1, None
+        self._settle()
+        self._micro, self._turn = micro, self._turn + 1
         self.step = self._base = self._last
         self._begin()
 
     def close(self) -> None:
         """End the workers; no process is left."""
+        self._settle()
         self._end()
+        if self._hand is not None:
+            self._hand.shutdown()
 
     def __enter__(self) -> Self:
         return self
@@ -107,6 +113,12 @@ class Feed:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _settle(self) -> None:
+        """Wait for the step that is on its way, and forget it."""
+        if self._coming is not None:
+            self._coming.result()
+        self._coming = None
 
     def _begin(self) -> None:
         """Ask every worker for its first steps."""
@@ -126,11 +138,11 @@ class Feed:
     def _worker(self, step: int) -> Worker:
         return self._workers[(step - self._base) % len(self._workers)]
 
-    def _fetch(self, step: int, *, patient: bool) -> Load | Fault | None:
+    def _fetch(self, step: int) -> Load | Fault:
         """A step on its way to the device; its worker may go on at once."""
         if not self._workers:
             return self._carrier.bring(self._request(step).make(self._source))
-        found = self._worker(step).take(self._turn, patient=patient)
+        found = self._worker(step).take(self._turn)
         if not isinstance(found, Made):
             return found
         load = self._carrier.carry(found.form, found.tally, lambda memory: memory.copy_(found.memory))

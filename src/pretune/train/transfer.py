@@ -27,7 +27,7 @@ class Load(Protocol):
 class Carrier(Protocol):
     """How steps get to a device."""
 
-    early: bool  # whether it pays to send the next step before it is asked for
+    early: bool  # whether it pays to send the next step before it is asked for, by a thread of its own
 
     def carry(self, form: Form, tally: Tally, write: Write) -> Load:
         """Out of memory that is not ours; `write` has been called when this returns."""

@@ -70,12 +70,10 @@ class Worker:
         with contextlib.suppress(OSError):
             self.pipe.send(request)
 
-    def take(self, turn: int, *, patient: bool) -> Made | Fault | None:
-        """The next answer of a turn; None where it is not there yet and one is not patient."""
+    def take(self, turn: int) -> Made | Fault:
+        """The next answer of a turn."""
         while True:
             try:
-                if not patient and not self.pipe.poll():
-                    return None
                 if self.pipe not in wait([self.pipe, self.process.sentinel]):
                     return self._death()
                 asked, found = self._hear()

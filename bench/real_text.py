@@ -1,0 +1,216 @@
+"""Pre-training BERT-base on real text of natural lengths: our whole pipeline beside the peer's whole pipeline.
+
+    PYTHONPATH=src python bench/real_text.py --data DATA [--samples sentences --length 128] [--out result.json]
+
+DATA is a directory that `pretune prepare` wrote. Ours: shards, packing, corruption in workers, and the training loop as
+`pretune pretrain` runs it. The peer: the same sequences as lists of tokens, a DataLoader with workers,
+DataCollatorForLanguageModeling, BertForMaskedLM with the same sizes and dropout, bf16 autocast, fused AdamW, clipping:
+as most run it (eager, padded to the longest of a batch) and at its best (torch.compile, padded to the full length, so
+that it compiles once). Windows of steps alternate in one process; only real tokens count, and the median window.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+import pretune as pt
+from pretune.recipes.course import Course
+from pretune.train.late import Report
+from pretune.train.loop import Loop
+
+WARM, WINDOW, ROUNDS = 30, 30, 3
+
+
+class Peer:
+    """transformers' model with its own collator."""
+
+    def __init__(self, name: str, sequences: list[np.ndarray], special: dict[str, int], given: Any, best: bool) -> None:
+        self.name, self.best, self.device = name, best, given.device
+        torch.manual_seed(0)
+        rates = {"hidden_dropout_prob": given.dropout, "attention_probs_dropout_prob": given.dropout}
+        size = {} if given.width is None else {"hidden_size": given.width, "intermediate_size": 4 * given.width}
+        size |= {} if given.width is None else {"num_hidden_layers": 2, "num_attention_heads": 2}
+        config = transformers.BertConfig(vocab_size=special.pop("vocab"), **rates, **size)
+        self.model = transformers.BertForMaskedLM(config).to(given.device).train()
+        self.run = torch.compile(self.model) if best else self.model
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=given.device == "cuda" or None)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(given.tokenizer)
+        collate = transformers.DataCollatorForLanguageModeling(
+            tokenizer, mlm_probability=0.15, pad_to_multiple_of=given.length if best else 8
+        )
+        self.batches = iter(
+            torch.utils.data.DataLoader(
+                [{"input_ids": one.tolist()} for one in sequences],
+                batch_size=given.batch_tokens // given.length,
+                shuffle=True,
+                drop_last=True,
+                collate_fn=collate,
+                num_workers=given.workers,
+                pin_memory=given.device == "cuda",
+                prefetch_factor=4 if given.workers else None,
+            )
+        )
+
+    def steps(self, count: int) -> int:
+        """Train, and say on how many real tokens."""
+        tokens = 0
+        for _ in range(count):
+            batch = next(self.batches)
+            tokens += int(batch["attention_mask"].sum())
+            batch = {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
+            with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
+                loss = self.run(**batch).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        return tokens
+
+
+class Alternate:
+    """A hook in our loop: a window of ours, then one of each peer, and again."""
+
+    def __init__(self, peers: list[Peer], device: str) -> None:
+        self.peers, self.device = peers, device
+        self.rates: dict[str, list[float]] = {"pretune": [], **{peer.name: [] for peer in peers}}
+        self.begun = self.tokens = self.waited = 0.0
+        self.done = -1
+        self.waits: list[float] = []
+
+    def __call__(self, loop: Loop, reports: Sequence[Report]) -> None:
+        self.tokens += sum(report.tokens for report in reports)
+        step = loop.state.step
+        if step == self.done or step < WARM or (step - WARM) % WINDOW:
+            return
+        self.done = step
+        loop.settle()  # calls this hook with the reports of this window that are still out, before the clock is read
+        self._sync()
+        now = time.perf_counter()
+        if self.begun:
+            self.rates["pretune"].append(self.tokens / (now - self.begun))
+            self.waits.append((loop.batches.waited - self.waited) / (now - self.begun))
+            for peer in self.peers:
+                self.rates[peer.name].append(self._timed(peer))
+        else:
+            for peer in self.peers:
+                peer.steps(5)
+        self._sync()
+        self.tokens, self.waited, self.begun = 0.0, loop.batches.waited, time.perf_counter()
+
+    def _timed(self, peer: Peer) -> float:
+        peer.steps(2)
+        self._sync()
+        start = time.perf_counter()
+        tokens = peer.steps(WINDOW // 2)
+        self._sync()
+        return tokens / (time.perf_counter() - start)
+
+    def _sync(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+
+def sequences(course: Course, count: int) -> Iterator[np.ndarray]:
+    """The first sequences of the stream, as they are before anything is masked."""
+    stream = course.streams[0]
+    step = 0
+    while count > 0:
+        epoch, at = stream.where(step)
+        draws, plan = stream._epoch(epoch)
+        which, _ = plan.batch(at, 0, 1)
+        cut = stream.samples.cut(draws.take(which))
+        yield from (np.asarray(cut.tokens[a:b]) for a, b in zip(cut.offsets[:-1], cut.offsets[1:], strict=True))
+        count -= len(which)
+        step += 1
+
+
+def main() -> None:
+    """Run both sides, and print the ratio."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--tokenizer", required=True)
+    parser.add_argument("--samples", default="sentences")
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--batch-tokens", type=int, default=65_536)
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--width", type=int, help="a small model of this width and two layers, to try the script")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    given.device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_float32_matmul_precision("high")
+    rounds = Loop.run
+    hook: list[Alternate] = []
+    opened: list[Course] = []
+    opening = Course.open
+
+    def remember(*args: Any, **options: Any) -> Course:
+        opened.append(opening(*args, **options))
+        return opened[-1]
+
+    def alternated(self: Loop) -> Any:
+        if not hook:
+            need = given.batch_tokens // given.length * (WINDOW // 2 + 2) * (ROUNDS + 1) + 4096
+            found = list(sequences(opened[-1], 2 * need))
+            facts = self.trainee.model.spec
+            peers = [
+                Peer(name, found, {"vocab": facts.vocab}, given, best)
+                for name, best in (("transformers", False), ("transformers + compile", True))
+                if not best or given.device == "cuda"
+            ]
+            hook.append(Alternate(peers, given.device))
+            lengths = np.array([len(one) for one in found])
+            print(f"{len(found)} sequences, median {np.median(lengths):.0f}, mean {lengths.mean():.1f} tokens")
+        self.hooks = [*self.hooks, hook[0]]
+        return rounds(self)
+
+    Loop.run = alternated  # type: ignore[method-assign]
+    Course.open = remember  # type: ignore[method-assign, assignment]
+    changes: dict[str, Any] = {
+        "data.samples": given.samples,
+        "data.max_length": given.length,
+        "data.short": None,
+        "train.eval_tokens": 0,
+        "train.batch_tokens": given.batch_tokens,
+        "model.encoder.blocks.0.dropout": given.dropout,
+        "model.encoder.blocks.0.attention.dropout": given.dropout,
+        "model.encoder.embed.dropout": given.dropout,
+    }
+    if given.width:
+        changes |= {"model.width": given.width}
+    with tempfile.TemporaryDirectory() as folder:
+        pt.pretrain(
+            "bert-base" if given.width is None else "bert-tiny",
+            data=given.data,
+            objective="masked",
+            steps=WARM + WINDOW * ROUNDS + 1,
+            out=f"{folder}/run",
+            changes=changes,
+        )
+    found = hook[0]
+    rates = {name: statistics.median(values) for name, values in found.rates.items()}
+    result = {
+        "samples": given.samples,
+        "length": given.length,
+        "dropout": given.dropout,
+        "tokens_per_second": {name: round(rate) for name, rate in rates.items()},
+        "rounds": {name: [round(value) for value in values] for name, values in found.rates.items()},
+        "waiting": round(statistics.median(found.waits), 4),
+        "ratio": {name: round(rates["pretune"] / rate, 2) for name, rate in rates.items() if name != "pretune"},
+    }
+    print(json.dumps(result, indent=1))
+    if given.out:
+        given.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

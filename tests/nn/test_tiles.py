@@ -1,0 +1,152 @@
+"""The tiled kernels beside attention spelled out: on a GPU as they are, elsewhere by Triton's interpreter if there."""
+
+import importlib.util
+import os
+import sys
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+CUDA = torch.cuda.is_available()
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+if not CUDA:
+    if "pretune.nn.tile_kernels" in sys.modules and not os.environ.get("TRITON_INTERPRET"):
+        pytest.skip("the kernels were loaded for a GPU", allow_module_level=True)
+    os.environ["TRITON_INTERPRET"] = "1"  # NOTE: it is read when the kernels are defined
+
+from pretune.nn import tiles as module  # noqa: E402
+from pretune.nn.tiles import layout, tiles  # noqa: E402
+
+pytestmark = [pytest.mark.gpu] if CUDA else []
+DEVICE = "cuda" if CUDA else "cpu"
+DTYPE = torch.bfloat16 if CUDA else torch.float32
+CLOSE = 6e-3 if CUDA else 2e-6
+SCALE = 0.3
+
+
+class Case(NamedTuple):
+    rows: int
+    queries: int  # row lengths
+    keys: int
+    heads: int = 2
+    key_heads: int = 2
+    width: int = 16
+    causal: bool = False
+    window: int | None = None
+    bias: bool = False
+    dropout: float = 0.0
+
+    @property
+    def cross(self) -> bool:
+        return self.queries != self.keys
+
+
+CASES = {
+    "short": Case(2, 48, 48),
+    "odd width, causal, bias": Case(2, 40, 40, width=24, causal=True, bias=True),
+    "grouped, long, bias": Case(1, 150, 150, key_heads=1, bias=True),
+    "causal, long": Case(1, 200, 200, causal=True),
+    "window": Case(1, 200, 200, window=7),
+    "across": Case(2, 24, 40),
+    "across to a long source": Case(2, 24, 150),
+    "dropout, short": Case(2, 40, 40, dropout=0.3),
+    "dropout, long, causal": Case(1, 150, 150, dropout=0.3, causal=True, bias=True),
+}
+
+
+class Inputs:
+    def __init__(self, case: Case) -> None:
+        torch.manual_seed(0)
+        self.case = case
+        self.mine = torch.sort(torch.randint(-1, 3, (case.rows, case.queries)), -1)[0]
+        self.theirs = self.mine
+        if case.cross:  # no query without a key
+            self.theirs = torch.randint(-1, 3, (case.rows, case.keys))
+            self.theirs[:, :4] = torch.arange(-1, 3)
+            self.theirs = self.theirs.sort(-1)[0]
+        sizes = ((case.queries, case.heads), (case.keys, case.key_heads), (case.keys, case.key_heads))
+        self.leaves = [torch.randn(case.rows * length, heads, case.width) for length, heads in sizes]
+        if case.bias:
+            self.leaves.append(torch.randn(case.heads, case.queries, case.keys))
+        self.leaves = [leaf.to(DEVICE, DTYPE).requires_grad_() for leaf in self.leaves]
+        self.seed = torch.tensor((123456789, 987654321), dtype=torch.int32, device=DEVICE)
+        self.weights = torch.randn(case.rows * case.queries, case.heads, case.width).to(DEVICE, DTYPE)
+
+    def found(self) -> tuple[Tensor, ...]:
+        case = self.case
+        where = layout(
+            self.mine.flatten().to(DEVICE), self.theirs.flatten().to(DEVICE) if case.cross else None, case.rows
+        )
+        q, k, v, *bias = self.leaves
+        given = (where.mine, where.theirs, where.wide, where.narrow, where.back, bias[0] if bias else None, self.seed)
+        out, _ = module._attend(q, k, v, *given, case.causal, case.window or 0, SCALE, case.dropout)
+        return out, *torch.autograd.grad(out, self.leaves, self.weights)
+
+    def truth(self) -> tuple[Tensor, ...]:
+        leaves = [leaf.detach().cpu().double().requires_grad_() for leaf in self.leaves]
+        out = self._spelled_out(*leaves)
+        return out, *torch.autograd.grad(out, leaves, self.weights.cpu().double())
+
+    def _spelled_out(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        case = self.case
+        group = case.heads // case.key_heads
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        q, k, v = (x.view(case.rows, -1, case.heads, case.width).transpose(1, 2) for x in (q, k, v))
+        scores = q @ k.transpose(-1, -2) * SCALE
+        scores = scores if bias is None else scores + bias
+        distance = torch.arange(case.keys) - torch.arange(case.queries)[:, None]
+        seen = self.mine[:, None, :, None] == self.theirs[:, None, None, :]
+        seen = seen & (distance <= 0) if case.causal else seen
+        seen = seen & (distance.abs() < case.window) if case.window else seen
+        chances = scores.masked_fill(~seen, -1e30).softmax(-1)
+        if case.dropout:
+            chances = chances * self._kept() / (1 - case.dropout)
+        return (chances @ v).transpose(1, 2).flatten(0, 1)
+
+    def _kept(self) -> Tensor:
+        """The kernel's own draw, in whole numbers."""
+        case, most = self.case, 2**32 - 1
+        place = torch.arange(case.rows * case.heads).view(case.rows, case.heads, 1, 1)
+        first, second = (int(seed) & most for seed in self.seed.cpu())
+        mixed = ((place + first) & most) * 0x9E3779B1 & most
+        one = mixed ^ (mixed >> 15)
+        two = ((second ^ mixed) * 0x85EBCA6B) & most
+        two = two ^ (two >> 13)
+        x = (torch.arange(case.queries)[:, None] * case.keys + torch.arange(case.keys)) ^ one
+        x = ((x ^ (x >> 16)) * 0x7FEB352D) & most
+        x = ((x ^ (x >> 15)) * 0x846CA68B) & most
+        x = ((x ^ (x >> 16) ^ two) * 0x9E3779B1) & most
+        return ((x ^ (x >> 15)) >> 1) >= round(case.dropout * 2**31)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_spelled_out(name: str) -> None:
+    inputs = Inputs(CASES[name])
+    for mine, other in zip(inputs.found(), inputs.truth(), strict=True):
+        assert ((mine.cpu().double() - other).norm() / other.norm()) < CLOSE
+
+
+def test_dropped_shares() -> None:
+    kept = Inputs(CASES["dropout, long, causal"])._kept().double()
+    assert abs(kept.mean() - 0.7) < 4 * (0.21 / kept.numel()) ** 0.5
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a GPU")
+@pytest.mark.parametrize("shape", [(64, 128), (16, 512)])
+def test_the_same_bits_every_time(shape: tuple[int, int]) -> None:
+    rows, length = shape
+    torch.manual_seed(0)
+    x = torch.randn(rows * length, 3 * 12 * 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    bias = torch.randn(12, length, length, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    where = layout(torch.arange(length, device="cuda").div(30, rounding_mode="floor").repeat(rows), None, rows)
+    first: list[Tensor] = []
+    for _ in range(60):
+        torch.cuda.manual_seed(1)
+        q, k, v = (part.view(-1, 12, 64) for part in x.split(768, 1))
+        out = tiles(q, k, v, where, bias, scale=0.125, dropout=0.1)
+        found: list[Any] = [out.detach(), *torch.autograd.grad(out, (x, bias), torch.ones_like(out))]
+        first = first or found
+        assert all(torch.equal(one, other) for one, other in zip(first, found, strict=True))
