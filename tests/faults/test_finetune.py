@@ -47,8 +47,10 @@ class TestKilled:
         "more",
         [
             (),
-            ("--method=lora",),
-            ("--method=gradual", '--set=method.when={"kind": "epochs", "every": 0.5}'),
+            pytest.param(("--method=lora",), marks=pytest.mark.slow),
+            pytest.param(
+                ("--method=gradual", '--set=method.when={"kind": "epochs", "every": 0.5}'), marks=pytest.mark.slow
+            ),
             ("--method=gradual", '--set=method.when={"kind": "plateau", "patience": 1}', "--set=train.eval_every=2"),
         ],
         ids=["full", "lora", "epochs", "plateau"],

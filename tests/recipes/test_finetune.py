@@ -10,13 +10,14 @@ import torch
 import pretune as pt
 from pretune.adapt.adapted import Adapted
 from pretune.core.errors import CheckpointError, DataError, UsageError
+from pretune.data.prepare import prepare
 from pretune.recipes.finetune.choose import choose, label_counts
 from pretune.recipes.finetune.fine import FineTuned
 from pretune.recipes.finetune.settings import Tuning
 from pretune.recipes.finetune.work import finetune, vacant
 from tests.recipes import tasked
-from tests.recipes.small import make
 
+MORE = ("first", "gradual", "ulmfit", "random", "adapter", "prefix", "lora", "qlora", "ia3", "bitfit")
 QUICK = {"train.judge": 40, "train.log_every": 5}
 
 
@@ -152,9 +153,11 @@ class TestWays:
 
     @pytest.mark.parametrize(
         "method",
-        ["frozen", "first", "last", "gradual", "ulmfit", "random", "adapter", "prefix", "prompt", "lora", "qlora",
-         "ia3", "bitfit", "mix", "lora+gradual"],
-    )  # fmt: skip
+        [
+            *("frozen", "last", "prompt", "lora+gradual", "mix"),
+            *(pytest.param(name, marks=pytest.mark.slow) for name in MORE),
+        ],
+    )
     def test_each_runs_from_end_to_end(self, base: Path, table: Path, tmp_path: Path, method: str) -> None:
         found = finetune(
             base, train=table, out=tmp_path / "run", method=method, steps=4, baselines="none", changes=QUICK
@@ -166,6 +169,10 @@ class TestWays:
         text = "the lovely sea."
         assert FineTuned.open(found.path).predict([text]) == found.predict([text]) and len(said) == 12
 
+    def test_a_probe_reads_what_the_frozen_model_knows(self, base: Path, table: Path, tmp_path: Path) -> None:
+        found = finetune(base, train=table, out=tmp_path / "run", method="frozen", steps=1, baselines="probe")
+        assert found.scores["baselines"][0]["name"] == "probe" and found.scores["baselines"][0]["score"] > 0.8
+
     def test_random_weights_are_not_those_of_the_base(self, base: Path) -> None:
         from pretune.recipes.finetune.model import base_model
         from pretune.recipes.finetune.settings import Base
@@ -174,11 +181,7 @@ class TestWays:
         assert not torch.equal(kept.tokens.weight, fresh.tokens.weight)
 
     def test_forgetting_is_measured(self, table: Path, tmp_path: Path) -> None:
-        data = make(tmp_path / "text", "wordpiece", "cls-sep")
         base = tasked.make_base(tmp_path)
-        (tmp_path / "text").mkdir(exist_ok=True)
-        from pretune.data.prepare import prepare
-
         text = tmp_path / "stories.txt"
         text.write_text("\n\n".join(tasked.corpus()))
         data = prepare([text], tokenizer=base, out=tmp_path / "data", holdout=0.2, workers=0).path

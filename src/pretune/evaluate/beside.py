@@ -24,9 +24,9 @@ from pretune.tasks.answer import Prediction
 from pretune.tasks.example import Example
 from pretune.tasks.task import Task
 
-RANDOM = "random"
-"""The same model from random weights; whoever can train one runs it."""
-ALL = (*BASELINES.names(), RANDOM)
+PROBE, RANDOM = "probe", "random"
+"""A linear model on the frozen model's features; the same model from random weights. Whoever has it runs them."""
+ALL = (*BASELINES.names(), PROBE, RANDOM)
 NAMED = {"default": DEFAULT, "all": ALL, "none": ()}
 
 Examples = Sequence[Example]
@@ -79,7 +79,7 @@ def beside(
 
 def _found(task: Task, name: str) -> tuple[Fit | None, str]:
     """How a baseline is fitted to a kind of task and what it is; None and why where it is not."""
-    if name == RANDOM:
+    if name in (PROBE, RANDOM):
         return None, "not asked for (`--baselines all`)"
     if task.kind in ("classification", "pair"):
         return _classes(name), BASELINES.describe(name).rstrip(".")

@@ -32,7 +32,7 @@ class Memory:
             raise UsageError(
                 "--forgetting: this model has no vocabulary head, so it has no pre-training loss; leave it out"
             )
-        self.body, self.ranks, self.precision = body, ranks, precision
+        self.body, self.ranks, self.precision = body.to(ranks.device), ranks, precision  # its heads too
         self.objective = objective_of(body)
         tokenizer: Any = body.tokenizer
         longest = body.spec.longest

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core import io, log
-from pretune.evaluate.beside import RANDOM, Beside, beside
+from pretune.evaluate.beside import Beside, beside
 from pretune.metrics.significance import Comparison, against, of_means, over_seeds
 from pretune.recipes.finetune.card import card
 from pretune.recipes.finetune.fine import SCORES, FineTuned
@@ -21,6 +21,8 @@ from pretune.tasks.example import Example
 from pretune.tasks.task import Task
 
 Facts = dict[str, Any]
+Fitted = tuple[str, Callable[[Sequence[Example]], list[Prediction] | None]]
+"""A baseline that needs the model: what it is, and what it says when it has learnt from examples, if it can."""
 ROUNDS, PATIENCE = 1000, 20.0
 """Of a bootstrap, and the seconds that it may take; fewer rounds where a metric is slow."""
 SUMMED = ("seconds", "flops", "kwh", "co2e_kg", "dollars")
@@ -32,13 +34,13 @@ def finish(
     plan: Plan,
     opened: Opened,
     trials: Sequence[Facts],
-    random: Callable[[], Facts],
+    more: Mapping[str, Fitted],
 ) -> FineTuned:
     """Run the baselines, compare, and write it all; cost.json is the last file."""
     best = [one for one in trials if one["labels"] == max(trial["labels"] for trial in trials)]
     rate = max(best, key=dev_of)["lr"]
     chosen = [one for one in best if one["lr"] == rate]
-    rows, absent = baselines(opened, opened.limited(plan.most, tuning.task.split), plan, random)
+    rows, absent = baselines(opened, opened.limited(plan.most, tuning.task.split), plan, more)
     scores = {
         "task": opened.task.name,
         "kind": opened.task.kind,
@@ -101,18 +103,21 @@ def model_of(chosen: Sequence[Facts]) -> Facts:
 
 
 def baselines(
-    opened: Opened, train: Sequence[Example], plan: Plan, random: Callable[[], Facts] | None
+    opened: Opened, train: Sequence[Example], plan: Plan, more: Mapping[str, Fitted]
 ) -> tuple[list[Beside], dict[str, str]]:
-    """All that were asked for, on the split of the result."""
+    """All that were asked for, on the split of the result; `more` are those that need the model itself."""
     if plan.baselines:
         log.say(f"baselines: {', '.join(plan.baselines)}")
     rows, absent = beside(opened.task, train, opened.judged, plan.baselines)
-    if RANDOM in plan.baselines and random is not None:
-        begun = time.perf_counter()
-        said = predictions_of(random(), opened.headline)
-        absent.pop(RANDOM, None)
-        about = "The same model from random weights"
-        rows.append(Beside(name=RANDOM, about=about, predictions=said, seconds=time.perf_counter() - begun))
+    for name, (about, fit) in more.items():
+        if name in plan.baselines:
+            begun = time.perf_counter()
+            said = fit(train)
+            if said is None:
+                absent[name] = f"it is not for tasks of the kind '{opened.task.kind}'"
+                continue
+            absent.pop(name, None)
+            rows.append(Beside(name=name, about=about, predictions=said, seconds=time.perf_counter() - begun))
     return rows, absent
 
 

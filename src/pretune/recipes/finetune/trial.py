@@ -61,6 +61,8 @@ class Trial:
         self.task, fit = opened.task, tuning.train
         self.train = opened.limited(tuning.task.labels, tuning.task.split)
         self.precision = precision_of(fit.running(), ranks)
+        if ranks.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(ranks.device)
         self.begun = begin(tuning, self.task, ranks, epoch=1.0)
         self.model = self.begun.model
         self.encoder = encoder_for(tuning, self.task, self.model, self.train)

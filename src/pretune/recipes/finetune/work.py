@@ -16,19 +16,23 @@ from typing import Any
 from pretune.adapt import methods
 from pretune.core import config, io, log
 from pretune.core.errors import CheckpointError, UsageError
-from pretune.evaluate.beside import RANDOM, names_of
+from pretune.evaluate.baselines.table import MOST
+from pretune.evaluate.beside import PROBE, RANDOM, names_of
 from pretune.recipes.choose import device_of
 from pretune.recipes.finetune.choose import choose, read_tree, spec_of
 from pretune.recipes.finetune.fine import TASK, FineTuned, Kept
 from pretune.recipes.finetune.model import head_for
-from pretune.recipes.finetune.opening import Opened, open_task, trained_on
+from pretune.recipes.finetune.opening import Opened, balance, open_task, trained_on
 from pretune.recipes.finetune.plan import TRIALS, Plan
-from pretune.recipes.finetune.report import dev_of, finish
+from pretune.recipes.finetune.probe import KINDS, probe
+from pretune.recipes.finetune.report import dev_of, finish, predictions_of
 from pretune.recipes.finetune.settings import Tuning
 from pretune.recipes.finetune.trial import DONE, PREDICTIONS, Trial, done
 from pretune.recipes.resolve import RUN
 from pretune.recipes.run import COST
 from pretune.recipes.session import CHECKPOINTS, free
+from pretune.tasks.answer import Prediction
+from pretune.tasks.example import Example
 from pretune.train.ranks import Ranks, ranks
 from pretune.train.store import Lock, listed
 from pretune.train.watch import Stop
@@ -139,6 +143,8 @@ class Work:
         """From the beginning, or from where it was."""
         for note in self.opened.parts.notes:
             log.say(note)
+        if counts := balance(self.opened.task, self.opened.parts.train):
+            log.say("train: " + ", ".join(f"{name} {count:,.6g}" for name, count in [*counts.items()][:20]))
         with Lock(self.where, on_note=log.warn) as lock:
             io.sweep(self.where)
             if not resume:
@@ -149,7 +155,11 @@ class Work:
             best = max(self.trials, key=dev_of)
             for tuning in self.plan.rest(self.tuning, best["lr"]):
                 self._try(tuning, lock, resume)
-            return finish(self.where, self.tuning, self.plan, self.opened, self.trials, lambda: self._random(resume))
+            more = {
+                PROBE: ("A linear model on the frozen model's features", self._probe),
+                RANDOM: ("The same model from random weights", lambda train: self._random(resume)),
+            }
+            return finish(self.where, self.tuning, self.plan, self.opened, self.trials, more)
 
     def _try(self, tuning: Tuning, lock: Lock, resume: bool) -> None:
         """One trial, unless it is done; the model of the best so far lies in the run's directory."""
@@ -169,7 +179,15 @@ class Work:
                 io.remove(where / CHECKPOINTS)
         self.trials.append(found)
 
-    def _random(self, resume: bool) -> Facts:
+    def _probe(self, train: Sequence[Example]) -> list[Prediction] | None:
+        task = self.opened.task
+        return (
+            probe(self.tuning, task, train[:MOST], self.opened.judged, self.ranks.device)
+            if task.kind in KINDS
+            else None
+        )
+
+    def _random(self, resume: bool) -> list[Prediction]:
         """The same model from random weights, trained whole on the same examples: a baseline."""
         wish: dict[str, Any] = {"task.labels": self.plan.most, "train.seed": self.plan.seeds[0]}
         wish |= {"tune.trained": {"kind": "full"}, "tune.decay": None}
@@ -180,7 +198,7 @@ class Work:
             found = Trial(tuning, self.opened, where, self.ranks, self.stop).run(None, resume=resume)
             io.write_json(where / DONE, found)
             io.remove(where / CHECKPOINTS)
-        return found
+        return predictions_of(found, self.opened.headline)
 
     def _keep(self, trial: Trial, found: Facts) -> None:
         """Write a model, its task and its predictions as those of the run."""
