@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretune.adapt.adapted import adapt
 from pretune.adapt.heads.generation import Generation
@@ -64,6 +65,20 @@ def test_with_a_method_on_the_model(name: str, method: Any) -> None:
     assert tokens(model, prompts) == [anew(model, prompt, NEW, slots) for prompt in prompts]
     assert tokens(model, prompts) != tokens(model_of(name), prompts), "the method changes what is written"
     assert tokens(model, prompts, Beam(beams=2)), "and beams take it along"
+
+
+def test_a_prompt_that_sees_all_of_itself() -> None:
+    model, prompts = model_of(DECODERS[0]), text(5, 1, 9)
+    wanted = []
+    for prompt in prompts:
+        read = list(prompt)
+        for _ in range(NEW):
+            with torch.no_grad():
+                read.append(int(model(batch([read], prefix=[len(prompt)])).logits[-1].argmax()))
+        wanted.append(read[len(prompt) :])
+    assert tokens(model, prompts, prefix=True) == wanted != tokens(model, prompts)
+    with pytest.raises(UsageError, match="no prompt that could see all of itself"):
+        tokens(model_of(PAIRS[0]), prompts, prefix=True)
 
 
 def test_a_task_model_writes_with_its_own_head() -> None:
@@ -143,6 +158,37 @@ def test_a_step_changes_its_buffers_in_place() -> None:
         now |= {"lengths": engine.cache.lengths, "keys": engine.cache.layers[0].store[0]}
         assert {name: value.data_ptr() for name, value in now.items()} == before
         assert engine.cache.lengths.tolist() == [2] * len(rows.tokens)
+
+
+class Waits(TorchDispatchMode):
+    """Counts what would make a device be waited for: numbers that are looked at, shapes that depend on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket._qualified_op_name
+        if name in ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::unique_dim"):
+            self.found.append(name)
+        if name == "aten::index" or name.startswith("aten::index_put"):  # a mask as an index hides such a shape
+            self.found += [name for index in args[1] if index is not None and index.dtype == torch.bool]
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("search", [Greedy(), Sample(top_k=9, top_p=0.9, min_p=0.01), Beam(beams=2)], ids=str)
+@pytest.mark.parametrize("name", [DECODERS[0], "made-windows", "llama-7b", PAIRS[0]])
+def test_a_step_waits_for_nothing(name: str, search: Any) -> None:
+    """But for the one look at the cache's room that a model takes on a CPU."""
+    model = model_of(name)
+    how = Decoding(max_new_tokens=NEW, min_new_tokens=2, search=search, repetition_penalty=1.2, no_repeat_ngram=3)
+    marks = Marks(start=3, ends=(5, 9), first=4, last=5)
+    rows = (Beams if isinstance(search, Beam) else Rows)(2, 12, how, marks, torch.device("cpu"))
+    engine = Engine(model, rows, 12, source=4 if model.spec.both else 0)
+    engine._reset()
+    with torch.no_grad(), Waits() as waits:
+        engine.advance()
+    assert waits.found == ["aten::_local_scalar_dense"]
 
 
 def limited() -> str:

@@ -64,6 +64,7 @@ def generate(
     start: Annotated[
         str | None, typer.Option("--start", metavar="TOKEN", help="What a decoder starts with, such as a language.")
     ] = None,
+    prefix: Annotated[bool, typer.Option("--prefix", help="Prompts see all of themselves (prefix models).")] = False,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut prompts that are too long.")] = False,
     batch: Annotated[int, typer.Option("--batch", metavar="N", help="Texts that are written together.")] = 64,
     device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda; found by default.")] = None,
@@ -109,6 +110,7 @@ def generate(
         stop=stop or (),
         start=start,
         truncate=truncate,
+        prefix=prefix,
         batch=batch,
         compiled=compiled,
         stream=_tell if flows else None,

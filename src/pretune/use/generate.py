@@ -47,6 +47,7 @@ def complete(
     batch: int = ROWS,
     marks: Marks | None = None,
     begun: Sequence[Tokens] | None = None,
+    prefix: bool = False,
     watch: Watch | None = None,
     look: int | None = None,
     compiled: bool = False,
@@ -54,7 +55,8 @@ def complete(
     """What a model writes: for each prompt `returns` texts, best first where they are beams.
 
     `prompts` are what a decoder has read, or the sources of an encoder-decoder, special tokens included; its decoder
-    starts as its config says, or by `marks`, and has already said what is `begun`, if anything. At most `batch` rows
+    starts as its config says, or by `marks`, and has already said what is `begun`, if anything. With `prefix` a
+    decoder's prompt sees all of itself, for models that learned to read so. At most `batch` rows
     (texts, or beams) are decoded together, those of similar length; answers come in the order of the prompts, and do
     not depend on it. `watch` sees every row that is not a beam's after every `look` steps. With `compiled` a step is
     compiled first, which takes a minute and pays on a GPU when much is written.
@@ -62,6 +64,8 @@ def complete(
     found = body(model)
     check(found)
     marks = marks or Marks.of(found)
+    if prefix and found.spec.both:
+        raise UsageError("the decoder of an encoder-decoder has no prompt that could see all of itself")
     read = _read(found, prompts, marks, begun)
     _fits(found, read, decoding)
     order = np.argsort([-len(one.source or one.prompt) for one in read], kind="stable").tolist()
@@ -69,7 +73,7 @@ def complete(
     written: list[list[Written]] = [[] for _ in prompts]
     with reading(found):
         for group in _groups(order, max(batch // decoding.width, 1)):
-            job = Job(found, group, [read[i] for i in group], decoding, marks)
+            job = Job(found, group, [read[i] for i in group], decoding, marks, prefix)
             answers = _write(job, watch, every, compiled)
             for request, answer in zip(group, answers, strict=True):
                 written[request] = answer
@@ -102,6 +106,7 @@ class Job(NamedTuple):
     given: Sequence[Given]
     decoding: Decoding
     marks: Marks
+    prefix: bool
 
 
 def _read(model: LanguageModel, prompts: Sequence[Tokens], marks: Marks, begun: Sequence[Tokens] | None) -> list[Given]:
@@ -116,10 +121,10 @@ def _read(model: LanguageModel, prompts: Sequence[Tokens], marks: Marks, begun: 
 
 def _write(job: Job, watch: Watch | None, every: int, compiled: bool) -> list[list[Written]]:
     """One group of prompts, from reading them to their texts."""
-    model, group, given, decoding, marks = job
+    model, group, given, decoding, marks, prefix = job
     both, device = model.spec.both, model.tokens.weight.device
     prompts = [one.prompt for one in given]
-    cache, logits = prefill(model, prompts, [one.source or () for one in given] if both else None)
+    cache, logits = prefill(model, prompts, [one.source or () for one in given] if both else None, prefix=prefix)
     room = max(map(len, prompts)) + decoding.max_new_tokens - 1  # the last token is written, and never read
     source = cache.cross[0].keys.shape[2] if cache.cross else 0
     if device.type == "cuda":

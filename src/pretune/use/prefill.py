@@ -37,10 +37,17 @@ def limits(model: LanguageModel) -> tuple[int | None, int | None]:
 
 
 def prefill(
-    model: LanguageModel, prompts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    sources: Sequence[Sequence[int]] | None,
+    *,
+    prefix: bool = False,
 ) -> tuple[Cache, Tensor]:
-    """A cache with the prompts in it, one row each, and the logits `[P, V]` for what comes next."""
-    batch = packed(prompts, sources, slots_of(model))
+    """A cache with the prompts in it, one row each, and the logits `[P, V]` for what comes next.
+
+    With `prefix` a prompt sees all of itself.
+    """
+    batch = packed(prompts, sources, slots_of(model), prefix=prefix)
     longest = int(batch.positions.max()) + 1
     source = 0 if batch.source is None else int(batch.source.positions.max()) + 1
     cache = model.new_cache(len(prompts), longest, source=source)
@@ -48,13 +55,19 @@ def prefill(
     return cache, logits
 
 
-def packed(prompts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None, slots: int) -> Batch:
+def packed(
+    prompts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None, slots: int, *, prefix: bool
+) -> Batch:
     """Prompts, and what the encoder reads with them, in rows as long as the longest; the last token has a target."""
     flat = _flat(prompts)
     targets = np.full(len(flat.tokens), IGNORE)
     targets[flat.offsets[1:] - 1] = 0
     flat = Sequences(
-        tokens=flat.tokens, offsets=flat.offsets, targets=targets, source=None if sources is None else _flat(sources)
+        tokens=flat.tokens,
+        offsets=flat.offsets,
+        targets=targets,
+        prefix=flat.lengths if prefix else None,
+        source=None if sources is None else _flat(sources),
     )
     if slots:
         flat = reserve(flat, slots)

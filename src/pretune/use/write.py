@@ -1,7 +1,7 @@
 """`pretune.generate`: texts in, texts out."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Unpack
+from typing import Any, Literal, NamedTuple, Unpack
 
 from torch import nn
 
@@ -37,6 +37,7 @@ def generate(
     stop: Sequence[str] = (),
     start: str | None = None,
     truncate: bool = False,
+    prefix: bool = False,
     batch: int = ROWS,
     compiled: bool = False,
     stream: Tell | None = None,
@@ -53,6 +54,7 @@ def generate(
     repetition_penalty, no_repeat_ngram.
     A text ends before the first of the `stop` texts. `start` is the spelling of the token that a decoder starts with,
     where that is to be chosen (the language of mBART). Prompts that are too long are refused, or cut with `truncate`.
+    With `prefix` a prompt sees all of itself, as a prefix language model was trained to read it.
     `stream` is called with pieces of the one text that is written, as they come.
     """
     wishes.setdefault("max_new_tokens", usual(model))
@@ -63,6 +65,7 @@ def generate(
         stop=stop,
         start=start,
         truncate=truncate,
+        prefix=prefix,
         batch=batch,
         compiled=compiled,
         stream=stream,
@@ -84,6 +87,7 @@ def write(
     stop: Sequence[str] = (),
     start: str | None = None,
     truncate: bool = False,
+    prefix: bool = False,
     batch: int = ROWS,
     compiled: bool = False,
     stream: Tell | None = None,
@@ -110,7 +114,8 @@ def write(
 
     watched = None if told is None and not stops.texts else watch
     look = 1 if told is not None else None
-    answers = complete(found, given, how, batch=batch, marks=marks, watch=watched, look=look, compiled=compiled)
+    more: dict[str, Any] = {"batch": batch, "look": look, "compiled": compiled, "prefix": prefix}
+    answers = complete(found, given, how, marks=marks, watch=watched, **more)
     texts = [
         [_text("" if found.spec.both else prompt, tell, one, stops) for one in answer]
         for prompt, tell, answer in zip(prompts, follow, answers, strict=True)
