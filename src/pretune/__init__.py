@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from pretune.data.layout import batch
     from pretune.models.catalog import build
     from pretune.objectives import named as objective
+    from pretune.recipes.embedding import train_embeddings
     from pretune.recipes.evaluate import evaluate
     from pretune.recipes.finetune.work import finetune
     from pretune.recipes.prepare import prepare
     from pretune.recipes.pretrain import pretrain
-    from pretune.recipes.embedding import train_embeddings
     from pretune.text.tokenizer import train_tokenizer
     from pretune.use.embed import embed
     from pretune.use.fill import fill
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "train_embeddings",
     "Batch",
     "Loss",
     "Output",
@@ -51,6 +50,7 @@ __all__ = [
     "pretrain",
     "save",
     "score",
+    "train_embeddings",
     "train_tokenizer",
 ]
 

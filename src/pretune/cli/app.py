@@ -32,6 +32,7 @@ VERBS: Registry[Callable[..., None]] = Registry(
         "embed": "pretune.cli.embed:embed",
         "index": "pretune.cli.index:index",
         "search": "pretune.cli.search:search",
+        "neighbors": "pretune.cli.neighbors:neighbors",
         "verify": "pretune.cli.verify:verify",
         "export": "pretune.cli.export:export",
         "env": "pretune.cli.env:env",

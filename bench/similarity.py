@@ -1,0 +1,94 @@
+"""How good are vectors without training? STS by pooling, and Cranfield beside BM25 and averaged vectors.
+
+    python bench/similarity.py MODEL --data DATA [--json FILE]
+
+Every pooling is taken from one pass over the texts. The first line of the table is what the model's directory asks for.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from pretune.evaluate.retrieval import judged, named, retrieval
+from pretune.metrics.correlation import spearman
+from pretune.tasks import TASKS
+from pretune.use.embed import embedder
+from pretune.use.exact import exact
+
+POOLINGS = ("cls", "max", "mean", "last")
+YEARS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb")
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    """Of length one."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+
+def tables(model: str, texts: list[str]) -> dict[str, np.ndarray]:
+    """The vectors of texts by every pooling."""
+    begun = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        if done % 512 < 16:
+            print(f"{done:,} of {total:,}, {done / (time.monotonic() - begun):.0f} a second", file=sys.stderr)
+
+    joined = embedder(model, pooling="+".join(POOLINGS), normalise=False)(texts, tell).vectors
+    parts = dict(zip(POOLINGS, np.split(joined, len(POOLINGS), axis=1), strict=True))
+    parts["static"] = embedder(model, pooling="static", normalise=False)(texts).vectors
+    return {name: unit(part) for name, part in parts.items()}
+
+
+def similarity(model: str, data: str) -> dict[str, dict[str, float]]:
+    """Spearman's correlation of every task by pooling; over the sets of a year together, and their plain average."""
+    pairs = {name: list(TASKS.get(name).find("test", data).read()) for name in YEARS}
+    texts = list(dict.fromkeys(text for rows in pairs.values() for row in rows for text in (row.text, row.pair)))
+    number = {text: i for i, text in enumerate(texts)}
+    out: dict[str, dict[str, float]] = {}
+    for pooling, vectors in tables(model, texts).items():
+        out[pooling] = {}
+        for name, rows in pairs.items():
+            left, right = (
+                [number[text] for text in column] for column in zip(*((r.text, r.pair) for r in rows), strict=True)
+            )
+            cosines = (vectors[left] * vectors[right]).sum(axis=1)
+            out[pooling][name] = spearman([row.label for row in rows], cosines.tolist())
+        out[pooling]["average"] = sum(out[pooling].values()) / len(YEARS)
+    return out
+
+
+def cranfield(model: str, data: str) -> dict[str, dict[str, float]]:
+    """nDCG@10, MRR and recall by pooling, and of BM25."""
+    task = TASKS.get("cranfield")
+    documents, queries = list(task.find("documents", data).read()), list(task.find("test", data).read())
+    vectors = tables(model, [row.text for row in (*documents, *queries)])
+    gains = {query.id: dict.fromkeys(query.answers, 1.0) for query in queries}
+    out = {}
+    for pooling, found in vectors.items():
+        hits = named(exact([found[: len(documents)]], found[len(documents) :], 10), [row.id for row in documents])
+        out[pooling] = judged(gains, [query.id for query in queries], hits, 10)
+    out["bm25"] = retrieval("bm25", "cranfield", data=data)
+    return {name: {key: row[key] for key in ("ndcg", "mrr", "recall")} for name, row in out.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found = {"cranfield": cranfield(options.model, options.data), "sts": similarity(options.model, options.data)}
+    for name, rows in found.items():
+        columns = list(next(iter(rows.values())))
+        print(f"\n| {name} | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
+        for row, values in rows.items():
+            print(f"| {row} | {' | '.join(f'{100 * values[column]:.2f}' for column in columns)} |")
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

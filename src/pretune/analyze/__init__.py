@@ -1,0 +1,1 @@
+"""LOOKING INSIDE: what states and weights know."""

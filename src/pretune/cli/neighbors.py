@@ -1,0 +1,69 @@
+"""`pretune neighbors`: a word in context, and beside it the same word without."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pretune.cli._models import opened
+from pretune.cli._texts import read
+from pretune.core import log
+
+if TYPE_CHECKING:
+    from pretune.analyze.neighbors import Neighbors, Occurrence
+
+AROUND = 60
+"""Characters shown on each side of an occurrence."""
+
+
+def neighbors(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run or a Hugging Face directory.")],
+    word: Annotated[str, typer.Argument(metavar="WORD", help="The word to look at.")],
+    sentence: Annotated[str, typer.Option("--in", metavar="TEXT", help="A sentence that has it.")],
+    corpus: Annotated[str, typer.Option("--corpus", metavar="FILE", help="Where to look: a text in each line.")],
+    k: Annotated[int, typer.Option("-k", "--hits", metavar="N", help="How many neighbours.")] = 10,
+    layer: Annotated[int | None, typer.Option("--layer", metavar="N", help="0 to depth; -1, the last, else.")] = None,
+    same: Annotated[bool, typer.Option("--same", help="Only occurrences of the word itself.")] = False,
+    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda; found by default.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the occurrences in a corpus nearest to a word in a sentence, and the nearest static vectors.
+
+    Example: pretune neighbors runs/small play --in "Kids play in the park." --corpus books.txt
+    """
+    texts = read(corpus)
+    from pretune.analyze.neighbors import neighbors as work
+
+    found = work(opened(model, device=device), word, sentence, texts.texts, k=k, layer=layer, same=same)
+    if found.cut:
+        log.warn(f"{found.cut:,} lines are longer than the model reads; only their beginning was looked at")
+    if as_json:
+        print(json.dumps(_plain(found), indent=2, ensure_ascii=False))
+    else:
+        _print(found)
+    log.say("next: --layer 0 shows what the first layer reads, --same only the word itself")
+
+
+def _print(found: "Neighbors") -> None:
+    print(f"in context (pieces {' '.join(found.pieces)}; {found.words:,} words looked at)")
+    for one in found.context:
+        print(f"  {one.score:.4f}  {one.line:>6}  {_shown(one)}")
+    print("without context")
+    print("  " + "  ".join(f"{one.word} {one.score:.3f}" for one in found.static))
+
+
+def _shown(one: "Occurrence") -> str:
+    """The word in brackets, with what stands around it."""
+    end = one.start + len(one.word)
+    left, right = one.text[max(0, one.start - AROUND) : one.start], one.text[end : end + AROUND]
+    return " ".join(f"{left}[{one.word}]{right}".split())
+
+
+def _plain(found: "Neighbors") -> dict[str, object]:
+    return {
+        "pieces": found.pieces,
+        "words": found.words,
+        "cut": found.cut,
+        "context": [one._asdict() for one in found.context],
+        "static": [one._asdict() for one in found.static],
+    }
