@@ -19,8 +19,8 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack
 from torch import nn
 
 from pretune.adapt.saving import load
-from pretune.core import log
-from pretune.core.errors import UsageError, nearest
+from pretune.core.errors import CheckpointError, UsageError, nearest
+from pretune.core.io import read_json
 from pretune.evaluate.cloze import last_words, read_blanks
 from pretune.evaluate.few_shot import Trial, few_shot
 from pretune.evaluate.pair_files import read_bias_pairs, read_pairs
@@ -67,7 +67,7 @@ def evaluate(
     model: str | os.PathLike[str] | nn.Module,
     task: str | Task | Sequence[str | Task] = (),
     *,
-    text: Sequence[str | os.PathLike[str]] = (),
+    text: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     data: str | os.PathLike[str] | None = None,
     shots: int | Sequence[int] | None = None,
     device: str | None = None,
@@ -85,7 +85,8 @@ def evaluate(
         raise UsageError("nothing to evaluate on; name a task (`pretune list tasks`) or give a text")
     work = _Work(model, device, data, tell, how)
     counts: list[int | None] = [None] if shots is None else [shots] if isinstance(shots, int) else [*shots]
-    found = [_timed(lambda: work.perplexity(text))] if text else []
+    files = [text] if isinstance(text, str | os.PathLike) else [*text]
+    found = [_timed(lambda: work.perplexity(files))] if files else []
     for each in tasks:
         found += [_timed(partial(work.task, each, count)) for count in (counts if _prompted(each) else [None])]
     return found
@@ -137,7 +138,13 @@ class _Work:
         return path if path is not None and (path / FINE_TUNED).is_file() else None
 
     @property
+    def learnt(self) -> str | None:
+        """The kind of task that a run was fine-tuned for."""
+        return None if self.run is None else str(read_json(self.run / FINE_TUNED, CheckpointError).get("kind_of"))
+
+    @property
     def model(self) -> nn.Module:
+        """The model in memory."""
         if self.loaded is None:
             if isinstance(self.given, nn.Module):
                 self.loaded = self.given if self.device is None else self.given.to(device_of(self.device))
@@ -171,10 +178,10 @@ class _Work:
         found = TASKS.get(task) if isinstance(task, str) else task
         if found.kind in ("pairs", "cloze"):
             return self.scored(found)
+        if found.kind in ("retrieval", "regression") and self.learnt != found.kind:
+            return self.by_vectors(found)
         if self.run is not None and shots is None:
             return self.fine_tuned(self.run, task)
-        if found.kind in ("retrieval", "regression"):
-            return self.by_vectors(found)
         return few_shot(self.model, found, shots or 0, self.trial, self.asking, self.told(found.name))
 
     def by_vectors(self, task: Task) -> Result:
@@ -188,9 +195,8 @@ class _Work:
             found = retrieval(given, task, data=self.data, tell=tell, device=device)
         else:
             found = similarity(given, task, data=self.data, split=self.how.get("split"), tell=tell, device=device)
-        if self.how.get("limit") is not None:
-            log.warn(f"{task.name}: --limit is not for similarity and retrieval; all of it was read")
-        return _told(task.name, found)
+        notes = () if self.how.get("limit") is None else ("a limit is not for similarity and retrieval: all was read",)
+        return replace(_told(task.name, found), notes=notes)
 
     def own(self, name: str) -> Result:
         """A file of one's own."""
