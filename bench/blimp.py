@@ -22,7 +22,7 @@ from pretune.models.model import build
 from pretune.tasks import TASKS
 from pretune.text.tokenizer import Tokenizer, train
 from pretune.use.score import Asking, judge, passages
-from pretune.use.score.judge import form_of
+from pretune.use.score.judging import form_of
 
 KINDS = {
     "encoder": ("wordpiece", "cls-sep"),

@@ -243,6 +243,24 @@ def test_batches_have_one_shape_and_hold_everything_once(fixed: bool) -> None:
         assert inside.tolist() == found.take(which).tokens.tolist()
 
 
+def test_batches_become_smaller_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tried = scorer("bert"), []
+
+    def short(*given: object, tokens: int, **more: object) -> reading.Read:
+        tried.append(tokens)
+        if tokens > 2048:
+            raise torch.OutOfMemoryError("no room")
+        return read(*given, tokens=tokens, **more)  # type: ignore[arg-type]
+
+    plain = score(model, TEXTS)
+    monkeypatch.setattr("pretune.use.score.judging.read", short)
+    assert score(model, TEXTS, asking=Asking(tokens=8192)) == pytest.approx(plain, abs=1e-9)
+    assert tried == [8192, 4096, 2048]
+    monkeypatch.setattr("pretune.use.score.judging.LEAST", 4096)
+    with pytest.raises(torch.OutOfMemoryError):
+        score(model, TEXTS, asking=Asking(tokens=8192))
+
+
 def test_progress_is_told_to_the_end() -> None:
     model, told = scorer("bert"), []
     found = judge(model, passages(model.tokenizer, TEXTS), ASKING, lambda done, of: told.append((done, of)))

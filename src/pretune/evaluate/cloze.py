@@ -19,7 +19,7 @@ from pretune.metrics.perplexity import perplexity
 from pretune.tasks.example import Example
 from pretune.tasks.rows import Jsonl
 from pretune.use.score import PLAIN, Asking, judge, passages
-from pretune.use.score.judge import Tell
+from pretune.use.score.judging import Tell
 from pretune.use.text import body, tokenizer_of
 
 STOP = "."

@@ -17,7 +17,7 @@ from pretune.data.ragged import Bools, Ints
 from pretune.evaluate.result import Result
 from pretune.tasks.example import Example
 from pretune.use.score import PLAIN, Asking, Judged, Passages, judge, passages
-from pretune.use.score.judge import Tell
+from pretune.use.score.judging import Tell
 from pretune.use.text import tokenizer_of
 
 

@@ -22,7 +22,7 @@ from pretune.data.ragged import bounds, spread
 from pretune.evaluate.result import Result
 from pretune.metrics.perplexity import bits, perplexity
 from pretune.use.score import PLAIN, Asking, Passages, judge, passages
-from pretune.use.score.judge import Tell, both_ways, form_of, limit
+from pretune.use.score.judging import Tell, both_ways, form_of, limit
 from pretune.use.text import body, tokenizer_of
 
 WIDE, NARROW = 512, 128

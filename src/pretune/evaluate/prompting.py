@@ -28,7 +28,7 @@ from pretune.evaluate.prompts import Prompt, Put, options, put
 from pretune.evaluate.shots import fitting
 from pretune.tasks.example import Example
 from pretune.use.score import PLAIN, Asking, judge, passages
-from pretune.use.score.judge import form_of, limit
+from pretune.use.score.judging import form_of, limit
 from pretune.use.text import body, tokenizer_of
 
 NOTHING = ("N/A", "", "[MASK]")

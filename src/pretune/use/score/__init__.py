@@ -4,7 +4,7 @@ score(model, ["The cat is asleep.", "The cat are asleep."])         # log-probab
 judge(model, passages(tokenizer, texts, stretches)).logs            # of every token of the stretches
 """
 
-from pretune.use.score.judge import PLAIN, Asking, Judged, judge, score
-from pretune.use.score.passages import Passages, passages
+from pretune.use.score.judging import PLAIN, Asking, Judged, judge, score
+from pretune.use.score.passage import Passages, passages
 
 __all__ = ["PLAIN", "Asking", "Judged", "Passages", "judge", "passages", "score"]

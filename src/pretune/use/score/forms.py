@@ -10,7 +10,7 @@
     Given       the </s> | <pad> cat    -> cat sat                 what is written after reading the rest
 
 `Masked` hides the later tokens of a word with an earlier one: else a piece like "##venir" gives "so" away, and rare
-words come out likely (Kauf and Ivanova, 2023). Legend as in `passages`.
+words come out likely (Kauf and Ivanova, 2023). Legend as in `passage`.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE
 from pretune.data.ragged import Bools, Ints, begins, bounds, spread
 from pretune.data.sequences import Sequences
-from pretune.use.score.passages import Passages
+from pretune.use.score.passage import Passages
 
 CHUNK = 1 << 22
 """So many tokens are laid out at a time, which bounds the memory that copies take."""

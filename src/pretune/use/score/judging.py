@@ -12,13 +12,14 @@ from torch import nn
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.data.ragged import Bools, Ints, bounds
+from pretune.data.sequences import Sequences
 from pretune.models.model import LanguageModel
 from pretune.objectives.objective import Vocabulary
 from pretune.text.templates import Special, Template
 from pretune.text.tokenizer import Tokenizer
 from pretune.use.score.forms import Causal, Form, Frame, Given, Infilled, Masked, Ordered, Sentinel
-from pretune.use.score.passages import Passages, passages
-from pretune.use.score.reading import BATCH_TOKENS, read
+from pretune.use.score.passage import Passages, passages
+from pretune.use.score.reading import BATCH_TOKENS, Read, read
 from pretune.use.text import body, reading, tokenizer_of
 
 Number = TypeVar("Number", np.int64, np.float64)
@@ -41,6 +42,9 @@ class Asking:
     precision: Literal["float32", "bfloat16"] = "float32"
     tokens: int | None = None  # of a batch; by the device where it is None
 
+
+LEAST = 1024
+"""Batches of fewer tokens are not tried where memory runs out."""
 
 PLAIN = Asking()
 """As it is asked by default."""
@@ -94,20 +98,41 @@ def judge(
     logs, first = np.full(int(offsets[-1]), np.nan), np.zeros(int(offsets[-1]), dtype=np.bool_)
     device = below.tokens.weight.device.type
     size = asking.tokens or BATCH_TOKENS.get(device, BATCH_TOKENS["cpu"])
+    with reading(model):
+        for part in form.ask(fitted):
+            done = int(part.which[0]) if len(part.which) else 0
+            found, size = _read(below, part.sequences, size, asking, alike, _after(done, len(logs), tell))
+            logs[part.which], first[part.which] = found.logs, found.first
+    return Judged(logs=logs, first=first, offsets=offsets, cut=fitted.cut)
+
+
+def _read(
+    model: LanguageModel, part: Sequences, size: int, asking: Asking, alike: bool, tell: Callable[[int], None] | None
+) -> tuple[Read, int]:
+    """A part, in batches of so many tokens, or of fewer where there is no memory for them; and of how many."""
     precision = torch.bfloat16 if asking.precision == "bfloat16" else None
-    done = 0
+    while True:
+        try:
+            return read(model, part, tokens=size, precision=precision, alike=alike, tell=tell), size
+        except torch.OutOfMemoryError:
+            if size <= LEAST:
+                raise
+            size //= 2
+            torch.cuda.empty_cache()
+
+
+def _after(before: int, total: int, tell: Tell | None) -> Callable[[int], None] | None:
+    """Adds up what is done of a part, and tells it with what was done before."""
+    if tell is None:
+        return None
+    done = before
 
     def told(count: int) -> None:
         nonlocal done
-        done += count
-        if tell is not None:
-            tell(done, len(logs))
+        done = min(done + count, total)
+        tell(done, total)
 
-    with reading(model):
-        for part in form.ask(fitted):
-            found = read(below, part.sequences, tokens=size, precision=precision, alike=alike, tell=told)
-            logs[part.which], first[part.which] = found.logs, found.first
-    return Judged(logs=logs, first=first, offsets=offsets, cut=fitted.cut)
+    return told
 
 
 def score(model: nn.Module, texts: Sequence[str], *, asking: Asking = PLAIN) -> list[float]:
