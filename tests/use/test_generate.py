@@ -3,6 +3,7 @@
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -204,6 +205,10 @@ def test_limits() -> None:
     with pytest.raises(UsageError, match="prompt 2 has no tokens"):
         complete(model, [[1], []], Decoding(max_new_tokens=2))
     assert complete(model, [], Decoding()) == []
+    with pytest.raises(UsageError, match="prompt 1 has the token 61; this model has those from 0 to 60"):
+        complete(model, [[3, 61]], Decoding(max_new_tokens=2))
+    short = Decoding(max_new_tokens=2)
+    assert complete(model, [np.array([3, 4], dtype=np.uint32)], short) == complete(model, [[3, 4]], short)
     with pytest.raises(UsageError, match="too many for a vocabulary"):
         complete(model, text(3), Decoding(max_new_tokens=2, search=Beam(beams=3)), marks=Marks(ends=tuple(range(90))))
 

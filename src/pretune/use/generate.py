@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from pretune.core.errors import UsageError
@@ -22,7 +23,7 @@ from pretune.use.prefill import limits, prefill, repeated, slots_of
 from pretune.use.rows import Rows, Written
 from pretune.use.text import body, reading
 
-Tokens = Sequence[int]
+Tokens = Sequence[int] | NDArray[np.integer]
 
 ROWS = 64
 """So many are decoded together unless asked otherwise."""
@@ -56,10 +57,10 @@ def complete(
 
     `prompts` are what a decoder has read, or the sources of an encoder-decoder, special tokens included; its decoder
     starts as its config says, or by `marks`, and has already said what is `begun`, if anything. With `prefix` a
-    decoder's prompt sees all of itself, for models that learned to read so. At most `batch` rows
-    (texts, or beams) are decoded together, those of similar length; answers come in the order of the prompts, and do
-    not depend on it. `watch` sees every row that is not a beam's after every `look` steps. With `compiled` a step is
-    compiled first, which takes a minute and pays on a GPU when much is written.
+    decoder's prompt sees all of itself, for models that learned to read so. At most `batch` rows (texts, or beams) are
+    decoded together, those of similar length; answers come in the order of the prompts, and do not depend on it.
+    `watch` sees every row that is not a beam's after every `look` steps. With `compiled` a step is compiled first,
+    which takes a minute and pays on a GPU when much is written.
     """
     found = body(model)
     check(found)
@@ -94,8 +95,8 @@ def check(model: LanguageModel) -> None:
 class Given(NamedTuple):
     """What the decoder has read, and what the encoder has, if there is one."""
 
-    prompt: Tokens
-    source: Tokens | None
+    prompt: list[int]
+    source: list[int] | None
 
 
 class Job(NamedTuple):
@@ -113,10 +114,24 @@ def _read(model: LanguageModel, prompts: Sequence[Tokens], marks: Marks, begun: 
     if not model.spec.both:
         if begun is not None:
             raise UsageError("what a decoder has begun is a part of its prompt")
-        return [Given(prompt, None) for prompt in prompts]
+        return [Given(_plain(prompt, number, model), None) for number, prompt in enumerate(prompts)]
     assert marks.start is not None
     said = begun or [()] * len(prompts)
-    return [Given([marks.start, *more], prompt) for prompt, more in zip(prompts, said, strict=True)]
+    return [
+        Given([marks.start, *_plain(more, number, model)], _plain(prompt, number, model))
+        for number, (prompt, more) in enumerate(zip(prompts, said, strict=True))
+    ]
+
+
+def _plain(tokens: Tokens, number: int, model: LanguageModel) -> list[int]:
+    """Tokens as a list, all of which the model has."""
+    found: list[int] = np.asarray(tokens, dtype=np.int64).tolist()
+    for token in found:
+        if not 0 <= token < model.spec.vocab:
+            raise UsageError(
+                f"prompt {number + 1} has the token {token}; this model has those from 0 to {model.spec.vocab - 1}"
+            )
+    return found
 
 
 def _write(job: Job, watch: Watch | None, every: int, compiled: bool) -> list[list[Written]]:
