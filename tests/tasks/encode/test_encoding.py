@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pretune.adapt.adapted import adapt
 from pretune.adapt.heads.span import END, START
 from pretune.core.errors import DataError, UsageError
 from pretune.core.types import IGNORE
@@ -19,7 +20,7 @@ from pretune.tasks.encode.span import characters_of, passage, tokens_of
 from pretune.tasks.example import Example
 from pretune.tasks.task import Kind
 from pretune.text.templates import truncate
-from tests.tasks.encode.small import KINDS, SHAPES, encoder_for, examples_of, model_for, task_of, tokenizer
+from tests.tasks.encode.small import KINDS, SHAPES, body, encoder_for, examples_of, model_for, task_of, tokenizer
 
 WORDS = st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=8), min_size=1, max_size=30)
 
@@ -271,6 +272,17 @@ def test_scores_are_learnt_between_minus_one_and_one() -> None:
 def test_what_cannot_be_learnt_is_named(kind: Kind, example: Example, words: str) -> None:
     with pytest.raises(DataError, match=words):
         encoder_for("bert", task_of(kind)).encode([examples_of(kind)[0], example])
+
+
+def test_long_texts_get_longer_sequences() -> None:
+    task = task_of("classification")
+    model = adapt(body("bert", 512), head_of(task, body("bert", 512)))
+    short, long = [Example(text="Good! " * 9, label=0)] * 30, [Example(text="Good! " * 99, label=0)]
+    assert TaskEncoder.of(task, model).rules.max_length == 128
+    assert TaskEncoder.of(task, model, examples=[*short, *long]).rules.max_length == 128, "one in thirty is cut"
+    assert TaskEncoder.of(task, model, examples=long).rules.max_length == 256
+    assert TaskEncoder.of(task, model, examples=long, max_length=64).rules.max_length == 64
+    assert TaskEncoder.of(task, model, examples=[Example(text="Good! " * 999, label=0)]).rules.max_length == 512
 
 
 def test_lengths_that_cannot_be() -> None:

@@ -26,6 +26,10 @@ from pretune.use.text import tokenizer_of
 LENGTHS: dict[Kind, int] = {"choice": 256, "span": 384, "generation": 512}
 """The usual length of a sequence by kind, where the model allows it; of all others it is `USUAL`."""
 USUAL = 128
+MOST = 512
+"""What the usual length may become where texts are long."""
+TRIED, FEW = 500, 0.05
+"""So many examples are looked at, and this share of them may be cut."""
 WRITTEN, NAMED = 64, 16
 """Tokens of an answer that is written: a text, and the name of a label."""
 
@@ -59,8 +63,12 @@ class TaskEncoder:
         slots: int = 0,
         scale: tuple[float, float] | None = None,
         new_tokens: int | None = None,
+        examples: Sequence[Example] = (),
     ) -> Self:
-        """For a model with its head; lengths that are not given are the kind's usual ones, within the model's."""
+        """For a model with its head; lengths that are not given are the kind's usual ones, within the model's.
+
+        With `examples` the usual length becomes twice or four times as much where more than a few of them would be cut.
+        """
         tokenizer = tokenizer or tokenizer_of(model)
         spec, written_out = model.model.spec, isinstance(model.spec, Generation)
         stacks = (model.model.encoder, model.model.decoder)
@@ -83,7 +91,16 @@ class TaskEncoder:
             scale=scale,
             language=isinstance(model.spec, Classification) and model.spec.language > 0,
         )
-        return cls(rules, model.spec, slots)
+        made = cls(rules, model.spec, slots)
+        most = min(spec.longest - slots_ahead if spec.longest else MOST, MOST)
+        while max_length is None and examples and made.rules.max_length < most and made._cuts(examples):
+            made = replace(made, rules=replace(made.rules, max_length=min(2 * made.rules.max_length, most)))
+        return made
+
+    def _cuts(self, examples: Sequence[Example]) -> bool:
+        """Whether more than a few examples, of some of them, are cut."""
+        some = examples[:: max(len(examples) // TRIED, 1)]
+        return self.encode(some, training=False).counts.share > FEW
 
     @property
     def task(self) -> Task:

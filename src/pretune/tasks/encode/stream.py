@@ -28,14 +28,14 @@ LONG = 512
 """Rows of several items are at most so long …"""
 COSTLY = 2048
 """… since attention costs more in them: twice as much per token, all told, in rows of this length."""
-WEIGHED = 8
+WEIGHED = 16
 """Batches that are packed to choose the length of rows, and …"""
 TRIED = 128
 """… to find out how many of them are needed."""
 
 
 class TaskStream:
-    """Batches of so many items. With `fixed` they have one shape (a rare batch that needs more has twice as many rows).
+    """Batches of so many items. With `fixed` they have one shape, and the few that need more have twice as many rows.
 
     `mixing` weighs the tasks of items that were `mixed`: Smoothed(alpha=1/temperature) by their examples.
     """
@@ -148,7 +148,8 @@ class TaskStream:
         def cost(times: int) -> float:
             room, other = rooms(times)
             size = room + (other or 0)
-            rows = sum(int(self._packed(which, room, other)[1].max()) + 1 for which in some)
+            needed = np.array([int(self._packed(which, room, other)[1].max()) + 1 for which in some])
+            rows = _cost(needed, _base(needed)) if self.fixed else float(needed.sum())
             return rows * size * (1 + size / COSTLY)
 
         return rooms(min(range(1, max(LONG // max(longest, wide or 0), 1) + 1), key=cost))
@@ -169,37 +170,49 @@ class TaskStream:
         needed = int(row.max(initial=0)) + 1
         if not self.fixed:
             return sequences, row, Shape(rows=needed, length=self._room, source=self._wide)
-        shape = self.part(parts)
-        while shape.rows < needed:
-            shape = replace(shape, rows=2 * shape.rows)
-        most = int(np.bincount(row).max(initial=0))
-        while shape.sequences is not None and shape.sequences < most:
-            shape = replace(shape, sequences=2 * shape.sequences)
+        shape, times = self.part(parts), 1
         targets = 0 if sequences.targets is None else int((sequences.targets != IGNORE).sum())
-        while shape.slots is not None and shape.slots * shape.rows < targets:
-            shape = replace(shape, slots=2 * shape.slots)
-        return sequences, row, shape
+        most = int(np.bincount(row).max(initial=0))
+        assert shape.sequences is not None
+        while (
+            times * shape.rows < needed
+            or times * shape.sequences < most
+            or (shape.slots is not None and times * shape.rows * shape.slots < targets)
+        ):
+            times *= 2
+        return sequences, row, replace(shape, rows=times * shape.rows, sequences=times * shape.sequences)
 
     def _measure(self, parts: int) -> Shape:
         """The rows, sequences and targets that batches need, from some of the first epoch's."""
         steps = self.steps(0)
-        rows = cells = targets = 1
+        found: list[tuple[int, int, int]] = []
         for step in steps[:: max(len(steps) // TRIED, 1)]:
             placed, row = self._packed(self._which(step, 0, parts), self._room, self._wide)
-            if not len(row):
-                continue
-            rows = max(rows, int(row.max()) + 1)
-            cells = max(cells, int(np.bincount(row, weights=self.items.sizes[placed]).max()))
-            found = self.items.take(placed).targets
-            targets = max(targets, 0 if found is None else int((found != IGNORE).sum()))
-        rows += -(-rows // 16)  # for those that were not tried
+            if len(row):
+                cells = int(np.bincount(row, weights=self.items.sizes[placed]).max())
+                targets = self.items.take(placed).targets
+                learnt = 0 if targets is None else int((targets != IGNORE).sum())
+                found.append((int(row.max()) + 1, cells, learnt))
+        needed = np.array(found or [(1, 1, 1)])
         if not self.fixed:
-            return Shape(rows=rows, length=self._room, source=self._wide)
-        learnt = self.items.sequences.targets is not None
-        slots = -(-(targets + targets // 8) // rows) if learnt else None
-        return Shape(
-            rows=rows, length=self._room, source=self._wide, sequences=cells + -(-cells // 4), slots=slots
-        )  # fmt: skip
+            return Shape(rows=int(needed[:, 0].max()), length=self._room, source=self._wide)
+        rows = _base(needed[:, 0])
+        inside = needed[needed[:, 0] <= rows]
+        slots = None
+        if self.items.sequences.targets is not None:
+            slots = max(-(-int(inside[:, 2].max() * 1.1) // rows), 1)
+        cells = math.ceil(int(inside[:, 1].max()) * 1.25)
+        return Shape(rows=rows, length=self._room, source=self._wide, sequences=cells, slots=slots)
+
+
+def _base(needed: Ints) -> int:
+    """The number of rows that is cheapest where a batch that needs more has twice as many, or four times."""
+    return min(range(int(needed.min()), int(needed.max()) + 1), key=lambda rows: (_cost(needed, rows), -rows))
+
+
+def _cost(needed: Ints, rows: int) -> float:
+    times = 2 ** np.ceil(np.log2(np.maximum(needed / rows, 1)))
+    return float((rows * times).sum())
 
 
 def _up(length: float) -> int:
