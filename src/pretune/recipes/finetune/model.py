@@ -117,6 +117,7 @@ def encoder_for(tuning: Tuning, task: Task, model: Adapted, train: list[Example]
         slots=methods.slots(tuning.method),
         scale=scale,
         new_tokens=tuning.data.new_tokens,
+        examples=train,
     )
     encoder = made(max_length=tuning.data.max_length)
     longest = model.model.spec.longest
