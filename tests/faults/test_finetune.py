@@ -62,7 +62,7 @@ class TestKilled:
         runs.run(command(base, table, straight, *more))
         runs.run(command(base, table, out, *more), ["signalled", 7, "SIGKILL"], code=-signal.SIGKILL)
         assert steps_of(out)[-1] == "step-00000006"
-        runs.run(["finetune", f"--out={out}", "--resume"])
+        runs.run([*command(base, table, out, *more), "--resume"])
         assert same(out, straight)
 
     def test_trials_that_are_done_are_not_done_again(
@@ -94,6 +94,8 @@ class TestKilled:
         runs.run(command(base, table, out), ["signalled", 7, "SIGKILL"], code=-signal.SIGKILL)
         child = runs.run(["finetune", f"--out={out}", "--resume", "--steps=40"], code=4)
         assert "train.steps was 12 and cannot become 40" in child.line
+        child = runs.run(["finetune", f"--out={out}", "--resume", "--seeds=3"], code=4)
+        assert "seeds was [0] and cannot become [0, 1, 2]" in child.line
         rows = table.read_text().splitlines()
         changed = tmp_path / "changed.csv"
         changed.write_text("\n".join([*rows[:-1], "something else,good"]) + "\n")

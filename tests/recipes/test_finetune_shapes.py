@@ -8,7 +8,8 @@ import pytest
 
 from pretune.core.errors import DataError
 from pretune.evaluate.beside import beside
-from pretune.recipes.finetune.fine import Kept, example_of
+from pretune.recipes.finetune.inputs import example_of
+from pretune.recipes.finetune.kept import Kept
 from pretune.recipes.finetune.work import finetune
 from pretune.tasks.answer import score
 from pretune.tasks.example import Example

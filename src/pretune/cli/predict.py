@@ -14,7 +14,8 @@ from pretune.core import log
 from pretune.core.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from pretune.recipes.finetune.fine import FineTuned, Kept
+    from pretune.recipes.finetune.fine import FineTuned
+    from pretune.recipes.finetune.kept import Kept
     from pretune.tasks.example import Example
 
 CHUNK = 512
@@ -48,7 +49,8 @@ def predict(
     with ending_well():
         from dataclasses import replace
 
-        from pretune.recipes.finetune.fine import FineTuned, example_of
+        from pretune.recipes.finetune.fine import FineTuned
+        from pretune.recipes.finetune.inputs import example_of
 
         fine = FineTuned.open(run, device=device)
         kept = replace(fine.kept, text=text or fine.kept.text, pair=pair or fine.kept.pair)

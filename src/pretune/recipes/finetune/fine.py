@@ -6,7 +6,7 @@ evaluate_run("runs/bert-mnli", task="snli", data="data/tasks")
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ import torch
 from pretune.adapt import methods
 from pretune.adapt.adapted import Adapted, adapt
 from pretune.adapt.heads.generation import Generation
-from pretune.core import config, io
-from pretune.core.config import spec
+from pretune.core import io
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.recipes.choose import device_of
+from pretune.recipes.finetune.inputs import example_of
+from pretune.recipes.finetune.kept import Kept
 from pretune.recipes.run import COST
 from pretune.tasks import TASKS
 from pretune.tasks.answer import Prediction, predict, score, with_threshold
@@ -27,54 +28,9 @@ from pretune.tasks.encode import Counts, TaskEncoder
 from pretune.tasks.example import Example
 from pretune.tasks.splits import subset
 from pretune.tasks.task import Kind, Task
-from pretune.tasks.template import Template
 from pretune.use.text import tokenizer_of
 
-TASK, SCORES = "task.json", "scores.json"
-
-
-@spec
-class Kept:
-    """What a run remembers of its task, so that new text is read as the old was: `task.json`."""
-
-    name: str
-    kind_of: Kind
-    labels: tuple[str, ...] = ()
-    metrics: tuple[str, ...] = ()
-    scale: tuple[float, float] | None = None
-    template: Template | None = None
-    text: str | None = None  # the columns of one's own files
-    pair: str | None = None
-    max_length: int
-    stride: int
-    new_tokens: int | None = None
-    slots: int = 0
-    threshold: float | None = None  # above which no answer is given
-
-    def write(self, run: Path) -> None:
-        """Into a run's directory."""
-        io.write_json(run / TASK, config.to_dict(self))
-
-    @classmethod
-    def read(cls, run: Path) -> "Kept":
-        """From a run's directory."""
-        if not (run / TASK).is_file():
-            raise CheckpointError(f"{run}: has no {TASK}: not a fine-tuned run; make one with `pretune finetune`")
-        return config.from_dict(cls, io.read_json(run / TASK, CheckpointError), where=TASK)
-
-    def task(self) -> Task:
-        """The task: ours by its name, or what is known of one's own."""
-        if self.name in TASKS and TASKS.get(self.name).labels == self.labels:
-            return TASKS.get(self.name)
-        return Task(
-            name=self.name,
-            kind=self.kind_of,
-            metrics=self.metrics,
-            splits={},
-            labels=self.labels,
-            scale=self.scale,
-            template=self.template,
-        )
+SCORES = "scores.json"
 
 
 @dataclass(slots=True)
@@ -221,55 +177,3 @@ def _unanswered(example: Example, kind: Kind) -> bool:
     if kind == "generation":
         return example.target is None
     return kind != "span" and example.label is None
-
-
-NAMES = {
-    "text": ("text", "sentence", "sentence1", "premise", "question", "question1", "review", "content", "document"),
-    "pair": ("pair", "sentence2", "hypothesis", "question2", "context", "passage"),
-}
-"""Fields of an input that are taken for an example's, the first that is there."""
-
-
-def example_of(given: Any, kept: Kept, where: str) -> Example:
-    """An input as an example: a text, two texts, or a mapping with the fields that training had (or text and pair)."""
-    if isinstance(given, Example):
-        return given
-    if isinstance(given, str):
-        given = {"text": given}
-    elif isinstance(given, Sequence) and len(given) == 2 and all(isinstance(part, str) for part in given):
-        given = {"text": given[0], "pair": given[1]}
-    if not isinstance(given, Mapping):
-        raise DataError(f"{where}: found a {type(given).__name__}; give a text, two texts, or a mapping with fields")
-    text, words = _field(given, kept.text, NAMES["text"], where), _listed(given, "words", where)
-    if kept.kind_of == "tagging":
-        words = words or tuple((text or "").split())
-        text = text if text is not None else " ".join(words)
-    if text is None:
-        there = ", ".join(map(str, given))[:100]
-        raise DataError(f"{where}: no field '{kept.text or 'text'}' (it has {there or 'none'}); name it as in training")
-    pair = _field(given, kept.pair, NAMES["pair"], where)
-    if pair is None and (kept.pair is not None or kept.kind_of in ("pair", "span")):
-        what = kept.pair or ("context" if kept.kind_of == "span" else "pair")
-        raise DataError(f"{where}: this task reads two texts; give the second as '{what}', or after a tab")
-    choices = _listed(given, "choices", where)
-    if kept.kind_of == "choice" and len(choices) < 2:
-        raise DataError(f"{where}: this task chooses among options; give at least two as the list 'choices'")
-    facts = {str(name): str(value) for name, value in given.items() if isinstance(value, str)}
-    return Example(text=text, pair=pair, words=words, choices=choices, id=str(given.get("id", "")), facts=facts)
-
-
-def _field(given: Mapping[str, Any], column: str | None, usual: Sequence[str], where: str) -> str | None:
-    names = [column, *usual] if column else usual
-    name = next((name for name in names if name in given), None)
-    if name is None:
-        return None
-    if not isinstance(given[name], str):
-        raise DataError(f"{where}: '{name}' holds a {type(given[name]).__name__}; text is expected")
-    return str(given[name])
-
-
-def _listed(given: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
-    found = given.get(name, ())
-    if isinstance(found, str) or not isinstance(found, Sequence) or not all(isinstance(one, str) for one in found):
-        raise DataError(f"{where}: '{name}' must be a list of texts")
-    return tuple(found)

@@ -23,7 +23,7 @@ from pretune.recipes.micro import micro_batches, workers
 from pretune.recipes.session import CHECKPOINTS
 from pretune.recipes.start import precision_of
 from pretune.tasks.answer import Prediction, no_answer_threshold, predict, score, with_threshold
-from pretune.tasks.encode import TaskStream
+from pretune.tasks.encode import Items, TaskStream
 from pretune.tasks.example import Example
 from pretune.tasks.splits import subset
 from pretune.train.evaluate import Evaluate
@@ -55,6 +55,7 @@ class Trial:
         ranks: Ranks,
         stop: Stop,
         *,
+        encoded: dict[int | None, Items] | None = None,
         forgetting: str | None = None,
     ) -> None:
         self.tuning, self.opened, self.where, self.ranks, self.stop = tuning, opened, where, ranks, stop
@@ -66,7 +67,10 @@ class Trial:
         self.begun = begin(tuning, self.task, ranks, epoch=1.0)
         self.model = self.begun.model
         self.encoder = encoder_for(tuning, self.task, self.model, self.train)
-        self.items = self.encoder.encode(self.train)
+        known = {} if encoded is None else encoded  # of trials before, by the number of labels
+        if tuning.task.labels not in known:
+            known[tuning.task.labels] = self.encoder.encode(self.train)
+        self.items = known[tuning.task.labels]
         self.stream = TaskStream(self.items, batch=fit.batch, seed=fit.seed, fixed=ranks.device.type == "cuda")
         self.epoch = len(self.stream.steps(0))
         for hook in self.begun.unfreezing:

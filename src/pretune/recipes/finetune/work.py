@@ -20,7 +20,8 @@ from pretune.evaluate.baselines.table import MOST
 from pretune.evaluate.beside import PROBE, RANDOM, names_of
 from pretune.recipes.choose import device_of
 from pretune.recipes.finetune.choose import choose, read_tree, spec_of
-from pretune.recipes.finetune.fine import TASK, FineTuned, Kept
+from pretune.recipes.finetune.fine import FineTuned
+from pretune.recipes.finetune.kept import TASK, Kept
 from pretune.recipes.finetune.model import head_for
 from pretune.recipes.finetune.opening import Opened, balance, open_task, trained_on
 from pretune.recipes.finetune.plan import TRIALS, Plan
@@ -32,6 +33,7 @@ from pretune.recipes.resolve import RUN
 from pretune.recipes.run import COST
 from pretune.recipes.session import CHECKPOINTS, free
 from pretune.tasks.answer import Prediction
+from pretune.tasks.encode import Items
 from pretune.tasks.example import Example
 from pretune.train.ranks import Ranks, ranks
 from pretune.train.store import Lock, listed
@@ -62,19 +64,17 @@ def finetune(
     """
     where = Path(out)
     stop = Stop(f"go on with --out {where} --resume", begun=resume)
+    tries: Facts = {"seeds": seeds, "labels": labels, "baselines": baselines, "forgetting": forgetting}
     with stop.listening():
         if resume:
-            tuning, plan = resumed(where, model, **wishes)
+            tuning, plan = resumed(where, model, rates, tries, **wishes)
             if (where / COST).is_file():
                 log.say(f"{where}: is finished; there is nothing to resume")
                 return FineTuned.open(where)
         else:
             vacant(where)
             tuning = choose(model, lr=rates[0] if rates else None, **wishes)
-            plan = plan_of(
-                tuning, rates, seeds=seeds, labels=labels, baselines=baselines, forgetting=forgetting,
-                before=read_tree(wishes.get("settings")).get("plan"),
-            )  # fmt: skip
+            plan = plan_of(tuning, rates, **tries, before=read_tree(wishes.get("settings")).get("plan"))
         if tuning.task.name is not None:  # before its files are read
             head_for(trained_on(tuning.task.name), spec_of(tuning.base.path), None, tuning.tune)
         opened = open_task(tuning.task)
@@ -118,17 +118,20 @@ def vacant(where: Path) -> None:
         raise UsageError(f"{where}: there is a run already; go on with --resume, or choose another --out")
 
 
-def resumed(where: Path, model: str | os.PathLike[str] | None, **wishes: Any) -> tuple[Tuning, Plan]:
+def resumed(
+    where: Path, model: str | os.PathLike[str] | None, rates: Sequence[float], tries: Mapping[str, Any], **wishes: Any
+) -> tuple[Tuning, Plan]:
     """The settings and the plan of the run that is there; only what does not change what is learnt may be changed."""
     if not (where / RUN).is_file():
         raise CheckpointError(f"{where}: there is no run to resume ({RUN} is missing); start it without --resume")
     tree = io.read_json(where / RUN, CheckpointError)
-    stored = Tuning.of(tree, where=str(where / RUN))
+    stored, plan = Tuning.of(tree, where=str(where / RUN)), config.from_dict(Plan, tree.get("plan"), where="plan")
     given: Mapping[str, Any] = {name: value for name, value in wishes.items() if value is not None}
-    wished = choose(model, **{"settings": stored, **given})
-    for path, (new, old) in wished.differences(stored).items():
+    wished = choose(model, lr=rates[0] if rates else stored.train.lr, **{"settings": stored, **given})
+    again = plan_of(wished, rates, **tries, before=tree["plan"])
+    for path, (new, old) in {**wished.differences(stored), **config.diff(again, plan)}.items():
         raise CheckpointError(f"{where}: {path} was {old} and cannot become {new} in a run that goes on")
-    return wished, config.from_dict(Plan, tree.get("plan"), where="plan")
+    return wished, plan
 
 
 class Work:
@@ -138,6 +141,7 @@ class Work:
         self.tuning, self.plan, self.opened, self.where = tuning, plan, opened, where
         self.ranks, self.stop = many, stop
         self.trials: list[Facts] = []
+        self.encoded: dict[int | None, Items] = {}  # by the number of labels: the same for all seeds and rates
 
     def run(self, *, resume: bool) -> FineTuned:
         """From the beginning, or from where it was."""
@@ -169,7 +173,9 @@ class Work:
         if found is None:
             if where != self.where:
                 log.say(f"{where.name}:")
-            trial = Trial(tuning, self.opened, where, self.ranks, self.stop, forgetting=self.plan.forgetting)
+            trial = Trial(
+                tuning, self.opened, where, self.ranks, self.stop, encoded=self.encoded, forgetting=self.plan.forgetting
+            )
             found = trial.run(lock if where == self.where else None, resume=resume)
             full = [one for one in self.trials if one["labels"] == found["labels"]]
             if tuning.task.labels == self.plan.most and dev_of(found) > max(map(dev_of, full), default=-1e9):

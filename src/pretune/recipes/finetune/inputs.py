@@ -1,0 +1,59 @@
+"""New inputs as examples of a task: texts, pairs of texts, or mappings with the fields that training had."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pretune.core.errors import DataError
+from pretune.recipes.finetune.kept import Kept
+from pretune.tasks.example import Example
+
+NAMES = {
+    "text": ("text", "sentence", "sentence1", "premise", "question", "question1", "review", "content", "document"),
+    "pair": ("pair", "sentence2", "hypothesis", "question2", "context", "passage"),
+}
+"""Fields of an input that are taken for an example's, the first that is there."""
+
+
+def example_of(given: Any, kept: Kept, where: str) -> Example:
+    """An input as an example: a text, two texts, or a mapping with the fields that training had (or text and pair)."""
+    if isinstance(given, Example):
+        return given
+    if isinstance(given, str):
+        given = {"text": given}
+    elif isinstance(given, Sequence) and len(given) == 2 and all(isinstance(part, str) for part in given):
+        given = {"text": given[0], "pair": given[1]}
+    if not isinstance(given, Mapping):
+        raise DataError(f"{where}: found a {type(given).__name__}; give a text, two texts, or a mapping with fields")
+    text, words = _field(given, kept.text, NAMES["text"], where), _listed(given, "words", where)
+    if kept.kind_of == "tagging":
+        words = words or tuple((text or "").split())
+        text = text if text is not None else " ".join(words)
+    if text is None:
+        there = ", ".join(map(str, given))[:100]
+        raise DataError(f"{where}: no field '{kept.text or 'text'}' (it has {there or 'none'}); name it as in training")
+    pair = _field(given, kept.pair, NAMES["pair"], where)
+    if pair is None and (kept.pair is not None or kept.kind_of in ("pair", "span")):
+        what = kept.pair or ("context" if kept.kind_of == "span" else "pair")
+        raise DataError(f"{where}: this task reads two texts; give the second as '{what}', or after a tab")
+    choices = _listed(given, "choices", where)
+    if kept.kind_of == "choice" and len(choices) < 2:
+        raise DataError(f"{where}: this task chooses among options; give at least two as the list 'choices'")
+    facts = {str(name): str(value) for name, value in given.items() if isinstance(value, str)}
+    return Example(text=text, pair=pair, words=words, choices=choices, id=str(given.get("id", "")), facts=facts)
+
+
+def _field(given: Mapping[str, Any], column: str | None, usual: Sequence[str], where: str) -> str | None:
+    names = [column, *usual] if column else usual
+    name = next((name for name in names if name in given), None)
+    if name is None:
+        return None
+    if not isinstance(given[name], str):
+        raise DataError(f"{where}: '{name}' holds a {type(given[name]).__name__}; text is expected")
+    return str(given[name])
+
+
+def _listed(given: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
+    found = given.get(name, ())
+    if isinstance(found, str) or not isinstance(found, Sequence) or not all(isinstance(one, str) for one in found):
+        raise DataError(f"{where}: '{name}' must be a list of texts")
+    return tuple(found)
