@@ -1,24 +1,29 @@
 """Whole BLiMP (67,000 minimal pairs) with a model of BERT-base's or GPT-2's size: seconds and pairs a second.
 
-    python bench/blimp.py --data DIR [--tokenizer DIR] [--model bert-base] [--limit N] [--precision …] [--compile]
+    python bench/blimp.py --data DIR [--tokenizer DIR] [--model bert-base] [--limit N] [--compile] [--peer N]
 
 Without a tokenizer one is trained on the sentences, which is not counted. Weights are random: the time does not depend
 on them. A few sentences are also scored one at a time by the plain forward pass in fp32; the difference is printed, and
-must be small. Prints JSON.
+must be small. With `--peer N` so many pairs are also scored by `transformers` with the same weights and precision: the
+same inputs, ready as tensors, padded in batches of 512. Prints JSON.
 """
 
 import argparse
 import json
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 import pretune as pt
 from pretune.evaluate.pairs import minimal_pairs
 from pretune.models.catalog import resolve
 from pretune.models.model import build
+from pretune.recipes.evaluate import thinned
 from pretune.tasks import TASKS
 from pretune.text.tokenizer import Tokenizer, train
 from pretune.use.score import Asking, judge, passages
@@ -51,6 +56,32 @@ def slow(model: torch.nn.Module, text: str) -> float:
     return total
 
 
+def peer(model: torch.nn.Module, texts: list[str], precision: str) -> tuple[float, float]:
+    """The sum of all scores by `transformers`, and the seconds it takes, without those for making the inputs."""
+    import transformers
+
+    kind = "AutoModelForCausalLM" if model.shape == "decoder" else "AutoModelForMaskedLM"
+    device = model.tokens.weight.device
+    with tempfile.TemporaryDirectory() as folder:
+        pt.save(model, Path(folder) / "model")
+        theirs = getattr(transformers, kind).from_pretrained(Path(folder) / "model").to(device).eval()
+    tokens, labels = [], []
+    for part in form_of(model, model.tokenizer).ask(passages(model.tokenizer, texts)):
+        cuts = part.sequences.offsets[1:-1]
+        tokens += [torch.from_numpy(one) for one in np.split(part.sequences.tokens, cuts)]
+        labels += [torch.from_numpy(one) for one in np.split(part.sequences.targets, cuts)]
+    total, begun = torch.zeros((), device=device, dtype=torch.float64), time.perf_counter()
+    for low in range(0, len(tokens), 512):
+        ids = pad_sequence(tokens[low : low + 512], batch_first=True)
+        mask = pad_sequence([torch.ones_like(one) for one in tokens[low : low + 512]], batch_first=True)
+        wanted = pad_sequence(labels[low : low + 512], batch_first=True, padding_value=-100).to(device)
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+            logits = theirs(ids.to(device), attention_mask=mask.to(device)).logits
+        rows = logits[wanted >= 0].float().log_softmax(-1)
+        total += rows.gather(1, wanted[wanted >= 0][:, None]).double().sum()
+    return float(total), time.perf_counter() - begun
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokenizer", help="a directory with a tokenizer.json")
@@ -60,6 +91,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=("float32", "bfloat16"), help="bfloat16 on a GPU, else float32")
     parser.add_argument("--tokens", type=int, help="of a batch")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--peer", type=int, default=0, help="pairs to score with transformers as well")
     given = parser.parse_args()
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -73,7 +105,7 @@ def main() -> None:
         tokenizer = train(kind, [pair.text for pair in pairs[::5]], vocab=8000, style=style)
     model = build(replace(spec, vocab=max(tokenizer.vocab, spec.vocab)), device=device).eval()
     model.assets.tokenizer = tokenizer
-    pairs = pairs[:: max(1, len(pairs) // given.limit)][: given.limit] if given.limit else pairs
+    pairs = thinned(pairs, given.limit)
     asking = Asking(precision=given.precision, tokens=given.tokens)
 
     texts = [text for pair in pairs[:: max(1, len(pairs) // 8)][:8] for text in (pair.text, pair.pair)]
@@ -87,6 +119,15 @@ def main() -> None:
     begun = time.perf_counter()
     found = minimal_pairs(model, pairs, asking)
     seconds = time.perf_counter() - begun
+    beside = {}
+    if given.peer:
+        texts = [text for pair in thinned(pairs, given.peer) for text in (pair.text, pair.pair)]
+        peer(model, texts[:64], given.precision)  # warm
+        total, theirs = peer(model, texts, given.precision)
+        ours = float(judge(model, passages(tokenizer, texts), asking).sums.sum())
+        assert abs(ours - total) < 0.01 * abs(total), f"{ours} and transformers' {total} are not the same"
+        each = theirs / (len(texts) / 2)
+        beside = {"transformers_pairs_per_second": round(1 / each, 1), "ratio": round(each / (seconds / len(pairs)), 2)}
     print(
         json.dumps(
             {
@@ -101,6 +142,7 @@ def main() -> None:
                 "accuracy": round(found.scores["accuracy"], 4),
                 "ties": found.counts["ties"],
                 "largest_relative_difference_to_the_slow_way": apart,
+                **beside,
             }
         )
     )
