@@ -8,8 +8,7 @@ import pytest
 
 import pretune as pt
 from pretune.cli import main
-from pretune.recipes.evaluate import FINE_TUNED
-from pretune.recipes.finetune.fine import TASK, evaluate_run
+from pretune.recipes.finetune.fine import evaluate_run
 from pretune.tasks import TASKS
 from tests.recipes import tasked
 from tests.recipes.small import FAST, make, shrunk
@@ -143,10 +142,11 @@ def test_a_fine_tuned_run_is_judged_by_its_head(capsys: Capture, tmp_path: Path)
     ]
     assert main(["--quiet", *given]) == 0
     capsys.readouterr()
-    assert FINE_TUNED == TASK and (run / TASK).is_file()
     (found,) = told(capsys, str(run), "--task=sst2", data)
     assert found["split"] == "dev" and found["counts"] == {"examples": 24} and "shots" not in found
     assert found["scores"] == evaluate_run(run, task="sst2", data=tmp_path)["scores"]
+    (few,) = told(capsys, str(run), "--task=sst2", data, "--limit=6")
+    assert few["counts"] == {"examples": 6}
     (prompted,) = told(capsys, str(base), "--task=sst2", data, "--shots=2")
     assert prompted["shots"] == 2 and prompted["counts"]["examples"] == 24
 

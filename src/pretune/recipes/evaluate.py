@@ -19,8 +19,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack
 from torch import nn
 
 from pretune.adapt.saving import load
-from pretune.core.errors import CheckpointError, UsageError, nearest
-from pretune.core.io import read_json
+from pretune.core.errors import UsageError, nearest
 from pretune.evaluate.cloze import last_words, read_blanks
 from pretune.evaluate.few_shot import Trial, few_shot
 from pretune.evaluate.pair_files import read_bias_pairs, read_pairs
@@ -28,6 +27,7 @@ from pretune.evaluate.pairs import bias_pairs, minimal_pairs
 from pretune.evaluate.perplexity import text_perplexity
 from pretune.evaluate.result import Result
 from pretune.recipes.choose import device_of
+from pretune.recipes.finetune.kept import TASK, Kept
 from pretune.tasks import TASKS
 from pretune.tasks.task import Task
 from pretune.text.corpora import open_corpus
@@ -35,9 +35,6 @@ from pretune.use.score import Asking
 
 FILES = ("minimal_pairs", "bias_pairs", "cloze")
 """Tasks that are a file of one's own, given as `data`."""
-
-FINE_TUNED = "task.json"
-"""What a fine-tuned run has beside its model."""
 
 Tell = Callable[[str, int, int], None]
 """Told the task, how much of it is done, and of how much."""
@@ -135,12 +132,12 @@ class _Work:
     def run(self) -> Path | None:
         """The directory of a fine-tuned run, where it is one."""
         path = None if isinstance(self.given, nn.Module) else Path(self.given)
-        return path if path is not None and (path / FINE_TUNED).is_file() else None
+        return path if path is not None and (path / TASK).is_file() else None
 
     @property
     def learnt(self) -> str | None:
         """The kind of task that a run was fine-tuned for."""
-        return None if self.run is None else str(read_json(self.run / FINE_TUNED, CheckpointError).get("kind_of"))
+        return None if self.run is None else Kept.read(self.run).kind_of
 
     @property
     def model(self) -> nn.Module:
@@ -224,7 +221,8 @@ class _Work:
 
         if isinstance(task, Task):
             raise UsageError(f"{run}: a fine-tuned run is judged on a task by its name; use `pretune predict` on files")
-        told = evaluate_run(run, task=task, data=self.data, split=self.how.get("split"), device=self.device)
+        split, most = self.how.get("split"), self.how.get("limit")
+        told = evaluate_run(run, task=task, data=self.data, split=split, most=most, device=self.device)
         counts = {"examples": told["examples"]}
         return Result(task=told["task"], split=told["split"], scores=told["scores"], counts=counts)
 
