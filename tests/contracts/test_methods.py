@@ -17,6 +17,7 @@ from pretune.adapt.peft.nf4 import dequantise, quantise, steps_of, values_of
 from pretune.adapt.peft.qlora import Qlora
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.models.model import LanguageModel
+from pretune.models.two_way import build_two_way, two_way
 from tests.contracts import laws
 from tests.contracts.laws import equal, read
 from tests.contracts.tiny import CASES, DECODERS, PAIRS, lay, model_of, text
@@ -181,6 +182,15 @@ def test_a_method_is_applied_once() -> None:
     model, method, _ = applied("bert-base", "lora")
     with pytest.raises(UsageError, match=r"applied to this model already, at 'encoder\.0\.attention\.q'"):
         method.apply(model)
+
+
+@every
+def test_several_models_in_one_are_refused(name: str) -> None:
+    pair = build_two_way(two_way(CASES["gpt2-small"]))
+    with pytest.raises(UsageError, match="a method is for one model, and this is a TwoWayModel"):
+        method_of(name).apply(pair)
+    assert all(parameter.requires_grad for parameter in pair.parameters())
+    method_of(name).apply(pair.forwards)
 
 
 def test_an_adapter_for_another_base_is_refused(tmp_path: Path) -> None:

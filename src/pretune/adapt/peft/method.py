@@ -54,7 +54,11 @@ def state(method: Method, model: LanguageModel) -> dict[str, Tensor]:
 
 
 def fresh(model: LanguageModel) -> None:
-    """Refuse a model that a method was applied to already, and freeze all of it."""
+    """Refuse a model that a method was applied to already, or that is several in one, and freeze all of it."""
+    if not isinstance(model, LanguageModel):
+        raise UsageError(
+            f"a method is for one model, and this is a {type(model).__name__}; apply it to one of the models in it"
+        )
     for path, module in model.named_modules():
         if adapts(module):
             raise UsageError(

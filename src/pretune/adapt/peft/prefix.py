@@ -61,6 +61,7 @@ class Prefix:
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
         """Put columns before the keys of every block: the names of what makes them."""
+        fresh(model)
         stacks = [(side, stack) for side, stack in sides_of(model) if side in self.sides]
         if not stacks:
             raise UsageError(f"a prefix for {', '.join(self.sides) or 'no side'}; this model has none of these")
@@ -69,7 +70,6 @@ class Prefix:
             raise UsageError(
                 f"a prefix of {self.count}: this model's positions end at {longest}, and the text needs some"
             )
-        fresh(model)
         tokens = real_tokens(model, self.count, self.tokens, seed)
         start = activations(model, tokens)
         trunk = None if self.hidden is None else Trunk(model.tokens.weight, tokens, self.hidden, seed)
