@@ -31,6 +31,7 @@ from pretune.data.ragged import bounds
 from pretune.data.sequences import Sequences
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.masked import Masked
+from pretune.objectives.mixture import Mixture
 from pretune.objectives.objective import ModelShape, Objective, Vocabulary
 
 GOAL, RATE = 5.0, 2e6
@@ -48,7 +49,7 @@ MORE: dict[str, Objective] = {"masked, whole words": Masked(words=True)}
 
 
 def text(tokens: int, length: int, objective: Objective | None = None) -> Sequences:
-    """Sequences `[CLS] a [SEP]`, or `[CLS] a [SEP] b [SEP]` for an objective that reads pairs."""
+    """Sequences `[CLS] a [SEP]`, or `[CLS] a [SEP] b [SEP]` for one that reads pairs; half of each for a mixture."""
     rng, count = np.random.default_rng(0), tokens // length
     flat = rng.integers(EOS + 1, VOCAB - 200, count * length)
     words, sentences = rng.random(len(flat)) < 1 / 1.4, rng.random(len(flat)) < 1 / 30
@@ -65,6 +66,9 @@ def text(tokens: int, length: int, objective: Objective | None = None) -> Sequen
         sentences=sentences & words | special | after if objective is None or objective.sentences else None,
         segments=(place > length // 2).astype(np.int64) if pairs else None,
         labels=np.arange(count) % 2 if pairs else None,
+        sides=np.full(count, length // 2 + 1) * (np.arange(count) % 2 if isinstance(objective, Mixture) else 1)
+        if pairs
+        else None,
         samples=np.arange(count),
         epochs=np.zeros(count, dtype=np.int64),
     )

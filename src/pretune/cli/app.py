@@ -77,7 +77,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _app(arguments: list[str]) -> typer.Typer:
-    """The typer app; only the verb asked for is imported, or all of them for the help."""
+    """The typer app; only the verb asked for is imported, and none for the help, which has a line of each."""
     app = typer.Typer(
         add_completion=False,
         rich_markup_mode=None,  # plain help: rich alone would take a third of the time
@@ -86,9 +86,16 @@ def _app(arguments: list[str]) -> typer.Typer:
     )
     app.callback()(_global_options)
     verb = next((argument for argument in arguments if not argument.startswith("-")), None)
-    for name in VERBS.names() if verb is None else [verb]:
-        app.command(name)(VERBS.get(name))
+    if verb is not None:
+        app.command(verb)(VERBS.get(verb))
+        return app
+    for name in VERBS:
+        app.command(name, help=VERBS.describe(name))(_never_called)
     return app
+
+
+def _never_called() -> None:
+    """What stands for a verb in the help of all."""
 
 
 def _show_version(value: bool) -> None:
