@@ -150,7 +150,7 @@ def sides(work: Work, vocab: int, rng: np.random.Generator) -> tuple[Batch, dict
     return replace(made, targets=targets), {"input_ids": torch.from_numpy(source), "labels": labels}
 
 
-def measure(work: Work, device: str, dropout: float, rounds: int, steps: int) -> dict[str, Any]:
+def measure(work: Work, device: str, dropout: float, rounds: int, steps: int, wider: bool) -> dict[str, Any]:
     torch.manual_seed(0)
     reference = work.reference(dropout)
     with tempfile.TemporaryDirectory() as folder:
@@ -164,8 +164,9 @@ def measure(work: Work, device: str, dropout: float, rounds: int, steps: int) ->
     runs = [Side("pretune", mine, loss_of(mine), device)]
     if device == "cuda":
         narrow(mine).compile()
-        wide.compile()
-        runs.append(Side("pretune, fp32 residual", wide, loss_of(wide), device))
+        if wider:
+            wide.compile()
+            runs.append(Side("pretune, fp32 residual", wide, loss_of(wide), device))
         runs.append(Side("transformers + compile", reference, lambda batch: compiled(**batch).loss, device))
     runs.append(Side("transformers", reference, lambda batch: reference(**batch).loss, device))
     given = {side.name: mine_batches if side.name.startswith("pretune") else their_batches for side in runs}
@@ -251,6 +252,7 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.1, help="on both sides, attention included")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--narrow", action="store_true", help="leave out our row with an fp32 residual stream")
     parser.add_argument("--profile", action="store_true", help="print our kernels, the longest first, and time nothing")
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -262,7 +264,7 @@ def main() -> None:
         if given.profile:
             profile(work, device, given.dropout)
             continue
-        rows.append(measure(work, device, given.dropout, given.rounds, given.steps))
+        rows.append(measure(work, device, given.dropout, given.rounds, given.steps, not given.narrow))
         print(json.dumps(rows[-1], indent=1), flush=True)
         torch._dynamo.reset()
         if device == "cuda":

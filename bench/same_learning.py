@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--gpt-data", required=True)
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--only", default="", help="bert or gpt2")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -67,6 +68,8 @@ def main() -> None:
     }
     results: dict[str, Any] = {}
     for name, (model, data, objective, changes) in work.items():
+        if given.only not in name:
+            continue
         curves = {}
         for path, seed in itertools.product(("fast", "plain"), (0, 1)):
             wishes = {**common, **changes, "train.seed": seed, **(PLAIN if path == "plain" else {})}
