@@ -146,6 +146,17 @@ def test_a_base_is_found_or_asked_for(bases: dict[str, Path], tmp_path: Path) ->
         load(tmp_path / "a" / "run", base=bases["gpt2"])
 
 
+def test_a_whole_model_takes_an_adapters_place(bases: dict[str, Path], tmp_path: Path) -> None:
+    model, method = ready(bases["bert"], "classification", "lora")
+    prepare(model, method)
+    save(model, method, tmp_path / "run", base=bases["bert"])
+    method.merge(model.model)
+    save(model, Full(), tmp_path / "run", overwrite=True)
+    found, on_it = load(tmp_path / "run")
+    assert on_it is None and isinstance(found, Adapted)
+    assert not list((tmp_path / "run").glob("adapter*"))
+
+
 def test_an_adapter_on_an_adapter(bases: dict[str, Path], tmp_path: Path) -> None:
     """A base that has a method on it is merged first."""
     model, method = ready(bases["bert"], "classification", "lora")

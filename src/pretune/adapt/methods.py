@@ -19,7 +19,7 @@ from pretune.adapt import METHODS as METHODS
 from pretune.adapt import saving
 from pretune.adapt.adapted import Adapted
 from pretune.adapt.freeze import Frozen, Full, freeze
-from pretune.adapt.peft.files import Beside, save_adapter
+from pretune.adapt.peft.files import HEAD, OURS, THEIRS, WEIGHTS, Beside, save_adapter
 from pretune.adapt.peft.method import Method
 from pretune.adapt.peft.prefix import Prefix
 from pretune.adapt.peft.prompt import Prompt
@@ -65,10 +65,13 @@ def save(
 ) -> None:
     """Write what was learned: a whole model, or an adapter with its head and the way to its base."""
     if isinstance(method, Full | Frozen | Gradual):
-        return saving.save(model, directory, overwrite=overwrite)
+        saving.save(model, directory, overwrite=overwrite)
+        for name in (OURS, THEIRS, WEIGHTS, HEAD):  # of an adapter that was here before
+            (Path(directory) / name).unlink(missing_ok=True)
+        return
     path = None if base is None else str(base)
     beside = Beside(head=model.head, task=model.spec, base=path, layout=saving.class_of(model))
-    return save_adapter(model.model, method, directory, beside=beside, overwrite=overwrite)
+    save_adapter(model.model, method, directory, beside=beside, overwrite=overwrite)
 
 
 def load(
