@@ -120,17 +120,17 @@ def test_what_is_no_list() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 40), max_size=60), st.integers(1, 200), st.integers(1, 80))
-def test_batches_hold_every_sequence_once(lengths: list[int], tokens: int, row: int) -> None:
+@given(st.lists(st.integers(0, 40), max_size=60), st.integers(1, 200), st.integers(1, 80), st.sampled_from([1, 8]))
+def test_batches_hold_every_sequence_once(lengths: list[int], tokens: int, row: int, step: int) -> None:
     offsets = np.cumsum([0, *lengths])
     given_ = Sequences(tokens=np.arange(offsets[-1]), offsets=offsets)
     seen: list[int] = []
-    for ids, cells, batch in batches(given_, tokens=tokens, row=row):
+    for ids, cells, batch in batches(given_, tokens=tokens, row=row, step=step):
         seen += ids.tolist()
         for number, cell in zip(ids.tolist(), cells.tolist(), strict=True):
             start, end = batch.offsets[cell : cell + 2].tolist()
             assert batch.tokens[start:end].tolist() == list(range(offsets[number], offsets[number + 1]))
-        assert batch.tokens.shape[0] <= max(tokens, batch.length)
+        assert batch.tokens.shape[0] <= max(tokens, batch.length) and batch.length % step == 0
     assert sorted(seen) == [i for i, length in enumerate(lengths) if length]
 
 

@@ -112,6 +112,8 @@ def test_another_model_is_refused(model: Path, tmp_path: Path) -> None:
             work()
     (tmp_path / "moved").mkdir()
     model.rename(tmp_path / "moved" / "model")
+    with pytest.raises(CheckpointError, match="which is not there; give it with --model"):
+        made.search(["the cat"])
     assert Index.open(tmp_path / "i").ask(tmp_path / "moved" / "model").width == 32  # the same, elsewhere
 
 
@@ -145,6 +147,7 @@ def test_damage_is_noticed(model: Path, tmp_path: Path, what: str) -> None:
         (["a", "b"], {"ids": ["1", "1"]}, DataError, "twice"),
         (["a"], {"method": "magic"}, UsageError, "unknown method 'magic'"),
         (["a"], {"ids": ["1"], "add": True}, DataError, "the id '1'"),
+        (["a"], {"method": "hnsw", "add": True}, UsageError, "is searched by 'exact'"),
         (["a"], {}, UsageError, "there is something already"),
     ],
 )

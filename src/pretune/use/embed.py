@@ -129,7 +129,9 @@ class Embedder:
             return [(which, np.arange(len(which)), made.sequences)]
         kind = self.encoder.model.tokens.weight.device.type
         tokens, row = self.tokens or TOKENS.get(kind, TOKENS["cuda"]), ROW.get(kind, ROW["cuda"])
-        return [(which[ids], cells, batch) for ids, cells, batch in batches(made.sequences, tokens=tokens, row=row)]
+        step = 1 if kind == "cpu" else 8  # NOTE: else CUDA's attention copies the mask in every layer
+        laid = batches(made.sequences, tokens=tokens, row=row, step=step)
+        return [(which[ids], cells, batch) for ids, cells, batch in laid]
 
     def _forward(self, cells: Ints, batch: Any, device: torch.device) -> Tensor:
         if isinstance(batch, Batch):

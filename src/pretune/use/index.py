@@ -107,6 +107,8 @@ class Index:
     def ask(self, model: str | os.PathLike[str] | nn.Module | None = None, **options: Any) -> Embedder:
         """Its model made ready, from where it lay when the index was built or from `model`; another is refused."""
         given = self.facts["model"] if model is None else model
+        if model is None and not Path(given).is_dir():
+            raise CheckpointError(f"{self.path}: its model was {given}, which is not there; give it with --model")
         how = self.how
         wishes: dict[str, Any] = {"pooling": "+".join(how.pooling), "layer": how.layer, "normalise": how.normalise,
                   "length": how.length, "prompt": how.prompt}  # fmt: skip
@@ -166,6 +168,8 @@ def build(
     if old is None and where.is_dir() and any(where.iterdir()):
         raise UsageError(f"{where}: there is something already; use --add to add to an index, or choose another --out")
     if old is not None:
+        if method not in (METHODS[0], old.facts["method"]):
+            raise UsageError(f"{where}: is searched by '{old.facts['method']}'; it cannot be added to by '{method}'")
         names = names if ids is not None else [str(len(old) + i) for i in range(1, len(texts) + 1)]
         _unlike([name for name, _ in old.rows] + names)
         ready = old.ask(model, device=device)

@@ -70,10 +70,10 @@ def framed(tokenizer: Tokenizer, texts: Sequence[str], length: int | None, *, ba
     )
 
 
-def batches(sequences: Sequences, *, tokens: int, row: int) -> Iterator[tuple[Ints, Ints, Batch]]:
+def batches(sequences: Sequences, *, tokens: int, row: int, step: int = 1) -> Iterator[tuple[Ints, Ints, Batch]]:
     """Every sequence that has a token: their numbers, the cell of each, and the batch of at most about `tokens`.
 
-    A row holds as many of the longest as fit into `row` tokens, and at least one.
+    A row holds as many of the longest as fit into `row` tokens, and at least one; its length is a multiple of `step`.
     """
     lengths = sequences.lengths
     order = np.argsort(lengths, kind="stable")
@@ -83,7 +83,7 @@ def batches(sequences: Sequences, *, tokens: int, row: int) -> Iterator[tuple[In
     there, first = (part.tolist() for part in np.unique(lengths[order], return_index=True))  # lengths that are left
     waiting = {size: order[i:j].tolist() for size, i, j in zip(there, first, [*first[1:], len(order)], strict=True)}
     while there:
-        room = there[-1] * max(1, row // there[-1])
+        room = -(-there[-1] * max(1, row // there[-1]) // step) * step
         placed, rows = list[int](), list[int]()
         for number in range(max(1, tokens // room)):
             left = room

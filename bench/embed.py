@@ -1,0 +1,132 @@
+"""Sentences a second: pretune.embed beside sentence-transformers, the same model, the same texts, the same vectors.
+
+    PYTHONPATH=src python bench/embed.py [MODEL] [--device cpu|cuda] [--texts N] [--rounds N] [--json FILE]
+
+MODEL is a directory that sentence-transformers reads; without one, random weights in the shape of MiniLM-L6 (width 384,
+6 layers) and a tokenizer trained on the text at hand. The texts are stretches of this repository's own documents, all
+different, of mixed length (log-normal, median 18 words, 3 to 220). Both compute in fp32 and give numpy arrays in the
+order of the texts; tokenizing is part of the time on both sides. Rounds alternate, and the best of each side counts.
+On a GPU it is the time on the clock; on a CPU that of the processor, all threads together, since machines are shared.
+sentence-transformers runs with its default batch of 32 and with 256; the ratio is taken against each.
+"""
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+
+import pretune as pt
+from pretune.use import modules
+from pretune.use.embed import embedder
+from pretune.use.pooling import Embedding, TextEncoder
+
+ROOT = Path(__file__).resolve().parent.parent
+GOALS = {"cpu": 1.5, "cuda": 2.0}
+COUNTS = {"cpu": 300, "cuda": 20_000}
+
+
+def words() -> list[str]:
+    """The words of the documents, in order."""
+    files = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", *sorted((ROOT / "src").rglob("*.py"))]
+    return " ".join(file.read_text(encoding="utf-8") for file in files if file.is_file()).split()
+
+
+def texts(count: int) -> list[str]:
+    """Different stretches of them."""
+    rng, every = np.random.default_rng(0), words()
+    found: dict[str, None] = {}
+    while len(found) < count:
+        length = int(np.clip(rng.lognormal(np.log(18), 0.8), 3, 220))
+        start = int(rng.integers(len(every) - length))
+        found[" ".join(every[start : start + length])] = None
+    return list(found)
+
+
+def made(folder: Path) -> Path:
+    """A directory with random weights in the shape of MiniLM-L6."""
+    (folder / "text.txt").write_text("\n".join(" ".join(words()[i : i + 50]) for i in range(0, 100_000, 50)))
+    tokenizer = pt.train_tokenizer("wordpiece", [folder / "text.txt"], vocab=8192)
+    model = pt.build("bert", seed=0, width=384, depth=6, heads=12, hidden=1536, vocab=tokenizer.vocab, positions=512)
+    model.assets.files, model.assets.tokenizer = tokenizer.files(), tokenizer.raw
+    model.assets.modules = modules.write(TextEncoder(model, Embedding(normalise=True)))
+    pt.save(model, folder / "model")
+    return folder / "model"
+
+
+def timed(work: Callable[[], Any], device: str) -> tuple[float, Any]:
+    """Seconds until the answer is there, or that processors worked for it."""
+    clock = time.perf_counter if device == "cuda" else time.process_time
+    begun = clock()
+    found = work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return clock() - begun, found
+
+
+def compare(folder: Path, device: str, count: int, rounds: int) -> dict[str, Any]:
+    """Both sides in turn; the best of each."""
+    from sentence_transformers import SentenceTransformer
+
+    given = texts(count)
+    theirs = SentenceTransformer(str(folder), device=device)
+    ours = embedder(folder, device=device)
+    works: dict[str, Callable[[], Any]] = {
+        "pretune": lambda: ours(given).vectors,
+        "sentence-transformers": lambda: theirs.encode(given),
+        "sentence-transformers, batch 256": lambda: theirs.encode(given, batch_size=256),
+    }
+    some = given[: max(64, count // 20)]
+    ours(some)
+    theirs.encode(some)
+    best = dict.fromkeys(works, float("inf"))
+    vectors: dict[str, Any] = {}
+    for _ in range(rounds):
+        for name, work in works.items():
+            seconds, vectors[name] = timed(work, device)
+            best[name] = min(best[name], seconds)
+    rates = {name: count / seconds for name, seconds in best.items()}
+    difference = float(np.abs(vectors["pretune"] - vectors["sentence-transformers"]).max())
+    mine = rates.pop("pretune")
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU",
+        "threads": torch.get_num_threads(),
+        "texts": count,
+        "pretune": round(mine, 1),
+        **{name: round(rate, 1) for name, rate in rates.items()},
+        "ratio": round(mine / rates["sentence-transformers"], 2),
+        "ratio to the best": round(mine / max(rates.values()), 2),
+        "goal": GOALS[device],
+        "largest difference": difference,
+        "same": difference < 1e-5,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", type=Path)
+    parser.add_argument("--device", choices=GOALS, default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--texts", type=int)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = options.model or made(Path(folder))
+        found = compare(model, options.device, options.texts or COUNTS[options.device], options.rounds)
+    print(json.dumps(found, indent=2))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
