@@ -218,3 +218,18 @@ def test_what_reads_pairs_only_in_a_mixture_of_its_own() -> None:
         Mixture(parts=(Part(objective=Supervised()),)).alone()
     nested = Mixture(parts=(Part(objective=Mixture()), Part(objective=Supervised(), weight=2.0)))
     assert nested.alone() == Mixture(parts=(Part(objective=Mixture().alone()),))
+
+
+def test_pairs_that_are_too_long_are_told_and_rows_may_be_longer_than_positions(
+    prepared: Prepared, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = prepared("unigram", "sentinels", "pairs")
+    source = Source.open(Reading(path=str(data), max_length=64), named("supervised"), "encoder-decoder", longest=64)
+    made = stream(source)
+    pairs = len(made.samples)
+    assert f"{pairs} of {pairs} pairs in 'train'" in capsys.readouterr().err
+    assert max(side.max() for side in made.samples.sides()) <= 64
+    with pytest.raises(UsageError, match="positions of this model end at 16"):
+        stream(Source.open(Reading(path=str(data), max_length=64), named("supervised"), "encoder-decoder", longest=16))
+    wide = Source.open(Reading(path=str(data), max_length=400), named("supervised"), "encoder-decoder", longest=150)
+    assert stream(wide, length=400, tokens=4096).shape.source == 400

@@ -73,6 +73,12 @@ class Sided:
         return int((self._table.second > 0).sum())
 
     @property
+    def trimmed(self) -> int:
+        """How many pairs are too long, so that not all of them is read."""
+        sides, lengths = self.shards.sides, np.diff(self.shards.documents)
+        return int(((sides > 0) & (lengths > self.kind.limit - self.frame.pair_room)).sum())
+
+    @property
     def _ahead(self) -> int:
         """Special tokens of the first side."""
         before = [token for token, _ in self.frame.pair].index(B) - 1

@@ -7,6 +7,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
+from pretune.core import log
 from pretune.core.config import kind, spec
 from pretune.core.errors import DataError, UsageError
 from pretune.data.frame import A, Frame
@@ -134,7 +135,13 @@ class Source:
                 "choose --objective mixture"
             )
         apart: Literal["framed", "bare"] = "framed" if self.shape == "encoder-decoder" else "bare"
-        return Sides(limit=length, apart=apart if objective.pairs == "apart" else None).open(shards, frame)
+        found = Sides(limit=length, apart=apart if objective.pairs == "apart" else None).open(shards, frame)
+        if found.trimmed:
+            log.warn(
+                f"{found.trimmed:,} of {found.pairs:,} pairs in {where} have more than {length} tokens; the ends of "
+                "their sides are left out (data.max_length)"
+            )
+        return found
 
     def _fitted(self, split: str, objective: Objective) -> Objective:
         """The objective for what a split has: a mixture without its parts for pairs where there are none."""
@@ -160,6 +167,8 @@ class Source:
         if self.shape == "encoder-decoder" and shape.source is None:
             raise UsageError("this objective gives an encoder-decoder nothing to read; choose another")
         most = max(shape.length, shape.source or 0)
+        if isinstance(samples, Sided):  # whose rows may be longer than any sequence
+            most = max(int(side.max()) for side in sided(samples, lesson) if side is not None and len(side))
         if self.longest is not None and most > self.longest:
             raise UsageError(
                 f"sequences of up to {most} tokens, and the positions of this model end at {self.longest}; lower "
