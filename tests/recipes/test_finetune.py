@@ -1,6 +1,7 @@
 """Fine-tuning as a whole: what is tried, what is chosen, what is left behind, and that it can be asked again."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pretune as pt
 from pretune.adapt.adapted import Adapted
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.data.prepare import prepare
-from pretune.recipes.finetune.choose import choose, label_counts
+from pretune.recipes.finetune.choose import choose, label_counts, spec_of, usual_rate
 from pretune.recipes.finetune.fine import FineTuned
 from pretune.recipes.finetune.settings import Tuning
 from pretune.recipes.finetune.work import finetune, vacant
@@ -207,8 +208,11 @@ class TestWishes:
         assert type(both.tune.trained).__name__ == "Gradual"
 
     def test_narrow_bodies_learn_faster(self, base: Path) -> None:
-        assert choose(base, task="sst2").train.lr > choose(base, task="sst2", method="frozen").train.lr * 0
-        assert choose(base, task="sst2").train.lr == pytest.approx(7.2e-4)  # 3e-5 at 768, here 32 wide
+        spec = spec_of(base)
+        rates = [usual_rate("full", replace(spec, width=width)) for width in (1024, 768, 384, 128)]
+        assert rates == pytest.approx([3e-5, 3e-5, 8.49e-5, 4.41e-4], rel=1e-2)
+        assert choose(base, task="sst2").train.lr == 5e-4  # 32 wide
+        assert choose(base, task="sst2", method="lora").train.lr == usual_rate("lora", replace(spec, width=768))
 
     def test_a_tree_is_read_as_it_was_written(self, base: Path) -> None:
         found = choose(base, task="sst2", method="adapter", epochs=2)

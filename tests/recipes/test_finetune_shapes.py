@@ -1,15 +1,18 @@
 """Other shapes and kinds: decoders, encoder-decoders, tags, choices, spans, written answers; each asked afterwards."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pretune.core.errors import DataError
+from pretune.core.errors import DataError, UsageError
 from pretune.evaluate.beside import beside
+from pretune.recipes.finetune.fine import evaluate_run
 from pretune.recipes.finetune.inputs import example_of
 from pretune.recipes.finetune.kept import Kept
+from pretune.recipes.finetune.opening import trained_on
 from pretune.recipes.finetune.work import finetune
 from pretune.tasks.answer import score
 from pretune.tasks.example import Example
@@ -44,6 +47,36 @@ def test_tags(tmp_path: Path) -> None:
     assert run.predict(["the old Anna sea"])[0]["tags"] == ["O", "O", "B-PER", "O"]
     again = run.predict([{"words": ["the", "old", "Anna", "sea"]}])
     assert again[0]["tags"] == ["O", "O", "B-PER", "O"]
+
+
+def test_several_tasks_at_once_in_words(tmp_path: Path) -> None:
+    """One model, one head, each task scored by its own metric beside its own baselines."""
+    rng = random.Random(0)
+    for name, line in (
+        ("cola", lambda i: f"gj04\t{i % 2}\t\t{tasked.sentence(rng)}"),
+        ("sst2", lambda i: f"{tasked.sentence(rng, tasked.GOOD if i % 2 else tasked.BAD)}\t{i % 2}"),
+    ):
+        folder = tmp_path / "tasks" / name
+        folder.mkdir(parents=True)
+        head = ["sentence\tlabel"] if name == "sst2" else []
+        for split, count in (("train", 40 if name == "cola" else 10), ("dev", 8)):
+            (folder / f"{split}.tsv").write_text("\n".join([*head, *map(line, range(count))]) + "\n")
+    base = tasked.make_base(tmp_path, "t5-small", kind="unigram", style="sentinels")
+    changes = {**QUICK, "data.new_tokens": 4, "tune.temperature": 5}
+    run = finetune(base, task="cola,sst2", data=tmp_path, out=tmp_path / "run", steps=4, changes=changes)
+    assert run.scores["metric"] == "average" and set(run.scores["result"]["scores"]) == {"average", "cola", "sst2"}
+    simple = {row["name"]: row["scores"] for row in run.scores["baselines"]}
+    assert simple["majority"]["cola"] == 0 and simple["majority"]["sst2"] == 0.5
+    assert simple["majority"]["average"] == 0.25
+    assert "text" in run.predict(["sst2 sentence: the lovely sea."])[0]
+    assert set(evaluate_run(run, task="cola", data=tmp_path)["scores"]) == {"matthews"}
+    with pytest.raises(UsageError, match="no task of ours is 'cola,sst2'"):
+        evaluate_run(run, data=tmp_path)
+
+
+def test_tasks_that_have_no_template_are_not_mixed(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="task 'conll2003' has no template"):
+        trained_on("cola,conll2003")
 
 
 KEPT = {"name": "own", "max_length": 32, "stride": 8}

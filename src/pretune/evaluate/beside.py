@@ -6,6 +6,7 @@ absent                                     # {'logistic': 'only with --baselines
 """
 
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -72,7 +73,9 @@ def beside(
             absent[name] = "not asked for (`--baselines all`)"
         else:
             begun = time.perf_counter()
-            said = fit(task, some, judged, seed)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a solver that has not quite come to its end
+                said = fit(task, some, judged, seed)
             rows.append(Beside(name=name, about=about, predictions=said, seconds=time.perf_counter() - begun))
     return rows, absent
 

@@ -21,13 +21,15 @@ from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.recipes.choose import device_of
 from pretune.recipes.finetune.inputs import example_of
 from pretune.recipes.finetune.kept import Kept
+from pretune.recipes.finetune.opening import answered
 from pretune.recipes.run import COST
 from pretune.tasks import TASKS
 from pretune.tasks.answer import Prediction, predict, score, with_threshold
 from pretune.tasks.encode import Counts, TaskEncoder
+from pretune.tasks.encode.rules import Rules
 from pretune.tasks.example import Example
 from pretune.tasks.splits import subset
-from pretune.tasks.task import Kind, Task
+from pretune.tasks.task import Task
 from pretune.use.text import tokenizer_of
 
 SCORES = "scores.json"
@@ -122,9 +124,17 @@ class Ready:
         said = predict(self.model, self.encoder, examples, precision=self.precision)
         return said if self.threshold is None else with_threshold(said, self.threshold)
 
+    def on(self, task: Task) -> "Ready":
+        """The same for another task whose answers are written."""
+        return replace(self, task=task, encoder=replace(self.encoder, rules=_ruled(self.encoder.rules, task)))
+
     def counts(self, examples: Sequence[Example]) -> Counts:
         """What was cut off."""
         return self.encoder.encode(examples, training=False).counts
+
+
+def _ruled(rules: Rules, task: Task) -> Rules:
+    return replace(rules, task=task, scale=task.scale)
 
 
 def evaluate_run(
@@ -141,26 +151,28 @@ def evaluate_run(
     On test by default, or on dev where test has no answers; `most` takes so many examples, stratified.
     """
     fine = FineTuned.open(run, device=device)
-    own = fine.kept.task()
+    own, ready = fine.kept.task(), fine.ready()
     found = own if task is None else TASKS.get(task)
+    if not found.splits:
+        raise UsageError(f"{fine}: no task of ours is '{own.name}'; give --task, or see {fine.path / SCORES}")
+    if ready.encoder.written and found.template is not None:  # whatever is asked in words is answered in words
+        ready, own = ready.on(found), found
     if found.kind != own.kind or (own.labels and set(found.labels) != set(own.labels)):
         raise UsageError(
             f"{fine}: learnt '{own.name}' ({own.kind}: {', '.join(own.labels[:10])}), which is not what '{found.name}' "
             f"asks ({found.kind}: {', '.join(found.labels[:10])})"
         )
-    if not found.splits:
-        raise UsageError(f"{fine}: its files are the user's own; the scores are in {fine.path / SCORES}")
     there = found.available(data)
     chosen = split or next((name for name in ("test", "dev", "all") if name in there), next(iter(found.splits)))
     examples = [_relabelled(example, found, own) for example in found.read(chosen, data)]
-    if split is None and chosen == "test" and any(_unanswered(example, own.kind) for example in examples):
+    if split is None and chosen == "test" and not answered(own, examples):
         chosen = "dev"
         examples = [_relabelled(example, found, own) for example in found.read(chosen, data)]
-    if any(_unanswered(example, own.kind) for example in examples):
+    if not answered(own, examples):
         raise DataError(f"task '{found.name}': split '{chosen}' has no answers to score by; choose another")
     if most is not None and len(examples) > most:
         examples = subset(examples, most)
-    scores = score(own, examples, fine.ready().predict(examples))
+    scores = score(own, examples, ready.predict(examples))
     return {"task": found.name, "split": chosen, "examples": len(examples), "scores": scores}
 
 
@@ -169,11 +181,3 @@ def _relabelled(example: Example, task: Task, own: Task) -> Example:
     if task.labels == own.labels or example.label is None or task.kind == "choice":
         return example
     return replace(example, label=own.labels.index(task.labels[int(example.label)]))
-
-
-def _unanswered(example: Example, kind: Kind) -> bool:
-    if kind == "tagging":
-        return not example.tags
-    if kind == "generation":
-        return example.target is None
-    return kind != "span" and example.label is None

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from pretune.core import config
+from pretune.core.errors import UsageError
 from pretune.models.cost import DEVICES
 from pretune.recipes.finetune.choose import WHOLE
 from pretune.recipes.finetune.lasting import lasting
@@ -29,6 +30,8 @@ TRIED = 20
 def forecast(tuning: Tuning, plan: Plan) -> dict[str, Any]:
     """Labels, lengths, what is cut off, and the cost on each device we know, of all trials; evaluation left out."""
     opened = open_task(tuning.task)
+    if opened.members:
+        raise UsageError("a dry run is for one task; try each of them alone")
     train = opened.limited(plan.most, tuning.task.split)
     begun = begin(tuning, opened.task, Ranks(torch.device("cpu")), epoch=1.0)
     encoder = encoder_for(tuning, opened.task, begun.model, train)

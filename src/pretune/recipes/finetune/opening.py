@@ -8,6 +8,7 @@ from typing import Any
 from pretune.core.errors import DataError, UsageError
 from pretune.recipes.finetune.settings import Wanted
 from pretune.tasks import TASKS
+from pretune.tasks.answer import Prediction, score
 from pretune.tasks.example import Example
 from pretune.tasks.loading import Parts, load
 from pretune.tasks.own import own_task
@@ -15,20 +16,24 @@ from pretune.tasks.splits import divide, subset
 from pretune.tasks.tables import open_table
 from pretune.tasks.task import Task
 
+AVERAGE = "average"
 SHARES = (0.8, 0.1, 0.1)
 """Train, dev and test of a task that comes in one piece."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A task with its examples."""
+    """A task with its examples; of several tasks together, `members` are these, and the examples are all of theirs."""
 
     task: Task
     parts: Parts
+    members: tuple["Opened", ...] = ()
 
     @property
     def headline(self) -> str:
         """The split that the result is measured on: test, or dev where test has no answers."""
+        if self.members:
+            return "test" if all(member.headline == "test" for member in self.members) else "dev"
         return "test" if self.parts.test and answered(self.task, self.parts.test) else "dev"
 
     @property
@@ -47,6 +52,14 @@ class Opened:
 
 
 def open_task(wanted: Wanted) -> Opened:
+    """The task that is asked for, or several of ours, whose names have commas between them."""
+    names = (wanted.name or "").split(",")
+    if len(names) > 1:
+        return together([_open(replace(wanted, name=name)) for name in names])
+    return _open(wanted)
+
+
+def _open(wanted: Wanted) -> Opened:
     """The task that is asked for; notes tell what was found out about files of one's own, and what was divided."""
     notes: list[str] = []
     if wanted.name is not None:
@@ -91,7 +104,9 @@ def _fewer(parts: Parts, most: int, seed: int) -> Parts:
 
 
 def trained_on(name: str) -> Task:
-    """One of our tasks by its name, unless it is for evaluation alone."""
+    """One of our tasks by its name, unless it is for evaluation alone; several with commas are one of written text."""
+    if "," in name:
+        return several([trained_on(part) for part in name.split(",")])
     task = TASKS.get(name)
     if task.kind in ("pairs", "cloze", "retrieval"):
         raise UsageError(f"task '{name}' is not trained on; score a model with `pretune evaluate MODEL --task {name}`")
@@ -125,3 +140,52 @@ def balance(task: Task, examples: Sequence[Example]) -> dict[str, Any]:
         none = sum(not example.answers for example in examples)
         return {"with an answer": len(examples) - none, "without": none}
     return {}
+
+
+def several(tasks: Sequence[Task]) -> Task:
+    """Several tasks as one, whose answers are all written (Raffel et al., 2020)."""
+    names = [task.name for task in tasks]
+    for task in tasks:
+        if task.template is None and task.kind != "generation":
+            raise UsageError(f"task '{task.name}' has no template, so it cannot be one of several; leave it out")
+    if len(set(names)) < len(names):
+        raise UsageError(f"tasks {', '.join(names)}: each once")
+    return Task(name=",".join(names), kind="generation", metrics=(AVERAGE,), splits={})
+
+
+def together(members: Sequence[Opened]) -> Opened:
+    """Opened tasks as one; each is scored by its own metric, and the result is the average."""
+    task = several([member.task for member in members])
+    notes = tuple(f"{member.task.name}: {note}" for member in members for note in member.parts.notes)
+    splits = {
+        name: [example for member in members for example in getattr(member.parts, name)]
+        for name in ("train", "dev", "test")
+    }
+    return Opened(task=task, parts=Parts(notes=notes, **splits), members=tuple(members))
+
+
+def owned(opened: Opened, examples: Sequence[Example]) -> list[list[int]]:
+    """Which of some examples are of each member, by their numbers."""
+    # NOTE: by identity: two tasks may have equal examples.
+    owner = {
+        id(example): number
+        for number, member in enumerate(opened.members)
+        for split in (member.parts.train, member.parts.dev, member.parts.test)
+        for example in split
+    }
+    found: list[list[int]] = [[] for _ in opened.members]
+    for at, example in enumerate(examples):
+        found[owner[id(example)]].append(at)
+    return found
+
+
+def scored(opened: Opened, examples: Sequence[Example], said: Sequence[Prediction]) -> dict[str, float]:
+    """The official score; of several tasks the average, and the headline of each."""
+    if not opened.members:
+        return score(opened.task, examples, said)
+    found: dict[str, float] = {}
+    for member, mine in zip(opened.members, owned(opened, examples), strict=True):
+        if mine:
+            each = score(member.task, [examples[at] for at in mine], [said[at] for at in mine])
+            found[member.task.name] = float(next(iter(each.values())))
+    return {AVERAGE: sum(found.values()) / len(found), **found}

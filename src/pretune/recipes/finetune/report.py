@@ -11,7 +11,7 @@ from pretune.evaluate.beside import Beside, beside
 from pretune.metrics.significance import Comparison, against, of_means, over_seeds
 from pretune.recipes.finetune.card import card
 from pretune.recipes.finetune.fine import SCORES, FineTuned
-from pretune.recipes.finetune.opening import Opened
+from pretune.recipes.finetune.opening import Opened, owned, scored
 from pretune.recipes.finetune.plan import Plan
 from pretune.recipes.finetune.plots import draw
 from pretune.recipes.finetune.settings import Tuning
@@ -108,7 +108,7 @@ def baselines(
     """All that were asked for, on the split of the result; `more` are those that need the model itself."""
     if plan.baselines:
         log.say(f"baselines: {', '.join(plan.baselines)}")
-    rows, absent = beside(opened.task, train, opened.judged, plan.baselines)
+    rows, absent = simple(opened, train, plan.baselines)
     for name, (about, fit) in more.items():
         if name in plan.baselines:
             begun = time.perf_counter()
@@ -119,6 +119,30 @@ def baselines(
             absent.pop(name, None)
             rows.append(Beside(name=name, about=about, predictions=said, seconds=time.perf_counter() - begun))
     return rows, absent
+
+
+def simple(opened: Opened, train: Sequence[Example], names: Sequence[str]) -> tuple[list[Beside], dict[str, str]]:
+    """The baselines of a task; of several, those that all of them have."""
+    if not opened.members:
+        return beside(opened.task, train, opened.judged, names)
+    judged = opened.judged
+    absent: dict[str, str] = {}
+    found: dict[str, list[tuple[list[int], Beside]]] = {}
+    for member, learnt, mine in zip(opened.members, owned(opened, train), owned(opened, judged), strict=True):
+        rows, without = beside(member.task, [train[at] for at in learnt], [judged[at] for at in mine], names)
+        absent |= without
+        for row in rows:
+            found.setdefault(row.name, []).append((mine, row))
+    made: list[Beside] = []
+    for name, each in found.items():
+        if len(each) < len(opened.members):
+            absent[name] = "not all of these tasks have it"
+            continue
+        said = {at: one for mine, row in each for at, one in zip(mine, row.predictions, strict=True)}
+        seconds = sum(row.seconds for _, row in each)
+        ordered = [said[at] for at in range(len(judged))]
+        made.append(Beside(name=name, about=each[0][1].about, predictions=ordered, seconds=seconds))
+    return made, absent
 
 
 def predictions_of(trial: Facts, split: str) -> list[Prediction]:
@@ -132,7 +156,7 @@ def predictions_of(trial: Facts, split: str) -> list[Prediction]:
 
 def compared(opened: Opened, chosen: Sequence[Facts], row: Beside) -> Facts:
     """A baseline's scores, and by how much the runs are better on the same examples."""
-    scores = score(opened.task, opened.judged, row.predictions)
+    scores = scored(opened, opened.judged, row.predictions)
     ours = [predictions_of(one, opened.headline) for one in chosen]
     return {
         "name": row.name,
@@ -140,21 +164,20 @@ def compared(opened: Opened, chosen: Sequence[Facts], row: Beside) -> Facts:
         "score": next(iter(scores.values())),
         "scores": scores,
         "seconds": round(row.seconds, 3),
-        "against": asdict(bootstrap(opened.task, opened.judged, ours, row.predictions)),
+        "against": asdict(bootstrap(opened, ours, row.predictions)),
     }
 
 
-def bootstrap(
-    task: Task, examples: Sequence[Example], ours: Sequence[Sequence[Prediction]], other: Sequence[Prediction]
-) -> Comparison:
+def bootstrap(opened: Opened, ours: Sequence[Sequence[Prediction]], other: Sequence[Prediction]) -> Comparison:
     """The paired bootstrap; with scores of single examples where the metric is a mean of them."""
+    task, examples = opened.task, opened.judged
     if task.metrics[0] in ("accuracy", "choice_accuracy", "squad", "squad2", "exact_match", "rouge", "rouge_stemmed"):
         each = [[_alone(task, example, run[i]) for i, example in enumerate(examples)] for run in (*ours, other)]
         means = [sum(column) / len(ours) for column in zip(*each[:-1], strict=True)]
         return of_means(means, each[-1])
 
     def metric(gold: Sequence[Example], said: Sequence[Prediction]) -> float:
-        return float(next(iter(score(task, gold, said).values())))
+        return float(next(iter(scored(opened, gold, said).values())))
 
     begun = time.perf_counter()
     metric(examples, other)
@@ -173,14 +196,14 @@ def curve(opened: Opened, plan: Plan, tuning: Tuning, trials: Sequence[Facts], r
     found: list[Facts] = []
     for count in counts if len(counts) > 1 else []:
         some = [one for one in trials if one["labels"] == count and one["lr"] == rate]
-        rows, _ = beside(opened.task, opened.limited(count, tuning.task.split), opened.judged, plan.baselines)
-        simple = {row.name: _first(opened, row) for row in rows}
-        found.append({"labels": count, **result(opened, some), "baselines": simple})
+        rows, _ = simple(opened, opened.limited(count, tuning.task.split), plan.baselines)
+        beneath = {row.name: _first(opened, row) for row in rows}
+        found.append({"labels": count, **result(opened, some), "baselines": beneath})
     return found
 
 
 def _first(opened: Opened, row: Beside) -> float:
-    return float(next(iter(score(opened.task, opened.judged, row.predictions).values())))
+    return float(next(iter(scored(opened, opened.judged, row.predictions).values())))
 
 
 def summed(costs: Sequence[Mapping[str, Any]]) -> Facts:

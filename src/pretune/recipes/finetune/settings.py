@@ -72,10 +72,13 @@ class Tune:
     mix: Mixing | None = None  # a BiLSTM over all layers of a frozen model, in place of the usual head (ELMo)
     language: float = 0.0  # the weight of the language model's loss beside a classification; 0.5 in GPT's paper
     text: bool | None = None  # the answer as text; None: where the model was made for that
+    temperature: float = 1.0  # of mixing several tasks: 1 by their sizes, higher more evenly
 
     def __post_init__(self) -> None:
         if self.decay is not None and not 0 < self.decay <= 1:
             raise UsageError(f"tune.decay {self.decay:g} must be above 0 and at most 1")
+        if not self.temperature >= 1:
+            raise UsageError(f"tune.temperature {self.temperature:g} must be at least 1")
 
 
 @spec
