@@ -167,7 +167,7 @@ def timed(base: LanguageModel, method: Method | None, batch: pt.Batch, options: 
         "tokens/s": len(batch.tokens) / statistics.median(times[3:]),
         "trained": trained,
         "frozen weights, bytes": weights,
-        "of half precision": weights / half,
+        "of what they were": weights / half,
         "peak, bytes": torch.cuda.max_memory_allocated() if gpu else None,
     }
 

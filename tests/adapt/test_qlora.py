@@ -115,7 +115,10 @@ def test_memory_is_a_quarter_of_half_precision() -> None:
     now, half = footprint(model.encoder[0].feedforward.up.weight4)
     tables = 4 * (16 + 256)
     assert (now - tables) / half == pytest.approx(4.127 / 16, rel=0.03)
-    assert footprint(model)[1] == 2 * sum(parameter.numel() for parameter in model_of("bert-base").parameters())
+    assert footprint(model)[1] == 4 * sum(parameter.numel() for parameter in model_of("bert-base").parameters())
+    assert footprint(model)[0] < footprint(model)[1]
+    plain = copy.deepcopy(model_of("bert-base")).requires_grad_(False)
+    assert footprint(plain) == (footprint(model)[1],) * 2
     assert all(not name.endswith("q.weight") for name, _ in model.named_parameters())
 
 

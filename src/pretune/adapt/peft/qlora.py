@@ -194,12 +194,15 @@ class QuantisedLowRank(nn.Module):
 
 
 def footprint(model: nn.Module) -> tuple[int, int]:
-    """The bytes that a model's weights take, and those they would take in half precision, new parameters left out."""
-    bits4 = [module for module in model.modules() if isinstance(module, Weight4)]
-    small = sum(tensor.nbytes for module in bits4 for tensor in module.buffers())
-    whole = sum(module.shape[0] * module.shape[1] for module in bits4)
+    """The bytes that a model's frozen weights take, and those they would take without 4 bits, all in the precision of
+    the others (in half precision where there are no others).
+    """
+    small = [module for module in model.modules() if isinstance(module, Weight4)]
     rest = [parameter for parameter in model.parameters() if not parameter.requires_grad]
-    return small + sum(p.nbytes for p in rest), 2 * (whole + sum(p.numel() for p in rest))
+    size = max((parameter.element_size() for parameter in rest), default=2)
+    others = sum(parameter.nbytes for parameter in rest)
+    now = sum(tensor.nbytes for module in small for tensor in module.buffers())
+    return now + others, size * sum(module.shape[0] * module.shape[1] for module in small) + others
 
 
 def _adopt(module: Any, linear: nn.Linear, spec: Qlora) -> None:
