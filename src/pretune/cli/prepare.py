@@ -141,6 +141,7 @@ def _summary(data: "Data") -> str:
     if data.slice is not None:
         return f"slice {data.slice}; join all with `pretune prepare --merge`"
     return "; ".join(
-        f"{name} {split.tokens:,} tokens in {split.documents:,} documents ({split.bytes / 1e6:,.1f} MB)"
+        f"{name} {split.tokens:,} tokens in {split.documents:,} documents ({split.bytes / 1e6:,.1f} MB"
+        f"{f', {split.pairs:,} of two sides' if split.pairs else ''})"
         for name, split in data.index.splits.items()
     )

@@ -162,6 +162,7 @@ def markdown(card: Mapping[str, Any]) -> str:
             ],
         ),
         "",
+        *_pairs(splits),
         _held_out(card),
         "",
         "Tokens per document:",
@@ -219,6 +220,11 @@ def markdown(card: Mapping[str, Any]) -> str:
     lines += ["", f"Tokenizer `{card['tokenizer']['sha256'][:16]}…`, data `{card['fingerprint'][:16]}…`, "]
     lines[-1] += f"pretune {card['pretune']}."
     return "\n".join(lines) + "\n"
+
+
+def _pairs(splits: Mapping[str, Any]) -> list[str]:
+    told = [f"{one['pairs']:,} in {name}" for name, one in splits.items() if one["pairs"]]
+    return [f"Documents of two sides: {', '.join(told)}.", ""] if told else []
 
 
 def _held_out(card: Mapping[str, Any]) -> str:

@@ -75,7 +75,7 @@ class Data(os.PathLike[str]):
 
     def facts(self) -> dict[str, Any]:
         """What a caller wants to know at once, JSON-ready."""
-        counts = ("documents", "tokens", "sentences", "bytes")
+        counts = ("documents", "tokens", "sentences", "bytes", "pairs")
         return {
             "path": str(self.path),
             "made": self.made,
