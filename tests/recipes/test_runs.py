@@ -305,4 +305,5 @@ class TestWhatIsWritten:
         run(prepared(kind, style), tmp_path / "b", name, changes={**changes, "train.samples_every": 2})
         lines = [line for line in capsys.readouterr().err.splitlines() if " → " in line]
         assert [line.split(":")[0] for line in lines] == ["step 2", "step 4"]
+        assert [line["step"] for line in read_metrics(tmp_path / "b") if " → " in line.get("sample", "")] == [2, 4]
         assert same(tmp_path / "a", tmp_path / "b")

@@ -24,7 +24,7 @@ WIDTH = 160
 class Samples:
     """A hook that shows, every so many steps, what the model makes of another piece of held-out text."""
 
-    def __init__(self, held: Stream, tokenizer: Tokenizer, every: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, held: Stream, tokenizer: Tokenizer, every: int, tell: Callable[[int, str], None]) -> None:
         self.held, self.tokenizer, self.every, self.tell = held, tokenizer, every, tell
         self.last = 0
 
@@ -46,7 +46,7 @@ class Samples:
             trainee.work = taught
             trainee.train()
             reshard(trainee)
-        self.tell(f"step {step:,}: {text}")
+        self.tell(step, text)
 
 
 class Saying:

@@ -139,7 +139,7 @@ class Session:
         evaluate = self._evaluate(journal, saver)
         watch = Watch(journal.note, lambda step: self.course.samples(state, step))
         seen = self.course.held[0] if self.course.held else self.course.streams[-1]
-        samples = Samples(seen, self.source.tokenizer, train.samples_every, journal.tell)
+        samples = Samples(seen, self.source.tokenizer, train.samples_every, journal.sampled)
         loop.hooks = [pace, watch, journal, *([evaluate] if evaluate else []), samples, saver, self.stop]
         self.stop.ready(loop, lambda loop: saver.save(loop, wait=True))
         self._begin(loop, saver, evaluate, pace, resume)

@@ -136,6 +136,12 @@ class Journal:
         if self._metrics is not None:
             log.say(text)
 
+    def sampled(self, step: int, text: str) -> None:
+        """What the model made of a text."""
+        if self._metrics is not None:
+            self._metrics.write(step, {"sample": text})
+        self.tell(f"step {step:,}: {text}")
+
     def settle(self, loop: Loop) -> None:
         """Before a checkpoint: what was written is on the disk, and what was counted is in the state."""
         loop.state.meter = config.to_dict(self._meter.totals())
