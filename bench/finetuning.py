@@ -39,7 +39,7 @@ def ours(base: Path, args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
         found = finetune(
-            base, task=args.task, data=args.data, out=Path(folder) / "run", rates=[args.lr], steps=args.steps,
+            base, task=args.task, data=args.data, out=Path(folder) / "run", lr=args.lr, steps=args.steps,
             baselines="none", changes=changes,
         )  # fmt: skip
         whole = time.perf_counter() - begun

@@ -36,7 +36,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fine(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> FineTuned:
     """A run that has learnt its task; not to be changed."""
     out = tmp_path_factory.mktemp("fine") / "run"
-    return finetune(base, train=table, out=out, rates=[3e-3], epochs=10, changes=QUICK)
+    return finetune(base, train=table, out=out, lr=3e-3, epochs=10, changes=QUICK)
 
 
 def lines(run: Path) -> list[dict[str, Any]]:
@@ -109,7 +109,7 @@ class TestOne:
 @pytest.fixture(scope="module")
 def grid(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> FineTuned:
     return finetune(
-        base, train=table, out=tmp_path_factory.mktemp("grid") / "run", method="lora", rates=[1e-5, 1e-2],
+        base, train=table, out=tmp_path_factory.mktemp("grid") / "run", method="lora", lr=[1e-5, 1e-2],
         seeds=2, labels=[20, None], steps=6, baselines="majority", changes=QUICK,
     )  # fmt: skip
 
@@ -187,7 +187,7 @@ class TestWays:
         text.write_text("\n\n".join(tasked.corpus()))
         data = prepare([text], tokenizer=base, out=tmp_path / "data", holdout=0.2, workers=0).path
         found = finetune(
-            base, train=table, out=tmp_path / "run", rates=[1e-2], steps=10, forgetting=data, baselines="none"
+            base, train=table, out=tmp_path / "run", lr=1e-2, steps=10, forgetting=data, baselines="none"
         ).scores["forgetting"]
         assert found["after"]["loss"] != found["before"]["loss"] and found["distance"] > 0
         assert found["by_part"]["embeddings"] > 0 and (tmp_path / "run/forgetting.svg").is_file()

@@ -42,7 +42,7 @@ def test_an_encoder_decoder_writes_the_label(tmp_path: Path) -> None:
 
 def test_tags(tmp_path: Path) -> None:
     base = tasked.make_base(tmp_path)
-    run = finetune(base, train=tasked.tags(tmp_path / "own.conll"), out=tmp_path / "run", rates=[1e-2], steps=40)
+    run = finetune(base, train=tasked.tags(tmp_path / "own.conll"), out=tmp_path / "run", lr=1e-2, steps=40)
     assert run.scores["metric"] == "entity_f1" and run.scores["baselines"][0]["score"] > 0.9
     assert run.predict(["the old Anna sea"])[0]["tags"] == ["O", "O", "B-PER", "O"]
     again = run.predict([{"words": ["the", "old", "Anna", "sea"]}])

@@ -106,7 +106,7 @@ def finetune(
         _show(tuning, plan_of(tuning, rates, **plan, before=read_tree(config).get("plan")), as_json)
         return
     assert out is not None
-    run = work(model, out=out, resume=resume, rates=rates, device=device, **plan, **wishes)
+    run = work(model, out=out, resume=resume, lr=rates, device=device, **plan, **wishes)
     print(json.dumps(run.scores, indent=2, ensure_ascii=False) if as_json else "\n".join(_result(run)))
     log.say(f"next: pretune predict {run} --input FILE  ·  pretune verify {run}")
 

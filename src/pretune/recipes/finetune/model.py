@@ -94,7 +94,7 @@ def base_model(base: Base, *, seed: int) -> LanguageModel:
 def head_for(task: Task, spec: Model, tokenizer: Tokenizer | None, tune: Tune) -> TaskHead:
     """The head that a task needs on a model, with what is wished for of it."""
     head = head_of(task, spec, tokenizer, text=tune.text, language=tune.language)
-    for name in ("dropout", "mix"):
+    for name in ("dropout", "reading", "mix"):
         value = getattr(tune, name)
         if value is not None and not hasattr(head, name):
             raise UsageError(f"tune.{name}: the head '{config.kind(head)}' has none; leave it out")

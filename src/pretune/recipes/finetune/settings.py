@@ -16,6 +16,7 @@ from pretune.adapt.unfreeze import Gradual
 from pretune.core import config
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
+from pretune.nn.reading import Reading
 from pretune.nn.scope import Backend
 from pretune.recipes.settings import Train, edited
 from pretune.train.cost import Tariff
@@ -69,6 +70,7 @@ class Tune:
     trained: Full | FirstFrozen | LastOnly | Gradual = Full()  # of what the method leaves to be trained
     decay: float | None = None  # the rate of each part over that of the next above; None: the same for all
     dropout: float | None = None  # of the head; None: its own
+    reading: Reading | None = None  # which states stand for a text; None: as the family's paper does
     mix: Mixing | None = None  # a BiLSTM over all layers of a frozen model, in place of the usual head (ELMo)
     language: float = 0.0  # the weight of the language model's loss beside a classification; 0.5 in GPT's paper
     text: bool | None = None  # the answer as text; None: where the model was made for that

@@ -21,6 +21,7 @@ from pretune.recipes.finetune.lasting import evaluations, lasting
 from pretune.recipes.finetune.model import begin, encoder_for
 from pretune.recipes.finetune.opening import Opened, balance, owned, scored
 from pretune.recipes.finetune.settings import Tuning
+from pretune.recipes.finetune.written import line
 from pretune.recipes.micro import micro_batches, workers
 from pretune.recipes.session import CHECKPOINTS
 from pretune.recipes.start import precision_of
@@ -251,11 +252,11 @@ class Trial:
 
     def _write(self, said: Mapping[str, Sequence[Prediction]]) -> None:
         lines = [
-            {"split": split, "id": example.id or str(number), **prediction.shown(self.task)}
+            line(split, example.id or str(number), self.task, example, prediction)
             for split, some in said.items()
             for number, (example, prediction) in enumerate(zip(getattr(self.opened.parts, split), some, strict=True))
         ]
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        text = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in lines)
         io.atomic_write(self.where / PREDICTIONS, text)
 
 

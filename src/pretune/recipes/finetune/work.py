@@ -47,7 +47,7 @@ def finetune(
     *,
     out: str | os.PathLike[str],
     resume: bool = False,
-    rates: Sequence[float] = (),
+    lr: float | Sequence[float] | None = None,
     seeds: int | None = None,
     labels: Sequence[int | None] = (),
     baselines: str | None = None,
@@ -57,12 +57,13 @@ def finetune(
 ) -> FineTuned:
     """Adapt a model to a task and leave it in `out`, with its scores, those of baselines, and what it cost.
 
-    Several `rates` are compared on dev. `seeds` runs give a mean and an interval. `labels` are numbers of training
-    examples, None for all: with several, a curve. `forgetting` is prepared data (`pretune prepare`). Other wishes are
-    those of `choose`: a task by name or train, dev, test files with their columns; method; epochs or steps; settings
-    and changes.
+    Several rates in `lr` are compared on dev. `seeds` runs give a mean and an interval. `labels` are numbers of
+    training examples, None for all: with several, a curve. `forgetting` is prepared data (`pretune prepare`).
+    Other wishes are those of `choose`: a task by name, or train, dev and test files with their columns; method; epochs
+    or steps; settings and changes.
     """
     where = Path(out)
+    rates: Sequence[float] = () if lr is None else (lr,) if isinstance(lr, float) else lr
     stop = Stop(f"go on with --out {where} --resume", begun=resume)
     tries: Facts = {"seeds": seeds, "labels": labels, "baselines": baselines, "forgetting": forgetting}
     with stop.listening():
