@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import pretune as pt
+from pretune.cli import main
 from pretune.core.errors import DataError, PretuneError, Stopped, UsageError
 from pretune.recipes.embedding import train_embeddings
 from pretune.recipes.embedding.lessons import Lessons, entailed, fitted, read
@@ -128,3 +129,18 @@ def test_wishes_that_cannot_be(here: Path, options: dict[str, Any], words: str) 
     with pytest.raises((UsageError, DataError), match=words):
         train_embeddings("model", out="run", device="cpu", **options)
     assert not Path("run").exists()
+
+
+def test_the_verb(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["finetune", "model", "--task", "embedding", "--train", "pairs.tsv", "--out", "run", "--device", "cpu"]
+    assert main([*arguments, "--method", "lora", "--quiet"]) == 2
+    assert "--method is not for --task embedding" in capsys.readouterr().err
+    assert main([*arguments, "--set", "lose=triplet", "--quiet"]) == 2
+    assert "unknown setting 'lose'; did you mean 'loss'?" in capsys.readouterr().err
+    options = ["--dev", "triplets.jsonl", "--steps", "2", "--lr", "1e-3", "--set", "batch=6"]
+    assert main([*arguments, *options]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("run: 2 steps, loss ") and "triplet_accuracy" in told.out
+    assert "next: pretune embed run" in told.err
+    assert main([*arguments, *options, "--resume", "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 2

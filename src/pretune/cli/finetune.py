@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pretune.cli._embedding import is_embedding, teach
 from pretune.cli._signals import ending_well
 from pretune.core import log
 from pretune.core.errors import UsageError
@@ -93,6 +94,17 @@ def finetune(
         from pretune.recipes.finetune.work import plan_of
     if out is None and not dry_run:
         raise UsageError("missing option '--out': where the run goes")
+    if task is not None and is_embedding(task):
+        assert out is not None or dry_run
+        teach(
+            model, task, out or Path(), as_json=as_json, train=train, dev=dev, data=data, resume=resume, device=device,
+            epochs=epochs, steps=steps, lr=numbers(lr, "--lr")[0] if lr else None,
+            unused={"--test": test, "--text": text, "--pair": pair, "--label": label, "--method": method,
+                    "--seeds": seeds, "--labels": labels, "--config": config, "--dry-run": dry_run,
+                    "--forgetting": forgetting},
+            changes=parse_assignments(settings or []),
+        )  # fmt: skip
+        return
     wishes: dict[str, Any] = {
         "task": task, "train": train, "dev": dev, "test": test, "text": text, "pair": pair, "label": label,
         "data": data, "method": method, "epochs": epochs, "steps": steps, "settings": config,

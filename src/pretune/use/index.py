@@ -107,7 +107,7 @@ class Index:
     def ask(self, model: str | os.PathLike[str] | nn.Module | None = None, **options: Any) -> Embedder:
         """Its model made ready, from where it lay when the index was built or from `model`; another is refused."""
         given = self.facts["model"] if model is None else model
-        if model is None and not Path(given).is_dir():
+        if model is None and not Path(self.facts["model"]).is_dir():
             raise CheckpointError(f"{self.path}: its model was {given}, which is not there; give it with --model")
         how = self.how
         wishes: dict[str, Any] = {"pooling": "+".join(how.pooling), "layer": how.layer, "normalise": how.normalise,

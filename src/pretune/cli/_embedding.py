@@ -1,0 +1,49 @@
+"""`pretune finetune --task embedding`: vectors learnt by comparison."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pretune.core import log
+from pretune.core.errors import UsageError, nearest
+
+NAME = "embedding"
+
+
+def is_embedding(task: str | None) -> bool:
+    """Whether a task is to learn vectors: `embedding`, from a file, or `embedding:snli`, from a task's pairs."""
+    return task is not None and task.partition(":")[0] == NAME
+
+
+def teach(
+    model: str | None,
+    task: str,
+    out: Path,
+    *,
+    unused: Mapping[str, Any],
+    changes: Mapping[str, str],
+    as_json: bool,
+    **wishes: Any,
+) -> None:
+    """Learn, and tell how good the vectors were before and are now; `unused` are options that mean nothing here."""
+    for name, value in unused.items():
+        if value:
+            raise UsageError(f"{name} is not for --task {NAME}; see docs/embeddings.md for what is")
+    from pretune.core.config import paths
+    from pretune.recipes.embedding.train import Teaching, train_embeddings
+
+    known = paths(Teaching())
+    for name in changes:
+        if name not in known:
+            raise UsageError(f"unknown setting '{name}'{nearest(name, known)} ({', '.join(known)})")
+    run = train_embeddings(model, out=out, task=task.partition(":")[2] or None, **{**wishes, **changes})
+    if as_json:
+        print(json.dumps(run.scores, indent=2))
+    else:
+        before, after = run.scores["before"], run.scores["after"]
+        judged = "".join(f", {name} {before[name]:.4f} -> {value:.4f}" for name, value in after.items())
+        print(f"{run}: {run.scores['steps']:,} steps, loss {run.scores['loss']:.4f}{judged}")
+    log.say(
+        f"next: pretune embed {run} --input FILE --out vectors.npy  ·  pretune index {run} --input FILE --out INDEX"
+    )
