@@ -83,7 +83,7 @@ def test_gold_written_is_perfect(name: str, shape: str, shared_data: Path) -> No
     assert headline(score(task, examples, perfect(encoder, examples))) == pytest.approx(1.0, abs=0.02)
 
 
-@pytest.mark.parametrize("shape", ["bert", "gpt2", "t5"])
+@pytest.mark.parametrize("shape", ["bert", *(pytest.param(one, marks=pytest.mark.slow) for one in ("gpt2", "t5"))])
 def test_answers_of_squad_come_back(shape: str, shared_data: Path) -> None:
     """Which are whole words; a year in "1930s" has no token of its own."""
     task = TASKS.get("squad1")
