@@ -81,6 +81,8 @@ class TestOne:
         said = {line["id"]: line["label"] for line in lines(fine.path) if line["split"] == "test"}
         again = FineTuned.open(fine.path).predict([example.text for example in parts.test])
         assert [said[example.id] for example in parts.test] == [one["label"] for one in again]
+        right = {line["id"]: (line["gold"], line["input"]) for line in lines(fine.path) if line["split"] == "test"}
+        assert right == {one.id: (("bad", "good")[int(one.label or 0)], one.text) for one in parts.test}
         assert all(abs(sum(one["probabilities"].values()) - 1) < 1e-3 for one in again)
 
     def test_pt_load_gives_the_model(self, fine: FineTuned) -> None:

@@ -5,28 +5,28 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pretune.core import config, io, log
-from pretune.core.errors import CheckpointError, DataError
+from pretune.core.errors import CheckpointError
 from pretune.data.mixing import Smoothed
 from pretune.recipes.finetune.choose import WHOLE
 from pretune.recipes.finetune.forgetting import Memory
 from pretune.recipes.finetune.judging import Judging, judge
 from pretune.recipes.finetune.lasting import evaluations, lasting
 from pretune.recipes.finetune.model import begin, encoder_for
-from pretune.recipes.finetune.opening import Opened, balance, owned, scored
+from pretune.recipes.finetune.opening import Opened, balance, scored
+from pretune.recipes.finetune.reader import Reader
 from pretune.recipes.finetune.settings import Tuning
 from pretune.recipes.finetune.written import line
 from pretune.recipes.micro import micro_batches, workers
 from pretune.recipes.session import CHECKPOINTS
 from pretune.recipes.start import precision_of
-from pretune.tasks.answer import Prediction, no_answer_threshold, predict, with_threshold
-from pretune.tasks.encode import Items, TaskEncoder, TaskStream, mixed
+from pretune.tasks.answer import Prediction, no_answer_threshold, with_threshold
+from pretune.tasks.encode import Items, TaskStream
 from pretune.tasks.example import Example
 from pretune.tasks.splits import subset
 from pretune.train.evaluate import Evaluate
@@ -70,9 +70,10 @@ class Trial:
         self.begun = begin(tuning, self.task, ranks, epoch=1.0)
         self.model = self.begun.model
         self.encoder = encoder_for(tuning, self.task, self.model, self.train)
+        self.reader = Reader(opened, self.encoder)
         known = {} if encoded is None else encoded  # of trials before, by the number of labels
         if tuning.task.labels not in known:
-            known[tuning.task.labels] = self._encode(self.train)
+            known[tuning.task.labels] = self.reader.encode(self.train)
         self.items = known[tuning.task.labels]
         mixing = Smoothed(alpha=1 / tuning.tune.temperature) if opened.members else None
         cuda = ranks.device.type == "cuda"
@@ -188,35 +189,7 @@ class Trial:
         return scored(self.opened, some, self._predict(some))
 
     def _predict(self, examples: Sequence[Example]) -> list[Prediction]:
-        with torch.compiler.set_stance("force_eager"):  # lengths differ; each would be compiled anew
-            if not self.opened.members:
-                return predict(self.model, self.encoder, examples, precision=self.precision)
-            found: dict[int, Prediction] = {}
-            for encoder, mine in zip(self._encoders(), owned(self.opened, examples), strict=True):
-                some = [examples[at] for at in mine]
-                said = predict(self.model, encoder, some, precision=self.precision) if some else []
-                found |= zip(mine, said, strict=True)
-            return [found[at] for at in range(len(examples))]
-
-    def _encode(self, examples: Sequence[Example]) -> Items:
-        """The items of a task, or of several with one head."""
-        if not self.opened.members:
-            return self.encoder.encode(examples)
-        parts: list[Items] = []
-        for encoder, mine in zip(self._encoders(), owned(self.opened, examples), strict=True):
-            if not mine:
-                raise DataError(
-                    f"task '{encoder.task.name}': none of {len(examples)} labels is of it; raise task.labels"
-                )
-            parts.append(encoder.encode([examples[at] for at in mine]))
-        return mixed(parts)
-
-    def _encoders(self) -> list[TaskEncoder]:
-        """Of the members of several tasks: the same but for the task."""
-        rules = [
-            replace(self.encoder.rules, task=member.task, scale=member.task.scale) for member in self.opened.members
-        ]
-        return [replace(self.encoder, rules=one) for one in rules]
+        return self.reader.predict(self.model, examples, self.precision)
 
     def _finish(self, loop: Loop, journal: Journal, judging: Judging) -> Facts:
         """Judge the best weights on all of dev and test, and write what they said."""
