@@ -6,13 +6,13 @@ from typing import Any
 import torch
 
 from pretune.core import config
-from pretune.core.errors import UsageError
 from pretune.models.cost import DEVICES
 from pretune.recipes.finetune.choose import WHOLE
 from pretune.recipes.finetune.lasting import lasting
 from pretune.recipes.finetune.model import begin, encoder_for
 from pretune.recipes.finetune.opening import balance, open_task
 from pretune.recipes.finetune.plan import Plan
+from pretune.recipes.finetune.reader import Reader
 from pretune.recipes.finetune.settings import Tuning
 from pretune.recipes.forecast import on_device
 from pretune.tasks.encode import TaskStream
@@ -30,14 +30,12 @@ TRIED = 20
 def forecast(tuning: Tuning, plan: Plan) -> dict[str, Any]:
     """Labels, lengths, what is cut off, and the cost on each device we know, of all trials; evaluation left out."""
     opened = open_task(tuning.task)
-    if opened.members:
-        raise UsageError("a dry run is for one task; try each of them alone")
     train = opened.limited(plan.most, tuning.task.split)
     begun = begin(tuning, opened.task, Ranks(torch.device("cpu")), epoch=1.0)
     encoder = encoder_for(tuning, opened.task, begun.model, train)
     some = subset(train, SAMPLE, tuning.task.split) if len(train) > SAMPLE else train
     started = time.perf_counter()
-    items = encoder.encode(some)
+    items = Reader(opened, encoder).encode(some)
     stream = TaskStream(items, batch=tuning.train.batch)
     epoch = -(-len(items) * len(train) // len(some) // tuning.train.batch)
     few = config.kind(tuning.method) not in WHOLE
