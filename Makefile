@@ -39,8 +39,10 @@ format: $(VENV)/.dev ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.dev ## Run the benchmarks; each prints its ratio against a peer
-	@set -e; for file in $(sort $(wildcard bench/[a-z]*.py)); do echo "== $$file"; $(BIN)/python $$file; done
+# What a CPU can measure, each beside its peer; the rows of a GPU are commands of their own (docs/results.md).
+ROWS := objectives tokenizing reading packing prepare cpu_pretraining checkpoints startup ranks guard
+bench: $(VENV)/.dev ## Run the benchmarks of a CPU; each prints its ratio against a peer
+	@set -e; for row in $(ROWS); do echo "== bench/$$row.py"; $(BIN)/python bench/$$row.py; done
 
 clean: ## Remove build outputs and caches, but neither .venv nor runs
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

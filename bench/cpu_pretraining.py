@@ -1,6 +1,6 @@
 """P10: masked pre-training on a CPU, our whole pipeline beside transformers' on the same text.
 
-    PYTHONPATH=src python bench/cpu_pretraining.py [--sizes tiny,mini,small] [--repeats 5] [--text sentences|documents]
+    PYTHONPATH=src python bench/cpu_pretraining.py [--sizes tiny,mini,small] [--repeats 3] [--text sentences|documents]
 
 Text is the English Wikipedia's held-out file of the shared data ($PRETUNE_DATA), one sentence (or up to 128 tokens of a
 document) a sequence, with a word-piece vocabulary of 30,522. Both sides: fp32, the same shape with its dropout, AdamW
@@ -42,9 +42,8 @@ Step = Callable[[], int]
 """Trains on a batch; the number of its useful tokens."""
 
 
-def ours(model: Any, stream: Stream) -> Iterator[int]:
+def ours(model: Any, stream: Any, objective: Any) -> Iterator[int]:
     """Our steps: shards to rows to lesson to weights."""
-    objective = pt.objective("masked")
     optimizer = AdamW(lr=1e-4).build(parameter_groups(model))
     for batch in stream.batches():
         totals = objective.counts(batch)
@@ -55,23 +54,26 @@ def ours(model: Any, stream: Stream) -> Iterator[int]:
         yield int((batch.sequence >= 0).sum())
 
 
-def theirs(model: Any, sequences: list[list[int]], tokenizer: Any, *, best: bool) -> Iterator[int]:
+def padded(sequences: list[list[int]], *, best: bool) -> list[list[int]]:
+    """The numbers of the sequences of each batch: 32 as they come, or so many of like lengths."""
+    order = np.random.default_rng(0).permutation(len(sequences)).tolist()
+    if not best:
+        return [order[i : i + 32] for i in range(0, len(order), 32)]
+    batches: list[list[int]] = [[]]
+    for number in sorted(order, key=lambda number: len(sequences[number])):
+        if (len(batches[-1]) + 1) * len(sequences[number]) > TOKENS:
+            batches.append([])
+        batches[-1].append(number)
+    return [batches[i] for i in np.random.default_rng(0).permutation(len(batches)).tolist()]
+
+
+def theirs(model: Any, sequences: list[list[int]], tokenizer: Any, *, best: bool, masked: bool = True) -> Iterator[int]:
     """Their steps: tokenised sequences to a padded batch to weights."""
     from transformers import DataCollatorForLanguageModeling
 
-    collate = DataCollatorForLanguageModeling(tokenizer)
+    collate = DataCollatorForLanguageModeling(tokenizer, mlm=masked)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=best)
-    order = np.random.default_rng(0).permutation(len(sequences)).tolist()
-    batches = [order[i : i + 32] for i in range(0, len(order), 32)]
-    if best:
-        by_length = sorted(order, key=lambda number: len(sequences[number]))
-        batches, batch = [], list[int]()
-        for number in by_length:
-            if batch and (len(batch) + 1) * len(sequences[number]) > TOKENS:
-                batches.append(batch)
-                batch = []
-            batch.append(number)
-        batches = [batches[i] for i in np.random.default_rng(0).permutation(len(batches)).tolist()]
+    batches = padded(sequences, best=best)
     while True:
         for numbers in batches:
             given = collate([{"input_ids": sequences[number]} for number in numbers])
@@ -94,7 +96,7 @@ def main() -> None:
     """Prepare, alternate, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", default="tiny,mini,small")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--text", choices=["sentences", "documents"], default="sentences")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     given = parser.parse_args()
@@ -102,6 +104,9 @@ def main() -> None:
     from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
     corpus = Path(os.environ.get("PRETUNE_DATA", "../shared/data")) / "corpora/wikipedia-en/valid.txt.xz"
+    if not corpus.exists():
+        print(f"skipped: this needs the text of {corpus} (set PRETUNE_DATA)")
+        return
     with tempfile.TemporaryDirectory() as folder:
         tok = pt.train_tokenizer("wordpiece", [str(corpus)], vocab=30_522)
         tok.save(f"{folder}/tok")
@@ -126,7 +131,7 @@ def main() -> None:
                 intermediate_size=4 * spec.width,
             )
             sides = {
-                "ours": ours(pt.build(spec, seed=0).train(), stream),
+                "ours": ours(pt.build(spec, seed=0).train(), stream, pt.objective("masked")),
                 "transformers": theirs(BertForMaskedLM(shape).train(), sequences, reference, best=False),
                 "transformers at its best": theirs(BertForMaskedLM(shape).train(), sequences, reference, best=True),
             }

@@ -1,0 +1,233 @@
+"""Speed that has been won stays won: the rows that a CPU can measure, as ratios to their peers, beside the last record.
+
+    PYTHONPATH=src python bench/guard.py [--rows lessons encoding] [--record] [--rounds 5] [--out result.json]
+
+Ends with 1 where a row has lost more than 15 % of its recorded ratio. Nothing is ever compared with a time: a ratio is
+that of two processor times, taken in turns in one process with one thread, the least of several rounds each, since
+other work on the machine only ever adds. A row that seems to have lost is measured again, twice as long, twice: a real
+loss stays. Ratios differ between processors, so `guard.json` has those of each machine, with the versions they were
+measured with; `--record` writes this machine's. Text is made here, so no data are needed.
+
+    lessons masked       `masked` corrupts 65,536 tokens; DataCollatorForLanguageModeling
+    lessons permuted     `permuted`; DataCollatorForPermutationLanguageModeling
+    encoding             a megabyte of text to ids, words and characters known; the library's ids alone
+    training encoder     BERT-tiny on sentences, shards to weights; transformers at its best (like lengths, fused AdamW)
+    training decoder     a GPT-2 of the same size, documents of 20 to 128 tokens; transformers the same way
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+FILE = Path(__file__).with_name("guard.json")
+LOSS = 0.15
+Pair = tuple[Callable[[], int], Callable[[], int]]
+"""Ours and the peer's: each does a piece of work, and says how much it was."""
+
+
+def lessons(name: str) -> Pair:
+    """An objective beside a collator."""
+    import objectives
+
+    objective = objectives.OBJECTIVES.get(name)()
+    made = objectives.ours(objective, objective.shapes[0], 65_536, 128)
+    peer = objectives.peers(16_384, 128)[name][1]
+    turn = iter(range(10**6))
+    return lambda: _done(made(next(turn)), 65_536), lambda: _done(peer(0), 16_384)
+
+
+def encoding() -> Pair:
+    """Our encoder with a warm table of words beside the library's."""
+    from pretune.text.tokenizer import train
+
+    documents = list(texts(2_000, 60))
+    tokenizer = train("wordpiece", documents[:600], vocab=4_000)
+    size = sum(map(len, documents))
+    tokenizer.encode_batch(documents)
+    raw: Any = tokenizer.raw
+    return (
+        lambda: _done(tokenizer.encode_batch(documents), size),
+        lambda: _done([one.ids for one in raw.encode_batch_fast(documents, add_special_tokens=False)], size),
+    )
+
+
+def training(family: str, objective: str) -> Pair:
+    """Steps of our whole pipeline beside those of transformers' padded batches, on the same sequences."""
+    import cpu_pretraining as work
+    import torch
+    from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
+
+    import pretune as pt
+    from pretune.data.shape import Shape
+    from pretune.models.catalog import resolve
+    from pretune.objectives.objective import Vocabulary
+    from pretune.recipes.reading import Reading, Source
+    from pretune.recipes.resolve import with_heads
+
+    torch.manual_seed(0)
+    chosen = pt.objective(objective)
+    size = {"width": 128, "depth": 2, "heads": 2}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "text.txt").write_text("\n\n".join(texts(3_000, 24)))
+        style = "cls-sep" if family == "bert" else "endoftext"
+        kind = "wordpiece" if family == "bert" else "bpe"
+        tok = pt.train_tokenizer(kind, [str(folder / "text.txt")], vocab=4_000, style=style)
+        data = pt.prepare([folder / "text.txt"], tokenizer=tok, out=folder / "data", holdout="0%", workers=0)
+        tok.save(folder / "tok")
+        reference = AutoTokenizer.from_pretrained(folder / "tok")
+        reference.pad_token = reference.pad_token or reference.eos_token
+        shape = "encoder" if family == "bert" else "decoder"
+        source = Source.open(Reading(path=str(data.path), max_length=work.LENGTH), chosen, shape)
+        samples = source.samples("train", work.LENGTH, chosen)
+        lesson = chosen.open(Vocabulary.of(source.tokenizer), shape)
+        stream = work.Stream(samples, Shape(rows=work.TOKENS // work.LENGTH, length=work.LENGTH), seed=0, lesson=lesson)
+        plain = work.Stream(samples, Shape(rows=32, length=work.LENGTH), seed=0)
+        sequences = [part.tolist() for part in plain[0].split(plain[0].tokens)]
+        held = [stream[step] for step in range(2)]  # the folder goes; planning and cutting are measured elsewhere
+    vocab = source.tokenizer.vocab
+    knobs = {**size, "vocab": vocab, **({} if family == "bert" else {"positions": work.LENGTH})}
+    model = pt.build(with_heads(resolve("bert-tiny" if family == "bert" else "gpt2", knobs), chosen), seed=0).train()
+    wide = {"vocab_size": vocab, "bos_token_id": None, "eos_token_id": None}
+    peer: Any
+    if family == "bert":
+        shaped = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
+        peer = BertForMaskedLM(BertConfig(**wide, **shaped))
+    else:
+        shaped = {"n_embd": 128, "n_layer": 2, "n_head": 2, "n_positions": work.LENGTH}
+        peer = GPT2LMHeadModel(GPT2Config(**wide, **shaped))
+    ours = work.ours(model, _Held(held), chosen)
+    theirs = work.theirs(peer.train(), sequences, reference, best=True, masked=family == "bert")
+    theirs_all = len(work.padded(sequences, best=True))
+    return lambda: _cycle(ours, len(held)), lambda: _cycle(theirs, theirs_all)
+
+
+def _cycle(steps: Iterator[int], count: int) -> int:
+    """Steps over all batches of a side once, so that every turn has the same work."""
+    return sum(next(steps) for _ in range(count))
+
+
+class _Held:
+    """Batches that are there already, over and over."""
+
+    def __init__(self, held: list[Any]) -> None:
+        self.held = held
+
+    def batches(self) -> Iterator[Any]:
+        while True:
+            yield from self.held
+
+
+ROWS: Mapping[str, Callable[[], Pair]] = {
+    "lessons masked": lambda: lessons("masked"),
+    "lessons permuted": lambda: lessons("permuted"),
+    "encoding": encoding,
+    "training encoder": lambda: training("bert", "masked"),
+    "training decoder": lambda: training("gpt2", "causal"),
+}
+
+
+def texts(count: int, words: int) -> Iterator[str]:
+    """Sentences of about so many words; the n-th most frequent is as frequent as in any language (Zipf)."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    letters = np.array(list("etaoinshrdlucmfwypvbgkjqxz"))
+    known = ["".join(letters[rng.zipf(1.4, size) % 26]) for size in rng.integers(2, 10, 5_000)]
+    for length in np.clip(rng.lognormal(np.log(words), 0.6, count), 4, 4 * words).astype(int).tolist():
+        yield " ".join(known[one] for one in (rng.zipf(1.2, length) % 5_000).tolist()).capitalize() + "."
+
+
+def _done(result: object, amount: int) -> int:
+    return amount
+
+
+def ratio(pair: Pair, rounds: int, least: float = 0.2) -> float:
+    """How many times as fast we are: the best rate of each, over rounds in turns of at least so many seconds."""
+    best = [0.0, 0.0]
+    for turn in range(rounds + 1):
+        for which, work in enumerate(pair):
+            begun, done, spent = time.process_time(), 0, 0.0
+            while spent < least:
+                done += work()
+                spent = time.process_time() - begun
+            if turn:  # the first warms up
+                best[which] = max(best[which], done / spent)
+    return best[0] / best[1]
+
+
+def lost(found: Mapping[str, float], recorded: Mapping[str, float]) -> dict[str, float]:
+    """The rows that have lost too much, and how much of their ratio they have left."""
+    left = {name: found[name] / recorded[name] for name in found if name in recorded}
+    return {name: share for name, share in left.items() if share < 1 - LOSS}
+
+
+def machine() -> str:
+    """What ratios depend on."""
+    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    facts = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    named = {key.strip(): value.strip() for key, value in facts.items()}
+    part = f"{named.get('CPU implementer', '')} {named.get('CPU part', '')}".strip()
+    return f"{platform.machine()} {named.get('model name') or part or platform.processor()}".strip()
+
+
+def versions() -> dict[str, str]:
+    """Of what both sides are made of."""
+    from importlib.metadata import version
+
+    return {name: version(name) for name in ("torch", "transformers", "tokenizers", "numpy")}
+
+
+def measure(names: list[str], rounds: int, recorded: Mapping[str, float]) -> dict[str, float]:
+    """The ratio of each row; one that seems to have lost is measured again, and its best counts."""
+    found: dict[str, float] = {}
+    for name in names:
+        pair = ROWS[name]()
+        found[name] = ratio(pair, rounds)
+        for _ in range(2):
+            if lost({name: found[name]}, recorded):
+                found[name] = max(found[name], ratio(pair, 2 * rounds))
+        said = f", recorded {recorded[name]:.2f}" if name in recorded else ""
+        print(f"{name:<20} {found[name]:8.2f} x the peer{said}", file=sys.stderr, flush=True)
+    return found
+
+
+def main() -> int:
+    """Measure, compare, and record where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="*", choices=[*ROWS], default=[*ROWS], metavar="ROW")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--record", action="store_true", help="write the ratios of this machine")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(1)
+    known = json.loads(FILE.read_text()) if FILE.exists() else {}
+    here = known.get(machine(), {}).get("ratios", {})
+    found = {name: round(value, 2) for name, value in measure(options.rows, options.rounds, here).items()}
+    gone = lost(found, here)
+    result = {"machine": machine(), "versions": versions(), "ratios": found, "lost": gone}
+    print(json.dumps(result, indent=2))
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=2))
+    if options.record:
+        known[machine()] = {"versions": versions(), "ratios": {**here, **found}}
+        FILE.write_text(json.dumps(known, indent=2) + "\n")
+        return 0
+    if not here:
+        print("nothing is recorded for this machine; do so with --record", file=sys.stderr)
+    return 1 if gone else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
