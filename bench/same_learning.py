@@ -60,8 +60,7 @@ def main() -> None:
 
     common = {"train.log_every": 1, "train.eval_tokens": 0, "train.batch_tokens": 16_384, "train.lr": 1e-3}
     common |= {"data.max_length": 128, "data.short": None, **parse_assignments(given.set)}
-    gpt = {"model.width": 256, "model.decoder.depth": 4, "model.decoder.blocks.0.attention.heads": 4}
-    gpt |= {"model.decoder.blocks.0.feedforward.hidden": 1024}
+    gpt = {"model.width": 256, "model.depth": 4, "model.heads": 4}
     work = {
         "bert-mini": ("bert-mini", given.data, "masked", {}),
         "gpt2 4/256": ("gpt2", given.gpt_data, "causal", gpt),

@@ -1,0 +1,192 @@
+"""How cost grows: tokens/s against sequence length, width, vocabulary and batch, ours beside transformers', as plots.
+
+    PYTHONPATH=src python bench/growth.py --out growth/ [--only length,width] [--minutes 8]
+
+One causal model (GPT-2's blocks, 12 layers of 768, 50,257 words, 65,536 tokens a step, no dropout) of which one thing
+is changed at a time; forward, backward and fused AdamW in bf16 autocast on CUDA; small sizes in fp32 on a CPU. The
+peer is compiled on CUDA. Each point: both sides in one process, three alternated rounds, the median. What does not fit
+or fails is left out and said; so is what the time given does not suffice for.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+import pretune as pt
+from pretune.core.types import Targets
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting."""
+
+    length: int = 1024
+    width: int = 768
+    vocab: int = 50_257
+    tokens: int = 65_536
+    depth: int = 12
+
+
+AXES = {
+    "length": (128, 512, 2048, 8192),
+    "width": (256, 512, 1024, 2048),
+    "vocab": (8_192, 32_768, 131_072),
+    "tokens": (4_096, 16_384, 131_072),
+}
+SMALL = Point(length=128, width=128, vocab=4_096, tokens=1_024, depth=2)
+SMALL_AXES = {"length": (64, 256, 512), "width": (64, 256), "vocab": (1_024, 16_384), "tokens": (256, 4_096)}
+
+
+def points(base: Point, axes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, Point]]:
+    """The base first, then one thing after another."""
+    yield "base", base
+    for axis, values in axes.items():
+        for value in values:
+            yield (
+                axis,
+                replace(base, **{axis: value}, **({"tokens": max(base.tokens, value)} if axis == "length" else {})),
+            )
+
+
+def steps(point: Point, device: str) -> dict[str, Callable[[], None]]:
+    """A training step of each side, on the same tokens."""
+    heads = max(point.width // 64, 1)
+    config = transformers.GPT2Config(
+        vocab_size=point.vocab,
+        n_positions=point.length,
+        n_embd=point.width,
+        n_layer=point.depth,
+        n_head=heads,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    )
+    ours = pt.build(
+        "gpt2",
+        device=device,
+        vocab=point.vocab,
+        width=point.width,
+        depth=point.depth,
+        heads=heads,
+        dropout=0.0,
+        hidden=4 * point.width,
+        positions=point.length,
+    )
+    theirs = transformers.GPT2LMHeadModel(config).to(device).train()
+    ids = np.random.default_rng(0).integers(5, point.vocab, (max(point.tokens // point.length, 1), point.length))
+    keep = torch.arange(ids.size).view(ids.shape)[:, :-1].reshape(-1)
+    targets = Targets(index=keep, labels=torch.from_numpy(ids[:, 1:].reshape(-1)))
+    batch, tokens = replace(pt.batch(ids), targets=targets).to(device), torch.from_numpy(ids).to(device)
+    run: Any = theirs
+    if device == "cuda":
+        ours.decoder.stream = torch.bfloat16
+        ours.compile(dynamic=False)
+        run = torch.compile(theirs)
+
+    def step(model: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> Callable[[], None]:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+        def once() -> None:
+            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+                value = loss()
+            value.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        return once
+
+    return {
+        "pretune": step(ours.train(), lambda: ours.loss(ours.states(batch), batch).mean()),
+        "transformers": step(theirs, lambda: run(input_ids=tokens, labels=tokens).loss),
+    }
+
+
+def timed(once: Callable[[], None], device: str, count: int) -> float:
+    def sync() -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    sync()
+    start = time.perf_counter()
+    for _ in range(count):
+        once()
+    sync()
+    return (time.perf_counter() - start) / count
+
+
+def measure(point: Point, device: str) -> dict[str, float]:
+    """Tokens a second of both."""
+    rates: dict[str, list[float]] = {}
+    sides = steps(point, device)
+    done = max(point.tokens // point.length, 1) * point.length
+    for name, once in list(sides.items()):
+        try:
+            for _ in range(3):
+                once()
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            print(f"{point}: {name}: {str(error).splitlines()[0][:100]}", flush=True)
+            del sides[name]
+    for _ in range(3):
+        for name, once in sides.items():
+            rates.setdefault(name, []).append(done / timed(once, device, 4))
+    return {name: round(statistics.median(values)) for name, values in rates.items()}
+
+
+def plot(rows: list[dict[str, Any]], out: Path) -> None:
+    """One picture of four."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    axes = [axis for axis in AXES if any(row["axis"] == axis for row in rows)]
+    figure, places = plt.subplots(1, max(len(axes), 1), figsize=(3.6 * max(len(axes), 1), 3.2), squeeze=False)
+    for axis, place in zip(axes, places[0], strict=True):
+        for name in ("pretune", "transformers"):
+            found = sorted(
+                (row[axis], row["rates"][name])
+                for row in rows
+                if row["axis"] in (axis, "base") and name in row["rates"]
+            )
+            place.plot(*zip(*found, strict=True), marker="o", label=name)
+        place.set(xscale="log", xlabel="tokens a step" if axis == "tokens" else axis, ylim=(0, None))
+    places[0][0].set_ylabel("tokens/s")
+    places[0][0].legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(out / "growth.svg")
+
+
+def main() -> None:
+    """Measure, point by point, and draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", default=",".join(AXES))
+    parser.add_argument("--minutes", type=float, default=8.0)
+    given = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_float32_matmul_precision("high")
+    base, axes = (Point(), AXES) if device == "cuda" else (SMALL, SMALL_AXES)
+    given.out.mkdir(parents=True, exist_ok=True)
+    begun, rows = time.monotonic(), list[dict[str, Any]]()
+    for axis, point in points(base, {name: axes[name] for name in given.only.split(",")}):
+        if time.monotonic() - begun > 60 * given.minutes:
+            print(f"{axis}: time is over before {point}", flush=True)
+            continue
+        rows.append({"axis": axis, **asdict(point), "rates": measure(point, device)})
+        print(json.dumps(rows[-1]), flush=True)
+        torch._dynamo.reset()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+        (given.out / "growth.json").write_text(json.dumps({"device": device, "rows": rows}, indent=1) + "\n")
+    plot(rows, given.out)
+
+
+if __name__ == "__main__":
+    main()
