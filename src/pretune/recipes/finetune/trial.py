@@ -137,6 +137,8 @@ class Trial:
         self.stop.ready(loop, lambda loop: saver.save(loop, wait=True))
         if found is not None:
             saver.last_step, saver.last_time = state.step, state.elapsed
+            for hook in (_Later(evaluate), *self.begun.unfreezing):
+                hook(loop, [])  # what was left undone when it was asked to stop
         saver.save(loop, wait=True)
         self._steps(loop)
         evaluate.now(loop)
