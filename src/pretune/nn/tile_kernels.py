@@ -75,6 +75,7 @@ def forward(
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
+    """What a block of queries reads, and the logarithm of what its probabilities are divided by."""
     block, place = tl.program_id(0), tl.program_id(1)
     row, h = place // heads, place % heads
     m, d = block * BM + tl.arange(0, BM), tl.arange(0, DP)
@@ -160,6 +161,7 @@ def whole(
 
 @triton.jit
 def deltas(O, G, DELTA, heads, RQ, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr):
+    """The product of each output and its gradient, summed: what all gradients of scores have in common."""
     block, place = tl.program_id(0), tl.program_id(1)
     row, h = place // heads, place % heads
     m, d = block * BM + tl.arange(0, BM), tl.arange(0, DP)
