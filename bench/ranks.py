@@ -1,0 +1,109 @@
+"""P13: two CPU ranks beside one, a core each: the same run, the same tokens a step, shared by two processes.
+
+    PYTHONPATH=src python bench/ranks.py [--model bert-mini] [--steps 16] [--repeats 3] [--out result.json]
+
+The text is made here. A run is `pretune pretrain` with one thread a process, alone or under torchrun; the time of a
+step is the median of those after the first four, as the run itself writes them down (`metrics.jsonl`). Alternated; the
+median of the repeats. The speed by the clock means something only where both cores are free: the load is printed. What
+processor time says holds on any machine: two ranks cannot be faster than twice the work of one by the work of both (a
+step's, which is that of a long run less that of a short one). The losses of both runs must agree.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+GOAL = 1.8
+SKIPPED = 4
+
+
+def text() -> str:
+    """Documents of some hundred words that repeat."""
+    words = [f"w{number * number % 4_999}" for number in range(200_000)]
+    return "\n\n".join(" ".join(words[start : start + 200]) for start in range(0, len(words), 200))
+
+
+def run(model: str, folder: Path, ranks: int, steps: int, name: str) -> tuple[float, float, float]:
+    """Seconds of a step by the clock, of processor time in all, and the last loss."""
+    out = folder / name
+    start = [] if ranks == 1 else ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
+    command = [
+        sys.executable,
+        "-m",
+        *start,
+        "pretune",
+        "--quiet",
+        "pretrain",
+        model,
+        "--data",
+        "data",
+        "--out",
+        str(out),
+    ]
+    command += ["--objective", "masked", "--steps", str(steps), "--device", "cpu", "--set", "train.eval_tokens=0"]
+    command += ["--set", "data.max_length=128", "--set", "data.short=none", "--set", "train.batch_tokens=4096"]
+    command += ["--set", "train.log_every=1", "--set", "model.dropout=0"]
+    before = os.times()
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    after = os.times()
+    if done.returncode:
+        raise SystemExit(done.stderr[-3000:])
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if "seconds" in row]
+    times = [row["seconds"] for row in rows]
+    each = [later - sooner for sooner, later in zip(times[SKIPPED - 1 :], times[SKIPPED:], strict=False)]
+    return statistics.median(each or [0.0]), sum(after[2:4]) - sum(before[2:4]), rows[-1]["loss"]
+
+
+def main() -> None:
+    """Prepare, alternate, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="bert-mini")
+    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    os.environ.update(OMP_NUM_THREADS="1", PYTHONPATH=str(Path(__file__).parents[1] / "src"))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "text.txt").write_text(text())
+        pretune = [sys.executable, "-m", "pretune", "--quiet"]
+        tokenizer = ["tokenizer", "text.txt", "--kind", "wordpiece", "--vocab", "8000", "--out", "tok"]
+        for command in (tokenizer, ["prepare", "text.txt", "--tokenizer", "tok", "--out", "data"]):
+            subprocess.run([*pretune, *command], cwd=folder, check=True, capture_output=True)
+        clock: dict[int, list[float]] = {1: [], 2: []}
+        work: dict[int, list[float]] = {1: [], 2: []}
+        for turn in range(options.repeats):
+            losses = {}
+            for ranks in (1, 2):
+                _, short, _ = run(options.model, folder, ranks, 2, f"short-{ranks}-{turn}")
+                each, whole, losses[ranks] = run(options.model, folder, ranks, options.steps, f"run-{ranks}-{turn}")
+                clock[ranks].append(each)
+                work[ranks].append((whole - short) / (options.steps - 2))
+            if abs(losses[1] - losses[2]) > 1e-3 * losses[1]:
+                raise SystemExit(f"one rank ends with a loss of {losses[1]}, two with {losses[2]}")
+    seconds = {ranks: statistics.median(values) for ranks, values in clock.items()}
+    needed = {ranks: min(values) for ranks, values in work.items()}
+    result = {
+        "model": options.model,
+        "ratio": {
+            "clock": round(seconds[1] / seconds[2], 2),
+            "at most, by processor time": round(2 * needed[1] / needed[2], 2),
+        },
+        "goal": GOAL,
+        "seconds a step": {f"{ranks} rank{'s' * (ranks > 1)}": round(value, 3) for ranks, value in seconds.items()},
+        "processor seconds a step": {f"{ranks}": round(value, 3) for ranks, value in needed.items()},
+        "load": round(os.getloadavg()[0], 1),
+    }
+    print(json.dumps(result, indent=2))
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
