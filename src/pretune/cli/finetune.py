@@ -23,7 +23,9 @@ def finetune(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="A run, or the directory of a Hugging Face model.")
     ] = None,
-    task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="A task of `pretune list tasks` …")] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="NAME", help="A task of `pretune list tasks`, or several: a,b …")
+    ] = None,
     train: Annotated[
         Path | None, typer.Option("--train", metavar="FILE", help="… or a table of one's own: CSV, TSV, JSONL, CoNLL.")
     ] = None,
@@ -38,7 +40,7 @@ def finetune(
         typer.Option(
             "--method",
             metavar="NAME",
-            help="full, frozen, first, last, gradual, ulmfit, random, adapter, prefix, prompt, lora, qlora, ia3, "
+            help="full, frozen, first, last, gradual, ulmfit, mix, random, adapter, prefix, prompt, lora, qlora, ia3, "
             "bitfit; together with +: lora+gradual.",
         ),
     ] = None,
