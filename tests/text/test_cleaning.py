@@ -46,6 +46,14 @@ def test_exact_duplicates_differ_in_white_space_and_unicode_form_only() -> None:
     assert len(list(clean(documents(texts), exact=False))) == 4
 
 
+def test_both_sides_of_a_pair_are_cleaned_and_count() -> None:
+    """A side that is dropped takes the other along; a pair is there twice where both sides are."""
+    rows = [("a  b", "c d"), ("a b", "c  d"), ("a b", "e f"), ("a b c", "d"), ("x", "y z"), ("y z", "x")]
+    given = [Document(one, 0, "a", pair=other) for one, other in rows]
+    left = [(document.text, document.pair) for document in clean(given, ["spaces", "short_pages=2"])]
+    assert left == [("a b", "c d"), ("a b", "e f")]
+
+
 def test_near_duplicates() -> None:
     words = [f"word{number}" for number in range(300)]
     other = [f"other{number}" for number in range(300)]

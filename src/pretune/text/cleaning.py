@@ -126,11 +126,11 @@ class Cleaned(Iterator[Document]):
     def _cleaned(self, documents: Iterable[Document]) -> Iterator[Document]:
         waiting: Document | None = None  # a piece that goes on, if a later piece is kept
         for document in documents:
-            text = self._text(document.text)
-            if text is not None:
+            sides = self._sides(document)
+            if sides is not None:
                 if waiting is not None:
                     yield waiting
-                kept = document if text is document.text else replace(document, text=text)
+                kept = document if sides == document.sides else replace(document, text=sides[0], pair=(*sides, None)[1])
                 waiting = kept if kept.more else None
                 if not kept.more:
                     yield kept
@@ -140,25 +140,29 @@ class Cleaned(Iterator[Document]):
         if waiting is not None:
             yield replace(waiting, more=False)
 
-    def _text(self, text: str) -> str | None:
-        """What the filters leave of a text; None when they, or the duplicates, drop it."""
-        for name, function in self._filters:
-            result = function(text)
-            if not self._counted(name, bool(result), result != text) or result is None:
-                return None
-            text = result
+    def _sides(self, document: Document) -> tuple[str, ...] | None:
+        """What the filters leave of a text, or of two sides; None when they drop one, or the duplicates both."""
+        sides: list[str] = []
+        for text in document.sides:
+            for name, function in self._filters:
+                result = function(text)
+                if not self._counted(name, bool(result), result != text) or result is None:
+                    return None
+                text = result
+            sides.append(text)
+        whole = "\0".join(sides)
         if self._seen is not None:
-            key = content_key(text)
+            key = content_key(whole)
             if not self._counted("exact_duplicates", key not in self._seen):
                 return None
             self._seen.add(key)
         if self._near is not None:
-            near = self._near.add(self._near.signature(text))
+            near = self._near.add(self._near.signature(whole))
             if not self._counted("near_duplicates", not near):
                 return None
         if self._tag:
-            self.languages[guess_language(text)] += 1
-        return text
+            self.languages.update(guess_language(text) for text in sides)
+        return tuple(sides)
 
     def _counted(self, step: str, kept: bool, changed: bool = False) -> bool:
         counts = self.counts[step]
