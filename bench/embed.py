@@ -55,7 +55,8 @@ def texts(count: int) -> list[str]:
 
 def made(folder: Path) -> Path:
     """A directory with random weights in the shape of MiniLM-L6."""
-    (folder / "text.txt").write_text("\n".join(" ".join(words()[i : i + 50]) for i in range(0, 100_000, 50)))
+    every = words()[:100_000]
+    (folder / "text.txt").write_text("\n".join(" ".join(every[i : i + 50]) for i in range(0, len(every), 50)))
     tokenizer = pt.train_tokenizer("wordpiece", [folder / "text.txt"], vocab=8192)
     model = pt.build("bert", seed=0, width=384, depth=6, heads=12, hidden=1536, vocab=tokenizer.vocab, positions=512)
     model.assets.files, model.assets.tokenizer = tokenizer.files(), tokenizer.raw

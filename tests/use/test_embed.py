@@ -17,6 +17,7 @@ from pretune.use.embed import embedder
 from pretune.use.pooling import POOLINGS, Embedding, TextEncoder
 from pretune.use.text import tokenizer_of
 from pretune.use.texts import batches, chunks, framed
+from tests.contracts.tiny import CASES, model_of
 from tests.use.readers import TEXTS, decoder, encoder
 
 EXACT = {"rtol": 0.0, "atol": 1e-6}
@@ -216,3 +217,17 @@ def test_a_strangers_folder_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "m" / "modules.json").write_text('[{"type": "x.Pooling", "path": ".."}]')
     assert list(pt.load(tmp_path / "m").assets.modules) == ["modules.json"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_family_gives_vectors(name: str) -> None:
+    """Packed together or alone, the same; of an encoder-decoder the encoder is read, which needs no target."""
+    model = model_of(name)
+    texts = [np.arange(5, 5 + n) % 40 + 5 for n in (3, 9, 1, 6)]
+    made = TextEncoder(model, Embedding(pooling=("mean", "last"), layer=1))
+    given_ = Sequences(tokens=np.concatenate(texts), offsets=np.cumsum([0, 3, 9, 1, 6]))
+    ((ids, cells, batch),) = batches(given_, tokens=64, row=16)
+    with torch.no_grad():
+        together = made(batch)[torch.from_numpy(cells)]
+        for place, number in enumerate(ids.tolist()):
+            torch.testing.assert_close(together[place], made(pt.batch([texts[number]]))[0], rtol=1e-4, atol=1e-5)
