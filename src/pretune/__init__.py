@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pretune.adapt.saving import load, save
     from pretune.core.types import Batch, Loss, Output
     from pretune.data.layout import batch
+    from pretune.evaluate.report import report
     from pretune.models.catalog import build
     from pretune.objectives import named as objective
     from pretune.recipes.embedding import train_embeddings
@@ -49,6 +50,7 @@ __all__ = [
     "prepare",
     "pretrain",
     "save",
+    "report",
     "score",
     "train_embeddings",
     "train_tokenizer",
@@ -65,6 +67,7 @@ _PUBLIC = {
     "train_embeddings": "pretune.recipes.embedding:train_embeddings",
     "finetune": "pretune.recipes.finetune.work:finetune",
     "evaluate": "pretune.recipes.evaluate:evaluate",
+    "report": "pretune.evaluate.report:report",
     "score": "pretune.use.score:score",
     "batch": "pretune.data.layout:batch",
     "embed": "pretune.use.embed:embed",

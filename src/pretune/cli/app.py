@@ -33,6 +33,7 @@ VERBS: Registry[Callable[..., None]] = Registry(
         "index": "pretune.cli.index:index",
         "search": "pretune.cli.search:search",
         "neighbors": "pretune.cli.neighbors:neighbors",
+        "report": "pretune.cli.report:report",
         "verify": "pretune.cli.verify:verify",
         "export": "pretune.cli.export:export",
         "env": "pretune.cli.env:env",

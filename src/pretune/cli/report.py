@@ -1,0 +1,32 @@
+"""`pretune report`: one HTML page about runs."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pretune.core import log
+
+
+def report(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Directories of runs, or a folder with results.json.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The page.")] = Path("report.html"),
+    title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="Its headline.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Write one HTML page about runs: scores, learning curves, mistakes, cost, data, and how to repeat them.
+
+    The page needs no network and no script; it follows the light or dark theme of its reader.
+
+    Example: pretune report runs/books runs/sst2 --out report.html
+    """
+    from pretune.evaluate.report import report as write
+
+    page = write(runs, out, title=title)
+    size = page.stat().st_size
+    print(json.dumps({"report": str(page), "bytes": size}) if as_json else f"{page}")
+    log.say(f"next: open {shlex.quote(str(page))} in a browser; it is one file of {size:,} bytes that can be sent on")

@@ -1,0 +1,116 @@
+"""What is known of a run as names and values: the rows that model cards and reports share.
+
+A `tree` is what stands in run.json, a `summary` what a run says at its end, `scores` what stands in scores.json.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pretune.train.figures import amount, clock, dollars, energy, weight
+
+Facts = Mapping[str, Any]
+Rows = list[tuple[str, str]]
+HEADER = ("score", "interval", "better by", "p")
+
+
+def learnt(tree: Facts, summary: Facts) -> Rows:
+    """How a model was pre-trained, and how well."""
+    train, held = tree["train"], summary.get("held_out") or {}
+    return [
+        ("parameters", f"{summary['parameters']:,}"),
+        ("steps", f"{summary['steps']:,} of {train['batch_tokens']:,} tokens ({summary['skipped']:,} skipped)"),
+        ("tokens read", f"{summary['tokens']:,}"),
+        ("sequence length", lengths(tree["data"])),
+        ("optimiser", optimiser(train)),
+        ("seed", str(train["seed"])),
+        *((f"held-out {term.replace('_', ' ')}", f"{value:.4g}") for term, value in held.items()),
+    ]
+
+
+def lengths(data: Facts) -> str:
+    """The longest sequence, after the shorter ones that came first."""
+    short, longest = data.get("short"), data["max_length"]
+    return f"{longest:,}" if short is None or short[1] >= longest else f"{short[1]:,} then {longest:,}"
+
+
+def optimiser(train: Facts) -> str:
+    """The optimiser, its rate and its schedule."""
+    return f"{train['optimizer']['kind']}, peak rate {train['lr']:g}, {train['schedule']['kind']} schedule"
+
+
+def tuned(tree: Facts, scores: Facts) -> Rows:
+    """How a model was fine-tuned."""
+    model, counts = scores["model"], scores["counts"]
+    share = f"{model['trained']:,} of {model['parameters']:,} parameters trained"
+    return [
+        ("method", f"{tree['method']['kind']}, {share} ({model['trained'] / model['parameters']:.2%})"),
+        ("learning rate", f"{model['lr']:g}"),
+        ("steps", f"{model['steps']:,} of {tree['train']['batch']} examples; weights of step {model['best_step']:,}"),
+        ("examples", ", ".join(f"{split} {count:,}" for split, count in scores["examples"].items() if count)),
+        ("longest", f"{counts['longest']} tokens; {counts['cut']:,} of {counts['examples']:,} examples were cut"),
+    ]
+
+
+def cost_rows(cost: Facts) -> Rows:
+    """What a run cost, by name."""
+    of = f" ({cost['mfu']:.1%} of the peak)" if cost["mfu"] else ""
+    how = "; ".join(f"{part['what']}: {part['how']}" for part in cost["energy"])
+    return [
+        ("device", f"{cost['devices']} x {cost['device']}"),
+        ("time", clock(cost["seconds"])),
+        ("FLOPs", f"{amount(cost['flops'], billion='G')}FLOP{of}"),
+        ("energy", f"{energy(cost['kwh'])} ({cost['energy_label']}; {how}; without {', '.join(cost['left_out'])})"),
+        ("CO2e", f"{weight(cost['co2e_kg'])} (at {cost['grid_g_per_kwh']:g} g/kWh)"),
+        ("price", f"{dollars(cost['dollars'])} ({cost['price_label']})"),
+    ]
+
+
+def score_rows(scores: Facts) -> Iterator[tuple[str, ...]]:
+    """The result and the baselines, one row each."""
+    found, name = scores["result"], scores["metric"]
+    yield f"this run ({name}, {found['split']})", f"{found['score']:.4f}", interval(found), "", ""
+    for one in scores["baselines"]:
+        gap = one["against"]
+        yield one["name"], f"{one['score']:.4f}", "", difference(gap), f"{gap['p']:.3g}"
+
+
+def interval(found: Facts) -> str:
+    """The interval over seeds; nothing for one seed."""
+    if found.get("std") is None:
+        return ""
+    return f"{found['low']:.4f} to {found['high']:.4f} ({len(found['each'])} seeds)"
+
+
+def difference(gap: Facts) -> str:
+    """By how much a run is better, and the interval of that."""
+    return f"{gap['difference']:+.4f} ({gap['low']:+.4f} to {gap['high']:+.4f})"
+
+
+def told(scores: Facts) -> Iterator[str]:
+    """What has to be said beside the numbers."""
+    yield from scores["notes"]
+    if scores["not_run"]:
+        absent: dict[str, list[str]] = {}
+        for name, why in scores["not_run"].items():
+            absent.setdefault(why, []).append(name)
+        yield "not run: " + "; ".join(f"{', '.join(names)} ({why})" for why, names in absent.items())
+    if scores["forgetting"]:
+        found = scores["forgetting"]
+        yield (
+            f"the pre-training loss went from {found['before']['loss']:.4f} to {found['after']['loss']:.4f}; weights "
+            f"moved by {found['distance']:.2%} of their length"
+        )
+
+
+def splits(card: Facts) -> Iterator[str]:
+    """How much text each split has."""
+    for name, split in card["splits"].items():
+        yield f"{name}: {split['tokens']:,} tokens in {split['documents']:,} documents ({split['bytes']:,} bytes)"
+
+
+def sources(card: Facts) -> Iterator[tuple[str, str, str, str]]:
+    """Where text came from, under which licence, and how much of it was trained on."""
+    for one in card["sources"]:
+        used = one.get("train", {})
+        licence = one.get("licence") or "not stated"
+        yield one["name"], licence, f"{used.get('documents', 0):,}", f"{used.get('tokens', 0):,}"

@@ -1,0 +1,78 @@
+"""HTML that cannot be broken by what it shows: children that are plain text are escaped.
+
+element("p", "1 < 2", kind="note").html          # '<p class="note">1 &lt; 2</p>'
+"""
+
+import html
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+ALONE = frozenset({"path", "line", "circle"})
+"""Elements of SVG that hold nothing, and end themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Markup:
+    """Text that is HTML already."""
+
+    html: str
+
+
+Child = Markup | str
+NOTHING = Markup("")
+
+
+def plain(value: object) -> str:
+    """Text without characters that steer a terminal or that nobody sees.
+
+    >>> plain("\\x1b[31mred\\nnext")
+    '�[31mred next'
+    """
+    return "".join(one if one.isprintable() else " " if one in "\n\t\r" else "�" for one in str(value))
+
+
+def escape(value: object) -> str:
+    """Text that is nothing but text in HTML."""
+    return html.escape(plain(value))
+
+
+def element(tag: str, *children: Child, kind: str = "", **attributes: object) -> Markup:
+    """One element; `kind` is its class, and `_` in the names of attributes is a dash."""
+    given = {"class": kind} if kind else {}
+    given |= {name.rstrip("_").replace("_", "-"): str(value) for name, value in attributes.items()}
+    opening = "".join([f"<{tag}", *(f' {name}="{escape(value)}"' for name, value in given.items())])
+    return Markup(f"{opening}/>" if tag in ALONE else f"{opening}>{joined(children).html}</{tag}>")
+
+
+def joined(children: Iterable[Child]) -> Markup:
+    """One after the other."""
+    return Markup("".join(one.html if isinstance(one, Markup) else escape(one) for one in children))
+
+
+def table(head: Sequence[Child], rows: Iterable[Sequence[Child]], *, kind: str = "") -> Markup:
+    """A table that scrolls to the side where it is too wide; numbers stand to the right."""
+    body = [
+        element("tr", element("th", row[0], scope="row"), *(element("td", cell, kind=_kind(cell)) for cell in row[1:]))
+        for row in rows
+    ]
+    top = element("thead", element("tr", *(element("th", cell, scope="col") for cell in head))) if head else NOTHING
+    return element("div", element("table", top, element("tbody", *body), kind=kind), kind="wide")
+
+
+def pairs(rows: Iterable[tuple[str, Child]]) -> Markup:
+    """Names and values."""
+    return table((), rows, kind="pairs")
+
+
+def note(*text: Child) -> Markup:
+    """What is said beside."""
+    return element("p", *text, kind="note")
+
+
+def code(*lines: str) -> Markup:
+    """Commands."""
+    return element("pre", element("code", Markup("\n".join(map(escape, lines)))))
+
+
+def _kind(cell: Child) -> str:
+    return "number" if isinstance(cell, str) and cell[:1] in "0123456789+-−<" and len(cell) < 30 else ""

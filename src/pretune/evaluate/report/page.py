@@ -1,0 +1,125 @@
+"""The page: sections in order, each with what there is or with why there is nothing."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from pretune.core import io
+from pretune.core.errors import UsageError
+from pretune.evaluate.report.curves import by_labels, learning, samples
+from pretune.evaluate.report.gather import Ran, Results, gather
+from pretune.evaluate.report.markup import Markup, element, escape, joined, note, table
+from pretune.evaluate.report.mistakes import mistakes
+from pretune.evaluate.report.ran import what_was_run
+from pretune.evaluate.report.scored import best_baseline, compared, label_chart, scores
+from pretune.evaluate.report.spent import cost, data, repeat
+from pretune.train.figures import clock, weight
+
+Section = tuple[str, str, Markup]
+
+
+def report(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *, title: str | None = None) -> Path:
+    """Write one HTML file about runs and results, in the order given; the same input gives the same bytes.
+
+    A run is a directory of `pretune pretrain` or `pretune finetune`, finished or not. A folder with results.json (rows
+    of method, labels, mean and seeds) is a comparison; the runs that it names are shown with it.
+    """
+    where = Path(out)
+    if not runs:
+        raise UsageError("no runs to report on; give at least one directory")
+    if where.is_dir():
+        raise UsageError(f"{where}: is a directory; give --out the name of a file, such as {where / 'report.html'}")
+    given = [Path(one) for one in runs]
+    found = [one for path in given for one in gather(path)]
+    ran: list[Ran] = []
+    for one in found:
+        if isinstance(one, Ran) and one.path.resolve() not in [run.path.resolve() for run in ran]:
+            ran.append(one)
+    results = [one for one in found if isinstance(one, Results)]
+    io.atomic_write(where, page(ran, results, given, where, title).html.encode())
+    return where
+
+
+def page(
+    runs: Sequence[Ran], results: Sequence[Results], given: Sequence[Path], out: Path, title: str | None = None
+) -> Markup:
+    """The whole document."""
+    named = title or next((str(one.about["title"]) for one in results if one.about.get("title")), None)
+    heading = named or " · ".join(one.name for one in (results or runs))
+    sections = _sections(runs, results, given, out)
+    links = element("nav", *(element("a", name, href=f"#{anchor}") for anchor, name, _ in sections))
+    body = [element("section", element("h2", name), content, id_=anchor) for anchor, name, content in sections]
+    style = Path(__file__).with_name("style.css").read_text()
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark"><meta name="generator" content="pretune">'
+        f"<title>{escape(heading)}</title><style>{style}</style>"
+    )
+    main = element("main", element("h1", heading), *_story(results), _tiles(runs, results), links, *body)
+    return Markup(f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{main.html}</body></html>\n')
+
+
+def _sections(runs: Sequence[Ran], results: Sequence[Results], given: Sequence[Path], out: Path) -> list[Section]:
+    tables = [compared(one) for one in results]
+    if not results or any(run.scores for run in runs):
+        tables.append(scores(runs))
+    charts = [chart for chart in (*map(label_chart, results), *by_labels(runs)) if chart.html]
+    few = element("div", *charts, kind="charts") if charts else note(
+        "Each model learnt from one number of labels; `pretune finetune --labels 50,200,all` makes a curve."
+    )  # fmt: skip
+    found = [
+        ("scores", "Scores", joined(tables)),
+        ("labels", "How many labels it takes", few),
+        ("ran", "What was run", joined([*map(_stages, results), what_was_run(runs)])),
+        ("learning", "Learning curves", learning(runs)),
+        ("mistakes", "Where it is wrong", mistakes(runs)),
+        ("samples", "What it said while it learnt", samples(runs)),
+        ("cost", "What it cost", cost(runs)),
+        ("data", "What it read", data(runs, results)),
+        ("repeat", "How to repeat it", repeat(runs, results, given, out)),
+    ]
+    if not results and not any(run.scores for run in runs):  # pre-training alone: what was run comes first
+        found = [*found[2:], *found[:2]]
+    return found
+
+
+def _story(results: Sequence[Results]) -> list[Markup]:
+    told = [one.about.get("story") for one in results]
+    lines = [line for one in told for line in ([one] if isinstance(one, str) else one if isinstance(one, list) else [])]
+    return [element("p", str(line), kind="lead") for line in lines]
+
+
+def _stages(results: Results) -> Markup:
+    stages = results.about.get("stages")
+    if not isinstance(stages, list):
+        return Markup("")
+    rows = [
+        (str(one.get("name", "")), clock(float(one.get("seconds", 0))), str(one.get("about", ""))) for one in stages
+    ]
+    return table(("stage", "time", ""), rows)
+
+
+def _tiles(runs: Sequence[Ran], results: Sequence[Results]) -> Markup:
+    """The few numbers one looks for."""
+    tiles: list[tuple[str, str]] = []
+    for one in results:
+        most = max(row["labels"] for row in one.rows)
+        best = max((row for row in one.rows if row["labels"] == most), key=lambda row: float(row["mean"]))
+        tiles.append(
+            (f"{best['mean']:.3f}", f"best {one.about.get('metric', 'score')} at {most:,} labels: {best['method']}")
+        )
+    for run in [run for run in runs if run.scores][: 0 if results else 3]:
+        assert run.scores is not None
+        found, beneath = run.scores["result"], best_baseline(run)
+        beside = f"; {beneath['name']} {beneath['score']:.3f}" if beneath else ""
+        tiles.append((f"{found['score']:.3f}", f"{run.scores['metric']} on {found['split']}, {run.name}{beside}"))
+    for run in [run for run in runs if not run.tuned][:2]:
+        loss = (run.summary.get("held_out") or {}).get("loss")
+        if isinstance(loss, int | float):
+            tiles.append((f"{loss:.3f}", f"held-out loss, {run.name}"))
+    paid = [run.cost for run in runs if run.cost is not None]
+    if paid:
+        tiles.append((clock(sum(float(one["seconds"]) for one in paid)), "of training"))
+        tiles.append((weight(sum(float(one["co2e_kg"]) for one in paid)), "of CO2e"))
+    shown = [element("div", element("b", value), element("span", about), kind="tile") for value, about in tiles]
+    return element("div", *shown, kind="tiles") if shown else Markup("")

@@ -1,0 +1,112 @@
+"""What runs cost, beside what is familiar; what was read; and the commands that repeat it."""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pretune.evaluate.report import facts
+from pretune.evaluate.report.charts import magnitude_chart
+from pretune.evaluate.report.familiar import driven, familiar
+from pretune.evaluate.report.gather import Ran, Results
+from pretune.evaluate.report.markup import Child, Markup, code, element, joined, note, pairs, table
+from pretune.train.figures import amount, clock, dollars, energy, weight
+
+Facts = Mapping[str, Any]
+
+
+def cost(runs: Sequence[Ran]) -> Markup:
+    """A table of what each run took, the sum, and the sum among familiar figures."""
+    paid = [(run, run.cost) for run in runs if run.cost is not None]
+    if not paid:
+        return note("No run here has a cost.json: it is the last file that a run writes.")
+    total = {
+        name: sum(float(one[name]) for _, one in paid) for name in ("seconds", "flops", "kwh", "co2e_kg", "dollars")
+    }
+    rows: list[Sequence[Child]] = [(run.name, _device(one), *_row(one)) for run, one in paid]
+    if len(paid) > 1:
+        rows.append(("together", "", *_row(total)))
+    known, ours = familiar(), total["co2e_kg"]
+    bars = [
+        ("all of the above" if len(paid) > 1 else "this run", ours, True),
+        *((one.name, one.kilograms, False) for one in known),
+    ]
+    return joined(
+        [
+            table(("", "device", "time", "FLOPs", "energy", "CO2e", "price"), rows),
+            element("p", f"{weight(ours)} of CO2e: as much as driving a car for {driven(ours)}."),
+            magnitude_chart(bars, unit="kg of CO2e", show=[_heavy(value) for _, value, _ in bars]),
+            note("A logarithmic scale. ", *(f"{one.name}: {one.source}. " for one in known)),
+            *(_how(run, one) for run, one in paid),
+        ]
+    )
+
+
+def _row(cost: Facts) -> tuple[str, ...]:
+    flops = f"{amount(cost['flops'], billion='G')}FLOP"
+    return clock(cost["seconds"]), flops, energy(cost["kwh"]), weight(cost["co2e_kg"]), dollars(cost["dollars"])
+
+
+def _device(cost: Facts) -> str:
+    return f"{cost['devices']} x {cost['device']}"
+
+
+def _heavy(kilograms: float) -> str:
+    return f"{kilograms / 1000:,.3g} t" if kilograms >= 1000 else weight(kilograms)
+
+
+def _how(run: Ran, cost: Facts) -> Markup:
+    return element("details", element("summary", f"{run.name}: how this is known"), pairs(facts.cost_rows(cost)))
+
+
+def data(runs: Sequence[Ran], results: Sequence[Results]) -> Markup:
+    """The data cards, each once."""
+    cards = [card for card in [*(one.card for one in results), *(run.card for run in runs)] if card is not None]
+    once = {str(card.get("fingerprint", number)): card for number, card in enumerate(cards)}
+    named = [str((run.tree.get("data") or {}).get("path")) for run in runs if run.pretrained and run.card is None]
+    missing = [note(f"{path}: its data card is not there any more (card.json).") for path in dict.fromkeys(named)]
+    if not once and not missing:
+        return note("No pre-training run is here; what fine-tuning read is said with its scores.")
+    return joined([*(part for card in once.values() for part in _card(card)), *missing])
+
+
+def _card(card: Facts) -> Iterator[Markup]:
+    yield element("p", "; ".join(facts.splits(card)) + ".")
+    yield table(("source", "licence", "documents", "tokens"), facts.sources(card))
+    languages = card.get("languages") or {}
+    told = [
+        ("languages", ", ".join(f"{name} {share:.1%}" for name, share in [*languages.items()][:8])),
+        ("left out", ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in _left(card))),
+        ("tokenizer", f"vocabulary {card['tokenizer']['vocab']:,}" if card.get("tokenizer") else ""),
+        ("made by", str(card.get("command", ""))),
+        ("fingerprint", str(card.get("fingerprint", ""))),
+    ]
+    yield pairs([(name, value) for name, value in told if value])
+
+
+def _left(card: Facts) -> list[tuple[str, int]]:
+    found = {**(card.get("skipped") or {}), **(card.get("dropped") or {})}
+    return [(name, count) for name, count in found.items() if isinstance(count, int) and count]
+
+
+def repeat(runs: Sequence[Ran], results: Sequence[Results], given: Sequence[Path], out: Path) -> Markup:
+    """Commands that make all of it again, in order."""
+    lines: list[str] = []
+    for one in results:
+        command = one.about.get("command")
+        lines += [command] if isinstance(command, str) else map(str, command) if isinstance(command, list) else []
+    for run in runs:
+        if run.card is not None and run.card.get("command") and str(run.card["command"]) not in lines:
+            lines.append(str(run.card["command"]))
+    for run in (one for one in runs if one.tuned or one.pretrained):
+        verb = "finetune" if run.tuned else "pretrain"
+        lines.append(f"pretune {verb} --config {quoted(run.path / 'run.json')} --out {quoted(run.path)}-again")
+    lines.append(f"pretune report {' '.join(map(quoted, given))} --out {quoted(out)}")
+    return joined(
+        [code(*lines), note("On a CPU the same settings, data and threads give the same weights, bit for bit.")]
+    )
+
+
+def quoted(path: Path) -> str:
+    """A path as a shell reads it."""
+    return shlex.quote(str(path))

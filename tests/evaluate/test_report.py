@@ -1,0 +1,330 @@
+"""Reports: each section with what there is or why there is nothing, nothing that breaks the page, the same bytes."""
+
+import html.parser
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
+from pretune.evaluate.report import report
+from pretune.evaluate.report.charts import MOST, Series, line_chart, thinned, ticks
+from pretune.evaluate.report.scored import half
+from tests.evaluate import report_files as files
+
+SECTIONS = ("scores", "labels", "ran", "learning", "mistakes", "samples", "cost", "data", "repeat")
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+NASTY = "<script>alert(1)</script>\x1b[31m\"'&\u202e"
+
+
+def made(runs: list[Path], out: Path) -> str:
+    return report(runs, out / "report.html").read_text()
+
+
+def section(page: str, name: str) -> str:
+    """The text of a section, tags taken out."""
+    found = re.search(rf'<section id="{name}">(.*?)</section>', page, re.DOTALL)
+    assert found is not None
+    return html.unescape(re.sub(r"<[^>]+>", " ", found[1]))
+
+
+class Checker(html.parser.HTMLParser):
+    """Whether every element that opens is closed in order, and which elements there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "action")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def checked(page: str) -> Checker:
+    checker = Checker()
+    checker.feed(page)
+    assert checker.open == []
+    return checker
+
+
+class TestSections:
+    """What is there is shown, what is not is explained."""
+
+    def test_all_of_them(self, tmp_path: Path) -> None:
+        page = made([files.pretrained(tmp_path / "books"), files.tuned(tmp_path / "films")], tmp_path)
+        assert [name for name in SECTIONS if f'<section id="{name}">' in page] == [*SECTIONS]
+        scores = section(page, "scores")
+        assert "films is better than svm, the best of the simple baselines, by 0.1000 (p = 0.01)" in scores
+        assert "0.8800 to 0.9200 (2 seeds)" in scores and "not run: bilstm (not asked for)" in scores
+        ran = section(page, "ran")
+        assert "somefamily" in ran and "64 wide, 2 layers, 4 heads, vocabulary 500" in ran and "32 then 128" in ran
+        assert "masked, rate 0.15" in ran and "54,321" in ran and "lora, 500 of 1,000 parameters trained" in ran
+        assert "loss of pre-training" in section(page, "learning") and "accuracy on dev" in section(page, "learning")
+        wrong = section(page, "mistakes")
+        assert "4 of 6 are right" in wrong and "a quiet joy 0" in wrong and "(90% sure)" in wrong
+        assert "cat (not dog)" in section(page, "samples")
+        cost = section(page, "cost")
+        assert "together" in cost and "Strubell et al., 2019" in cost and "driving a car for 1.6 m" in cost
+        assert "books" in section(page, "data") and "f00d" in section(page, "data")
+        assert f"pretune pretrain --config {tmp_path / 'books' / 'run.json'}" in section(page, "repeat")
+        assert "pretune prepare books --out data" in section(page, "repeat")
+
+    def test_what_is_missing_is_explained(self, tmp_path: Path) -> None:
+        run = files.pretrained(tmp_path / "books", finished=False, samples=False, card=False)
+        page = made([run], tmp_path)
+        assert "No fine-tuned run is here" in section(page, "scores")
+        assert "--set train.samples_every=100" in section(page, "samples")
+        assert "No run here has a cost.json" in section(page, "cost")
+        assert "its data card is not there any more" in section(page, "data")
+        assert "not finished" in section(page, "ran") and "--labels 50,200,all" in section(page, "labels")
+        (run / "metrics.jsonl").unlink()
+        assert "No run has a metrics.jsonl" in section(made([run], tmp_path), "learning")
+
+    def test_predictions_without_answers(self, tmp_path: Path) -> None:
+        run = files.tuned(tmp_path / "films")
+        files.lines(run / "predictions.jsonl", [{"split": "test", "id": "0", "label": "bad"}])
+        assert "has no right answers" in section(made([run], tmp_path), "mistakes")
+        (run / "predictions.jsonl").unlink()
+        assert "no predictions.jsonl" in section(made([run], tmp_path), "mistakes")
+
+    def test_pretraining_alone_begins_with_what_was_run(self, tmp_path: Path) -> None:
+        page = made([files.pretrained(tmp_path / "books")], tmp_path)
+        assert re.findall(r'<section id="(\w+)">', page)[0] == "ran"
+
+
+class TestScores:
+    """Numbers beside each other."""
+
+    def test_several_runs_in_one_table(self, tmp_path: Path) -> None:
+        runs = [files.tuned(tmp_path / "a"), files.tuned(tmp_path / "b", score=0.7, p=0.97)]
+        page = made(runs, tmp_path)
+        scores = section(page, "scores")
+        assert scores.count("films: accuracy on 6 examples of test") == 1
+        assert scores.count("svm (baseline)") == 1  # the same for both
+        assert '<span class="best">0.9000</span>' in page and '<span class="best">0.7000</span>' not in page
+        assert "+0.1000 (+0.0500 to +0.1500) than svm" in scores and "a against b, by what they predicted" in scores
+        assert "svm, a simple baseline, is better than b by 0.1000" in scores
+
+    def test_what_cannot_be_told_apart(self, tmp_path: Path) -> None:
+        page = made([files.tuned(tmp_path / "a", score=0.81, p=0.4)], tmp_path)
+        assert "cannot be told apart (p = 0.4)" in section(page, "scores")
+
+    def test_different_baselines_of_a_name(self, tmp_path: Path) -> None:
+        runs = [files.tuned(tmp_path / "a"), files.tuned(tmp_path / "b", baseline=0.75)]
+        scores = section(made(runs, tmp_path), "scores")
+        assert "svm, a (baseline)" in scores and "svm, b (baseline)" in scores
+
+    def test_tasks_have_tables_of_their_own(self, tmp_path: Path) -> None:
+        page = made([files.tuned(tmp_path / "a"), files.tuned(tmp_path / "b", task="news")], tmp_path)
+        assert "films: accuracy" in section(page, "scores") and "news: accuracy" in section(page, "scores")
+
+    def test_a_curve(self, tmp_path: Path) -> None:
+        points = [
+            {"labels": n, "score": s, "std": 0.1, "low": s - 0.1, "high": s + 0.1, "baselines": {"svm": 0.5}}
+            for n, s in ((50, 0.6), (200, 0.7))
+        ]
+        found = section(made([files.tuned(tmp_path / "a", curve=points)], tmp_path), "labels")
+        assert "accuracy by labels" in found and "svm" in found
+
+    @pytest.mark.parametrize(
+        ("kind", "lines", "words"),
+        [
+            ("regression", [{"gold": 1.0, "score": 3.5}, {"gold": 4.0, "score": 4.1}], ["furthest off", "said 3.5"]),
+            (
+                "tagging",
+                [{"gold": ["A", "B"], "tags": ["A", "A"], "words": ["x", "y"]}],
+                ["1 of 2 tags", "y: A, right"],
+            ),
+            ("generation", [{"gold": "one", "text": "two"}, {"gold": "b", "text": "B"}], ["1 of 2 are right", "two"]),
+            ("span", [{"gold": ["one", "1"], "text": "1"}, {"gold": [], "text": "x"}], ["1 of 2 are", "nothing"]),
+        ],
+    )
+    def test_mistakes_of_every_kind(
+        self, kind: str, lines: list[dict[str, object]], words: list[str], tmp_path: Path
+    ) -> None:
+        run = files.tuned(tmp_path / "a", kind=kind)
+        files.lines(run / "predictions.jsonl", [{"split": "test", "id": str(n), **one} for n, one in enumerate(lines)])
+        text = " ".join(section(made([run], tmp_path), "mistakes").split())
+        assert all(word in text for word in words), text
+
+    def test_many_classes_are_a_list(self, tmp_path: Path) -> None:
+        run = files.tuned(tmp_path / "a")
+        lines = [{"split": "test", "id": str(n), "label": f"l{n}", "gold": f"l{n + 1}"} for n in range(20)]
+        files.lines(run / "predictions.jsonl", lines)
+        page = made([run], tmp_path)
+        assert "how often" in section(page, "mistakes") and 'class="confusion"' not in page
+
+
+class TestResults:
+    """Folders with results.json."""
+
+    def test_a_table_and_a_chart(self, tmp_path: Path) -> None:
+        files.pretrained(tmp_path / "all" / "books")
+        more = {"title": "What it bought", "story": ["It pays."], "runs": ["books"], "command": "pretune quickstart"}
+        stages = [{"name": "pre-train", "seconds": 61, "about": "words are hidden"}]
+        folder = files.results(tmp_path / "all", metric="accuracy", examples=1000, stages=stages, **more)
+        page = made([folder], tmp_path)
+        assert "<h1>What it bought</h1>" in page and "It pays." in page
+        assert "0.850 ± 0.025" in section(page, "scores") and "1,000 labels" in section(page, "scores")
+        assert "accuracy by labels" in section(page, "labels")
+        assert "words are hidden" in section(page, "ran") and "somefamily" in section(page, "ran")
+        assert "pretune quickstart" in section(page, "repeat")
+
+    def test_a_bare_list(self, tmp_path: Path) -> None:
+        files.write(tmp_path / "a" / "results.json", [{"method": "full", "labels": 10, "mean": 0.5, "seeds": 1}])
+        assert "0.500" in section(made([tmp_path / "a"], tmp_path), "scores")
+
+    def test_intervals(self) -> None:
+        assert half({"mean": 0.5, "seeds": 1, "std": 0.1}) is None
+        assert half({"low": 0.4, "high": 0.6}) == pytest.approx(0.1)
+        assert half({"each": [0.90, 0.91, 0.92]}) == pytest.approx(0.0248, abs=1e-4)
+        assert half({"std": 0.01, "seeds": [0, 1, 2]}) == pytest.approx(0.0248, abs=1e-4)
+
+    @pytest.mark.parametrize(
+        ("rows", "fault"),
+        [
+            ([], "no rows"),
+            ([{"labels": 1, "mean": 1}], "row 1: no 'method'"),
+            ([{"method": "a", "labels": 1, "mean": "x"}], "row 1: 'mean' is 'x'; a number is needed"),
+            ([{"method": "a", "labels": 1, "mean": 1, "seeds": "x"}], "'seeds' is 'x'"),
+        ],
+    )
+    def test_rows_that_are_wrong(self, rows: list[dict[str, object]], fault: str, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match=re.escape(fault)):
+            made([files.results(tmp_path / "a", rows)], tmp_path)
+
+
+class TestSafety:
+    """What data say is text and nothing else."""
+
+    def test_everything_is_escaped(self, tmp_path: Path) -> None:
+        run = files.tuned(tmp_path / "films", task=NASTY, notes=[NASTY], not_run={NASTY: NASTY}, metric=NASTY)
+        files.lines(run / "predictions.jsonl", [{**files.said(0, right=False, text=NASTY), "label": NASTY}])
+        books = files.pretrained(tmp_path / "books")
+        files.lines(books / "metrics.jsonl", [{"step": 1, "sample": f"{NASTY} → {NASTY}"}])
+        row = {"method": NASTY, "labels": 5, "mean": 0.5, "seeds": 1, "about": NASTY}
+        told = {"title": NASTY, "story": NASTY, "command": NASTY, "task": NASTY, "metric": NASTY}
+        page = made([files.results(tmp_path / "all", [row], **told), run, books], tmp_path)
+        assert "<script" not in page and "\x1b" not in page and "\u202e" not in page
+        assert page.count("&lt;script&gt;") > 10
+        assert "script" not in checked(page).seen
+
+    def test_nothing_is_fetched(self, tmp_path: Path) -> None:
+        page = made([files.pretrained(tmp_path / "books"), files.tuned(tmp_path / "films")], tmp_path)
+        found = checked(page)
+        assert all(link.startswith("#") for link in found.links) and not {"script", "link", "img"} & set(found.seen)
+        assert "http" not in page and "url(" not in page and "@import" not in page
+
+    def test_the_same_input_gives_the_same_bytes(self, tmp_path: Path) -> None:
+        runs = [files.pretrained(tmp_path / "books"), files.tuned(tmp_path / "films")]
+        assert made(runs, tmp_path) == made(runs, tmp_path)
+
+    def test_a_run_given_twice_is_shown_once(self, tmp_path: Path) -> None:
+        run = files.pretrained(tmp_path / "books")
+        assert "together" not in section(made([run, run], tmp_path), "cost")
+
+
+class TestFaults:
+    """One line that says what is wrong."""
+
+    @pytest.mark.parametrize(
+        ("name", "content", "kind", "fault"),
+        [
+            (None, "", UsageError, "no such directory"),
+            ("other.txt", "", UsageError, "no run.json and no results.json"),
+            ("run.json", "{", CheckpointError, "run.json"),
+            ("results.json", "{", DataError, "results.json"),
+        ],
+    )
+    def test_what_is_no_run(
+        self, name: str | None, content: str, kind: type[PretuneError], fault: str, tmp_path: Path
+    ) -> None:
+        if name is not None:
+            (tmp_path / "run").mkdir()
+            (tmp_path / "run" / name).write_text(content)
+        with pytest.raises(kind, match=fault) as told:
+            made([tmp_path / "run"], tmp_path)
+        assert "\n" not in str(told.value) and not (tmp_path / "report.html").exists()
+
+    def test_scores_and_predictions_that_are_damaged(self, tmp_path: Path) -> None:
+        run = files.tuned(tmp_path / "films")
+        (run / "predictions.jsonl").write_text('{"split": "test"}\nhalf')
+        with pytest.raises(CheckpointError, match=r"predictions.jsonl:2: not a JSON object"):
+            made([run], tmp_path)
+        scores = json.loads((run / "scores.json").read_text())
+        del scores["baselines"]
+        files.write(run / "scores.json", scores)
+        with pytest.raises(CheckpointError, match=r"scores.json: has no 'baselines'"):
+            made([run], tmp_path)
+
+    def test_no_runs_and_no_file(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="at least one directory"):
+            report([], tmp_path / "a.html")
+        with pytest.raises(UsageError, match="is a directory"):
+            report([files.pretrained(tmp_path / "books")], tmp_path)
+
+
+class TestCharts:
+    """Lines and numbers of axes."""
+
+    def test_long_lines_are_thinned(self) -> None:
+        found = thinned(Series("a", tuple((float(n), 1.0) for n in range(10_000))))
+        assert len(found.points) == MOST and {y for _, y in found.points} == {1.0} and found.points[-1][0] == 9999
+
+    @pytest.mark.parametrize("values", [(0.0, 0.0), (1e-9, 2e-9), (-5.0, 1e6), (0.5, 0.5)])
+    def test_any_range_has_an_axis(self, values: tuple[float, float]) -> None:
+        chart = line_chart([Series("a", ((1.0, values[0]), (2.0, values[1])))], x="step", y="loss")
+        checked(chart.html)
+        assert "nan" not in chart.html and "inf" not in chart.html
+
+    def test_numbers_of_an_axis_are_few(self) -> None:
+        for high in (0.003, 1, 7, 99, 12345):
+            assert 3 <= len(ticks(0, high)) <= 7
+
+    def test_labels_do_not_overlap(self) -> None:
+        counts = [100, 110, 120, 1000, 1050]
+        chart = line_chart([Series("a", tuple((n, 0.5) for n in counts))], x="labels", y="score", log=True).html
+        places = [float(one) for one in re.findall(r'class="middle" x="([\d.]+)"', chart)]
+        assert len(places) == 2 and places[1] - places[0] > 40
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed (apt install chromium)")
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1100])
+def test_the_page_in_a_browser(theme: str, width: int, tmp_path: Path) -> None:
+    """Chromium draws it: in the theme that is asked for, with colours in its charts, no wider than a phone."""
+    from matplotlib import image
+
+    runs = [files.pretrained(tmp_path / "books"), files.tuned(tmp_path / "films")]
+    page = report([files.results(tmp_path / "all"), *runs], tmp_path / "report.html")
+    picture = tmp_path / "page.png"
+    assert BROWSER is not None
+    subprocess.run(
+        [
+            BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+            f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},2600",
+            f"--blink-settings=preferredColorScheme={0 if theme == 'dark' else 1}", f"--screenshot={picture}",
+            page.as_uri(),
+        ],
+        check=True, capture_output=True, timeout=120,
+    )  # fmt: skip
+    seen = image.imread(picture)[..., :3]
+    assert seen.shape[1] == width
+    corner, ink = seen[2, 2].mean(), seen.reshape(-1, 3).mean(1)
+    assert corner > 0.95 if theme == "light" else corner < 0.15
+    assert (abs(ink - corner) > 0.5).mean() > 0.005  # there is writing
+    assert (seen.max(-1) - seen.min(-1) > 0.35).any()  # and there are colours: links, lines
+    assert (abs(seen[:, -6:] - corner).max(axis=(1, 2)) > 0.3).sum() < 5  # nothing runs over the right edge
