@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pretune.recipes.finetune.work import finetune
     from pretune.recipes.prepare import prepare
     from pretune.recipes.pretrain import pretrain
+    from pretune.recipes.quickstart.work import quickstart
     from pretune.text.tokenizer import train_tokenizer
     from pretune.use.embed import embed
     from pretune.use.fill import fill
@@ -49,6 +50,7 @@ __all__ = [
     "objective",
     "prepare",
     "pretrain",
+    "quickstart",
     "save",
     "report",
     "score",
@@ -64,6 +66,7 @@ _PUBLIC = {
     "prepare": "pretune.recipes.prepare:prepare",
     "objective": "pretune.objectives:named",
     "pretrain": "pretune.recipes.pretrain:pretrain",
+    "quickstart": "pretune.recipes.quickstart.work:quickstart",
     "train_embeddings": "pretune.recipes.embedding:train_embeddings",
     "finetune": "pretune.recipes.finetune.work:finetune",
     "evaluate": "pretune.recipes.evaluate:evaluate",

@@ -18,6 +18,7 @@ from pretune.core.registry import Registry
 VERBS: Registry[Callable[..., None]] = Registry(
     "verb",
     {
+        "quickstart": "pretune.cli.quickstart:quickstart",
         "list": "pretune.cli.list:list_",
         "show": "pretune.cli.show:show",
         "show-batch": "pretune.cli.show_batch:show_batch",

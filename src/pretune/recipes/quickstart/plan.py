@@ -1,0 +1,54 @@
+"""What a device can do in minutes: a model, and the work around it. The study behind the numbers: docs/results.md."""
+
+import math
+from dataclasses import replace
+
+from pretune.core.config import spec
+
+BATCH, EPOCHS = 16, 3
+"""Reviews in a step of fine-tuning, and how often all of them are read."""
+
+
+@spec
+class Plan:
+    """A small encoder for two slow cores, and how much of everything it is given."""
+
+    vocab: int = 8192
+    width: int = 128
+    depth: int = 1
+    heads: int = 2
+    hidden: int = 256
+    length: int = 128  # pieces of a review that are read, special tokens included
+    crop: int = 128  # pieces of a sequence of pre-training
+    static: int = 2  # epochs of the vectors that it starts with
+    masked: float = 0.4
+    lr: float = 1e-3  # of pre-training
+    tune: float = 3e-3  # … of fine-tuning by gradients
+    batch: int = 4096  # tokens in a step of pre-training
+    share: float = 0.3  # of the budget that pre-training has
+    few: int = 60  # steps of fine-tuning at least, however few the labels are
+    labels: tuple[int, ...] = (200, 1000)
+    seeds: int = 3
+    once: tuple[str, ...] = ("lora", "gradual")  # rows that get one seed
+    test: int = 1000
+    dev: int = 100
+    pool: int = 4000  # reviews that labels are drawn from, by each seed anew
+    other: float = 0.12  # of the budget, for the encoder that someone else has trained
+    other_length: int = 96  # pieces of a review that it reads
+
+    def steps(self, labels: int) -> int:
+        """Of fine-tuning."""
+        return max(self.few, math.ceil(EPOCHS * labels / BATCH))
+
+
+ALL = (200, 1000, 5000)
+
+
+def plan_for(device: str, *, full: bool = False) -> Plan:
+    """What a CPU is given, or a GPU: a larger model, more labels and all seeds. `full` asks for the latter two."""
+    if device.startswith("cuda"):
+        large = Plan(
+            vocab=16_384, width=512, depth=4, heads=8, hidden=2048, length=256, crop=256, static=3, batch=65_536
+        )
+        return replace(large, lr=5e-4, tune=2e-4, share=0.5, labels=ALL, once=(), pool=8000, other_length=256)
+    return replace(Plan(), labels=ALL, once=(), pool=8000) if full else Plan()

