@@ -100,6 +100,13 @@ class TestSections:
         (run / "predictions.jsonl").unlink()
         assert "no predictions.jsonl" in section(made([run], tmp_path), "mistakes")
 
+    def test_fine_tuning_at_work(self, tmp_path: Path) -> None:
+        run = files.tuned(tmp_path / "films")
+        (run / "scores.json").unlink()
+        (run / "cost.json").unlink()
+        page = made([run], tmp_path)
+        assert "are not finished" in section(page, "scores") and "lora" in section(page, "ran")
+
     def test_pretraining_alone_begins_with_what_was_run(self, tmp_path: Path) -> None:
         page = made([files.pretrained(tmp_path / "books")], tmp_path)
         assert re.findall(r'<section id="(\w+)">', page)[0] == "ran"

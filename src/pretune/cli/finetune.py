@@ -122,7 +122,7 @@ def finetune(
     assert out is not None
     run = work(model, out=out, resume=resume, lr=rates, device=device, **plan, **wishes)
     print(json.dumps(run.scores, indent=2, ensure_ascii=False) if as_json else "\n".join(_result(run)))
-    log.say(f"next: pretune predict {run} --input FILE  ·  pretune verify {run}")
+    log.say(f"next: pretune predict {run} --input FILE  ·  pretune report {run} --out report.html")
 
 
 def _result(run: "FineTuned") -> "Iterator[str]":

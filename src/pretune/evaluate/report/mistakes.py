@@ -19,7 +19,7 @@ def mistakes(runs: Sequence[Ran]) -> Markup:
     """For each run a matrix (or a list, or dots) and examples."""
     tuned = [run for run in runs if run.scores]
     if not tuned:
-        return note("No fine-tuned run is here, so there are no mistakes to show.")
+        return note("No finished fine-tuned run is here, so there are no mistakes to show.")
     parts: list[Markup] = []
     for run in tuned:
         if len(tuned) > 1:

@@ -23,6 +23,8 @@ def scores(runs: Sequence[Ran]) -> Markup:
     """A table for each task, metric and split."""
     tuned = sorted((run for run in runs if run.scores), key=_key)  # stable: runs of a group stay in their order
     if not tuned:
+        if any(run.tuned for run in runs):
+            return note("The fine-tuned runs here are not finished: scores.json comes at the end.")
         return note("No fine-tuned run is here, so there are no scores (`pretune finetune` makes them).")
     return joined(_group([*group]) for _, group in groupby(tuned, key=_key))
 
