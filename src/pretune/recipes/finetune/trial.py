@@ -32,7 +32,7 @@ from pretune.tasks.splits import subset
 from pretune.train.evaluate import Evaluate
 from pretune.train.feed import Feed
 from pretune.train.journal import Journal
-from pretune.train.loop import Loop
+from pretune.train.loop import Hook, Loop
 from pretune.train.ranks import Ranks
 from pretune.train.saving import Saver, restore
 from pretune.train.state import State
@@ -137,8 +137,9 @@ class Trial:
         self.stop.ready(loop, lambda loop: saver.save(loop, wait=True))
         if found is not None:
             saver.last_step, saver.last_time = state.step, state.elapsed
-            for hook in (_Later(evaluate), *self.begun.unfreezing):
-                hook(loop, [])  # what was left undone when it was asked to stop
+            undone: list[Hook] = [_Later(evaluate), *self.begun.unfreezing]  # when it was asked to stop
+            for hook in undone:
+                hook(loop, [])
         saver.save(loop, wait=True)
         self._steps(loop)
         evaluate.now(loop)
