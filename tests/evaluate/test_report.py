@@ -12,6 +12,7 @@ import pytest
 from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
 from pretune.evaluate.report import report
 from pretune.evaluate.report.charts import MOST, Series, line_chart, thinned, ticks
+from pretune.evaluate.report.gather import Ran, gather
 from pretune.evaluate.report.scored import half
 from tests.evaluate import report_files as files
 
@@ -106,6 +107,14 @@ class TestSections:
         (run / "cost.json").unlink()
         page = made([run], tmp_path)
         assert "are not finished" in section(page, "scores") and "lora" in section(page, "ran")
+
+    def test_the_loss_is_that_of_the_model_that_is_kept(self, tmp_path: Path) -> None:
+        run = files.tuned(tmp_path / "films")
+        (run / "metrics.jsonl").unlink()
+        for name, seed in (("a", 3), ("b", 0)):  # the second is the one that scores.json names
+            files.write(run / "trials" / name / "trial.json", {"lr": 1e-3, "seed": seed, "labels": 40})
+            files.lines(run / "trials" / name / "metrics.jsonl", [{"step": 70 + seed, "loss": 0.5}])
+        assert [line["step"] for one in gather(run) if isinstance(one, Ran) for line in one.lines] == [70]
 
     def test_pretraining_alone_begins_with_what_was_run(self, tmp_path: Path) -> None:
         page = made([files.pretrained(tmp_path / "books")], tmp_path)
@@ -213,6 +222,12 @@ class TestResults:
         with pytest.raises(DataError, match=re.escape(fault)):
             made([files.results(tmp_path / "a", rows)], tmp_path)
 
+    def test_runs_that_are_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match=r"gone/run.json: no such file"):
+            made([files.results(tmp_path / "a", runs=["gone"])], tmp_path)
+        with pytest.raises(DataError, match="'runs' is 'gone'; a list of directories"):
+            made([files.results(tmp_path / "a", runs="gone")], tmp_path)
+
 
 class TestSafety:
     """What data say is text and nothing else."""
@@ -275,6 +290,17 @@ class TestFaults:
         del scores["baselines"]
         files.write(run / "scores.json", scores)
         with pytest.raises(CheckpointError, match=r"scores.json: has no 'baselines'"):
+            made([run], tmp_path)
+
+    @pytest.mark.parametrize(
+        ("name", "path"), [("run.json", "train"), ("cost.json", "flops"), ("scores.json", "result")]
+    )
+    def test_files_that_lack_something(self, name: str, path: str, tmp_path: Path) -> None:
+        run = files.tuned(tmp_path / "films")
+        tree = json.loads((run / name).read_text())
+        del tree[path]
+        files.write(run / name, tree)
+        with pytest.raises(CheckpointError, match=rf"{name}: has no '{path}"):
             made([run], tmp_path)
 
     def test_no_runs_and_no_file(self, tmp_path: Path) -> None:

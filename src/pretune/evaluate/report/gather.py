@@ -20,11 +20,29 @@ from pretune.train.metrics import NAME as METRICS
 from pretune.train.metrics import read_metrics
 
 Facts = Mapping[str, Any]
-RUN, COST, SCORES, PREDICTIONS, RESULTS, CARD = (
-    "run.json", "cost.json", "scores.json", "predictions.jsonl", "results.json", "card.json",
+RUN, COST, SCORES, TRIAL = "run.json", "cost.json", "scores.json", "trial.json"
+PREDICTIONS, RESULTS, CARD = "predictions.jsonl", "results.json", "card.json"
+JUDGED = (
+    "task", "kind", "metric", "notes", "examples", "counts.longest", "result.split", "result.score", "model.trained",
+    "baselines", "not_run", "curve", "forgetting",
 )  # fmt: skip
-JUDGED = ("task", "kind", "metric", "notes", "examples", "counts", "result", "model", "baselines", "not_run", "curve")
-"""What scores.json of a fine-tuning run has."""
+PAID = (
+    "device",
+    "devices",
+    "seconds",
+    "flops",
+    "mfu",
+    "kwh",
+    "energy",
+    "energy_label",
+    "left_out",
+    "co2e_kg",
+    "dollars",
+)
+LEARNT = ("objective.kind", "data.max_length", "train.lr", "train.seed", "train.optimizer.kind", "train.schedule.kind")
+TUNED = ("base.path", "method.kind", "train.batch")
+READ = ("splits", "sources")
+"""What the page asks of scores.json, cost.json, run.json and card.json; a run of ours has it all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +98,7 @@ def gather(path: str | os.PathLike[str]) -> list[Ran | Results]:
     if (where / RESULTS).is_file():
         results = read_results(where)
         found.append(results)
-        for name in results.about.get("runs", ()):
-            found += gather(where / str(name))
+        found += [read_run(where / name) for name in results.about.get("runs", ())]
     if (where / RUN).is_file():
         found.append(read_run(where))
     if not found:
@@ -92,26 +109,48 @@ def gather(path: str | os.PathLike[str]) -> list[Ran | Results]:
 def read_run(where: Path) -> Ran:
     """A run from its files; those that are damaged are errors, those that are missing are not."""
     tree = io.read_json(where / RUN, CheckpointError)
+    tuned = "base" in tree
+    _whole(tree, TUNED if tuned else LEARNT if "objective" in tree else (), where / RUN)
     cost = io.read_json(where / COST, CheckpointError) if (where / COST).is_file() else None
+    if cost is not None:
+        _whole(cost, PAID, where / COST)
     summary = (cost or {}).get("run")
-    scores = io.read_json(where / SCORES, CheckpointError) if (where / SCORES).is_file() else None
-    if scores is not None and "base" in tree:
-        missing = [name for name in JUDGED if name not in scores]
-        if missing:
-            raise CheckpointError(f"{where / SCORES}: has no '{missing[0]}'; fine-tune again, or leave this run out")
-    journal = next(
-        (folder for folder in (where, *sorted(where.glob("trials/*"))) if (folder / METRICS).is_file()), None
-    )
+    scores = io.read_json(where / SCORES, CheckpointError) if tuned and (where / SCORES).is_file() else None
+    if scores is not None:
+        _whole(scores, JUDGED, where / SCORES)
+    journal = _journal(where, scores)
     return Ran(
         path=where,
         tree=tree,
         cost=cost,
         summary=summary if isinstance(summary, dict) else {},
         lines=read_metrics(journal) if journal else (),
-        scores=scores if "base" in tree else None,
+        scores=scores,
         said=_lines(where / PREDICTIONS),
         card=_card(where, str((tree.get("data") or {}).get("path") or "")),
     )
+
+
+def _whole(tree: Facts, paths: Sequence[str], file: Path) -> None:
+    """Refuse a file that lacks what is asked of it."""
+    for path in paths:
+        found: Any = tree
+        for name in path.split("."):
+            if not isinstance(found, Mapping) or name not in found:
+                raise CheckpointError(f"{file}: has no '{path}'; it is damaged or not ours: leave this run out")
+            found = found[name]
+
+
+def _journal(where: Path, scores: Facts | None) -> Path | None:
+    """Where the run's metrics are: its own, or those of the trial whose model it has, or else of its first trial."""
+    found = [folder for folder in (where, *sorted(where.glob("trials/*"))) if (folder / METRICS).is_file()]
+    kept = {name: (scores or {}).get("model", {}).get(name) for name in ("lr", "seed", "labels")}
+    for folder in found:
+        if folder != where and (folder / TRIAL).is_file():
+            trial = io.read_json(folder / TRIAL, CheckpointError)
+            if all(trial.get(name) == value for name, value in kept.items()):
+                return folder
+    return next(iter(found), None)
 
 
 def read_results(where: Path) -> Results:
@@ -128,6 +167,9 @@ def read_results(where: Path) -> Results:
         raise DataError(f"{path}: no rows; a list of objects with method, labels, mean and seeds is needed")
     for number, row in enumerate(rows, start=1):
         _check(row, f"{path}: row {number}")
+    runs = about.get("runs", [])
+    if not isinstance(runs, list) or not all(isinstance(name, str) for name in runs):
+        raise DataError(f"{path}: 'runs' is {str(runs)[:60]!r}; a list of directories beside it is needed")
     card = _card(where, str(about["data"])) if about.get("data") else None
     return Results(
         path=where, rows=rows, about={key: value for key, value in about.items() if key != "rows"}, card=card
@@ -166,5 +208,7 @@ def _card(where: Path, named: str) -> dict[str, Any] | None:
         return None
     for folder in (Path(), where, *where.resolve().parents[:3]):
         if (folder / named / CARD).is_file():
-            return io.read_json(folder / named / CARD, DataError)
+            card = io.read_json(folder / named / CARD, DataError)
+            _whole(card, READ, folder / named / CARD)
+            return card
     return None

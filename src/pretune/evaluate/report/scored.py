@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 from pretune.evaluate.report import facts
@@ -21,12 +20,13 @@ GROUPS = {"pretrained": 0, "random": 1, "baseline": 7, "other": 3}
 
 def scores(runs: Sequence[Ran]) -> Markup:
     """A table for each task, metric and split."""
-    tuned = sorted((run for run in runs if run.scores), key=_key)  # stable: runs of a group stay in their order
+    tuned = [run for run in runs if run.scores]
     if not tuned:
         if any(run.tuned for run in runs):
             return note("The fine-tuned runs here are not finished: scores.json comes at the end.")
         return note("No fine-tuned run is here, so there are no scores (`pretune finetune` makes them).")
-    return joined(_group([*group]) for _, group in groupby(tuned, key=_key))
+    keys = dict.fromkeys(map(_key, tuned))  # in the order that they were given
+    return joined(_group([run for run in tuned if _key(run) == key]) for key in keys)
 
 
 def _key(run: Ran) -> tuple[str, str, str, int]:
