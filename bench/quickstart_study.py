@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pretune.adapt.static.ppmi import Ppmi
 from pretune.adapt.static.word2vec import Word2Vec
 from pretune.core.seed import generator
 from pretune.core.types import Batch
@@ -238,13 +239,14 @@ def main() -> None:
         ("static", int, 3), ("scale", float, 0.05), ("tune_lr", float, 5e-4), ("epochs", float, 4), ("least", int, 60),
         ("tune_batch", int, 32), ("dropout", float, 0.1), ("seed", int, 0), ("cache", str, ""), ("random", int, 0),
         ("fixed", int, 0), ("window", int, 5), ("subsample", float, 1e-4), ("tuned", int, 1), ("seeds", int, 1),
-        ("sif", float, 0.0), ("labels", str, "200,1000"), ("test", int, TEST),
+        ("sif", float, 0.0), ("counted", int, 0), ("labels", str, "200,1000"), ("test", int, TEST),
     ):  # fmt: skip
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=value)
     args = parser.parse_args()
     texts, gold = reviews()
     rest, told = texts[TEST:], gold[TEST:]
-    key = f"{args.kind}-{args.vocab}-{args.width}-{args.static}-{args.window}-{args.subsample:g}"
+    key = "-".join(map(str, (args.kind, args.vocab, args.width, args.static, args.window, args.subsample)))
+    key += "-counted" * args.counted
     kept = Path(args.cache or "/nonexistent") / f"{key}.npz"
     begun = time.process_time()
     if kept.is_file():
@@ -256,8 +258,9 @@ def main() -> None:
         flat, offsets = found.ids.astype(np.int32), found.offsets
         read, table = time.process_time(), np.zeros((args.vocab, args.width), dtype=np.float32)
         pieces = [[str(i) for i in flat[a:b]] for a, b in zip(offsets[TEST:-1], offsets[TEST + 1 :], strict=True)]
-        static = Word2Vec(width=args.width, epochs=args.static, window=args.window, least=2, subsample=args.subsample)
-        made = static.train(pieces) if args.static else None
+        skip = Word2Vec(width=args.width, epochs=args.static, window=args.window, least=2, subsample=args.subsample)
+        count = Ppmi(width=args.width, window=args.window, least=2)
+        made = (count if args.counted else skip).train(pieces) if args.static else None
         for word in made.words if made else ():
             table[int(word)] = made[word] if made else 0
         spent = time.process_time() - read

@@ -20,7 +20,7 @@ class Plan:
     hidden: int = 256
     length: int = 128  # pieces of a review that are read, special tokens included
     crop: int = 128  # pieces of a sequence of pre-training
-    static: int = 2  # epochs of the vectors that it starts with
+    window: int = 15  # of the vectors that it starts with: how far apart two pieces may meet
     masked: float = 0.4
     lr: float = 1e-3  # of pre-training
     tune: float = 3e-3  # … of fine-tuning by gradients
@@ -47,8 +47,6 @@ ALL = (200, 1000, 5000)
 def plan_for(device: str, *, full: bool = False) -> Plan:
     """What a CPU is given, or a GPU: a larger model, more labels and all seeds. `full` asks for the latter two."""
     if device.startswith("cuda"):
-        large = Plan(
-            vocab=16_384, width=512, depth=4, heads=8, hidden=2048, length=256, crop=256, static=3, batch=65_536
-        )
+        large = Plan(vocab=16_384, width=512, depth=4, heads=8, hidden=2048, length=256, crop=256, batch=65_536)
         return replace(large, lr=5e-4, tune=2e-4, share=0.5, labels=ALL, once=(), pool=8000, other_length=256)
     return replace(Plan(), labels=ALL, once=(), pool=8000) if full else Plan()

@@ -23,7 +23,11 @@ class Method:
 METHODS: dict[str, Method] = {
     "majority": Method("majority class", "baseline", "the more frequent label for every review"),
     "svm": Method("TF-IDF + SVM", "baseline", "weighted words and word pairs, a linear support vector machine"),
-    "static": Method("averaged static vectors", "baseline", "shallow pre-training: the mean of skip-gram vectors"),
+    "static": Method(
+        "averaged static vectors",
+        "baseline",
+        "shallow pre-training: the mean of vectors that were counted from the text",
+    ),
     "random": Method("random weights", "random", "the same network without pre-training, trained on the labels alone"),
     "frozen": Method("feature extraction", "pretrained", "the pre-trained network as it is, a linear model on top"),
     "lora": Method("LoRA", "pretrained", "low-rank changes of the pre-trained network"),

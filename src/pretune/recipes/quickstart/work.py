@@ -8,7 +8,7 @@ from typing import Any
 
 from pretune.core import io
 from pretune.core.errors import UsageError
-from pretune.data.prepare import prepare
+from pretune.data.prepare import Data, prepare
 from pretune.evaluate.report import report
 from pretune.recipes.choose import device_of
 from pretune.recipes.duration import seconds
@@ -93,9 +93,11 @@ class _Work:
 
     def vectors(self) -> None:
         """Static vectors of pieces, and the network that starts with them."""
-        about = "a skip-gram learns a vector for every piece in seconds; the network's embeddings start with these"
+        about = (
+            "who stands near whom is counted, and gives every piece a vector; the network's embeddings start with these"
+        )
         with self.stages.stage("vectors", about):
-            self.static = piece_vectors(self.tokenizer, self.texts.unlabelled, self.plan)
+            self.static = piece_vectors(Data.open(self.where / "data"), self.plan)
             begin(self.tokenizer, self.static, self.plan, self.where / "start")
 
     def pretrain(self, limit: float) -> None:
