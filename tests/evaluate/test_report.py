@@ -131,7 +131,10 @@ class TestScores:
         assert scores.count("films: accuracy on 6 examples of test") == 1
         assert scores.count("svm (baseline)") == 1  # the same for both
         assert '<span class="best">0.9000</span>' in page and '<span class="best">0.7000</span>' not in page
-        assert "+0.1000 (+0.0500 to +0.1500) than svm" in scores and "a against b, by what they predicted" in scores
+        assert (
+            "+0.1000 (+0.0500 to +0.1500) than svm" in scores
+            and "a against b, by what the models that were kept predicted" in scores
+        )
         assert "svm, a simple baseline, is better than b by 0.1000" in scores
 
     def test_what_cannot_be_told_apart(self, tmp_path: Path) -> None:

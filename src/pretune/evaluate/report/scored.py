@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from pretune.evaluate.report import facts
@@ -114,12 +115,11 @@ def verdict(run: Ran) -> Iterator[str]:
 
 
 def _notes(runs: Sequence[Ran]) -> Iterator[Markup]:
-    told = list(dict.fromkeys(line for run in runs if run.scores for line in facts.told(run.scores)))
-    yield from map(note, told)
+    lines = list(dict.fromkeys(line for run in runs if run.scores for line in facts.told(run.scores)))
+    yield from map(note, lines)
     for first, other, gap in paired(runs):
-        yield note(
-            f"{first} against {other}, by what they predicted: {facts.difference(_asdict(gap))}, p = {gap.p:.3g}."
-        )
+        told = f"{facts.difference(asdict(gap))}, p = {gap.p:.3g}"
+        yield note(f"{first} against {other}, by what the models that were kept predicted: {told}.")
     yield note(
         "Intervals are 95 %: over seeds by Student's t, of differences by a paired bootstrap over examples; p is the "
         "share of resampled test sets on which the run is not better."
@@ -146,10 +146,6 @@ def _right(run: Ran) -> dict[str, float]:
         for one in run.said
         if one.get("split") == split and one.get("gold") is not None and "label" in one
     }
-
-
-def _asdict(gap: Comparison) -> dict[str, float]:
-    return {"difference": gap.difference, "low": gap.low, "high": gap.high, "p": gap.p}
 
 
 def spread(rows: Sequence[tuple[float | None, float, float | None]]) -> tuple[float, float]:
