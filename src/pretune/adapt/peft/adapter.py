@@ -39,7 +39,7 @@ class Adapter:
     norms: bool = True  # whether the norms of the blocks are trained as well
 
     merges: ClassVar[bool] = False
-    rate: ClassVar[float] = 0.0003
+    rate: ClassVar[float] = 1e-3
 
     def __post_init__(self) -> None:
         if self.bottleneck < 1 or not self.after:

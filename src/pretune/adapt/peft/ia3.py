@@ -26,7 +26,7 @@ class IA3:
     inputs: tuple[Target, ...] = ("down",)  # those that are rescaled where they read, the others where they write
 
     merges: ClassVar[bool] = True
-    rate: ClassVar[float] = 0.003
+    rate: ClassVar[float] = 1e-2
 
     def __post_init__(self) -> None:
         if not self.targets or any(target not in TARGETS for target in self.targets):

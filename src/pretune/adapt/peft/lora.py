@@ -34,7 +34,7 @@ class Lora:
     dropout: float = 0.0  # of what A reads
 
     merges: ClassVar[bool] = True
-    rate: ClassVar[float] = 0.0003
+    rate: ClassVar[float] = 1e-3
 
     def __post_init__(self) -> None:
         check("LoRA", self.rank, self.alpha, self.dropout, self.targets)

@@ -37,7 +37,7 @@ class Qlora:
     group: int | None = 256  # scales that share one; None: scales stay in fp32
 
     merges: ClassVar[bool] = True
-    rate: ClassVar[float] = 3e-4
+    rate: ClassVar[float] = 1e-3
 
     def __post_init__(self) -> None:
         check("QLoRA", self.rank, self.alpha, self.dropout, self.targets)
