@@ -202,6 +202,14 @@ class TestResults:
         assert "words are hidden" in section(page, "ran") and "somefamily" in section(page, "ran")
         assert "pretune quickstart" in section(page, "repeat")
 
+    def test_what_pre_training_bought(self, tmp_path: Path) -> None:
+        rows = [
+            {"method": name, "labels": 10, "mean": mean, "seeds": 1, "group": group}
+            for name, mean, group in (("a", 0.6, "random"), ("b", 0.7, "pretrained"), ("c", 0.75, "pretrained"))
+        ]
+        assert "+0.150" in made([files.results(tmp_path / "all", rows)], tmp_path)
+        assert "random weights" not in made([files.results(tmp_path / "all", rows[:1])], tmp_path)
+
     def test_a_bare_list(self, tmp_path: Path) -> None:
         files.write(tmp_path / "a" / "results.json", [{"method": "full", "labels": 10, "mean": 0.5, "seeds": 1}])
         assert "0.500" in section(made([tmp_path / "a"], tmp_path), "scores")
@@ -329,6 +337,18 @@ class TestCharts:
     def test_numbers_of_an_axis_are_few(self) -> None:
         for high in (0.003, 1, 7, 99, 12345):
             assert 3 <= len(ticks(0, high)) <= 7
+
+    def test_many_intervals_are_whiskers_side_by_side(self) -> None:
+        series = [Series(str(n), ((1, 0.5), (2, 0.6)), ((1, 0.4, 0.6), (2, 0.5, 0.7)), n) for n in range(3)]
+        few = line_chart(series[:2], x="labels", y="score").html
+        many = line_chart(series, x="labels", y="score").html
+        assert few.count("band c") == 2 and "whisker" not in few
+        assert many.count("whisker c") == 6 and "band c" not in many
+        assert len(set(re.findall(r'x1="([\d.]+)" x2="[\d.]+" y1="[\d.]+" y2="[\d.]+"', many))) >= 6
+
+    def test_steps_are_whole(self) -> None:
+        chart = line_chart([Series("a", ((0, 1.0), (2, 2.0)))], x="step", y="loss").html
+        assert re.findall(r'class="middle"[^>]*>([^<]+)<', chart) == ["0", "1", "2"]
 
     def test_labels_do_not_overlap(self) -> None:
         counts = [100, 110, 120, 1000, 1050]

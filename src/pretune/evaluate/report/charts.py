@@ -18,6 +18,8 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 40
 COLOURS = 8
 MOST = 240
 """Points of a line; more are averaged."""
+BANDS, APART = 2, 3.0
+"""More bands than these would hide each other: their intervals are upright lines, so far apart."""
 Point = tuple[float, float]
 
 
@@ -57,15 +59,21 @@ def line_chart(series: Sequence[Series], *, x: str, y: str, log: bool = False, t
     ys = [point[1] for one in shown for point in one.points]
     ys += [end for one in shown for _, *ends in one.band for end in ends]
     log = log and min(xs) > 0
-    across = _axis(xs, LEFT + 8, WIDTH - RIGHT - 8, log=log)
+    across = _axis(xs, LEFT + 14, WIDTH - RIGHT - 14, log=log)
     up = _axis(ys, HEIGHT - BOTTOM, TOP)
     rows = ticks(up.low, up.high)
     columns = _spaced(sorted(set(xs)), across) if log else ticks(across.low, across.high)
+    if all(value == int(value) for value in xs):  # steps
+        columns = [value for value in columns if value == int(value)] or columns
+    whiskers = sum(bool(one.band) for one in shown) > BANDS
     parts = [
         *(_rule(up.at(value), short(value, rows)) for value in rows),
         *(_mark(across.at(value), short(value, columns)) for value in columns),
         element("text", x, x=(LEFT + WIDTH) / 2, y=HEIGHT - 4, kind="middle name"),
-        *(_drawn(one, across, up) for one in shown),
+        *(
+            _drawn(one, across, up, whiskers=whiskers, aside=APART * (place - (len(shown) - 1) / 2) if whiskers else 0)
+            for place, one in enumerate(shown)
+        ),
     ]
     chart = element(
         "svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=title or f"{y} by {x}", kind="chart"
@@ -178,18 +186,21 @@ def _mark(x: float, label: str) -> Markup:
     return element("text", label, x=x, y=HEIGHT - BOTTOM + 16, kind="middle")
 
 
-def _drawn(one: Series, across: Axis, up: Axis) -> Markup:
+def _drawn(one: Series, across: Axis, up: Axis, *, whiskers: bool, aside: float) -> Markup:
+    """A line with its points; `aside` moves it a little, so that intervals stand side by side."""
     colour = f"c{one.colour % COLOURS}"
-    places = [(across.at(x), up.at(y)) for x, y in one.points]
+    places = [(round(across.at(x) + aside, 1), up.at(y)) for x, y in one.points]
     parts: list[Markup] = []
-    if one.band:
+    if whiskers:
+        ends = [(round(across.at(x) + aside, 1), up.at(low), up.at(high)) for x, low, high in one.band]
+        parts += [element("line", x1=x, x2=x, y1=low, y2=high, kind=f"whisker {colour}") for x, low, high in ends]
+    elif one.band:
         upper = [f"{across.at(x)},{up.at(high)}" for x, _, high in one.band]
         lower = [f"{across.at(x)},{up.at(low)}" for x, low, _ in reversed(one.band)]
         parts.append(element("path", d=f"M{' '.join(upper + lower)}Z", kind=f"band {colour}"))
     if one.style != "dots" and len(places) > 1:
-        parts.append(
-            element("path", d="M" + " ".join(f"{x},{y}" for x, y in places), kind=f"line {colour} {one.style}")
-        )
+        line = " ".join(f"{x},{y}" for x, y in places)
+        parts.append(element("path", d=f"M{line}", kind=f"line {colour} {one.style}"))
     if len(places) <= 12 or one.style == "dots":
         parts += [element("circle", cx=x, cy=y, r=3, kind=f"point {colour}") for x, y in places]
     return joined(parts)

@@ -1,8 +1,9 @@
 """The page: sections in order, each with what there is or with why there is nothing."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pretune.core import io
 from pretune.core.errors import UsageError
@@ -108,6 +109,8 @@ def _tiles(runs: Sequence[Ran], results: Sequence[Results]) -> Markup:
         tiles.append(
             (f"{best['mean']:.3f}", f"best {one.about.get('metric', 'score')} at {most:,} labels: {best['method']}")
         )
+        if (gain := bought(one.rows, most)) is not None:
+            tiles.append((f"{gain:+.3f}", f"best pre-trained over random weights at {most:,} labels"))
     for run in [run for run in runs if run.scores][: 0 if results else 3]:
         assert run.scores is not None
         found, beneath = run.scores["result"], best_baseline(run)
@@ -123,3 +126,12 @@ def _tiles(runs: Sequence[Ran], results: Sequence[Results]) -> Markup:
         tiles.append((weight(sum(float(one["co2e_kg"]) for one in paid)), "of CO2e"))
     shown = [element("div", element("b", value), element("span", about), kind="tile") for value, about in tiles]
     return element("div", *shown, kind="tiles") if shown else Markup("")
+
+
+def bought(rows: Sequence[Mapping[str, Any]], labels: int) -> float | None:
+    """What pre-training is worth: the best that began with it less the best from random weights."""
+    means = {
+        group: [float(row["mean"]) for row in rows if row["labels"] == labels and row.get("group") == group]
+        for group in ("pretrained", "random")
+    }
+    return max(means["pretrained"]) - max(means["random"]) if all(means.values()) else None

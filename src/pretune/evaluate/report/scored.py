@@ -187,11 +187,13 @@ def label_chart(results: Results) -> Markup:
     """The same as lines over labels; nothing for one number of labels."""
     if len({row["labels"] for row in results.rows}) < 2:
         return Markup("")
+    shares = all(0 <= row["mean"] <= 1 for row in results.rows)
+    low, high = (0.0, 1.0) if shares else (-math.inf, math.inf)  # what an interval cannot go beyond
     series: list[Series] = []
     for place, method in enumerate(dict.fromkeys(row["method"] for row in results.rows)):
         rows = sorted((row for row in results.rows if row["method"] == method), key=lambda row: float(row["labels"]))
         kept = [(row["labels"], row["mean"], half(row)) for row in rows]
-        band = tuple((x, y - reach, y + reach) for x, y, reach in kept if reach is not None)
+        band = tuple((x, max(y - reach, low), min(y + reach, high)) for x, y, reach in kept if reach is not None)
         simple = any(row.get("group", "baseline") in ("baseline", "random") for row in rows)
         points = tuple((x, y) for x, y, _ in kept)
         series.append(
