@@ -14,6 +14,9 @@ from pretune.recipes.settings import Settings
 from pretune.train.ranks import Ranks
 from pretune.train.state import State
 
+HELD_OUT = {"cuda": 500_000, "cpu": 50_000}
+"""Held-out tokens that a loss is measured on, where nothing else is asked for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
@@ -74,8 +77,10 @@ def _stream(settings: Settings, source: Source, ranks: Ranks, split: str, length
 
 
 def _held(settings: Settings, source: Source, ranks: Ranks, phases: tuple[Phase, ...]) -> tuple[Stream, int] | None:
-    split = source.data.index.splits.get("valid")
-    if split is None or not split.tokens or not settings.train.eval_tokens:
+    split, wanted = source.data.index.splits.get("valid"), settings.train.eval_tokens
+    if wanted is None:
+        wanted = HELD_OUT["cuda" if ranks.device.type == "cuda" else "cpu"]
+    if split is None or not split.tokens or not wanted:
         return None
     try:
         stream = _stream(settings, source, ranks, "valid", phases[-1].length)
@@ -83,7 +88,7 @@ def _held(settings: Settings, source: Source, ranks: Ranks, phases: tuple[Phase,
         log.warn(str(fault))
         return None
     rows = stream.shape.rows * (stream.shape.length + (stream.shape.source or 0))
-    return stream, min(math.ceil(settings.train.eval_tokens / rows), len(stream.steps(0)))
+    return stream, min(math.ceil(wanted / rows), len(stream.steps(0)))
 
 
 def _steps(settings: Settings, streams: tuple[Stream, ...]) -> int | None:
