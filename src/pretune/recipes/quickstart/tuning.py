@@ -72,6 +72,8 @@ class Judge:
     def network(self, name: str, base: Path, labels: int, seed: int) -> float:
         """The network with a head on the mean of its states, trained by a method; the run stays in `out`."""
         plan, out, steps = self.plan, self.out / f"{name}-{labels}-{seed}", self.plan.steps(labels)
+        rates = {"random": plan.fresh, "lora": (plan.light, None)}
+        rate, decay = rates.get(name, (plan.tune, plan.decay))
         run = finetune(
             base,
             out=out,
@@ -81,7 +83,7 @@ class Judge:
             method=NETWORKS[name],
             labels=(labels,),
             baselines="none",
-            lr=plan.tune,
+            lr=rate,
             steps=steps,
             device=self.device,
             changes={
@@ -92,6 +94,7 @@ class Judge:
                 "train.batch": BATCH,
                 "train.eval_every": steps,  # dev chooses nothing: no labels but those that are told are used
                 **_faster(name, labels, steps),
+                "tune.decay": decay,
             },
         )
         io.remove(out / CHECKPOINTS)
