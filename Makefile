@@ -16,12 +16,10 @@ help: ## Show this list
 setup: $(VENV)/.dev ## Make .venv with the package, the development tools and the peers
 
 START := runs/quickstart
-quickstart: $(VENV)/.user ## Install for use only, and pre-train a small model on a minute of text at hand
-	@rm -rf $(START)/bert && mkdir -p $(START)
-	@test -d $(START)/tok || $(BIN)/pretune tokenizer builtin:docs --kind wordpiece --vocab 4096 --lowercase --out $(START)/tok
-	$(BIN)/pretune prepare builtin:docs --tokenizer $(START)/tok --out $(START)/data
-	$(BIN)/pretune pretrain bert-tiny --data $(START)/data --objective masked --budget 60s --out $(START)/bert
-	$(BIN)/pretune show ./$(START)/bert
+BUDGET ?= 6m
+quickstart: $(VENV)/.start ## Install for use, then see in minutes what pre-training buys: film reviews, few labels, a report
+	@rm -rf $(START)
+	$(BIN)/pretune quickstart --budget $(BUDGET) --out $(START)
 
 test: $(VENV)/.dev ## Run the tests (a few minutes)
 	$(BIN)/pytest -n $(JOBS)
@@ -54,6 +52,10 @@ $(VENV)/.user: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt torch
 	$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.start: $(VENV)/.user
+	$(PIP) install -c constraints.txt -e '.[quickstart]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.user pyproject.toml constraints.txt

@@ -117,7 +117,7 @@ def _beside(best: Mapping[str, Row], examples: int) -> Iterator[str]:
             )
     if "other" in best:
         other = best["other"]
-        yield f"{other['method']}: {other['mean']:.1%}, with far more pre-training than minutes."
+        yield f"{other['method']}: {other['mean']:.1%} ({other['about']})."
 
 
 def margin(one: float, other: float, examples: int) -> float:
