@@ -12,9 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pretune.data.prepare import prepare
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.objective import ModelShape
 from pretune.recipes.pretrain import pretrain
+from tests.data.texts import stories
 from tests.faults.runs import Nursery, arguments, made_data, metrics
 
 STEPS = 3
@@ -40,10 +42,18 @@ TOKENIZERS = {
 
 @pytest.fixture(scope="module")
 def datas(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
-    """The same stories for every tokenizer."""
-    return {
-        key: made_data(tmp_path_factory.mktemp("data"), *key, count=60) for key in dict.fromkeys(TOKENIZERS.values())
-    }
+    """The same stories for every tokenizer, and beside them as pairs of their halves."""
+    made = {}
+    for key in dict.fromkeys(TOKENIZERS.values()):
+        made[key] = made_data(tmp_path_factory.mktemp("data"), *key, count=60)
+        folder = made[key].parent
+        words = [story.split()[:16] for story in stories(60)]
+        for side, half in (("x", slice(8)), ("y", slice(8, None))):
+            (folder / side).write_text("".join(" ".join(story[half]) + "\n" for story in words))
+        prepare(
+            [f"pair:{folder}/x,{folder}/y"], tokenizer=folder / "tokenizer", out=folder / "pairs", holdout=0, workers=0
+        )
+    return made
 
 
 def settings(name: str, micro_tokens: int, **more: Any) -> dict[str, Any]:
@@ -70,6 +80,8 @@ def micro(run: Path) -> int:
 def test_what_is_learnt(runs: Nursery, datas: dict[tuple[str, str], Path], tmp_path: Path, objective: str) -> None:
     name = OTHERS.get(objective) or MODELS[OBJECTIVES.get(objective)().shapes[0]]
     data = datas[TOKENIZERS[name]]
+    if OBJECTIVES.get(objective)().pairs in ("kept", "apart"):
+        data = data.parent / "pairs"
     wishes = {"data": data, "objective": objective, "steps": STEPS}
     whole, pairs, single = (
         pretrain(name, out=tmp_path / str(tokens), changes=settings(name, tokens), **wishes).path

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import subprocess
 import sys
 from typing import Any, NamedTuple
 
@@ -9,17 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-CUDA = torch.cuda.is_available()
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
-if not CUDA:
-    if "pretune.nn.tile_kernels" in sys.modules and not os.environ.get("TRITON_INTERPRET"):
-        pytest.skip("the kernels were loaded for a GPU", allow_module_level=True)
-    os.environ["TRITON_INTERPRET"] = "1"  # NOTE: it is read when the kernels are defined
 
-from pretune.nn import tiles as module  # noqa: E402
-from pretune.nn.tiles import layout, tiles  # noqa: E402
+from pretune.nn import tiles as module
+from pretune.nn.tiles import layout, tiles
+from tests.conftest import ROOT
 
+CUDA = torch.cuda.is_available()
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+able = pytest.mark.skipif(not CUDA and not INTERPRETED, reason="done by test_by_the_interpreter, in its own process")
 pytestmark = [pytest.mark.gpu] if CUDA else []
 DEVICE = "cuda" if CUDA else "cpu"
 DTYPE = torch.bfloat16 if CUDA else torch.float32
@@ -122,6 +122,16 @@ class Inputs:
         return ((x ^ (x >> 15)) >> 1) >= round(case.dropout * 2**31)
 
 
+@pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels themselves can run")
+def test_by_the_interpreter() -> None:
+    """NOTE: it is chosen when triton is imported, which some other test may have done already."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and f"{len(CASES) + 1} passed" in done.stdout, done.stdout
+
+
+@able
 @pytest.mark.parametrize("name", CASES)
 def test_as_spelled_out(name: str) -> None:
     inputs = Inputs(CASES[name])
@@ -129,6 +139,7 @@ def test_as_spelled_out(name: str) -> None:
         assert ((mine.cpu().double() - other).norm() / other.norm()) < CLOSE
 
 
+@able
 def test_dropped_shares() -> None:
     kept = Inputs(CASES["dropout, long, causal"])._kept().double()
     assert abs(kept.mean() - 0.7) < 4 * (0.21 / kept.numel()) ** 0.5

@@ -235,10 +235,10 @@ def _rows(samples: Samples, lesson: Lesson, length: int, tokens: int, ranks: int
 def even(rows: int) -> int:
     """So many rows or a few less, such that they can be cut in halves several times.
 
-    >>> [even(rows) for rows in (1, 7, 37, 100, 1000)]
-    [1, 7, 36, 96, 960]
+    >>> [even(rows) for rows in (1, 7, 13, 37, 100, 1000)]
+    [1, 7, 12, 36, 96, 960]
     """
-    unit = 1
+    unit = 2 if rows >= 8 else 1
     while unit < 64 and unit * 16 <= rows:
         unit *= 2
     return rows // unit * unit
