@@ -4,10 +4,17 @@ import pytest
 import torch
 
 import pretune as pt
+from pretune.adapt.adapted import adapt
 from pretune.adapt.freeze import Decay, FirstFrozen, Frozen, Full, LastOnly, Strategy, freeze
+from pretune.adapt.heads.classification import Classification
+from pretune.adapt.heads.head import TaskHead
+from pretune.adapt.heads.several import Several
+from pretune.adapt.heads.tagging import Tagging
+from pretune.adapt.mix import Mixing
 from pretune.adapt.peft.lora import Lora
 from pretune.adapt.unfreeze import Epochs, Gradual, Plateau, Unfreezing
 from pretune.core.errors import UsageError
+from pretune.nn.recurrent import BiLSTM
 from pretune.train.optim import parameter_groups, parts
 from tests.contracts.tiny import CASES
 from tests.train.test_loop import looped, weights
@@ -35,6 +42,21 @@ def test_what_each_strategy_trains() -> None:
         trained(FirstFrozen(layers=3))
     with pytest.raises(UsageError, match="nothing is left to train"):
         trained(Frozen(), "gpt2-small")  # its head is the token table
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        Classification(classes=2, mix=Mixing(lstm=BiLSTM(hidden=4, depth=2))),
+        Tagging(classes=2, mix=Mixing(lstm=BiLSTM(hidden=4))),
+        Several((Classification(classes=2), Tagging(classes=3))),
+    ],
+)
+def test_a_head_is_one_part_whatever_it_is_made_of(head: TaskHead) -> None:
+    model = adapt(pt.build(CASES["bert-base"]), head)
+    assert model.head is not None
+    assert list(parts(model)) == ["embeddings", "model.encoder.0", "model.encoder.1", "heads"]
+    assert set(freeze(model, Frozen())) == {f"head.{name}" for name, _ in model.head.named_parameters()}
 
 
 def test_a_method_and_a_strategy_combine() -> None:

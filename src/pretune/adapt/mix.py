@@ -67,6 +67,7 @@ class MixReader:
 
 class MixReading(nn.Module):
     layered = True  # it reads all layers, not the last states
+    undivided = True  # its LSTM is part of the head, not a block of the model
 
     def __init__(self, spec: MixReader, width: int, layers: int) -> None:
         super().__init__()

@@ -43,6 +43,8 @@ class Several:
 class Heads(nn.Module):
     """The modules of several heads, by their number; a task that is written has none."""
 
+    undivided = True  # they are one part of a model, though they have numbers
+
     def __init__(self, parts: list[nn.Module | None]) -> None:
         super().__init__()
         self.parts = nn.ModuleDict({str(number): part for number, part in enumerate(parts) if part is not None})

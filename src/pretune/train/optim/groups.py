@@ -80,9 +80,9 @@ def parameter_groups(
 def parts(model: nn.Module) -> dict[str, list[str]]:
     """Embeddings, every block by its path (`encoder.0`, …), heads: the names of their parameters; empty parts left out.
 
-    A block is a numbered child of a stack, or a recurrent layer. In a stack, what comes before the first block belongs
-    to the embeddings and what comes after the last to that one. Outside of stacks, tables are embeddings and the rest
-    is heads.
+    A block is a numbered child of a stack, or a recurrent layer, unless it lies in a module that says it is undivided
+    (`undivided = True`: a task's reader). In a stack, what comes before the first block belongs to the embeddings and
+    what comes after the last to that one. Outside of stacks, tables are embeddings and the rest is heads.
     """
     blocks = _blocks(model)
     found: dict[str, list[str]] = {EMBEDDINGS: [], **{block: [] for block in blocks}, HEADS: []}
@@ -110,7 +110,12 @@ def _owners(model: nn.Module) -> dict[str, tuple[nn.Module, Parameter]]:
 def _blocks(model: nn.Module) -> list[str]:
     """The paths of the blocks, none inside another, in the model's order."""
     found: list[str] = []
+    closed: list[str] = []
     for path, module in model.named_modules():
+        if getattr(module, "undivided", False):
+            closed.append(path)
+        if _block_of(path, closed) is not None:
+            continue
         numbered = path.rpartition(".")[2].isdigit() and not isinstance(
             model.get_submodule(_parent(path)), nn.Sequential
         )
