@@ -1,11 +1,12 @@
 """How cost grows: tokens/s against sequence length, width, vocabulary and batch, ours beside transformers', as plots.
 
-    PYTHONPATH=src python bench/growth.py --out growth/ [--only length,width] [--minutes 8]
+    PYTHONPATH=src python bench/growth.py --out growth/ [--only length,width] [--minutes 8] [--compiled]
 
 One causal model (GPT-2's blocks, 12 layers of 768, 50,257 words, 65,536 tokens a step, no dropout) of which one thing
-is changed at a time; forward, backward and fused AdamW in bf16 autocast on CUDA; small sizes in fp32 on a CPU. The
-peer is compiled on CUDA. Each point: both sides in one process, three alternated rounds, the median. What does not fit
-or fails is left out and said; so is what the time given does not suffice for.
+is changed at a time; forward, backward and fused AdamW in bf16 autocast on CUDA; small sizes in fp32 on a CPU. Ours is
+as `pretune pretrain` runs it; the peer as most run it, and with `--compiled` at its best as well. Each point: all sides
+in one process, three alternated rounds, the median. What does not fit or fails is left out and said; so is what the
+time given does not suffice for.
 """
 
 import argparse
@@ -20,9 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from core_throughput import Replayed, Side, loss_of, narrow
 
 import pretune as pt
 from pretune.core.types import Targets
+
+OURS, PEER, BEST = "pretune", "transformers", "transformers + compile"
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ def points(base: Point, axes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str,
             )
 
 
-def steps(point: Point, device: str) -> dict[str, Callable[[], None]]:
+def steps(point: Point, device: str, compiled: bool) -> dict[str, Callable[[], None]]:
     """A training step of each side, on the same tokens."""
     heads = max(point.width // 64, 1)
     config = transformers.GPT2Config(
@@ -84,28 +88,20 @@ def steps(point: Point, device: str) -> dict[str, Callable[[], None]]:
     keep = torch.arange(ids.size).view(ids.shape)[:, :-1].reshape(-1)
     targets = Targets(index=keep, labels=torch.from_numpy(ids[:, 1:].reshape(-1)))
     batch, tokens = replace(pt.batch(ids), targets=targets).to(device), torch.from_numpy(ids).to(device)
-    run: Any = theirs
+    sides: dict[str, Callable[[], None]] = {}
     if device == "cuda":
-        ours.decoder.stream = torch.bfloat16
-        ours.compile(dynamic=False)
+        narrow(ours).compile(dynamic=False)
+        mine: Side = Replayed(OURS, ours.train(), device)
+    else:
+        mine = Side(OURS, ours, loss_of(ours), device)
+    sides[OURS] = lambda: mine.step(batch)
+    peer = Side(PEER, theirs, lambda given: theirs(input_ids=given, labels=given).loss, device)
+    sides[PEER] = lambda: peer.step(tokens)
+    if device == "cuda" and compiled:
         run = torch.compile(theirs)
-
-    def step(model: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> Callable[[], None]:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-
-        def once() -> None:
-            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-                value = loss()
-            value.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
-        return once
-
-    return {
-        "pretune": step(ours.train(), lambda: ours.loss(ours.states(batch), batch).mean()),
-        "transformers": step(theirs, lambda: run(input_ids=tokens, labels=tokens).loss),
-    }
+        best = Side(BEST, theirs, lambda given: run(input_ids=given, labels=given).loss, device)
+        sides[BEST] = lambda: best.step(tokens)
+    return sides
 
 
 def timed(once: Callable[[], None], device: str, count: int) -> float:
@@ -121,14 +117,14 @@ def timed(once: Callable[[], None], device: str, count: int) -> float:
     return (time.perf_counter() - start) / count
 
 
-def measure(point: Point, device: str) -> dict[str, float]:
+def measure(point: Point, device: str, compiled: bool) -> dict[str, float]:
     """Tokens a second of both."""
     rates: dict[str, list[float]] = {}
-    sides = steps(point, device)
+    sides = steps(point, device, compiled)
     done = max(point.tokens // point.length, 1) * point.length
     for name, once in list(sides.items()):
         try:
-            for _ in range(3):
+            for _ in range(5):
                 once()
         except (torch.OutOfMemoryError, RuntimeError) as error:
             print(f"{point}: {name}: {str(error).splitlines()[0][:100]}", flush=True)
@@ -148,14 +144,15 @@ def plot(rows: list[dict[str, Any]], out: Path) -> None:
 
     axes = [axis for axis in AXES if any(row["axis"] == axis for row in rows)]
     figure, places = plt.subplots(1, max(len(axes), 1), figsize=(3.6 * max(len(axes), 1), 3.2), squeeze=False)
-    for axis, place in zip(axes, places[0], strict=True):
-        for name in ("pretune", "transformers"):
+    for axis, place in zip(axes, places[0], strict=False):
+        for name in (OURS, BEST, PEER):
             found = sorted(
                 (row[axis], row["rates"][name])
                 for row in rows
                 if row["axis"] in (axis, "base") and name in row["rates"]
             )
-            place.plot(*zip(*found, strict=True), marker="o", label=name)
+            if found:
+                place.plot(*zip(*found, strict=True), marker="o", label=name)
         place.set(xscale="log", xlabel="tokens a step" if axis == "tokens" else axis, ylim=(0, None))
     places[0][0].set_ylabel("tokens/s")
     places[0][0].legend(frameon=False)
@@ -169,6 +166,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default=",".join(AXES))
     parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--compiled", action="store_true", help="the peer compiled too, which takes half a minute each")
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
@@ -179,7 +177,7 @@ def main() -> None:
         if time.monotonic() - begun > 60 * given.minutes:
             print(f"{axis}: time is over before {point}", flush=True)
             continue
-        rows.append({"axis": axis, **asdict(point), "rates": measure(point, device)})
+        rows.append({"axis": axis, **asdict(point), "rates": measure(point, device, given.compiled)})
         print(json.dumps(rows[-1]), flush=True)
         torch._dynamo.reset()
         if device == "cuda":

@@ -4,8 +4,10 @@
     PYTHONPATH=src python bench/transfer.py --out transfer.json --table            # as Markdown
 
 A cell is (task, method, seed): the official score, baselines (once a task), the share of parameters that was trained,
-memory and time. Cells that are in the file are not computed again, so that the work may be done in several sessions;
-no cell is begun when the minutes are over. Seeds are the outermost loop: a short session has all methods with one seed.
+memory and time (worth something where nothing else runs: `--alone`). Several processes may share a device, each with a
+file of its own; `--table` reads `--out A --more B,C`. Cells that are in the file are not computed again, so that the
+work may be done in several sessions; no cell is begun when the minutes are over. Seeds are the outermost loop: a short
+session has all methods with one seed.
 """
 
 import argparse
@@ -17,15 +19,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pretune.core.config import parse_assignments
+
 TASKS: dict[str, dict[str, Any]] = {
     "cola": {},
-    "sst2": {"task.labels": 20_000},
+    "sst2": {"task.labels": 8_000},
     "mrpc": {},
     "stsb": {},
     "rte": {},
-    "conll2003": {},
-    "ud_ewt": {},
-    "squad1": {"task.labels": 8_000, "task.most": 2_000},
+    "conll2003": {"task.labels": 5_000},
+    "ud_ewt": {"task.labels": 5_000},
+    "squad1": {"task.labels": 4_000, "task.most": 1_500},
 }
 """The tasks, with what is left out of them to keep a cell short."""
 METHODS = (
@@ -40,7 +44,7 @@ def cell(base: Path, data: Path, task: str, method: str, seed: int, args: argpar
 
     from pretune.recipes.finetune.work import finetune
 
-    changes = {**TASKS.get(task, {}), "train.seed": seed, "train.batch": args.batch, "train.keep": 2}
+    changes = {**TASKS.get(task, {}), "train.seed": seed, "train.batch": args.batch, "train.keep": 2, **args.set}
     changes |= {"train.compile": "true"} if args.compile else {}
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -73,16 +77,18 @@ def cell(base: Path, data: Path, task: str, method: str, seed: int, args: argpar
         "parameters": trial["parameters"],
         "memory": trial["memory"],
         "examples_per_second": trial["steps"] * args.batch / max(trial["summary"]["seconds"], 1e-9),
+        "alone": args.alone,
         "seconds": round(time.perf_counter() - begun, 2),
         "baselines": {row["name"]: row["score"] for row in found["baselines"]},
     }
 
 
 def table(cells: list[dict[str, Any]]) -> str:
-    """Methods by tasks: mean over seeds, and the standard deviation where there are several."""
+    """Methods by tasks: mean over seeds, with their standard deviation; memory and rate of cells that were alone."""
     tasks = list(dict.fromkeys(one["task"] for one in cells))
     methods = list(dict.fromkeys(one["method"] for one in cells))
-    lines = ["| method | trained | " + " | ".join(tasks) + " |", "|---|---|" + "---|" * len(tasks)]
+    lines = ["| method | trained | memory, GB | examples/s | " + " | ".join(tasks) + " |"]
+    lines.append("|---|---|---|---|" + "---|" * len(tasks))
     for method in methods:
         mine = [one for one in cells if one["method"] == method]
         share = statistics.mean(one["trained"] / one["parameters"] for one in mine)
@@ -91,11 +97,14 @@ def table(cells: list[dict[str, Any]]) -> str:
             scores = [100 * one["score"] for one in mine if one["task"] == task]
             spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
             row.append(f"{statistics.mean(scores):.1f}{spread}" if scores else "")
-        lines.append(f"| {method} | {share:.2%} | " + " | ".join(row) + " |")
+        alone = [one for one in mine if one.get("alone")]
+        memory = f"{max(one['memory'] or 0 for one in alone) / 1e9:.2f}" if alone else ""
+        rate = f"{statistics.median(one['examples_per_second'] for one in alone):,.0f}" if alone else ""
+        lines.append(f"| {method} | {share:.2%} | {memory} | {rate} | " + " | ".join(row) + " |")
     simple = {one["task"]: one["baselines"] for one in cells if one["baselines"]}
     for name in dict.fromkeys(name for found in simple.values() for name in found):
         row = [f"{100 * simple[task][name]:.1f}" if name in simple.get(task, {}) else "" for task in tasks]
-        lines.append(f"| {name} (baseline) | | " + " | ".join(row) + " |")
+        lines.append(f"| {name} (baseline) | | | | " + " | ".join(row) + " |")
     return "\n".join(lines)
 
 
@@ -113,11 +122,16 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=None)
     parser.add_argument("--steps", type=int, default=None)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--alone", action="store_true", help="nothing else runs on the device: times and memory count")
+    parser.add_argument("--set", action="append", default=[], help="path=value, for every cell")
     parser.add_argument("--scratch", type=Path, default=None, help="where runs are written for a moment")
+    parser.add_argument("--more", type=lambda text: [Path(part) for part in text.split(",")], default=[])
     parser.add_argument("--table", action="store_true", help="print the file as Markdown and end")
     args = parser.parse_args()
+    args.set = parse_assignments(args.set)
     cells: list[dict[str, Any]] = json.loads(args.out.read_text()) if args.out.is_file() else []
     if args.table:
+        cells += [one for path in args.more for one in json.loads(path.read_text())]
         print(table(cells))
         return
     if args.base is None or args.data is None:

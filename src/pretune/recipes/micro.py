@@ -4,6 +4,7 @@ import os
 from typing import Literal
 
 import torch
+from torch import nn
 
 from pretune.data.shape import Shape
 from pretune.models.cost import memory
@@ -11,11 +12,14 @@ from pretune.models.spec import Model
 from pretune.recipes.settings import Train
 from pretune.train.counting import finer
 from pretune.train.ranks import Ranks
+from pretune.train.replay import Replay
 
 MICRO_TOKENS = 8192
 """Of a micro-batch on a CPU: more does not make it faster."""
 ROOM = 0.85
 """The share of a GPU's memory that may be counted on."""
+KEPT = 0.5
+"""The share that a recorded step may keep for itself."""
 MOST_WORKERS = 4
 
 
@@ -40,6 +44,17 @@ def _room(row: int, most: int, model: Model, ranks: Ranks, precision: torch.dtyp
     while tokens > row and memory(model, tokens=tokens, length=row, training=True, precision=half).total > free:
         tokens //= 2
     return tokens
+
+
+def replay(shape: Shape, model: Model, train: Train, ranks: Ranks, trainee: nn.Module, *, micro: int) -> Replay | None:
+    """Passes recorded once and replayed, where that is possible and there is room for it."""
+    able = ranks.device.type == "cuda" and ranks.world == 1 and train.parallel == "ddp" and micro == 1
+    if not able or train.recompute or train.deterministic or train.graphs is False:
+        return None
+    row = shape.length + (shape.source or 0)
+    whole = memory(model, tokens=shape.rows * row, length=row, training=True, precision="bf16").total
+    fits = whole < KEPT * torch.cuda.get_device_properties(ranks.device).total_memory
+    return Replay(trainee) if fits or train.graphs else None
 
 
 def workers(train: Train, ranks: Ranks) -> int:

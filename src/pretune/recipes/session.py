@@ -13,7 +13,7 @@ from pretune.core import io, log
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.models import shapes
 from pretune.recipes.course import Course
-from pretune.recipes.micro import micro_batches, workers
+from pretune.recipes.micro import micro_batches, replay, workers
 from pretune.recipes.reading import Source
 from pretune.recipes.resolve import RUN
 from pretune.recipes.run import Run, finish
@@ -168,7 +168,9 @@ class Session:
         pace.reserve = 1.0 + 5 * size / SAVING + (1.5 * evaluate.seconds if evaluate else 0.0)
 
     def _phase(self, loop: Loop, phase: int, pace: Pace) -> None:
-        loop.state.micro = self._micro(phase, loop.state)
+        loop.state.micro = micro = self._micro(phase, loop.state)
+        shape, train = self.course.streams[phase].shape, self.settings.train
+        loop.replay = replay(shape, self.settings.model, train, self.ranks, loop.trainee, micro=micro)
         feed = Feed(
             self.course.batches(phase, loop.state),
             start=loop.state.step,

@@ -45,6 +45,7 @@ class Train:
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     residual: Literal["auto", "fp32", "bf16"] = "auto"  # the stream between layers; auto: as the precision
     compile: bool | None = None  # None: on CUDA
+    graphs: bool | None = None  # a step's kernels started as one; None: on CUDA, where it takes half its memory at most
     attention_backend: Backend | None = None
     recompute: bool = False  # activations, to save memory
     deterministic: bool = False  # on CUDA; a CPU is anyway
@@ -77,7 +78,7 @@ class Train:
 
 HARMLESS = frozenset(
     {"workers", "eval_every", "eval_tokens", "checkpoint_every", "keep", "log_every", "parallel", "micro_tokens"}
-    | {"samples_every", "trackers", "tariff"}
+    | {"samples_every", "trackers", "tariff", "graphs"}
 )
 """What may change when a run is resumed: none of it changes what is learnt (but for rounding). Data may have moved."""
 

@@ -22,6 +22,7 @@ from pretune.train.counting import finer, over_ranks, totals
 from pretune.train.late import TOLD, Late, Report
 from pretune.train.optim import clip, set_rates, step
 from pretune.train.ranks import Ranks
+from pretune.train.replay import Replay
 from pretune.train.state import State
 from pretune.train.tally import Tally
 from pretune.train.trainee import Trainee
@@ -68,6 +69,7 @@ class Loop:
     clip: float | None = 1.0
     precision: torch.dtype | None = None  # of autocast
     wrapped: nn.Module | None = None  # the trainee, spread over devices
+    replay: Replay | None = None  # of passes whose kernels are not worth starting one by one
     late: Late | None = None
     asked: int = 0  # a signal that asks this rank to stop
     begun: float = field(default_factory=time.monotonic)  # less the time of earlier processes
@@ -126,18 +128,24 @@ class Loop:
             batches = next(self.batches)
 
     def _accumulate(self, batches: Sequence[Batch], told: Mapping[str, Tensor]) -> Loss:
-        module = self.wrapped or self.trainee
         summed: Loss | None = None
+        alone = self.replay if len(batches) == 1 else None  # what is replayed does not add to gradients
         for number, batch in enumerate(batches):
             self.ranks.seed(mix(self.seed, DROPOUT, self.state.step, self.ranks.rank, number) >> 1)
-            with self.ranks.accumulating(module, last=number == len(batches) - 1):
-                with torch.autocast(self.ranks.device.type, self.precision, enabled=self.precision is not None):
-                    loss: Loss = module(batch)
-                # The wrappers average over ranks; we want their sum.
-                (loss.over(told) * self.ranks.world).backward()  # type: ignore[no-untyped-call]
-            summed = loss.detach() if summed is None else summed + loss.detach()
+            with self.ranks.accumulating(self.wrapped or self.trainee, last=number == len(batches) - 1):
+                loss = alone(self._pass, batch, told) if alone else self._pass(batch, told)
+            summed = loss if summed is None else summed + loss
         assert summed is not None
         return over_ranks(summed, self.ranks)
+
+    def _pass(self, batch: Batch, told: Mapping[str, Tensor]) -> Loss:
+        """Forward and backward of a micro-batch."""
+        module = self.wrapped or self.trainee
+        with torch.autocast(self.ranks.device.type, self.precision, enabled=self.precision is not None):
+            loss: Loss = module(batch)
+        # The wrappers average over ranks; we want their sum.
+        (loss.over(told) * self.ranks.world).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
 
     def _tell(self, loss: Loss, ok: Tensor, norm: Tensor, told: Mapping[str, Tensor]) -> None:
         assert self.late is not None

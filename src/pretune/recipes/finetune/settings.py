@@ -109,6 +109,7 @@ class Fit:
     judge: int | None = None  # examples of dev that choices are made on; None: 2,000, or 200 where text is written
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile: bool = False
+    graphs: bool | None = None  # a step's kernels started as one; None: on CUDA, where there is room
     attention_backend: Backend | None = None
     recompute: bool = False
     deterministic: bool = False  # on CUDA; a CPU is anyway
@@ -145,13 +146,14 @@ class Fit:
             attention_backend=self.attention_backend,
             recompute=self.recompute,
             deterministic=self.deterministic,
+            graphs=self.graphs,
             workers=self.workers,
         )
 
 
 HARMLESS = frozenset(
     {f"train.{name}" for name in ("workers", "checkpoint_every", "keep", "log_every", "micro_tokens", "trackers")}
-    | {"train.tariff", "task.data"}
+    | {"train.tariff", "train.graphs", "task.data"}
 )
 """What may change when a run is resumed: none of it changes what is learnt."""
 

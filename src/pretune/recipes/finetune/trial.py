@@ -22,7 +22,7 @@ from pretune.recipes.finetune.opening import Opened, balance, scored
 from pretune.recipes.finetune.reader import Reader
 from pretune.recipes.finetune.settings import Tuning
 from pretune.recipes.finetune.written import line
-from pretune.recipes.micro import micro_batches, workers
+from pretune.recipes.micro import micro_batches, replay, workers
 from pretune.recipes.session import CHECKPOINTS
 from pretune.recipes.start import precision_of
 from pretune.tasks.answer import Prediction, no_answer_threshold, with_threshold
@@ -151,10 +151,9 @@ class Trial:
 
     def _steps(self, loop: Loop) -> None:
         fit = self.tuning.train
-        running, state = fit.running(), loop.state
-        state.micro = micro_batches(
-            self.stream.shape, self.model.model.spec, running, self.ranks, self.precision, least=state.least
-        )
+        running, state, shape, spec = fit.running(), loop.state, self.stream.shape, self.model.model.spec
+        state.micro = micro_batches(shape, spec, running, self.ranks, self.precision, least=state.least)
+        loop.replay = replay(shape, spec, running, self.ranks, loop.trainee, micro=state.micro)
         feed = Feed(
             self.stream,
             start=state.step,
