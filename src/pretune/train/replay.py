@@ -8,6 +8,7 @@ inputs, and the gradients are its own. Dropout draws what it would have drawn.
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -92,7 +93,7 @@ class Recorder:
     """By CUDA graphs that share their memory: one is replayed at a time."""
 
     def __init__(self) -> None:
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None  # a handle that torch gives out
 
     def __call__(self, run: Callable[[], Loss]) -> tuple[Callable[[], None], Loss]:
         graph = torch.cuda.CUDAGraph()
