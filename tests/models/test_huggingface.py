@@ -529,6 +529,16 @@ def test_output_scaling(found: dict[str, Any], scaled: bool) -> None:
     assert spec.head is not None and spec.head.scale == (512**-0.5 if scaled else None)
 
 
+@pytest.mark.parametrize("model_type", ["llama", "mistral"])
+def test_as_many_keys_as_queries_are_no_groups(model_type: str) -> None:
+    """Said or not said, it is the same model, and the reference can read it."""
+    small = {"width": 32, "depth": 1, "heads": 4}
+    said, silent = (resolve(model_type, {**small, "kv_heads": groups}) for groups in (4, None))
+    assert said == silent
+    written = layout_of(model_type).write(said)
+    assert same(layout_of(model_type).read(written, frozenset({"head"}), tied=False), said)
+
+
 def test_take() -> None:
     assert take({}, "a", "b", check=size, default=3) == 3
     assert take({"b": 4}, "a", "b", check=size, default=3) == 4

@@ -51,7 +51,7 @@ def recipe(
             position=position,
             blocks=(
                 Block(
-                    attention=Attention(heads=heads, kv_heads=kv_heads, bias=False),
+                    attention=Attention(heads=heads, kv_heads=None if kv_heads == heads else kv_heads, bias=False),
                     feedforward=FeedForward(
                         hidden=hidden or -(-(8 * width // 3) // 256) * 256, activation="silu", gated=True, bias=False
                     ),
