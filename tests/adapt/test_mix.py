@@ -1,12 +1,21 @@
 """A learned mix of layers: its formula, what is trained, and that any family can be read."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from pretune.adapt.mix import LayerMix, MixReader, layers
+import pretune as pt
+from pretune.adapt.adapted import Adapted, adapt
+from pretune.adapt.heads.choice import Choice
+from pretune.adapt.heads.classification import Classification
+from pretune.adapt.heads.head import TaskHead
+from pretune.adapt.heads.regression import Regression
+from pretune.adapt.heads.span import Span
+from pretune.adapt.heads.tagging import Tagging
+from pretune.adapt.mix import LayerMix, Mixing, MixReader, layers
 from pretune.core.errors import UsageError
 from pretune.nn.norm import LayerNorm
 from pretune.nn.recurrent import AdditiveAttention, BiLSTM
@@ -70,3 +79,26 @@ def test_a_mix_finds_the_layer_that_tells() -> None:
 def test_parameters_are_counted(spec: MixReader) -> None:
     built = spec.build(width=5, layers=4)
     assert spec.params(width=5, layers=4) == sum(weight.numel() for weight in built.parameters())
+
+
+MIXING = Mixing(lstm=BiLSTM(hidden=4), attention=4, dropout=0.0)
+HEADS: dict[str, TaskHead] = {
+    "classification": Classification(classes=3, mix=MIXING),
+    "regression": Regression(mix=MIXING),
+    "tagging": Tagging(classes=3, mix=MIXING),
+    "span": Span(mix=MIXING),
+    "choice": Choice(mix=Mixing(lstm=BiLSTM(hidden=4), attention=None, dropout=0.0)),
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("name", ["bert-base", "gpt2-small", "bart-base", "t5-base"])
+def test_a_mix_is_a_head_of_every_kind(name: str, head: str, tmp_path: Path) -> None:
+    model = adapt(copy.deepcopy(model_of(name)), HEADS[head], seed=1).eval()
+    batch = lay(model.model.spec, text(6, 3, 8))
+    logits = model(batch)
+    assert len(logits) == (len(batch.tokens) if head in ("tagging", "span") else batch.cells)
+    pt.save(model, tmp_path / "run")
+    again = pt.load(tmp_path / "run")
+    assert isinstance(again, Adapted) and again.spec == model.spec
+    torch.testing.assert_close(again(batch), logits, rtol=0, atol=0)

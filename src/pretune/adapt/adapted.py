@@ -54,7 +54,7 @@ class Adapted(nn.Module):
     def states(self, batch: Batch) -> Tensor:
         """The body's states `[N, W]`; where the head mixes all layers, these, as they are: `[L, N, W]`."""
         if getattr(self.head, "layered", False):
-            return torch.stack(layers(self.model, batch)[0])
+            return torch.stack(layers(self.model, batch, "last")[0])
         return self.model.states(batch)
 
     def forward(self, batch: Batch) -> Tensor:

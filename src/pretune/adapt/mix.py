@@ -5,6 +5,8 @@ hidden, batch = layers(model, batch)            # once: nothing of the model is 
 reader(hidden, batch)                           # [C, classes]; with pool=None one row for each token
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
@@ -12,8 +14,8 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.models.model import LanguageModel
-from pretune.models.spec import Model
 from pretune.nn.norm import Norm
+from pretune.nn.reading import summary
 from pretune.nn.recurrent import AdditiveAttention, BiLSTM
 
 
@@ -47,13 +49,30 @@ class Mix(nn.Module):
 
 
 @spec
+class Average:
+    """One vector a sequence: the mean of its states."""
+
+    def build(self, *, width: int) -> "Averaging":
+        return Averaging()
+
+    def params(self, *, width: int) -> int:
+        return 0
+
+
+class Averaging(nn.Module):
+    def forward(self, states: Tensor, batch: Batch) -> Tensor:
+        """States `[N, W]` to one vector for each cell `[C, W]`."""
+        return summary(states, batch, "mean")
+
+
+@spec
 class MixReader:
     """Mixed layers through a BiLSTM to classes: a row of logits a sequence, or without `pool` one a token (tagging)."""
 
     classes: int
     mix: LayerMix = LayerMix()
     lstm: BiLSTM = BiLSTM(hidden=256)
-    pool: AdditiveAttention | None = AdditiveAttention(hidden=128)
+    pool: AdditiveAttention | Average | None = AdditiveAttention(hidden=128)
     dropout: float = 0.5  # of what the LSTM reads and says
 
     def build(self, *, width: int, layers: int) -> "MixReading":
@@ -90,30 +109,29 @@ class Mixing:
 
     mix: LayerMix = LayerMix()
     lstm: BiLSTM = BiLSTM(hidden=256)
-    attention: int = 128  # of what pools the words of a sequence
+    attention: int | None = 128  # the width of what pools the words of a sequence; None: their mean
     dropout: float = 0.5
-
-    def check(self, model: Model) -> None:
-        """Refuse a model of two sides: a head has the labels of one, and the layers would be the other's."""
-        if model.both:
-            raise UsageError("a mix of layers is not for encoder-decoders; take an encoder or a decoder, or no mix")
 
     def build(self, model: LanguageModel, classes: int, *, tagging: bool, seed: int) -> MixReading:
         """The reader, with new weights: a function of the seed."""
-        pool = None if tagging else AdditiveAttention(hidden=self.attention)
-        reader = MixReader(classes=classes, mix=self.mix, lstm=self.lstm, pool=pool, dropout=self.dropout)
+        pool = Average() if self.attention is None else AdditiveAttention(hidden=self.attention)
+        reader = MixReader(
+            classes=classes, mix=self.mix, lstm=self.lstm, pool=None if tagging else pool, dropout=self.dropout
+        )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            made = reader.build(width=model.spec.width, layers=model.spec.depth + 1)
+            made = reader.build(width=model.spec.width, layers=model.spec.last.depth + 1)
         return made.to(model.tokens.weight.device)
 
 
 @torch.no_grad()
-def layers(model: LanguageModel, batch: Batch) -> tuple[tuple[Tensor, ...], Batch]:
+def layers(
+    model: LanguageModel, batch: Batch, side: Literal["source", "last"] = "source"
+) -> tuple[tuple[Tensor, ...], Batch]:
     """All layers of a model as it stands, without a graph and without dropout, and the batch they belong to.
 
     They are the token embeddings and what every block says; for an encoder-decoder those of the encoder, over what it
-    reads.
+    reads, or with `side` "last" those of the decoder, where the labels of a task's head are.
     """
     was = model.training
     model.eval()
@@ -121,6 +139,7 @@ def layers(model: LanguageModel, batch: Batch) -> tuple[tuple[Tensor, ...], Batc
         out = model(batch, hidden=True)
     finally:
         model.train(was)
-    read, side = (out, batch) if out.source is None or batch.source is None else (out.source, batch.source)
-    assert read.hidden is not None
-    return read.hidden, side
+    here = side == "last" or out.source is None or batch.source is None
+    read, found = (out, batch) if here else (out.source, batch.source)
+    assert read is not None and read.hidden is not None and found is not None
+    return read.hidden, found

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from pretune.adapt.heads.groups import log_totals
 from pretune.adapt.heads.head import Learner, labelled, reading_of, sequence_head
+from pretune.adapt.mix import Mixing
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE, Batch, Loss
@@ -36,11 +37,14 @@ class Choice:
 
     reading: Reading | None = None  # None: as the family's paper does
     dropout: float = 0.1
+    mix: Mixing | None = None  # all layers of a frozen model are read, in place of `reading`
 
     def resolve(self, spec: Model) -> Self:
         return self if self.reading else replace(self, reading=reading_of(spec, choosing=True))
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
+        if self.mix is not None:
+            return self.mix.build(model, 1, tagging=False, seed=seed)
         reading = self.reading or reading_of(model.spec, choosing=True)
         return sequence_head(model, reading, 1, self.dropout, seed)
 

@@ -44,8 +44,6 @@ class Classification:
     def resolve(self, spec: Model) -> Self:
         if self.language and spec.head is None:
             raise UsageError("a language loss beside the task needs a model with a vocabulary head; set language to 0")
-        if self.mix is not None:
-            self.mix.check(spec)
         return self if self.reading else replace(self, reading=reading_of(spec))
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:

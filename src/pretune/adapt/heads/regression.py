@@ -12,6 +12,7 @@ from typing import Self
 from torch import Tensor, nn
 
 from pretune.adapt.heads.head import Learner, known, labelled, reading_of, sequence_head
+from pretune.adapt.mix import Mixing
 from pretune.core.config import spec
 from pretune.core.types import IGNORE, Batch, Loss
 from pretune.models.model import LanguageModel
@@ -25,11 +26,14 @@ class Regression:
 
     reading: Reading | None = None  # None: as the family's paper does
     dropout: float = 0.1
+    mix: Mixing | None = None  # all layers of a frozen model are read, in place of `reading`
 
     def resolve(self, spec: Model) -> Self:
         return self if self.reading else replace(self, reading=reading_of(spec))
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
+        if self.mix is not None:
+            return self.mix.build(model, 1, tagging=False, seed=seed)
         return sequence_head(model, self.reading or reading_of(model.spec), 1, self.dropout, seed)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:

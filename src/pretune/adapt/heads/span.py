@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from pretune.adapt.heads.groups import log_totals
 from pretune.adapt.heads.head import Learner, token_head
 from pretune.adapt.heads.tagging import targets_of
+from pretune.adapt.mix import Mixing
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch, Loss
@@ -32,11 +33,14 @@ class Span:
     """Start and end of an answer among the tokens of every sequence, by cross-entropy over its positions."""
 
     dropout: float = 0.0
+    mix: Mixing | None = None  # all layers of a frozen model are read, in place of the last states
 
     def resolve(self, spec: Model) -> Self:
         return self
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
+        if self.mix is not None:
+            return self.mix.build(model, 2, tagging=True, seed=seed)
         return token_head(model, 2, self.dropout, seed)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:

@@ -36,8 +36,6 @@ class Tagging:
         check_classes(self.classes, self.labels)
 
     def resolve(self, spec: Model) -> Self:
-        if self.mix is not None:
-            self.mix.check(spec)
         return self
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:

@@ -93,7 +93,8 @@ def base_model(base: Base, *, seed: int) -> LanguageModel:
 
 def head_for(task: Task, spec: Model, tokenizer: Tokenizer | None, tune: Tune) -> TaskHead:
     """The head that a task needs on a model, with what is wished for of it."""
-    head = head_of(task, spec, tokenizer, text=tune.text, language=tune.language)
+    silent = tune.text is None and (tune.mix is not None or tune.reading is not None)  # such a head cannot write
+    head = head_of(task, spec, tokenizer, text=False if silent else tune.text, language=tune.language)
     for name in ("dropout", "reading", "mix"):
         value = getattr(tune, name)
         if value is not None and not hasattr(head, name):
