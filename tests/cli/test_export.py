@@ -44,7 +44,10 @@ def refused(capsys: Capture, root: Path, *arguments: str | Path, code: int = 2) 
 def test_a_copy_is_the_same_model(capsys: Capture, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main(["export", str(folder), "--to", "hf", "--out", str(out)]) == 0
-    assert capsys.readouterr() == (f"{out}: GPT2LMHeadModel, 7,328 parameters in float32\n", "")
+    assert capsys.readouterr() == (
+        f"{out}: GPT2LMHeadModel, 7,328 parameters in float32\n",
+        f"next: pretune verify {out}\n",
+    )
     assert tree(out) == tree(folder)
 
 

@@ -13,6 +13,7 @@ from pretune.models import catalog
 from pretune.models.families import FAMILIES
 from pretune.objectives import OBJECTIVES
 from pretune.tasks import TASKS
+from pretune.text.styles import KINDS
 from tests.conftest import ROOT
 
 
@@ -54,6 +55,7 @@ def test_alone_it_gives_all_names_under_headings(capsys: pytest.CaptureFixture[s
         f"{len(METHODS)} methods (pretune list methods)",
         f"{len(METRICS)} metrics (pretune list metrics)",
         f"{len(TASKS)} tasks (pretune list tasks)",
+        f"{len(KINDS)} tokenizers (pretune list tokenizers)",
     ]
     assert max(map(len, lines)) <= 80
     words = " ".join(lines).replace(",", "").split()
@@ -63,7 +65,7 @@ def test_alone_it_gives_all_names_under_headings(capsys: pytest.CaptureFixture[s
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [*found] == ["families", "sizes", "objectives", "methods", "metrics", "tasks"]
+    assert [*found] == ["families", "sizes", "objectives", "methods", "metrics", "tasks", "tokenizers"]
     assert [*found["families"]] == FAMILIES.names()
     assert found["sizes"]["llama2-7b"] == 6_738_415_616
     for name, made in found["objectives"].items():
@@ -79,7 +81,7 @@ def test_an_unknown_word(capsys: pytest.CaptureFixture[str]) -> None:
     assert out == ""
     assert err == (
         "pretune: error: cannot list 'familys'; did you mean 'families'? "
-        "(allowed: families, sizes, objectives, methods, metrics, tasks)\n"
+        "(allowed: families, sizes, objectives, methods, metrics, tasks, tokenizers)\n"
     )
 
 

@@ -33,13 +33,14 @@ def test_text_to_shards(capsys: Capture, tmp_path: Path, given: str, tokenizer: 
         f"{name} {one.tokens:,} tokens in {one.documents} documents (0.0 MB)"
         for name, one in (("train", train), ("valid", valid))
     )
+    follows = f"next: pretune pretrain bert-tiny --data {out} --epochs 10 --out runs/base\n"
     assert capsys.readouterr() == (
         f"{out}: {said}\n",
-        f"left out: 1 exact duplicates (see {out}/card.md)\n",
+        f"left out: 1 exact duplicates (see {out}/card.md)\n{follows}",
     )
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     assert main(["prepare", given, "--tokenizer", tokenizer, "--out", str(out), "--holdout", "10%"]) == 0
-    assert capsys.readouterr() == (f"{out}: up to date, {said}\n", "")
+    assert capsys.readouterr() == (f"{out}: up to date, {said}\n", follows)
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*")}
 
 

@@ -41,12 +41,13 @@ def test_results_on_stdout_and_the_rest_on_stderr(capsys: Capture, data: str, tm
     held = json.loads((tmp_path / "run/cost.json").read_text())["run"]["held_out"]["loss"]
     assert said.startswith(f"{out}: 3 steps, ") and said.endswith(f" tokens, held-out loss {held:.4f}\n")
     assert said.count("\n") == 1
-    for part in ("step 0: held-out loss", "run: step 1/3, loss", "accuracy", "price ", "next: pretune show "):
+    for part in ("step 0: held-out loss", "run: step 1/3, loss", "accuracy", "price ", "next: pretune fill "):
         assert part in told
     assert main(["pretrain", "--out", out, "--resume"]) == 0
     assert capsys.readouterr() == (
         said,
-        f"{out}: is finished; there is nothing to resume\nnext: pretune show {out}  ·  pretune verify {out}\n",
+        f"{out}: is finished; there is nothing to resume\nnext: pretune fill {out} 'This is the ___ of it.'\n"
+        f"or: pretune finetune {out} --train TABLE.csv --out {out}-tuned  (a table with texts and labels)\n",
     )
     assert main(["verify", out]) == 0
 
@@ -90,7 +91,7 @@ def test_dry_run_touches_nothing_and_can_be_run(
         (["bert-tiny", "--data=DATA", "--out=OUT", "--tokens=many"], "--tokens 'many' is not a number"),
         (["bert-tiny", "--data=DATA", "--out=OUT", "--budget=soon"], "cannot read the time 'soon'"),
         (["bert-tiny", "--data=DATA", "--out=OUT", "--objective=causal"], "cannot be made one of: decoder"),
-        (["bert-tiny", "--data=DATA", "--out=OUT", "--config=none.yaml"], "none.yaml: cannot be read"),
+        (["bert-tiny", "--data=DATA", "--out=OUT", "--config=none.yaml"], "none.yaml: no such file"),
         (["bert-tiny", "--data=DATA", "--out=OUT", "--device=tpu"], "unknown device 'tpu'; there are cpu and cuda"),
         (["gpt2-small", "--data=DATA", "--out=OUT", "--objective=masked"], "cannot be made one of: encoder"),
     ],

@@ -16,7 +16,7 @@ def test_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     Path("pages").mkdir()
     assert main(["report", "runs/books", "runs/films", "--out", "pages/report.html", "--title", "Films & co"]) == 0
     told = capsys.readouterr()
-    assert told.out == "pages/report.html\n" and "next: open pages/report.html in a browser" in told.err
+    assert told.out == "pages/report.html\n" and "open pages/report.html in a browser" in told.err
     page = Path("pages/report.html").read_text()
     assert "<h1>Films &amp; co</h1>" in page
     assert "pretune report runs/books runs/films --out pages/report.html" in page

@@ -1,6 +1,8 @@
+from pathlib import Path
+
 import pytest
 
-from pretune.core.errors import PretuneError, nearest
+from pretune.core.errors import PretuneError, nearest, nearest_file
 
 
 def test_exit_codes_are_the_documented_ones_and_differ() -> None:
@@ -32,3 +34,22 @@ def test_nearest(word: str, options: list[str], expected: str) -> None:
 
 def test_nearest_stays_fast_on_a_hostile_word() -> None:
     assert nearest("a" * 10_000_000, ["bert", "a" * 300]) in ("", f"; did you mean '{'a' * 300}'?")
+
+
+class TestFiles:
+    def test_the_closest_name_beside_it(self, tmp_path: Path) -> None:
+        (tmp_path / "reviews.csv").touch()
+        (tmp_path / "texts").mkdir()
+        assert nearest_file(tmp_path / "review.csv") == f"; did you mean '{tmp_path / 'reviews.csv'}'?"
+        assert nearest_file(tmp_path / "quite another") == ""
+
+    def test_a_folder_on_the_way(self, tmp_path: Path) -> None:
+        (tmp_path / "texts").mkdir()
+        (tmp_path / "texts" / "a.txt").touch()
+        assert nearest_file(tmp_path / "text" / "a.txt") == f"; did you mean '{tmp_path / 'texts' / 'a.txt'}'?"
+        assert nearest_file(tmp_path / "text" / "b.txt") == f"; did you mean '{tmp_path / 'texts'}'?"
+        assert nearest_file(tmp_path / "zzz" / "b.txt") == f"; there is no folder '{tmp_path / 'zzz'}'"
+
+    @pytest.mark.parametrize("name", ["", "\0", "a" * 300])
+    def test_names_that_no_file_can_have(self, name: str) -> None:
+        assert nearest_file(name) == ""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pretune.core import log
+from pretune.cli._next import hint, other, quoted
 from pretune.core.errors import UsageError, nearest
 
 NAME = "embedding"
@@ -44,6 +44,5 @@ def teach(
         before, after = run.scores["before"], run.scores["after"]
         judged = "".join(f", {name} {before[name]:.4f} -> {value:.4f}" for name, value in after.items())
         print(f"{run}: {run.scores['steps']:,} steps, loss {run.scores['loss']:.4f}{judged}")
-    log.say(
-        f"next: pretune embed {run} --input FILE --out vectors.npy  ·  pretune index {run} --input FILE --out INDEX"
-    )
+    hint("verify", run, silent=as_json)
+    other(f"embed {quoted(run)} --input FILE --out vectors.npy", silent=as_json)

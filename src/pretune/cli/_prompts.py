@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pretune.core.errors import DataError, UsageError
+from pretune.core.errors import DataError, UsageError, nearest_file
 
 
 def given(texts: Sequence[str], source: str | None, what: str) -> list[str]:
@@ -29,6 +29,8 @@ def given(texts: Sequence[str], source: str | None, what: str) -> list[str]:
 def _read(source: str, name: str) -> str:
     try:
         data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"{name}: no such file{nearest_file(source)}") from None
     except (OSError, ValueError) as fault:  # ValueError: a null byte in the name
         raise DataError(f"{name}: cannot be read: {getattr(fault, 'strerror', None) or fault}") from None
     try:

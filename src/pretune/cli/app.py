@@ -1,18 +1,20 @@
 """From the arguments to an exit code: global options, the table of verbs, and what becomes of errors."""
 
-import errno
+import inspect
 import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from pretune import __version__
+from pretune.cli import _completion
+from pretune.cli._faults import judge, one_line
 from pretune.core import log
-from pretune.core.errors import Interrupted, PretuneError, ResourceError, Stopped
+from pretune.core.errors import Interrupted, Stopped
 from pretune.core.registry import Registry
 
 VERBS: Registry[Callable[..., None]] = Registry(
@@ -41,6 +43,8 @@ VERBS: Registry[Callable[..., None]] = Registry(
     },
 )
 
+BRIEF = 62
+"""Characters that the help of all has for a verb, on a terminal of 80 columns."""
 _GLOBAL = ("--debug", "--quiet")
 
 
@@ -52,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _run(_hoist(given) or ["--help"])
         sys.stdout.flush()
         return code
-    except SystemExit as stop:  # typer has met a broken pipe
+    except SystemExit as stop:  # typer has met a broken pipe, or has completed a line
         return stop.code if isinstance(stop.code, int) else 1
     except BrokenPipeError:
         # The reader is gone (`pretune list | head -1`). What is still buffered must not be flushed at exit.
@@ -61,17 +65,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if debug:
             traceback.print_exception(error)
-        code, message = _judge(error)
+        code, message = judge(error)
         label = "" if code in (Stopped.exit_code, Interrupted.exit_code) else "error: "
-        print(f"pretune: {label}{_one_line(message)}", file=sys.stderr)
+        print(f"pretune: {label}{one_line(message)}", file=sys.stderr)
         return code
     finally:
         log.set_quiet(False)
 
 
 def _run(arguments: list[str]) -> int:
-    command = typer.main.get_command(_app(arguments))
-    result = command.main(args=arguments, prog_name="pretune", standalone_mode=False)
+    words = _completion.line()
+    command = typer.main.get_command(_app(arguments) if words is None else _completed(words))
+    result = command.main(args=_completion.named(arguments), prog_name="pretune", standalone_mode=False)
     code = result if isinstance(result, int) else 0  # an int comes from typer.Exit; verbs return nothing
     if code == Interrupted.exit_code:  # typer turns Ctrl-C into this code
         raise KeyboardInterrupt
@@ -80,20 +85,53 @@ def _run(arguments: list[str]) -> int:
 
 def _app(arguments: list[str]) -> typer.Typer:
     """The typer app; only the verb asked for is imported, and none for the help, which has a line of each."""
+    verb = _verb(arguments)
+    app = _empty()
+    if verb is not None:
+        app.command(verb, help=help_of(VERBS.get(verb)))(VERBS.get(verb))
+        return app
+    for name in VERBS:
+        app.command(name, help=_brief(VERBS.describe(name)))(_never_called)
+    return app
+
+
+def _completed(words: list[str]) -> typer.Typer:
+    """The app that completes a line: with the verb that is on it, or with the names of all."""
+    verb = _verb(words)
+    return _app([verb] if verb is not None and verb in VERBS else [])
+
+
+def _empty() -> typer.Typer:
     app = typer.Typer(
-        add_completion=False,
+        add_completion=bool(os.environ.get("_PRETUNE_COMPLETE")),  # its options are ours
         rich_markup_mode=None,  # plain help: rich alone would take a third of the time
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     )
-    app.callback()(_global_options)
-    verb = next((argument for argument in arguments if not argument.startswith("-")), None)
-    if verb is not None:
-        app.command(verb)(VERBS.get(verb))
-        return app
-    for name in VERBS:
-        app.command(name, help=VERBS.describe(name))(_never_called)
+    app.callback(help=help_of(_global_options))(_global_options)
     return app
+
+
+def _verb(arguments: list[str]) -> str | None:
+    """The first word that is neither an option nor the shell that one of ours names."""
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        if not argument.startswith("-") and before not in _completion.OPTIONS:
+            return argument
+    return None
+
+
+def help_of(verb: Callable[..., None]) -> str:
+    """The docstring, of which examples and what is indented keep their lines, so that they can be copied."""
+    paragraphs = inspect.cleandoc(verb.__doc__ or "").split("\n\n")
+    kept = re.compile(r"Examples?:|  ")
+    return "\n\n".join(f"\b\n{text}" if kept.match(text) else text for text in paragraphs)
+
+
+def _brief(text: str) -> str:
+    """What fits into a line of the help of all: the whole, or its first part."""
+    while len(text) > BRIEF and "," in text:
+        text = text.rpartition(",")[0]
+    return text
 
 
 def _never_called() -> None:
@@ -112,37 +150,45 @@ def _global_options(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version)
     ] = False,
+    shown: Annotated[
+        str | None,
+        typer.Option(
+            "--show-completion",
+            metavar="[SHELL]",
+            help="Print the script that completes what is typed: bash, zsh, fish.",
+            is_eager=True,
+            callback=_completion.show,
+        ),
+    ] = None,
+    installed: Annotated[
+        str | None,
+        typer.Option(
+            "--install-completion",
+            metavar="[SHELL]",
+            help="Install it for the shell.",
+            is_eager=True,
+            callback=_completion.install,
+        ),
+    ] = None,
 ) -> None:
-    """Pre-train once, fine-tune many times."""
+    """Pre-train once, fine-tune many times.
+
+    All at once, on film reviews:
+
+      pretune quickstart
+
+    From a folder of texts and a table with labels to predictions, each step on what the last one wrote:
+
+      pretune tokenizer texts/ --vocab 8000 --out tok
+      pretune prepare texts/ --tokenizer tok --out data
+      pretune pretrain bert-mini --data data --budget 10m --out runs/base
+      pretune finetune runs/base --train labelled.csv --out runs/tuned
+      pretune predict runs/tuned --input new.csv
+
+    `pretune VERB --help` shows an example, and every command ends with the next one. A MODEL is a run, the directory
+    of a Hugging Face model, or hf:OWNER/NAME.
+    """
     log.set_quiet(quiet)
-
-
-def _judge(error: BaseException) -> tuple[int, str]:
-    """The exit code and the message of whatever ended the command."""
-    if isinstance(error, PretuneError):
-        return error.exit_code, str(error)
-    if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return Interrupted.exit_code, "interrupted"
-    if _out_of_memory(error):
-        return ResourceError.exit_code, "out of memory; use a smaller model or batch, or a larger machine"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ResourceError.exit_code, f"{error.filename or 'standard output'}: {error.strerror}; free some space"
-    # NOTE: typer's usage errors are click's or, in new releases, its own copies of them: told apart by their shape.
-    format_message = getattr(error, "format_message", None)
-    if callable(format_message) and hasattr(error, "exit_code"):
-        context: Any = getattr(error, "ctx", None)
-        path = context.command_path if context else "pretune"
-        return int(error.exit_code), f"{_lower_first(format_message())} (see `{path} --help`)"
-    return 1, f"internal error: {type(error).__name__}: {error} (run again with --debug)"
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    # torch's own errors, known by name since torch may not be imported here
-    return (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
-    )
 
 
 def _before_dashes(arguments: list[str]) -> list[str]:
@@ -154,14 +200,3 @@ def _hoist(arguments: list[str]) -> list[str]:
     head = _before_dashes(arguments)
     switches = [argument for argument in head if argument in _GLOBAL]
     return switches + [argument for argument in head if argument not in _GLOBAL] + arguments[len(head) :]
-
-
-def _lower_first(message: str) -> str:
-    message = message.strip().rstrip(".")
-    return message[:1].lower() + message[1:]
-
-
-def _one_line(message: str) -> str:
-    """A message without line breaks and without characters that could steer the terminal."""
-    message = re.sub(r"\s*[\r\n]+\s*", " ", message.strip())
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from pretune.cli._models import opened
+from pretune.cli._names import DEVICES, POOLINGS, among
+from pretune.cli._next import free, hint
 from pretune.cli._progress import progress
 from pretune.cli._texts import read
 from pretune.core import log
@@ -26,7 +28,12 @@ def embed(
     field: Annotated[str, typer.Option("--field", metavar="NAME", help="Where JSONL has its text.")] = "text",
     pooling: Annotated[
         str | None,
-        typer.Option("--pooling", metavar="NAME", help="mean, cls, max, last, mean_sqrt, weighted, static; or a+b."),
+        typer.Option(
+            "--pooling",
+            metavar="NAME",
+            autocompletion=among(*POOLINGS),
+            help="mean, cls, max, last, mean_sqrt, weighted, static; or a+b.",
+        ),
     ] = None,
     layer: Annotated[int | None, typer.Option("--layer", metavar="N", help="0 to depth; -1 is the last.")] = None,
     normalise: Annotated[bool | None, typer.Option("--normalise/--raw", help="Vectors of length one.")] = None,
@@ -35,10 +42,13 @@ def embed(
     batch_tokens: Annotated[
         int | None, typer.Option("--batch-tokens", metavar="N", help="Tokens that are read together.")
     ] = None,
-    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda; found by default.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu, cuda; found by default."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write a vector for each text, in the order of the texts.
+    """Turn texts into vectors, one for each, in their order.
 
     What is not said is as the model's directory says (sentence-transformers' files), or the mean of the last layer.
 
@@ -76,7 +86,10 @@ def embed(
         print(json.dumps(facts, indent=2))
     else:
         print(f"{out}: {len(texts.texts):,} vectors of {ask.width} numbers")
-    log.say(f"next: pretune index {model} --input {source} --out INDEX  ·  pretune search INDEX 'a question'")
+    if source == "-":
+        hint("index", "--help", silent=as_json)
+    else:
+        hint("index", model, "--input", source, "--out", free("library"), silent=as_json)
 
 
 def telling(tell: Callable[[float, str], None]) -> Callable[[int, int], None]:

@@ -17,7 +17,7 @@ _PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "transformers", "dat
 def env(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the versions, the machine and its devices.
+    """Show versions, devices and settings, for bug reports.
 
     Example: pretune env --json
     """

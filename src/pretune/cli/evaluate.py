@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pretune.cli._names import DEVICES, among, judged
+from pretune.cli._next import free, hint
 from pretune.cli._progress import progress
 from pretune.cli._signals import ending_well
 from pretune.core import log
@@ -46,7 +48,10 @@ def evaluate(
     task: Annotated[
         str,
         typer.Option(
-            "--task", metavar="NAME,...", help="Tasks of `pretune list tasks`, or minimal_pairs, bias_pairs, cloze."
+            "--task",
+            metavar="NAME,...",
+            autocompletion=judged,
+            help="Tasks of `pretune list tasks`, or minimal_pairs, bias_pairs, cloze.",
         ),
     ] = "",
     text: Annotated[
@@ -88,14 +93,17 @@ def evaluate(
     window: Annotated[int | None, typer.Option("--window", metavar="N", help="Tokens of a window, of --text.")] = None,
     stride: Annotated[int | None, typer.Option("--stride", metavar="N", help="How many of them are judged.")] = None,
     device: Annotated[
-        str | None, typer.Option("--device", metavar="NAME", help="cpu or cuda; found by default.")
+        str | None,
+        typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu or cuda; found by default."),
     ] = None,
     precision: Annotated[
         Precision | None, typer.Option("--precision", help="bfloat16 on a GPU by default, else float32.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Evaluate a model: perplexity, minimal pairs, tasks with any number of shots, or what it was fine-tuned for.
+    """Score a model on texts or tasks, with or without examples.
+
+    Perplexity, minimal pairs, tasks with any number of shots, or what it was fine-tuned for.
 
     Example: pretune evaluate runs/small --task blimp,lambada,boolq --shots 0,1,32
     """
@@ -145,7 +153,9 @@ def evaluate(
             log.say(f"{each.task}: {note}")
     named = next((each.task for each in found if each.shots is not None), None)
     if named is not None:
-        log.say(f"next: pretune finetune {model} --task {named} --out RUN")
+        hint("finetune", model, "--task", named, "--out", free(f"runs/{named}"))
+    else:
+        hint("show", model)
 
 
 def own_tasks(own: "Task | None") -> "list[Task]":

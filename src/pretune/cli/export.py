@@ -1,11 +1,13 @@
 """`pretune export`: a model for others to use."""
 
+import json
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pretune.cli._next import hint
 from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,8 +37,9 @@ def export(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to write it.")],
     dtype: Annotated[Number | None, typer.Option("--dtype", help="How to store the weights; as they are.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Write into a directory that is not empty.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write a model as a Hugging Face directory, all of it or nothing.
+    """Write a model as a Hugging Face directory, whole or not at all.
 
     Example: pretune export runs/small --to hf --out share/small --dtype bfloat16
     """
@@ -58,7 +61,9 @@ def export(
         if not torch.isfinite(tensor).all():
             raise UsageError(f"{directory}: '{name}' has values too large for {said}; use --dtype bfloat16 or float32")
     checkpoint.save(model, out, overwrite=overwrite)
-    print(f"{out}: {config['architectures'][0]}, {spec.params().total:,} parameters in {said}")
+    facts = {"out": str(out), "class": config["architectures"][0], "parameters": spec.params().total, "dtype": said}
+    print(json.dumps(facts) if as_json else f"{out}: {facts['class']}, {facts['parameters']:,} parameters in {said}")
+    hint("verify", out, silent=as_json)
 
 
 def _apart(directory: Path, out: Path) -> None:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pretune.cli._models import Number, opened
+from pretune.cli._names import DEVICES, among
+from pretune.cli._next import hint
 from pretune.cli._prompts import given
-from pretune.core import log
 
 if TYPE_CHECKING:
     from pretune.use.blanks import Blanks
@@ -27,7 +28,10 @@ def fill(
         int | None,
         typer.Option("--pieces", metavar="N", help="Words of up to so many pieces; 1, and 8 where text is written."),
     ] = None,
-    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda; found by default.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu, cuda; found by default."),
+    ] = None,
     dtype: Annotated[Number, typer.Option("--dtype", help="Precision of the weights.")] = Number.FLOAT32,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -50,7 +54,8 @@ def fill(
             _show(blanks, answers)
     if as_json:
         print(json.dumps(told, indent=2, ensure_ascii=False))
-    log.say("next: --pieces 3 for words of several pieces, --top 20 for more of them")
+    more = ("--pieces", 3) if top >= 20 and pieces is None else ("--top", max(20, 2 * top))
+    hint("fill", model, *(texts or ("--input", source)), *more, silent=as_json or source == "-")
 
 
 def _plain(text: str, blanks: "Blanks", answers: "list[list[Answer]]") -> dict[str, Any]:

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pretune.cli._embedding import is_embedding, teach
+from pretune.cli._names import DEVICES, among, methods, tasks
+from pretune.cli._names import baselines as known_baselines
+from pretune.cli._names import settings as paths
+from pretune.cli._next import free, hint, other, quoted
 from pretune.cli._signals import ending_well
-from pretune.core import log
 from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +27,10 @@ def finetune(
         str | None, typer.Argument(metavar="MODEL", help="A run, or the directory of a Hugging Face model.")
     ] = None,
     task: Annotated[
-        str | None, typer.Option("--task", metavar="NAME", help="A task of `pretune list tasks`, or several: a,b …")
+        str | None,
+        typer.Option(
+            "--task", metavar="NAME", autocompletion=tasks, help="A task of `pretune list tasks`, or several: a,b …"
+        ),
     ] = None,
     train: Annotated[
         Path | None, typer.Option("--train", metavar="FILE", help="… or a table of one's own: CSV, TSV, JSONL, CoNLL.")
@@ -40,6 +46,7 @@ def finetune(
         typer.Option(
             "--method",
             metavar="NAME",
+            autocompletion=methods,
             help="full, frozen, first, last, gradual, ulmfit, mix, random, adapter, prefix, prompt, lora, qlora, ia3, "
             "bitfit; together with +: lora+gradual.",
         ),
@@ -54,7 +61,13 @@ def finetune(
     epochs: Annotated[float | None, typer.Option("--epochs", metavar="N", help="Passes over the examples …")] = None,
     steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="… or steps.")] = None,
     baselines: Annotated[
-        str | None, typer.Option("--baselines", metavar="WHICH", help="default, all, none, or names with commas.")
+        str | None,
+        typer.Option(
+            "--baselines",
+            metavar="WHICH",
+            autocompletion=known_baselines,
+            help="default, all, none, or names with commas.",
+        ),
     ] = None,
     forgetting: Annotated[
         Path | None,
@@ -71,18 +84,22 @@ def finetune(
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="PATH=VALUE", help="method.rank=16, tune.decay=0.9, data.max_length=256. Repeatable."
+            "--set",
+            metavar="PATH=VALUE",
+            autocompletion=paths("finetune"),
+            help="method.rank=16, tune.decay=0.9, data.max_length=256. Repeatable.",
         ),
     ] = None,
     device: Annotated[
-        str | None, typer.Option("--device", metavar="NAME", help="cpu or cuda; found by default.")
+        str | None,
+        typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu or cuda; found by default."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the settings, the labels, lengths and the cost; touch nothing.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Adapt a model to a task, and score it beside simple baselines on the same split.
+    """Adapt a model to a task, and score it beside baselines.
 
     Choices (learning rate, when to stop) are made on dev; the result is that of test where there is one.
 
@@ -122,7 +139,13 @@ def finetune(
     assert out is not None
     run = work(model, out=out, resume=resume, lr=rates, device=device, **plan, **wishes)
     print(json.dumps(run.scores, indent=2, ensure_ascii=False) if as_json else "\n".join(_result(run)))
-    log.say(f"next: pretune predict {run} --input FILE  ·  pretune report {run} --out report.html")
+    page = free("report.html")
+    if train is None:
+        hint("report", run, "--out", page, silent=as_json)
+        other(f"predict {quoted(run)} --input FILE", silent=as_json)
+    else:
+        hint("predict", run, "--input", test or dev or train, silent=as_json)
+        other(f"report {quoted(run)} --out {quoted(page)}", silent=as_json)
 
 
 def _result(run: "FineTuned") -> "Iterator[str]":

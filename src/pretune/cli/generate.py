@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pretune.cli._models import Number, opened
+from pretune.cli._names import DEVICES, among
+from pretune.cli._next import hint
 from pretune.cli._prompts import given
-from pretune.core import log
 
 if TYPE_CHECKING:
     from pretune.use.write import Text
@@ -67,7 +68,10 @@ def generate(
     prefix: Annotated[bool, typer.Option("--prefix", help="Prompts see all of themselves (prefix models).")] = False,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut prompts that are too long.")] = False,
     batch: Annotated[int, typer.Option("--batch", metavar="N", help="Texts that are written together.")] = 64,
-    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda; found by default.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu, cuda; found by default."),
+    ] = None,
     dtype: Annotated[Number, typer.Option("--dtype", help="Precision of the weights.")] = Number.FLOAT32,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile a step first; for much text on a GPU.")] = False,
     stream: Annotated[
@@ -75,7 +79,9 @@ def generate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Let a decoder go on from prompts, or an encoder-decoder answer them.
+    """Write on from prompts, or answer them.
+
+    A decoder goes on; an encoder-decoder answers.
 
     Example: pretune generate runs/gpt "Once upon a time" --max-new-tokens 40 --top-p 0.95 --num 3
     """
@@ -116,7 +122,8 @@ def generate(
         stream=_tell if flows else None,
     )
     _print(texts, answers, as_json=as_json, flowed=flows)
-    log.say("next: --num 3 for more texts, --beams 4 for likelier ones, --stop TEXT to end them")
+    more = ("--num", 3) if num == beams == 1 else ("--temperature", 0)
+    hint("generate", model, *(prompts or ("--input", source)), *more, silent=as_json or source == "-")
 
 
 def _tell(piece: str) -> None:

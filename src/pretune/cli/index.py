@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from pretune.cli._models import placed
+from pretune.cli._names import DEVICES, POOLINGS, among
+from pretune.cli._next import hint
 from pretune.cli._progress import progress
 from pretune.cli._texts import read
 from pretune.cli.embed import telling
@@ -32,17 +34,21 @@ def index(
     method: Annotated[Method, typer.Option("--method", help="Exact, or approximate for millions.")] = Method.EXACT,
     field: Annotated[str, typer.Option("--field", metavar="NAME", help="Where JSONL has its text.")] = "text",
     pooling: Annotated[
-        str | None, typer.Option("--pooling", metavar="NAME", help="As `pretune embed` takes it.")
+        str | None,
+        typer.Option("--pooling", metavar="NAME", autocompletion=among(*POOLINGS), help="As `pretune embed` has it."),
     ] = None,
     layer: Annotated[int | None, typer.Option("--layer", metavar="N", help="0 to depth; -1 is the last.")] = None,
     normalise: Annotated[
         bool | None, typer.Option("--normalise/--raw", help="By cosine, as by default, or by inner product.")
     ] = None,
     length: Annotated[int | None, typer.Option("--length", metavar="N", help="Read so many tokens at most.")] = None,
-    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda; found by default.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu, cuda; found by default."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Make an index of texts that `pretune search` looks into, or add texts to one.
+    """Make an index of texts to search in, or add texts to one.
 
     Example: pretune index runs/small --input documents.jsonl --out library
     """
@@ -69,4 +75,10 @@ def index(
         print(json.dumps({"out": str(out), "texts": len(made), **made.facts}, indent=2))
     else:
         print(f"{out}: {len(made):,} texts, vectors of {made.facts['width']} numbers, {made.facts['method']} search")
-    log.say(f"next: pretune search {out} 'a question'")
+    hint("search", out, _words(texts.texts), silent=as_json)
+
+
+def _words(texts: list[str]) -> str:
+    """A few words of the first text that has some: a query that finds something."""
+    first = next((text.split() for text in texts if text.strip()), ["a", "question"])
+    return " ".join(first[:4])

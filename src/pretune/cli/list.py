@@ -17,15 +17,17 @@ def list_(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="[families|sizes|objectives|methods|metrics|tasks]",
+            metavar="[families|sizes|objectives|methods|metrics|tasks|tokenizers]",
+            autocompletion=lambda incomplete: [kind for kind in _KINDS if kind.startswith(incomplete)],
             help="What to list; all of it, briefly, by default.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the families of models, their sizes with the parameters as released (encoders: without heads), the
-    objectives with the shapes of models they train, the methods of fine-tuning, the metrics, and the tasks with their
-    kind, official metric, and the rows of those splits that are in $PRETUNE_DATA.
+    """List families, sizes, objectives, methods, metrics or tasks.
+
+    Sizes have the parameters as released (encoders: without heads), objectives the shapes of models they train, and
+    tasks their kind, official metric, and the rows of those splits that are in $PRETUNE_DATA.
 
     Example: pretune list sizes
     """
@@ -96,6 +98,13 @@ def tasks() -> dict[str, dict[str, Any]]:
     return found
 
 
+def tokenizers() -> dict[str, str]:
+    """Every kind of tokenizer."""
+    from pretune.text.styles import KINDS
+
+    return {name: kind.about for name, kind in KINDS.items()}
+
+
 _KINDS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "families": families,
     "sizes": sizes,
@@ -103,6 +112,7 @@ _KINDS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "methods": methods,
     "metrics": metrics,
     "tasks": tasks,
+    "tokenizers": tokenizers,
 }
 
 

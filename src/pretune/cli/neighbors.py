@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pretune.cli._models import opened
+from pretune.cli._names import DEVICES, among
+from pretune.cli._next import hint
 from pretune.cli._texts import read
 from pretune.core import log
 
@@ -24,10 +26,13 @@ def neighbors(
     k: Annotated[int, typer.Option("-k", "--hits", metavar="N", help="How many neighbours.")] = 10,
     layer: Annotated[int | None, typer.Option("--layer", metavar="N", help="0 to depth; -1, the last, else.")] = None,
     same: Annotated[bool, typer.Option("--same", help="Only occurrences of the word itself.")] = False,
-    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda; found by default.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu, cuda; found by default."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the occurrences in a corpus nearest to a word in a sentence, and the nearest static vectors.
+    """Show words nearest to a word in context, and without.
 
     Example: pretune neighbors runs/small play --in "Kids play in the park." --corpus books.txt
     """
@@ -41,7 +46,8 @@ def neighbors(
         print(json.dumps(_plain(found), indent=2, ensure_ascii=False))
     else:
         _print(found)
-    log.say("next: --layer 0 shows what the first layer reads, --same only the word itself")
+    again = ("neighbors", model, word, "--in", sentence, "--corpus", corpus)
+    hint(*again, *(("--same",) if layer == 0 or same else ("--layer", 0)), silent=as_json or corpus == "-")
 
 
 def _print(found: "Neighbors") -> None:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pretune.cli._names import DEVICES, among
+from pretune.cli._next import free, hint
 from pretune.cli._signals import ending_well
 from pretune.core import log
-from pretune.core.errors import DataError, UsageError
+from pretune.core.errors import DataError, UsageError, nearest_file
 
 if TYPE_CHECKING:
     from pretune.recipes.finetune.fine import FineTuned
@@ -34,11 +36,14 @@ def predict(
     pair: Annotated[str | None, typer.Option("--pair", metavar="COL", help="That of a second text.")] = None,
     batch: Annotated[int, typer.Option("--batch", metavar="N", help="Inputs that are read at a time.")] = CHUNK,
     device: Annotated[
-        str | None, typer.Option("--device", metavar="NAME", help="cpu or cuda; found by default.")
+        str | None,
+        typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu or cuda; found by default."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, which is what it does anyway.")] = False,
 ) -> None:
-    """Label, score, tag, answer or write: JSON lines out, in the order of the inputs, while these are read.
+    """Label, score, tag or answer new inputs; JSON lines out.
+
+    They come in the order of the inputs, while these are read.
 
     A line of text may be JSON with the fields that training had; two texts stand with a tab between them.
 
@@ -65,6 +70,7 @@ def predict(
         log.warn(f"{cut:,} of {total:,} inputs were longer than {kept.max_length} tokens and were cut")
     if empty:
         log.warn(f"{empty:,} of {total:,} inputs have no text that the tokenizer knows")
+    hint("report", run, "--out", free("report.html"), silent=as_json)
 
 
 def _say(fine: "FineTuned", examples: list["Example"], first: int) -> tuple[int, int]:
@@ -81,7 +87,7 @@ def _read(inputs: str, kept: "Kept") -> Iterator[tuple[str, Any]]:
     """Where each input stands, and itself."""
     path = Path(inputs)
     if inputs != "-" and not path.is_file():
-        raise DataError(f"{inputs}: no such file")
+        raise DataError(f"{inputs}: no such file{nearest_file(inputs)}")
     suffixes = {suffix.lower() for suffix in path.suffixes}
     if inputs == "-" or not suffixes & {".csv", ".tsv", ".jsonl", ".json", ".conll", ".conllu", ".ndjson"}:
         yield from _lines(inputs)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pretune.cli._names import cleaners, splitters
+from pretune.cli._next import hint, learning
 from pretune.cli._progress import progress
 from pretune.cli._signals import ending_well
 from pretune.core import log
@@ -58,7 +60,13 @@ def prepare(
     field: Annotated[str | None, typer.Option("--field", metavar="NAME", help="Where a table has its text.")] = None,
     errors: Annotated[Faults, typer.Option("--errors", help="Bytes that are no text: stop or U+FFFD.")] = Faults.STRICT,
     clean: Annotated[
-        str, typer.Option("--clean", metavar="NAME,...", help="Cleaners or presets: plain, web, short_pages=50, …")
+        str,
+        typer.Option(
+            "--clean",
+            metavar="NAME,...",
+            autocompletion=cleaners,
+            help="Cleaners or presets: plain, web, short_pages=50, …",
+        ),
     ] = "",
     near: Annotated[
         float | None, typer.Option("--near", metavar="SHARE", help="Drop texts this similar to an earlier one: 0.8.")
@@ -67,7 +75,9 @@ def prepare(
         Path | None, typer.Option("--data", metavar="DIR", help="Where tasks are; by default $PRETUNE_DATA.")
     ] = None,
     lang: Annotated[str, typer.Option("--lang", metavar="CODE", help="The language, for sentences.")] = "auto",
-    sentences: Annotated[str, typer.Option("--sentences", metavar="NAME", help="The sentence splitter.")] = "rules",
+    sentences: Annotated[
+        str, typer.Option("--sentences", metavar="NAME", autocompletion=splitters, help="The sentence splitter.")
+    ] = "rules",
     workers: Annotated[
         int | None, typer.Option("--workers", metavar="N", help="Processes; one per core by default, 0 for none.")
     ] = None,
@@ -78,7 +88,9 @@ def prepare(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace data made of something else.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Turn text into token shards with the splits train and valid, and a card that describes them.
+    """Turn texts into tokens to train on, with a card about them.
+
+    The splits are train and valid.
 
     Example: pretune prepare books/ news.jsonl.gz --tokenizer tok/ --out data/books
 
@@ -135,6 +147,8 @@ def _show(data: "Data", as_json: bool) -> None:
         if told:
             log.say(f"left out: {', '.join(told)} (see {data.path / 'card.md'})")
     print(f"{data}: {'' if data.made else 'up to date, '}{_summary(data)}")
+    if data.slice is None:
+        hint(*learning(data.path, data.index.splits["train"].tokens))
 
 
 def _summary(data: "Data") -> str:

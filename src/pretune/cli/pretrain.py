@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pretune.cli._names import DEVICES, among, families, objectives
+from pretune.cli._names import settings as paths
+from pretune.cli._next import free, hint, other, quoted, saying
 from pretune.cli._signals import ending_well
-from pretune.core import log
 from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,11 +21,19 @@ if TYPE_CHECKING:
 
 
 def pretrain(
-    name: Annotated[str | None, typer.Argument(metavar="FAMILY[-SIZE]", help="What to train.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="FAMILY[-SIZE]", autocompletion=families, help="What to train.")
+    ] = None,
     data: Annotated[Path | None, typer.Option("--data", metavar="DATA", help="What `pretune prepare` wrote.")] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="Where the run goes.")] = None,
     objective: Annotated[
-        str | None, typer.Option("--objective", metavar="NAME", help="What it learns; by default what its paper did.")
+        str | None,
+        typer.Option(
+            "--objective",
+            metavar="NAME",
+            autocompletion=objectives,
+            help="What it learns; by default what its paper did.",
+        ),
     ] = None,
     steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="Length of the run in steps …")] = None,
     tokens: Annotated[str | None, typer.Option("--tokens", metavar="N", help="… or in tokens: 10M, 1B …")] = None,
@@ -43,16 +53,22 @@ def pretrain(
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="PATH=VALUE", help="train.lr=3e-4, data.max_length=128, model.depth=6. Repeatable."
+            "--set",
+            metavar="PATH=VALUE",
+            autocompletion=paths("pretrain"),
+            help="train.lr=3e-4, data.max_length=128, model.depth=6. Repeatable.",
         ),
     ] = None,
     device: Annotated[
-        str | None, typer.Option("--device", metavar="NAME", help="cpu or cuda; found by default.")
+        str | None,
+        typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu or cuda; found by default."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the settings and the cost; touch nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Pre-train a model; what was killed goes on with --resume as if nothing had happened.
+    """Pre-train a model on prepared data.
+
+    What was killed goes on with --resume as if nothing had happened.
 
     Example: pretune pretrain bert-mini --data data/books --objective masked --budget 10m --out runs/books
     """
@@ -61,6 +77,7 @@ def pretrain(
     from pretune.core.config import parse_assignments
 
     with ending_well():  # importing takes a while
+        from pretune.models.checkpoint import inspect
         from pretune.recipes.choose import choose
         from pretune.recipes.pretrain import pretrain as work
     if out is None and not dry_run:
@@ -92,7 +109,9 @@ def pretrain(
     else:
         held = "" if run.loss is None else f", held-out loss {run.loss:.4f}"
         print(f"{run}: {run.summary['steps']:,} steps, {run.summary['tokens']:,} tokens{held}")
-    log.say(f"next: pretune show {run}  ·  pretune verify {run}")
+    hint(*saying(run, inspect(run.path)[0]), silent=as_json)
+    tuned = quoted(free(f"{run}-tuned"))
+    other(f"finetune {quoted(run)} --train TABLE.csv --out {tuned}  (a table with texts and labels)", silent=as_json)
 
 
 def _show(settings: "Settings", as_json: bool) -> None:

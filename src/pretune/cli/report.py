@@ -1,12 +1,12 @@
 """`pretune report`: one HTML page about runs."""
 
 import json
-import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from pretune.cli._next import hint, quoted
 from pretune.core import log
 
 
@@ -18,9 +18,10 @@ def report(
     title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="Its headline.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write one HTML page about runs: scores, learning curves, mistakes, cost, data, and how to repeat them.
+    """Write one HTML page about runs.
 
-    The page needs no network and no script; it follows the light or dark theme of its reader.
+    It has scores, learning curves, mistakes, cost, data, and how to repeat them. It needs no network and no script, and
+    follows the light or dark theme of its reader.
 
     Example: pretune report runs/books runs/sst2 --out report.html
     """
@@ -29,4 +30,7 @@ def report(
     page = write(runs, out, title=title)
     size = page.stat().st_size
     print(json.dumps({"report": str(page), "bytes": size}) if as_json else f"{page}")
-    log.say(f"next: open {shlex.quote(str(page))} in a browser; it is one file of {size:,} bytes that can be sent on")
+    if not as_json:
+        log.say(f"open {quoted(page)} in a browser; it is one file of {size:,} bytes that can be sent on")
+    run = next((one for one in runs if (Path(one) / "config.json").is_file()), None)
+    hint(*(("verify", run) if run is not None else ("list", "tasks")), silent=as_json)

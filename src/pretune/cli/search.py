@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pretune.cli._models import opened, placed
+from pretune.cli._names import DEVICES, among
+from pretune.cli._next import hint, other, quoted
 from pretune.cli._texts import read
 from pretune.core import log
 from pretune.core.errors import UsageError
@@ -35,10 +37,15 @@ def search(
         str | None, typer.Option("--reader", metavar="DIR", help="That model: a decoder or an encoder-decoder.")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", metavar="N", help="Of an answer.")] = 64,
-    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda; found by default.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu, cuda; found by default."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Find the texts nearest to a query; score the search by judgements; or answer from what was found.
+    """Find the texts nearest to a query, or answer from them.
+
+    With judgements (--qrels) the search is scored instead, beside one by words.
 
     Example: pretune search library "who built the bridge?" -k 3
     """
@@ -66,7 +73,9 @@ def search(
         _answered(texts, said, hits, as_json)
         return
     _print(texts, hits, as_json)
-    log.say(f"next: pretune search {index} 'another' --answer --reader MODEL")
+    given = [query] if query is not None else ["--queries", queries]
+    hint("search", index, *given, *(() if words else ("--bm25",)), "--hits", k if not words else 2 * k, silent=as_json)
+    other(f"search {quoted(index)} QUESTION --answer --reader MODEL", silent=as_json)
 
 
 def _print(texts: list[str], hits: "list[list[Hit]]", as_json: bool) -> None:

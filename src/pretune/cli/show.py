@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from pretune.cli._names import families
+from pretune.cli._names import settings as paths
 from pretune.cli._tables import WIDTH, Section, print_page
-from pretune.core.errors import UsageError
+from pretune.core.errors import UsageError, nearest_file
 
 if TYPE_CHECKING:
     from pretune.models.cost import Device, Memory
@@ -29,9 +31,15 @@ _COUNT = re.compile(r"(\d[\d_]{,30}\.?\d{,30}|\.\d{1,30})(e[+-]?\d{1,2})?([kmbt]
 
 
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="FAMILY[-SIZE], or a model directory (./DIR).")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", autocompletion=families, help="FAMILY[-SIZE], or a model directory (./DIR)."),
+    ],
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change the model: depth=6. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="PATH=VALUE", autocompletion=paths("show"), help="Change it: depth=6. Repeatable."
+        ),
     ] = None,
     tokens: Annotated[
         str, typer.Option("--tokens", metavar="N", help="Tokens to train on: 1e9, 10B, 300M, 2k.")
@@ -45,7 +53,9 @@ def show(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show a model's shape, parameters, FLOPs and memory, and what it takes to train it; builds nothing.
+    """Show a model's size, and what it takes to train it.
+
+    Its shape, parameters, FLOPs and memory, from the spec alone: nothing is built.
 
     Example: pretune show bert-base --set depth=6 --tokens 3B
     """
@@ -156,7 +166,9 @@ def _find(name: str, changes: dict[str, str]) -> "tuple[str, Model]":
             paths = {path.removeprefix("model."): value for path, value in changes.items()}
             return _changed(name, changes), config.replace(spec, paths)
         if os.sep in name:
-            raise UsageError(f"{name}: no such directory, and no name that `pretune list` knows") from None
+            raise UsageError(
+                f"{name}: no such directory, and no name that `pretune list` knows{nearest_file(name)}"
+            ) from None
         raise
     return _changed(f"{family}-{size}", changes), catalog.resolve(name, changes)
 

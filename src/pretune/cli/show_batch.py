@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pretune.cli._drawing import Column, Line, beside, cells, cut, padded, prose, show, table
+from pretune.cli._names import SHAPES, among, objectives
 
 if TYPE_CHECKING:
     from pretune.recipes.example import Drawn, Example, Side, Sight
@@ -22,7 +23,9 @@ _SENTINELS = ("bold magenta", "bold green", "bold blue", "bold cyan", "bold red"
 
 
 def show_batch(
-    objective: Annotated[str, typer.Argument(metavar="OBJECTIVE", help="See `pretune list objectives`.")],
+    objective: Annotated[
+        str, typer.Argument(metavar="OBJECTIVE", autocompletion=objectives, help="See `pretune list objectives`.")
+    ],
     text: Annotated[
         list[str] | None,
         typer.Option("--text", metavar="TEXT", help="A sentence; twice where an objective reads two segments."),
@@ -32,7 +35,12 @@ def show_batch(
     ] = None,
     shape: Annotated[
         str | None,
-        typer.Option("--shape", metavar="NAME", help="The model's: encoder, decoder, encoder-decoder, …"),
+        typer.Option(
+            "--shape",
+            metavar="NAME",
+            autocompletion=among(*SHAPES),
+            help="The model's: encoder, decoder, encoder-decoder, …",
+        ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of all that is drawn by chance.")] = 0,
     hide: Annotated[
@@ -44,7 +52,9 @@ def show_batch(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what an objective does to a sentence: what is read, what is to be said, and what may attend to what.
+    """Show what an objective does to a sentence.
+
+    What is read, what is to be said, and what may attend to what.
 
     Example: pretune show-batch span_corruption --text "Thank you for inviting me." --hide "for inviting"
     """

@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from pretune.cli._names import kinds, styles
+from pretune.cli._next import free, hint
 from pretune.cli._progress import progress
 from pretune.core import log
 from pretune.core.errors import UsageError
@@ -34,12 +36,23 @@ def tokenizer(
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to write it.")],
     kind: Annotated[
-        str, typer.Option("--kind", metavar="NAME", help=f"How text becomes pieces: {', '.join(KINDS)}.")
+        str,
+        typer.Option(
+            "--kind",
+            metavar="NAME",
+            autocompletion=kinds,
+            help=f"How text becomes pieces: {', '.join(KINDS)}.",
+        ),
     ] = "wordpiece",
     vocab: Annotated[int, typer.Option("--vocab", metavar="N", help="How many tokens, special ones included.")] = 30000,
     style: Annotated[
         str | None,
-        typer.Option("--style", metavar="NAME", help=f"Special tokens: {', '.join(STYLES)}; by the kind."),
+        typer.Option(
+            "--style",
+            metavar="NAME",
+            autocompletion=styles,
+            help=f"Special tokens: {', '.join(STYLES)}; by the kind.",
+        ),
     ] = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Lower case, and without accents.")] = False,
     accents: Annotated[
@@ -60,7 +73,9 @@ def tokenizer(
     field: Annotated[str | None, typer.Option("--field", metavar="NAME", help="Where a table has its text.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Train a tokenizer and write it as transformers reads it; the same corpus gives the same files.
+    """Train a tokenizer on texts.
+
+    It is written as transformers reads it; the same corpus gives the same files.
 
     Example: pretune tokenizer books/ --kind wordpiece --vocab 30000 --lowercase --out tok/
     """
@@ -120,6 +135,9 @@ def tokenizer(
         return
     text = f"{read / 1e6:,.1f} MB of text" if read <= limit else f"a sample of {sample} out of {read / 1e6:,.1f} MB"
     print(f"{out}: {kind}, {made.vocab:,} tokens, style {chosen}, from {text}")
+    documents = ("--by", by.value) if by is not By.AUTO else ()
+    texts = ("--field", field) if field is not None else ()
+    hint("prepare", *corpus, "--tokenizer", out, *documents, *texts, "--out", free("data"))
 
 
 def _bytes(text: str) -> int:

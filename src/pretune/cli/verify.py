@@ -13,7 +13,9 @@ def verify(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check that a model or run is whole: hashes, config, tensors, values, tokenizer, and every checkpoint.
+    """Check that a model or a run is whole.
+
+    Hashes, config, tensors, values, tokenizer, and every checkpoint.
 
     Example: pretune verify runs/small
     """

@@ -10,8 +10,14 @@ Raise where the value is used. Anything that is not a `PretuneError` is a bug of
 """
 
 import difflib
+import itertools
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import ClassVar
+
+FILES = 10_000
+"""So many names of a folder are compared with one that is not there."""
 
 
 class PretuneError(Exception):
@@ -68,7 +74,32 @@ def nearest(word: str, options: Iterable[str]) -> str:
     >>> nearest("brt", ["bert", "gpt2"])
     "; did you mean 'bert'?"
     """
+    found = closest(word, options)
+    return "" if found is None else f"; did you mean '{found}'?"
+
+
+def closest(word: str, options: Iterable[str]) -> str | None:
+    """The option closest to `word`, if one is close."""
     # Both sides in lower case, so that 'BERT' finds 'bert'. Long words are cut: difflib is quadratic in the worst case.
     by_lower = {option.lower(): option for option in options}
     close = difflib.get_close_matches(word[:200].lower(), by_lower, n=1, cutoff=0.6)
-    return f"; did you mean '{by_lower[close[0]]}'?" if close else ""
+    return by_lower[close[0]] if close else None
+
+
+def nearest_file(path: str | os.PathLike[str]) -> str:
+    """The same for a file or folder that is not there: the closest name beside it, or the folder that lacks.
+
+    >>> nearest_file("9f3/notes.txt")
+    "; there is no folder '9f3'"
+    """
+    wanted = Path(path)
+    try:
+        lacking = next((one for one in [*reversed(wanted.parents), wanted] if not one.exists()), wanted)
+        names = itertools.islice((entry.name for entry in lacking.parent.iterdir()), FILES)
+        found = closest(lacking.name, names)
+    except (OSError, ValueError):  # not to be read, or no name at all
+        return ""
+    if found is None:
+        return "" if lacking == wanted else f"; there is no folder '{lacking}'"
+    whole = lacking.parent / found / wanted.relative_to(lacking)
+    return f"; did you mean '{whole if whole.exists() else lacking.parent / found}'?"

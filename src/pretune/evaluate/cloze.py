@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from pretune.core.errors import DataError
+from pretune.core.errors import DataError, nearest_file
 from pretune.evaluate.result import Result
 from pretune.metrics.perplexity import perplexity
 from pretune.tasks.example import Example
@@ -59,7 +59,7 @@ def last_words(
 def read_blanks(path: Path) -> list[Example]:
     """JSON lines with a `text` that has one blank (____ or [MASK]) and the `answer` that belongs there."""
     if not path.is_file():
-        raise DataError(f"{path}: no such file; give JSON lines with text and answer with --data")
+        raise DataError(f"{path}: no such file{nearest_file(path)}; give JSON lines with text and answer with --data")
     found = []
     for row in Jsonl().rows(path):
         parts = re.split(r"_{2,}|\[MASK\]", row.text("text"))

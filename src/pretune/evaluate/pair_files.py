@@ -10,7 +10,7 @@ Lines come in twos, the better sentence first; blank lines are skipped. Files ma
 from collections.abc import Iterator
 from pathlib import Path
 
-from pretune.core.errors import DataError, UsageError
+from pretune.core.errors import DataError, UsageError, nearest_file
 from pretune.tasks.example import Example
 from pretune.tasks.rows import Jsonl, Row, lines
 from pretune.tasks.tables import open_table
@@ -24,7 +24,7 @@ def read_pairs(path: Path, order: str = "good-first") -> list[Example]:
     if order not in ORDERS:
         raise UsageError(f"unknown order '{order[:40]}' ({' or '.join(ORDERS)})")
     if not path.is_file():
-        raise DataError(f"{path}: no such file; give a file of sentence pairs with --data")
+        raise DataError(f"{path}: no such file{nearest_file(path)}; give a file of sentence pairs with --data")
     rows = [(number, line.strip()) for number, line in lines(path) if line.strip()]
     if not rows:
         raise DataError(
@@ -49,7 +49,8 @@ def _object(row: Row) -> Example:
 def read_bias_pairs(path: Path) -> Iterator[Example]:
     """Rows of a table with `sent_more` (the more stereotyped sentence), `sent_less`, and perhaps `bias_type`."""
     if not path.is_file():
-        raise DataError(f"{path}: no such file; give a table with sent_more and sent_less with --data")
+        hint = nearest_file(path)
+        raise DataError(f"{path}: no such file{hint}; give a table with sent_more and sent_less with --data")
     table = open_table(path, ["sent_more", "sent_less"])
     for row in table.rows():
         group = str(row.values["bias_type"]) if row.values.get("bias_type") else None

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pretune.core import config, io
 from pretune.core.config.read import shown
-from pretune.core.errors import CheckpointError, PretuneError, UsageError, nearest
+from pretune.core.errors import CheckpointError, PretuneError, UsageError, nearest, nearest_file
 from pretune.models import files, sentence_files
 from pretune.models.families import FAMILIES, MODEL_TYPES
 from pretune.models.files import Stored, one_line
@@ -203,8 +203,9 @@ def weights_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _examine(folder: Path, head: str | None = None) -> tuple[LanguageModel, list[Move], dict[str, Stored]]:
     """What `inspect` tells, with the empty module in place of the spec."""
     if not folder.is_dir():
-        what = "not a directory; give the one that holds it" if folder.exists() else "no such directory"
-        raise CheckpointError(f"{folder}: {what}")
+        if folder.exists():
+            raise CheckpointError(f"{folder}: not a directory; give the one that holds it")
+        raise CheckpointError(f"{folder}: no such directory{nearest_file(folder)}")
     found = io.read_json(folder / CONFIG, CheckpointError, CONFIG_LIMIT)
     spec, rules, stored, optional = _understand(folder, found, head)
     model = empty(spec)

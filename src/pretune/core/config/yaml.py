@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from pretune.core.errors import UsageError
+from pretune.core.errors import UsageError, nearest_file
 
 LIMIT = 1 << 20
 
@@ -20,6 +20,8 @@ def read_yaml(file: Path) -> dict[str, Any]:
             if isinstance(event, yaml.AliasEvent):
                 raise UsageError(f"{file}: aliases (*{event.anchor}) are not allowed; write it out")
         found = yaml.safe_load(text)
+    except FileNotFoundError:
+        raise UsageError(f"{file}: no such file{nearest_file(file)}") from None
     except OSError as fault:
         raise UsageError(f"{file}: cannot be read: {fault.strerror}") from fault
     except (yaml.YAMLError, ValueError, RecursionError) as fault:

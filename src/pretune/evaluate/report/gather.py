@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core import io
-from pretune.core.errors import CheckpointError, DataError, UsageError
+from pretune.core.errors import CheckpointError, DataError, UsageError, nearest_file
 from pretune.train.metrics import NAME as METRICS
 from pretune.train.metrics import read_metrics
 
@@ -93,7 +93,8 @@ def gather(path: str | os.PathLike[str]) -> list[Ran | Results]:
     """What lies in a directory: a run, or results, and behind these the runs that they name."""
     where = Path(path)
     if not where.is_dir():
-        raise UsageError(f"{where}: {'not a directory' if where.exists() else 'no such directory'}; give that of a run")
+        what = "not a directory" if where.exists() else f"no such directory{nearest_file(where)}"
+        raise UsageError(f"{where}: {what}; give that of a run")
     found: list[Ran | Results] = []
     if (where / RESULTS).is_file():
         results = read_results(where)

@@ -17,7 +17,7 @@ from pretune.adapt import methods
 from pretune.adapt.adapted import Adapted, adapt
 from pretune.adapt.heads.generation import Generation
 from pretune.core import io
-from pretune.core.errors import CheckpointError, DataError, UsageError
+from pretune.core.errors import CheckpointError, DataError, UsageError, nearest_file
 from pretune.recipes.choose import device_of
 from pretune.recipes.finetune.inputs import example_of
 from pretune.recipes.finetune.kept import Kept
@@ -50,7 +50,7 @@ class FineTuned(os.PathLike[str]):
         """A run that is done, or at least has a model."""
         run = Path(path)
         if not run.is_dir():
-            raise CheckpointError(f"{run}: no such directory; give a run of `pretune finetune`")
+            raise CheckpointError(f"{run}: no such directory{nearest_file(run)}; give a run of `pretune finetune`")
         kept = Kept.read(run)
         scores = io.read_json(run / SCORES, CheckpointError) if (run / SCORES).is_file() else {}
         return cls(run, scores, kept, device)

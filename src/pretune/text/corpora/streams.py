@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Protocol
 
-from pretune.core.errors import DataError, UsageError
+from pretune.core.errors import DataError, UsageError, nearest_file
 
 CHUNK = 2**20
 """How many bytes are read, and handed on, at a time."""
@@ -71,7 +71,8 @@ def chunks(path: str, name: str, compression: str, start: int = 0, stop: int | N
     except OSError as fault:
         if fault.strerror is None:  # bz2 has no error of its own
             raise DataError(f"{name}: damaged {compression} data ({fault}); copy or make the file again") from fault
-        raise DataError(f"{name}: cannot be read: {fault.strerror}") from fault
+        hint = nearest_file(name) if isinstance(fault, FileNotFoundError) else ""
+        raise DataError(f"{name}: cannot be read: {fault.strerror}{hint}") from fault
 
 
 def open_regular(path: str) -> io.FileIO:

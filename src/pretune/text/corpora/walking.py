@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from pretune.core.errors import DataError, UsageError, nearest
+from pretune.core.errors import DataError, UsageError, nearest_file
 from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.fields import UnfitError
 from pretune.text.corpora.formats import By
@@ -125,6 +125,4 @@ def _is_folder(path: str) -> bool:
 def _why(path: str, fault: OSError | ValueError) -> str:
     if not isinstance(fault, FileNotFoundError):
         return f"cannot be read: {getattr(fault, 'strerror', None) or fault}"
-    parent = Path(path).parent
-    options = sorted(os.listdir(parent))[:10_000] if parent.is_dir() else []  # noqa: PTH208
-    return f"no such file or folder{nearest(Path(path).name, options)}"
+    return f"no such file or folder{nearest_file(path)}"

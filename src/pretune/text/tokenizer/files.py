@@ -14,7 +14,7 @@ from tokenizers import PreTokenizedString, Token
 from tokenizers import Tokenizer as Raw
 
 from pretune.core import io
-from pretune.core.errors import CheckpointError
+from pretune.core.errors import CheckpointError, nearest_file
 from pretune.text.templates import Special, Template, Text
 from pretune.text.tokenizer.faults import told_as
 
@@ -74,7 +74,8 @@ def read(path: str | os.PathLike[str]) -> tuple[Raw, dict[str, Any]]:
 def _bytes(file: Path) -> bytes:
     try:
         if not file.is_file():
-            raise CheckpointError(f"{file}: {'not a regular file' if file.exists() else 'no such file or directory'}")
+            what = "not a regular file" if file.exists() else f"no such file or directory{nearest_file(file)}"
+            raise CheckpointError(f"{file}: {what}")
         size = file.stat().st_size
         if size > LIMIT:
             raise CheckpointError(f"{file}: {size} bytes are more than the {LIMIT} allowed for a tokenizer")

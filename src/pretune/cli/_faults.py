@@ -1,0 +1,81 @@
+"""What becomes of an error: one line, and the exit code of its kind."""
+
+import errno
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pretune.core.errors import Interrupted, PretuneError, ResourceError, UsageError, closest, nearest
+
+
+def judge(error: BaseException) -> tuple[int, str]:
+    """The exit code and the message of whatever ended the command."""
+    if isinstance(error, PretuneError):
+        return error.exit_code, str(error)
+    if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":  # Abort: typer's Ctrl-C
+        return Interrupted.exit_code, "interrupted"
+    if _out_of_memory(error):
+        return ResourceError.exit_code, "out of memory; use a smaller model or batch, or a larger machine"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceError.exit_code, f"{error.filename or 'standard output'}: {error.strerror}; free some space"
+    # NOTE: typer's usage errors are click's or, in new releases, its own copies of them: told apart by their shape.
+    if callable(getattr(error, "format_message", None)) and hasattr(error, "exit_code"):
+        return UsageError.exit_code, _usage(error)
+    return 1, f"internal error: {type(error).__name__}: {error} (run again with --debug)"
+
+
+def one_line(message: str) -> str:
+    """A message without line breaks and without characters that could steer the terminal."""
+    message = re.sub(r"\s*[\r\n]+\s*", " ", message.strip())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+
+
+def _usage(error: Any) -> str:
+    """What typer found wrong, in our words, with the nearest name that would have been right."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else "pretune"
+    message = error.format_message().strip().rstrip(".")
+    if type(error).__name__ == "NoSuchOption":
+        name, known = error.option_name, [*_options(context)]
+        return f"no such option: {name}{_setting(error, known) or _option(name, known)} (see `{path} --help`)"
+    message = message.replace(": Value error, ", ": ")
+    wrong = re.search(r"'([^']*)' is not one of (.*)", message, re.DOTALL)
+    if wrong is not None:
+        message += nearest(wrong[1], re.findall(r"'([^']*)'", wrong[2]))
+    return f"{message[:1].lower()}{message[1:]} (see `{path} --help`)"
+
+
+def _options(context: Any) -> Iterator[str]:
+    """The options of a command, and those that all have."""
+    while context is not None:
+        for parameter in context.command.get_params(context):
+            yield from (name for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("-"))
+        context = context.parent
+
+
+def _option(name: str, options: list[str]) -> str:
+    """The nearest option; the dashes, which all have, do not make two alike."""
+    bare = {option.lstrip("-"): option for option in options}
+    found = closest(name.lstrip("-"), bare)
+    return "" if found is None else f"; did you mean '{bare[found]}'?"
+
+
+def _setting(error: Any, options: list[str]) -> str:
+    """What is no option may be a setting, which `--set` changes."""
+    if "--set" not in options:
+        return ""
+    from pretune.cli._names import PATHS
+
+    name = error.option_name.lstrip("-").replace("-", "_")
+    verb = error.ctx.info_name
+    found = next((path for path in PATHS.get(verb, ()) if path.rpartition(".")[2] == name), None)
+    return "" if found is None else f"; write --set {found}=VALUE"
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    # torch's own errors, known by name since torch may not be imported here
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    )

@@ -1,0 +1,84 @@
+"""What to type next: every verb that makes something ends with one command that works as it stands.
+
+    next: pretune finetune runs/base --train labelled.csv --out runs/base-tuned
+
+It is shell-quoted and names only what is there, or what the command is to make. A second line, `or:`, may have words
+in capitals for what we cannot know.
+"""
+
+import itertools
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pretune.core import log
+
+if TYPE_CHECKING:
+    from pretune.models.spec import Model
+
+SMALL = 300_000
+"""Data of fewer tokens is read ten times in about a minute or two by the smallest models."""
+_SHAPE = ("--set", "model.width=256", "--set", "model.depth=4", "--set", "model.heads=4")
+
+
+def hint(*words: object, silent: bool = False) -> None:
+    """Say the next command, without its `pretune`; `silent` where JSON was asked for."""
+    if not silent:
+        log.say(f"next: {command(*words)}")
+
+
+def other(text: str, *, silent: bool = False) -> None:
+    """Say another command, in which words in capitals are to be replaced."""
+    if not silent:
+        log.say(f"or: pretune {text}")
+
+
+def command(*words: object) -> str:
+    """A command as one types it.
+
+    >>> command("predict", Path("my runs/a"), "--input", "new.csv")
+    "pretune predict 'my runs/a' --input new.csv"
+    """
+    return shlex.join(["pretune", *map(str, words)])
+
+
+def quoted(path: object) -> str:
+    """A path as a shell takes it."""
+    return shlex.quote(str(path))
+
+
+def free(path: str | Path) -> Path:
+    """The path, or one like it that is not there yet."""
+    first = Path(path)
+    return next(
+        one
+        for one in (first.with_name(f"{first.stem}{mark}{first.suffix}") for mark in _marks())
+        if not one.exists() and not one.is_symlink()
+    )
+
+
+def saying(run: object, spec: "Model") -> list[object]:
+    """What to ask a model that was just made: to fill a blank, to write on, or whether it is whole."""
+    if spec.head is None:
+        return ["verify", run]
+    if spec.encoder is not None:
+        return ["fill", run, "This is the ___ of it."]
+    return ["generate", run, "This is"]
+
+
+def learning(data: Path, tokens: int) -> list[object]:
+    """How to pre-train on prepared data: a small model of a family that reads such tokens, for a few minutes."""
+    from pretune.cli._names import family_of
+
+    added = json.loads((data / "tokenizer" / "tokenizer.json").read_text("utf-8")).get("added_tokens", [])
+    family, sizes = family_of({str(token["content"]) for token in added})
+    small = [size for size in ("tiny", "mini") if size in sizes]
+    name = f"{family}-{small[0 if tokens < SMALL else -1]}" if small else family
+    length = ("--epochs", "10") if tokens < SMALL else ("--budget", "10m")
+    return ["pretrain", name, "--data", data, *length, *(() if small else _SHAPE), "--out", free("runs/base")]
+
+
+def _marks() -> Iterator[str]:
+    return itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
