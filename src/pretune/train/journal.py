@@ -4,7 +4,7 @@ A line of metrics.jsonl has the number of steps that were done. Everything about
 that has it behind it, so that the file of a resumed run is that of a run without interruption, but for times.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +18,7 @@ from pretune.train.loop import Loop
 from pretune.train.metrics import Metrics
 from pretune.train.progress import Progress
 from pretune.train.summary import Summary, show
+from pretune.train.tally import Tally
 from pretune.train.trackers import Trackers
 
 APART = ("title", "cost", "held_out", "more")
@@ -27,7 +28,8 @@ APART = ("title", "cost", "held_out", "more")
 class Journal:
     """A hook that keeps the books of one rank; only the first rank writes and shows.
 
-    `models` are all that are trained, the one with the vocabulary head first. `every` is the distance of the lines.
+    `models` are all that are trained, the one with the vocabulary head first, or what counts the FLOPs where parts of
+    them are not. `every` is the distance of the lines.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class Journal:
         where: Path,
         *,
         title: str,
-        models: Sequence[Model],
+        models: Sequence[Model] | Callable[[Tally], float],
         loop: Loop,
         resumed: bool,
         total: int | None,
@@ -51,7 +53,7 @@ class Journal:
         self._resumed, self._trackers, self._settings = resumed, trackers, settings
         first, before = loop.ranks.first, loop.state.meter
         self._meter = Meter(
-            flops_of(*models),
+            models if callable(models) else flops_of(*models),
             loop.ranks.device,
             before=config.from_dict(Totals, before, where="meter") if before else None,
             host=first,

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from pretune.adapt.spending import Spending
 from pretune.core import config
 from pretune.models.cost import DEVICES
 from pretune.recipes.finetune.choose import WHOLE
@@ -43,8 +44,8 @@ def forecast(tuning: Tuning, plan: Plan) -> dict[str, Any]:
         lasting(tuning.train, max(-(-epoch * count // len(train)), 1), few=few) for count in _counts(plan, len(train))
     ]
     seen = [Tally.of([stream.batch(step)]) for step in range(min(TRIED, len(stream.steps(0))))]
-    count = flops_of(begun.model.model.spec)
-    each = sum(map(count, seen)) / len(seen)
+    whole = flops_of(begun.model.model.spec)
+    each = sum(whole(one) if begun.unfreezing else Spending(begun.model)(one) for one in seen) / len(seen)
     read = sum(one.read for one in seen) / len(seen)
     total = sum(steps) * len(plan.seeds) + steps[0] * (len(plan.rates) - 1)
     trained = sum(parameter.numel() for parameter in begun.trained.values())

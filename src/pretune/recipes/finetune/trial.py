@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from pretune.adapt.spending import Spending
 from pretune.core import config, io, log
 from pretune.core.errors import CheckpointError
 from pretune.data.mixing import Smoothed
@@ -19,6 +20,7 @@ from pretune.recipes.finetune.judging import Judging, judge
 from pretune.recipes.finetune.lasting import evaluations, lasting
 from pretune.recipes.finetune.model import begin, encoder_for
 from pretune.recipes.finetune.opening import Opened, balance, scored
+from pretune.recipes.finetune.probed import fit_head
 from pretune.recipes.finetune.reader import Reader
 from pretune.recipes.finetune.settings import Tuning
 from pretune.recipes.finetune.written import line
@@ -75,6 +77,8 @@ class Trial:
         if tuning.task.labels not in known:
             known[tuning.task.labels] = self.reader.encode(self.train)
         self.items = known[tuning.task.labels]
+        if tuning.tune.head == "probe":
+            fit_head(self.model, self.items, seed=fit.seed)
         mixing = Smoothed(alpha=1 / tuning.tune.temperature) if opened.members else None
         cuda = ranks.device.type == "cuda"
         self.stream = TaskStream(self.items, batch=fit.batch, seed=fit.seed, fixed=cuda, mixing=mixing)
@@ -172,7 +176,7 @@ class Trial:
         return Journal(
             self.where,
             title=self.where.name,
-            models=(self.model.model.spec,),
+            models=Spending(self.model, lambda: sum(hook.opened for hook in self.begun.unfreezing)),
             loop=loop,
             resumed=resumed,
             total=self.steps,
