@@ -23,6 +23,7 @@ from pretune.adapt.peft.method import Method
 from pretune.core import config, io
 from pretune.core.config.read import shown
 from pretune.core.errors import CheckpointError, PretuneError
+from pretune.core.hub import located
 from pretune.models import checkpoint, files
 from pretune.models.checks import optional, rate, size, take, unsupported
 from pretune.models.families import FAMILIES
@@ -83,7 +84,7 @@ def read(
     head: Literal["tied"] | None = None,
 ) -> tuple[LanguageModel | Adapted, Method | None]:
     """The same, and the method of an adapter that is on the model; `base` is where its base model is now."""
-    folder = Path(directory)
+    folder = located(directory)
     if not (folder / OURS).is_file():
         theirs = (folder / THEIRS).is_file() and not (folder / checkpoint.CONFIG).is_file()
         return _theirs(folder, base, dtype, device) if theirs else (_whole(folder, dtype, device, head), None)
@@ -106,7 +107,7 @@ def _base(
     path = base or (told.get("path") if isinstance(told, Mapping) else None)
     if not isinstance(path, str | Path):
         raise CheckpointError(f"{folder}: does not say where its base model is; load it with base=DIRECTORY")
-    found = next((place for place in (Path(path), folder / path) if place.is_dir()), None)
+    found = next((place for place in (located(path), folder / path) if place.is_dir()), None)
     if found is None:
         raise CheckpointError(f"{folder}: its base model {shown(str(path))} is not there; load it with base=DIRECTORY")
     if not (found / OURS).is_file():

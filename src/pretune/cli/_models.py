@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pretune.core import log
-from pretune.core.errors import ResourceError, UsageError
+from pretune.core.errors import CheckpointError, ResourceError, UsageError, nearest_file
+from pretune.core.hub import located
 
 if TYPE_CHECKING:
     import torch
@@ -29,11 +30,14 @@ def opened(
 
     Where it is to say something (`speaks`) and was saved without its vocabulary head, it is given it if that can be.
     """
+    folder = located(directory)
+    if not folder.exists():  # told before devices are looked for
+        raise CheckpointError(f"{folder}: no such directory{nearest_file(folder)}")
     import torch
 
     from pretune.adapt.saving import load
 
-    return load(directory, dtype=getattr(torch, dtype), device=placed(device), head="tied" if speaks else None)
+    return load(folder, dtype=getattr(torch, dtype), device=placed(device), head="tied" if speaks else None)
 
 
 def placed(device: str | None) -> "torch.device":

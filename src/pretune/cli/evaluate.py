@@ -44,7 +44,7 @@ class Length(StrEnum):
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run or a model directory.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, a Hugging Face directory, or hf:OWNER/NAME.")],
     task: Annotated[
         str,
         typer.Option(

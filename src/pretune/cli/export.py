@@ -32,7 +32,9 @@ class Number(StrEnum):
 
 
 def export(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A model directory, ours or Hugging Face's.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A run, a Hugging Face directory, or hf:OWNER/NAME.")
+    ],
     to: Annotated[Form, typer.Option("--to", help="The layout: hf is a Hugging Face directory.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to write it.")],
     dtype: Annotated[Number | None, typer.Option("--dtype", help="How to store the weights; as they are.")] = None,
@@ -45,9 +47,11 @@ def export(
     """
     import torch
 
+    from pretune.core.hub import located
     from pretune.models import checkpoint
     from pretune.models.verify import verify
 
+    directory = located(directory)
     _apart(directory, out)
     verify(directory)  # what is damaged must not leave with a fresh manifest
     spec, _, stored = checkpoint.inspect(directory)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def fill(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run or a Hugging Face directory.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, a Hugging Face directory, or hf:OWNER/NAME.")],
     texts: Annotated[
         list[str] | None, typer.Argument(metavar="[TEXT]...", help="With blanks: [MASK], <mask> or ___.")
     ] = None,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def finetune(
     model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="A run, or the directory of a Hugging Face model.")
+        str | None, typer.Argument(metavar="MODEL", help="A run, a Hugging Face directory, or hf:OWNER/NAME.")
     ] = None,
     task: Annotated[
         str | None,

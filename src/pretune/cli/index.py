@@ -25,7 +25,7 @@ class Method(StrEnum):
 
 
 def index(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run or a Hugging Face directory.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, a Hugging Face directory, or hf:OWNER/NAME.")],
     source: Annotated[
         str, typer.Option("--input", metavar="FILE", help="Texts, one in a line, or .jsonl (id, text); - is a pipe.")
     ],

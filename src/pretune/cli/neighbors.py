@@ -19,7 +19,7 @@ AROUND = 60
 
 
 def neighbors(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run or a Hugging Face directory.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, a Hugging Face directory, or hf:OWNER/NAME.")],
     word: Annotated[str, typer.Argument(metavar="WORD", help="The word to look at.")],
     sentence: Annotated[str, typer.Option("--in", metavar="TEXT", help="A sentence that has it.")],
     corpus: Annotated[str, typer.Option("--corpus", metavar="FILE", help="Where to look: a text in each line.")],

@@ -44,7 +44,7 @@ def pretrain(
         str | None, typer.Option("--budget", metavar="TIME", help="… or by the clock: 90s, 10m, 2h; all included.")
     ] = None,
     start: Annotated[
-        Path | None, typer.Option("--from", metavar="DIR", help="Go on from the weights of a run or model directory.")
+        Path | None, typer.Option("--from", metavar="DIR", help="Go on from the weights of a MODEL.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished run in --out.")] = False,
     config: Annotated[

@@ -5,7 +5,6 @@ import os
 import re
 import textwrap
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -33,7 +32,9 @@ _COUNT = re.compile(r"(\d[\d_]{,30}\.?\d{,30}|\.\d{1,30})(e[+-]?\d{1,2})?([kmbt]
 def show(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", autocompletion=families, help="FAMILY[-SIZE], or a model directory (./DIR)."),
+        typer.Argument(
+            metavar="NAME", autocompletion=families, help="FAMILY[-SIZE], or a MODEL (./DIR, hf:OWNER/NAME)."
+        ),
     ],
     settings: Annotated[
         list[str] | None,
@@ -155,9 +156,10 @@ def _partnered(spec: "Model") -> "Pair | None":
 def _find(name: str, changes: dict[str, str]) -> "tuple[str, Model]":
     """What to call it, and its spec. A name of the catalogue comes before a directory: write ./NAME for that."""
     from pretune.core import config
+    from pretune.core.hub import located
     from pretune.models import catalog, checkpoint
 
-    folder = Path(name)
+    folder = located(name)
     try:
         family, size = catalog.find(name)
     except UsageError:

@@ -9,7 +9,7 @@ import typer
 
 def verify(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A run, or a model directory of ours or Hugging Face's.")
+        Path, typer.Argument(metavar="MODEL", help="A run, a Hugging Face directory, or hf:OWNER/NAME.")
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -19,9 +19,11 @@ def verify(
 
     Example: pretune verify runs/small
     """
+    from pretune.core.hub import located
     from pretune.models.verify import verify as check
     from pretune.train.store import verify_checkpoints
 
+    directory = located(directory)
     lines = verify_checkpoints(directory)
     if not lines or (directory / "config.json").exists():  # a run has a model of its own when it has ended
         lines = [*check(directory), *lines]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pretune.core import config, io
 from pretune.core.config.read import shown
 from pretune.core.errors import CheckpointError, PretuneError, UsageError, nearest, nearest_file
+from pretune.core.hub import located
 from pretune.models import files, sentence_files
 from pretune.models.families import FAMILIES, MODEL_TYPES
 from pretune.models.files import Stored, one_line
@@ -73,7 +74,7 @@ def load(
     """
     if not dtype.is_floating_point:
         raise UsageError(f"weights cannot be {dtype}; choose torch.float32, torch.bfloat16 or another float")
-    folder = Path(directory)
+    folder = located(directory)
     model, moves, stored = _examine(folder, head)
     spec = model.spec
     fits(spec, dtype, device)
@@ -166,7 +167,7 @@ def _write(model: LanguageModel, folder: Path, shard: int, head: Beside | None) 
 
 def inspect(directory: str | Path) -> tuple[Model, list[Move], dict[str, Stored]]:
     """All that can be known without reading a weight: the spec, the moves, and that names and shapes agree."""
-    model, moves, stored = _examine(Path(directory))
+    model, moves, stored = _examine(located(directory))
     return model.spec, moves, stored
 
 

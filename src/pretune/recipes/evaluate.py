@@ -20,6 +20,7 @@ from torch import nn
 
 from pretune.adapt.saving import load
 from pretune.core.errors import UsageError, nearest
+from pretune.core.hub import is_hub
 from pretune.evaluate.cloze import last_words, read_blanks
 from pretune.evaluate.few_shot import Trial, few_shot
 from pretune.evaluate.pair_files import read_bias_pairs, read_pairs
@@ -131,7 +132,7 @@ class _Work:
     @property
     def run(self) -> Path | None:
         """The directory of a fine-tuned run, where it is one."""
-        path = None if isinstance(self.given, nn.Module) else Path(self.given)
+        path = None if isinstance(self.given, nn.Module) or is_hub(self.given) else Path(self.given)
         return path if path is not None and (path / TASK).is_file() else None
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 
 from pretune.core import config, io
 from pretune.core.errors import CheckpointError, UsageError
+from pretune.core.hub import located
 from pretune.data.prepare import Data
 from pretune.models import catalog, checkpoint
 from pretune.models.families import FAMILIES
@@ -126,7 +127,8 @@ def _head(model: Model) -> Head:
 
 
 def _same_vocabulary(model: Model, tokenizer: Tokenizer, start: str | Path) -> None:
-    file = Path(start) / "tokenizer.json"
+    start = located(start)
+    file = start / "tokenizer.json"
     if tokenizer.vocab > model.vocab:
         raise CheckpointError(f"{start}: has {model.vocab} tokens, and the data's tokenizer {tokenizer.vocab}")
     if file.is_file() and Tokenizer.load(start).sha256 != tokenizer.sha256:

@@ -8,6 +8,7 @@ import torch
 
 from pretune.core import log
 from pretune.core.errors import CheckpointError
+from pretune.core.hub import located
 from pretune.models import checkpoint, shapes
 from pretune.recipes.settings import Settings, Train
 from pretune.train.ranks import Ranks
@@ -21,7 +22,7 @@ def first_model(spec: shapes.AnySpec, settings: Settings, ranks: Ranks, *, resum
     train = settings.train
     model: Any = shapes.build(spec, seed=train.seed, device=ranks.device)
     if train.start is not None and not resume:
-        begin_from(model, Path(train.start))
+        begin_from(model, located(train.start))
     return equipped(model, train, ranks)
 
 

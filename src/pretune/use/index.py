@@ -25,6 +25,7 @@ from torch import nn
 
 from pretune.core import config, io
 from pretune.core.errors import CheckpointError, DataError, UsageError
+from pretune.core.hub import located
 from pretune.use import approximate
 from pretune.use.bm25 import BM25
 from pretune.use.embed import Embedded, Embedder, Tell, embedder
@@ -245,4 +246,4 @@ def _given(how: dict[str, Any]) -> dict[str, Any]:
 
 
 def _place(model: str | os.PathLike[str] | nn.Module) -> str:
-    return "(in memory)" if isinstance(model, nn.Module) else str(Path(model).resolve())
+    return "(in memory)" if isinstance(model, nn.Module) else str(located(model).resolve())

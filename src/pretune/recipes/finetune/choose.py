@@ -9,6 +9,7 @@ from pretune.adapt.methods import METHODS
 from pretune.core import config, io
 from pretune.core.config.yaml import read_yaml
 from pretune.core.errors import UsageError, nearest
+from pretune.core.hub import located
 from pretune.models import checkpoint
 from pretune.models.spec import Model
 from pretune.recipes.finetune.model import ADAPTER, base_model
@@ -135,7 +136,7 @@ def usual_rate(method: str, spec: Model) -> float:
 
 def spec_of(path: str | os.PathLike[str]) -> Model:
     """The spec of a base, without reading its weights where that can be."""
-    folder = Path(path)
+    folder = located(path)
     if (folder / ADAPTER).is_file():
         return base_model(Base(path=str(folder)), seed=0).spec
     return checkpoint.inspect(folder)[0]

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from pretune.adapt.heads.head import TaskHead
 from pretune.adapt.unfreeze import Gradual, Unfreezing
 from pretune.core import config
 from pretune.core.errors import CheckpointError, UsageError
+from pretune.core.hub import located
 from pretune.models import checkpoint
 from pretune.models.model import LanguageModel, build
 from pretune.models.spec import Model
@@ -70,7 +70,7 @@ def begin(tuning: Tuning, task: Task, ranks: Ranks, *, epoch: float) -> Begun:
 
 def base_model(base: Base, *, seed: int) -> LanguageModel:
     """The body that is adapted; of a run that was fine-tuned already, without its head and with its method merged."""
-    folder = Path(base.path)
+    folder = located(base.path)
     if (folder / ADAPTER).is_file():
         found, method = methods.load(folder)
         if method is None or not method.merges:

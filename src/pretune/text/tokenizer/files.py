@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Raw
 
 from pretune.core import io
 from pretune.core.errors import CheckpointError, nearest_file
+from pretune.core.hub import located
 from pretune.text.templates import Special, Template, Text
 from pretune.text.tokenizer.faults import told_as
 
@@ -59,7 +60,7 @@ def _json(data: object) -> bytes:
 
 def read(path: str | os.PathLike[str]) -> tuple[Raw, dict[str, Any]]:
     """The library's tokenizer of a directory or a `tokenizer.json`, and what the files beside it say."""
-    given = Path(path)
+    given = located(path)
     file = given / TOKENIZER if given.is_dir() else given
     if given.is_dir() and not file.is_file():
         raise CheckpointError(f"{given}: no {TOKENIZER} here; give the directory of a tokenizer or of a model with one")

@@ -1,0 +1,92 @@
+"""Models of the Hugging Face hub by name: `hf:OWNER/NAME`, or `hf:OWNER/NAME@REVISION`.
+
+    located("hf:google/electra-small-discriminator")    # the folder of its files in the cache of huggingface_hub
+    located("runs/books")                               # what is a path stays one
+
+Only configs, tokenizers and safetensors are fetched, so no pickle ever lies there. Without a network a model that was
+fetched before is taken from the cache. The library is the extra `hub`, and is imported here alone.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from pretune.core import log
+from pretune.core.errors import PretuneError, ResourceError, UsageError
+
+PREFIX = "hf:"
+FILES = ("*.json", "*.safetensors", "vocab.txt", "merges.txt")
+"""What is fetched: names, or patterns of them."""
+SKIPPED = ("onnx/*", "openvino/*", "coreml/*", "original/*", "checkpoint-*")
+"""Folders that hold the same model in other forms."""
+_NAME = re.compile(r"([\w.-]+/)?[\w.-]+(@[\w./-]+)?", re.ASCII)
+
+
+def is_hub(name: str | os.PathLike[str]) -> bool:
+    """Whether a model is named by its place on the hub."""
+    return os.fspath(name).startswith(PREFIX)
+
+
+def located(name: str | os.PathLike[str]) -> Path:
+    """Where the files of a model are: a directory as it was given, or what was fetched from the hub."""
+    if not is_hub(name):
+        return Path(name)
+    given = os.fspath(name)
+    bare = given.removeprefix(PREFIX)
+    if not _NAME.fullmatch(bare):
+        raise UsageError(f"'{given[:80]}' is no name on the hub; write hf:OWNER/NAME or hf:OWNER/NAME@REVISION")
+    repository, _, revision = bare.partition("@")
+    folder = _fetched(given, repository, revision or None)
+    if not any(folder.glob("*.safetensors")):
+        raise UsageError(
+            f"{given}: has no safetensors, and other files of weights are not read, for they can run code; choose a "
+            "model, or a revision, that has them"
+        )
+    return folder
+
+
+def _fetched(given: str, repository: str, revision: str | None) -> Path:
+    """The folder of a snapshot: the newest, or, where the hub is out of reach, the one in the cache."""
+    try:
+        from huggingface_hub import snapshot_download, utils
+    except ImportError:
+        raise UsageError(
+            f"'{given}': the hub needs the extra 'hub': pip install 'pretune[hub]'; or give the directory of a model"
+        ) from None
+    log.say(f"{given}: from the Hugging Face hub")
+    bars: Any = utils
+    if log.is_quiet():
+        bars.disable_progress_bars()
+    wishes: dict[str, Any] = {
+        "repo_id": repository,
+        "revision": revision,
+        "allow_patterns": [*FILES],
+        "ignore_patterns": [*SKIPPED],
+    }
+    try:
+        return Path(snapshot_download(**wishes))
+    except Exception as fault:  # the library has dozens of kinds, and the network more
+        first = fault
+    try:
+        return Path(snapshot_download(**wishes, local_files_only=True))
+    except Exception:
+        raise _told(given, first) from None
+
+
+def _told(given: str, fault: Exception) -> PretuneError:
+    """What went wrong, by the names of the library's errors, which have moved between its releases."""
+    kinds = {kind.__name__ for kind in type(fault).__mro__}
+    if "GatedRepoError" in kinds:
+        return UsageError(f"{given}: its owner gives it only to those who ask; do so on the hub, then `hf auth login`")
+    if "RevisionNotFoundError" in kinds:
+        return UsageError(f"{given}: the hub has no such revision of it; leave @REVISION out for the newest")
+    if kinds & {"RepositoryNotFoundError", "HFValidationError"}:
+        return UsageError(f"{given}: the hub has no such model, or only for its owner; see huggingface.co/models")
+    if isinstance(fault, OSError) and fault.errno is not None and fault.filename:
+        return ResourceError(f"{fault.filename}: {fault.strerror}; set HF_HOME to a folder that has room")
+    why = " ".join(str(fault).split())[:120]
+    return ResourceError(
+        f"{given}: the hub cannot be reached, and no copy is in the cache ({type(fault).__name__}: {why}); try again "
+        "with a network, or give the directory of a model"
+    )
