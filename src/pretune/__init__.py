@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from pretune.text.tokenizer import train_tokenizer
     from pretune.use.embed import embed
     from pretune.use.fill import fill
+    from pretune.use.index import Index
+    from pretune.use.index import build as index
     from pretune.use.score import score
     from pretune.use.write import generate
 
@@ -36,6 +38,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Batch",
+    "Index",
     "Loss",
     "Output",
     "__version__",
@@ -46,6 +49,7 @@ __all__ = [
     "fill",
     "finetune",
     "generate",
+    "index",
     "load",
     "objective",
     "prepare",
@@ -76,6 +80,8 @@ _PUBLIC = {
     "embed": "pretune.use.embed:embed",
     "fill": "pretune.use.fill:fill",
     "generate": "pretune.use.write:generate",
+    "index": "pretune.use.index:build",
+    "Index": "pretune.use.index:Index",
     "Batch": "pretune.core.types:Batch",
     "Output": "pretune.core.types:Output",
     "Loss": "pretune.core.types:Loss",

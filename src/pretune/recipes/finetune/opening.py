@@ -15,6 +15,7 @@ from pretune.tasks.own import own_task
 from pretune.tasks.splits import divide, subset
 from pretune.tasks.tables import open_table
 from pretune.tasks.task import Task
+from pretune.text.corpora.builtin import Reviews
 
 AVERAGE = "average"
 SHARES = (0.8, 0.1, 0.1)
@@ -65,7 +66,8 @@ def _open(wanted: Wanted) -> Opened:
     if wanted.name is not None:
         task = trained_on(wanted.name)
     else:
-        files = {split: path for split in ("train", "dev", "test") if (path := getattr(wanted, split)) is not None}
+        given = {split: getattr(wanted, split) for split in ("train", "dev", "test")}
+        files = {split: _file(path) for split, path in given.items() if path is not None}
         task = own_task(files, text=wanted.text, label=wanted.label, pair=wanted.pair)
         named = [column for column in (wanted.text, wanted.label, wanted.pair) if column]
         notes += [str(open_table(path, named)) for path in files.values()]
@@ -89,6 +91,11 @@ def _open(wanted: Wanted) -> Opened:
         more = f"{why}: the headline is that of dev, on which choices were made too"
         opened = replace(opened, parts=replace(opened.parts, notes=(*opened.parts.notes, more)))
     return opened
+
+
+def _file(name: str) -> str:
+    """A file of one's own, or the one behind the name of the labelled corpus that is built in."""
+    return str(Reviews().table()) if name == Reviews().name else name
 
 
 def _fewer(parts: Parts, most: int, seed: int) -> Parts:

@@ -71,6 +71,10 @@ class Reviews:
         order = np.argsort(mix_array((_SHUFFLE,), np.arange(len(found), dtype=np.uint64)))
         return ((_BREAK.sub("\n", found[row][0]), found[row][1], row + 1) for row in order.tolist())
 
+    def table(self) -> Path:
+        """The file they lie in, as a table with the columns `text` and `label` (0 or 1), sorted by label."""
+        return self._path()
+
     def spans(self, n_bytes: int) -> list[Span]:
         return [WHOLE]
 
