@@ -71,6 +71,7 @@ class Tune:
     decay: float | None = None  # the rate of each part over that of the next above; None: the same for all
     dropout: float | None = None  # of the head; None: its own
     reading: Reading | None = None  # which states stand for a text; None: as the family's paper does
+    head: Literal["drawn", "probe"] = "drawn"  # how the head begins: new, or fitted on the frozen model (LP-FT)
     mix: Mixing | None = None  # a BiLSTM over all layers of a frozen model, in place of the usual head (ELMo)
     language: float = 0.0  # the weight of the language model's loss beside a classification; 0.5 in GPT's paper
     text: bool | None = None  # the answer as text; None: where the model was made for that

@@ -1,0 +1,67 @@
+"""A head that begins as a linear probe: fitted on the frozen model's features, then all is fine-tuned from there.
+
+Paper: Kumar et al. (2022), "Fine-tuning can distort pretrained features", where it is called LP-FT. A head that was
+drawn sends noise into the body in its first steps; one that was fitted does not. It is worth most with few labels.
+
+    pretune finetune runs/small --train train.csv --set tune.head=probe --set tune.reading.at=mean
+"""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pretune.adapt.adapted import Adapted
+from pretune.adapt.heads.classification import Classification
+from pretune.adapt.heads.head import SequenceHead
+from pretune.core import config
+from pretune.core.errors import UsageError
+from pretune.core.types import Batch
+from pretune.evaluate.baselines.linear import tuned
+from pretune.nn.reading import summary
+from pretune.tasks.answer.logits import logits_of
+from pretune.tasks.encode import Items
+
+CHOICES = (0.001, 0.01, 0.1, 1.0)
+"""Of C, the inverse of the penalty."""
+TOKENS = 16_384
+
+
+class Read(nn.Module):
+    """What the head's last layer reads of a sequence."""
+
+    def __init__(self, model: Adapted, head: SequenceHead) -> None:
+        super().__init__()
+        self.model, self.at = model, head.at
+
+    def forward(self, batch: Batch) -> Tensor:
+        """`[C, W]`, a row for each cell."""
+        return summary(self.model.states(batch), batch, self.at)
+
+
+def fit_head(model: Adapted, items: Items, *, seed: int) -> None:
+    """Give the head, in place, the weights of a logistic regression on what it reads of the training examples.
+
+    Its penalty is chosen by cross-validation among them. Classes that none of them has keep the weights they have.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    head, y = model.head, items.sequences.labels
+    if not isinstance(model.spec, Classification) or not isinstance(head, SequenceHead) or head.dense or y is None:
+        raise UsageError(
+            f"tune.head 'probe' is for classes that are read straight from states; this is the head "
+            f"'{config.kind(model.spec)}'; set tune.reading.layer=null, or tune.head=drawn"
+        )
+    if len(np.unique(y)) < 2:
+        return  # nothing to tell apart
+    x = logits_of(Read(model, head), items, every=False, tokens=TOKENS)
+    mean, std = x.mean(0), x.std(0) + 1e-6
+    found = tuned(LogisticRegression(max_iter=500), (x - mean) / std, y, CHOICES, 3, seed)
+    weight = found.coef_ / std
+    bias = found.intercept_ - weight @ mean
+    if len(weight) == 1:  # of two classes, the difference
+        weight, bias = np.stack([-weight[0], weight[0]]) / 2, np.stack([-bias[0], bias[0]]) / 2
+    with torch.no_grad():
+        where = torch.from_numpy(found.classes_).to(head.out.weight.device)
+        head.out.weight[where] = torch.from_numpy(weight).to(head.out.weight)
+        if head.out.bias is not None:
+            head.out.bias[where] = torch.from_numpy(bias).to(head.out.bias)

@@ -1,0 +1,85 @@
+"""A head that begins as a linear probe knows the task before the first step; the body is as it was."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pretune.adapt.adapted import Adapted, adapt
+from pretune.adapt.heads.classification import Classification
+from pretune.core.errors import UsageError
+from pretune.models import checkpoint
+from pretune.nn.reading import Reading
+from pretune.recipes.finetune.probed import fit_head
+from pretune.recipes.finetune.work import finetune
+from pretune.tasks.answer.logits import logits_of
+from pretune.tasks.encode import Items, TaskEncoder
+from pretune.tasks.own import own_task
+from tests.recipes import tasked
+
+MEAN = Reading(at="mean")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tasked.make_base(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tasked.classes(tmp_path_factory.mktemp("table") / "own.csv")
+
+
+def opened(base: Path, table: Path, classes: int = 2, reading: Reading = MEAN) -> tuple[Adapted, Items]:
+    task = own_task({"train": str(table)}, text="text", label="label")
+    model = adapt(checkpoint.load(base), Classification(classes=classes, reading=reading, dropout=0.0), seed=0)
+    items = TaskEncoder.of(task, model).encode([*task.read("train")], training=True)
+    return model, items
+
+
+def right(model: Adapted, items: Items) -> float:
+    said = logits_of(model, items, every=False, tokens=4096).argmax(1)
+    return float(np.mean(said == items.sequences.labels))
+
+
+def test_the_head_knows_the_task_and_the_body_is_as_it_was(base: Path, table: Path) -> None:
+    model, items = opened(base, table)
+    before = {name: value.clone() for name, value in model.model.state_dict().items()}
+    assert right(model, items) < 0.7
+    fit_head(model, items, seed=0)
+    assert right(model, items) > 0.9
+    assert all(torch.equal(value, before[name]) for name, value in model.model.state_dict().items())
+
+
+def test_classes_without_examples_keep_their_weights(base: Path, table: Path) -> None:
+    model, items = opened(base, table, classes=4)
+    before = model.get_parameter("head.out.weight").detach().clone()
+    fit_head(model, items, seed=0)
+    after = model.get_parameter("head.out.weight").detach()
+    assert torch.equal(after[2:], before[2:]) and not torch.equal(after[:2], before[:2])
+
+
+def test_a_head_with_a_layer_of_its_own_is_refused(base: Path, table: Path) -> None:
+    model, items = opened(base, table, reading=Reading(at="mean", layer="own"))
+    with pytest.raises(UsageError, match=r"tune\.head 'probe' is for classes .* tune\.reading\.layer=null"):
+        fit_head(model, items, seed=0)
+
+
+def test_a_run_begins_there(base: Path, table: Path, tmp_path: Path) -> None:
+    """One step at a rate of next to nothing: what is right was right before."""
+    wish = {"tune.reading": {"kind": "reading", "at": "mean"}, "train.seed": 1}
+    scores = {
+        head: finetune(
+            base,
+            out=tmp_path / head,
+            train=table,
+            lr=1e-9,
+            steps=1,
+            baselines="none",
+            changes={**wish, "tune.head": head},
+        ).score
+        for head in ("drawn", "probe")
+    }
+    assert scores["probe"] is not None and scores["drawn"] is not None
+    assert scores["probe"] > 0.8 and scores["probe"] > scores["drawn"] + 0.2
