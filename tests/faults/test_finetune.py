@@ -1,12 +1,15 @@
 """Fine-tuning under faults: killed and resumed (R1), bad tables (R11), odd inputs (R12)."""
 
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import pretune as pt
 from pretune.cli import main
 from tests.faults.runs import Nursery, metrics, steps_of
 from tests.recipes import tasked
@@ -64,6 +67,21 @@ class TestKilled:
         assert steps_of(out)[-1] == "step-00000006"
         runs.run([*command(base, table, out, *more), "--resume"])
         assert same(out, straight)
+
+    def test_a_checkpoint_holds_what_is_trained_and_knows_its_base(
+        self, runs: Nursery, base: Path, table: Path, tmp_path: Path
+    ) -> None:
+        mine, out, more = tmp_path / "base", tmp_path / "run", ("--method=lora", "--set=train.keep=2")
+        shutil.copytree(base, mine)
+        runs.run(command(mine, table, out, *more), ["signalled", 7, "SIGKILL"], code=-signal.SIGKILL)
+        held = sum(path.stat().st_size for path in (out / "checkpoints" / steps_of(out)[-1]).iterdir())
+        assert held < (base / "model.safetensors").stat().st_size
+        model = pt.load(mine)
+        with torch.no_grad():
+            next(model.parameters()).mul_(2)
+        pt.save(model, mine, overwrite=True)
+        child = runs.run([*command(mine, table, out, *more), "--resume"], code=4)
+        assert "base" in child.line
 
     def test_trials_that_are_done_are_not_done_again(
         self, runs: Nursery, base: Path, table: Path, tmp_path: Path

@@ -1,7 +1,7 @@
 """Checkpoints of a run at work: every so many steps, every five minutes, and when somebody asks."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,10 @@ SECONDS = 300.0
 
 
 class Saver:
-    """Saves the weights, the optimiser and the state. All ranks take part; the first one has the store and writes."""
+    """Saves the weights, the optimiser and the state. All ranks take part; the first one has the store and writes.
+
+    With `only`, weights of other names are left out: they are what they were at the start, and come from there again.
+    """
 
     def __init__(
         self,
@@ -30,7 +33,9 @@ class Saver:
         every: int = 0,
         before: Callable[[Loop], None],
         more: Callable[[], Mapping[str, Mapping[str, Tensor]]] = dict,
+        only: Collection[str] | None = None,
     ) -> None:
+        self.only = only
         self.store, self.expect, self.every, self.before = store, expect, every, before
         self.more = more  # tensors by group that a run needs beside those to go on
         self.last_step, self.last_time = -1, 0.0
@@ -48,7 +53,7 @@ class Saver:
             self.last_step, self.last_time = loop.state.step, loop.state.elapsed
             begun = time.monotonic()
             self.before(loop)
-            groups = {**gather(loop), **self.more()}
+            groups = {**gather(loop, self.only), **self.more()}
             state = loop.state.facts()
             progress = state.pop("progress")
             if progress:
@@ -61,20 +66,23 @@ class Saver:
             self.store.wait()
 
 
-def gather(loop: Loop) -> dict[str, Mapping[str, Tensor]]:
+def gather(loop: Loop, only: Collection[str] | None = None) -> dict[str, Mapping[str, Tensor]]:
     """All tensors of a run, whole."""
     model = loop.trainee.model
-    return {"model": whole(weights(model)), "optimizer": whole(state_tensors(loop.optimizer, model))}
+    return {"model": whole(weights(model, only)), "optimizer": whole(state_tensors(loop.optimizer, model))}
 
 
-def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, each once."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+def weights(model: nn.Module, only: Collection[str] | None = None) -> dict[str, Tensor]:
+    """Parameters and buffers by name, each once; or those of some names."""
+    found = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return found if only is None else {name: tensor for name, tensor in found.items() if name in only}
 
 
-def restore(found: Found, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+def restore(
+    found: Found, model: nn.Module, optimizer: torch.optim.Optimizer, only: Collection[str] | None = None
+) -> State:
     """Put a checkpoint back: weights, optimiser, and where the run was. Nothing is changed where it does not fit."""
-    wanted, stored = weights(model), found.tensors("model")
+    wanted, stored = weights(model, only), found.tensors("model")
     for name in sorted(wanted.keys() ^ stored.keys()):
         where = "this model" if name in stored else "the checkpoint"
         raise CheckpointError(f"{found.folder}: tensor '{name}' is missing in {where}; it is of another model")

@@ -4,12 +4,14 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from pretune.adapt.peft.method import sample
 from pretune.adapt.spending import Spending
 from pretune.core import config, io, log
 from pretune.core.errors import CheckpointError
@@ -36,7 +38,7 @@ from pretune.train.feed import Feed
 from pretune.train.journal import Journal
 from pretune.train.loop import Hook, Loop
 from pretune.train.ranks import Ranks
-from pretune.train.saving import Saver, restore
+from pretune.train.saving import Saver, restore, weights
 from pretune.train.state import State
 from pretune.train.store import Lock, Store
 from pretune.train.trainee import Trainee
@@ -94,6 +96,11 @@ class Trial:
             "data": fingerprint([*self.train, *opened.parts.dev]),
             "tokenizer": tokenizer.sha256,
         }
+        trained = frozenset(self.begun.trained)
+        every = trained >= {name for name, _ in self.model.named_parameters()}
+        self.only = None if every else trained  # what checkpoints hold of the model: the rest is the base's
+        if not every:
+            self.expect["base"] = fixed(self.model, trained)
 
     def run(self, lock: Lock | None, *, resume: bool) -> Facts:
         """Train from the beginning, or from the newest checkpoint that is whole; `lock` is that of the directory."""
@@ -109,7 +116,7 @@ class Trial:
         optimizer = fit.optimizer.build(self.begun.groups)
         judging = Judging(trained=self.begun.trained, unfreezing=self.begun.unfreezing, patience=fit.patience)
         found = store.latest(self.expect) if resume else None
-        state = State() if found is None else restore(found, self.model, optimizer)
+        state = State() if found is None else restore(found, self.model, optimizer, self.only)
         if found is not None:
             judging.restore(found)
         if fit.compile:
@@ -128,7 +135,9 @@ class Trial:
             begun=time.monotonic() - state.elapsed,
         )
         journal = stack.enter_context(self._journal(loop, resumed=found is not None))
-        saver = Saver(store, self.expect, every=fit.checkpoint_every, before=journal.settle, more=judging.kept)
+        saver = Saver(
+            store, self.expect, every=fit.checkpoint_every, before=journal.settle, more=judging.kept, only=self.only
+        )
 
         def told(loop: Loop, found: dict[str, float]) -> None:
             judging.told(loop, found)
@@ -260,6 +269,15 @@ def fingerprint(examples: Sequence[Example]) -> str:
     digest = hashlib.sha256()
     for example in examples:
         digest.update(repr(example).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def fixed(model: nn.Module, trained: Collection[str]) -> str:
+    """A hash of what is not trained: names, shapes, and some numbers of each tensor."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(weights(model).items()):
+        if name not in trained:
+            digest.update(f"{name}{list(tensor.shape)}".encode() + sample(tensor))
     return digest.hexdigest()
 
 
