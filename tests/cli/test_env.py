@@ -1,11 +1,13 @@
 import json
 import os
 import re
+import tomllib
 
 import pytest
 
 import pretune
 from pretune.cli import env, main
+from tests.conftest import ROOT
 
 
 def test_json_holds_the_facts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,3 +47,31 @@ def test_a_broken_torch_still_gives_a_report(
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     assert main(["env", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["devices"] == []
+
+
+def test_extras_are_those_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    names = {
+        extra: tuple(re.split(r"[<>=!~ ]", need)[0] for need in needs)
+        for extra, needs in project.items()
+        if extra not in ("dev", "peers")
+    }
+    assert names == env.EXTRAS
+
+
+def test_what_a_bug_report_needs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setenv("PRETUNE_DATA", "/no/such/folder")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(env, "EXTRAS", {"hub": ("no-such-package",), "base": ("pytest",)})
+    assert main(["env", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["threads"] == torch.get_num_threads()
+    assert facts["extras"]["hub"] == {"no-such-package": None} and facts["extras"]["base"]["pytest"]
+    assert facts["disks"]["here"]["free"] > 0 and facts["data"] == {"PRETUNE_DATA": "/no/such/folder", "there": False}
+    assert facts["variables"]["HF_HUB_OFFLINE"] == "1"
+    assert main(["env"]) == 0
+    text = capsys.readouterr().out
+    for part in ("extra:hub", "without no-such-package", "/no/such/folder (no such folder)", "disk:here", "processor"):
+        assert part in text

