@@ -1,0 +1,81 @@
+"""Near duplicates: how many copies are found at which real similarity, at what speed, and those among the reviews.
+
+    PYTHONPATH=src python bench/neardup.py [--copies 300] [--threshold 0.8]
+
+Copies of 400 words of wikipedia-en/valid with words changed at random; the similarity is that of their runs of five
+words. Speed is of processor time, signatures included. Duplicates among `builtin:reviews` are counted as
+`pretune prepare --near` counts them. Prints JSON.
+"""
+
+import argparse
+import json
+import lzma
+import os
+import random
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from pretune.text.corpora.builtin import Reviews
+from pretune.text.neardup import NearDuplicates
+
+DATA = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).parents[2] / "shared" / "data")
+WORDS = 400
+
+
+def similarity(one: list[str], other: list[str]) -> float:
+    """Jaccard similarity of the runs of five words."""
+    first, second = ({tuple(words[at : at + 5]) for at in range(len(words) - 4)} for words in (one, other))
+    return len(first & second) / len(first | second)
+
+
+def recall(text: str, copies: int, threshold: float) -> dict[str, dict[str, float]]:
+    """The share of copies that is found, by their similarity in steps of 0.05."""
+    words, rng = text.split(), random.Random(0)
+    found: dict[float, list[bool]] = defaultdict(list)
+    for _ in range(copies):
+        at = rng.randrange(len(words) - WORDS)
+        page, rate = words[at : at + WORDS], rng.uniform(0, 0.08)
+        other = [f"changed{rng.randrange(10**9)}" if rng.random() < rate else word for word in page]
+        near = NearDuplicates(threshold)
+        near.add(near.signature(" ".join(page)))
+        found[round(similarity(page, other) * 20) / 20].append(near.add(near.signature(" ".join(other))))
+    return {f"{at:.2f}": {"found": sum(hits) / len(hits), "copies": len(hits)} for at, hits in sorted(found.items())}
+
+
+def passed(texts: list[str], threshold: float) -> dict[str, float]:
+    """Texts one after another: duplicates, speed and memory."""
+    near, begun = NearDuplicates(threshold), time.process_time()
+    dropped = sum(near.add(near.signature(text)) for text in texts)
+    seconds, size = time.process_time() - begun, sum(len(text.encode()) for text in texts)
+    return {
+        "texts": len(texts),
+        "bytes_each": round(size / len(texts)),
+        "duplicates": dropped,
+        "mb_per_second": round(size / 1e6 / seconds, 2),
+        "memory_each": round(near.bytes / (len(texts) - dropped)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--copies", type=int, default=300)
+    parser.add_argument("--threshold", type=float, default=0.8)
+    given = parser.parse_args()
+    with lzma.open(next((DATA / "corpora/wikipedia-en").glob("valid*.xz")), "rt", encoding="utf-8") as file:
+        text = file.read()
+    reviews = [text for text, _ in Reviews().labelled()]
+    distinct = [*dict.fromkeys(" ".join(text.split()) for text in reviews)]
+    size = 16_000  # characters, about those of a page of Wikipedia
+    pages = [text[at : at + size] for at in range(0, len(text), size)]
+    result = {
+        "threshold": given.threshold,
+        "recall": recall(text, given.copies, given.threshold),
+        "wikipedia": passed(pages, given.threshold),
+        "reviews": {"exact": len(reviews) - len(distinct), **passed(distinct, given.threshold)},
+    }
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
