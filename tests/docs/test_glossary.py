@@ -1,0 +1,28 @@
+"""docs/glossary.md: our words on it are words of the code."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from pretune.adapt.peft import EFFICIENT
+from pretune.objectives import OBJECTIVES
+from pretune.recipes.finetune.settings import Fit, Tune
+from pretune.recipes.settings import Train
+from pretune.text.styles import KINDS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text(encoding="utf-8")
+ROWS = [line.split("|")[1:4] for line in PAGE.splitlines() if line.startswith("| ") and "they say" not in line]
+
+
+def test_every_name_is_explained() -> None:
+    ours = {word for _, here, _ in ROWS for word in re.findall(r"`([^`]+)`", here)}
+    assert not {*OBJECTIVES} - ours and not {*KINDS} - ours
+    assert not {"lora", "adapter", "prefix", "prompt"} - {*EFFICIENT}
+    assert all("](" in where for _, _, where in ROWS)
+
+
+def test_every_setting_is_there() -> None:
+    known = {"train": {field.name for kind in (Train, Fit) for field in fields(kind)}}
+    known["tune"] = {field.name for field in fields(Tune)}
+    named = re.findall(r"`(train|tune)\.(\w+)", PAGE)
+    assert len(named) > 8 and [path for path in named if path[1] not in known[path[0]]] == []

@@ -1,0 +1,144 @@
+"""docs/recipes.md: its table is the code's, and every command on it is one that the command line takes.
+
+`PYTHONPATH=src:. python -m tests.docs.test_recipes` writes the table into the page.
+"""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from pretune.adapt import METHODS
+from pretune.cli import app
+from pretune.core.config import parse_assignments
+from pretune.models.families import FAMILIES
+from pretune.models.family import Training
+from pretune.objectives import OBJECTIVES
+
+PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
+MARKS = ("<!-- made by `python -m tests.docs.test_recipes`; do not edit -->\n", "<!-- end -->\n")
+HEAD = (
+    "family",
+    "objective",
+    "samples",
+    "lengths",
+    "tokens a step",
+    "rate (width)",
+    "optimiser",
+    "schedule",
+    "tokenizer",
+)
+FENCE = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMANDS = [line.partition("  #")[0] for block in FENCE.findall(PAGE.read_text()) for line in block.splitlines()]
+
+
+SMALL = {"lr": 5e-4, "batch_tokens": 65_536}
+"""Of ELECTRA-small, where the family's numbers are those of base (table 6 of its paper)."""
+
+
+def row(name: str, paper: Training) -> tuple[str, ...]:
+    """What a family's file says of its training, in the words of the table."""
+    more = {key: value for key, value in paper.objective.items() if key != "kind"}
+    settings = f" {', '.join(f'{key} {value}' for key, value in more.items())}" if more else ""
+    how = paper.optimizer
+    optimiser = "Adafactor"
+    if how["kind"] == "adam_w":
+        optimiser = f"AdamW {how['betas'][0]:g}, {how['betas'][1]:g}; {how['weight_decay']:g}"
+    when = dict(paper.schedule)
+    schedule = " ".join([when.pop("kind").replace("_", " "), *(f"{key} {value:,}" for key, value in when.items())])
+    kind, style, size = paper.tokenizer
+    width = "" if paper.width is None else f" ({paper.width})"
+    lengths = ", ".join(map(str, paper.lengths))
+    step, rate = f"{paper.batch_tokens:,}", f"{paper.lr:g}{width}"
+    made = f"{kind} {style} {size:,}"
+    return (
+        name,
+        f"`{paper.objective['kind']}`{settings}",
+        paper.samples,
+        lengths,
+        step,
+        rate,
+        optimiser,
+        schedule,
+        made,
+    )
+
+
+def table() -> str:
+    """The table of all families that a paper trained."""
+    found = [(name, FAMILIES.get(name).training) for name in FAMILIES]
+    rows = [HEAD, ("---",) * len(HEAD), *(row(name, paper) for name, paper in found if paper is not None)]
+    return "".join(f"| {' | '.join(cells)} |\n".replace("| --- | --- |", "|---|---|") for cells in rows)
+
+
+def test_the_table_is_the_code_s() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text.partition(MARKS[0])[2].partition(MARKS[1])[0] == table()
+
+
+def parsed(line: str) -> tuple[str, dict[str, Any]]:
+    """A command as the command line reads it: the verb, and what it was given."""
+    name, verb, *words = shlex.split(line)
+    assert name == "pretune"
+    group: Any = typer.main.get_command(app._app([verb]))
+    return verb, group.commands[verb].make_context(verb, words).params
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prepared text, and an encoder to go on from."""
+    import pretune as pt
+    from tests.contracts.tiny import tiny
+
+    folder = tmp_path_factory.mktemp("recipes")
+    (folder / "text.txt").write_text("The cat sat on the mat.\n\nA dog ran after the cat.\n" * 20)
+    tokenizer = pt.train_tokenizer("wordpiece", [folder / "text.txt"], vocab=61)
+    pt.prepare([folder / "text.txt"], tokenizer=tokenizer, out=folder / "data", workers=0)
+    pt.save(pt.build(tiny("bert")), folder / "base")
+    return folder
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command(line: str, home: Path) -> None:
+    """Its options exist, and what it sets is what such a run has: the settings are resolved, and nothing is run."""
+    from pretune.recipes.choose import choose
+    from pretune.recipes.finetune.choose import choose as choose_tuning
+    from pretune.recipes.finetune.choose import numbers
+
+    verb, given = parsed(line)
+    changes = parse_assignments(given.get("settings") or [])
+    if verb == "pretrain":
+        length = {name: given[name] for name in ("steps", "epochs") if given[name] is not None}
+        start = None if given["start"] is None else home / "base"
+        wishes = {"data": home / "data", "objective": given["objective"], "start": start, "changes": changes}
+        found = choose(given["name"], **wishes, **length)
+        paper = FAMILIES.get(found.model.family).training
+        assert paper is not None
+        for name in ("lr", "batch_tokens"):
+            if f"train.{name}" in changes:
+                set_to = float(changes[f"train.{name}"])
+                assert getattr(found.train, name) == set_to
+                assert set_to == (SMALL[name] if given["name"] == "electra-small" else getattr(paper, name))
+    elif verb == "finetune" and not given["task"].startswith("embedding"):
+        rate = numbers(given["lr"], "--lr")[0] if given["lr"] else None
+        length = {name: given[name] for name in ("steps", "epochs") if given[name] is not None}
+        tuning = choose_tuning(
+            home / "base", task=given["task"], method=given["method"], lr=rate, changes=changes, **length
+        )
+        assert rate is None or tuning.train.lr == rate
+
+
+def test_every_method_and_objective_has_its_paper() -> None:
+    """But for those that are no paper's, and those that a family has by itself."""
+    text = PAGE.read_text(encoding="utf-8")
+    own = {f"`{FAMILIES.get(name).training.objective['kind']}`" for name in FAMILIES if FAMILIES.get(name).training}
+    assert all(f"--objective {name}" in text or f"`{name}`" in own for name in OBJECTIVES if name != "supervised")
+    assert all(f"--method {name}" in text for name in METHODS if name not in ("full", "frozen", "gradual"))
+
+
+if __name__ == "__main__":
+    before, first, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
+    PAGE.write_text(before + first + table() + MARKS[1] + rest.partition(MARKS[1])[2], encoding="utf-8")
