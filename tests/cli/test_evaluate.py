@@ -119,6 +119,20 @@ def test_tasks_from_the_data_directory(capsys: Capture, runs: dict[str, str], sh
     ]
     assert found[0]["counts"]["pairs"] == 6 and len(found[0]["groups"]) > 1
     assert found[1]["scores"]["perplexity"] > 1
+    assert found[1]["notes"][-1] == "it is judged without a prompt, so there were no shots"
+
+
+def test_answers_are_written_where_a_task_asks_for_them(
+    capsys: Capture, runs: dict[str, str], shared_data: Path
+) -> None:
+    if not TASKS.get("samsum").available(shared_data):
+        pytest.skip("SAMSum is not there")
+    asked = ("--task=samsum", f"--data={shared_data}", "--limit=3", "--shots=0,1", "--show-prompt")
+    none, one = told(capsys, runs["gpt2-small"], *asked)
+    assert none["counts"]["examples"] == one["counts"]["examples"] == 3 and one["shots"] == 1
+    assert next(iter(none["scores"])) == "rouge1" and "lead" in none["scores"]
+    assert "Summary: ____" in none["prompt"] and "(written: " in none["prompt"]
+    assert "does not write text" in refused(capsys, 2, runs["bert-tiny"], *asked)
 
 
 def test_a_fine_tuned_run_is_judged_by_its_head(capsys: Capture, tmp_path: Path) -> None:
@@ -174,7 +188,7 @@ def test_what_is_wrong_is_one_line(capsys: Capture, runs: dict[str, str], pairs:
     assert "--shots 'two'" in refused(capsys, 2, run, "--task=copa", "--shots=two")
     assert "go with --test" in refused(capsys, 2, run, "--train=a.csv")
     assert "must be text=NAME" in refused(capsys, 2, run, f"--test={pairs}", "--column=b=c")
-    assert "cannot be chosen among answers" in refused(capsys, 2, run, "--task=squad1")
+    assert "cannot be chosen among answers" in refused(capsys, 2, run, "--task=conll2003")
     assert refused(capsys, 4, str(tmp_path), "--task=minimal_pairs", f"--data={pairs}")
     empty = tmp_path / "empty.txt"
     empty.write_text("\n")

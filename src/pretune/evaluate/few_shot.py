@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from torch import nn
@@ -41,6 +42,13 @@ class Trial:
 USUAL = Trial()
 
 
+class Lost(NamedTuple):
+    """What did not fit into a model: shots, of each example, and texts that were too long even without them."""
+
+    dropped: Sequence[int]
+    cut: int
+
+
 def few_shot(
     model: nn.Module,
     task: Task,
@@ -52,7 +60,7 @@ def few_shot(
     """How often a model chooses the right answer, with so many solved examples before each question."""
     prompt, asking = _put(task, trial, asking)
     split, examples = questions(task, trial)
-    solved, source = _solved(task, trial, split, examples, shots)
+    solved, source = shots_of(task, trial, split, examples, shots)
     known = {id(example) for example in solved}
     examples = [example for example in examples if id(example) not in known]
     if trial.limit is not None:
@@ -76,22 +84,27 @@ def few_shot(
         shots=shots,
         scores=scores(task, examples, found, predictions),
         counts={name: count for name, count in counts.items() if count or name in ("examples", "ties")},
-        notes=_notes(task, found, shots, solved, (source, split), trial),
+        notes=notes_of(task, Lost(found.dropped, found.cut), shots, solved, (source, split), trial),
         prompt=_shown(prompter, examples[0]) if trial.show else None,
     )
 
 
 def questions(task: Task, trial: Trial) -> tuple[str, list[Example]]:
-    """The split that is evaluated, and its examples with a label: the one asked for, or the first that has some."""
+    """The split that is evaluated, the one asked for or the first with some, and its examples that say what is right."""
     there = task.available(trial.data)
     splits = [name for name in JUDGED if name in there] if trial.split is None else [trial.split]
     for split in splits or [next((name for name in JUDGED if name in task.splits), next(iter(task.splits)))]:
-        found = [example for example in task.read(split, trial.data) if example.label is not None]
+        found = [example for example in task.read(split, trial.data) if _solvable(task, example)]
         if found:
             return split, found
     raise DataError(
         f"task '{task.name}': no example of {', '.join(map(repr, splits))} has a label; choose another split"
     )
+
+
+def _solvable(task: Task, example: Example) -> bool:
+    """Whether it says what is right; a question without an answer in its passage does."""
+    return task.kind == "span" or (example.target if task.kind == "generation" else example.label) is not None
 
 
 def said(found: Chosen) -> list[Prediction]:
@@ -132,7 +145,9 @@ def _put(task: Task, trial: Trial, asking: Asking) -> tuple[Prompt, Asking]:
     return text_to_text(task.template), replace(asking, given=True)
 
 
-def _solved(task: Task, trial: Trial, split: str, examples: Sequence[Example], shots: int) -> tuple[list[Example], str]:
+def shots_of(
+    task: Task, trial: Trial, split: str, examples: Sequence[Example], shots: int
+) -> tuple[list[Example], str]:
     """The shots and the split they are from: one for training, or else they are taken out of what is evaluated."""
     if shots < 0:
         raise UsageError(f"shots must be 0 or more, found {shots}")
@@ -141,27 +156,31 @@ def _solved(task: Task, trial: Trial, split: str, examples: Sequence[Example], s
     there = task.available(trial.data)
     source = next((name for name in there if name.startswith("train") and name != split), None)
     pool = examples if source is None else list(there[source].read())
+    if source is not None and task.kind in ("span", "generation"):  # of which there are two classes, or one
+        pool = [replace(one, label=int(task.kind == "span" and not one.answers)) for one in pool]
     return draw(pool, shots if source else min(shots, len(pool) - 1), trial.seed), source or split
 
 
-def _notes(
-    task: Task, found: Chosen, shots: int, solved: Sequence[Example], splits: tuple[str, str], trial: Trial
+def notes_of(
+    task: Task, lost: Lost, shots: int, solved: Sequence[Example], splits: tuple[str, str], trial: Trial
 ) -> tuple[str, ...]:
+    """What is to be said of the shots, and of what was lost."""
     notes = []
     source, split = splits
     if solved:
-        mixed = "" if any(example.choices for example in solved) else f", balanced over {len(task.labels)} classes"
+        classes = 0 if any(example.choices for example in solved) else len(task.labels)
+        mixed = f", balanced over {classes} classes" if classes else ""
         many = "1 shot" if len(solved) == 1 else f"{len(solved)} shots"
         notes.append(f"{many} of '{source}'{mixed}, seed {trial.seed}, the same for all questions")
         if source == split:
             notes.append(f"there is no other split to train on: the shots were taken out of '{source}'")
     if len(solved) < shots:
         notes.append(f"{shots} shots were asked for, there are {len(solved)}")
-    short = [len(solved) - lost for lost in found.dropped if lost]
+    short = [len(solved) - count for count in lost.dropped if count]
     if short:
         notes.append(f"{len(short)} questions had fewer shots, {min(short)} at least: more do not fit into the model")
-    if found.cut:
-        notes.append(f"{found.cut} texts are longer than the model and lost their beginning")
+    if lost.cut:
+        notes.append(f"{lost.cut} texts are longer than the model and lost their beginning")
     return tuple(notes)
 
 

@@ -100,7 +100,7 @@ def prompt_of(task: Task) -> Prompt:
     if task.kind not in plain:
         raise UsageError(
             f"task '{task.name}' asks for {task.kind}, which cannot be chosen among answers; fine-tune for it "
-            "(`pretune finetune`), or take one of classes, pairs or choices (`pretune list tasks`)"
+            "(`pretune finetune`), or take one of classes, pairs, choices, spans or texts (`pretune list tasks`)"
         )
     return plain[task.kind]
 

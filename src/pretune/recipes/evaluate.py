@@ -27,6 +27,8 @@ from pretune.evaluate.pair_files import read_bias_pairs, read_pairs
 from pretune.evaluate.pairs import bias_pairs, minimal_pairs
 from pretune.evaluate.perplexity import text_perplexity
 from pretune.evaluate.result import Result
+from pretune.evaluate.written import KINDS as WRITTEN
+from pretune.evaluate.written import written
 from pretune.recipes.choose import device_of
 from pretune.recipes.finetune.kept import TASK, Kept
 from pretune.tasks import TASKS
@@ -86,7 +88,12 @@ def evaluate(
     files = [text] if isinstance(text, str | os.PathLike) else [*text]
     found = [_timed(lambda: work.perplexity(files))] if files else []
     for each in tasks:
-        found += [_timed(partial(work.task, each, count)) for count in (counts if _prompted(each) else [None])]
+        if _prompted(each):
+            found += [_timed(partial(work.task, each, count)) for count in counts]
+            continue
+        alone = _timed(partial(work.task, each, None))
+        unread = ("it is judged without a prompt, so there were no shots",) if any(counts) else ()
+        found.append(replace(alone, notes=(*alone.notes, *unread)))
     return found
 
 
@@ -94,7 +101,8 @@ def _prompted(task: str | Task) -> bool:
     """Whether there may be shots before its questions."""
     if isinstance(task, str) and task in FILES:
         return False
-    return (TASKS.get(task) if isinstance(task, str) else task).kind in ("classification", "pair", "choice")
+    kind = (TASKS.get(task) if isinstance(task, str) else task).kind
+    return kind in ("classification", "pair", "choice", *WRITTEN)
 
 
 def _timed(work: Callable[[], Result]) -> Result:
@@ -136,9 +144,9 @@ class _Work:
         return path if path is not None and (path / TASK).is_file() else None
 
     @property
-    def learnt(self) -> str | None:
-        """The kind of task that a run was fine-tuned for."""
-        return None if self.run is None else Kept.read(self.run).kind_of
+    def learnt(self) -> frozenset[str]:
+        """The kinds of tasks that a run was fine-tuned for."""
+        return frozenset() if self.run is None else Kept.read(self.run).kinds
 
     @property
     def model(self) -> nn.Module:
@@ -176,11 +184,12 @@ class _Work:
         found = TASKS.get(task) if isinstance(task, str) else task
         if found.kind in ("pairs", "cloze"):
             return self.scored(found)
-        if found.kind in ("retrieval", "regression") and self.learnt != found.kind:
+        if found.kind in ("retrieval", "regression") and found.kind not in self.learnt:
             return self.by_vectors(found)
         if self.run is not None and shots is None:
             return self.fine_tuned(self.run, task)
-        return few_shot(self.model, found, shots or 0, self.trial, self.asking, self.told(found.name))
+        work = written if found.kind in WRITTEN else few_shot
+        return work(self.model, found, shots or 0, self.trial, self.asking, self.told(found.name))
 
     def by_vectors(self, task: Task) -> Result:
         """Similarity and retrieval; a directory is given as it is, for it may say how vectors are made."""
