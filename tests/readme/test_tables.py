@@ -1,0 +1,86 @@
+"""The tables of README.md against what there is: verbs, families, objectives, methods, folders, measured numbers."""
+
+import re
+
+from pretune.adapt import METHODS
+from pretune.cli.app import VERBS
+from pretune.core.errors import UsageError
+from pretune.models.families import FAMILIES
+from pretune.models.shapes import shaped
+from pretune.objectives import OBJECTIVES
+from tests.conftest import ROOT
+from tests.readme.page import anchors, rows, sections
+
+PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
+PARTS = dict(sections(PAGE))
+
+
+def names(text: str) -> list[str]:
+    return text.replace("**", "").split(", ")
+
+
+def trains(objective: str, spec: object) -> bool:
+    try:
+        shaped(spec, OBJECTIVES.get(objective)().shapes)  # type: ignore[arg-type]
+    except UsageError:
+        return False
+    return True
+
+
+def test_families_objectives_and_methods() -> None:
+    """Each row is what the registries say of a shape; bold is what papers of the row's families did."""
+    by_shape: dict[str, dict[str, object]] = {}
+    for name in FAMILIES:
+        for size in FAMILIES.get(name).sizes:
+            spec = FAMILIES.get(name).spec(size)
+            by_shape.setdefault(spec.shape, {}).setdefault(name, spec)
+    text = PARTS["Families, objectives, methods"]
+    header, *found = rows(text)
+    assert header == ["shape", "families", "objectives", "methods"]
+    assert [row[0] for row in found] == [*by_shape]
+    for shape, families, objectives, methods in found:
+        specs = by_shape[shape]
+        assert names(families) == [*specs]
+        for family, spec in specs.items():  # as all of a shape are trained by the same, a row can say it
+            assert names(objectives) == [name for name in OBJECTIVES if trains(name, spec)], family
+        papers = {paper.objective["kind"] for name in specs if (paper := FAMILIES.get(name).training)}
+        assert set(re.findall(r"\*\*(\w+)\*\*", objectives)) == papers
+        assert methods == "all"  # held by tests/contracts/test_methods_with_heads.py, family by family
+    assert f"Methods: {', '.join(METHODS)}." in text
+
+
+def test_every_verb_has_a_row() -> None:
+    first = [row[0] for row in rows(PARTS["The verbs"])[1:]]
+    assert {verb for cell in first for verb in re.findall(r"`pretune ([\w-]+)", cell)} == set(VERBS)
+
+
+def test_every_folder_has_a_purpose() -> None:
+    tree = dict(re.findall(r"^  (\w+)/ +(\S.*)$", PARTS["The tree"], re.MULTILINE))
+    package = ROOT / "src/pretune"
+    assert set(tree) == {path.parent.name for path in package.glob("*/__init__.py")}
+    named = {name for name, _ in re.findall(r"^(\w+)/ +(\S.*)$", PARTS["The tree"], re.MULTILINE)}
+    there = {path.name for path in ROOT.iterdir() if path.is_dir() and any(path.glob("*")) and tracked(path.name)}
+    assert named == there - {"src"}
+
+
+def tracked(name: str) -> bool:
+    """Folders of the project, as opposed to what building and running leaves."""
+    return name in ("src", "tests", "bench", "docs", "examples")
+
+
+def test_measured_numbers_stand_in_the_results() -> None:
+    """A ratio stands in the section that its row names, and a row without one says so."""
+    table = PAGE.split("<!-- measured: begin -->")[1].split("<!-- measured: end -->")[0]
+    header, *found = rows(table)
+    assert header == ["work", "peer", "times as fast", "section"] and len(found) >= 9
+    parts = {}
+    for title, text in sections((ROOT / "docs/results.md").read_text(encoding="utf-8")):
+        parts[anchors(f"# {title}").pop()] = text
+    for work, _, ratios, link in found:
+        if ratios == "not measured yet":
+            assert link == "", work
+            continue
+        numbers = re.findall(r"\d+(?:\.\d+)?", ratios)
+        section = parts[link.rpartition("#")[2].rstrip(")")]
+        assert numbers, work
+        assert [number for number in numbers if not re.search(rf"(?<![\d.]){number}(?![\d.]*\d)", section)] == [], work
