@@ -7,12 +7,19 @@ from typing import Any
 
 import pytest
 
+import pretune as pt
+from pretune.adapt.adapted import Adapted
+from pretune.adapt.heads.generation import Generation
+from pretune.adapt.heads.several import Several
 from pretune.core.errors import DataError, UsageError
 from pretune.evaluate.beside import beside
-from pretune.recipes.finetune.fine import evaluate_run
+from pretune.models.catalog import resolve
+from pretune.recipes.finetune.fine import FineTuned, evaluate_run
 from pretune.recipes.finetune.inputs import example_of
 from pretune.recipes.finetune.kept import Kept
+from pretune.recipes.finetune.model import head_for
 from pretune.recipes.finetune.opening import trained_on
+from pretune.recipes.finetune.settings import Tune
 from pretune.recipes.finetune.work import finetune
 from pretune.tasks.answer import score
 from pretune.tasks.example import Example
@@ -51,16 +58,7 @@ def test_tags(tmp_path: Path) -> None:
 
 def test_several_tasks_at_once_in_words(tmp_path: Path) -> None:
     """One model, one head, each task scored by its own metric beside its own baselines."""
-    rng = random.Random(0)
-    for name, line in (
-        ("cola", lambda i: f"gj04\t{i % 2}\t\t{tasked.sentence(rng)}"),
-        ("sst2", lambda i: f"{tasked.sentence(rng, tasked.GOOD if i % 2 else tasked.BAD)}\t{i % 2}"),
-    ):
-        folder = tmp_path / "tasks" / name
-        folder.mkdir(parents=True)
-        head = ["sentence\tlabel"] if name == "sst2" else []
-        for split, count in (("train", 40 if name == "cola" else 10), ("dev", 8)):
-            (folder / f"{split}.tsv").write_text("\n".join([*head, *map(line, range(count))]) + "\n")
+    two_tasks(tmp_path)
     base = tasked.make_base(tmp_path, "t5-small", kind="unigram", style="sentinels")
     changes = {**QUICK, "data.new_tokens": 4, "tune.temperature": 5}
     run = finetune(base, task="cola,sst2", data=tmp_path, out=tmp_path / "run", steps=4, changes=changes)
@@ -69,14 +67,63 @@ def test_several_tasks_at_once_in_words(tmp_path: Path) -> None:
     assert simple["majority"]["cola"] == 0 and simple["majority"]["sst2"] == 0.5
     assert simple["majority"]["average"] == 0.25
     assert "text" in run.predict(["sst2 sentence: the lovely sea."])[0]
+    assert "text" in run.on("sst2").predict(["the lovely sea."])[0]
     assert set(evaluate_run(run, task="cola", data=tmp_path)["scores"]) == {"matthews"}
     with pytest.raises(UsageError, match="no task of ours is 'cola,sst2'"):
         evaluate_run(run, data=tmp_path)
 
 
-def test_tasks_that_have_no_template_are_not_mixed(tmp_path: Path) -> None:
+def two_tasks(folder: Path, sizes: tuple[int, int] = (40, 10)) -> None:
+    """Files of CoLA and SST-2 with so many training examples."""
+    rng = random.Random(0)
+    for name, line in (
+        ("cola", lambda i: f"gj04\t{i % 2}\t\t{tasked.sentence(rng)}"),
+        ("sst2", lambda i: f"{tasked.sentence(rng, tasked.GOOD if i % 2 else tasked.BAD)}\t{i % 2}"),
+    ):
+        place = folder / "tasks" / name
+        place.mkdir(parents=True)
+        head = ["sentence\tlabel"] if name == "sst2" else []
+        for split, count in (("train", sizes[name == "sst2"]), ("dev", 8)):
+            (place / f"{split}.tsv").write_text("\n".join([*head, *map(line, range(count))]) + "\n")
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_several_tasks_at_once_with_a_head_each(tmp_path: Path, method: str) -> None:
+    """An encoder cannot write: every step is of one task, and its head learns."""
+    two_tasks(tmp_path, (20, 100))
+    base = tasked.make_base(tmp_path)
+    changes = {**QUICK, "train.batch": 16, "tune.temperature": 2}
+    steps = 60 if method == "full" else 4
+    run = finetune(
+        base, task="cola,sst2", data=tmp_path, out=tmp_path / "run", method=method, steps=steps, lr=1e-2,
+        baselines="none", changes=changes,
+    )  # fmt: skip
+    model = pt.load(run)
+    assert isinstance(model, Adapted) and isinstance(model.spec, Several) and len(model.spec.heads) == 2
+    found = run.scores["result"]["scores"]["sst2"]
+    assert method != "full" or found == 1.0  # which is there to be learnt; the other is not
+    assert evaluate_run(run, task="sst2", data=tmp_path)["scores"]["accuracy"] == found
+    said = [json.loads(line) for line in (run.path / "predictions.jsonl").read_text().splitlines()]
+    assert {(one["task"], one["gold"]) for one in said} >= {("cola", "acceptable"), ("sst2", "negative")}
+    again = FineTuned.open(run).on("sst2").predict([one["input"] for one in said if one["task"] == "sst2"])
+    assert [one["label"] for one in again] == [one["label"] for one in said if one["task"] == "sst2"]
+    with pytest.raises(UsageError, match="say which with --task, none was given"):
+        run.predict(["the lovely sea."])
+    with pytest.raises(UsageError, match="found 'mrpc'"):
+        evaluate_run(run, task="mrpc", data=tmp_path)
+
+
+def test_who_writes_and_who_has_heads() -> None:
+    both, tagged = trained_on("cola,sst2"), trained_on("cola,conll2003")
+    encoder, writer = resolve("bert-tiny", {}), resolve("t5-small", {})
+    assert isinstance(head_for(both, writer, None, Tune()), Generation)
+    assert isinstance(head_for(both, encoder, None, Tune()), Several)
+    assert isinstance(head_for(both, writer, None, Tune(text=False)), Several)
+    assert isinstance(head_for(tagged, writer, None, Tune()), Several)  # tags are not written
     with pytest.raises(UsageError, match="task 'conll2003' has no template"):
-        trained_on("cola,conll2003")
+        head_for(tagged, writer, None, Tune(text=True))
+    with pytest.raises(UsageError, match="head 'generation' is not for a model of the shape 'encoder'"):
+        head_for(trained_on("cola,xsum"), encoder, None, Tune())
 
 
 KEPT = {"name": "own", "max_length": 32, "stride": 8}

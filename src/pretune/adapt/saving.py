@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from pretune.adapt.adapted import Adapted, adapt
 from pretune.adapt.heads.choice import Choice
 from pretune.adapt.heads.classification import Classification
-from pretune.adapt.heads.generation import Generation
 from pretune.adapt.heads.head import TaskHead
 from pretune.adapt.heads.regression import Regression
+from pretune.adapt.heads.several import OneHead, Several
 from pretune.adapt.heads.span import Span
 from pretune.adapt.heads.tagging import Tagging
 from pretune.adapt.peft.files import OURS, THEIRS, load_adapter, their_head
@@ -33,7 +33,7 @@ from pretune.models.model import LanguageModel
 from pretune.models.shapes import AnyModel
 from pretune.models.weights import Move, Rule, plan
 
-AnyHead = Classification | Regression | Tagging | Span | Choice | Generation
+AnyHead = OneHead | Several
 PROBLEMS = {"single_label_classification": "classification", "regression": "regression"}
 
 
@@ -147,11 +147,9 @@ def _whole(
     if there is None:
         return model
     found, task, stored = there
-    rows = _rows(folder, task, stored)
     try:
-        spec = _kept(found[HEAD]) if task is None else _told(found, task, rows)
+        spec = _stated(folder, found, task, stored)
         spec = spec.resolve(model.spec)
-        _fits(spec, rows)
     except PretuneError as error:
         raise CheckpointError(f"{folder / checkpoint.CONFIG}: {error}") from None
     head = spec.build(model)
@@ -161,6 +159,18 @@ def _whole(
     moves = plan(names, task.rules if task else tuple(Rule(name, OWN + name) for name in names))
     _fill(folder, head, moves, stored, names)
     return Adapted(model, head, spec).eval()
+
+
+def _stated(folder: Path, found: Mapping[str, Any], task: Headed | None, stored: Mapping[str, Stored]) -> AnyHead:
+    """The head that a directory says it has, with as many outputs as its weights have."""
+    said = _kept(found[HEAD]) if task is None else None
+    if isinstance(said, Several):  # each is checked when its weights are read
+        return said
+    rows = _rows(folder, task, stored)
+    spec = _told(found, task, rows) if task is not None else said
+    assert spec is not None
+    _fits(spec, rows)
+    return spec
 
 
 def _tensors(head: nn.Module) -> dict[str, Tensor]:

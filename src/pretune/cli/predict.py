@@ -34,6 +34,9 @@ def predict(
     ],
     text: Annotated[str | None, typer.Option("--text", metavar="COL", help="The column of the text.")] = None,
     pair: Annotated[str | None, typer.Option("--pair", metavar="COL", help="That of a second text.")] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="NAME", help="Which task, of a run that learnt several together.")
+    ] = None,
     batch: Annotated[int, typer.Option("--batch", metavar="N", help="Inputs that are read at a time.")] = CHUNK,
     device: Annotated[
         str | None,
@@ -58,6 +61,7 @@ def predict(
         from pretune.recipes.finetune.inputs import example_of
 
         fine = FineTuned.open(run, device=device)
+        fine = fine if task is None else fine.on(task)
         kept = replace(fine.kept, text=text or fine.kept.text, pair=pair or fine.kept.pair)
         given = (example_of(one, kept, where) for where, one in _read(inputs, kept))
         total = cut = empty = 0

@@ -1,7 +1,8 @@
 """Several tasks on one body, a head for each (Caruana, 1997; Liu et al., 2019, "MT-DNN").
 
 A batch is of one task, and says which (`Batch.task`); `tasks.encode.Alternating` gives such batches. Predictions are
-made with one head at a time, which `adapted.one_of` gives: it is also what is saved. Siblings: all other heads.
+made with one head at a time, which `adapted.one_of` gives: a model of one task, to be asked or saved. Siblings: all
+other heads.
 """
 
 from collections.abc import Mapping
@@ -10,18 +11,25 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pretune.adapt.heads.head import TaskHead
+from pretune.adapt.heads.choice import Choice
+from pretune.adapt.heads.classification import Classification
+from pretune.adapt.heads.generation import Generation
+from pretune.adapt.heads.regression import Regression
+from pretune.adapt.heads.span import Span
+from pretune.adapt.heads.tagging import Tagging
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch, Loss
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
+
+OneHead = Classification | Regression | Tagging | Span | Choice | Generation
 
 
 @dataclass(frozen=True, slots=True)
 class Several:
     """Heads in the order of the tasks; each begins with weights of its own."""
 
-    heads: tuple[TaskHead, ...]
+    heads: tuple[OneHead, ...]
 
     def __post_init__(self) -> None:
         if not self.heads:
@@ -48,6 +56,7 @@ class Heads(nn.Module):
     def __init__(self, parts: list[nn.Module | None]) -> None:
         super().__init__()
         self.parts = nn.ModuleDict({str(number): part for number, part in enumerate(parts) if part is not None})
+        self.layered = any(getattr(part, "layered", False) for part in parts)  # then all are: they read the same
 
     def part(self, task: int) -> nn.Module | None:
         """The head of a task."""

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from pretune.adapt import methods
-from pretune.adapt.adapted import Adapted, adapt
+from pretune.adapt.adapted import Adapted, adapt, one_of
 from pretune.adapt.heads.generation import Generation
 from pretune.core import io
 from pretune.core.errors import CheckpointError, DataError, UsageError, nearest_file
 from pretune.recipes.choose import device_of
 from pretune.recipes.finetune.inputs import example_of
-from pretune.recipes.finetune.kept import Kept
+from pretune.recipes.finetune.kept import Kept, Member
 from pretune.recipes.finetune.opening import answered
 from pretune.recipes.run import COST
 from pretune.tasks import TASKS
@@ -43,6 +43,7 @@ class FineTuned(os.PathLike[str]):
     scores: dict[str, Any]
     kept: Kept
     device: str | None = None
+    head: int | None = None  # of a task among several that were learnt together
     _ready: "Ready | None" = field(default=None, repr=False)
 
     @classmethod
@@ -71,10 +72,25 @@ class FineTuned(os.PathLike[str]):
         """The model with its head."""
         return self.ready().model
 
+    def on(self, task: str) -> "FineTuned":
+        """The same for one of the tasks that were learnt together, each with a head of its own or all in words."""
+        if not self.kept.members and "," in self.kept.name:
+            found = replace(self.kept, members=tuple(Member(name=name, max_length=self.kept.max_length,
+                            new_tokens=self.kept.new_tokens) for name in self.kept.name.split(",")))  # fmt: skip
+            return replace(self, kept=found.of(task)[1], _ready=None)
+        if self.kept.members:
+            head, kept = self.kept.of(task)
+            return replace(self, kept=kept, head=head, _ready=None)
+        if task != self.kept.name:
+            raise UsageError(f"{self}: learnt '{self.kept.name}', not '{task[:40]}'; leave the task out")
+        return self
+
     def ready(self) -> "Ready":
         """The model in memory, with what reads text for it."""
         if self._ready is None:
-            self._ready = Ready.of(self.path, self.kept, device_of(self.device))
+            if self.kept.members:
+                self.kept.of(None)  # which of the tasks must be said
+            self._ready = Ready.of(self.path, self.kept, device_of(self.device), self.head)
         return self._ready
 
     def predict(self, inputs: Iterable[Any]) -> list[dict[str, Any]]:
@@ -100,12 +116,12 @@ class Ready:
     precision: torch.dtype | None
 
     @classmethod
-    def of(cls, run: Path, kept: Kept, device: str) -> "Ready":
-        """Read a run's model."""
+    def of(cls, run: Path, kept: Kept, device: str, head: int | None = None) -> "Ready":
+        """Read a run's model; of several heads, with one of them."""
         task = kept.task()
         found = methods.load(run)[0]
         model = found if isinstance(found, Adapted) else adapt(found, Generation())
-        model = model.eval().to(device)
+        model = (model if head is None else one_of(model, head)).eval().to(device)
         encoder = TaskEncoder.of(
             task,
             model,
@@ -151,6 +167,8 @@ def evaluate_run(
     On test by default, or on dev where test has no answers; `most` takes so many examples, stratified.
     """
     fine = FineTuned.open(run, device=device)
+    if fine.kept.members:
+        fine = fine.on(task or fine.kept.name)
     own, ready = fine.kept.task(), fine.ready()
     found = own if task is None else TASKS.get(task)
     if not found.splits:

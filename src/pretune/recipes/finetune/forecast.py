@@ -10,13 +10,12 @@ from pretune.core import config
 from pretune.models.cost import DEVICES
 from pretune.recipes.finetune.choose import WHOLE
 from pretune.recipes.finetune.lasting import lasting
-from pretune.recipes.finetune.model import begin, encoder_for
+from pretune.recipes.finetune.model import begin
 from pretune.recipes.finetune.opening import balance, open_task
 from pretune.recipes.finetune.plan import Plan
-from pretune.recipes.finetune.reader import Reader
+from pretune.recipes.finetune.reader import Reader, counted
 from pretune.recipes.finetune.settings import Tuning
 from pretune.recipes.forecast import on_device
-from pretune.tasks.encode import TaskStream
 from pretune.tasks.splits import subset
 from pretune.train.flops import flops_of
 from pretune.train.ranks import Ranks
@@ -33,12 +32,12 @@ def forecast(tuning: Tuning, plan: Plan) -> dict[str, Any]:
     opened = open_task(tuning.task)
     train = opened.limited(plan.most, tuning.task.split)
     begun = begin(tuning, opened.task, Ranks(torch.device("cpu")), epoch=1.0)
-    encoder = encoder_for(tuning, opened.task, begun.model, train)
+    reader = Reader.of(tuning, opened, begun.model, train)
     some = subset(train, SAMPLE, tuning.task.split) if len(train) > SAMPLE else train
     started = time.perf_counter()
-    items = Reader(opened, encoder).encode(some)
-    stream = TaskStream(items, batch=tuning.train.batch)
-    epoch = -(-len(items) * len(train) // len(some) // tuning.train.batch)
+    items = reader.encode(some)
+    counts, stream = counted(items), reader.stream(items, tuning)
+    epoch = -(-sum(map(len, items)) * len(train) // len(some) // tuning.train.batch)
     few = config.kind(tuning.method) not in WHOLE
     steps = [
         lasting(tuning.train, max(-(-epoch * count // len(train)), 1), few=few) for count in _counts(plan, len(train))
@@ -58,10 +57,10 @@ def forecast(tuning: Tuning, plan: Plan) -> dict[str, Any]:
         "examples": {split: len(getattr(opened.parts, split)) for split in ("train", "dev", "test")},
         "used": len(train),
         "balance": balance(opened.task, train),
-        "counts": config.to_dict(items.counts),
+        "counts": config.to_dict(counts),
         "counted": len(some),
-        "cut": items.counts.share,
-        "length": items.counts.tokens / max(items.counts.sequences, 1),
+        "cut": counts.share,
+        "length": counts.tokens / max(counts.sequences, 1),
         "parameters": sum(parameter.numel() for parameter in begun.model.parameters()),
         "trained": trained,
         "trials": len(steps) * len(plan.seeds) + len(plan.rates) - 1,

@@ -1,15 +1,26 @@
 """What a run remembers of its task, so that new text is read as the old was: `task.json`."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from pretune.core import config, io
 from pretune.core.config import spec
-from pretune.core.errors import CheckpointError
+from pretune.core.errors import CheckpointError, UsageError
 from pretune.tasks import TASKS
 from pretune.tasks.task import Kind, Task
 from pretune.tasks.template import Template
 
 TASK = "task.json"
+
+
+@spec
+class Member:
+    """One of several tasks, each with a head of its own."""
+
+    name: str
+    scale: tuple[float, float] | None = None
+    max_length: int
+    new_tokens: int | None = None
 
 
 @spec
@@ -29,6 +40,7 @@ class Kept:
     new_tokens: int | None = None
     slots: int = 0
     threshold: float | None = None  # above which no answer is given
+    members: tuple[Member, ...] = ()  # tasks that were learnt together, in the order of their heads
 
     def write(self, run: Path) -> None:
         """Into a run's directory."""
@@ -40,6 +52,33 @@ class Kept:
         if not (run / TASK).is_file():
             raise CheckpointError(f"{run}: has no {TASK}: not a fine-tuned run; make one with `pretune finetune`")
         return config.from_dict(cls, io.read_json(run / TASK, CheckpointError), where=TASK)
+
+    def of(self, name: str | None) -> tuple[int, "Kept"]:
+        """The number of a task among those learnt together, and what is known of it alone."""
+        names = [member.name for member in self.members]
+        if name not in names:
+            found = "none was given" if name is None else f"found '{name[:40]}'"
+            raise UsageError(f"this run learnt several tasks ({', '.join(names)}); say which with --task, {found}")
+        number = names.index(name)
+        member, task = self.members[number], TASKS.get(name)
+        return number, replace(
+            self,
+            name=name,
+            kind_of=task.kind,
+            labels=task.labels,
+            metrics=task.metrics,
+            template=task.template,
+            scale=member.scale,
+            max_length=member.max_length,
+            new_tokens=member.new_tokens,
+            members=(),
+        )
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of the tasks that were learnt."""
+        names = self.name.split(",") if "," in self.name else []
+        return frozenset(TASKS.get(name).kind for name in names if name in TASKS) or frozenset({self.kind_of})
 
     def task(self) -> Task:
         """The task: ours by its name, or what is known of one's own."""

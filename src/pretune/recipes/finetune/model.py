@@ -9,7 +9,9 @@ import torch
 from pretune.adapt import methods
 from pretune.adapt.adapted import Adapted, adapt
 from pretune.adapt.freeze import Decay, Full, freeze
+from pretune.adapt.heads.generation import Generation
 from pretune.adapt.heads.head import TaskHead
+from pretune.adapt.heads.several import Several
 from pretune.adapt.unfreeze import Gradual, Unfreezing
 from pretune.core import config
 from pretune.core.errors import CheckpointError, UsageError
@@ -17,6 +19,7 @@ from pretune.core.hub import located
 from pretune.models import checkpoint
 from pretune.models.model import LanguageModel, build
 from pretune.models.spec import Model
+from pretune.recipes.finetune.opening import members
 from pretune.recipes.finetune.settings import Base, Tune, Tuning
 from pretune.recipes.start import equipped
 from pretune.tasks.encode import TaskEncoder, head_of
@@ -92,7 +95,9 @@ def base_model(base: Base, *, seed: int) -> LanguageModel:
 
 
 def head_for(task: Task, spec: Model, tokenizer: Tokenizer | None, tune: Tune) -> TaskHead:
-    """The head that a task needs on a model, with what is wished for of it."""
+    """The head that a task needs on a model, with what is wished for of it; several tasks write, or have one each."""
+    if several := members(task):
+        return _heads(several, spec, tokenizer, tune)
     silent = tune.text is None and (tune.mix is not None or tune.reading is not None)  # such a head cannot write
     head = head_of(task, spec, tokenizer, text=False if silent else tune.text, language=tune.language)
     for name in ("dropout", "reading", "mix"):
@@ -102,6 +107,18 @@ def head_for(task: Task, spec: Model, tokenizer: Tokenizer | None, tune: Tune) -
         if value is not None:
             head = replace(head, **{name: value})  # type: ignore[type-var]
     return head
+
+
+def _heads(tasks: list[Task], spec: Model, tokenizer: Tokenizer | None, tune: Tune) -> TaskHead:
+    """One that writes all answers, where the model can and all tasks have templates; else a head for each."""
+    without = [task.name for task in tasks if task.template is None and task.kind != "generation"]
+    if tune.text and without:
+        raise UsageError(f"task '{without[0]}' has no template, so its answers cannot be written; leave tune.text out")
+    able = spec.shape != "encoder" and spec.head is not None and not without
+    if tune.text or (tune.text is None and able and tune.mix is None and tune.reading is None):
+        return Generation().resolve(spec)
+    made: list[Any] = [head_for(task, spec, tokenizer, replace(tune, text=False)) for task in tasks]
+    return Several(tuple(made)).resolve(spec)
 
 
 def encoder_for(tuning: Tuning, task: Task, model: Adapted, train: list[Example]) -> TaskEncoder:

@@ -150,11 +150,8 @@ def balance(task: Task, examples: Sequence[Example]) -> dict[str, Any]:
 
 
 def several(tasks: Sequence[Task]) -> Task:
-    """Several tasks as one, whose answers are all written (Raffel et al., 2020)."""
+    """Several tasks as one: answers are all written (Raffel et al., 2020), or each has a head (Liu et al., 2019)."""
     names = [task.name for task in tasks]
-    for task in tasks:
-        if task.template is None and task.kind != "generation":
-            raise UsageError(f"task '{task.name}' has no template, so it cannot be one of several; leave it out")
     if len(set(names)) < len(names):
         raise UsageError(f"tasks {', '.join(names)}: each once")
     return Task(name=",".join(names), kind="generation", metrics=(AVERAGE,), splits={})
@@ -171,6 +168,11 @@ def together(members: Sequence[Opened]) -> Opened:
     return Opened(task=task, parts=Parts(notes=notes, **splits), members=tuple(members))
 
 
+def members(task: Task) -> list[Task]:
+    """The tasks of one that is several, by its name; none of another."""
+    return [TASKS.get(name) for name in task.name.split(",")] if "," in task.name else []
+
+
 def owned(opened: Opened, examples: Sequence[Example]) -> list[list[int]]:
     """Which of some examples are of each member, by their numbers."""
     # NOTE: by identity: two tasks may have equal examples.
@@ -183,6 +185,15 @@ def owned(opened: Opened, examples: Sequence[Example]) -> list[list[int]]:
     found: list[list[int]] = [[] for _ in opened.members]
     for at, example in enumerate(examples):
         found[owner[id(example)]].append(at)
+    return found
+
+
+def tasks_of(opened: Opened, examples: Sequence[Example]) -> list[Task]:
+    """The task of each of some examples."""
+    found = [opened.task] * len(examples)
+    for member, mine in zip(opened.members, owned(opened, examples) if opened.members else (), strict=True):
+        for at in mine:
+            found[at] = member.task
     return found
 
 

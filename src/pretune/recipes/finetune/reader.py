@@ -5,48 +5,82 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pretune.adapt.adapted import Adapted
+from pretune.adapt.adapted import Adapted, one_of
+from pretune.adapt.heads.several import Several
 from pretune.core.errors import DataError
+from pretune.data.mixing import Smoothed
+from pretune.recipes.finetune.model import encoder_for
 from pretune.recipes.finetune.opening import Opened, owned
+from pretune.recipes.finetune.settings import Tuning
 from pretune.tasks.answer import Prediction, predict
-from pretune.tasks.encode import Items, TaskEncoder, mixed
+from pretune.tasks.encode import Alternating, Counts, Items, TaskEncoder, TaskStream, mixed
 from pretune.tasks.example import Example
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A task with the encoder of its examples."""
+    """A task, or several, with the encoders of their examples; with `apart` each has a head of its own."""
 
     opened: Opened
-    encoder: TaskEncoder
+    encoders: tuple[TaskEncoder, ...]
+    apart: bool = False
 
-    def encode(self, examples: Sequence[Example]) -> Items:
-        """The items of a task, or of several with one head."""
+    @classmethod
+    def of(cls, tuning: Tuning, opened: Opened, model: Adapted, train: list[Example]) -> "Reader":
+        """For a model that has its head."""
+        if not isinstance(model.spec, Several):
+            one = encoder_for(tuning, opened.task, model, train)
+            rules = [replace(one.rules, task=member.task, scale=member.task.scale) for member in opened.members]
+            return cls(opened, tuple(replace(one, rules=own) for own in rules) or (one,))
+        some = [[train[at] for at in mine] for mine in owned(opened, train)]
+        each = [
+            encoder_for(tuning, member.task, one_of(model, number), some[number] or member.parts.train)
+            for number, member in enumerate(opened.members)
+        ]
+        return cls(opened, tuple(each), apart=True)
+
+    @property
+    def written(self) -> bool:
+        """Whether answers are text, which takes long to write."""
+        return any(encoder.written for encoder in self.encoders)
+
+    def encode(self, examples: Sequence[Example]) -> tuple[Items, ...]:
+        """The items of each task."""
         if not self.opened.members:
-            return self.encoder.encode(examples)
+            return (self.encoders[0].encode(examples),)
         parts: list[Items] = []
-        for encoder, mine in zip(self._encoders(), owned(self.opened, examples), strict=True):
+        for encoder, mine in zip(self.encoders, owned(self.opened, examples), strict=True):
             if not mine:
                 raise DataError(
                     f"task '{encoder.task.name}': none of {len(examples)} labels is of it; raise task.labels"
                 )
             parts.append(encoder.encode([examples[at] for at in mine]))
-        return mixed(parts)
+        return tuple(parts)
+
+    def stream(self, items: Sequence[Items], tuning: Tuning, *, fixed: bool = False) -> TaskStream | Alternating:
+        """The batches of a run: of one task, of all that are written together, or of one task after another."""
+        fit, temperature = tuning.train, tuning.tune.temperature
+        if self.apart:
+            streams = [TaskStream(one, batch=fit.batch, seed=fit.seed, fixed=fixed) for one in items]
+            return Alternating(streams, temperature=temperature, seed=fit.seed)
+        several = len(items) > 1
+        mixing = Smoothed(alpha=1 / temperature) if several else None
+        whole = mixed(items) if several else items[0]
+        return TaskStream(whole, batch=fit.batch, seed=fit.seed, fixed=fixed, mixing=mixing)
 
     def predict(self, model: Adapted, examples: Sequence[Example], precision: torch.dtype | None) -> list[Prediction]:
         """One prediction for each example, in order."""
         with torch.compiler.set_stance("force_eager"):  # lengths differ; each would be compiled anew
             if not self.opened.members:
-                return predict(model, self.encoder, examples, precision=precision)
+                return predict(model, self.encoders[0], examples, precision=precision)
             found: dict[int, Prediction] = {}
-            for encoder, mine in zip(self._encoders(), owned(self.opened, examples), strict=True):
+            for number, (encoder, mine) in enumerate(zip(self.encoders, owned(self.opened, examples), strict=True)):
                 some = [examples[at] for at in mine]
-                found |= zip(mine, predict(model, encoder, some, precision=precision) if some else [], strict=True)
+                view = one_of(model, number) if self.apart else model
+                found |= zip(mine, predict(view, encoder, some, precision=precision) if some else [], strict=True)
             return [found[at] for at in range(len(examples))]
 
-    def _encoders(self) -> list[TaskEncoder]:
-        """Those of the members: the same but for the task."""
-        rules = [
-            replace(self.encoder.rules, task=member.task, scale=member.task.scale) for member in self.opened.members
-        ]
-        return [replace(self.encoder, rules=one) for one in rules]
+
+def counted(items: Sequence[Items]) -> Counts:
+    """What encoding gave and took away, of all tasks."""
+    return sum((one.counts for one in items[1:]), start=items[0].counts)

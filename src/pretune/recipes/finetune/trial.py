@@ -15,22 +15,21 @@ from pretune.adapt.peft.method import sample
 from pretune.adapt.spending import Spending
 from pretune.core import config, io, log
 from pretune.core.errors import CheckpointError
-from pretune.data.mixing import Smoothed
 from pretune.recipes.finetune.choose import WHOLE
 from pretune.recipes.finetune.forgetting import Memory
 from pretune.recipes.finetune.judging import Judging, judge
 from pretune.recipes.finetune.lasting import evaluations, lasting
-from pretune.recipes.finetune.model import begin, encoder_for
-from pretune.recipes.finetune.opening import Opened, balance, scored
+from pretune.recipes.finetune.model import begin
+from pretune.recipes.finetune.opening import Opened, balance, scored, tasks_of
 from pretune.recipes.finetune.probed import fit_head
-from pretune.recipes.finetune.reader import Reader
+from pretune.recipes.finetune.reader import Reader, counted
 from pretune.recipes.finetune.settings import Tuning
 from pretune.recipes.finetune.written import line
 from pretune.recipes.micro import micro_batches, replay, workers
 from pretune.recipes.session import CHECKPOINTS
 from pretune.recipes.start import precision_of
 from pretune.tasks.answer import Prediction, no_answer_threshold, with_threshold
-from pretune.tasks.encode import Items, TaskStream
+from pretune.tasks.encode import Items
 from pretune.tasks.example import Example
 from pretune.tasks.splits import subset
 from pretune.train.evaluate import Evaluate
@@ -62,7 +61,7 @@ class Trial:
         ranks: Ranks,
         stop: Stop,
         *,
-        encoded: dict[int | None, Items] | None = None,
+        encoded: dict[int | None, tuple[Items, ...]] | None = None,
         forgetting: str | None = None,
     ) -> None:
         self.tuning, self.opened, self.where, self.ranks, self.stop = tuning, opened, where, ranks, stop
@@ -73,17 +72,14 @@ class Trial:
             torch.cuda.reset_peak_memory_stats(ranks.device)
         self.begun = begin(tuning, self.task, ranks, epoch=1.0)
         self.model = self.begun.model
-        self.encoder = encoder_for(tuning, self.task, self.model, self.train)
-        self.reader = Reader(opened, self.encoder)
+        self.reader = Reader.of(tuning, opened, self.model, self.train)
         known = {} if encoded is None else encoded  # of trials before, by the number of labels
         if tuning.task.labels not in known:
             known[tuning.task.labels] = self.reader.encode(self.train)
         self.items = known[tuning.task.labels]
         if tuning.tune.head == "probe":
-            fit_head(self.model, self.items, seed=fit.seed)
-        mixing = Smoothed(alpha=1 / tuning.tune.temperature) if opened.members else None
-        cuda = ranks.device.type == "cuda"
-        self.stream = TaskStream(self.items, batch=fit.batch, seed=fit.seed, fixed=cuda, mixing=mixing)
+            fit_head(self.model, self.items[0], seed=fit.seed)
+        self.stream = self.reader.stream(self.items, tuning, fixed=ranks.device.type == "cuda")
         self.epoch = len(self.stream.steps(0))
         for hook in self.begun.unfreezing:
             hook.epoch = self.epoch  # NOTE: known only now: examples are encoded for a model
@@ -199,7 +195,7 @@ class Trial:
     def _judged(self) -> dict[str, float]:
         """The score on dev, or on as much of it as choices are made on."""
         dev = self.opened.parts.dev
-        most = self.tuning.train.judge or (WRITTEN if self.task.kind == "generation" else JUDGED)
+        most = self.tuning.train.judge or (WRITTEN if self.reader.written else JUDGED)
         some = subset(dev, most, self.tuning.task.split) if len(dev) > most else dev
         return scored(self.opened, some, self._predict(some))
 
@@ -229,7 +225,7 @@ class Trial:
             "scores": {split: scored(self.opened, getattr(parts, split), some) for split, some in said.items()},
             "trained": sum(parameter.numel() for parameter in self.begun.trained.values()),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-            "counts": config.to_dict(self.items.counts),
+            "counts": config.to_dict(counted(self.items)),
             "balance": balance(self.task, self.train),
             "memory": _memory(self.ranks),
             "threshold": threshold,
@@ -239,11 +235,13 @@ class Trial:
         }
 
     def _write(self, said: Mapping[str, Sequence[Prediction]]) -> None:
-        lines = [
-            line(split, example.id or str(number), self.task, example, prediction)
-            for split, some in said.items()
-            for number, (example, prediction) in enumerate(zip(getattr(self.opened.parts, split), some, strict=True))
-        ]
+        lines: list[Facts] = []
+        for split, some in said.items():
+            examples: list[Example] = getattr(self.opened.parts, split)
+            tasks = tasks_of(self.opened, examples)
+            for number, (task, example, one) in enumerate(zip(tasks, examples, some, strict=True)):
+                name = {"task": task.name} if self.opened.members else {}
+                lines.append({**line(split, example.id or str(number), task, example, one), **name})
         text = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in lines)
         io.atomic_write(self.where / PREDICTIONS, text)
 

@@ -21,7 +21,7 @@ from pretune.evaluate.beside import PROBE, RANDOM, names_of
 from pretune.recipes.choose import device_of
 from pretune.recipes.finetune.choose import choose, read_tree, spec_of
 from pretune.recipes.finetune.fine import FineTuned
-from pretune.recipes.finetune.kept import TASK, Kept
+from pretune.recipes.finetune.kept import TASK, Kept, Member
 from pretune.recipes.finetune.model import head_for
 from pretune.recipes.finetune.opening import Opened, balance, open_task, trained_on
 from pretune.recipes.finetune.plan import TRIALS, Plan
@@ -142,7 +142,9 @@ class Work:
         self.tuning, self.plan, self.opened, self.where = tuning, plan, opened, where
         self.ranks, self.stop = many, stop
         self.trials: list[Facts] = []
-        self.encoded: dict[int | None, Items] = {}  # by the number of labels: the same for all seeds and rates
+        self.encoded: dict[
+            int | None, tuple[Items, ...]
+        ] = {}  # by the number of labels: the same for all seeds and rates
 
     def run(self, *, resume: bool) -> FineTuned:
         """From the beginning, or from where it was."""
@@ -218,19 +220,26 @@ class Work:
 
 def kept_task(trial: Trial, threshold: float | None) -> Kept:
     """What has to be known of a trial's task when its model reads new text."""
-    task, rules, wanted = trial.task, trial.encoder.rules, trial.tuning.task
+    task, encoder, wanted = trial.task, trial.reader.encoders[0], trial.tuning.task
+    rules = encoder.rules
+    members = [
+        Member(name=one.task.name, scale=one.rules.scale, max_length=one.rules.max_length,
+               new_tokens=one.rules.new_tokens or None)
+        for one in (trial.reader.encoders if trial.reader.apart else ())
+    ]  # fmt: skip
     return Kept(
         name=task.name,
         kind_of=task.kind,
         labels=task.labels,
         metrics=task.metrics,
-        scale=rules.scale,
+        scale=None if trial.opened.members else rules.scale,
         template=task.template,
         text=wanted.text,
         pair=wanted.pair,
         max_length=rules.max_length,
         stride=rules.stride,
         new_tokens=rules.new_tokens or None,
-        slots=trial.encoder.slots,
+        slots=encoder.slots,
         threshold=threshold,
+        members=tuple(members),
     )
