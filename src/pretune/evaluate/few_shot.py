@@ -90,7 +90,7 @@ def few_shot(
 
 
 def questions(task: Task, trial: Trial) -> tuple[str, list[Example]]:
-    """The split that is evaluated, the one asked for or the first with some, and its examples that say what is right."""
+    """The split that is evaluated, asked for or the first with some, and its examples that say what is right."""
     there = task.available(trial.data)
     splits = [name for name in JUDGED if name in there] if trial.split is None else [trial.split]
     for split in splits or [next((name for name in JUDGED if name in task.splits), next(iter(task.splits)))]:

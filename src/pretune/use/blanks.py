@@ -1,10 +1,11 @@
 """Where a text has blanks, however they are written.
 
-A blank is the model's own mask token as it is spelled; in a text that has none of those it is `[MASK]` or `<mask>`, and
-in one that has none of those either it is a run of three or more underscores.
+A blank is the model's own mask token, or any of its sentinels, as they are spelled; in a text that has none of those it
+is `[MASK]` or `<mask>`, and in one that has none of those either it is a run of three or more underscores.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pretune.core.errors import UsageError
@@ -25,14 +26,16 @@ class Blanks:
     parts: tuple[str, ...]
 
     @classmethod
-    def find(cls, text: str, *, own: str | None) -> "Blanks":
-        """The blanks of a text, for a model whose mask token is spelled `own`."""
-        ways = ([re.compile(re.escape(own))] if own else []) + [GENERAL, LINE]
+    def find(cls, text: str, *, own: str | Sequence[str] | None) -> "Blanks":
+        """The blanks of a text, for a model whose mask token is spelled `own`, or whose sentinels are."""
+        spellings = [own] if isinstance(own, str) else [*(own or ())]
+        ways = ([re.compile("|".join(map(re.escape, spellings)))] if spellings else []) + [GENERAL, LINE]
         for way in ways:
             parts = way.split(text)
             if len(parts) > 1:
                 return cls(tuple(parts))
-        spelled = f"{own} (this model's), {WAYS}" if own and own not in WAYS else WAYS
+        first = next(iter(spellings), WAYS)
+        spelled = WAYS if first in WAYS else f"{first} (this model's), {WAYS}"
         raise UsageError(f"no blank in '{_short(text)}'; write it as {spelled}")
 
     @property

@@ -32,7 +32,8 @@ def fill(
 
         pt.fill(model, "The movie was [MASK].")[0][0].word
 
-    A blank is written as the model's own mask token, or as [MASK], <mask> or ___ in any text that has none of those.
+    A blank is written as the model's own mask token (or a sentinel: <extra_id_0>), or as [MASK], <mask> or ___ in any
+    text that has none of those.
     An encoder fills it with one piece of its vocabulary, or with whole words of up to `pieces`; an encoder-decoder
     writes as many as it needs, up to `pieces` (8).
     """
@@ -56,7 +57,9 @@ def fill(
 def blanks_of(model: nn.Module, text: str) -> Blanks:
     """The blanks of a text, as a model's tokenizer may spell them."""
     tokenizer = tokenizer_of(model)
-    mask = tokenizer.special.get("mask")
+    mask, sentinels = tokenizer.special.get("mask"), tokenizer.sentinels
+    if sentinels and body(model).spec.both:
+        return Blanks.find(text, own=[tokenizer.token(one) for one in sentinels])
     return Blanks.find(text, own=None if mask is None else tokenizer.token(mask))
 
 

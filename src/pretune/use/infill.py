@@ -4,9 +4,9 @@ With sentinels (T5) the source has one in each blank, and the decoder says each 
 
     source   Paris is <X> of <Y>.        target   <X> the capital <Y> France <Z>
 
-With a mask (BART) the decoder writes the whole text. What stands before a blank is given to it as said; it fills the
-blank until it comes to the token that follows it, or to the end. Further blanks are filled in turn, beside the best
-answers to those before them.
+With a mask (BART) the decoder writes the whole text: it fills a blank until it comes to the token that follows it, or
+to the end. Either way blanks are filled in turn: what comes before one, with the best answers so far, is given to the
+decoder as said.
 """
 
 import math
@@ -27,7 +27,7 @@ from pretune.use.unmask import Answer
 def infill(model: LanguageModel, tokenizer: Tokenizer, blanks: Blanks, *, k: int, most: int) -> list[list[Answer]]:
     """The `k` best answers for every blank, of at most so many pieces.
 
-    A probability is that of all the texts found (as many as answers are asked for, two at least) with this answer.
+    A probability is that of all the texts found (twice as many as answers are asked for) with this answer.
     """
     check(model)
     if tokenizer.sentinels:
@@ -44,23 +44,14 @@ def _sentinels(model: LanguageModel, tokenizer: Tokenizer, blanks: Blanks, k: in
     text = blanks.filled([tokenizer.token(mark) for mark in marks[:asked]])
     source = tokenizer.template.apply(tokenizer.encode(text)).ids.tolist()
     found = Marks.of(model)
-    ends = (*found.ends, marks[asked])
-    steered = replace(found, first=None, ends=ends, last=None)
-    texts = _search(model, source, steered, marks[:1], k, asked * (most + 1))
-    answers: list[list[tuple[list[int], float]]] = [[] for _ in range(asked)]
-    for one in texts:
-        for blank in range(asked):
-            answers[blank].append((_between([marks[0], *one.tokens], marks, blank), _chance(one)))
-    return [_best(tokenizer, pairs, k) for pairs in answers]
-
-
-def _between(tokens: list[int], marks: tuple[int, ...], blank: int) -> list[int]:
-    """What stands behind a blank's sentinel, up to the next of any."""
-    if marks[blank] not in tokens:
-        return []
-    rest = tokens[tokens.index(marks[blank]) + 1 :]
-    known = set(marks)
-    return rest[: next((i for i, token in enumerate(rest) if token in known), len(rest))]
+    steered = replace(found, first=None, ends=(*found.ends, *marks), last=None)
+    said, answers = list[int](), list[list[Answer]]()
+    for mark in marks[:asked]:
+        said = [*said, mark]
+        texts = _search(model, source, steered, said, k, most + 1)
+        answers.append(_best(tokenizer, ((one.tokens[:most], _chance(one)) for one in texts), k))
+        said += answers[-1][0].tokens if answers[-1] else []
+    return answers
 
 
 def _mask(model: LanguageModel, tokenizer: Tokenizer, blanks: Blanks, k: int, most: int) -> list[list[Answer]]:
@@ -75,7 +66,7 @@ def _mask(model: LanguageModel, tokenizer: Tokenizer, blanks: Blanks, k: int, mo
         ends = (*found.ends, *following[:1])
         texts = _search(model, source.tolist(), replace(found, first=None, ends=ends, last=None), said, k, most + 1)
         over = [one for one in texts if one.ended == "end"] or texts
-        answers.append(_best(tokenizer, ((one.tokens, _chance(one)) for one in over), k))
+        answers.append(_best(tokenizer, ((one.tokens[:most], _chance(one)) for one in over), k))
         said = [*said, *(answers[-1][0].tokens if answers[-1] else []), *following]
     return answers
 
@@ -94,7 +85,7 @@ def _parts(tokens: list[int], mask: int) -> list[list[int]]:
 def _search(
     model: LanguageModel, source: list[int], marks: Marks, said: Iterable[int], k: int, new: int
 ) -> list[Written]:
-    size = max(k, 2)
+    size = 2 * k
     how = Decoding(
         max_new_tokens=new,
         min_new_tokens=1,
