@@ -38,11 +38,21 @@ def _usage(error: Any) -> str:
     if type(error).__name__ == "NoSuchOption":
         name, known = error.option_name, [*_options(context)]
         return f"no such option: {name}{_setting(error, known) or _option(name, known)} (see `{path} --help`)"
-    message = message.replace(": Value error, ", ": ")
+    message = _plain(message, error.__cause__)
     wrong = re.search(r"'([^']*)' is not one of (.*)", message, re.DOTALL)
     if wrong is not None:
         message += nearest(wrong[1], re.findall(r"'([^']*)'", wrong[2]))
     return f"{message[:1].lower()}{message[1:]} (see `{path} --help`)"
+
+
+def _plain(message: str, cause: Any) -> str:
+    """A message of the library that newer releases check values with, in the words that older ones have."""
+    faults = getattr(cause, "errors", None)
+    if not callable(faults):
+        return message
+    value = str(faults()[0].get("input"))[:40]
+    message = re.sub(r"Input should be a valid (integer|number).*", f"'{value}' is not a valid \\1", message)
+    return message.replace(": Value error, ", ": ")
 
 
 def _options(context: Any) -> Iterator[str]:

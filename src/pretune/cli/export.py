@@ -41,7 +41,7 @@ def export(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Write into a directory that is not empty.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write a model as a Hugging Face directory, whole or not at all.
+    """Write a model as a Hugging Face directory, all or nothing.
 
     Example: pretune export runs/small --to hf --out share/small --dtype bfloat16
     """

@@ -1,0 +1,43 @@
+"""Commands as they are typed, parsed by the verb they are for; nothing is run."""
+
+import inspect
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from pretune.cli import VERBS, app
+
+PLACES = {"corpus", "data", "dev", "directory", "index", "inputs", "model", "queries", "run", "runs", "source", "start",
+          "test", "tokenizer", "train", "valid"}  # fmt: skip
+"""Parameters that name what has to be there."""
+
+
+def parsed(command: str) -> tuple[str, dict[str, Any]]:
+    """The verb of a command and what each of its parameters is; what is wrong is typer's usage error."""
+    first, verb, *words = shlex.split(command)
+    assert first == "pretune", command
+    group: Any = typer.main.get_command(app._app([verb]))
+    with (
+        group.make_context("pretune", [verb, *words]) as context,
+        group.commands[verb].make_context(verb, list(words), parent=context) as made,
+    ):
+        return verb, dict(made.params)
+
+
+def places(command: str) -> list[Path]:
+    """The files and folders that a command reads."""
+    _, given = parsed(command)
+    named = [value for name, value in given.items() if name in PLACES and value is not None]
+    flat = [one for value in named for one in (value if isinstance(value, list | tuple) else [value])]
+    return [Path(one) for one in flat if str(one) != "-"]
+
+
+def examples(verb: str) -> list[str]:
+    """The commands of pretune in a verb's help, without what stands before a pipe."""
+    text = inspect.cleandoc(VERBS.get(verb).__doc__ or "")
+    blocks = [block for block in text.split("\n\n") if re.match(r"Examples?:", block)]
+    lines = [line.strip() for block in blocks for line in re.sub(r"^Examples?:", "", block).splitlines()]
+    return [f"pretune {line.partition('pretune ')[2]}" for line in lines if line]

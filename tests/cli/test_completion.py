@@ -1,0 +1,155 @@
+"""What a shell is told while a line is typed: the protocol of click, each time in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pretune.cli import VERBS, _names, main
+from pretune.core.errors import UsageError
+from tests.conftest import ROOT
+
+Capture = pytest.CaptureFixture[str]
+SCRIPT = (
+    "import sys; sys.argv[0] = 'pretune'\nfrom pretune.cli import main\ncode = main()\n"
+    "heavy = {'torch', 'sklearn', 'tokenizers', 'matplotlib'} & {*sys.modules}\n"
+    "sys.exit(f'imported {heavy}' if heavy else code)"
+)
+
+
+def asked(**variables: str) -> list[str]:
+    """The lines that a shell gets; nothing heavy may be imported for them."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **variables},
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return [line for line in done.stdout.splitlines() if line]
+
+
+def bash(line: str) -> list[str]:
+    words = line.split(" ")
+    return asked(_PRETUNE_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1))
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("pretune pre", {"prepare", "pretrain", "predict"}),
+        ("pretune --quiet sh", {"show", "show-batch"}),
+        ("pretune finetune --me", {"--method"}),
+        ("pretune pretrain bert-m", {"bert-mini", "bert-medium", "bert-multilingual"}),
+        ("pretune pretrain t5v1.1-x", {"t5v1.1-xl", "t5v1.1-xxl"}),
+        ("pretune pretrain x --objective span", {"span_masked", "span_corruption"}),
+        ("pretune finetune m --method lora+gr", {"lora+gradual"}),
+        ("pretune finetune m --task sst2,mrp", {"sst2,mrpc"}),
+        ("pretune evaluate m --task bl", {"blimp"}),
+        ("pretune tokenizer c --kind ", {"wordpiece", "bpe", "unigram", "characters", "words"}),
+        ("pretune pretrain x --set train.w", {"train.workers="}),
+        ("pretune list me", {"methods", "metrics"}),
+        ("pretune fill some/fol", set()),  # the shell's own completion of files takes over
+        ("pretune no-such-verb --x", set()),
+    ],
+)
+def test_bash(line: str, found: set[str]) -> None:
+    assert {*bash(line)} == found
+
+
+def test_all_verbs_are_offered() -> None:
+    assert bash("pretune ") == VERBS.names()
+
+
+def test_zsh_and_fish() -> None:
+    (line,) = asked(_PRETUNE_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="pretune finetune m --method qlo")
+    assert line == """_arguments '*: :(("qlora"))'"""
+    variables = {"_PRETUNE_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    assert asked(**variables, _TYPER_COMPLETE_ARGS="pretune show-batch perm") == ["permuted"]
+    (line,) = asked(**variables, _TYPER_COMPLETE_ARGS="pretune embe")
+    assert line.startswith("embed\t")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_scripts(shell: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["--show-completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert f"_PRETUNE_COMPLETE=complete_{shell}" in script
+    monkeypatch.setenv("SHELL", f"/usr/bin/{shell}")
+    assert main(["--show-completion"]) == 0
+    assert capsys.readouterr().out == script
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["--install-completion"]) == 0
+    path = Path(capsys.readouterr().out.strip())
+    assert path.is_relative_to(tmp_path) and path.read_text().strip() == script.strip()
+
+
+def test_an_unknown_shell(capsys: Capture) -> None:
+    assert main(["--show-completion", "bsh"]) == 2
+    assert "unknown shell 'bsh'; did you mean 'bash'?" in capsys.readouterr().err
+
+
+def test_a_home_that_cannot_be_written(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    assert main(["--install-completion", "bash"]) == 6
+    assert "--show-completion bash" in capsys.readouterr().err
+
+
+def test_names_are_those_that_verbs_take() -> None:
+    """What is read from the source is what importing it gives."""
+    from pretune.models import catalog
+    from pretune.models.families import FAMILIES
+    from pretune.objectives.objective import MODEL_SHAPES
+    from pretune.recipes.evaluate import FILES
+    from pretune.recipes.finetune.choose import MORE
+    from pretune.use.pooling import POOLINGS
+
+    assert {*_names.families()} == {*FAMILIES, *catalog.names()}
+    assert (_names.SHAPES, _names.POOLINGS) == (MODEL_SHAPES, POOLINGS)
+    assert {*MORE} <= {*_names.methods()} and {*FILES} <= {*_names.judged()}
+    assert all(family == _names.family_of(_special(style))[0] for style, family in STYLED.items())
+
+
+STYLED = {"cls-sep": "bert", "s-mask": "roberta", "endoftext": "gpt", "sentinels": "t5", "cls-last": "xlnet"}
+
+
+def _special(style: str) -> set[str]:
+    from pretune.text.styles import STYLES
+
+    return {mark.text for mark in STYLES[style].marks}
+
+
+def test_paths_are_settings() -> None:
+    """Each path is in the tree of the verb that takes it."""
+    from pretune.adapt.peft.lora import Lora
+    from pretune.core.config import paths
+    from pretune.models.catalog import knobs_of
+    from pretune.models.families import FAMILIES
+    from pretune.recipes.finetune.settings import Cut, Fit, Tune
+    from pretune.recipes.settings import Reading, Train
+
+    knobs = {*knobs_of(FAMILIES.get("bert"))}
+    trees = {
+        "pretrain": {"model": knobs, "train": {*paths(Train(lr=1.0))}, "data": {*paths(Reading(path="x"))}},
+        "finetune": {
+            "train": {*paths(Fit(lr=1.0))},
+            "tune": {*paths(Tune())},
+            "data": {*paths(Cut())},
+            "method": {*paths(Lora())},
+        },
+    }
+    for verb, tree in trees.items():
+        for path in _names.PATHS[verb]:
+            section, _, rest = path.partition(".")
+            assert rest in tree[section], path
+    assert {*_names.PATHS["show"]} <= knobs
+
+
+def test_completion_never_fails_loudly() -> None:
+    with pytest.raises(UsageError):
+        VERBS.get("no-such-verb")
+    assert bash("pretune pretrain x --objective 'un") == []
