@@ -55,17 +55,20 @@ def test_every_verb_has_a_row() -> None:
 
 
 def test_every_folder_has_a_purpose() -> None:
-    tree = dict(re.findall(r"^  (\w+)/ +(\S.*)$", PARTS["The tree"], re.MULTILINE))
-    package = ROOT / "src/pretune"
-    assert set(tree) == {path.parent.name for path in package.glob("*/__init__.py")}
-    named = {name for name, _ in re.findall(r"^(\w+)/ +(\S.*)$", PARTS["The tree"], re.MULTILINE)}
-    there = {path.name for path in ROOT.iterdir() if path.is_dir() and any(path.glob("*")) and tracked(path.name)}
-    assert named == there - {"src"}
+    named, parents = set(), ["src/pretune"]
+    for space, name in re.findall(r"^( {0,4})(\w+)/ +\S", PARTS["The tree"], re.MULTILINE):
+        depth = len(space) // 2
+        parents[depth or 1 :] = [f"{parents[depth - 1]}/{name}" if depth else name]
+        named.add(f"{parents[-1]}/")
+    assert named == folders()
 
 
-def tracked(name: str) -> bool:
-    """Folders of the project, as opposed to what building and running leaves."""
-    return name in ("src", "tests", "bench", "docs", "examples")
+def folders() -> set[str]:
+    """Every folder of the package, and those beside it that are no output of building or running."""
+    ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()}
+    beside = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")}
+    inner = {path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "src/pretune").glob("*/**/__init__.py")}
+    return {f"{name}/" for name in (beside - ignored - {"src"}) | inner}
 
 
 def test_measured_numbers_stand_in_the_results() -> None:
