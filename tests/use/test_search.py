@@ -17,8 +17,10 @@ from pretune.use.answer import answers, prompt
 from pretune.use.bm25 import BM25
 from pretune.use.exact import exact
 from pretune.use.index import Hit, Index, build
+from pretune.use.stop import Stops
 from pretune.use.text import tokenizer_of
 from tests.use.readers import TEXTS, decoder, encoder
+from tests.use.speakers import bart, bert, t5
 
 DOCUMENTS = [text for text in dict.fromkeys(TEXTS) if text]
 
@@ -195,3 +197,28 @@ def test_an_answer() -> None:
     found = answers(reader.eval(), ["who plays?"], [[Hit("7", "the cat plays", 1.0)]], max_new_tokens=5)
     assert found[0].read == 1 and found[0].prompt.startswith("Answer the question") and "\n" not in found[0].text
     assert json.dumps(found[0]._asdict())
+
+
+def test_answers_of_encoder_decoders() -> None:
+    """They read the question and the passages as they do in SQuAD's template; hits are dropped where they are made for
+    less, but for the first where no table of positions ends."""
+    hits = [Hit("1", "the cat plays", 1.0), Hit("2", "the dog sleeps", 0.5)]
+    for reader, read in ((t5(), 2), (bart(), 1)):  # the second has 48 positions
+        (found,) = answers(reader, ["who plays?"], [hits], max_new_tokens=6)
+        passages = " ".join(hit.text for hit in hits[:read])
+        assert found.prompt == f"question: who plays? context: {passages}" and found.read == read
+        (text,) = pt.generate(reader, [found.prompt], max_new_tokens=6, temperature=0)
+        assert found.text == Stops("\n", after=True).cut(text)[0].strip()
+    long = [Hit(str(i), "the cat plays music " * 60, 1.0) for i in range(9)]
+    (found,) = answers(t5(), ["who plays?"], [long], max_new_tokens=2)
+    assert found.read < 9
+    assert prompt(t5(), "who plays?", long, 40, 1)[1] == 1 and prompt(t5(), "who plays?", [], 40, 1)[1] == 0
+    with pytest.raises(UsageError, match="does not write text"):
+        answers(bert(), ["who plays?"], [hits])
+
+
+def test_an_answer_may_begin_with_an_empty_line() -> None:
+    stops = Stops("\n", after=True)
+    assert stops.cut("\n\n") == ("\n\n", False)
+    assert stops.cut("\n\nParis\nQuestion:") == ("\n\nParis", True)
+    assert Stops("\n").cut("\nParis") == ("", True)

@@ -13,18 +13,23 @@ class Stops:
     (('one\\ntwo ', True), ('one', False))
     >>> stops.safe("one E"), stops.safe("one\\n")
     (4, 3)
+    >>> Stops("\\n", after=True).cut("\\n one\\ntwo")
+    ('\\n one', True)
+
+    With `after` they stop only once something but white space has been said.
     """
 
-    def __init__(self, texts: Sequence[str] = ()) -> None:
+    def __init__(self, texts: Sequence[str] = (), *, after: bool = False) -> None:
         if isinstance(texts, str):
             texts = [texts]
         if any(not text for text in texts):
             raise UsageError("a stop text is empty; it would stop before the first token")
-        self.texts = tuple(texts)
+        self.texts, self.after = tuple(texts), after
 
     def cut(self, text: str) -> tuple[str, bool]:
         """A text up to the first of them that is in it, and whether there is one."""
-        places = [place for place in (text.find(stop) for stop in self.texts) if place >= 0]
+        start = len(text) - len(text.lstrip()) if self.after else 0
+        places = [place for place in (text.find(stop, start) for stop in self.texts) if place >= 0]
         return (text[: min(places)], True) if places else (text, False)
 
     def safe(self, text: str) -> int:

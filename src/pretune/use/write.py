@@ -84,7 +84,7 @@ def write(
     prompts: Sequence[str],
     how: Decoding,
     *,
-    stop: Sequence[str] = (),
+    stop: Sequence[str] | Stops = (),
     start: str | None = None,
     truncate: bool = False,
     prefix: bool = False,
@@ -95,7 +95,7 @@ def write(
     """As `generate`, with all that is known of each text, by prompt."""
     found = body(model)
     check(found)
-    tokenizer, stops = tokenizer_of(found), Stops(stop)
+    tokenizer, stops = tokenizer_of(found), stop if isinstance(stop, Stops) else Stops(stop)
     first = None if start is None else spelled(tokenizer, start)
     marks = Marks.of(found, start=first)
     given, cut = encode(found, tokenizer, prompts, marks, new=how.max_new_tokens, truncate=truncate)
