@@ -20,7 +20,7 @@ from pretune.use.index import Hit, Index, build
 from pretune.use.stop import Stops
 from pretune.use.text import tokenizer_of
 from tests.use.readers import TEXTS, decoder, encoder
-from tests.use.speakers import bart, bert, t5
+from tests.use.speakers import bart, bert, gpt, t5
 
 DOCUMENTS = [text for text in dict.fromkeys(TEXTS) if text]
 
@@ -215,6 +215,8 @@ def test_answers_of_encoder_decoders() -> None:
     assert prompt(t5(), "who plays?", long, 40, 1)[1] == 1 and prompt(t5(), "who plays?", [], 40, 1)[1] == 0
     with pytest.raises(UsageError, match="does not write text"):
         answers(bert(), ["who plays?"], [hits])
+    with pytest.raises(UsageError, match="64 new tokens leave no room for a question: the reader has 48 in all"):
+        answers(gpt(), ["who plays?"], [hits])
 
 
 def test_an_answer_may_begin_with_an_empty_line() -> None:

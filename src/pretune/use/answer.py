@@ -9,6 +9,7 @@ from torch import nn
 from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.use.decoding import decoding
+from pretune.use.generate import check
 from pretune.use.index import Hit
 from pretune.use.stop import Stops
 from pretune.use.text import body, tokenizer_of
@@ -37,9 +38,12 @@ def answers(
 
     Where nothing but what it was made for limits a reader, one hit is read even if it is longer.
     """
+    check(body(reader))
     spec = body(reader).spec
     longest = spec.longest or spec.context
     room = None if longest is None else longest - MARGIN - (0 if spec.both else max_new_tokens)
+    if room is not None and room < 1:
+        raise UsageError(f"{max_new_tokens} new tokens leave no room for a question: the reader has {longest} in all")
     least = 0 if spec.longest is not None else 1
     prompts = [prompt(reader, question, found, room, least) for question, found in zip(questions, hits, strict=True)]
     dropped = sum(len(found) - read for found, (_, read) in zip(hits, prompts, strict=True))
