@@ -4,6 +4,7 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import pretune as pt
@@ -176,6 +177,25 @@ def test_similarity_and_retrieval_go_by_vectors(
     (found,) = told(capsys, runs["bert-tiny"], f"--task={name}", f"--data={shared_data}")
     told_first, value = next(iter(found["scores"].items()))
     assert told_first == headline and -1 <= value <= 1
+    assert ("bm25" in found["scores"]) == (name == "cranfield")
+
+
+def test_vectors_are_compared_in_files_of_ones_own(capsys: Capture, runs: dict[str, str], tmp_path: Path) -> None:
+    scored, triplets = tmp_path / "scored.tsv", tmp_path / "triplets.jsonl"
+    scored.write_text(
+        "sentence1\tsentence2\tscore\nthe sea\tthe sea\t5\nthe sea\ta house\t1\nthe sea\tthe old sea\t3\n"
+    )
+    rows = [{"anchor": "the sea", "positive": near, "negative": "a house"} for near in ("the sea", "a house")]
+    triplets.write_text("\n".join(map(json.dumps, rows)))
+    run = runs["bert-tiny"]
+    (pairs,) = told(capsys, run, "--task=scored_pairs", f"--data={scored}")
+    assert pairs["counts"]["pairs"] == 3 and next(iter(pairs["scores"])) == "spearman"
+    same = pt.embed(run, ["the sea", "a house", "the old sea"], normalise=True)
+    assert pairs["scores"]["pearson"] == pytest.approx(np.corrcoef(same @ same[0], [5, 1, 3])[0, 1], abs=1e-4)
+    (three,) = told(capsys, run, "--task=triplets", f"--data={triplets}")
+    assert three["scores"]["accuracy"] == 0.5 and three["counts"] == {"triplets": 2, "ties": 1}
+    assert "sentence1, sentence2 and score" in refused(capsys, 3, run, "--task=scored_pairs", f"--data={triplets}")
+    assert "anchor, positive and negative" in refused(capsys, 3, run, "--task=triplets", f"--data={scored}")
 
 
 def test_what_is_wrong_is_one_line(capsys: Capture, runs: dict[str, str], pairs: str, tmp_path: Path) -> None:

@@ -42,11 +42,11 @@ def similarity(
     scores = [float(example.label or 0.0) for example in examples]
     found = cosines(model, [(example.text, example.pair or "") for example in examples], tell=tell, **how)
     groups = sorted({example.group for example in examples if example.group is not None})
-    out: dict[str, Any] = {"task": chosen.name, "split": name, "pairs": len(examples), **_correlations(scores, found)}
+    out: dict[str, Any] = {"task": chosen.name, "split": name, "pairs": len(examples), **correlations(scores, found)}
     if len(groups) > 1:
         members = {group: [i for i, example in enumerate(examples) if example.group == group] for group in groups}
         out["groups"] = {
-            group: {"pairs": len(which), **_correlations([scores[i] for i in which], found[which])}
+            group: {"pairs": len(which), **correlations([scores[i] for i in which], found[which])}
             for group, which in members.items()
         }
     return out
@@ -87,7 +87,8 @@ def _sides(ready: Embedder, columns: Sequence[list[str]], tell: Tell | None) -> 
     return np.split(vectors, len(columns))
 
 
-def _correlations(scores: Sequence[float], found: Floats) -> dict[str, float]:
+def correlations(scores: Sequence[float], found: Floats) -> dict[str, float]:
+    """Spearman's and Pearson's, of what people said and what was found."""
     return {"spearman": spearman(scores, found.tolist()), "pearson": pearson(scores, found.tolist())}
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack
 from torch import nn
 
 from pretune.adapt.saving import load
-from pretune.core.errors import UsageError, nearest
+from pretune.core.errors import DataError, UsageError, nearest
 from pretune.core.hub import is_hub
 from pretune.evaluate.cloze import last_words, read_blanks
 from pretune.evaluate.few_shot import Trial, few_shot
@@ -34,9 +34,10 @@ from pretune.recipes.finetune.kept import TASK, Kept
 from pretune.tasks import TASKS
 from pretune.tasks.task import Task
 from pretune.text.corpora import open_corpus
+from pretune.use.embed import embedder
 from pretune.use.score import Asking
 
-FILES = ("minimal_pairs", "bias_pairs", "cloze")
+FILES = ("minimal_pairs", "bias_pairs", "cloze", "scored_pairs", "triplets")
 """Tasks that are a file of one's own, given as `data`."""
 
 Tell = Callable[[str, int, int], None]
@@ -76,9 +77,9 @@ def evaluate(
 ) -> list[Result]:
     """Results in the order asked for: perplexity of `text`, then tasks, each with each number of shots.
 
-    `task` names tasks of `pretune list tasks` (several with commas), or is one; "minimal_pairs", "bias_pairs" and
-    "cloze" are files of one's own, given as `data`, which is otherwise where tasks lie. A run that was fine-tuned is
-    judged by its head, unless `shots` says that it is to be prompted.
+    `task` names tasks of `pretune list tasks` (several with commas), or is one; "minimal_pairs", "bias_pairs",
+    "cloze", "scored_pairs" and "triplets" are files of one's own, given as `data`, which is otherwise where tasks lie.
+    A run that was fine-tuned is judged by its head, unless `shots` says that it is to be prompted.
     """
     tasks = _named(task)
     if not tasks and not text:
@@ -193,13 +194,14 @@ class _Work:
 
     def by_vectors(self, task: Task) -> Result:
         """Similarity and retrieval; a directory is given as it is, for it may say how vectors are made."""
-        from pretune.evaluate.retrieval import retrieval
+        from pretune.evaluate.retrieval import BASELINE, retrieval
         from pretune.evaluate.similarity import similarity
 
         given = self.given if isinstance(self.given, nn.Module) else Path(self.given)
         tell, device = self.told(task.name), None if self.device is None else device_of(self.device)
         if task.kind == "retrieval":
             found = retrieval(given, task, data=self.data, tell=tell, device=device)
+            found[BASELINE] = retrieval(BASELINE, task, data=self.data)["ndcg"]  # the simple way, beside it
         else:
             found = similarity(given, task, data=self.data, split=self.how.get("split"), tell=tell, device=device)
         notes = () if self.how.get("limit") is None else ("a limit is not for similarity and retrieval: all was read",)
@@ -210,12 +212,31 @@ class _Work:
         if self.data is None:
             raise UsageError(f"{name} is a file of your own; give it with --data FILE")
         path, limit, tell = Path(self.data), self.how.get("limit"), self.told(name)
+        if name in ("scored_pairs", "triplets"):
+            return self.compared(name, path)
         if name == "bias_pairs":
             return bias_pairs(self.model, thinned([*read_bias_pairs(path)], limit), self.asking, tell=tell)
         if name == "cloze":
             return last_words(self.model, thinned(read_blanks(path), limit), self.asking, name=name, tell=tell)
         pairs = read_pairs(path, self.how.get("order", "good-first"))
         return minimal_pairs(self.model, thinned(pairs, limit), self.asking, tell=tell)
+
+    def compared(self, name: str, path: Path) -> Result:
+        """Texts whose vectors are compared: with people's scores, or which of two is nearer."""
+        from pretune.evaluate.similarity import correlations, cosines, triplet_accuracy
+        from pretune.recipes.embedding.lessons import read
+
+        lessons = read(train=path)
+        if (name == "triplets") != (lessons.columns == 3) or (name == "scored_pairs") != lessons.scored:
+            wanted = "anchor, positive and negative" if name == "triplets" else "sentence1, sentence2 and score"
+            raise DataError(f"{path}: {name} are a table with the columns {wanted}")
+        given = self.given if isinstance(self.given, nn.Module) else Path(self.given)
+        ready = embedder(given, device=None if self.device is None else device_of(self.device))
+        kept = thinned([*zip(lessons.texts, lessons.gold, strict=True)], self.how.get("limit"))
+        if name == "triplets":
+            return _told(name, triplet_accuracy(ready, [(one, near, far) for (one, near, far), _ in kept]))
+        near = cosines(ready, [(one, other) for (one, other), _ in kept], tell=self.told(name))
+        return _told(name, {"pairs": len(kept), **correlations([gold for _, gold in kept], near)})
 
     def scored(self, task: Task) -> Result:
         """Tasks for language models as they are."""
