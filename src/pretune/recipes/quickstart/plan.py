@@ -18,26 +18,28 @@ class Plan:
     depth: int = 1
     heads: int = 2
     hidden: int = 256
-    length: int = 128  # pieces of a review that are read, special tokens included
+    length: int = 256  # pieces of a review that are read, special tokens included
     crop: int = 128  # pieces of a sequence of pre-training
-    window: int = 15  # of the vectors that it starts with: how far apart two pieces may meet
+    window: int = 30  # of the vectors that it starts with: how far apart two pieces may meet
     masked: float = 0.4
     lr: float = 1e-3  # of pre-training
-    tune: float = 5e-2  # … of the head in fine-tuning: the mean of states varies little, so it needs large weights
-    decay: float = 0.05  # the rate of each part of the network over that of the part above it
+    tune: float = 2e-2  # … of the head in fine-tuning, which begins as a linear probe
+    decay: float = 0.1  # the rate of each part of the network over that of the part above it
     fresh: tuple[float, float] = (1e-2, 0.3)  # both, for random weights, which have to change more
     light: float = 1e-2  # of LoRA
     batch: int = 4096  # tokens in a step of pre-training
-    share: float = 0.3  # of the budget that pre-training has
+    share: float = 0.2  # of the time left that pre-training has
     few: int = 150  # steps of fine-tuning at least, however few the labels are
     labels: tuple[int, ...] = (200, 1000)
     seeds: int = 3
     once: tuple[str, ...] = ("lora", "gradual")  # rows that get one seed
     test: int = 1000
-    dev: int = 100
+    dev: int = 1000  # what the numbers here were chosen on (bench/quickstart_study.py); in nothing else
+    watched: int = 100  # … of which fine-tuning sees so many, and chooses nothing by them
     pool: int = 4000  # reviews that labels are drawn from, by each seed anew
-    other: float = 0.2  # of the budget, for the encoder that someone else has trained
-    other_length: int = 48  # pieces of a review that it reads
+    other: float = 0.25  # of the budget, for the encoder that someone else has trained
+    other_lengths: tuple[int, ...] = (256, 192, 128, 96, 64)  # pieces of a review that it reads: the most that fit
+    late: float = 1.5  # budgets after which nothing is begun but what the conclusion needs
 
     def steps(self, labels: int) -> int:
         """Of fine-tuning."""
@@ -49,8 +51,9 @@ ALL = (200, 1000, 5000)
 
 def plan_for(device: str, *, full: bool = False) -> Plan:
     """What a CPU is given, or a GPU: a larger model, more labels and all seeds. `full` asks for the latter two."""
-    if device.startswith("cuda"):
-        large = Plan(width=512, depth=4, heads=8, hidden=2048, vocab=16_384, length=256, crop=256, batch=65_536)
-        rates = replace(large, lr=5e-4, tune=5e-4, decay=0.8, fresh=(2e-4, 1.0), light=1e-3)
-        return replace(rates, share=0.5, labels=ALL, once=(), pool=8000, other_length=256)
-    return replace(Plan(), labels=ALL, once=(), pool=8000) if full else Plan()
+    small = Plan()
+    plan = replace(small, labels=ALL, once=(), pool=8000) if full or device.startswith("cuda") else small
+    if not device.startswith("cuda"):
+        return plan
+    large = replace(plan, width=512, depth=4, heads=8, hidden=2048, vocab=16_384, crop=256, batch=65_536, share=0.5)
+    return replace(large, lr=5e-4, tune=5e-4, decay=0.8, fresh=(2e-4, 1.0), light=1e-3)

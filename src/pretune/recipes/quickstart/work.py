@@ -16,9 +16,9 @@ from pretune.recipes.pretrain import pretrain
 from pretune.recipes.quickstart.begin import averages, begin, piece_vectors
 from pretune.recipes.quickstart.plan import Plan, plan_for
 from pretune.recipes.quickstart.stages import Stages
-from pretune.recipes.quickstart.story import Scores, story
-from pretune.recipes.quickstart.texts import TEXTS, Review, Texts, built_in
-from pretune.recipes.quickstart.tuning import LEAST, Judge, affordable, encoder, jobs, other_encoder
+from pretune.recipes.quickstart.story import METHODS, Scores, story
+from pretune.recipes.quickstart.texts import TEXTS, Review, Texts, built_in, own
+from pretune.recipes.quickstart.tuning import LEAST, NEEDED, Judge, encoder, jobs, longest, other_encoder
 from pretune.text.tokenizer import Tokenizer, train
 
 RESULTS, REPORT = "results.json", "report.html"
@@ -44,32 +44,42 @@ def quickstart(
     full: bool = False,
     device: str | None = None,
     plan: Plan | None = None,
-    reviews: Sequence[Review] | None = None,
+    reviews: Sequence[Review] | str | os.PathLike[str] | None = None,
     other: bool = True,
 ) -> Quickstart:
     """From text and few labels to a model, beside what is simpler; the report and all runs are left in `out`.
 
-    Pre-training takes a share of the budget; when it is spent, no seed is repeated any more. `reviews` are texts with
-    0 or 1, by default those of `builtin:reviews`; `other` asks for the row of an encoder that someone else has trained.
+    Pre-training takes a share of the budget; when it is spent, no seed is repeated any more, and long after that no row
+    is begun. `reviews` are texts with 0 or 1, or a table with the columns text and label; by default those of
+    `builtin:reviews`. `other` asks for the row of an encoder that someone else has trained.
     """
     where, limit = Path(out), seconds(budget) if isinstance(budget, str) else budget
     if where.exists() and any(where.iterdir()):
         raise UsageError(f"{where}: is not empty; remove it, or choose another --out")
     kind = device_of(device)
     chosen = plan or plan_for(kind, full=full)
-    given = built_in() if reviews is None else reviews
-    work = _Work(where, chosen, Texts.of(given, chosen), Stages(7, limit), kind)
+    texts = divided(reviews, chosen)
+    work = Work(where, chosen, texts, Stages(7, limit), kind)
     work.read()
     work.vectors()
-    work.pretrain(chosen.share * limit)
+    work.pretrain(chosen.share * max(work.stages.left, limit / 2))
     work.simple()
     work.networks()
-    work.other(chosen.other * limit if other else 0.0)
-    return work.finish(f"pretune quickstart --budget {budget}{' --full' if full else ''}")
+    work.other(min(chosen.other * limit, chosen.late * limit - work.stages.elapsed) if other else 0.0)
+    wishes = f" --reviews {reviews}" if isinstance(reviews, str | os.PathLike) else ""
+    return work.finish(f"pretune quickstart --budget {budget}{' --full' if full else ''}{wishes}")
 
 
-class _Work:
-    """What the stages share."""
+def divided(reviews: Sequence[Review] | str | os.PathLike[str] | None, plan: Plan) -> Texts:
+    """Reviews by what they are for: those given, those of a table, or those that are built in."""
+    if isinstance(reviews, str | os.PathLike):
+        found, names = own(reviews)
+        return Texts.of(found, plan, names)
+    return Texts.of(built_in() if reviews is None else reviews, plan)
+
+
+class Work:
+    """The stages, and what they share."""
 
     def __init__(self, where: Path, plan: Plan, texts: Texts, stages: Stages, device: str) -> None:
         self.where, self.plan, self.texts, self.stages, self.device = where, plan, texts, stages, device
@@ -85,7 +95,7 @@ class _Work:
             "that is learnt from them; labels are not looked at"
         )
         with self.stages.stage("read", about):
-            self.texts.write(where / "texts")
+            self.texts.write(where / "texts", plan.watched)
             made = train("wordpiece", self.texts.unlabelled, vocab=plan.vocab, lowercase=True, sample_bytes=SAMPLE)
             made.save(where / "tokenizer")
             prepare([where / "texts" / TEXTS], tokenizer=where / "tokenizer", out=where / "data", field="text")
@@ -100,12 +110,13 @@ class _Work:
             self.static = piece_vectors(Data.open(self.where / "data"), self.plan)
             begin(self.tokenizer, self.static, self.plan, self.where / "start")
 
-    def pretrain(self, limit: float) -> None:
-        """The network learns from text."""
+    def pretrain(self, limit: float | None, steps: int | None = None) -> None:
+        """The network learns from text, for so many seconds or steps."""
         plan = self.plan
         about = (
             f"a network of {plan.depth} layer{'s' * (plan.depth > 1)}, {plan.width} wide, guesses hidden words of "
-            f"reviews for {limit:.0f} seconds, and so learns what goes with what"
+            f"reviews for {f'{steps:,} steps' if limit is None else f'{limit:.0f} seconds'}, and so learns what goes "
+            "with what"
         )
         with self.stages.stage("pre-train", about):
             pretrain(
@@ -113,6 +124,7 @@ class _Work:
                 start=self.where / "start",
                 objective="masked",
                 budget=limit,
+                steps=steps,
                 out=self.base,
                 device=self.device,
                 changes={
@@ -147,31 +159,36 @@ class _Work:
             for labels in self.plan.labels:
                 for seed in range(self.plan.seeds):
                     self.scores.add("frozen", labels, seed, self.judge.linear("frozen", encode, labels, seed))
+            took, left_out, most = 0.0, 0, max(self.plan.labels)
             for name, labels, seed in jobs(self.plan):
-                if seed and self.stages.left < 0:
+                needed = name in NEEDED and labels == most and not seed
+                if not needed and ((seed and self.stages.left < 0) or self.stages.late(took, self.plan.late)):
+                    left_out += 1
                     continue
+                begun = self.stages.elapsed
                 score = self.judge.network(name, self.base, labels, seed)
+                took = max(took, self.stages.elapsed - begun)
                 self.scores.add(name, labels, seed, score)
-                self.stages.tell(f"{name}, {labels:,} labels, seed {seed}: {score:.1%}")
+                self.stages.tell(f"{METHODS[name].name}, {labels:,} labels, seed {seed}: {score:.1%}")
+            if left_out:
+                self.stages.tell(f"{left_out} trainings were left out: the time is up; a larger --budget has them")
 
     def other(self, limit: float) -> None:
         """An encoder that someone else has trained for much longer, where its package is installed."""
         about = "an encoder that someone else has trained, read as it is: what far more pre-training buys"
         with self.stages.stage("other encoder", about):
             path = other_encoder() if limit > 0 else None
-            labels = min(ENCODER_LABELS, max(self.plan.labels))
+            labels, test = min(ENCODER_LABELS, max(self.plan.labels)), [text for text, _ in self.texts.test]
             if path is None:
-                self.stages.tell("left out: it is not installed (pip install 'pretune[quickstart]') or not asked for")
+                self.stages.tell("left out: not installed (pip install 'pretune[quickstart]'), not wanted, or no time")
                 return
-            encode = encoder(path, self.plan.other_length, self.device)
-            most = affordable(encode, [text for text, _ in self.texts.test], labels, limit)
-            if most < min(LEAST, self.plan.test):
+            made = lambda length: encoder(path, length, self.device)  # noqa: E731
+            encode, length, most = longest(made, self.plan.other_lengths, test, labels, limit)
+            if most < min(LEAST, len(test)):
                 self.stages.tell("left out: this machine is too slow for it within its share of the time")
                 return
             self.scores.add("other", labels, 0, self.judge.linear("other", encode, labels, 0, most))
-            self.scores.notes["other", labels] = (
-                f"judged on {most:,} reviews, the first {self.plan.other_length} pieces"
-            )
+            self.scores.notes["other", labels] = f"judged on {most:,} reviews, the first {length} pieces"
 
     def finish(self, command: str) -> Quickstart:
         """Write the table and what it means."""
