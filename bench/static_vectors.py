@@ -108,7 +108,7 @@ def main() -> None:
         for rate in (0.025, 0.05):
             runs[f"gensim {mode}, rate {rate}"] = 5, lambda mode=mode, rate=rate: peer(lines, mode, rate)
         runs[f"ours {mode}"] = 5, lambda mode=mode: Word2Vec(mode=mode).train(lines)
-    runs["ours cbow, rate 0.1"] = 5, lambda: Word2Vec(mode="cbow", rate=0.1).train(lines)
+    runs["ours cbow, rate 0.05"] = 5, lambda: Word2Vec(mode="cbow", rate=0.05).train(lines)
     runs["ours glove"] = 15, lambda: Glove().train(lines)
     result: dict[str, Any] = {"words": total, "known": len(Words.of(lines)), "runs": {}}
     print(f"{total:,} words, {result['known']:,} of them different and met 5 times")

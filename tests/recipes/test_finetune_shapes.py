@@ -162,23 +162,48 @@ class TestBeside:
     def test_scores(self) -> None:
         some = [Example(text=f"{'sea ' * (i % 4)}wind", label=float(i % 4)) for i in range(40)]
         rows, absent = beside(self.task("regression", "pearson_spearman"), some, some, ("majority", "svm", "vectors"))
-        assert [row.name for row in rows] == ["majority", "svm"]
+        assert [row.name for row in rows] == ["majority", "svm", "vectors"]
         assert {one.value for one in rows[0].predictions} == {1.5}
-        assert next(iter(score(self.task("regression", "pearson_spearman"), some, rows[1].predictions).values())) > 0.9
-        assert "vectors" in absent and "random" in absent
+        for row in rows[1:]:
+            found = score(self.task("regression", "pearson_spearman"), some, row.predictions)
+            assert next(iter(found.values())) > 0.9
+        assert "bilstm" in absent and "random" in absent
 
     def test_choices(self) -> None:
         some = [Example(text="a grey stone", choices=("the stone is grey", "rivers"), label=0) for _ in range(8)]
         task = self.task("choice", "accuracy")
-        rows, _ = beside(task, some, some, ("majority", "svm"))
-        assert [next(iter(score(task, some, row.predictions).values())) for row in rows] == [1.0, 1.0]
+        rows, _ = beside(task, some, some, ("majority", "svm", "vectors"))
+        assert [next(iter(score(task, some, row.predictions).values())) for row in rows] == [1.0, 1.0, 1.0]
+
+    def test_tags_by_the_word_and_its_neighbours(self) -> None:
+        """The same word has another tag after another word."""
+        pair = [
+            Example(text="", words=("a", "saw", "cuts"), tags=("D", "N", "V")),
+            Example(text="", words=("they", "saw", "it"), tags=("P", "V", "P")),
+        ]
+        task = self.task("tagging", "tag_accuracy", ("D", "N", "P", "V"))
+        rows, absent = beside(task, pair * 6, pair, ("majority", "svm"))
+        found = [next(iter(score(task, pair, row.predictions).values())) for row in rows]
+        assert found[0] < 1 and found[1] == 1.0 and "tagging" in absent["vectors"]
 
     def test_written_answers(self) -> None:
         some = [Example(text="one two three four", target="one two") for _ in range(4)]
         rows, absent = beside(self.task("generation", "rouge"), some, some, ("majority", "svm"))
         assert rows[0].predictions[0].text == "one two" and "generation" in absent["svm"]
 
-    def test_spans_have_none_and_that_is_said(self) -> None:
-        some = [Example(text="who?", pair="it was Anna", answers=("Anna",), spans=((7, 11),))]
-        rows, absent = beside(self.task("span", "squad"), some, some, ("majority", "svm", "vectors"))
-        assert not rows and "span" in absent["majority"]
+    def test_spans(self) -> None:
+        passage = "The river is long. In winter the harbour of Kiel froze. Salt is sold there."
+        some = [
+            Example(text="Which harbour froze?", pair=passage, answers=("Kiel",), spans=((44, 48),)),
+            Example(text="What is long?", pair=passage, answers=("The",), spans=((0, 3),)),
+        ]
+        task = self.task("span", "squad")
+        rows, absent = beside(task, some, some, ("majority", "svm", "vectors"))
+        assert [one.text for one in rows[0].predictions] == ["The", "The"]
+        assert rows[1].predictions[0].text in ("of", "Kiel") and "span" in absent["vectors"]
+        assert all(one.text and one.text in passage for one in rows[1].predictions)
+
+    def test_where_most_have_no_answer_none_is_given(self) -> None:
+        some = [Example(text="who?", pair="it was Anna", answers=answers) for answers in ((), (), ("Anna",))]
+        rows, _ = beside(self.task("span", "squad2"), some, some, ("majority", "svm"))
+        assert [[one.text for one in row.predictions] for row in rows] == [["", "", ""], ["", "", ""]]

@@ -13,14 +13,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pretune.adapt.static.word2vec import Word2Vec
 from pretune.core.errors import UsageError, nearest
 from pretune.core.seed import generator
 from pretune.evaluate.baselines import BASELINES, DEFAULT
 from pretune.evaluate.baselines.features import TfIdf
 from pretune.evaluate.baselines.method import Text
-from pretune.evaluate.baselines.regression import Mean, Ridge
+from pretune.evaluate.baselines.regression import Mean, Ridge, RidgeVectors
+from pretune.evaluate.baselines.spans import Lead, Near
 from pretune.evaluate.baselines.table import MOST
-from pretune.evaluate.baselines.tagging import FrequentTag
+from pretune.evaluate.baselines.tagging import FrequentTag, WindowTags
 from pretune.tasks.answer import Prediction
 from pretune.tasks.example import Example
 from pretune.tasks.task import Task
@@ -90,11 +92,20 @@ def _found(task: Task, name: str) -> tuple[Fit | None, str]:
         "regression": {
             "majority": (_values(Mean()), "The mean score for everything"),
             "svm": (_values(Ridge()), "TF-IDF of words and word pairs, ridge regression"),
+            "vectors": (_values(RidgeVectors()), "Averaged static vectors, ridge regression"),
         },
-        "tagging": {"majority": (_tags, "A word's most frequent tag")},
+        "tagging": {
+            "majority": (_tags, "A word's most frequent tag"),
+            "svm": (_window, "A linear SVM on the word and its neighbours"),
+        },
+        "span": {
+            "majority": (_spans(Lead()), "The first words of the passage, or none where most have no answer"),
+            "svm": (_spans(Near()), "Words near to those of the question, or none where most have no answer"),
+        },
         "choice": {
             "majority": (_place, "The option that is right most often by its place"),
             "svm": (_overlap, "The option that is most like the text by TF-IDF"),
+            "vectors": (_alike, "The option that is most like the text by averaged static vectors"),
         },
         "generation": {"majority": (_lead, "The first words of the text, as many as answers have")},
     }
@@ -116,7 +127,7 @@ def _classes(name: str) -> Fit:
     return fit
 
 
-def _values(model: Mean | Ridge) -> Fit:
+def _values(model: Mean | Ridge | RidgeVectors) -> Fit:
     def fit(task: Task, train: Examples, judged: Examples, seed: int) -> list[Prediction]:
         values = [float(example.label or 0) for example in train]
         found = model.fit([text_of(one) for one in train], values, seed=seed)
@@ -128,6 +139,31 @@ def _values(model: Mean | Ridge) -> Fit:
 def _tags(task: Task, train: Examples, judged: Examples, seed: int) -> list[Prediction]:
     found = FrequentTag().fit([one.words for one in train], [one.tags for one in train])
     return [Prediction(tags=tuple(tags)) for tags in found([one.words for one in judged])]
+
+
+def _window(task: Task, train: Examples, judged: Examples, seed: int) -> list[Prediction]:
+    found = WindowTags().fit([one.words for one in train], [one.tags for one in train], seed=seed)
+    return [Prediction(tags=tuple(tags)) for tags in found([one.words for one in judged])]
+
+
+def _spans(model: Lead | Near) -> Fit:
+    def fit(task: Task, train: Examples, judged: Examples, seed: int) -> list[Prediction]:
+        asked, new = ([(one.text, one.pair or "") for one in some] for some in (train, judged))
+        found = model.fit(asked, [one.answers[0] if one.answers else None for one in train])
+        return [Prediction(text=text) for text in found(new)]
+
+    return fit
+
+
+def _alike(task: Task, train: Examples, judged: Examples, seed: int) -> list[Prediction]:
+    texts = [part for one in [*train, *judged] for part in (one.text, one.pair or "", *one.choices) if part.strip()]
+    vectors = Word2Vec(epochs=10, least=2).train(texts, seed=seed)
+    found = []
+    for one in judged:
+        rows = vectors.average([f"{one.text} {one.pair or ''}", *one.choices])
+        rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
+        found.append(_chosen(one, (rows[1:] @ rows[0]).tolist()))
+    return found
 
 
 def _place(task: Task, train: Examples, judged: Examples, seed: int) -> list[Prediction]:

@@ -37,11 +37,15 @@ Near = list[tuple[int, Tensor, Tensor]]
 """For every distance d: which words have the word d ahead in their window, and which of those them `[n - d, 1]`."""
 
 
+RATES = {"skip_gram": 0.05, "cbow": 0.1}
+"""At the start; a mean of several words is moved less by each of them."""
+
+
 @spec
 class Word2Vec:
     """Vectors that tell a word's neighbours from other words.
 
-    The defaults are gensim's but for the rate, which is twice as high: sums over a batch are damped (`CAP`).
+    The defaults are gensim's but for the rate, which is higher: sums over a batch are damped (`CAP`).
     """
 
     mode: Literal["skip_gram", "cbow"] = "skip_gram"
@@ -50,7 +54,7 @@ class Word2Vec:
     negatives: int = 5
     subsample: float | None = 1e-3  # the share from which on a word is left out now and then
     epochs: int = 5
-    rate: float = 0.05  # falls to 0 along a line
+    rate: float | None = None  # falls to 0 along a line; None: 0.05, and 0.1 for CBOW
     least: int = 5  # words met fewer times are left out
     most: int | None = None  # how many words have a vector
 
@@ -60,7 +64,7 @@ class Word2Vec:
 
     def fit(self, words: Words, *, seed: int = 0) -> Vectors:
         """Vectors from words that are numbered already."""
-        tables = _Tables.new(len(words), self.width, generator(seed, 0))
+        tables, top = _Tables.new(len(words), self.width, generator(seed, 0)), self.rate or RATES[self.mode]
         keep = _keep(words.counts, self.subsample)
         noise = np.cumsum(words.counts**0.75)
         size = min(BATCH, max(256, 2 * len(words)))  # of few words all are frequent: smaller batches
@@ -73,12 +77,12 @@ class Word2Vec:
                 ids, text = ids[kept], text[kept]
                 for at in range(0, len(ids), size):
                     done = (read + _STRETCH * at / max(len(ids), 1)) / total
-                    rate = self.rate * max(1 - done, 1e-4)
+                    rate = top * max(1 - done, 1e-4)
                     self._step(tables, ids[at : at + size], text[at : at + size], noise, rate, rng)
                 read += _STRETCH
         if not torch.isfinite(tables.read).all():
             raise DivergedError(
-                f"word vectors went to infinity at the rate {self.rate}; lower it (the default is 0.05)"
+                f"word vectors went to infinity at the rate {top}; lower it (the default is {RATES[self.mode]})"
             )
         return Vectors(words.words, tables.read.numpy())
 
