@@ -46,11 +46,9 @@ def slowly(family: str, text: str, given: bool, most: int) -> str:
         if token in ends:
             break
         written.append(token)
-        if "\n" in tokenizer.decode([*ids, *written])[len(tokenizer.decode(ids)) :]:
-            break
     whole = tokenizer.decode([*ids, *written], special=False) if family != "t5" else ""
     tail = whole[len(tokenizer.decode(ids, special=False)) :] if whole else tokenizer.decode(written, special=False)
-    return tail.split("\n")[0].strip()
+    return tail.strip().split("\n")[0].strip()
 
 
 @pytest.mark.parametrize(("family", "given"), [("gpt2", False), ("t5", False), ("t5", True), ("bart", False)])
@@ -134,6 +132,13 @@ def test_a_task_from_its_files_to_a_result(squad: Task) -> None:
     assert less.counts["examples"] == 3 and any("taken out of 'dev'" in note for note in less.notes)
     asked = written(scorer("t5"), squad, 0, Trial(text_to_text=True, show=True))
     assert asked.prompt is not None and asked.prompt.startswith("question: who 0 context: the sea ____")
+
+
+def test_shots_are_of_dev_where_nothing_is_for_training(squad: Task) -> None:
+    alone = replace(squad, splits={"dev": squad.splits["dev"], "test": squad.splits["dev"]})
+    found = written(scorer("t5"), alone, 1)
+    assert found.split == "test" and found.counts["examples"] == 4
+    assert any("1 shot of 'dev'" in note for note in found.notes)
 
 
 def test_bad_input(squad: Task) -> None:

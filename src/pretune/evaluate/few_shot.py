@@ -148,13 +148,14 @@ def _put(task: Task, trial: Trial, asking: Asking) -> tuple[Prompt, Asking]:
 def shots_of(
     task: Task, trial: Trial, split: str, examples: Sequence[Example], shots: int
 ) -> tuple[list[Example], str]:
-    """The shots and the split they are from: one for training, or else they are taken out of what is evaluated."""
+    """The shots and the split they are from: one for training, or dev; or else they are taken out of the questions."""
     if shots < 0:
         raise UsageError(f"shots must be 0 or more, found {shots}")
     if not shots:
         return [], ""
     there = task.available(trial.data)
-    source = next((name for name in there if name.startswith("train") and name != split), None)
+    others = [name for name in there if name != split and name.startswith("train")]
+    source = next(iter([*others, *(name for name in there if name == "dev" != split)]), None)
     pool = examples if source is None else list(there[source].read())
     if source is not None and task.kind in ("span", "generation"):  # of which there are two classes, or one
         pool = [replace(one, label=int(task.kind == "span" and not one.answers)) for one in pool]

@@ -5,7 +5,7 @@
     Answer: ____                             and the task's own metric: exact match and F1, ROUGE, BLEU
 
 A decoder goes on from the prompt. An encoder-decoder fills a blank at its end, as it was trained to, or with
-`text_to_text` writes what the task's template asks for. An answer ends with its line.
+`text_to_text` writes what the task's template asks for. An answer is the first line with a word in it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -188,7 +188,7 @@ class Writer:
         return [found[at].tolist() for at in range(len(texts))]
 
     def _answers(self, asked: Sequence[list[int]]) -> list[str]:
-        tokenizer, stops = tokenizer_of(self.model), Stops("\n")
+        tokenizer, stops = tokenizer_of(self.model), Stops("\n", after=True)
         prompts, begun, marks = self._laid(asked)
         before = [*prompts] if isinstance(self.form, Causal) else begun if isinstance(self.form, Infilled) else None
         follow = [Continuation(tokenizer, () if before is None else before[at]) for at in range(len(asked))]
