@@ -56,6 +56,27 @@ def test_tags(tmp_path: Path) -> None:
     assert again[0]["tags"] == ["O", "O", "B-PER", "O"]
 
 
+@pytest.mark.parametrize("family", ["bert-tiny", "t5-small"])
+def test_passages_some_of_which_have_no_answer(tmp_path: Path, family: str) -> None:
+    """A span head has a threshold on no answer; a model that writes says nothing in words."""
+    folder = tmp_path / "tasks" / "squad2"
+    folder.mkdir(parents=True)
+    for split, count in (("train-v2.0", 16), ("dev-v2.0", 8)):
+        asked = [
+            {"id": f"{i}", "question": "what is old?", "answers": [{"text": "sea", "answer_start": 8}] if i % 2 else []}
+            for i in range(count)
+        ]
+        pages = [{"title": "t", "paragraphs": [{"context": "the old sea is grey", "qas": asked}]}]
+        (folder / f"{split}.json").write_text(json.dumps({"version": "v2.0", "data": pages}))
+    more = {"kind": "unigram", "style": "sentinels"} if family == "t5-small" else {}
+    base = tasked.make_base(tmp_path, family, **more)
+    changes = {**QUICK, "data.new_tokens": 4, "data.stride": 8}
+    run = finetune(base, task="squad2", data=tmp_path, out=tmp_path / "run", steps=3, changes=changes)
+    assert (run.kept.threshold is None) == (family == "t5-small")
+    assert [row["name"] for row in run.scores["baselines"]] == ["majority", "svm"]
+    assert run.predict([{"question": "what is old?", "context": "the old sea"}])[0]["text"] is not None
+
+
 def test_several_tasks_at_once_in_words(tmp_path: Path) -> None:
     """One model, one head, each task scored by its own metric beside its own baselines."""
     two_tasks(tmp_path)
