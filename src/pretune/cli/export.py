@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pretune.cli._next import hint
+from pretune.core import log
 from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
 
+    from pretune.adapt.adapted import Adapted
     from pretune.models.files import Stored
+    from pretune.models.model import LanguageModel
     from pretune.models.spec import Model
 
 
@@ -47,27 +50,56 @@ def export(
     """
     import torch
 
+    from pretune.adapt import saving
+    from pretune.adapt.adapted import Adapted
     from pretune.core.hub import located
     from pretune.models import checkpoint
-    from pretune.models.verify import verify
 
     directory = located(directory)
     _apart(directory, out)
-    verify(directory)  # what is damaged must not leave with a fresh manifest
-    spec, _, stored = checkpoint.inspect(directory)
+    model, kind = _opened(directory, getattr(torch, dtype) if dtype else None)
+    spec = model.model.spec if isinstance(model, Adapted) else model.spec
     config = checkpoint.describe(spec)[0]
     if config["model_type"] == checkpoint.NATIVE:
         raise UsageError(f"{directory}: no Hugging Face class can express this model: {_reason(spec)}")
-    kind = getattr(torch, dtype) if dtype else _stored_as(stored)
-    model = checkpoint.load(directory, dtype=kind)
     said = str(kind).removeprefix("torch.")
     for name, tensor in checkpoint.weights_of(model):
         if not torch.isfinite(tensor).all():
             raise UsageError(f"{directory}: '{name}' has values too large for {said}; use --dtype bfloat16 or float32")
-    checkpoint.save(model, out, overwrite=overwrite)
-    facts = {"out": str(out), "class": config["architectures"][0], "parameters": spec.params().total, "dtype": said}
+    saving.save(model, out, overwrite=overwrite)
+    named, count = config["architectures"][0], spec.params().total
+    if isinstance(model, Adapted) and model.head is not None:
+        beside, count = saving.class_of(model), count + sum(one.numel() for one in model.head.parameters())
+        named = named if beside is None else beside.config["architectures"][0]
+        if beside is None:
+            log.warn("no Hugging Face class has such a head: it is there, but only pretune reads it")
+    facts = {"out": str(out), "class": named, "parameters": count, "dtype": said}
     print(json.dumps(facts) if as_json else f"{out}: {facts['class']}, {facts['parameters']:,} parameters in {said}")
     hint("verify", out, silent=as_json)
+
+
+def _opened(directory: Path, kind: "torch.dtype | None") -> "tuple[LanguageModel | Adapted, torch.dtype]":
+    """The model with the head of a task where it has one, and the type of its weights; an adapter is merged."""
+    import torch
+
+    from pretune.adapt import saving
+    from pretune.adapt.adapted import Adapted
+    from pretune.adapt.verify import is_adapter, verify_adapter
+    from pretune.models import checkpoint
+    from pretune.models.verify import verify
+
+    if not is_adapter(directory):
+        verify(directory)  # what is damaged must not leave with a fresh manifest
+        chosen = kind or _stored_as(checkpoint.inspect(directory)[2])
+        return saving.load(directory, dtype=chosen), chosen
+    verify_adapter(directory)
+    model, method = saving.read(directory)
+    assert method is not None
+    if not method.merges:
+        raise UsageError(f"{directory}: what was learned cannot be merged into the model; share the directory itself")
+    method.merge(model.model if isinstance(model, Adapted) else model)
+    chosen = kind or torch.float32
+    return model.to(chosen), chosen
 
 
 def _apart(directory: Path, out: Path) -> None:

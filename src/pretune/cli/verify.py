@@ -19,13 +19,16 @@ def verify(
 
     Example: pretune verify runs/small
     """
+    from pretune.adapt.verify import is_adapter, verify_adapter
     from pretune.core.hub import located
     from pretune.models.verify import verify as check
     from pretune.train.store import verify_checkpoints
 
     directory = located(directory)
     lines = verify_checkpoints(directory)
-    if not lines or (directory / "config.json").exists():  # a run has a model of its own when it has ended
+    if is_adapter(directory):
+        lines = [*verify_adapter(directory), *lines]
+    elif not lines or (directory / "config.json").exists():  # a run has a model of its own when it has ended
         lines = [*check(directory), *lines]
     if as_json:
         print(json.dumps({"directory": str(directory), "ok": True, "checked": lines}, indent=2, ensure_ascii=False))
