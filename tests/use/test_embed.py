@@ -203,6 +203,22 @@ def test_modules_there_and_back(tmp_path: Path) -> None:
             },
             "not the weights of a dense layer",
         ),
+        (
+            {
+                "modules.json": b'[{"type": "x.Pooling", "path": "1_P"}]',
+                "1_P/config.json": b'{"include_prompt": false}',
+                "config_sentence_transformers.json": b'{"prompts": {"q": "ask: "}, "default_prompt_name": "q"}',
+            },
+            "leaves out its prompt's tokens is not supported",
+        ),
+        (
+            {
+                "modules.json": b'[{"type": "x.Pooling", "path": "1_P"}]',
+                "1_P/config.json": b"{}",
+                "sentence_bert_config.json": b'{"do_lower_case": true}',
+            },
+            "do_lower_case beside a tokenizer that keeps capitals",
+        ),
     ],
 )
 def test_modules_that_are_not_read(files: dict[str, bytes], words: str) -> None:

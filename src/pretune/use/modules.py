@@ -7,6 +7,7 @@ change the vectors.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from fnmatch import fnmatch
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from pretune.core.errors import CheckpointError
 from pretune.models.model import LanguageModel
 from pretune.models.sentence_files import LENGTH, MODULES, PROMPTS
 from pretune.use.pooling import Embedding, Pooling, TextEncoder
+from pretune.use.text import tokenizer_of
 
 _MODES: dict[str, Pooling] = {
     "cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "mean_sqrt", "weightedmean": "weighted",
@@ -82,12 +84,16 @@ def read(model: LanguageModel) -> tuple[Embedding, nn.ModuleList]:
             known = "Transformer, Pooling, any Dense, at most one Normalize"
             raise CheckpointError(f"{MODULES}: a module '{kind}' is not supported at its place; supported: {known}")
         if kind == "Pooling":
-            pooling = _pooling(_json(files, f"{path}/config.json"), model.spec.width)
+            said = _json(files, f"{path}/config.json")
+            pooling = _pooling(said, model.spec.width)
+            if said.get("include_prompt") is False and _prompt(files):
+                raise CheckpointError(f"{path}: a pooling that leaves out its prompt's tokens is not supported")
         elif kind == "Dense":
             dense.append(_dense(files, path))
         normalise = kind == "Normalize"
     if pooling is None:
         raise CheckpointError(f"{MODULES}: no Pooling among the modules; these vectors are of tokens, not of texts")
+    _refuse_lower(model)
     how = Embedding(pooling=pooling, normalise=normalise, length=_length(files), prompt=_prompt(files))
     return how, dense
 
@@ -179,6 +185,15 @@ def _length(files: Mapping[str, bytes]) -> int | None:
             if type(value) is int and value > 0:
                 return value
     return None
+
+
+def _refuse_lower(model: LanguageModel) -> None:
+    """Refuse lower case that a file asks for beside a tokenizer that keeps capitals."""
+    for name, data in model.assets.modules.items():
+        if fnmatch(name, LENGTH) and b"do_lower_case" in data and _json({name: data}, name).get("do_lower_case"):
+            raw = None if model.tokenizer is None else tokenizer_of(model).raw
+            if raw is not None and raw.encode("A").ids != raw.encode("a").ids:
+                raise CheckpointError(f"{name}: do_lower_case beside a tokenizer that keeps capitals is not supported")
 
 
 def _prompt(files: Mapping[str, bytes]) -> str:
