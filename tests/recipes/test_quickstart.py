@@ -64,7 +64,7 @@ def test_the_table_has_every_row_and_says_how_often_it_was_measured(made: Quicks
 def test_when_the_budget_is_spent_no_seed_is_repeated(made: Quickstart) -> None:
     seeds = {row["method"]: row["seeds"] for row in made.results["rows"]}
     assert seeds["TF-IDF + SVM"] == [0, 1]
-    assert all(seeds[METHODS[name].name] == [0] for name in ("random", "lora", "gradual", "full"))
+    assert all(seeds[METHODS[name].name] == [0] for name in ("random", "frozen", "lora", "gradual", "full"))
 
 
 def test_what_is_on_disk_is_what_was_told_and_goes_on_from_there(made: Quickstart) -> None:
@@ -127,7 +127,7 @@ def test_long_after_the_budget_only_what_the_conclusion_compares_is_trained(
     work = Work(tmp_path, replace(TINY, late=1.5), Texts.of(reviews(), TINY), Stages(7, 0.0), "cpu")
     work.networks()
     assert trained == [("full", 32, 0), ("random", 32, 0)]
-    assert "10 trainings were left out: the time is up" in capsys.readouterr().err
+    assert "14 scores were left out: the time is up" in capsys.readouterr().err
     assert "pre-training was worth 25.0 points" in story(work.scores.rows(), 1000)[0]
 
 
@@ -187,8 +187,9 @@ def test_plans_of_devices() -> None:
 
 def test_every_row_comes_once_before_any_is_repeated() -> None:
     found = [*jobs(plan_for("cpu"))]
-    assert len(found) == 2 * 4 + 2 * 2 * 2 and found[:2] == [("full", 1000, 0), ("random", 1000, 0)]
-    assert {seed for _, _, seed in found[:8]} == {0} and {name for name, _, _ in found[8:]} == {"random", "full"}
+    assert len(found) == 2 * 5 + 2 * 2 * 3 and found[:2] == [("frozen", 1000, 0), ("full", 1000, 0)]
+    assert {seed for _, _, seed in found[:10]} == {0}
+    assert {name for name, _, _ in found[10:]} == {"frozen", "random", "full"}
 
 
 def test_an_encoder_is_judged_on_as_many_reviews_as_its_time_allows() -> None:

