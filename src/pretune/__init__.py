@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pretune.adapt.saving import load, save
+    from pretune.analyze.neighbors import neighbors
     from pretune.core.types import Batch, Loss, Output
     from pretune.data.layout import batch
     from pretune.evaluate.report import report
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from pretune.text.tokenizer import train_tokenizer
     from pretune.use.embed import embed
     from pretune.use.fill import fill
-    from pretune.use.index import Index
+    from pretune.use.index import Index, search
     from pretune.use.index import build as index
     from pretune.use.score import score
     from pretune.use.write import generate
@@ -51,6 +52,7 @@ __all__ = [
     "generate",
     "index",
     "load",
+    "neighbors",
     "objective",
     "prepare",
     "pretrain",
@@ -58,6 +60,7 @@ __all__ = [
     "save",
     "report",
     "score",
+    "search",
     "train_embeddings",
     "train_tokenizer",
 ]
@@ -82,6 +85,8 @@ _PUBLIC = {
     "generate": "pretune.use.write:generate",
     "index": "pretune.use.index:build",
     "Index": "pretune.use.index:Index",
+    "search": "pretune.use.index:search",
+    "neighbors": "pretune.analyze.neighbors:neighbors",
     "Batch": "pretune.core.types:Batch",
     "Output": "pretune.core.types:Output",
     "Loss": "pretune.core.types:Loss",

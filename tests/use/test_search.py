@@ -70,6 +70,18 @@ def test_an_index_finds_what_is_in_it(model: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(np.sort(scores[0]), np.sort(vectors @ vectors[0]), atol=1e-6)
 
 
+def test_search_from_python(model: Path, tmp_path: Path) -> None:
+    made = pt.index(model, TEXTS, out=tmp_path / "i")
+    assert pt.search(tmp_path / "i", TEXTS[:2], 3) == made.search(TEXTS[:2], 3)
+    assert pt.search(tmp_path / "i", TEXTS[:2], 3, model=pt.load(model)) == made.search(TEXTS[:2], 3)
+    assert pt.search(tmp_path / "i", TEXTS[:1], 2, words=True) == made.search(TEXTS[:1], 2, words=True)
+    for words in (False, True):
+        with pytest.raises(UsageError, match="queries are a list of texts"):
+            made.search("the cat", words=words)
+        with pytest.raises(UsageError, match="at least 1 hit"):
+            made.search(["the cat"], 0, words=words)
+
+
 def test_it_grows_as_if_made_at_once(model: Path, tmp_path: Path) -> None:
     whole = build(model, DOCUMENTS, out=tmp_path / "whole")
     build(model, DOCUMENTS[:2], out=tmp_path / "i")

@@ -130,6 +130,10 @@ class Index:
         self, queries: Sequence[str], k: int = 10, *, model: Embedder | nn.Module | None = None, words: bool = False
     ) -> list[list[Hit]]:
         """The best hits of each query; with `words` those of BM25."""
+        if isinstance(queries, str):
+            raise UsageError("queries are a list of texts, found one text; put it into a list")
+        if k < 1:
+            raise UsageError(f"k is {k}; at least 1 hit has to be asked for")
         if words:
             scores, numbers = self.bm25.search(queries, k)
         else:
@@ -219,6 +223,22 @@ def _write(
     if stale:  # the graph before what was added
         io.remove(where / stale)
     return Index.open(where)
+
+
+def search(
+    index: str | os.PathLike[str],
+    queries: Sequence[str],
+    k: int = 10,
+    *,
+    model: str | os.PathLike[str] | nn.Module | None = None,
+    words: bool = False,
+) -> list[list[Hit]]:
+    """The best hits `(id, text, score)` of each query in an index on disk; with `words` by BM25 instead of vectors.
+
+    `model` is where the index's model lies now, or the model itself; by default where it lay when it was built.
+    """
+    found = Index.open(index)
+    return found.search(queries, k, model=None if words or model is None else found.ask(model), words=words)
 
 
 def fingerprint(ready: Embedder) -> str:
