@@ -41,10 +41,10 @@ class Point:
 
 
 AXES = {
-    "length": (128, 512, 2048, 8192),
-    "width": (256, 512, 1024, 2048),
-    "vocab": (8_192, 32_768, 131_072),
-    "tokens": (4_096, 16_384, 131_072),
+    "length": (128, 8192, 2048, 512),
+    "width": (256, 2048, 1024),
+    "tokens": (4_096, 16_384),
+    "vocab": (8_192, 131_072),
 }
 SMALL = Point(length=128, width=128, vocab=4_096, tokens=1_024, depth=2)
 SMALL_AXES = {"length": (64, 256, 512), "width": (64, 256), "vocab": (1_024, 16_384), "tokens": (256, 4_096)}
@@ -142,6 +142,7 @@ def plot(rows: list[dict[str, Any]], out: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
+    plt.close("all")
     axes = [axis for axis in AXES if any(row["axis"] == axis for row in rows)]
     figure, places = plt.subplots(1, max(len(axes), 1), figsize=(3.6 * max(len(axes), 1), 3.2), squeeze=False)
     for axis, place in zip(axes, places[0], strict=False):
@@ -174,7 +175,7 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     begun, rows = time.monotonic(), list[dict[str, Any]]()
     for axis, point in points(base, {name: axes[name] for name in given.only.split(",")}):
-        if time.monotonic() - begun > 60 * given.minutes:
+        if time.monotonic() - begun > 60 * given.minutes and rows:
             print(f"{axis}: time is over before {point}", flush=True)
             continue
         rows.append({"axis": axis, **asdict(point), "rates": measure(point, device, given.compiled)})
@@ -183,7 +184,7 @@ def main() -> None:
         if device == "cuda":
             torch.cuda.empty_cache()
         (given.out / "growth.json").write_text(json.dumps({"device": device, "rows": rows}, indent=1) + "\n")
-    plot(rows, given.out)
+        plot(rows, given.out)
 
 
 if __name__ == "__main__":

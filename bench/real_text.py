@@ -7,10 +7,12 @@ DATA is a directory that `pretune prepare` wrote. Ours: shards, packing, corrupt
 DataCollatorForLanguageModeling, BertForMaskedLM with the same sizes and dropout, bf16 autocast, fused AdamW, clipping:
 as most run it (eager, padded to the longest of a batch) and at its best (torch.compile, padded to the full length, so
 that it compiles once). Windows of steps alternate in one process; only real tokens count, and the median window.
+`first_step` is the time from the start of this process to our first step, less what was spent on the peers.
 """
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -85,10 +87,12 @@ class Alternate:
         self.begun = self.tokens = self.waited = 0.0
         self.done = -1
         self.waits: list[float] = []
+        self.first = 0.0
 
     def __call__(self, loop: Loop, reports: Sequence[Report]) -> None:
         self.tokens += sum(report.tokens for report in reports)
         step = loop.state.step
+        self.first = self.first or alive()
         if step == self.done or step < WARM or (step - WARM) % WINDOW:
             return
         self.done = step
@@ -117,6 +121,12 @@ class Alternate:
     def _sync(self) -> None:
         if self.device == "cuda":
             torch.cuda.synchronize()
+
+
+def alive() -> float:
+    """Seconds since this process was started."""
+    begun = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - begun
 
 
 def sequences(course: Course, count: int) -> Iterator[np.ndarray]:
@@ -151,6 +161,7 @@ def main() -> None:
     rounds = Loop.run
     hook: list[Alternate] = []
     opened: list[Course] = []
+    spent: list[float] = []
     opening = Course.open
 
     def remember(*args: Any, **options: Any) -> Course:
@@ -159,6 +170,7 @@ def main() -> None:
 
     def alternated(self: Loop) -> Any:
         if not hook:
+            spent.append(-alive())
             need = given.batch_tokens // given.length * (WINDOW // 2 + 2) * (ROUNDS + 1) + 4096
             found = list(sequences(opened[-1], 2 * need))
             facts = self.trainee.model.spec
@@ -169,6 +181,7 @@ def main() -> None:
             ]
             hook.append(Alternate(peers, given.device))
             lengths = np.array([len(one) for one in found])
+            spent.append(alive())
             print(f"{len(found)} sequences, median {np.median(lengths):.0f}, mean {lengths.mean():.1f} tokens")
         self.hooks = [*self.hooks, hook[0]]
         return rounds(self)
@@ -204,6 +217,7 @@ def main() -> None:
         "dropout": given.dropout,
         "tokens_per_second": {name: round(rate) for name, rate in rates.items()},
         "rounds": {name: [round(value) for value in values] for name, values in found.rates.items()},
+        "first_step": round(found.first - sum(spent), 1),
         "waiting": round(statistics.median(found.waits), 4),
         "ratio": {name: round(rates["pretune"] / rate, 2) for name, rate in rates.items() if name != "pretune"},
     }

@@ -23,7 +23,7 @@ from pretune.core.config import parse_assignments
 
 TASKS: dict[str, dict[str, Any]] = {
     "cola": {},
-    "sst2": {"task.labels": 8_000},
+    "sst2": {"task.labels": 10_000},
     "mrpc": {},
     "stsb": {},
     "rte": {},
@@ -58,7 +58,7 @@ def cell(base: Path, data: Path, task: str, method: str, seed: int, args: argpar
             epochs=args.epochs,
             steps=args.steps,
             out=Path(folder) / "run",
-            baselines="default" if (method, seed) == (args.methods[0], args.seeds[0]) else "none",
+            baselines="default" if (method, seed) == (METHODS[0], 0) else "none",
             changes=changes,
         ).scores
     trial = found["trials"][0]
