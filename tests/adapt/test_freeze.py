@@ -99,6 +99,19 @@ def test_parts_are_opened_from_above_epoch_after_epoch() -> None:
     assert moved[5] == moved[7] == order
 
 
+@pytest.mark.parametrize(("steps", "opened"), [(8, [0, 1, 1, 2, 2, 2, 2, 2]), (2, [1, 2])])
+def test_all_parts_are_open_in_the_second_half_where_nobody_says_when(steps: int, opened: list[int]) -> None:
+    loop = looped()
+    unfreezing = Gradual().hook(loop.trainee.model, epoch=1000, steps=steps)
+    assert len(unfreezing.parts) == 3
+    found = []
+    for step in range(1, steps + 1):
+        loop.state.step = step
+        unfreezing(loop, [])
+        found.append(unfreezing.opened)
+    assert found == opened
+
+
 def test_parts_are_opened_on_a_plateau() -> None:
     loop = looped()
     unfreezing = Gradual(when=Plateau(patience=2)).hook(loop.trainee.model, epoch=10)

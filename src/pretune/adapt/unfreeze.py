@@ -1,6 +1,6 @@
 """Gradual unfreezing (Howard and Ruder, 2018): the heads first, then one part more from above, and so on down.
 
-step      0 …        1 epoch …      2 epochs …
+step      0 …        1 epoch …      2 epochs …            (every=1.0, as in the paper)
 trained   heads      + block 11     + block 10
 """
 
@@ -18,12 +18,12 @@ from pretune.train.optim.groups import parts
 
 @spec
 class Epochs:
-    """A part every so many epochs."""
+    """A part every so many epochs; None: as many as leave the second half of the run to the whole model."""
 
-    every: float = 1.0
+    every: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.every > 0:
+        if self.every is not None and not self.every > 0:
             raise UsageError(f"every {self.every:g} must be above 0: epochs between one part and the next")
 
 
@@ -50,13 +50,13 @@ class Gradual:
         """The topmost part: heads, where there are any."""
         return parts[-1:]
 
-    def hook(self, model: nn.Module, *, epoch: float) -> "Unfreezing":
-        """What opens part after part in a loop whose epoch has so many steps.
+    def hook(self, model: nn.Module, *, epoch: float, steps: float | None = None) -> "Unfreezing":
+        """What opens part after part in a loop whose epoch has so many steps; `steps` are those of the whole run.
 
         Make the optimiser's groups first, of all that will be trained; what is closed then gets no gradient, and the
         optimiser passes it over.
         """
-        return Unfreezing(model, self, epoch)
+        return Unfreezing(model, self, epoch, steps)
 
 
 class Unfreezing:
@@ -65,10 +65,10 @@ class Unfreezing:
     What is frozen when it is made (by a method, say) stays frozen. `state` is what a checkpoint has to keep.
     """
 
-    def __init__(self, model: nn.Module, spec: Gradual, epoch: float) -> None:
+    def __init__(self, model: nn.Module, spec: Gradual, epoch: float, steps: float | None = None) -> None:
         if not epoch > 0:
             raise UsageError(f"an epoch of {epoch:g} steps; it must have more than 0")
-        self.spec, self.epoch = spec, epoch
+        self.spec, self.epoch, self.steps = spec, epoch, steps
         named = dict(model.named_parameters())
         free = {
             part: [named[name] for name in names if named[name].requires_grad] for part, names in parts(model).items()
@@ -83,7 +83,7 @@ class Unfreezing:
         """After every step."""
         before = self.opened
         if isinstance(self.spec.when, Epochs):
-            self.opened = min(int(loop.state.step / (self.spec.when.every * self.epoch)), len(self.parts) - 1)
+            self.opened = min(int(loop.state.step / self._between(self.spec.when)), len(self.parts) - 1)
         elif loop.state.judged != self._judged:
             self._judged = loop.state.judged
             self.stale = 0 if loop.state.best_step == loop.state.judged else self.stale + 1
@@ -91,6 +91,12 @@ class Unfreezing:
                 self.opened, self.stale = self.opened + 1, 0
         if self.opened != before:
             self.settle()
+
+    def _between(self, when: Epochs) -> float:
+        """Steps from one part to the next."""
+        if when.every is not None or self.steps is None:
+            return (when.every or 1.0) * self.epoch
+        return max(self.steps / 2 / max(len(self.parts) - 1, 1), 1.0)
 
     @property
     def state(self) -> tuple[int, int, int]:

@@ -81,9 +81,9 @@ class Trial:
             fit_head(self.model, self.items[0], seed=fit.seed)
         self.stream = self.reader.stream(self.items, tuning, fixed=ranks.device.type == "cuda")
         self.epoch = len(self.stream.steps(0))
-        for hook in self.begun.unfreezing:
-            hook.epoch = self.epoch  # NOTE: known only now: examples are encoded for a model
         self.steps = lasting(fit, self.epoch, few=config.kind(tuning.method) not in WHOLE)
+        for hook in self.begun.unfreezing:
+            hook.epoch, hook.steps = self.epoch, self.steps  # NOTE: known only now: examples are encoded for a model
         fit.schedule.factor(0, self.steps)  # whether it fits
         tokenizer = self.model.tokenizer
         self.memory = None if forgetting is None else Memory(self.begun.body, forgetting, ranks, self.precision)
