@@ -36,6 +36,8 @@ PLACES: dict[str, tuple[list[str], list[str], list[str]]] = {  # of LoRA; of IA3
     "llama-gqa-bias": (["q_proj", "v_proj", "gate_proj"], ["k_proj", "v_proj", "down_proj"], ["down_proj"]),
     "bart": (["q_proj", "fc1"], ["k_proj", "v_proj", "fc2"], ["fc2"]),
 }
+OTHERS = ("xlm-roberta", "electra-generator", "gpt", "mistral-window", "olmo", "olmo2", "opt", "mpt", "t5v1.1", "mt5",
+          "mbart")  # fmt: skip
 OURS: dict[str, Method] = {
     "lora": Lora(rank=3, alpha=7.0, targets=("q", "v")),
     "lora-all": Lora(rank=2, alpha=4.0, targets=("q", "k", "v", "out", "up", "gate", "down")),
@@ -75,7 +77,9 @@ def stir(parameters: Any, size: float = 0.1) -> None:
 
 
 @pytest.mark.parametrize("kind", OURS)
-@pytest.mark.parametrize("name", [*list(PLACES)[:-1], pytest.param("bart", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", [*list(PLACES)[:-1], *(pytest.param(name, marks=pytest.mark.slow) for name in ("bart", *OTHERS))]
+)
 def test_ours_is_read_by_peft(name: str, kind: str, tmp_path: Path) -> None:
     theirs, ours = base(name, tmp_path)
     plain, method = said(theirs, ours)[0], OURS[kind]
@@ -210,6 +214,20 @@ def test_prefixes_go_both_ways(name: str, tmp_path: Path) -> None:
     expected, found = with_prefix(wrapped, fresh)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     assert (found - with_prefix(wrapped, ours)[1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["gpt", "xlnet"])
+def test_a_prefix_that_peft_would_pass_over_is_not_written_for_it(name: str, tmp_path: Path) -> None:
+    _, ours = base(name, tmp_path)
+    method = Prefix(count=2)
+    method.apply(ours)
+    stir(p for p in ours.parameters() if p.requires_grad)
+    save_adapter(ours, method, tmp_path / "adapter")
+    assert not (tmp_path / "adapter" / "adapter_config.json").exists()
+    fresh = pt.load(tmp_path / "base")
+    assert load_adapter(fresh, tmp_path / "adapter") == method
+    batch = pt.batch(TOKENS.tolist())
+    torch.testing.assert_close(fresh(batch).logits, ours(batch).logits, rtol=0, atol=0)
 
 
 def test_prefixes_of_an_even_decoder(tmp_path: Path) -> None:

@@ -134,6 +134,7 @@ class Layout:
     zeros: tuple[str, ...] = ()  # tensors that are zero where they are missing
     marks: Mapping[str, str] = field(default_factory=dict)  # part -> the tensor that shows it is there
     headed: Mapping[str, Headed] = field(default_factory=dict)  # class with a head for a task -> what it has
+    caches: bool = True  # whether the reference's classes take keys and values that were computed before
 
     @cached_property
     def base(self) -> Model:

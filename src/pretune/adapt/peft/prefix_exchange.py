@@ -13,6 +13,7 @@ from torch import Tensor
 from pretune.adapt.peft.prefix import Prefix
 from pretune.core.errors import CheckpointError
 from pretune.models.checkpoint import NATIVE, describe
+from pretune.models.families import FAMILIES
 from pretune.models.spec import Model
 from pretune.nn.stack import Stack
 
@@ -70,7 +71,9 @@ def unpack_prefix(count: int, table: Tensor | None, spec: Model) -> tuple[Prefix
 
 def _shape(spec: Model) -> tuple[int, int] | None:
     """Key heads and their width, where all layers of the side that has the prefix agree and are the reference's."""
-    stack = spec.last
+    stack, family = spec.last, FAMILIES.get(spec.family) if spec.family in FAMILIES else None
+    if family is not None and family.layout is not None and not family.layout.caches:
+        return None  # the reference would pass over the prefix without a word
     if not isinstance(stack, Stack) or stack.share is not None or describe(spec)[0]["model_type"] == NATIVE:
         return None
     shapes = {block.attention.shape(width=spec.width)[1:] for block in stack.blocks}

@@ -119,6 +119,7 @@ gpt = Family(
             Odd((), lambda found: {"decoder.blocks.*.feedforward.hidden": 4 * width_of(found)}, lambda spec: {}),
         ),
         prefix="transformer.",
+        caches=False,
         classes={"OpenAIGPTLMHeadModel": frozenset({"head"}), "OpenAIGPTModel": frozenset()},
         headed=scored("OpenAIGPT"),
         head="lm_head.weight",
