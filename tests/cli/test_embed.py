@@ -71,7 +71,7 @@ def test_other_inputs(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (["--input", "absent.txt", "--out", "v.npy"], 3, "absent.txt"),
         (["--input", "texts.txt", "--out", "v.csv"], 2, "ends in .npy, .parquet, .jsonl"),
         (["--input", "texts.txt", "--out", "v.npy", "--layer", "9"], 2, "layer 9 is not among"),
-        (["--input", "texts.txt", "--out", "no/where/v.npy"], 2, "no such directory"),
+        (["--input", "texts.txt", "--out", "no/where/v.npy"], 2, "there is no directory"),
         (["--input", "numbers.jsonl", "--out", "v.npy"], 3, "numbers.jsonl:1: field 'text' holds '3'"),
     ],
 )

@@ -15,11 +15,6 @@ LINES = {"predict"}
 """Verbs whose JSON is one object a line."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return world.make(tmp_path_factory.mktemp("a world"))
-
-
 def used(verb: str, out: str) -> list[str]:
     return [verb, *(word.replace("OUT", out) for word in world.COMMANDS[verb])]
 
@@ -29,8 +24,8 @@ def test_every_verb_is_here() -> None:
 
 
 @pytest.mark.parametrize("verb", world.COMMANDS)
-def test_what_follows_can_be_typed(verb: str, folder: Path, capsys: Capture) -> None:
-    with world.inside(folder):
+def test_what_follows_can_be_typed(verb: str, workshop: Path, capsys: Capture) -> None:
+    with world.inside(workshop):
         assert main(used(verb, f"made by {verb}")) == 0
         said = capsys.readouterr()
         assert said.out
@@ -49,8 +44,8 @@ def test_what_follows_can_be_typed(verb: str, folder: Path, capsys: Capture) -> 
 
 
 @pytest.mark.parametrize("verb", world.COMMANDS)
-def test_json_alone_on_stdout_and_nothing_else(verb: str, folder: Path, capsys: Capture) -> None:
-    with world.inside(folder):
+def test_json_alone_on_stdout_and_nothing_else(verb: str, workshop: Path, capsys: Capture) -> None:
+    with world.inside(workshop):
         assert main([*used(verb, f"quiet {verb}"), "--json", "--quiet"]) == 0
         said = capsys.readouterr()
         assert said.err == ""
@@ -59,15 +54,15 @@ def test_json_alone_on_stdout_and_nothing_else(verb: str, folder: Path, capsys: 
 
 
 @pytest.mark.parametrize("verb", [name for name in world.COMMANDS if name not in world.SILENT])
-def test_json_has_no_hint_beside_it(verb: str, folder: Path, capsys: Capture) -> None:
-    with world.inside(folder):
+def test_json_has_no_hint_beside_it(verb: str, workshop: Path, capsys: Capture) -> None:
+    with world.inside(workshop):
         assert main([*used(verb, f"json {verb}"), "--json"]) == 0
         assert "next: " not in capsys.readouterr().err
 
 
-def test_hints_lead_from_texts_to_predictions(folder: Path, capsys: Capture) -> None:
+def test_hints_lead_from_texts_to_predictions(workshop: Path, capsys: Capture) -> None:
     """Each command is the hint of the one before it; only the table and the length of the run are one's own."""
-    with world.inside(folder):
+    with world.inside(workshop):
         command = "pretune tokenizer 'my texts' --vocab 100 --out 'path tok'"
         verbs = []
         for _ in range(3):
@@ -90,10 +85,10 @@ def test_hints_lead_from_texts_to_predictions(folder: Path, capsys: Capture) -> 
 
 
 @pytest.mark.parametrize("style", ["cls-sep", "s-mask", "endoftext", "sentinels", "cls-last"])
-def test_data_of_every_style_has_a_model_to_train(style: str, folder: Path, capsys: Capture) -> None:
+def test_data_of_every_style_has_a_model_to_train(style: str, workshop: Path, capsys: Capture) -> None:
     kind = {"s-mask": "bpe", "endoftext": "bpe", "sentinels": "unigram", "cls-last": "unigram"}.get(style, "wordpiece")
     size = {"bpe": 320, "unigram": 420, "wordpiece": 120}[kind]
-    with world.inside(folder):
+    with world.inside(workshop):
         words = [f"--kind={kind}", f"--style={style}", f"--vocab={size}", f"--out=tok {style}"]
         assert main(["tokenizer", "my texts", *words, "--quiet"]) == 0
         assert main(["prepare", "my texts", "--workers=0", f"--tokenizer=tok {style}", f"--out=data {style}"]) == 0

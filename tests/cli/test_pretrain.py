@@ -90,10 +90,10 @@ def test_dry_run_touches_nothing_and_can_be_run(
         (["bert-tiny", "--data=DATA", "--out=OUT", "--steps=2", "--budget=9s"], "found steps and budget; keep one"),
         (["bert-tiny", "--data=DATA", "--out=OUT", "--tokens=many"], "--tokens 'many' is not a number"),
         (["bert-tiny", "--data=DATA", "--out=OUT", "--budget=soon"], "cannot read the time 'soon'"),
-        (["bert-tiny", "--data=DATA", "--out=OUT", "--objective=causal"], "cannot be made one of: decoder"),
+        (["bert-tiny", "--data=DATA", "--out=OUT", "--objective=causal"], "trains models of the shape decoder"),
         (["bert-tiny", "--data=DATA", "--out=OUT", "--config=none.yaml"], "none.yaml: no such file"),
         (["bert-tiny", "--data=DATA", "--out=OUT", "--device=tpu"], "unknown device 'tpu'; there are cpu and cuda"),
-        (["gpt2-small", "--data=DATA", "--out=OUT", "--objective=masked"], "cannot be made one of: encoder"),
+        (["gpt2-small", "--data=DATA", "--out=OUT", "--objective=masked"], "trains models of the shape encoder"),
     ],
 )
 def test_what_was_meant(capsys: Capture, data: str, tmp_path: Path, words: list[str], told: str) -> None:
@@ -106,7 +106,9 @@ def test_what_was_meant(capsys: Capture, data: str, tmp_path: Path, words: list[
 
 def test_exit_codes(capsys: Capture, data: str, tmp_path: Path) -> None:
     out = f"--out={tmp_path / 'run'}"
-    assert "no prepared data; run `pretune prepare" in refused(capsys, 3, *arguments(str(tmp_path / "none"), out))
+    assert "no such directory; give one of `pretune prepare`" in refused(
+        capsys, 3, *arguments(str(tmp_path / "none"), out)
+    )
     text = blocks(tmp_path / "short.txt", ["The old house."])
     prepare([text], tokenizer=f"{data}/tokenizer", out=tmp_path / "short", holdout=0, workers=0)
     capsys.readouterr()

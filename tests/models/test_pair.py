@@ -147,7 +147,7 @@ def test_refused() -> None:
         replace(pair, generator=replace(pair.generator, vocab=60))
     with pytest.raises(UsageError, match="a discriminator with a detector"):
         replace(pair, discriminator=pair.generator)
-    with pytest.raises(UsageError, match="a model of the shape 'encoder-decoder' cannot be made one of: two-way"):
+    with pytest.raises(UsageError, match="trains models of the shape two-way"):
         shaped(resolve("t5-small"), ["two-way"])
 
 

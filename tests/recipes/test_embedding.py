@@ -110,7 +110,7 @@ def test_published_files(shared_data: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "give a task or a file"),
+        ({}, "give one of the two"),
         ({"train": "absent.tsv"}, "absent.tsv"),
         ({"train": "pairs.txt"}, "read from .jsonl, .tsv, .csv"),
         ({"train": "odd.tsv"}, "its columns are one, two"),
@@ -121,7 +121,7 @@ def test_published_files(shared_data: Path) -> None:
         ({"train": "pairs.tsv", "dev": "pairs.tsv"}, "judged by scored pairs or by triplets"),
         ({"train": "pairs.tsv", "batch": 1}, "batch 1 must be 2 or more"),
         ({"train": "pairs.tsv", "learning": 1}, "learning"),
-        ({"task": "sst2"}, "of the kind|no file"),
+        ({"task": "sst2"}, "of the kind|no file|is not known"),
     ],
 )
 def test_wishes_that_cannot_be(here: Path, options: dict[str, Any], words: str) -> None:
@@ -141,6 +141,6 @@ def test_the_verb(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, *options]) == 0
     told = capsys.readouterr()
     assert told.out.startswith("run: 2 steps, loss ") and "triplet_accuracy" in told.out
-    assert "next: pretune embed run" in told.err
+    assert "or: pretune embed run" in told.err
     assert main([*arguments, *options, "--resume", "--json", "--quiet"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 2

@@ -227,7 +227,7 @@ class TestData:
         assert "sentinel" in told and "--style" in told
 
     def test_shapes_that_an_objective_does_not_train(self, data: Path, tmp_path: Path) -> None:
-        assert "cannot be made one of: decoder" in refused(UsageError, data, tmp_path / "a", objective="causal")
+        assert "trains models of the shape decoder" in refused(UsageError, data, tmp_path / "a", objective="causal")
 
     def test_sequences_longer_than_positions(self, data: Path, tmp_path: Path) -> None:
         told = refused(UsageError, data, tmp_path / "a", changes={"data.max_length": 128})

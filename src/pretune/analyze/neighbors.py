@@ -89,6 +89,9 @@ def neighbors(
     found, tokenizer = body(model), tokenizer_of(model)
     if k < 1:
         raise UsageError(f"k is {k}; at least 1 neighbour has to be asked for")
+    depth = found.spec.stacks[0].depth
+    if layer is not None and not -depth - 1 <= layer <= depth:
+        raise UsageError(f"layer {layer} is not among those of this model: 0 to {depth}, or from -1 back")
     with reading(found):
         query, pieces = _query(found, tokenizer, word, sentence, layer)
         best: list[Occurrence] = []

@@ -11,6 +11,7 @@ import typer
 from pretune.cli._models import opened
 from pretune.cli._names import DEVICES, POOLINGS, among
 from pretune.cli._next import free, hint
+from pretune.cli._outs import new_file
 from pretune.cli._progress import progress
 from pretune.cli._texts import read
 from pretune.core import log
@@ -56,6 +57,7 @@ def embed(
     """
     if out.suffix not in FORMATS:
         raise UsageError(f"--out '{out}': a name that ends in {', '.join(FORMATS)} is expected")
+    new_file(out)
     texts = read(source, field)
     from pretune.use.embed import embedder
     from pretune.use.vectors import write

@@ -127,6 +127,8 @@ def evaluate(
         from pretune.recipes.evaluate import evaluate as work
 
         own = _own(train, test, column or [])
+        if own is not None and split is not None and split not in own.splits:
+            raise UsageError(f"--split '{split[:40]}': a table of your own has {' and '.join(own.splits)}")
         if own is not None and train is None:
             how["split"] = "train"  # the one file there is: shots are taken out of it
         with progress("evaluating") as tell:

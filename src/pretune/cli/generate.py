@@ -11,6 +11,7 @@ from pretune.cli._models import Number, opened
 from pretune.cli._names import DEVICES, among
 from pretune.cli._next import hint
 from pretune.cli._prompts import given
+from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
     from pretune.use.write import Text
@@ -85,6 +86,8 @@ def generate(
 
     Example: pretune generate runs/gpt "Once upon a time" --max-new-tokens 40 --top-p 0.95 --num 3
     """
+    if batch < 1:
+        raise UsageError(f"--batch {batch} must be at least 1")
     texts = given(prompts or [], source, "prompt")
     from pretune.use.decoding import Wishes, decoding
     from pretune.use.write import usual, write

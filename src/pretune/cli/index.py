@@ -10,6 +10,7 @@ import typer
 from pretune.cli._models import placed
 from pretune.cli._names import DEVICES, POOLINGS, among
 from pretune.cli._next import hint
+from pretune.cli._outs import new_folder
 from pretune.cli._progress import progress
 from pretune.cli._texts import read
 from pretune.cli.embed import telling
@@ -52,6 +53,7 @@ def index(
 
     Example: pretune index runs/small --input documents.jsonl --out library
     """
+    new_folder(out)
     texts = read(source, field)
     from pretune.use.index import build
 

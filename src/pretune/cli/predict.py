@@ -54,6 +54,8 @@ def predict(
     """
     if batch < 1:
         raise UsageError(f"--batch {batch} must be at least 1")
+    if not inputs:
+        raise UsageError("--input is empty; give a file, or - for standard input")
     with ending_well():
         from dataclasses import replace
 
@@ -63,7 +65,10 @@ def predict(
         fine = FineTuned.open(run, device=device)
         fine = fine if task is None else fine.on(task)
         kept = replace(fine.kept, text=text or fine.kept.text, pair=pair or fine.kept.pair)
-        given = (example_of(one, kept, where) for where, one in _read(inputs, kept))
+        given = (
+            example_of(one, kept, where)
+            for where, one in _read(inputs, kept, [column for column in (text, pair) if column])
+        )
         total = cut = empty = 0
         for some in iter(lambda: list(itertools.islice(given, batch)), []):
             counts = _say(fine, some, total)
@@ -87,8 +92,8 @@ def _say(fine: "FineTuned", examples: list["Example"], first: int) -> tuple[int,
     return counts.cut, counts.empty
 
 
-def _read(inputs: str, kept: "Kept") -> Iterator[tuple[str, Any]]:
-    """Where each input stands, and itself."""
+def _read(inputs: str, kept: "Kept", asked: list[str]) -> Iterator[tuple[str, Any]]:
+    """Where each input stands, and itself; columns that were asked for have to be there."""
     path = Path(inputs)
     if inputs != "-" and not path.is_file():
         raise DataError(f"{inputs}: no such file{nearest_file(inputs)}")
@@ -103,6 +108,8 @@ def _read(inputs: str, kept: "Kept") -> Iterator[tuple[str, Any]]:
     if table.form == "conll":
         yield from _sentences(path, ".conllu" in suffixes)
         return
+    for column in asked if table.form != "jsonl" else ():
+        table.check(column)
     for row in table.rows():
         yield row.where, {name: value for name, value in row.values.items() if value is not None}
 

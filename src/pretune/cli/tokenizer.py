@@ -12,6 +12,7 @@ import typer
 
 from pretune.cli._names import kinds, styles
 from pretune.cli._next import free, hint
+from pretune.cli._outs import new_folder
 from pretune.cli._progress import progress
 from pretune.core import log
 from pretune.core.errors import UsageError
@@ -81,7 +82,7 @@ def tokenizer(
     """
     limit = _bytes(sample)
     chosen = style or kind_of(kind).style
-    _free(out)
+    new_folder(out, empty=True)
     from pretune.text.tokenizer import train_tokenizer
 
     begun = time.monotonic()
@@ -148,14 +149,3 @@ def _bytes(text: str) -> int:
     if size < 1:
         raise UsageError(f"--sample: '{text[:40]}' is not a size; write it like 200MB or 1.5GB")
     return size
-
-
-def _free(out: Path) -> None:
-    """Said before an hour of reading, not after it."""
-    try:
-        taken = out.exists() and (not out.is_dir() or any(out.iterdir()))
-    except OSError as fault:
-        raise UsageError(f"cannot write '{out}': {fault.strerror}; choose another place") from fault
-    if taken:
-        what = "it exists and is not empty" if out.is_dir() else "it is a file, not a directory"
-        raise UsageError(f"cannot write '{out}': {what}; choose another place")

@@ -81,9 +81,10 @@ def nearest(word: str, options: Iterable[str]) -> str:
 def closest(word: str, options: Iterable[str]) -> str | None:
     """The option closest to `word`, if one is close."""
     # Both sides in lower case, so that 'BERT' finds 'bert'. Long words are cut: difflib is quadratic in the worst case.
-    by_lower = {option.lower(): option for option in options}
-    close = difflib.get_close_matches(word[:200].lower(), by_lower, n=1, cutoff=0.6)
-    return by_lower[close[0]] if close else None
+    known = list(options)
+    close = difflib.get_close_matches(word[:200].lower(), {option.lower() for option in known}, n=1, cutoff=0.6)
+    alike = [option for option in known if close and option.lower() == close[0]]  # 'b.txt' and 'B.txt'
+    return max(alike, key=lambda option: sum(a == b for a, b in zip(option, word, strict=False)), default=None)
 
 
 def nearest_file(path: str | os.PathLike[str]) -> str:
@@ -94,6 +95,8 @@ def nearest_file(path: str | os.PathLike[str]) -> str:
     """
     wanted = Path(path)
     try:
+        if wanted.name and wanted.exists():  # so it is not what was expected
+            return f"; it is a {'folder' if wanted.is_dir() else 'file'}"
         lacking = next((one for one in [*reversed(wanted.parents), wanted] if not one.exists()), wanted)
         names = itertools.islice((entry.name for entry in lacking.parent.iterdir()), FILES)
         found = closest(lacking.name, names)

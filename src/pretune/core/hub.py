@@ -85,8 +85,7 @@ def _told(given: str, fault: Exception) -> PretuneError:
         return UsageError(f"{given}: the hub has no such model, or only for its owner; see huggingface.co/models")
     if isinstance(fault, OSError) and fault.errno is not None and fault.filename:
         return ResourceError(f"{fault.filename}: {fault.strerror}; set HF_HOME to a folder that has room")
-    why = " ".join(str(fault).split())[:120]
     return ResourceError(
-        f"{given}: the hub cannot be reached, and no copy is in the cache ({type(fault).__name__}: {why}); try again "
+        f"{given}: the hub cannot be reached ({type(fault).__name__}), and no copy of it is in the cache; try again "
         "with a network, or give the directory of a model"
     )

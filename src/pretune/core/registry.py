@@ -22,6 +22,8 @@ from typing import Any, Generic, TypeVar, cast
 from pretune.core.errors import UsageError, nearest
 
 T = TypeVar("T")
+MANY = 40
+"""So many names are listed in an error."""
 
 
 class Registry(Generic[T]):
@@ -76,8 +78,10 @@ class Registry(Generic[T]):
 
     def _split(self, name: str) -> tuple[str, str]:
         if name not in self._table:
-            known = ", ".join(self._table) or "none"
-            raise UsageError(f"unknown {self.noun} '{name}'{nearest(str(name), self._table)} (known: {known})")
+            known = f"known: {', '.join(self._table) or 'none'}"
+            if len(self._table) > MANY:
+                known = f"`pretune list {self.noun}s` shows all {len(self._table)}"
+            raise UsageError(f"unknown {self.noun} '{name}'{nearest(str(name), self._table)} ({known})")
         module, _, attribute = self._table[name].partition(":")
         return module, attribute
 

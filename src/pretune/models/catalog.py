@@ -35,8 +35,8 @@ def find(name: str) -> tuple[str, str]:
     size = FAMILIES.get(family).default if name == family else name[len(family) + 1 :]
     sizes = FAMILIES.get(family).sizes
     if size not in sizes:
-        hint = nearest(size, sizes) or nearest(name, [*FAMILIES, *names()])
-        raise UsageError(f"{family} has no size '{size}'{hint}; sizes: {', '.join(sizes)}")
+        hint = nearest(size, sizes) or nearest(name, [other for other in FAMILIES if other != family])
+        raise UsageError(f"{family} has no size '{size}'{hint} (sizes: {', '.join(sizes)})")
     return family, size
 
 

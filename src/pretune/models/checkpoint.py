@@ -195,6 +195,17 @@ def describe(spec: Model) -> tuple[dict[str, Any], tuple[Rule, ...], str, Mappin
     return found, layout.rules_of(spec), layout.prefix if bare else "", layout.twins
 
 
+def _remedy(folder: Path) -> str:
+    """What to do about a folder that is no model; it may be a run that has not come to its end."""
+    if (folder / "adapter_model.safetensors").is_file():
+        return "it is an adapter: give its base model, or merge them with `pretune export`"
+    if (folder / "checkpoints").is_dir():
+        return "it is a run that has not ended: go on with --resume"
+    inside = next((one.parent for one in islice(folder.glob(f"*/{CONFIG}"), 1)), None)
+    hint = "" if inside is None else f", such as '{inside}'"
+    return f"give a run of `pretune pretrain` or a Hugging Face directory{hint}"
+
+
 def weights_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every tensor that is saved: parameters (each once, wherever it is shared) and buffers."""
     yield from model.named_parameters()
@@ -207,6 +218,8 @@ def _examine(folder: Path, head: str | None = None) -> tuple[LanguageModel, list
         if folder.exists():
             raise CheckpointError(f"{folder}: not a directory; give the one that holds it")
         raise CheckpointError(f"{folder}: no such directory{nearest_file(folder)}")
+    if not (folder / CONFIG).exists():
+        raise CheckpointError(f"{folder}: no {CONFIG} in it, so it is no model; {_remedy(folder)}")
     found = io.read_json(folder / CONFIG, CheckpointError, CONFIG_LIMIT)
     spec, rules, stored, optional = _understand(folder, found, head)
     model = empty(spec)

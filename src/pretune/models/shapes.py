@@ -30,7 +30,10 @@ def shaped(spec: Model, shapes: Sequence[str]) -> AnySpec:
         return family.pretraining(spec) if family is not None and family.pretraining else with_generator(spec)
     if spec.shape == "decoder" and "two-way" in shapes:
         return two_way(spec)
-    raise UsageError(f"a model of the shape '{spec.shape}' cannot be made one of: {', '.join(shapes)}")
+    raise UsageError(
+        f"the objective trains models of the shape {' or '.join(shapes)}, and '{spec.family}' is of the shape "
+        f"'{spec.shape}'; choose another objective or family (`pretune list objectives`)"
+    )
 
 
 def models(spec: AnySpec) -> tuple[Model, ...]:

@@ -10,7 +10,7 @@ import torch
 
 from pretune.core import config, io
 from pretune.core.config.yaml import read_yaml
-from pretune.core.errors import UsageError, nearest
+from pretune.core.errors import ResourceError, UsageError, nearest
 from pretune.data.prepare import Data
 from pretune.recipes.duration import LENGTHS, fit, seconds
 from pretune.recipes.resolve import RUN, resolve, with_heads
@@ -59,7 +59,7 @@ def choose(
         data=os.fspath(wishes["data"]),
         objective=wishes["objective"],
         start=None if wishes["start"] is None else os.fspath(wishes["start"]),
-        device=device_of(device).partition(":")[0],
+        device=device_of(device, there=False).partition(":")[0],
         length=given,
         changes=inner,
     )
@@ -117,10 +117,12 @@ def _inner(where: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{where}.{name}", value
 
 
-def device_of(wish: str | None) -> str:
-    """The device that is wished for, or a GPU where there is one."""
+def device_of(wish: str | None, *, there: bool = True) -> str:
+    """The device that is wished for, which has to be `there` unless it is only planned with; or a GPU that is found."""
     if wish is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if wish.partition(":")[0] not in ("cpu", "cuda"):
         raise UsageError(f"unknown device '{wish[:40]}'; there are cpu and cuda")
+    if there and wish.startswith("cuda") and not torch.cuda.is_available():
+        raise ResourceError(f"device '{wish[:40]}': torch finds no GPU here; use --device cpu")
     return wish

@@ -74,6 +74,8 @@ class Train:
                 raise UsageError(f"train.{name} {value} must be 0 or more")
         if self.keep < 2:
             raise UsageError(f"train.keep {self.keep} must be at least 2")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"train.seed {self.seed} must be from 0 to 2**63 - 1")
 
 
 HARMLESS = frozenset(
@@ -138,7 +140,9 @@ def edited(sections: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
         section, _, rest = path.partition(".")
         if section not in sections or not rest:
             known = [f"{name}.{path}" for name, part in sections.items() for path in config.paths(part)]
-            raise UsageError(f"unknown setting '{path}'{nearest(path, known)}; it starts with {' or '.join(sections)}")
+            ends = [one for one in known if one.endswith(f".{path}")]
+            hint = f"; did you mean '{min(ends, key=len)}'?" if ends else nearest(path, known)
+            raise UsageError(f"unknown setting '{path}'{hint}; it starts with {' or '.join(sections)}")
         inner.setdefault(section, {})[rest] = value
     if "train" in inner:
         inner["train"] |= _one_rate(inner["train"], sections["train"].lr)

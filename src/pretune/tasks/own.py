@@ -77,6 +77,10 @@ def own_task(
     if forms == {True}:
         return _tagging(tables, label, name)
     text, label = _column(train, text, TEXT, "text"), _column(train, label, LABEL, "label")
+    if text == label or pair in (text, label):
+        raise UsageError(
+            f"one column has one role, found text '{text}', label '{label}'{f', pair {pair!r}' if pair else ''}"
+        )
     for table in tables.values():
         for column in (text, label, *([pair] if pair else [])):
             table.check(column)

@@ -107,11 +107,11 @@ class Task:
                 if paths := _present(home, file.path):
                     return Found(file, paths)
         wanted = " or ".join(file.path for file in self.splits[split].files)
-        places = ", ".join(map(str, homes)) or "no data directory"
-        raise DataError(
-            f"task '{self.name}': no file for '{split}' ({wanted}, also compressed) in {places}; "
-            "give the directory with --data, or set PRETUNE_DATA"
-        )
+        remedy = "give the directory of tasks with --data, or set PRETUNE_DATA"
+        if not homes:
+            raise DataError(f"task '{self.name}': where its files are ({wanted}) is not known; {remedy}")
+        places = ", ".join(map(str, homes))
+        raise DataError(f"task '{self.name}': no file for '{split}' ({wanted}, also compressed) in {places}; {remedy}")
 
     def available(self, data: str | os.PathLike[str] | None = None) -> dict[str, Found]:
         """The splits that are there."""

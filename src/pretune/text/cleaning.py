@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from pretune.core.errors import UsageError
+from pretune.core.errors import UsageError, nearest
 from pretune.core.registry import Registry
 from pretune.text.corpora.document import Document
 from pretune.text.filters import nfc
@@ -80,6 +80,9 @@ def named_filters(given: str | Filter) -> list[tuple[str, Filter]]:
     if given in PRESETS:
         return [(name, CLEANERS.get(name)) for name in PRESETS[given]]
     name, equals, value = given.partition("=")
+    if name not in CLEANERS:
+        known = [*PRESETS, *CLEANERS]
+        raise UsageError(f"unknown cleaner '{name[:60]}'{nearest(name, known)} (known: {', '.join(known)})")
     function = CLEANERS.get(name)
     if not equals:
         return [(given, function)]

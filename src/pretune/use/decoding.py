@@ -63,6 +63,8 @@ class Beam:
     def __post_init__(self) -> None:
         if self.beams < 2:
             raise UsageError(f"beams {self.beams} must be at least 2 (1 is greedy)")
+        if not math.isfinite(self.length_penalty):
+            raise UsageError(f"length_penalty {self.length_penalty} must be a finite number")
         if self.early_stopping not in (True, False, "never"):
             raise UsageError(f"early_stopping {self.early_stopping!r} must be true, false or 'never'")
 
@@ -85,7 +87,8 @@ class Decoding:
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "returns"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{name} {getattr(self, name)} must be at least 1")
+                said = "num" if name == "returns" else name
+                raise UsageError(f"{said} {getattr(self, name)} must be at least 1")
         if not 0 <= self.min_new_tokens <= self.max_new_tokens:
             raise UsageError(f"min_new_tokens {self.min_new_tokens} must be from 0 to max_new_tokens")
         if not 0 < self.repetition_penalty < math.inf:

@@ -37,8 +37,10 @@ def fill(
     An encoder fills it with one piece of its vocabulary, or with whole words of up to `pieces`; an encoder-decoder
     writes as many as it needs, up to `pieces` (8).
     """
-    if k < 1 or (pieces is not None and pieces < 1):
-        raise UsageError(f"k {k} and pieces {pieces} must be at least 1")
+    if k < 1:
+        raise UsageError(f"{k} answers; at least 1 has to be asked for")
+    if pieces is not None and pieces < 1:
+        raise UsageError(f"words of up to {pieces} pieces; at least 1 is needed")
     if not isinstance(texts, str):
         return [fill(model, text, k=k, pieces=pieces) for text in texts]
     found = body(model)

@@ -145,7 +145,8 @@ def test_a_file_name_that_is_no_utf8(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("b.tx", "no such file or folder; did you mean 'b.txt'?"),
+        ("b.tx", "no such file or folder; did you mean '"),
+        ("b.tx", "/b.txt'?"),
         ("absent/b.txt", "no such file or folder"),
         ("b.txt/x", "cannot be read: Not a directory"),
         ("x" * 300, "cannot be read: File name too long"),

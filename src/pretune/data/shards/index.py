@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pretune.core.errors import DataError, UsageError, nearest
+from pretune.core.errors import DataError, UsageError, nearest, nearest_file
 from pretune.core.io import read_json, write_json
 
 FILE = "data.json"
@@ -103,10 +103,10 @@ def _plain(shard: ShardFacts) -> dict[str, Any]:
 def read_index(directory: Path) -> Index:
     """Read data.json; whatever is not as `write_index` writes it is a DataError that names the field."""
     where = directory / FILE
+    if not directory.is_dir():
+        raise DataError(f"{directory}: no such directory{nearest_file(directory)}; give one of `pretune prepare`")
     if not where.is_file():
-        raise DataError(
-            f"{directory}: no {FILE} in it, so it is no prepared data; run `pretune prepare … --out {directory}`"
-        )
+        raise DataError(f"{directory}: no {FILE} in it, so it is no prepared data; make some with `pretune prepare`")
     data = read_json(where, DataError)
     if data.get("format") != FORMAT:
         raise DataError(f"{where}: has format {data.get('format')!r:.40}, this version reads {FORMAT}; {_REMEDY}")

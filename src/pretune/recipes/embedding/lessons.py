@@ -58,7 +58,7 @@ def read(
     if loss is not None and loss not in LOSSES:
         raise UsageError(f"unknown loss '{loss}'{nearest(loss, LOSSES)} ({', '.join(LOSSES)})")
     if (task is None) == (train is None):
-        raise UsageError("give a task or a file to learn from; not both")
+        raise UsageError("what to learn from is a task (embedding:NAME) or a file (--train FILE): give one of the two")
     found = _file(Path(train)) if train is not None else _task(TASKS.get(task or ""), data, split)
     if found.classes and loss != "classes":
         if {ENTAILED, CONTRADICTED} <= {*found.classes}:

@@ -78,7 +78,7 @@ def choose(
         data=Cut(),
         train=Fit(lr=1e-4),
     )
-    return _resolved(plain, method or "full", given)
+    return _resolved(plain, "full" if method is None else method, given)
 
 
 def _resolved(tuning: Tuning, name: str, given: Mapping[str, Any]) -> Tuning:

@@ -7,15 +7,16 @@ What is wrong with a wish is told before anything is computed. What was killed g
 are done are not done again, and the one at work goes on from its last checkpoint.
 """
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pretune.adapt import methods
 from pretune.core import config, io, log
-from pretune.core.errors import CheckpointError, UsageError
+from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.evaluate.baselines.table import MOST
 from pretune.evaluate.beside import PROBE, RANDOM, names_of
 from pretune.recipes.choose import device_of
@@ -82,7 +83,8 @@ def finetune(
         with ranks(device_of(device)) as many:
             if many.world > 1:
                 raise UsageError(f"fine-tuning runs on one device, found {many.world} ranks; start it without torchrun")
-            return Work(tuning, plan, opened, where, many, stop).run(resume=resume)
+            with nothing_left(where):
+                return Work(tuning, plan, opened, where, many, stop).run(resume=resume)
 
 
 def plan_of(
@@ -110,6 +112,21 @@ def plan_of(
         baselines=found.baselines if baselines is None else names_of(baselines),
         forgetting=found.forgetting if forgetting is None else os.fspath(forgetting),
     )
+
+
+@contextlib.contextmanager
+def nothing_left(where: Path) -> Iterator[None]:
+    """Where a mistake is found before anything was learnt, the directory is as it was, so that one can try again."""
+    there, begun = where.exists(), (where / RUN).exists()
+    try:
+        yield
+    except (UsageError, DataError, CheckpointError):
+        with contextlib.suppress(OSError):
+            if not begun and {one.name for one in where.iterdir()} <= {RUN}:
+                (where / RUN).unlink(missing_ok=True)
+                if not there:
+                    where.rmdir()
+        raise
 
 
 def vacant(where: Path) -> None:

@@ -153,5 +153,5 @@ def _broken(fault: UnicodeDecodeError, encoding: str, name: str, offset: int) ->
     found = fault.object[fault.start : fault.end].hex(" ")[:11]
     return DataError(
         f"{name}: byte {offset + fault.start} (hex {found}) is not valid {encoding.upper()}: {fault.reason}; "
-        "convert the file to UTF-8, or replace what is broken with errors='replace'"
+        "convert the file to UTF-8, or have what is broken replaced (`pretune prepare --errors replace`)"
     )

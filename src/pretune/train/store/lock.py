@@ -37,6 +37,8 @@ class Lock:
         return self._descriptor is not None
 
     def __enter__(self) -> "Lock":
+        if self.directory.exists() and not self.directory.is_dir():
+            raise UsageError(f"cannot write '{self.directory}': it is a file, not a directory; choose another place")
         with io.writing(self.path):
             self.directory.mkdir(parents=True, exist_ok=True)
             descriptor = self._locked()
