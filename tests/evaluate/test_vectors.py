@@ -42,6 +42,10 @@ def test_similarity(tmp_path: Path) -> None:
     cosine = (left * right).sum(1) / norms
     assert found["spearman"] == pytest.approx(spearmanr([pair[2] for pair in PAIRS], cosine).statistic)
     assert found["pairs"] == 5 and found["split"] == "test" and found["groups"]["two"]["pairs"] == 2
+    some = similarity(model, task(tmp_path), limit=3)
+    assert some["pairs"] == 3 and all(group["pairs"] > 1 for group in some.get("groups", {}).values())
+    with pytest.raises(UsageError, match="a limit of 1 pairs has no correlation"):
+        similarity(model, task(tmp_path), limit=1)
 
 
 def test_triplets() -> None:

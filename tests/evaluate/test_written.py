@@ -3,18 +3,21 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import pretune as pt
 from pretune.core.errors import DataError, UsageError
+from pretune.evaluate import written as written_module
 from pretune.evaluate.few_shot import Trial
 from pretune.evaluate.prompts import Prompt
 from pretune.evaluate.written import PLAINLY, PROMPTS, UNANSWERED, Writer, answer_of, scores, written
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example
 from pretune.tasks.task import File, Split, Task
+from pretune.use.generate import complete
 from pretune.use.score import Asking
 from pretune.use.text import tokenizer_of
 from tests.use.scorers import scorer
@@ -66,6 +69,20 @@ def test_answers_are_those_of_the_slow_way(family: str, given: bool, shots: int)
 def test_answers_do_not_depend_on_who_else_is_asked() -> None:
     writer = Writer(scorer("gpt2"), SHORT, SHOTS, most=5)
     assert [writer.write([example])[0][0] for example in ASKED] == writer.write(ASKED)[0]
+
+
+def test_fewer_at_a_time_where_there_is_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(scorer("gpt2"), SHORT, most=5)
+    wanted, tried = writer.write(ASKED)[0], list[int]()
+
+    def full(*given: Any, batch: int, **more: Any) -> Any:
+        tried.append(batch)
+        if batch > 2:
+            raise torch.OutOfMemoryError
+        return complete(*given, batch=batch, **more)
+
+    monkeypatch.setattr(written_module, "complete", full)
+    assert writer.write(ASKED)[0] == wanted and tried == [64, 32, 16, 8, 4, 2]
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bart"])

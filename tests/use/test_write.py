@@ -64,7 +64,7 @@ def test_special_tokens_may_be_spelled() -> None:
 def test_prompts_that_are_too_long(capsys: pytest.CaptureFixture[str]) -> None:
     long = " ".join(["king"] * 60)
     with pytest.raises(
-        UsageError, match=r"prompt 2 has \d+ tokens; this model has positions for 37 beside 10 new ones"
+        UsageError, match=r"prompt 2 has \d+ tokens; this model has positions for 37 beside 10 new ones; ask for fewer"
     ):
         pt.generate(gpt(), ["The", long], max_new_tokens=10)
     (text,) = pt.generate(gpt(), [long], max_new_tokens=10, truncate=True)

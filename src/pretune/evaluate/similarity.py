@@ -30,15 +30,20 @@ def similarity(
     *,
     data: str | os.PathLike[str] | None = None,
     split: str | None = None,
+    limit: int | None = None,
     tell: Tell | None = None,
     **how: Any,
 ) -> dict[str, Any]:
-    """Correlations on a task of scored pairs; `how` is as `embed` takes it.
+    """Correlations on a task of scored pairs, or on `limit` of them, evenly spread; `how` is as `embed` takes it.
 
     Where no split is named it is `test`, if that is there with its scores, or else `dev`.
     """
     chosen = TASKS.get(task) if isinstance(task, str) else task
     name, examples = _pairs(chosen, data, split)
+    if limit is not None and limit < 2:
+        raise UsageError(f"a limit of {limit} pairs has no correlation; 2 or more have")
+    if limit is not None and limit < len(examples):
+        examples = [examples[at * len(examples) // limit] for at in range(limit)]
     scores = [float(example.label or 0.0) for example in examples]
     found = cosines(model, [(example.text, example.pair or "") for example in examples], tell=tell, **how)
     groups = sorted({example.group for example in examples if example.group is not None})
@@ -48,6 +53,7 @@ def similarity(
         out["groups"] = {
             group: {"pairs": len(which), **correlations([scores[i] for i in which], found[which])}
             for group, which in members.items()
+            if len(which) > 1
         }
     return out
 

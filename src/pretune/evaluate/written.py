@@ -26,7 +26,7 @@ from pretune.tasks.example import Example
 from pretune.tasks.splits import subset
 from pretune.tasks.task import Task
 from pretune.use.decoding import Decoding
-from pretune.use.generate import check, complete
+from pretune.use.generate import ROWS, check, complete
 from pretune.use.marks import Marks
 from pretune.use.score import PLAIN, Asking
 from pretune.use.score.forms import Causal, Given, Infilled, Sentinel
@@ -193,15 +193,25 @@ class Writer:
         before = [*prompts] if isinstance(self.form, Causal) else begun if isinstance(self.form, Infilled) else None
         follow = [Continuation(tokenizer, () if before is None else before[at]) for at in range(len(asked))]
         half = torch.bfloat16 if self.asking.precision == "bfloat16" else None
-        with torch.autocast(body(self.model).tokens.weight.device.type, half, enabled=half is not None):
-            found = complete(
-                self.model,
-                prompts,
-                Decoding(max_new_tokens=self.new),
-                marks=marks,
-                begun=begun,
-                watch=lambda request, number, tokens: stops.cut(follow[request](tokens))[1],
-            )
+        batch = ROWS
+        while True:
+            try:
+                with torch.autocast(body(self.model).tokens.weight.device.type, half, enabled=half is not None):
+                    found = complete(
+                        self.model,
+                        prompts,
+                        Decoding(max_new_tokens=self.new),
+                        marks=marks,
+                        begun=begun,
+                        watch=lambda request, number, tokens: stops.cut(follow[request](tokens))[1],
+                        batch=batch,
+                    )
+                break
+            except torch.OutOfMemoryError:  # fewer at a time, each as it was
+                if batch == 1:
+                    raise
+                batch //= 2
+                torch.cuda.empty_cache()
         return [stops.cut(say(one[0].tokens))[0].strip() for say, one in zip(follow, found, strict=True)]
 
     def _laid(self, asked: Sequence[list[int]]) -> tuple[list[list[int]], list[list[int]] | None, Marks]:

@@ -203,8 +203,10 @@ class _Work:
             found = retrieval(given, task, data=self.data, tell=tell, device=device)
             found[BASELINE] = retrieval(BASELINE, task, data=self.data)["ndcg"]  # the simple way, beside it
         else:
-            found = similarity(given, task, data=self.data, split=self.how.get("split"), tell=tell, device=device)
-        notes = () if self.how.get("limit") is None else ("a limit is not for similarity and retrieval: all was read",)
+            split, limit = self.how.get("split"), self.how.get("limit")
+            found = similarity(given, task, data=self.data, split=split, limit=limit, tell=tell, device=device)
+        whole = task.kind == "retrieval" and self.how.get("limit") is not None
+        notes = ("a limit is not for retrieval: all was read",) if whole else ()
         return replace(_told(task.name, found), notes=notes)
 
     def own(self, name: str) -> Result:

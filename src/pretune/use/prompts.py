@@ -78,7 +78,8 @@ def _room(model: LanguageModel, new: int, around: int) -> int | None:
 def _too_long(number: int, tokens: int, new: int, room: int, model: LanguageModel) -> str:
     beside = "" if model.spec.both else f" beside {new} new ones"
     what = f"prompt {number + 1} has {tokens} tokens; this model has positions for {room}{beside}"
-    return f"{what}; shorten it, or have it cut (--truncate)"
+    fewer = "" if model.spec.both or new == 1 else "ask for fewer new ones (--max-new-tokens), "
+    return f"{what}; {fewer}shorten it, or have it cut (--truncate)"
 
 
 def spelled(tokenizer: Tokenizer, token: str) -> int:
