@@ -51,7 +51,7 @@ def evaluate(
             "--task",
             metavar="NAME,...",
             autocompletion=judged,
-            help="Tasks of `pretune list tasks`, or minimal_pairs, bias_pairs, cloze.",
+            help="Tasks of `pretune list tasks`, or minimal_pairs, bias_pairs, cloze, scored_pairs, triplets.",
         ),
     ] = "",
     text: Annotated[
