@@ -66,7 +66,8 @@ def judged(typed: str = "") -> list[str]:
     """Tasks to evaluate on, with commas between them; and the kinds of files that are evaluated like tasks."""
     from pretune.tasks import TASKS
 
-    return _last([*TASKS, "minimal_pairs", "bias_pairs", "cloze"], typed, ",")
+    files = ast.literal_eval(_values(_source("pretune.recipes.evaluate"))["FILES"])
+    return _last([*TASKS, *files], typed, ",")
 
 
 def kinds(typed: str = "") -> list[str]:
