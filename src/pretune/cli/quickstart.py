@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def quickstart(
     budget: Annotated[
-        str, typer.Option("--budget", metavar="TIME", help="About how long: 6m, 90s. A third of it is pre-training.")
+        str, typer.Option("--budget", metavar="TIME", help="About how long: 6m, 90s. A busy machine does less.")
     ] = "6m",
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where everything goes.")] = Path("runs/quickstart"),
     full: Annotated[bool, typer.Option("--full", help="5,000 labels and all seeds as well, as on a GPU.")] = False,

@@ -23,18 +23,18 @@ class Plan:
     window: int = 30  # of the vectors that it starts with: how far apart two pieces may meet
     masked: float = 0.4
     lr: float = 1e-3  # of pre-training
-    tune: float = 2e-2  # … of the head in fine-tuning, which begins as a linear probe
+    tune: float = 5e-3  # … of the head in fine-tuning, which begins as a linear probe
     decay: float = 0.1  # the rate of each part of the network over that of the part above it
-    fresh: tuple[float, float] = (1e-2, 0.3)  # both, for random weights, which have to change more
-    light: float = 1e-2  # of LoRA
+    fresh: tuple[float, float] = (2e-2, 0.3)  # both, for random weights, which have to change more
+    light: float = 1e-3  # of LoRA
     batch: int = 4096  # tokens in a step of pre-training
     share: float = 0.2  # of the time left that pre-training has
-    few: int = 150  # steps of fine-tuning at least, however few the labels are
+    few: int = 60  # steps of fine-tuning at least, however few the labels are
     labels: tuple[int, ...] = (200, 1000)
     seeds: int = 3
     once: tuple[str, ...] = ("lora", "gradual")  # rows that get one seed
     test: int = 1000
-    dev: int = 1000  # what the numbers here were chosen on (bench/quickstart_study.py); in nothing else
+    dev: int = 1000  # what the numbers here were chosen on (bench/quickstart_rates.py); in nothing else
     watched: int = 100  # … of which fine-tuning sees so many, and chooses nothing by them
     pool: int = 4000  # reviews that labels are drawn from, by each seed anew
     other: float = 0.25  # of the budget, for the encoder that someone else has trained
@@ -56,4 +56,4 @@ def plan_for(device: str, *, full: bool = False) -> Plan:
     if not device.startswith("cuda"):
         return plan
     large = replace(plan, width=512, depth=4, heads=8, hidden=2048, vocab=16_384, crop=256, batch=65_536, share=0.5)
-    return replace(large, lr=5e-4, tune=5e-4, decay=0.8, fresh=(2e-4, 1.0), light=1e-3)
+    return replace(large, lr=5e-4, tune=5e-4, decay=0.8, fresh=(2e-4, 1.0), light=5e-4)
