@@ -38,7 +38,7 @@ class Read(nn.Module):
         return summary(self.model.states(batch), batch, self.at)
 
 
-def fit_head(model: Adapted, items: Items, *, seed: int) -> None:
+def fit_head(model: Adapted, items: Items, *, seed: int, precision: torch.dtype | None = None) -> None:
     """Give the head, in place, the weights of a logistic regression on what it reads of the training examples.
 
     Its penalty is chosen by cross-validation among them. Classes that none of them has keep the weights they have.
@@ -53,7 +53,7 @@ def fit_head(model: Adapted, items: Items, *, seed: int) -> None:
         )
     if len(np.unique(y)) < 2:
         return  # nothing to tell apart
-    x = logits_of(Read(model, head), items, every=False, tokens=TOKENS)
+    x = logits_of(Read(model, head), items, every=False, tokens=TOKENS, precision=precision)
     mean, std = x.mean(0), x.std(0) + 1e-6
     found = tuned(LogisticRegression(max_iter=500), (x - mean) / std, y, CHOICES, 3, seed)
     weight = found.coef_ / std

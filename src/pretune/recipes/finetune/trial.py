@@ -78,7 +78,7 @@ class Trial:
             known[tuning.task.labels] = self.reader.encode(self.train)
         self.items = known[tuning.task.labels]
         if tuning.tune.head == "probe":
-            fit_head(self.model, self.items[0], seed=fit.seed)
+            fit_head(self.model, self.items[0], seed=fit.seed, precision=self.precision)
         self.stream = self.reader.stream(self.items, tuning, fixed=ranks.device.type == "cuda")
         self.epoch = len(self.stream.steps(0))
         self.steps = lasting(fit, self.epoch, few=config.kind(tuning.method) not in WHOLE)
