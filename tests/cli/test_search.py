@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import pretune as pt
@@ -51,6 +52,18 @@ def test_additions_and_scores(here: Path, capsys: pytest.CaptureFixture[str]) ->
     assert found["index"]["mrr"] == 1.0 and found["bm25"]["mrr"] == 1.0 and found["index"]["queries"] == 2
     assert main(["search", "library", *options]) == 0
     assert "nDCG@10" in capsys.readouterr().out
+
+
+def test_prompts_before_texts_and_queries(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = ["--prompt", "a bird ", "--query-prompt", "the river "]
+    assert main(["index", "model", "--input", "docs.jsonl", "--out", "asked", *prompts, "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["search", "asked", "the dog runs", "-k", "1", "--json", "--quiet"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    documents = pt.embed("model", [f"a bird {text}" for text in TEXTS[:6]])
+    (query,) = pt.embed("model", ["the river the dog runs"])
+    cosines = documents @ query / np.linalg.norm(documents, axis=1) / np.linalg.norm(query)
+    assert found["hits"][0]["score"] == pytest.approx(float(cosines.max()), abs=1e-5)
 
 
 def test_answers(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

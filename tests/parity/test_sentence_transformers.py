@@ -1,6 +1,7 @@
 """The vectors of sentence-transformers, from its directories and from ours; both ways."""
 
 import importlib.util
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -83,3 +84,25 @@ def test_a_prompt_of_the_directory(tmp_path: Path) -> None:
     expected = reference.SentenceTransformer(str(tmp_path / "m"), device="cpu").encode(list(TEXTS))
     np.testing.assert_allclose(pt.embed(tmp_path / "m", TEXTS), expected, **EXACT)
     assert not np.allclose(pt.embed(tmp_path / "m", TEXTS, prompt=""), expected)
+
+
+def test_prompts_for_documents_and_queries(tmp_path: Path) -> None:
+    """An index reads its texts, and a search its queries, as their `encode_document` and `encode_query` do."""
+    model = encoder()
+    said = {"prompts": {"query": "the bird ", "document": "money in "}, "default_prompt_name": None}
+    model.assets.modules = {
+        **modules.write(TextEncoder(model, Embedding(normalise=True))),
+        "config_sentence_transformers.json": json.dumps(said).encode(),
+    }
+    pt.save(model, tmp_path / "m")
+    theirs = reference.SentenceTransformer(str(tmp_path / "m"), device="cpu")
+    ours = pt.index(tmp_path / "m", TEXTS, out=tmp_path / "i")
+    documents, queries = theirs.encode_document(list(TEXTS)), theirs.encode_query(list(TEXTS[:3]))
+    np.testing.assert_allclose(ours.parts[0], documents, **EXACT)
+    for hits, scores in zip(ours.search(TEXTS[:3], 4), np.sort(-(queries @ documents.T))[:, :4], strict=True):
+        np.testing.assert_allclose([hit.score for hit in hits], -scores, atol=1e-5)
+    added = pt.index(tmp_path / "m", ["the new bridge"], out=tmp_path / "i", add=True)
+    assert added.facts["query_prompt"] == "the bird " and added.how.prompt == "money in "
+    alike = pt.index(tmp_path / "m", TEXTS, out=tmp_path / "j", prompt="")
+    assert "query_prompt" not in alike.facts
+    np.testing.assert_allclose(alike.parts[0], theirs.encode(list(TEXTS)), **EXACT)

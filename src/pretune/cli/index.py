@@ -43,6 +43,10 @@ def index(
         bool | None, typer.Option("--normalise/--raw", help="By cosine, as by default, or by inner product.")
     ] = None,
     length: Annotated[int | None, typer.Option("--length", metavar="N", help="Read so many tokens at most.")] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", metavar="TEXT", help="Put it before every text.")] = None,
+    query_prompt: Annotated[
+        str | None, typer.Option("--query-prompt", metavar="TEXT", help="Put it before queries instead.")
+    ] = None,
     device: Annotated[
         str | None,
         typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu, cuda; found by default."),
@@ -59,6 +63,7 @@ def index(
 
     named = any(text != str(i) for i, text in enumerate(texts.ids, 1))
     how: dict[str, Any] = {"pooling": pooling, "layer": layer, "normalise": normalise, "length": length}
+    how |= {"prompt": prompt, "query_prompt": query_prompt}
     with progress("indexing") as tell:
         made = build(
             model,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from pretune.core.errors import DataError, UsageError
@@ -20,8 +21,9 @@ from pretune.tasks import TASKS
 from pretune.tasks.rows import lines
 from pretune.tasks.task import Task
 from pretune.use.bm25 import BM25
-from pretune.use.embed import Embedder, Tell, embedder
+from pretune.use.embed import Embedded, Embedder, Tell, embedder
 from pretune.use.exact import Found, exact
+from pretune.use.modules import prompts_of
 
 BASELINE = "bm25"
 Judgements = Mapping[str, Mapping[str, float]]
@@ -36,7 +38,10 @@ def retrieval(
     tell: Tell | None = None,
     **how: Any,
 ) -> dict[str, Any]:
-    """Scores on a task with queries and documents; `how` is as `embed` takes it, vectors are of length one."""
+    """Scores on a task with queries and documents; `how` is as `embed` takes it, vectors are of length one.
+
+    Prompts that the model's directory names for documents and for queries are put before them.
+    """
     chosen = TASKS.get(task) if isinstance(task, str) else task
     if chosen.kind != "retrieval":
         raise UsageError(f"task '{chosen.name}' is of the kind '{chosen.kind}'; retrieval needs queries and documents")
@@ -47,13 +52,18 @@ def retrieval(
         found = BM25(texts).search(asked, k)
     else:
         ready = model if isinstance(model, Embedder) else embedder(model, **{"normalise": True, **how})
-        vectors = ready([*texts, *asked], tell).vectors
-        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        found = exact([vectors[: len(texts)]], vectors[len(texts) :], k)
+        before = (None, None) if isinstance(model, Embedder) or "prompt" in how else prompts_of(ready.encoder.model)
+        there, queried = _unit(ready.prompted(before[0])(texts, tell)), _unit(ready.prompted(before[1])(asked))
+        found = exact([there], queried, k)
     gains = {query.id: dict.fromkeys(query.answers, 1.0) for query in queries}
     ids = [document.id for document in documents]
     scores = judged(gains, [query.id for query in queries], named(found, ids), k)
     return {"task": chosen.name, "documents": len(documents), **scores}
+
+
+def _unit(found: Embedded) -> NDArray[np.float32]:
+    vectors = found.vectors
+    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
 
 
 def named(found: Found, ids: Sequence[str]) -> list[list[str]]:

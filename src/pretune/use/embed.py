@@ -10,7 +10,7 @@ are read once. While a batch is computed, the next texts are cut into tokens by 
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,13 @@ class Embedder:
     def width(self) -> int:
         """Of the vectors."""
         return self.encoder.width
+
+    def prompted(self, prompt: str | None) -> "Embedder":
+        """The same with another prompt before every text; None changes nothing."""
+        if prompt is None or prompt == self.encoder.how.prompt:
+            return self
+        how = replace(self.encoder.how, prompt=prompt)
+        return Embedder(TextEncoder(self.encoder.model, how, self.encoder.dense), self.tokens)
 
     def __call__(self, texts: Sequence[str], tell: Tell | None = None) -> Embedded:
         """The vectors of texts, in their order."""

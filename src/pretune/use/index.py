@@ -30,6 +30,7 @@ from pretune.use import approximate
 from pretune.use.bm25 import BM25
 from pretune.use.embed import Embedded, Embedder, Tell, embedder
 from pretune.use.exact import Found, exact
+from pretune.use.modules import prompts_of
 from pretune.use.pooling import Embedding
 
 FACTS = "index.json"
@@ -139,7 +140,7 @@ class Index:
         else:
             ready = model if isinstance(model, Embedder) else self.ask(model)
             self.check(ready)
-            scores, numbers = self.nearest(ready(queries).vectors, k)
+            scores, numbers = self.nearest(ready.prompted(self.facts.get("query_prompt"))(queries).vectors, k)
         return [
             [self._hit(number, score) for score, number in zip(*row, strict=True) if number >= 0]
             for row in zip(scores, numbers, strict=True)
@@ -162,7 +163,11 @@ def build(
     device: str | None = None,
     **how: Any,
 ) -> Index:
-    """Embed texts and write an index of them, or `add` them to one; `how` is as `embed` takes it, cosine by default."""
+    """Embed texts and write an index of them, or `add` them to one; `how` is as `embed` takes it, cosine by default.
+
+    `prompt` is put before every text and every query, or before these `query_prompt`; where they are not given, what
+    the model's directory calls its prompts for documents and for queries, if it does.
+    """
     where, names = Path(out), [str(i) for i in range(1, len(texts) + 1)] if ids is None else list(ids)
     if method not in METHODS:
         raise UsageError(f"unknown method '{method}' ({', '.join(METHODS)})")
@@ -178,20 +183,33 @@ def build(
         names = names if ids is not None else [str(len(old) + i) for i in range(1, len(texts) + 1)]
         _unlike([name for name, _ in old.rows] + names)
         ready = old.ask(model, device=device)
+        question = old.facts.get("query_prompt")
     else:
-        ready = embedder(model, device=device, **{"normalise": True, **_given(how)})
+        wishes = {"normalise": True, **_given(how)}
+        question = wishes.pop("query_prompt", None)
+        ready = embedder(model, device=device, **wishes)
+        if "prompt" not in wishes:
+            document, query = prompts_of(ready.encoder.model)
+            ready, question = ready.prompted(document), query if question is None else question
     found = ready(list(texts), tell)
     where_from = old.facts["model"] if old else _place(model)
-    return _write(where, old, ready, found, (names, texts), method, where_from)
+    said = {"model": where_from, "query_prompt": question}
+    return _write(where, old, ready, found, (names, texts), method, said)
 
 
 def _write(
-    where: Path, old: Index | None, ready: Embedder, found: Embedded, rows: tuple[Any, Any], method: str, model: str
+    where: Path,
+    old: Index | None,
+    ready: Embedder,
+    found: Embedded,
+    rows: tuple[Any, Any],
+    method: str,
+    said: dict[str, str | None],
 ) -> Index:
     before = old.facts["parts"] if old else []
     facts: dict[str, Any] = {
         "form": FORM,
-        "model": model,
+        **{name: value for name, value in said.items() if value is not None},
         "fingerprint": fingerprint(ready),
         "embedding": config.to_dict(ready.encoder.how),
         "width": ready.width,

@@ -5,7 +5,7 @@ change the vectors.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatch
 from typing import Any
@@ -44,6 +44,10 @@ _PLACES = {
     "Transformer": "sentence_transformers.models.Transformer", "Pooling": "sentence_transformers.models.Pooling",
     "Dense": "sentence_transformers.models.Dense", "Normalize": "sentence_transformers.models.Normalize",
 }  # fmt: skip
+
+
+DOCUMENTS, QUERIES = ("document", "passage", "corpus"), ("query",)
+"""What prompts are called that come before texts to be found, and before questions."""
 
 
 class Dense(nn.Linear):
@@ -86,7 +90,7 @@ def read(model: LanguageModel) -> tuple[Embedding, nn.ModuleList]:
         if kind == "Pooling":
             said = _json(files, f"{path}/config.json")
             pooling = _pooling(said, model.spec.width)
-            if said.get("include_prompt") is False and _prompt(files):
+            if said.get("include_prompt") is False and (_prompt(files) or any(prompts_of(model))):
                 raise CheckpointError(f"{path}: a pooling that leaves out its prompt's tokens is not supported")
         elif kind == "Dense":
             dense.append(_dense(files, path))
@@ -199,9 +203,20 @@ def _refuse_lower(model: LanguageModel) -> None:
 def _prompt(files: Mapping[str, bytes]) -> str:
     """What is put before texts where nobody says otherwise."""
     found = _json(files, PROMPTS) if PROMPTS in files else {}
-    prompts, name = found.get("prompts"), found.get("default_prompt_name")
-    value = prompts.get(name, "") if isinstance(prompts, dict) and isinstance(name, str) else ""
-    return value if isinstance(value, str) else ""
+    return _named(found, (found.get("default_prompt_name"),)) or ""
+
+
+def prompts_of(model: LanguageModel) -> tuple[str | None, str | None]:
+    """What a directory wants before documents and before queries, where it names such prompts."""
+    found = _json(model.assets.modules, PROMPTS) if PROMPTS in model.assets.modules else {}
+    return _named(found, DOCUMENTS), _named(found, QUERIES)
+
+
+def _named(found: Mapping[str, Any], names: Iterable[Any]) -> str | None:
+    """The first prompt that has one of these names."""
+    prompts = found.get("prompts")
+    known = [prompts[name] for name in names if isinstance(name, str) and name in prompts] if prompts else []
+    return next((value for value in known if isinstance(value, str)), None)
 
 
 def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
