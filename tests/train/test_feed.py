@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import pretune as pt
 from pretune.core.errors import DataError, ResourceError, UsageError
 from pretune.core.types import Batch, Targets
 from pretune.data.lengths import Stage
@@ -206,10 +207,11 @@ def test_a_daemon_feeds_itself() -> None:
     process.join(10)
 
 
-def test_a_step_sent_early_is_the_same(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_step_sent_early_is_the_same(staged: Staged, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for a GPU: a thread has the next step on its way while this one is used; splitting and ending wait for it."""
     monkeypatch.setattr(transfer._Plain, "early", True)
-    with Feed(staged, micro=2, workers=2, stop=9) as feed:
+    with Feed(staged, micro=2, workers=workers, stop=9) as feed:
         for step in range(5):
             assert same(next(feed), [staged.batch(step, part=part, parts=2) for part in range(2)])
         feed.split(4)
@@ -217,11 +219,30 @@ def test_a_step_sent_early_is_the_same(staged: Staged, monkeypatch: pytest.Monke
             assert same(next(feed), [staged.batch(step, part=part, parts=4) for part in range(4)])
         with pytest.raises(StopIteration):
             next(feed)
-    with Feed(staged, workers=1) as feed:
+    with Feed(staged, workers=min(workers, 1)) as feed:
         next(feed)  # one more is on its way when it is closed
     with pytest.raises(UsageError, match="closed"):
         next(feed)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("pretune-data")]
+
+
+class Ends:
+    """A source that breaks at its second step."""
+
+    def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Batch:
+        if step:
+            raise DataError("the second step is damaged")
+        return pt.batch([[1, 2]])
+
+
+def test_what_breaks_early_is_told_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer._Plain, "early", True)
+    with Feed(Ends()) as feed:
+        next(feed)
+        with pytest.raises(DataError, match="second step"):
+            next(feed)
+    with Feed(Ends()) as feed:
+        next(feed)  # and not when nobody asks
 
 
 @pytest.mark.gpu

@@ -31,7 +31,8 @@ class Feed:
     """The micro-batches of one step after another, on a device: those of one rank of several.
 
     A step's rows are cut into `world` x `micro` equal parts, and rank r gets `micro` of them. Workers are processes;
-    with none, batches are made when they are asked for. Each worker is up to `ahead` steps ahead.
+    with none, batches are made when they are asked for, or for a GPU one step before. Each worker is up to `ahead` steps
+    ahead.
 
     `waited` counts the seconds the loop spent in waiting for batches; `seen` tells what the last step was made of.
     """
@@ -67,8 +68,8 @@ class Feed:
         self._end = Finalize(self, end, args=(self._workers,), exitpriority=10)
         for number in range(workers):
             self._workers.append(Worker(source, ahead, _NAME.format(number)))
-        # NOTE: a thread: to copy a step to pinned memory takes milliseconds in which the loop can start kernels.
-        self._hand = ThreadPoolExecutor(1, _NAME) if self._workers and self._carrier.early else None
+        # NOTE: a thread: to make a step or copy it to pinned memory takes time in which the loop can start kernels.
+        self._hand = ThreadPoolExecutor(1, _NAME) if self._carrier.early else None
         self._begin()
 
     def __iter__(self) -> Self:
@@ -117,7 +118,7 @@ class Feed:
     def _settle(self) -> None:
         """Wait for the step that is on its way, and forget it."""
         if self._coming is not None:
-            self._coming.result()
+            self._coming.exception()  # waits; what went wrong with a step that nobody asked for is nothing to tell
         self._coming = None
 
     def _begin(self) -> None:

@@ -115,7 +115,7 @@ class Fit:
     recompute: bool = False
     deterministic: bool = False  # on CUDA; a CPU is anyway
     micro_tokens: int | None = None
-    workers: int | None = None
+    workers: int | None = None  # processes that make batches; None: none, a thread does it for a GPU
     checkpoint_every: int = 0  # 0: every five minutes
     keep: int = 2
     log_every: int = 10

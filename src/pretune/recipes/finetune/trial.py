@@ -25,7 +25,7 @@ from pretune.recipes.finetune.probed import fit_head
 from pretune.recipes.finetune.reader import Reader, counted
 from pretune.recipes.finetune.settings import Tuning
 from pretune.recipes.finetune.written import line
-from pretune.recipes.micro import micro_batches, replay, workers
+from pretune.recipes.micro import micro_batches, replay
 from pretune.recipes.session import CHECKPOINTS
 from pretune.recipes.start import precision_of
 from pretune.tasks.answer import Prediction, no_answer_threshold, with_threshold
@@ -168,7 +168,8 @@ class Trial:
             start=state.step,
             stop=self.steps,
             micro=state.micro,
-            workers=workers(running, self.ranks),
+            workers=fit.workers
+            or 0,  # NOTE: processes take longer to start than many a run lasts
             device=self.ranks.device,
         )
         with feed:
