@@ -31,8 +31,8 @@ class Feed:
     """The micro-batches of one step after another, on a device: those of one rank of several.
 
     A step's rows are cut into `world` x `micro` equal parts, and rank r gets `micro` of them. Workers are processes;
-    with none, batches are made when they are asked for, or for a GPU one step before. Each worker is up to `ahead` steps
-    ahead.
+    with none, batches are made when they are asked for, or for a GPU one step before. Each worker is up to `ahead`
+    steps ahead.
 
     `waited` counts the seconds the loop spent in waiting for batches; `seen` tells what the last step was made of.
     """
