@@ -18,7 +18,7 @@ from pretune.recipes.quickstart.plan import Plan, plan_for
 from pretune.recipes.quickstart.stages import Stages
 from pretune.recipes.quickstart.story import METHODS, Scores, story
 from pretune.recipes.quickstart.texts import NAMES, Review, Texts
-from pretune.recipes.quickstart.tuning import Judge, affordable, jobs, longest
+from pretune.recipes.quickstart.tuning import Judge, affordable, bearable, jobs, longest
 from pretune.recipes.quickstart.work import Quickstart, Work, divided, quickstart
 
 Capture = pytest.CaptureFixture[str]
@@ -122,12 +122,14 @@ def test_long_after_the_budget_only_what_the_conclusion_compares_is_trained(
         return 0.75 if name == "full" else 0.5
 
     monkeypatch.setattr(Judge, "network", network)
-    monkeypatch.setattr("pretune.recipes.quickstart.work.encoder", lambda *given: None)
+    monkeypatch.setattr("pretune.recipes.quickstart.work.encoder", lambda *given: len)
     monkeypatch.setattr(Judge, "linear", lambda *given: 0.6)
     work = Work(tmp_path, replace(TINY, late=1.5), Texts.of(reviews(), TINY), Stages(7, 0.0), "cpu")
     work.networks()
     assert trained == [("full", 32, 0), ("random", 32, 0)]
-    assert "14 scores were left out: the time is up" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "14 scores were left out: the time is up" in said and "networks read 8 pieces of a review" in said
+    assert work.judge.plan.length == 8 and "the first 8 pieces of a review" in work.scores.rows()[0]["about"]
     assert "pre-training was worth 25.0 points" in story(work.scores.rows(), 1000)[0]
 
 
@@ -208,6 +210,9 @@ def test_an_encoder_reads_as_much_of_a_review_as_its_time_allows() -> None:
     texts = ["a"] * 100
     assert longest(made, (1000, 100, 10), texts, 100, 1e6)[1:] == (1000, 100)
     assert longest(made, (1000, 10), texts, 100, 1.5)[1:] == (10, 100)
+    assert bearable(made, (1000, 100, 10), texts, 100, 1e6) == 1000
+    assert bearable(made, (1000, 100, 10), texts, 100, 0.5) == 100
+    assert bearable(made, (1000, 100, 10), texts, 100, 0.0) == 10
     _, length, most = longest(made, (1000, 500), texts, 100, 0.9)
     assert length == 500 and most < 100
 

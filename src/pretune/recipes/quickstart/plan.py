@@ -45,6 +45,12 @@ class Plan:
         """Of fine-tuning."""
         return max(self.few, math.ceil(EPOCHS * labels / BATCH))
 
+    @property
+    def least(self) -> int:
+        """Reviews that are read for the conclusion, a step of training counted as two readings: two networks."""
+        labels = max(self.labels)
+        return 2 * (2 * BATCH * self.steps(labels) + labels + self.watched + self.test)
+
 
 ALL = (200, 1000, 5000)
 

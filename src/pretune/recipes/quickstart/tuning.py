@@ -135,13 +135,25 @@ def other_encoder() -> Path | None:
     return next((place for place in places if (place / "config.json").is_file()), None)
 
 
-def affordable(encode: Encode, texts: Sequence[str], labels: int, seconds: float) -> int:
-    """On how many reviews an encoder can be judged in so much time, beside reading those it learns from."""
+def pace(encode: Encode, texts: Sequence[str]) -> float:
+    """Seconds that an encoder takes for a review."""
     encode(texts[:1])  # NOTE: the first call takes longer
     begun = time.monotonic()
     encode(texts[:TRIAL])
-    each = (time.monotonic() - begun) / min(TRIAL, len(texts))
-    return min(len(texts), int(seconds / each) - labels)
+    return (time.monotonic() - begun) / min(TRIAL, len(texts))
+
+
+def affordable(encode: Encode, texts: Sequence[str], labels: int, seconds: float) -> int:
+    """On how many reviews an encoder can be judged in so much time, beside reading those it learns from."""
+    return min(len(texts), int(seconds / pace(encode, texts)) - labels)
+
+
+def bearable(
+    made: Callable[[int], Encode], lengths: Sequence[int], texts: Sequence[str], reviews: int, seconds: float
+) -> int:
+    """The first of the lengths at which so many reviews are read in so much time; the last where it is none."""
+    fits = (length for length in lengths[:-1] if reviews * pace(made(length), texts) <= seconds)
+    return next(fits, lengths[-1])
 
 
 def longest(

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from pretune.recipes.quickstart.plan import Plan, plan_for
 from pretune.recipes.quickstart.stages import Stages
 from pretune.recipes.quickstart.story import METHODS, Scores, story
 from pretune.recipes.quickstart.texts import TEXTS, Review, Texts, built_in, own
-from pretune.recipes.quickstart.tuning import LEAST, NEEDED, Judge, encoder, jobs, longest, other_encoder
+from pretune.recipes.quickstart.tuning import LEAST, NEEDED, Judge, bearable, encoder, jobs, longest, other_encoder
 from pretune.text.tokenizer import Tokenizer, train
 
 RESULTS, REPORT = "results.json", "report.html"
@@ -155,7 +155,7 @@ class Work:
             "unfreezing and as a whole; and the same network from random weights, to see what pre-training bought"
         )
         with self.stages.stage("fine-tune", about):
-            encode = encoder(self.base, self.plan.length, self.device)
+            encode = encoder(self.base, self._shortened(), self.device)
             took, left_out, most = 0.0, 0, max(self.plan.labels)
             for name, labels, seed in jobs(self.plan):
                 needed = name in NEEDED and labels == most and not seed
@@ -172,6 +172,19 @@ class Work:
                 self.stages.tell(f"{METHODS[name].name}, {labels:,} labels, seed {seed}: {score:.1%}")
             if left_out:
                 self.stages.tell(f"{left_out} scores were left out: the time is up; a larger --budget has them")
+
+    def _shortened(self) -> int:
+        """How much of a review is read: as planned, or less where time would not do for what the conclusion needs."""
+        plan, test = self.plan, [text for text, _ in self.texts.test]
+        made = lambda length: encoder(self.base, length, self.device)  # noqa: E731
+        lengths = (plan.length, plan.length // 2, plan.length // 4)
+        length = bearable(made, lengths, test, plan.least, plan.late * self.stages.budget - self.stages.elapsed)
+        if length < plan.length:
+            self.judge.plan = replace(plan, length=length)
+            self.stages.tell(f"this machine is slow or busy: networks read {length} pieces of a review")
+            for name, labels, _ in jobs(plan):
+                self.scores.notes[name, labels] = f"the first {length} pieces of a review, for want of time"
+        return length
 
     def other(self, limit: float) -> None:
         """An encoder that someone else has trained for much longer, where its package is installed."""
