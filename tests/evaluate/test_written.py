@@ -68,7 +68,10 @@ def test_answers_are_those_of_the_slow_way(family: str, given: bool, shots: int)
 
 def test_answers_do_not_depend_on_who_else_is_asked() -> None:
     writer = Writer(scorer("gpt2"), SHORT, SHOTS, most=5)
-    assert [writer.write([example])[0][0] for example in ASKED] == writer.write(ASKED)[0]
+    alone, told = [writer.write([example])[0][0] for example in ASKED], list[tuple[int, int]]()
+    many, lost = writer.write(ASKED * 30, lambda done, of: told.append((done, of)))
+    assert many == alone * 30 and len(lost.dropped) == 90
+    assert told == [(64, 90), (90, 90)]
 
 
 def test_fewer_at_a_time_where_there_is_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

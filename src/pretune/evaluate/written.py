@@ -39,8 +39,8 @@ KINDS = ("span", "generation")
 """Tasks whose answers are written here."""
 NEW = {"span": 32, "generation": 64}
 """Tokens of an answer at most, or half of what a model reads where that is less."""
-SLAB = 256
-"""So many questions are put between two reports."""
+SLAB = {"cpu": 64, "cuda": 4096}
+"""So many questions are put between two reports; where a step is captured for each length, many together need fewer."""
 UNANSWERED = "unanswerable"
 """How it is said that a passage has no answer."""
 
@@ -149,8 +149,9 @@ class Writer:
         texts: list[str] = []
         dropped: list[int] = []
         cut = 0
-        for low in range(0, len(examples), SLAB):
-            asked, kept = self._asked(examples[low : low + SLAB])
+        size = SLAB.get(body(self.model).tokens.weight.device.type, SLAB["cpu"])
+        for low in range(0, len(examples), size):
+            asked, kept = self._asked(examples[low : low + size])
             dropped += [len(self.shots) - count for count in kept]
             tokens = self._tokens(asked)
             if self.room is not None:
