@@ -85,6 +85,8 @@ def test_a_table_of_ones_own_with_shots(capsys: Capture, runs: dict[str, str], t
     assert found[1]["prompt"].count("Label: ") == 3
     both = told(capsys, runs["gpt2-small"], f"--test={table}", f"--train={table}", "--column=label=label", "--limit=4")
     assert both[0]["split"] == "test" and both[0]["counts"]["examples"] == 4
+    worded = (r"--prompt=Say: {text}\nIt is {answer}", "--limit=2", "--show-prompt")
+    assert "\nIt is ____" in told(capsys, runs["gpt2-small"], f"--test={table}", *worded)[0]["prompt"]
 
 
 def test_results_are_a_table_and_the_rest_is_on_stderr(capsys: Capture, runs: dict[str, str], table: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pretune.cli import main
+from pretune.cli._prompts import unescaped
 from tests.recipes.small import FAST, make, shrunk
 
 Capture = pytest.CaptureFixture[str]
@@ -79,6 +80,14 @@ def test_every_option(capsys: Capture, runs: dict[str, str]) -> None:
     ):
         assert said(capsys, *short, *more).startswith("The")
     assert said(capsys, "generate", runs[T5], "The king", "--max-new-tokens=4", "--start=<extra_id_0>")
+
+
+def test_a_line_may_end_a_text_as_a_shell_gives_it(capsys: Capture, runs: dict[str, str]) -> None:
+    words = ["generate", runs[GPT], "The", "--max-new-tokens=40", "--seed=1", "--json"]
+    whole, cut = (json.loads(said(capsys, *words, *more))[0]["texts"][0] for more in ([], [r"--stop=\n", r"--stop=\t"]))
+    assert whole["new"].startswith(cut["new"]) and not set(cut["new"]) & {"\n", "\t"}
+    assert (cut["ended"] == "stop") == bool(set(whole["new"]) & {"\n", "\t"})
+    assert [unescaped(text) for text in (r"a\nb", r"a\\nb", r"\x", "\\")] == ["a\nb", r"a\nb", r"\x", "\\"]
 
 
 def test_prompts_from_a_file_and_a_pipe(

@@ -1,10 +1,20 @@
 """Texts that a verb is given: on the command line, in a file, or through a pipe."""
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from pretune.core.errors import DataError, UsageError, nearest_file
+
+
+def unescaped(text: str) -> str:
+    r"""A text as it is meant: \n is the end of a line and \t a tab, which a shell gives as they are typed; \\ is \.
+
+    >>> unescaped(r"one\ntwo"), unescaped(r"C:\\new")
+    ('one\ntwo', 'C:\\new')
+    """
+    return re.sub(r"\\([nt\\])", lambda found: {"n": "\n", "t": "\t"}.get(found[1], found[1]), text)
 
 
 def given(texts: Sequence[str], source: str | None, what: str) -> list[str]:

@@ -10,6 +10,7 @@ import typer
 from pretune.cli._names import DEVICES, among, judged
 from pretune.cli._next import free, hint
 from pretune.cli._progress import progress
+from pretune.cli._prompts import unescaped
 from pretune.cli._signals import ending_well
 from pretune.core import log
 from pretune.core.errors import UsageError
@@ -112,7 +113,7 @@ def evaluate(
         "split": split,
         "limit": limit,
         "seed": seed,
-        "prompt": prompt,
+        "prompt": None if prompt is None else unescaped(prompt),
         "calibrate": calibrate,
         "length": None if length is None else str(length),
         "text_to_text": text_to_text,

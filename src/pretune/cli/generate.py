@@ -10,7 +10,7 @@ import typer
 from pretune.cli._models import Number, opened
 from pretune.cli._names import DEVICES, among
 from pretune.cli._next import hint
-from pretune.cli._prompts import given
+from pretune.cli._prompts import given, unescaped
 from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ def generate(
     no_repeat_ngram: Annotated[
         int, typer.Option("--no-repeat-ngram", metavar="N", help="So many tokens in a row never come twice.")
     ] = 0,
-    stop: Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before it. Repeatable.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before it; \\n is a line's end. Repeatable.")
+    ] = None,
     start: Annotated[
         str | None, typer.Option("--start", metavar="TOKEN", help="What a decoder starts with, such as a language.")
     ] = None,
@@ -116,7 +118,7 @@ def generate(
         found,
         texts,
         how,
-        stop=stop or (),
+        stop=[unescaped(text) for text in stop or ()],
         start=start,
         truncate=truncate,
         prefix=prefix,
