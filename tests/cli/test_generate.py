@@ -87,6 +87,9 @@ def test_a_line_may_end_a_text_as_a_shell_gives_it(capsys: Capture, runs: dict[s
     whole, cut = (json.loads(said(capsys, *words, *more))[0]["texts"][0] for more in ([], [r"--stop=\n", r"--stop=\t"]))
     assert whole["new"].startswith(cut["new"]) and not set(cut["new"]) & {"\n", "\t"}
     assert (cut["ended"] == "stop") == bool(set(whole["new"]) & {"\n", "\t"})
+    stop = cut["new"][0]
+    assert main([*words, f"--stop={stop}"]) == 0
+    assert "1 of 1 texts have nothing new" in capsys.readouterr().err
     assert [unescaped(text) for text in (r"a\nb", r"a\\nb", r"\x", "\\")] == ["a\nb", r"a\nb", r"\x", "\\"]
 
 

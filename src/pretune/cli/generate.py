@@ -11,6 +11,7 @@ from pretune.cli._models import Number, opened
 from pretune.cli._names import DEVICES, among
 from pretune.cli._next import hint
 from pretune.cli._prompts import given, unescaped
+from pretune.core import log
 from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -127,6 +128,9 @@ def generate(
         stream=_tell if flows else None,
     )
     _print(texts, answers, as_json=as_json, flowed=flows)
+    empty, every = sum(not text.new for answer in answers for text in answer), len(answers) * num
+    if empty:
+        log.warn(f"{empty:,} of {every:,} texts have nothing new: they ended at once, or are special tokens alone")
     more = ("--num", 3) if num == beams == 1 else ("--temperature", 0)
     hint("generate", model, *(prompts or ("--input", source)), *more, silent=as_json or source == "-")
 
