@@ -18,11 +18,13 @@ from pretune.recipes.finetune.fine import FineTuned, evaluate_run
 from pretune.recipes.finetune.inputs import example_of
 from pretune.recipes.finetune.kept import Kept
 from pretune.recipes.finetune.model import head_for
-from pretune.recipes.finetune.opening import trained_on
+from pretune.recipes.finetune.opening import Opened, trained_on
+from pretune.recipes.finetune.report import result
 from pretune.recipes.finetune.settings import Tune
 from pretune.recipes.finetune.work import finetune
 from pretune.tasks.answer import score
 from pretune.tasks.example import Example
+from pretune.tasks.loading import Parts
 from pretune.tasks.task import Task
 from tests.recipes import tasked
 
@@ -172,6 +174,16 @@ def test_inputs_in_the_fields_that_people_use() -> None:
     for given in (("a", "b"), {"premise": "a", "hypothesis": "b"}, {"text": "a", "pair": "b"}):
         found = example_of(given, kept, "")
         assert (found.text, found.pair) == wanted
+
+
+@pytest.mark.parametrize(("metric", "low"), [("accuracy", 0.0), ("matthews", -1.0)])
+def test_an_interval_ends_where_its_metric_does(metric: str, low: float) -> None:
+    task = Task(name="own", kind="classification", metrics=(metric,), splits={}, labels=("a", "b"))
+    some = [Example(text="x", label=0)]
+    opened = Opened(task=task, parts=Parts(train=some, dev=some, test=some))
+    trials = [{"seed": i, "scores": {split: {metric: float(i)} for split in ("dev", "test")}} for i in range(2)]
+    found = result(opened, trials)
+    assert (found["low"], found["score"], found["high"]) == (low, 0.5, 1.0)
 
 
 class TestBeside:

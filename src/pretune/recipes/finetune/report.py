@@ -25,6 +25,8 @@ Fitted = tuple[str, Callable[[Sequence[Example]], list[Prediction] | None]]
 """A baseline that needs the model: what it is, and what it says when it has learnt from examples, if it can."""
 ROUNDS, PATIENCE = 1000, 20.0
 """Of a bootstrap, and the seconds that it may take; fewer rounds where a metric is slow."""
+SIGNED = ("matthews", "pearson", "spearman", "pearson_spearman", "average")
+"""Metrics that may be below 0; an interval ends where a metric does."""
 SUMMED = ("seconds", "flops", "kwh", "co2e_kg", "dollars")
 
 
@@ -86,8 +88,8 @@ def result(opened: Opened, chosen: Sequence[Facts]) -> Facts:
         "examples": len(opened.judged),
         "score": found.mean,
         "std": found.std,
-        "low": found.low,
-        "high": found.high,
+        "low": None if found.low is None else max(found.low, -1.0 if opened.task.metrics[0] in SIGNED else 0.0),
+        "high": None if found.high is None else min(found.high, 1.0),
         "seeds": [one["seed"] for one in chosen],
         "each": [headline_of(opened, one) for one in chosen],
         "dev": sum(map(dev_of, chosen)) / len(chosen),
