@@ -119,7 +119,7 @@ def test_another_model_is_refused(model: Path, tmp_path: Path) -> None:
     pt.save(other, tmp_path / "other")
     for work in (
         lambda: made.ask(tmp_path / "other"),
-        lambda: build(tmp_path / "other", ["the cat"], out=tmp_path / "i", add=True),
+        lambda: build(tmp_path / "other", ["the cat"], ids=["1"], out=tmp_path / "i", add=True),  # an id there is, too
         lambda: made.search(["the cat"], model=other),
     ):
         with pytest.raises(CheckpointError, match="built with another model or pooling"):

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from pretune.core import config, io
-from pretune.core.errors import CheckpointError, DataError, UsageError
+from pretune.core.errors import CheckpointError, DataError, UsageError, nearest_file
 from pretune.core.hub import located
 from pretune.use import approximate
 from pretune.use.bm25 import BM25
@@ -61,7 +61,8 @@ class Index:
         """Open a directory that `build` wrote; one that is damaged or no index is refused."""
         where = Path(path)
         if not (where / FACTS).is_file():
-            raise CheckpointError(f"{where}: no index is there; make one with `pretune index`")
+            hint = "" if where.is_dir() else nearest_file(where)
+            raise CheckpointError(f"{where}: no index is there{hint}; make one with `pretune index`")
         size = sum(file.stat().st_size for file in where.iterdir() if file.is_file())
         io.check_manifest(where, hashes=size <= HASHED)
         facts = io.read_json(where / FACTS, CheckpointError)
@@ -180,9 +181,9 @@ def build(
     if old is not None:
         if method not in (METHODS[0], old.facts["method"]):
             raise UsageError(f"{where}: is searched by '{old.facts['method']}'; it cannot be added to by '{method}'")
+        ready = old.ask(model, device=device)
         names = names if ids is not None else [str(len(old) + i) for i in range(1, len(texts) + 1)]
         _unlike([name for name, _ in old.rows] + names)
-        ready = old.ask(model, device=device)
         question = old.facts.get("query_prompt")
     else:
         wishes = {"normalise": True, **_given(how)}
