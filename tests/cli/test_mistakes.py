@@ -24,6 +24,7 @@ def place(workshop: Path) -> Path:
         Path("no folder yet").unlink(missing_ok=True)
         Path("empty folder").mkdir(exist_ok=True)
         Path("same.csv").write_text("text,label\n" + "a lovely sea,x\n" * 20)
+        Path("odd label.csv").write_text("text,label\na lovely sea,good\na lovely wind,goood\n")
         Path("parent/model").mkdir(parents=True, exist_ok=True)
         Path("parent/model/config.json").write_text("{}")
         Path("half/checkpoints").mkdir(parents=True, exist_ok=True)
@@ -70,7 +71,11 @@ MEANT = [
     (["predict", TUNED, "--input=my table.csv", "--text=txet"], None, "no column 'txet'; did you mean 'text'?"),
     (["evaluate", BASE, "--test=my table.csv", "--column=text=txet"], None, "no column 'txet'; did you mean 'text'?"),
     (["embed", BASE, "--input=docs.jsonl", "--field=txt", "--out=o.npy"], 3, "no field 'txt'; did you mean 'text'?"),
+    # labels
+    (["finetune", BASE, TABLE, "--dev=odd label.csv", "--out=o"], 3, "odd label.csv:3: label 'goood' is not among"),
+    (["finetune", BASE, TABLE, "--dev=odd label.csv", "--out=o"], 3, "did you mean 'good'? (bad, good)"),
     # files and folders
+    (["search", "my idnex", "sea"], 4, "did you mean 'my index'?"),
     (["tokenizer", "my text", "--out=o"], 3, "my text: no such file or folder; did you mean 'my texts'?"),
     (["fill", "my run/base", "a ___"], 4, "my run/base: no such directory; did you mean 'my runs/base'?"),
     (["predict", TUNED, "--input=my tabel.csv"], 3, "no such file; did you mean 'my table.csv'?"),
@@ -113,6 +118,7 @@ WRONG = [
     (["fill", BASE, "a ___", "--top=0"], 2, "at least 1 has to be asked for"),
     (["neighbors", BASE, "sea", "--in=the sea.", "--corpus=lines.txt", "--layer=99"], 2, "layer 99 is not among"),
     ([*LEARN, "--steps=1", "--set=train.seed=-1"], 2, "must be from 0 to"),
+    (["finetune", BASE, TABLE, "--seeds=100000000", "--out=o"], 2, "at most 1,000"),
     # what goes wrong after the run has begun leaves nothing of it
     (["finetune", BASE, TABLE, "--labels=100000", "--out=o"], 3, "100000 labels were asked for"),
     (["finetune", BASE, TABLE, "--set=data.max_length=99999", "--out=o"], 2, "positions end at 512"),

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pretune.core.config import spec
-from pretune.core.errors import DataError, UsageError
+from pretune.core.errors import DataError, UsageError, nearest
 from pretune.tasks.conll import Columns
 from pretune.tasks.conllu import Conllu
 from pretune.tasks.example import Example
@@ -54,7 +54,8 @@ class Own:
             return number(row, value)
         if value not in self.labels:
             known = ", ".join(self.labels[:20])
-            raise fault(f"{row.where}: label {value[:40]!r} is not among those of the training data ({known})")
+            hint = nearest(value, self.labels)
+            raise fault(f"{row.where}: label {value[:40]!r} is not among those of the training data{hint} ({known})")
         return self.labels.index(value)
 
 

@@ -41,6 +41,8 @@ from pretune.train.store import Lock, listed
 from pretune.train.watch import Stop
 
 Facts = dict[str, Any]
+SEEDS = 1000
+"""More runs of the same thing than this are a slip of the finger."""
 
 
 def finetune(
@@ -102,8 +104,8 @@ def plan_of(
     found = Plan(rates=(tuning.train.lr,), seeds=(first,), labels=(tuning.task.labels,), baselines=names_of("default"))
     if before is not None:
         found = config.from_dict(Plan, before, where="plan")
-    if seeds is not None and seeds < 1:
-        raise UsageError(f"--seeds {seeds} must be at least 1")
+    if seeds is not None and not 1 <= seeds <= SEEDS:
+        raise UsageError(f"--seeds {seeds} must be at least 1, and at most {SEEDS:,}")
     return replace(
         found,
         rates=tuple(rates) or found.rates,
