@@ -72,6 +72,15 @@ def test_without_context() -> None:
     assert [one.word for one in found.static] == [tokenizer.token(i) for i in order[:3]]
 
 
+def test_tokens_are_told_as_people_read_them() -> None:
+    """Without the mark of the space before them; bytes that are no character as they are spelled."""
+    model = decoder()
+    found = neighbors(model, "plays", SENTENCE, CORPUS, k=400)
+    words = {one.word for one in found.static}
+    assert "the" in words and not any(word.startswith("Ġ") and len(word) > 1 for word in words)
+    assert not any("\ufffd" in word for word in words)
+
+
 def test_wishes_that_cannot_be() -> None:
     model = encoder()
     with pytest.raises(UsageError, match="has no word 'play'"):

@@ -209,7 +209,13 @@ def _static(model: LanguageModel, tokenizer: Tokenizer, pieces: Sequence[int], k
     scores[torch.tensor(sorted({*tokenizer.special_ids, *pieces}), device=table.device)] = -2.0
     values, places = scores.topk(min(k, len(scores)))
     pairs = zip(places.tolist(), values.tolist(), strict=True)
-    return [Entry(tokenizer.token(i), value) for i, value in pairs if value > -2.0]
+    return [Entry(_read(tokenizer, i), value) for i, value in pairs if value > -2.0]
+
+
+def _read(tokenizer: Tokenizer, token: int) -> str:
+    """A token as people read it, or as it is spelled where it is no whole character."""
+    text = tokenizer.decode([token]).strip()
+    return text if text and "\ufffd" not in text else tokenizer.token(token)
 
 
 def _find(word: str, text: str) -> tuple[int, int] | None:
