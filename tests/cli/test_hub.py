@@ -105,7 +105,7 @@ def test_a_copy_is_used_where_the_hub_is_out_of_reach(snapshot: Path, monkeypatc
 @pytest.mark.parametrize(
     ("fault", "error", "told"),
     [
-        ("ConnectError", ResourceError, "cannot be reached, and no copy is in the cache (ConnectError"),
+        ("ConnectError", ResourceError, "cannot be reached (ConnectError), and no copy of it is in the cache"),
         ("LocalEntryNotFoundError", ResourceError, "cannot be reached"),
         ("OfflineModeIsEnabled", ResourceError, "or give the directory of a model"),
         ("RepositoryNotFoundError", UsageError, "the hub has no such model"),
