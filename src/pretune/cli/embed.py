@@ -53,7 +53,7 @@ def embed(
 
     What is not said is as the model's directory says (sentence-transformers' files), or the mean of the last layer.
 
-    Example: pretune embed runs/small --input sentences.txt --out vectors.npy
+    Example: pretune embed runs/books --input sentences.txt --out vectors.npy
     """
     if out.suffix not in FORMATS:
         raise UsageError(f"--out '{out}': a name that ends in {', '.join(FORMATS)} is expected")

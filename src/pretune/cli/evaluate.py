@@ -106,7 +106,7 @@ def evaluate(
 
     Perplexity, minimal pairs, tasks with any number of shots, or what it was fine-tuned for.
 
-    Example: pretune evaluate runs/small --task blimp,lambada,boolq --shots 0,1,32
+    Example: pretune evaluate runs/books --task blimp,lambada,boolq --shots 0,1,32
     """
     counts = None if shots is None else _numbers(shots)
     how: dict[str, Any] = {

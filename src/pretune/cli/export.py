@@ -46,7 +46,7 @@ def export(
 ) -> None:
     """Write a model as a Hugging Face directory, all or nothing.
 
-    Example: pretune export runs/small --to hf --out share/small --dtype bfloat16
+    Example: pretune export runs/books --to hf --out share/books --dtype bfloat16
     """
     import torch
 

@@ -37,7 +37,7 @@ def fill(
 ) -> None:
     """Fill the blanks of texts, the likeliest answers first.
 
-    Example: pretune fill runs/bert "Paris is the [MASK] of France." --top 3
+    Example: pretune fill runs/books "Paris is the [MASK] of France." --top 3
     """
     wanted = given(texts or [], source, "text")
     from pretune.use.fill import blanks_of

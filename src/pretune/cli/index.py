@@ -55,7 +55,7 @@ def index(
 ) -> None:
     """Make an index of texts to search in, or add texts to one.
 
-    Example: pretune index runs/small --input documents.jsonl --out library
+    Example: pretune index runs/books --input documents.jsonl --out library
     """
     new_folder(out)
     texts = read(source, field)

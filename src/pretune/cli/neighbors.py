@@ -34,7 +34,7 @@ def neighbors(
 ) -> None:
     """Show words nearest to a word in context, and without.
 
-    Example: pretune neighbors runs/small play --in "Kids play in the park." --corpus books.txt
+    Example: pretune neighbors runs/books play --in "Kids play in the park." --corpus books.txt
     """
     texts = read(corpus)
     from pretune.analyze.neighbors import neighbors as work

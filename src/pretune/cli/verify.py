@@ -17,7 +17,7 @@ def verify(
 
     Hashes, config, tensors, values, tokenizer, and every checkpoint.
 
-    Example: pretune verify runs/small
+    Example: pretune verify runs/books
     """
     from pretune.adapt.verify import is_adapter, verify_adapter
     from pretune.core.hub import located
