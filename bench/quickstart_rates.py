@@ -82,6 +82,7 @@ def main() -> None:
     parser.add_argument("--rows", default="frozen,full,random", type=lambda text: text.split(","))
     parser.add_argument("--labels", default=[1000], type=lambda text: [int(part) for part in text.split(",")])
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--reviews", type=Path, help="a table with the columns text and label")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
@@ -93,7 +94,7 @@ def main() -> None:
     judge = Judge(work.texts, plan, args.out / "texts", trials, args.device)
     for labels in args.labels:
         for row in args.rows:
-            for seed in range(args.seeds):
+            for seed in range(args.first, args.first + args.seeds):
                 facts = {"labels": labels, "seed": seed, "network": work.base.name, "set": args.set}
                 timed(row, lambda r=row, n=labels, s=seed: judged(work, judge, r, n, s), **facts)
 
