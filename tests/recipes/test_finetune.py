@@ -12,9 +12,11 @@ import pretune as pt
 from pretune.adapt.adapted import Adapted
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.data.prepare import prepare
+from pretune.recipes.finetune import probe
 from pretune.recipes.finetune.choose import choose, label_counts, spec_of, usual_rate
 from pretune.recipes.finetune.fine import FineTuned
-from pretune.recipes.finetune.settings import Tuning
+from pretune.recipes.finetune.opening import open_task
+from pretune.recipes.finetune.settings import Tuning, Wanted
 from pretune.recipes.finetune.work import finetune, vacant
 from tests.recipes import tasked
 
@@ -175,6 +177,16 @@ class TestWays:
     def test_a_probe_reads_what_the_frozen_model_knows(self, base: Path, table: Path, tmp_path: Path) -> None:
         found = finetune(base, train=table, out=tmp_path / "run", method="frozen", steps=1, baselines="probe")
         assert found.scores["baselines"][0]["name"] == "probe" and found.scores["baselines"][0]["score"] > 0.8
+
+    def test_a_probe_reads_the_same_whatever_the_method(
+        self, base: Path, table: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        opened, seen, read = open_task(Wanted(train=str(table))), [], probe._features
+        monkeypatch.setattr(probe, "_features", lambda *given: seen.append(read(*given)) or seen[-1])
+        some = opened.parts.train[:20]
+        for method in ("full", "prompt"):
+            probe.probe(choose(base, train=table, method=method), opened.task, some, some, torch.device("cpu"))
+        assert (seen[0] == seen[2]).all()
 
     def test_random_weights_are_not_those_of_the_base(self, base: Path) -> None:
         from pretune.recipes.finetune.model import base_model

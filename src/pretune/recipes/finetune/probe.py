@@ -4,12 +4,14 @@ What it scores tells what pre-training alone has put there; what fine-tuning add
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pretune.adapt.adapted import Adapted, adapt
+from pretune.adapt.freeze import Full
 from pretune.core.types import Batch
 from pretune.evaluate.baselines.linear import tuned
 from pretune.nn.reading import summary
@@ -45,7 +47,7 @@ def probe(
     """What a linear model over the base's features says of examples, learnt from others."""
     body = base_model(tuning.base, seed=tuning.train.seed)
     model = adapt(body, head_for(task, body.spec, body.tokenizer, Tune(text=False))).eval().to(device)
-    encoder = encoder_for(tuning, task, model, [*train])
+    encoder = encoder_for(replace(tuning, method=Full()), task, model, [*train])  # without slots for a prompt
     x, z = (_features(model, encoder, some) for some in (train, judged))
     mean, std = x.mean(0), x.std(0) + 1e-6
     x, z = (x - mean) / std, (z - mean) / std
