@@ -221,4 +221,4 @@ def test_what_is_wrong_is_one_line(capsys: Capture, runs: dict[str, str], pairs:
 def test_help_has_an_example(capsys: Capture) -> None:
     assert main(["evaluate", "--help"]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "Example: pretune evaluate runs/small --task blimp,lambada,boolq --shots 0,1,32" in told
+    assert "Example: pretune evaluate runs/books --task blimp,lambada,boolq --shots 0,1,32" in told
