@@ -13,7 +13,7 @@ from pretune.adapt.adapted import Adapted
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.data.prepare import prepare
 from pretune.recipes.finetune import probe
-from pretune.recipes.finetune.choose import choose, label_counts, spec_of, usual_rate
+from pretune.recipes.finetune.choose import LAST_RATE, choose, label_counts, spec_of, usual_rate
 from pretune.recipes.finetune.fine import FineTuned
 from pretune.recipes.finetune.opening import open_task
 from pretune.recipes.finetune.settings import Tuning, Wanted
@@ -227,6 +227,12 @@ class TestWishes:
         assert rates == pytest.approx([3e-5, 3e-5, 8.49e-5, 4.41e-4], rel=1e-2)
         assert choose(base, task="sst2").train.lr == 5e-4  # 32 wide
         assert choose(base, task="sst2", method="lora").train.lr == usual_rate("lora", replace(spec, width=768))
+
+    def test_a_new_head_on_a_frozen_model_learns_fast(self, base: Path) -> None:
+        assert choose(base, task="sst2", method="last").train.lr == LAST_RATE
+        assert choose(base, task="sst2", method="last", lr=1e-4).train.lr == 1e-4
+        lora = choose(base, task="sst2", method="lora").train.lr
+        assert choose(base, task="sst2", method="lora+last").train.lr == lora
 
     def test_a_tree_is_read_as_it_was_written(self, base: Path) -> None:
         found = choose(base, task="sst2", method="adapter", epochs=2)

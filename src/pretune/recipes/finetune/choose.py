@@ -25,6 +25,8 @@ ULMFIT = {"tune.decay": 1 / 2.6, "train.schedule": {"kind": "slanted"}}
 """Discriminative rates and slanted triangles, beside gradual unfreezing (Howard and Ruder, 2018)."""
 MIX_RATE = 1e-3
 """Of a reader of mixed layers (Peters et al., 2018)."""
+LAST_RATE = 1e-3
+"""Of the topmost block and the head: a head that was just drawn learns too little at the rate of a whole model."""
 MORE = {
     "first": "the embeddings and the lower half of the blocks frozen",
     "last": "the topmost block and the head alone",
@@ -121,6 +123,8 @@ def named(name: str, spec: Model) -> tuple[str, dict[str, Any]]:
     if "gradual" in methods and len(methods) == 2:
         methods.remove("gradual")
         changes["tune.trained"] = {"kind": "gradual"}
+    if "last" in name.split("+") and (methods or ["full"]) == ["full"]:
+        changes["train.lr"] = LAST_RATE
     if len(methods) > 1:
         raise UsageError(f"'{name[:60]}': two methods on one model; keep one of {' and '.join(methods)}")
     return (methods or ["full"])[0], changes
