@@ -23,9 +23,9 @@ class Plan:
     window: int = 30  # of the vectors that it starts with: how far apart two pieces may meet
     masked: float = 0.4
     lr: float = 1e-3  # of pre-training
-    tune: float = 5e-3  # … of the head in fine-tuning, which begins as a linear probe
+    tune: float = 2e-2  # … of the head in fine-tuning, which begins as a linear probe; see `rate`
     decay: float = 0.1  # the rate of each part of the network over that of the part above it
-    fresh: tuple[float, float] = (2e-2, 0.3)  # both, for random weights, which have to change more
+    fresh: tuple[float, float] = (1e-2, 0.3)  # both, for random weights, which have to change more
     light: float = 1e-3  # of LoRA
     batch: int = 4096  # tokens in a step of pre-training
     share: float = 0.2  # of the time left that pre-training has
@@ -44,6 +44,10 @@ class Plan:
     def steps(self, labels: int) -> int:
         """Of fine-tuning."""
         return max(self.few, math.ceil(EPOCHS * labels / BATCH))
+
+    def rate(self, labels: int) -> float:
+        """Of fine-tuning a pre-trained network: fewer labels than 1,000 are learnt by heart unless it is lower."""
+        return self.tune * min(1.0, labels / 1000)
 
     @property
     def least(self) -> int:

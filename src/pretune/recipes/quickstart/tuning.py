@@ -76,7 +76,7 @@ class Judge:
         """The network with a head on the mean of its states that is fitted first, then trained by a method."""
         plan, out, steps = self.plan, self.out / f"{name}-{labels}-{seed}", self.plan.steps(labels)
         rates = {"random": plan.fresh, "lora": (plan.light, None)}
-        rate, decay = rates.get(name, (plan.tune, plan.decay))
+        rate, decay = rates.get(name, (plan.rate(labels), plan.decay))
         run = finetune(
             base,
             out=out,
