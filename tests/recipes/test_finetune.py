@@ -231,6 +231,7 @@ class TestWishes:
     def test_a_new_head_on_a_frozen_model_learns_fast(self, base: Path) -> None:
         assert choose(base, task="sst2", method="last").train.lr == LAST_RATE
         assert choose(base, task="sst2", method="last", lr=1e-4).train.lr == 1e-4
+        assert choose(base, task="sst2", method="ulmfit").train.lr == 1e-3
         lora = choose(base, task="sst2", method="lora").train.lr
         assert choose(base, task="sst2", method="lora+last").train.lr == lora
 

@@ -21,8 +21,9 @@ WHOLE = ("full", "gradual")
 WIDTH, POWER, HIGHEST = 768, 1.5, 5e-4
 """The width that their usual rate is for, how it grows for narrower ones (Turc et al., 2019, take up to ten times more
 for widths of 128 and 256), and the highest that is given."""
-ULMFIT = {"tune.decay": 1 / 2.6, "train.schedule": {"kind": "slanted"}}
-"""Discriminative rates and slanted triangles, beside gradual unfreezing (Howard and Ruder, 2018)."""
+ULMFIT = {"tune.decay": 1 / 2.6, "train.schedule": {"kind": "slanted"}, "train.lr": 1e-3}
+"""Discriminative rates and slanted triangles, beside gradual unfreezing (Howard and Ruder, 2018); the rate is that of
+the head, and each part below has 2.6 times less."""
 MIX_RATE = 1e-3
 """Of a reader of mixed layers (Peters et al., 2018)."""
 LAST_RATE = 1e-3
