@@ -31,7 +31,7 @@ METHODS: dict[str, Method] = {
     "random": Method("random weights", "random", "the same network without pre-training, trained on the labels alone"),
     "frozen": Method("feature extraction", "pretrained", "the pre-trained network as it is, a linear model on top"),
     "lora": Method("LoRA", "pretrained", "low-rank changes of the pre-trained network"),
-    "gradual": Method("gradual unfreezing", "pretrained", "from the top down, a part more every epoch"),
+    "gradual": Method("gradual unfreezing", "pretrained", "from the top down, one part after the other"),
     "full": Method("full fine-tuning", "pretrained", "all weights of the pre-trained network"),
     "other": Method("MiniLM, feature extraction", "other", "what much more pre-training by someone else buys"),
 }
