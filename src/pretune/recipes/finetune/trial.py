@@ -168,8 +168,7 @@ class Trial:
             start=state.step,
             stop=self.steps,
             micro=state.micro,
-            workers=fit.workers
-            or 0,  # NOTE: processes take longer to start than many a run lasts
+            workers=fit.workers or 0,  # NOTE: processes take longer to start than many a run lasts
             device=self.ranks.device,
         )
         with feed:
