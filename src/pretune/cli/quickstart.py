@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pretune.cli._next import command
 from pretune.cli._signals import ending_well
 from pretune.core import log
 
@@ -28,7 +29,9 @@ def quickstart(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Pre-train a small model on film reviews, fine-tune it with few labels, and see what that was worth.
+    """See what pre-training buys: film reviews and few labels.
+
+    Pre-trains a small model on film reviews, fine-tunes it with few labels, and puts simpler things beside it.
 
     Example: pretune quickstart --budget 6m --out runs/quickstart
 
@@ -45,7 +48,7 @@ def quickstart(
         print("\n".join([*_table(found.results["rows"]), "", *found.results["story"]]))
     run = out / found.results["runs"][-1]
     log.say(f"report: {found.page}")
-    log.say(f'next: echo "a lovely film" | pretune predict {run} --input -')
+    log.say(f'next: echo "a lovely film" | {command("predict", run, "--input", "-")}')
 
 
 def _table(rows: "Sequence[dict[str, Any]]") -> "Iterator[str]":
