@@ -4,7 +4,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.recipes import tasked
 from tests.recipes.small import Prepared, make
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small encoder to fine-tune."""
+    return tasked.make_base(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table with two classes."""
+    return tasked.classes(tmp_path_factory.mktemp("table") / "own.csv")
 
 
 @pytest.fixture(scope="session")

@@ -25,16 +25,6 @@ QUICK = {"train.judge": 40, "train.log_every": 5}
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tasked.make_base(tmp_path_factory.mktemp("encoder"))
-
-
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tasked.classes(tmp_path_factory.mktemp("table") / "own.csv")
-
-
-@pytest.fixture(scope="module")
 def fine(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> FineTuned:
     """A run that has learnt its task; not to be changed."""
     out = tmp_path_factory.mktemp("fine") / "run"

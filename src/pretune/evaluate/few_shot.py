@@ -59,12 +59,7 @@ def few_shot(
 ) -> Result:
     """How often a model chooses the right answer, with so many solved examples before each question."""
     prompt, asking = _put(task, trial, asking)
-    split, examples = questions(task, trial)
-    solved, source = shots_of(task, trial, split, examples, shots)
-    known = {id(example) for example in solved}
-    examples = [example for example in examples if id(example) not in known]
-    if trial.limit is not None:
-        examples = subset(examples, trial.limit, trial.seed)
+    split, examples, solved, source = asked(task, trial, shots)
     prompter = Prompter(model, prompt, solved, asking)
     length = trial.length or ("sum" if prompt.answers else "token")
     if length not in ("sum", "token", "byte"):
@@ -87,6 +82,16 @@ def few_shot(
         notes=notes_of(task, Lost(found.dropped, found.cut), shots, solved, (source, split), trial),
         prompt=_shown(prompter, examples[0]) if trial.show else None,
     )
+
+
+def asked(task: Task, trial: Trial, shots: int) -> tuple[str, list[Example], list[Example], str]:
+    """The split that is evaluated, its questions, and the shots before them with the split they are from."""
+    split, examples = questions(task, trial)
+    examples = _marked(task, examples)
+    solved, source = shots_of(task, trial, split, examples, shots)
+    known = {id(example) for example in solved}
+    examples = [example for example in examples if id(example) not in known]
+    return split, examples if trial.limit is None else subset(examples, trial.limit, trial.seed), solved, source
 
 
 def questions(task: Task, trial: Trial) -> tuple[str, list[Example]]:
@@ -156,10 +161,15 @@ def shots_of(
     there = task.available(trial.data)
     others = [name for name in there if name != split and name.startswith("train")]
     source = next(iter([*others, *(name for name in there if name == "dev" != split)]), None)
-    pool = examples if source is None else list(there[source].read())
-    if source is not None and task.kind in ("span", "generation"):  # of which there are two classes, or one
-        pool = [replace(one, label=int(task.kind == "span" and not one.answers)) for one in pool]
+    pool = examples if source is None else _marked(task, list(there[source].read()))
     return draw(pool, shots if source else min(shots, len(pool) - 1), trial.seed), source or split
+
+
+def _marked(task: Task, examples: Sequence[Example]) -> list[Example]:
+    """With labels to draw by where an answer is written: whether there is one in the passage, or all alike."""
+    if task.kind not in ("span", "generation"):
+        return list(examples)
+    return [replace(one, label=int(task.kind == "span" and not one.answers)) for one in examples]
 
 
 def notes_of(

@@ -16,14 +16,13 @@ import torch
 from torch import nn
 
 from pretune.core.errors import DataError, UsageError
-from pretune.evaluate.few_shot import USUAL, Lost, Trial, notes_of, questions, shots_of
+from pretune.evaluate.few_shot import USUAL, Lost, Trial, asked, notes_of
 from pretune.evaluate.prompts import BLANK, Prompt, put
 from pretune.evaluate.result import Result
 from pretune.evaluate.shots import fitting
 from pretune.metrics.answers import normalise
 from pretune.tasks.answer import Prediction, score
 from pretune.tasks.example import Example
-from pretune.tasks.splits import subset
 from pretune.tasks.task import Task
 from pretune.use.decoding import Decoding
 from pretune.use.generate import ROWS, check, complete
@@ -74,13 +73,7 @@ def written(
     """How good the answers are that a model writes, with so many solved examples before each question."""
     if trial.calibrate or trial.length is not None:
         raise UsageError(f"task '{task.name}' is answered in writing: nothing is compared by length or calibrated")
-    split, examples = questions(task, trial)
-    examples = [_marked(task, example) for example in examples]
-    solved, source = shots_of(task, trial, split, examples, shots)
-    known = {id(example) for example in solved}
-    examples = [example for example in examples if id(example) not in known]
-    if trial.limit is not None:
-        examples = subset(examples, trial.limit, trial.seed)
+    split, examples, solved, source = asked(task, trial, shots)
     writer = Writer(model, _put(task, trial), solved, replace(asking, given=trial.text_to_text), most=NEW[task.kind])
     texts, lost = writer.write(examples, tell)
     counts = {
@@ -237,11 +230,6 @@ def answer_of(example: Example) -> str:
     if example.target is not None:
         return " ".join(example.target.split())
     return example.answers[0] if example.answers else UNANSWERED
-
-
-def _marked(task: Task, example: Example) -> Example:
-    """An example with a label to draw shots by: whether there is an answer in the passage."""
-    return replace(example, label=int(not example.answers) if task.kind == "span" else 0)
 
 
 def _put(task: Task, trial: Trial) -> Prompt:

@@ -50,13 +50,15 @@ class Replay:
 
     def __call__(self, run: Run, batch: Batch, told: Mapping[str, Tensor]) -> Loss:
         """What `run` does; gradients must be None before."""
+        if self._off:
+            return run(batch, told)
         packed = Packed.of([batch])
         # NOTE: a recording knows addresses: weights that were put elsewhere, or frozen, are another form.
         key = (packed.form, tuple(told), tuple((p.data_ptr(), p.requires_grad) for p in self._parameters))
         kept = self._kept.get(key)
         if kept is None:
             self._seen[key] += 1
-            made = None if self._off or self._seen[key] <= WARM else self._keep(packed, run, told)
+            made = None if self._seen[key] <= WARM else self._keep(packed, run, told)
             if made is None:
                 return run(batch, told)
             if len(self._kept) == MOST:

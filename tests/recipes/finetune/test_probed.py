@@ -16,19 +16,8 @@ from pretune.recipes.finetune.work import finetune
 from pretune.tasks.answer.logits import logits_of
 from pretune.tasks.encode import Items, TaskEncoder
 from pretune.tasks.own import own_task
-from tests.recipes import tasked
 
 MEAN = Reading(at="mean")
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tasked.make_base(tmp_path_factory.mktemp("encoder"))
-
-
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tasked.classes(tmp_path_factory.mktemp("table") / "own.csv")
 
 
 def opened(base: Path, table: Path, classes: int = 2, reading: Reading = MEAN) -> tuple[Adapted, Items]:
