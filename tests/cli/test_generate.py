@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pretune.cli import main
+from pretune.cli import _progress, main
 from pretune.cli._prompts import unescaped
 from tests.recipes.small import FAST, make, shrunk
 
@@ -103,6 +103,18 @@ def test_prompts_from_a_file_and_a_pipe(
     assert [entry["prompt"] for entry in json.loads(found)] == ["The king", "A boy"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
     assert said(capsys, *words, "--input=-") == found
+
+
+def test_many_prompts_show_how_far_they_are(
+    capsys: Capture, runs: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prompts.txt").write_text("The king\nA boy\n")
+    monkeypatch.setattr(_progress, "_EVERY", 0)
+    words = ["generate", runs[GPT], f"--input={tmp_path / 'prompts.txt'}", "--max-new-tokens=4", "--batch=1"]
+    text = said(capsys, *words)
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    assert out == text and "writing: 50%, 2 texts, 0:0" in err
 
 
 def test_what_is_refused(capsys: Capture, runs: dict[str, str], tmp_path: Path) -> None:

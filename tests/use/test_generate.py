@@ -18,7 +18,7 @@ from pretune.models.model import LanguageModel
 from pretune.use.beam import Beams
 from pretune.use.decoding import Beam, Decoding, Greedy, Sample
 from pretune.use.engine import Engine
-from pretune.use.generate import complete
+from pretune.use.generate import Watch, complete
 from pretune.use.marks import Marks
 from pretune.use.rows import Rows
 from tests.contracts.tiny import CASES, DECODERS, ENCODERS, PAIRS, ROOM, model_of, text
@@ -102,7 +102,7 @@ def test_the_mode_of_a_model_is_left_as_it_was() -> None:
 def test_looks_and_groups_change_nothing(search: Any) -> None:
     model, prompts = model_of(DECODERS[0]), text(5, 1, 9, 3, 5)
     wanted = tokens(model, prompts, search)
-    assert tokens(model, prompts, search, look=4) == wanted
+    assert tokens(model, prompts, search, watch=Watch(every=4)) == wanted
     assert tokens(model, prompts, search, batch=3) == wanted
 
 
@@ -112,7 +112,7 @@ def test_rows_that_end_stay_ended() -> None:
     free = tokens(model, prompts)
     end = free[0][2]
     how = Decoding(max_new_tokens=NEW)
-    found = complete(model, prompts, how, marks=Marks(ends=(end,)), look=4)
+    found = complete(model, prompts, how, marks=Marks(ends=(end,)), watch=Watch(every=4))
     for (one,), whole in zip(found, free, strict=True):
         size = whole.index(end) if end in whole else NEW
         assert (one.tokens, one.ended) == (whole[:size], "end" if end in whole else "length")
@@ -136,10 +136,19 @@ def test_a_watcher_sees_texts_grow_and_can_end_them() -> None:
         seen.append((request, number, len(new)))
         return request == 1 and len(new) == 2
 
-    found = complete(model, text(5, 3), Decoding(max_new_tokens=NEW), marks=MARKS, watch=watch)
+    found = complete(model, text(5, 3), Decoding(max_new_tokens=NEW), marks=MARKS, watch=Watch(watch))
     assert [(len(one.tokens), one.ended) for (one,) in found] == [(NEW, "length"), (2, "stop")]
     assert [size for request, _, size in seen if request == 0] == [1, 2, 3, 4, 5, 6]
     assert [size for request, _, size in seen if request == 1] == [1, 2]
+
+
+@pytest.mark.parametrize("search", [Greedy(), Beam(beams=2)], ids=["greedy", "beams"])
+def test_the_share_that_is_done_grows_to_the_whole(search: Any) -> None:
+    shares: list[float] = []
+    how = Decoding(max_new_tokens=NEW, search=search)
+    complete(model_of(DECODERS[0]), text(5, 1, 9), how, marks=MARKS, batch=how.width, watch=Watch(share=shares.append))
+    assert shares == sorted(shares) and shares[-1] == 1
+    assert {1 / 3, 2 / 3} <= {*shares} and 1 / 3 / NEW in shares, "of groups, and of steps in them"
 
 
 def test_a_step_changes_its_buffers_in_place() -> None:

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +12,7 @@ import typer
 from pretune.cli._models import Number, opened
 from pretune.cli._names import DEVICES, among
 from pretune.cli._next import hint
+from pretune.cli._progress import Tell, progress
 from pretune.cli._prompts import given, unescaped
 from pretune.core import log
 from pretune.core.errors import UsageError
@@ -93,7 +96,7 @@ def generate(
         raise UsageError(f"--batch {batch} must be at least 1")
     texts = given(prompts or [], source, "prompt")
     from pretune.use.decoding import Wishes, decoding
-    from pretune.use.write import usual, write
+    from pretune.use.write import Told, usual, write
 
     found = opened(model, device=device, dtype=dtype, speaks=True)
     wishes: dict[str, Any] = {
@@ -115,24 +118,29 @@ def generate(
     how = decoding(**asked)
     one = len(texts) == num == beams == 1 and not as_json
     flows = stream if stream is not None else one and sys.stdout.isatty()
-    answers = write(
-        found,
-        texts,
-        how,
-        stop=[unescaped(text) for text in stop or ()],
-        start=start,
-        truncate=truncate,
-        prefix=prefix,
-        batch=batch,
-        compiled=compiled,
-        stream=_tell if flows else None,
-    )
+    with nullcontext() if flows else progress("writing") as tell:
+        answers = write(
+            found,
+            texts,
+            how,
+            stop=[unescaped(text) for text in stop or ()],
+            start=start,
+            truncate=truncate,
+            prefix=prefix,
+            batch=batch,
+            compiled=compiled,
+            told=Told(pieces=_tell) if tell is None else Told(share=_telling(tell, len(texts) * num)),
+        )
     _print(texts, answers, as_json=as_json, flowed=flows)
     empty, every = sum(not text.new for answer in answers for text in answer), len(answers) * num
     if empty:
         log.warn(f"{empty:,} of {every:,} texts have nothing new: they ended at once, or are special tokens alone")
     more = ("--num", 3) if num == beams == 1 else ("--temperature", 0)
     hint("generate", model, *(prompts or ("--input", source)), *more, silent=as_json or source == "-")
+
+
+def _telling(tell: Tell, texts: int) -> Callable[[float], None]:
+    return lambda share: tell(share, f"{texts:,} texts")
 
 
 def _tell(piece: str) -> None:

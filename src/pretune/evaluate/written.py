@@ -25,7 +25,7 @@ from pretune.tasks.answer import Prediction, score
 from pretune.tasks.example import Example
 from pretune.tasks.task import Task
 from pretune.use.decoding import Decoding
-from pretune.use.generate import ROWS, check, complete
+from pretune.use.generate import ROWS, Watch, check, complete
 from pretune.use.marks import Marks
 from pretune.use.score import PLAIN, Asking
 from pretune.use.score.forms import Causal, Given, Infilled, Sentinel
@@ -197,7 +197,7 @@ class Writer:
                         Decoding(max_new_tokens=self.new),
                         marks=marks,
                         begun=begun,
-                        watch=lambda request, number, tokens: stops.cut(follow[request](tokens))[1],
+                        watch=Watch(lambda request, number, tokens: stops.cut(follow[request](tokens))[1]),
                         batch=batch,
                     )
                 break

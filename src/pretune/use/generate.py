@@ -5,8 +5,8 @@
 A decoder goes on from what it has read; the decoder of an encoder-decoder writes what the encoder's source asks for.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -33,11 +33,28 @@ STEP = 64
 """Caches on a GPU hold a multiple of so many tokens, so that prompts of other lengths need no other capture."""
 
 
-class Watch(Protocol):
+class Grown(Protocol):
     """Told what a row has written so far; true ends the row."""
 
     def __call__(self, request: int, number: int, tokens: list[int]) -> bool:
         """`request` counts the prompts, `number` the returns of one."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who is told while texts are written: of every row that is not a beam's, and of the share that is done (0 to 1).
+
+    That is after every step, or `every` so many; on a GPU, which would have to wait, after every 16 by default.
+    """
+
+    grown: Grown | None = None
+    share: Callable[[float], None] | None = None
+    every: int | None = None
+
+    def told(self, done: float) -> None:
+        """Tell the share, if anyone asks."""
+        if self.share is not None:
+            self.share(done)
 
 
 def complete(
@@ -49,8 +66,7 @@ def complete(
     marks: Marks | None = None,
     begun: Sequence[Tokens] | None = None,
     prefix: bool = False,
-    watch: Watch | None = None,
-    look: int | None = None,
+    watch: Watch = Watch(),  # noqa: B008 (a frozen value)
     compiled: bool = False,
 ) -> list[list[Written]]:
     """What a model writes: for each prompt `returns` texts, best first where they are beams.
@@ -59,8 +75,7 @@ def complete(
     starts as its config says, or by `marks`, and has already said what is `begun`, if anything. With `prefix` a
     decoder's prompt sees all of itself, for models that learned to read so. At most `batch` rows (texts, or beams) are
     decoded together, those of similar length; answers come in the order of the prompts, and do not depend on it.
-    `watch` sees every row that is not a beam's after every `look` steps. With `compiled` a step is compiled first,
-    which takes a minute and pays on a GPU when much is written.
+    With `compiled` a step is compiled first, which takes a minute and pays on a GPU when much is written.
     """
     found = body(model)
     check(found)
@@ -70,14 +85,16 @@ def complete(
     read = _read(found, prompts, marks, begun)
     _fits(found, read, decoding)
     order = np.argsort([-len(one.source or one.prompt) for one in read], kind="stable").tolist()
-    every = look or (1 if found.tokens.weight.device.type == "cpu" else LOOK)
+    every = watch.every or (1 if found.tokens.weight.device.type == "cpu" else LOOK)
     written: list[list[Written]] = [[] for _ in prompts]
+    groups = [*_groups(order, max(batch // decoding.width, 1))]
     with reading(found):
-        for group in _groups(order, max(batch // decoding.width, 1)):
+        for number, group in enumerate(groups):
             job = Job(found, group, [read[i] for i in group], decoding, marks, prefix)
-            answers = _write(job, watch, every, compiled)
+            answers = _write(job, Watch(watch.grown, _part(watch, number, len(groups)), every), compiled)
             for request, answer in zip(group, answers, strict=True):
                 written[request] = answer
+            watch.told((number + 1) / len(groups))
     return written
 
 
@@ -134,7 +151,12 @@ def _plain(tokens: Tokens, number: int, model: LanguageModel) -> list[int]:
     return found
 
 
-def _write(job: Job, watch: Watch | None, every: int, compiled: bool) -> list[list[Written]]:
+def _part(watch: Watch, number: int, groups: int) -> Callable[[float], None]:
+    """Who is told the share of one group: what that is of all."""
+    return lambda share: watch.told((number + share) / groups)
+
+
+def _write(job: Job, watch: Watch, compiled: bool) -> list[list[Written]]:
     """One group of prompts, from reading them to their texts."""
     model, group, given, decoding, marks, prefix = job
     both, device = model.spec.both, model.tokens.weight.device
@@ -156,21 +178,20 @@ def _write(job: Job, watch: Watch | None, every: int, compiled: bool) -> list[li
     engine.load(cache, index)
     engine.search.load(prompts, group, getattr(decoding.search, "seed", 0))
     engine.search.choose(logits.index_select(0, index))
-    return _run(engine, group, decoding, watch, every)
+    return _run(engine, group, decoding, watch)
 
 
-def _run(
-    engine: Engine, group: Sequence[int], decoding: Decoding, watch: Watch | None, every: int
-) -> list[list[Written]]:
+def _run(engine: Engine, group: Sequence[int], decoding: Decoding, watch: Watch) -> list[list[Written]]:
     """Steps, and now and then a look at what they gave."""
     search, count = engine.search, 1
     halted: dict[int, list[int]] = {}
     while True:
-        if watch is not None and isinstance(search, Rows):
-            _show(search, group, watch, halted)
+        if watch.grown is not None and isinstance(search, Rows):
+            _show(search, group, watch.grown, halted)
+        watch.told(count / decoding.max_new_tokens)
         if count >= decoding.max_new_tokens or search.finished():
             break
-        for _ in range(min(every, decoding.max_new_tokens - count)):
+        for _ in range(min(watch.every or 1, decoding.max_new_tokens - count)):
             engine.advance()
             count += 1
     answers = search.results()
@@ -179,12 +200,12 @@ def _run(
     return answers
 
 
-def _show(search: Rows, group: Sequence[int], watch: Watch, halted: dict[int, list[int]]) -> None:
+def _show(search: Rows, group: Sequence[int], grown: Grown, halted: dict[int, list[int]]) -> None:
     """Tell of every row that still writes, and end those that need no more."""
     ends, returns, over = search.marks.ends, search.decoding.returns, []
     for row, tokens in enumerate(search.new()):
         shown = tokens[:-1] if tokens and tokens[-1] in ends else tokens
-        if row not in halted and watch(group[row // returns], row % returns, shown):
+        if row not in halted and grown(group[row // returns], row % returns, shown):
             halted[row] = shown
             over.append(row)
     if over:

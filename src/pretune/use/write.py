@@ -1,14 +1,14 @@
 """`pretune.generate`: texts in, texts out."""
 
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Unpack
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Unpack
 
 from torch import nn
 
 from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.use.decoding import Beam, Decoding, Wishes, decoding
-from pretune.use.generate import ROWS, check, complete
+from pretune.use.generate import ROWS, Watch, check, complete
 from pretune.use.marks import Marks
 from pretune.use.prefill import limits
 from pretune.use.prompts import encode, spelled
@@ -28,6 +28,13 @@ class Text(NamedTuple):
     ended: Literal["end", "length", "stop"]
     tokens: int  # new ones
     score: float | None = None
+
+
+class Told(NamedTuple):
+    """Who is told while it is written: pieces of the one text as they come, or the share that is done (0 to 1)."""
+
+    pieces: Tell | None = None
+    share: Callable[[float], None] | None = None
 
 
 def generate(
@@ -68,7 +75,7 @@ def generate(
         prefix=prefix,
         batch=batch,
         compiled=compiled,
-        stream=stream,
+        told=Told(pieces=stream),
     )
     return [text.text for texts in found for text in texts]
 
@@ -90,7 +97,7 @@ def write(
     prefix: bool = False,
     batch: int = ROWS,
     compiled: bool = False,
-    stream: Tell | None = None,
+    told: Told = Told(),  # noqa: B008 (a frozen value)
 ) -> list[list[Text]]:
     """As `generate`, with all that is known of each text, by prompt."""
     found = body(model)
@@ -102,26 +109,25 @@ def write(
     if cut:
         log.warn(f"{cut:,} tokens of prompts were cut: they and {how.max_new_tokens} new ones do not fit the model")
     follow = [Continuation(tokenizer, () if found.spec.both else ids) for ids in given]
-    told = _stream(stream, stops, how, len(prompts))
-    if told is not None and not found.spec.both:
-        told.tell(prompts[0])
+    stream = _stream(told.pieces, stops, how, len(prompts))
+    if stream is not None and not found.spec.both:
+        stream.tell(prompts[0])
 
-    def watch(request: int, number: int, tokens: list[int]) -> bool:
+    def grown(request: int, number: int, tokens: list[int]) -> bool:
         text = follow[request](tokens)
-        if told is not None:
-            told.grown(text)
+        if stream is not None:
+            stream.grown(text)
         return stops.cut(text)[1]
 
-    watched = None if told is None and not stops.texts else watch
-    look = 1 if told is not None else None
-    more: dict[str, Any] = {"batch": batch, "look": look, "compiled": compiled, "prefix": prefix}
-    answers = complete(found, given, how, marks=marks, watch=watched, **more)
+    seen = stream is not None or stops.texts
+    watch = Watch(grown if seen else None, told.share, every=None if stream is None else 1)
+    answers = complete(found, given, how, marks=marks, watch=watch, batch=batch, compiled=compiled, prefix=prefix)
     texts = [
         [_text("" if found.spec.both else prompt, tell, one, stops) for one in answer]
         for prompt, tell, answer in zip(prompts, follow, answers, strict=True)
     ]
-    if told is not None:
-        told.end(texts[0][0].new)
+    if stream is not None:
+        stream.end(texts[0][0].new)
     return texts
 
 
