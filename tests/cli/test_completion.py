@@ -100,21 +100,25 @@ def test_a_home_that_cannot_be_written(capsys: Capture, tmp_path: Path, monkeypa
 
 
 def test_names_are_those_that_verbs_take() -> None:
-    """What is read from the source is what importing it gives."""
-    from pretune.models import catalog
-    from pretune.models.families import FAMILIES
+    """What is written down, so that nothing is imported for it, is what importing it gives."""
+    from pretune.models.families import FAMILIES, SIZES, STYLED
     from pretune.objectives.objective import MODEL_SHAPES
     from pretune.recipes.evaluate import FILES
     from pretune.recipes.finetune.choose import MORE
     from pretune.use.pooling import POOLINGS
 
-    assert {*_names.families()} == {*FAMILIES, *catalog.names()}
-    assert (_names.SHAPES, _names.POOLINGS) == (MODEL_SHAPES, POOLINGS)
+    assert {family: tuple(FAMILIES.get(family).sizes) for family in FAMILIES} == SIZES, "update SIZES"
+    trained = {family: FAMILIES.get(family).training for family in [*FAMILIES][::-1]}
+    assert {each.tokenizer[1]: family for family, each in trained.items() if each} == STYLED, "update STYLED"
+    assert (_names.SHAPES, _names.POOLINGS, _names.FILES) == (MODEL_SHAPES, POOLINGS, FILES)
     assert {*MORE} <= {*_names.methods()} and {*FILES} <= {*_names.judged()}
-    assert all(family == _names.family_of(_special(style))[0] for style, family in STYLED.items())
 
 
-STYLED = {"cls-sep": "bert", "s-mask": "roberta", "endoftext": "gpt", "sentinels": "t5", "cls-last": "xlnet"}
+def test_a_family_for_the_tokens_there_are() -> None:
+    from pretune.models.families import STYLED
+
+    assert all(_names.family_of(_special(style))[0] == family for style, family in STYLED.items())
+    assert _names.family_of(set()) == _names.family_of(_special("cls-sep"))
 
 
 def _special(style: str) -> set[str]:

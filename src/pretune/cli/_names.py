@@ -3,15 +3,12 @@
 Every function here takes what is typed so far and gives names, as typer's `autocompletion` wants them.
 """
 
-import ast
-import functools
-import importlib.util
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 Complete = Callable[[str], list[str]]
 
 DEVICES = ("cpu", "cuda", "cuda:0")
+FILES = ("minimal_pairs", "bias_pairs", "cloze", "scored_pairs", "triplets")
 POOLINGS = ("mean", "cls", "max", "last", "mean_sqrt", "weighted", "static")
 SHAPES = ("encoder", "decoder", "encoder-decoder", "two-way", "generator-discriminator", "two-stream")
 PATHS = {
@@ -31,14 +28,10 @@ PATHS = {
 
 def families(typed: str = "") -> list[str]:
     """Families, and their sizes once a family is typed."""
-    from pretune.models.families import FAMILIES
+    from pretune.models.families import FAMILIES, SIZES
 
-    return [
-        name
-        for family, target in FAMILIES.table.items()
-        for name in (family, *(f"{family}-{size}" for size in _sizes(target)))
-        if name.startswith(typed)
-    ]
+    names = (name for family in FAMILIES for name in (family, *(f"{family}-{size}" for size in SIZES.get(family, ()))))
+    return _beginning(names, typed)
 
 
 def objectives(typed: str = "") -> list[str]:
@@ -66,8 +59,7 @@ def judged(typed: str = "") -> list[str]:
     """Tasks to evaluate on, with commas between them; and the kinds of files that are evaluated like tasks."""
     from pretune.tasks import TASKS
 
-    files = ast.literal_eval(_values(_source("pretune.recipes.evaluate"))["FILES"])
-    return _last([*TASKS, *files], typed, ",")
+    return _last([*TASKS, *FILES], typed, ",")
 
 
 def kinds(typed: str = "") -> list[str]:
@@ -132,51 +124,10 @@ def _last(names: Sequence[str], typed: str, between: str) -> list[str]:
 
 def family_of(special: Collection[str]) -> tuple[str, list[str]]:
     """The first family that is usually trained on such special tokens, with its sizes; else the first of all."""
-    from pretune.models.families import FAMILIES
+    from pretune.models.families import FAMILIES, SIZES, STYLED
     from pretune.text.styles import STYLES
 
     there = [(len(style.marks), name) for name, style in STYLES.items() if {m.text for m in style.marks} <= {*special}]
     style = max(there, default=(0, ""))[1]
-    fitting = (family for family, target in FAMILIES.table.items() if style in _words(_arguments(target)["training"]))
-    family = next(fitting, FAMILIES.names()[0])
-    return family, [*_sizes(FAMILIES.table[family])]
-
-
-def _sizes(target: str) -> Iterator[str]:
-    """The sizes of a family: the keys of a literal, or of the one that a function of the same file makes them from."""
-    sizes = _arguments(target)["sizes"]
-    if isinstance(sizes, ast.Call) and isinstance(sizes.func, ast.Name):
-        body = _source(target.partition(":")[0])
-        maker = next(here for here in body if isinstance(here, ast.FunctionDef) and here.name == sizes.func.id)
-        used = [part.id for part in ast.walk(maker) if isinstance(part, ast.Name)]
-        values = _values(body)
-        sizes = next(values[name] for name in used if isinstance(values.get(name), ast.Dict))
-    assert isinstance(sizes, ast.Dict)
-    return (key.value for key in sizes.keys if isinstance(key, ast.Constant) and isinstance(key.value, str))
-
-
-def _arguments(target: str) -> dict[str, ast.expr]:
-    """What an entry is made of, as it stands in its source, for importing a family would take a second."""
-    module, _, attribute = target.partition(":")
-    made = _values(_source(module))[attribute]
-    assert isinstance(made, ast.Call)
-    return {word.arg: word.value for word in made.keywords if word.arg}
-
-
-def _values(body: list[ast.stmt]) -> dict[str, ast.expr]:
-    return {
-        here.targets[0].id: here.value
-        for here in body
-        if isinstance(here, ast.Assign) and isinstance(here.targets[0], ast.Name)
-    }
-
-
-@functools.cache
-def _source(module: str) -> list[ast.stmt]:
-    found = importlib.util.find_spec(module)
-    assert found is not None and found.origin is not None
-    return ast.parse(Path(found.origin).read_bytes()).body
-
-
-def _words(tree: ast.expr) -> set[object]:
-    return {part.value for part in ast.walk(tree) if isinstance(part, ast.Constant)}
+    family = STYLED.get(style) or FAMILIES.names()[0]
+    return family, [*SIZES.get(family, ())]
