@@ -257,7 +257,8 @@ class _Work:
         split, most = self.how.get("split"), self.how.get("limit")
         told = evaluate_run(run, task=task, data=self.data, split=split, most=most, device=self.device)
         counts = {"examples": told["examples"]}
-        return Result(task=told["task"], split=told["split"], scores=told["scores"], counts=counts)
+        notes = tuple(told["notes"])
+        return Result(task=told["task"], split=told["split"], scores=told["scores"], counts=counts, notes=notes)
 
     @property
     def trial(self) -> Trial:

@@ -16,12 +16,14 @@ import torch
 from pretune.adapt import methods
 from pretune.adapt.adapted import Adapted, adapt, one_of
 from pretune.adapt.heads.generation import Generation
-from pretune.core import io
+from pretune.core import config, io
 from pretune.core.errors import CheckpointError, DataError, UsageError, nearest_file
 from pretune.recipes.choose import device_of
 from pretune.recipes.finetune.inputs import example_of
 from pretune.recipes.finetune.kept import Kept, Member
-from pretune.recipes.finetune.opening import answered
+from pretune.recipes.finetune.opening import Opened, answered, open_task
+from pretune.recipes.finetune.settings import Wanted
+from pretune.recipes.resolve import RUN
 from pretune.recipes.run import COST
 from pretune.tasks import TASKS
 from pretune.tasks.answer import Prediction, predict, score, with_threshold
@@ -164,7 +166,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """The scores of a fine-tuned run on its own task, or on another with the same labels (another domain).
 
-    On test by default, or on dev where test has no answers; `most` takes so many examples, stratified.
+    On test by default, or on dev where test has no answers; `most` takes so many examples, stratified. Where the run
+    had divided the one split that there is, it is divided again: no example that was trained on is asked.
     """
     fine = FineTuned.open(run, device=device)
     if fine.kept.members:
@@ -180,18 +183,35 @@ def evaluate_run(
             f"{fine}: learnt '{own.name}' ({own.kind}: {', '.join(own.labels[:10])}), which is not what '{found.name}' "
             f"asks ({found.kind}: {', '.join(found.labels[:10])})"
         )
-    there = found.available(data)
-    chosen = split or next((name for name in ("test", "dev", "all") if name in there), next(iter(found.splits)))
-    examples = [_relabelled(example, found, own) for example in found.read(chosen, data)]
-    if split is None and chosen == "test" and not answered(own, examples):
-        chosen = "dev"
+    opened = _divided(fine.path, found, data)
+    if opened is not None and split in (None, "train", "dev", "test"):
+        chosen = split or opened.headline
+        examples: list[Example] = getattr(opened.parts, chosen)
+    else:
+        there = found.available(data)
+        chosen = split or next((name for name in ("test", "dev", "all") if name in there), next(iter(found.splits)))
         examples = [_relabelled(example, found, own) for example in found.read(chosen, data)]
+        if split is None and chosen == "test" and not answered(own, examples):
+            chosen = "dev"
+            examples = [_relabelled(example, found, own) for example in found.read(chosen, data)]
     if not answered(own, examples):
         raise DataError(f"task '{found.name}': split '{chosen}' has no answers to score by; choose another")
     if most is not None and len(examples) > most:
         examples = subset(examples, most)
     scores = score(own, examples, ready.predict(examples))
-    return {"task": found.name, "split": chosen, "examples": len(examples), "scores": scores}
+    notes = [] if opened is None else [*opened.parts.notes]
+    return {"task": found.name, "split": chosen, "examples": len(examples), "scores": scores, "notes": notes}
+
+
+def _divided(run: Path, task: Task, data: str | os.PathLike[str] | None) -> Opened | None:
+    """A run's own task, divided as it was, where train or dev came out of another split; None where nothing did."""
+    if {"train", "dev"} <= set(task.available(data)):
+        return None
+    wanted = config.from_dict(Wanted, io.read_json(run / RUN, CheckpointError).get("task"), where="task")
+    if task.name not in (wanted.name or "").split(","):
+        return None
+    place = None if data is None else os.fspath(data)
+    return open_task(replace(wanted, name=task.name, data=place, labels=None, most=None))
 
 
 def _relabelled(example: Example, task: Task, own: Task) -> Example:
