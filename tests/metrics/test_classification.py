@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import DataError
 from pretune.metrics.classification import accuracy, accuracy_f1, accuracy_f1_macro, f1, f1_macro, f1_micro, matthews
-from pretune.metrics.correlation import pearson, pearson_spearman, ranks, spearman
+from pretune.metrics.correlation import mean_squared_error, pearson, pearson_spearman, ranks, spearman
 
 stats = pytest.importorskip("scipy.stats", reason="correlations are compared with scipy's, which is not installed")
 
@@ -69,6 +69,11 @@ def test_correlations_equal_scipy_and_are_0_where_it_is_undefined(case: tuple[li
     if not warned and np.isfinite(theirs):  # scipy warns where a spread is lost in rounding
         assert pearson(gold, predicted) == pytest.approx(theirs, abs=1e-6)
     assert -1 <= pearson(gold, predicted) <= 1
+
+
+@given(pairs(st.floats(-1e6, 1e6)))
+def test_the_squared_error_equals_scikit_learn_s(case: tuple[list[float], list[float]]) -> None:
+    assert mean_squared_error(*case) == pytest.approx(sk.mean_squared_error(*case))
 
 
 @given(pairs(st.floats(allow_nan=False, allow_infinity=False)))

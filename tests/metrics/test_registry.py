@@ -29,7 +29,7 @@ RELEVANT = [{"a": 2, "b": 1}, {"c": 1}]
 PERFECT: dict[str, tuple[Any, Any]] = {
     **each(("accuracy", "f1", "f1_macro", "f1_micro", "matthews"), (LABELS, LABELS)),
     **each(("accuracy_f1", "accuracy_f1_macro"), (LABELS, LABELS)),
-    **each(("pearson", "spearman", "pearson_spearman"), (NUMBERS, NUMBERS)),
+    **each(("pearson", "spearman", "pearson_spearman", "mean_squared_error"), (NUMBERS, NUMBERS)),
     **each(("choice_accuracy", "calibration_error"), ([0, 1, 1, 0], CHOICES)),
     **each(("exact_match", "squad", "squad2", "record"), (TEXTS, TEXTS)),
     **each(("rouge", "rouge_stemmed", "bleu", "chrf"), (TEXTS, TEXTS)),
@@ -42,7 +42,7 @@ PERFECT: dict[str, tuple[Any, Any]] = {
 WRONG: dict[str, Any] = {
     **each(("accuracy", "f1", "f1_macro", "f1_micro", "matthews"), [1, 0, 2, 1, 0, 2]),
     **each(("accuracy_f1", "accuracy_f1_macro"), [1, 0, 2, 1, 0, 2]),
-    **each(("pearson", "spearman", "pearson_spearman"), [-value for value in NUMBERS]),
+    **each(("pearson", "spearman", "pearson_spearman", "mean_squared_error"), [-value for value in NUMBERS]),
     **each(("choice_accuracy", "calibration_error"), [row[::-1] for row in CHOICES]),
     **each(("exact_match", "squad", "squad2", "record"), ["xyz", ""]),
     **each(("rouge", "rouge_stemmed", "bleu", "chrf"), ["xyz", ""]),
@@ -80,6 +80,7 @@ def test_gold_itself_is_perfect(name: str) -> None:
 def test_all_wrong_is_as_low_as_it_gets(name: str) -> None:
     found = headline(metric(name)(PERFECT[name][0], WRONG[name]))
     least = {"calibration_error": 1.0, "pearson": -1.0, "spearman": -1.0, "pearson_spearman": -1.0}
+    least["mean_squared_error"] = 15.3125  # four times the mean square of the numbers
     if name == "matthews":
         assert found < 0
     else:
@@ -93,7 +94,8 @@ def test_order_of_examples_does_not_matter(name: str) -> None:
     random.Random(0).shuffle(order)
     here = values(metric(name)(gold, predicted))
     assert here == pytest.approx(values(metric(name)([gold[i] for i in order], [predicted[i] for i in order])))
-    assert all(math.isfinite(value) and -1 <= value <= 1 for value in here)
+    most = math.inf if name == "mean_squared_error" else 1
+    assert all(math.isfinite(value) and -1 <= value <= most for value in here)
 
 
 @pytest.mark.parametrize("name", METRICS)

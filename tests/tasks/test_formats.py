@@ -10,6 +10,7 @@ import pytest
 
 from pretune.core.errors import DataError
 from pretune.tasks import TASKS
+from pretune.tasks.answer import Prediction, score
 from pretune.tasks.example import Example
 
 
@@ -41,6 +42,33 @@ def test_wic(tmp_path: Path) -> None:
         read(tmp_path, "wic", "dev", "val.jsonl", jsonl([{**rows[0], "end1": 99}]))
 
 
+def test_wic_s_own_files(tmp_path: Path) -> None:
+    """As published beside the paper: tabs, the place of the word in each sentence, labels in a file of their own."""
+    for split, published in (("train", "train"), ("dev", "dev"), ("test", "test")):
+        folder = tmp_path / "WiC_dataset" / published
+        folder.mkdir(parents=True)
+        lines = ['place\tN\t4-2\tDo you want to "place" it ?\tThe wrong place , he said .\n'] * 5
+        (folder / f"{published}.data.txt").write_text("".join(lines))
+        (folder / f"{published}.gold.txt").write_text("F\nT\nF\nT\nF\n")
+        found = list(TASKS.get("wic").read(split, tmp_path))
+        assert [example.label for example in found] == [0, 1, 0, 1, 0]
+        assert (found[0].text, found[0].pair) == ('Do you want to *"place"* it ?', "The wrong *place* , he said .")
+        assert found[0].facts["word"] == "place"
+    gold = folder / "test.gold.txt"
+    gold.write_text("F\nT\n")
+    with pytest.raises(DataError, match=r"test.gold.txt: 2 labels for the 5 pairs of test.data.txt"):
+        list(TASKS.get("wic").read("test", tmp_path))
+    gold.write_text("F\nT\nF\nx\nF\n")
+    with pytest.raises(DataError, match=r"test.gold.txt:4: label 'x' in 'label' is not one of F, T"):
+        list(TASKS.get("wic").read("test", tmp_path))
+    (folder / "test.data.txt").write_text("a\tN\t0-3\ta b\ta b\n" * 5)
+    with pytest.raises(DataError, match=r"test.data.txt:1: '0-3' does not say which of 2 words is meant"):
+        list(TASKS.get("wic").read("test", tmp_path))
+    gold.unlink()
+    with pytest.raises(DataError, match=r"test.gold.txt: no such file"):
+        list(TASKS.get("wic").read("test", tmp_path))
+
+
 def test_swag(tmp_path: Path) -> None:
     columns = ["", "video-id", "fold-ind", "startphrase", "sent1", "sent2", "gold-source"]
     columns += [f"ending{at}" for at in range(4)] + ["label"]
@@ -66,15 +94,50 @@ def test_trec_is_latin_1(tmp_path: Path) -> None:
         read(tmp_path, "trec", "train", "train_5500.label", "WHAT:x y\n")
 
 
+ENTAILED = ["NEUTRAL", "ENTAILMENT", "CONTRADICTION"]
+
+
 def test_sick_in_three_parts(tmp_path: Path) -> None:
-    header = "pair_ID\tsentence_A\tsentence_B\tentailment_label\trelatedness_score\tSemEval_set\n"
-    sets, labels = ["TRAIN"] * 6 + ["TRIAL"] + ["TEST"] * 3, ["NEUTRAL", "ENTAILMENT", "CONTRADICTION"]
-    rows = [f"{at}\tA dog runs\tA dog is running\t{labels[at % 3]}\t{4.5}\t{part}\n" for at, part in enumerate(sets)]
-    train = read(tmp_path, "sick", "train", "SICK.txt", header + "".join(rows))
-    assert len(train) == 6 and {example.label for example in train} == {4.5}
+    """All twelve columns of the published file."""
+    columns = ["pair_ID", "sentence_A", "sentence_B", "entailment_label", "relatedness_score", "entailment_AB"]
+    columns += ["entailment_BA", "sentence_A_original", "sentence_B_original", "sentence_A_dataset"]
+    rows = [[*columns, "sentence_B_dataset", "SemEval_set"]]
+    for at, part in enumerate(["TRAIN"] * 6 + ["TRIAL"] + ["TEST"] * 3):
+        pair = [str(at), 'A "dog" runs', "A dog is running", ENTAILED[at % 3], f"{1 + at % 5 * 0.9:.3f}"]
+        rows.append([*pair, "A_neutral_B", "B_neutral_A", "A dog runs.", "A dog.", "FLICKR", "FLICKR", part])
+    train = read(tmp_path, "sick", "train", "SICK.txt", "".join("\t".join(row) + "\r\n" for row in rows))
+    assert [example.label for example in train] == [1.0, 1.9, 2.8, 3.7, 4.6, 1.0]
+    assert (train[0].text, train[0].pair, train[1].id) == ('A "dog" runs', "A dog is running", "1")
     task = TASKS.get("sick_entailment")
     assert [len(list(task.read(split, tmp_path))) for split in ("train", "dev", "test")] == [6, 1, 3]
     assert [example.label for example in task.read("train", tmp_path)] == [1, 0, 2, 1, 0, 2]
+
+
+def test_sick_as_semeval_gave_it(tmp_path: Path) -> None:
+    """Three files, with the columns in another order and another name for one of them."""
+    header = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n"
+    lines = "".join(f"{at}\tA dog runs\tA dog is running\t4.5\t{ENTAILED[at % 3]}\n" for at in range(10))
+    for split, file in (("train", "SICK_train.txt"), ("dev", "SICK_trial.txt"), ("test", "SICK_test_annotated.txt")):
+        found = read(tmp_path, "sick", split, file, header + lines)
+        assert len(found) == 10 and found[0].label == 4.5
+        assert [one.label for one in TASKS.get("sick_entailment").read(split, tmp_path)] == [1, 0, 2] * 3 + [1]
+    with pytest.raises(DataError, match=r"SICK_trial.txt:2: score '5.5' in 'relatedness_score' is not a number from 1"):
+        read(tmp_path, "sick", "dev", "SICK_trial.txt", header + "0\ta\tb\t5.5\tNEUTRAL\n")
+
+
+def test_sick_is_scored_as_semeval_did(tmp_path: Path) -> None:
+    examples = [Example(text="a", pair="b", label=label) for label in (1.0, 2.0, 4.0, 5.0)]
+    said = [Prediction(value=value) for value in (1.5, 2.0, 3.0, 5.0)]
+    found = score(TASKS.get("sick"), examples, said)
+    assert [*found] == ["pearson", "spearman", "mean_squared_error"]
+    assert found["spearman"] == 1.0 and found["mean_squared_error"] == (0.25 + 1.0) / 4
+    assert TASKS.get("sick_entailment").metrics == ("accuracy",)
+
+
+def test_cnn_in_a_table(tmp_path: Path) -> None:
+    text = "id,article,highlights\n" + 'a1,"One, ""two""\nthree.","First .\nSecond ."\n' * 10
+    found = read(tmp_path, "cnndm", "dev", "validation.csv", text)
+    assert len(found) == 10 and found[9].text == 'One, "two"\nthree.' and found[9].target == "First .\nSecond ."
 
 
 def test_cnn_stories_by_their_addresses(tmp_path: Path) -> None:
@@ -88,6 +151,9 @@ def test_cnn_stories_by_their_addresses(tmp_path: Path) -> None:
     found = list(TASKS.get("cnndm").read("test", tmp_path))
     assert [example.target for example in found] == [f"One {at}\nTwo" for at in range(10)]
     assert found[2].text == "Story 2.\n\nMore."
+    (home / "url_lists").mkdir()
+    (home / "all_test.txt").rename(home / "url_lists" / "all_test.txt")
+    assert list(TASKS.get("cnndm").read("test", tmp_path)) == found, "where the lists have a folder of their own"
     (home / "all_test.txt").write_text("http://x/missing\n")
     with pytest.raises(DataError, match=r"all_test.txt:1: no story .* for 'http://x/missing'"):
         list(TASKS.get("cnndm").read("test", tmp_path))

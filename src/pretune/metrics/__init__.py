@@ -1,7 +1,8 @@
 """SCORES: pure functions on numbers and strings, no torch. This table is the only place that lists them by name.
 
 A metric is a function of `(gold, predicted)`, two sequences of one length, and gives a float or several by name, of
-which the first is the headline. Everything is a fraction: 1 is perfect, and reports multiply by 100 (BLEU too).
+which the first is the headline. Everything is a fraction: 1 is perfect, and reports multiply by 100 (BLEU too); a mean
+squared error alone is in the unit of what was predicted.
 
     METRICS.get("matthews")([1, 0, 1, 0], [1, 0, 1, 1])     # 0.577…
     METRICS.get("squad")([["Denver Broncos"]], ["the Broncos"])  # {'f1': 0.667, 'exact_match': 0.0}
@@ -33,6 +34,7 @@ METRICS: Registry[Metric] = Registry(
         "pearson": "pretune.metrics.correlation:pearson",
         "spearman": "pretune.metrics.correlation:spearman",
         "pearson_spearman": "pretune.metrics.correlation:pearson_spearman",
+        "mean_squared_error": "pretune.metrics.correlation:mean_squared_error",
         "choice_accuracy": "pretune.metrics.choice:choice_accuracy",
         "calibration_error": "pretune.metrics.choice:calibration_error",
         "exact_match": "pretune.metrics.answers:exact_match",
@@ -54,7 +56,7 @@ METRICS: Registry[Metric] = Registry(
     },
 )
 
-LOWER_IS_BETTER = frozenset({"calibration_error"})
+LOWER_IS_BETTER = frozenset({"calibration_error", "mean_squared_error"})
 """The entries of which 0 is perfect; of all others it is 1."""
 
 

@@ -1,7 +1,7 @@
-"""Pearson and Spearman correlation, equal to scipy's.
+"""Pearson and Spearman correlation, equal to scipy's, and the mean squared error.
 
-0 where gold or predictions are constant, one example included: scipy gives NaN there, and a model that says the same of
-everything has found no relation.
+Correlation is 0 where gold or predictions are constant, one example included: scipy gives NaN there, and a model that
+says the same of everything has found no relation.
 """
 
 from collections.abc import Iterable
@@ -40,6 +40,16 @@ def pearson_spearman(gold: Iterable[Any], predicted: Iterable[Any]) -> dict[str,
     """Pearson and Spearman correlation, averaged, as GLUE scores STS-B."""
     left, right = numbers(gold, predicted)
     return averaged(pearson=pearson(left, right), spearman=spearman(left, right))
+
+
+def mean_squared_error(gold: Iterable[Any], predicted: Iterable[Any]) -> float:
+    """The mean of the squared differences, in squares of the scores' unit; 0 is perfect.
+
+    >>> mean_squared_error([1, 2], [1, 4])
+    2.0
+    """
+    left, right = numbers(gold, predicted)
+    return float(np.mean((np.asarray(left) - np.asarray(right)) ** 2))
 
 
 def ranks(values: Floats) -> Floats:

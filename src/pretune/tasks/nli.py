@@ -1,7 +1,10 @@
-"""More language inference: SNLI, ANLI, SciTail, and SICK's entailment, each a premise, a hypothesis and a label."""
+"""More language inference: SNLI, ANLI and SciTail, each a premise, a hypothesis and a label; and SICK, which has scores
+of relatedness, too."""
+
+from dataclasses import dataclass
 
 from pretune.tasks.example import Example
-from pretune.tasks.rows import Fields, Jsonl, Row, Rows, Tsv, index
+from pretune.tasks.rows import Fields, Jsonl, Row, Rows, Tsv, index, score
 from pretune.tasks.task import File, Split, Task
 from pretune.tasks.template import Template
 
@@ -80,39 +83,46 @@ SCITAIL = Task(
 """SciTail: does a science question's answer follow from a sentence? (Khot et al., 2018)"""
 
 
+@dataclass(frozen=True)
 class _Sick:
-    """Rows of one split of SICK.txt, with the label of either task."""
+    """A row of SICK with the label of either task; `split` where one file has all three."""
 
-    def __init__(self, split: str, scored: bool) -> None:
-        self.split, self.scored = split, scored
+    scored: bool
+    entailment: str  # what the column is called
+    split: str | None = None
 
     def __call__(self, row: Row) -> Example | None:
-        if row.get("SemEval_set").strip() != self.split:
+        if self.split is not None and row.text("SemEval_set").strip() != self.split:
             return None
-        scored = Fields(text="sentence_A", pair="sentence_B", label="relatedness_score", scale=(1.0, 5.0), id="pair_ID")
-        if self.scored:
-            return scored(row)
-        return Example(
-            text=row.text("sentence_A"),
-            pair=row.text("sentence_B"),
-            label=index(row, "entailment_label", tuple(label.upper() for label in _THREE)),
-            id=row.get("pair_ID"),
+        label = (
+            score(row, "relatedness_score", (1.0, 5.0))
+            if self.scored
+            else index(row, self.entailment, tuple(label.upper() for label in _THREE))
         )
+        return Example(text=row.text("sentence_A"), pair=row.text("sentence_B"), label=label, id=row.get("pair_ID"))
 
 
 def _sick(scored: bool) -> dict[str, Split]:
-    """SICK's three splits, which lie in one file."""
-    names = {"train": "TRAIN", "dev": "TRIAL", "test": "TEST"}
+    """The three splits: in one file (9,840 pairs), or in those that SemEval gave its competitors (9,927)."""
+    names = {"train": ("TRAIN", "train"), "dev": ("TRIAL", "trial"), "test": ("TEST", "test_annotated")}
+    whole = {split: _Sick(scored, "entailment_label", name) for split, (name, _) in names.items()}
+    apart = Rows(table=Tsv(), make=_Sick(scored, "entailment_judgment"))
     return {
-        split: Split(published=name, files=(File(path="SICK.txt", read=Rows(table=Tsv(), make=_Sick(name, scored))),))
-        for split, name in names.items()
+        split: Split(
+            published=name,
+            files=(
+                File(path="SICK.txt", read=Rows(table=Tsv(), make=whole[split])),
+                File(path=f"SICK_{file}.txt", read=apart),
+            ),
+        )
+        for split, (name, file) in names.items()
     }
 
 
 SICK = Task(
     name="sick",
     kind="regression",
-    metrics=("pearson", "spearman"),
+    metrics=("pearson", "spearman", "mean_squared_error"),
     scale=(1.0, 5.0),
     folders=("sick", "SICK"),
     splits=_sick(scored=True),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pretune.core.errors import DataError
 from pretune.tasks.example import Example
-from pretune.tasks.rows import Fields, Jsonl, Rows, lines, text_of
+from pretune.tasks.rows import Csv, Fields, Jsonl, Rows, lines, text_of
 from pretune.tasks.task import File, Split, Task
 from pretune.tasks.template import Template
 
@@ -47,9 +47,14 @@ SAMSUM = Task(
 """SAMSum: what was said in a chat (Gliwa et al., 2019)"""
 
 
+LISTS = "url_lists"
+"""The folder in which See et al. keep the lists of addresses."""
+
+
 def stories(path: Path) -> Iterator[Example]:
     """The stories of a list of addresses: each lies in a file named by the SHA-1 of its address."""
-    folders = (path.parent / "cnn" / "stories", path.parent / "dailymail" / "stories")
+    home = path.parent.parent if path.parent.name == LISTS else path.parent
+    folders = (home / "cnn" / "stories", home / "dailymail" / "stories")
     for number, address in lines(path):
         if not address.strip():
             continue
@@ -66,17 +71,26 @@ def stories(path: Path) -> Iterator[Example]:
         yield Example(text=article.strip(), target="\n".join(points), id=name)
 
 
-_cnndm = Rows(table=Jsonl(), make=Fields(text="article", target="highlights", id="id"))
+_fields = Fields(text="article", target="highlights", id="id")
+
+
+def _cnndm(published: str, listed: str) -> tuple[File, ...]:
+    """The forms of a split: rows of JSON or CSV, or the stories and a list of their addresses."""
+    return (
+        File(path=f"{published}.jsonl", read=Rows(table=Jsonl(), make=_fields)),
+        File(path=f"{published}.csv", read=Rows(table=Csv(), make=_fields)),
+        File(path=f"all_{listed}.txt", read=stories),
+        File(path=f"{LISTS}/all_{listed}.txt", read=stories),
+    )
+
+
 CNNDM = Task(
     name="cnndm",
     kind="generation",
     metrics=("rouge",),
     folders=("cnndm", "cnn_dailymail"),
     splits={
-        split: Split(
-            published=published,
-            files=(File(path=f"{published}.jsonl", read=_cnndm), File(path=f"all_{listed}.txt", read=stories)),
-        )
+        split: Split(published=published, files=_cnndm(published, listed))
         for split, published, listed in (("train", "train", "train"), ("dev", "validation", "val"), ("test",) * 3)
     },
     template=_TEMPLATE,

@@ -4,10 +4,12 @@ In WiC and WSC the word in question is part of the example: it stands between as
 """
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 from pretune.core.errors import DataError
 from pretune.tasks.example import Example
-from pretune.tasks.rows import Fields, Jsonl, Row, Rows, index
+from pretune.tasks.rows import Fields, Jsonl, Row, Rows, Tsv, index, lines
 from pretune.tasks.task import File, Split, Task
 from pretune.tasks.template import Template
 
@@ -81,16 +83,52 @@ def _wic_example(row: Row) -> Example:
     )
 
 
+def wic(path: Path) -> Iterator[Example]:
+    """WiC's own files: pairs, whose word is counted in words, and beside them a file with a T or F for each."""
+    gold = path.with_name(path.name.replace(".data.", ".gold."))
+    if not gold.exists():
+        raise DataError(f"{gold}: no such file; the labels of {path.name} are expected in it")
+    said = [Row(f"{gold}:{number}", {"label": line.strip()}) for number, line in lines(gold) if line.strip()]
+    rows = [*Tsv(columns=("word", "pos", "places", "sentence1", "sentence2")).rows(path)]
+    if len(said) != len(rows):
+        raise DataError(f"{gold}: {len(said)} labels for the {len(rows)} pairs of {path.name}; fetch both files again")
+    for number, (row, label) in enumerate(zip(rows, said, strict=True)):
+        first, _, second = row.text("places").partition("-")
+        yield Example(
+            text=_marked(row, "sentence1", first),
+            pair=_marked(row, "sentence2", second),
+            label=index(label, "label", ("F", "T")),
+            id=str(number),
+            facts={name: row.text(name) for name in ("word", "sentence1", "sentence2")},
+        )
+
+
+def _marked(row: Row, side: str, place: str) -> str:
+    words = row.text(side).split()
+    if not place.isdecimal() or int(place) >= len(words):
+        raise DataError(f"{row.where}: {row.text('places')[:40]!r} does not say which of {len(words)} words is meant")
+    words[int(place)] = f"*{words[int(place)]}*"
+    return " ".join(words)
+
+
 _wic = Rows(table=Jsonl(), make=_wic_example)
 WIC = Task(
     name="wic",
     kind="pair",
     metrics=("accuracy",),
     labels=TRUTH,
-    folders=("wic", "WiC"),
+    folders=("wic", "WiC", "WiC_dataset"),
     splits={
-        "train": Split(published="train", files=(File(path="train.jsonl", read=_wic),)),
-        "dev": Split(published="validation", files=(File(path="val.jsonl", read=_wic),)),
+        "train": Split(
+            published="train",
+            files=(File(path="train.jsonl", read=_wic), File(path="train/train.data.txt", read=wic)),
+        ),
+        "dev": Split(
+            published="validation", files=(File(path="val.jsonl", read=_wic), File(path="dev/dev.data.txt", read=wic))
+        ),
+        "test": Split(
+            published="test", files=(File(path="test/test.data.txt", read=wic),)
+        ),  # SuperGLUE's has no labels
     },
     template=Template(source="wic sentence1: {sentence1} sentence2: {sentence2} word: {word}", targets=TRUTH),
 )

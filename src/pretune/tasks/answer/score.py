@@ -125,7 +125,7 @@ def _missing(task: Task, at: int, example: Example) -> DataError:
 
 
 _PAIRS: dict[str, Callable[..., Pairs]] = {
-    **dict.fromkeys(("pearson", "spearman", "pearson_spearman"), _values),
+    **dict.fromkeys(("pearson", "spearman", "pearson_spearman", "mean_squared_error"), _values),
     **dict.fromkeys(("multirc", "gender_parity"), _grouped),
     **dict.fromkeys(("choice_accuracy", "calibration_error"), _options),
     **dict.fromkeys(("tag_accuracy", "entity_f1", "entity_f1_strict"), _tags),
