@@ -3,7 +3,7 @@
     PYTHONPATH=src python bench/exactness.py --data DATA [--model bert-tiny] [--steps 60] [--kill-after 35]
         [--device cpu] [--out result.json]
 
-DATA is what `pretune prepare` wrote. Every way is a `pretune pretrain` with the same settings (`train.deterministic=true`, a
+DATA is what `pretune prepare` wrote. Every way is a `pretune pretrain` with the same settings (deterministic kernels, a
 checkpoint every ten steps); the second is killed with SIGKILL as soon as it has told of the step `--kill-after`, which
 lies between two checkpoints, and is resumed. torchrun starts one process, which talks over NCCL on CUDA and over gloo
 on a CPU. Told are the SHA-256 of each `model.safetensors`, whether all are equal, and whether all losses are; where
@@ -47,11 +47,11 @@ def finish(process: "subprocess.Popen[str]") -> None:
 
 def rows(run: Path) -> list[dict[str, float]]:
     """What a run has told so far; the last line may still be on its way."""
-    found = []
-    with suppress(FileNotFoundError, ValueError):
-        for line in (run / "metrics.jsonl").read_text().splitlines():
-            found.append(json.loads(line))
-    return found
+    try:
+        text = (run / "metrics.jsonl").read_text()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def whole(run: Path, words: list[str], ranks: bool = False) -> None:
