@@ -4,8 +4,9 @@
 
 Everything is as `pretune quickstart` does it, but for two things: rows are judged on the dev reviews, which are in
 neither train nor test, and pre-training takes so many steps, so that what else the machine does changes no score.
-`--set lr=3e-4` changes the plan. Vocabulary, tokens, vectors and a network of the same `--name` that lie in the
-directory already are used again. Prints one line of JSON for every score, with the processor seconds that it took.
+`--seconds` is for a GPU that does nothing else. `--set lr=3e-4` changes the plan. Vocabulary, tokens, vectors and a
+network of the same `--name` that lie in the directory already are used again. Prints one line of JSON for every score,
+with the seconds and the processor seconds that it took.
 """
 
 import argparse
@@ -37,16 +38,19 @@ def prepared(args: argparse.Namespace, plan: Plan) -> Work:
     """Text as tokens, the start, and the network that is judged; what is there is not made again."""
     texts = divided(args.reviews, plan)
     work = Work(args.out, plan, replace(texts, test=texts.dev), Stages(7, 1e9), args.device)
-    work.base = args.out / args.name if args.steps else args.out / "start"
+    trained = args.steps or args.seconds
+    work.base = args.out / args.name if trained else args.out / "start"
+    if not (args.out / "texts").is_dir():
+        work.texts.write(args.out / "texts", plan.watched)
     if (args.out / "tokenizer").is_dir():
         work.tokenizer = Tokenizer.load(args.out / "tokenizer")
     else:
         timed("read", work.read)
     if "static" in args.rows or not (args.out / "start").is_dir():
-        work.static = timed("vectors", lambda: piece_vectors(Data.open(args.out / "data"), plan))
+        work.static = timed("vectors", lambda: piece_vectors(Data.open(args.out / "data"), plan, args.device))
         begin(work.tokenizer, work.static, plan, args.out / "start")
-    if args.steps and not work.base.is_dir():
-        timed("pretrain", lambda: work.pretrain(None, args.steps), steps=args.steps)
+    if trained and not work.base.is_dir():
+        timed("pretrain", lambda: work.pretrain(args.seconds, args.steps), steps=args.steps, seconds=args.seconds)
     return work
 
 
@@ -66,11 +70,11 @@ def judged(work: Work, judge: Judge, row: str, labels: int, seed: int) -> float:
 
 def timed(what: str, work: Any, **facts: Any) -> Any:
     """Do it, and tell what came out and how many processor seconds it took."""
-    begun = time.process_time()
+    begun, clock = time.process_time(), time.monotonic()
     found = work()
-    spent = round(time.process_time() - begun, 1)
+    spent = {"cpu_s": round(time.process_time() - begun, 1), "s": round(time.monotonic() - clock, 1)}
     score = {"score": round(found, 4)} if isinstance(found, float) else {}
-    print(json.dumps({"what": what, **facts, **score, "cpu_s": spent}), flush=True)
+    print(json.dumps({"what": what, **facts, **score, **spent}), flush=True)
     return found
 
 
@@ -78,7 +82,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--name", default="pretrain", help="of the network that is pre-trained, or of the trials")
-    parser.add_argument("--steps", type=int, default=0, help="of pre-training; 0: the network as it starts")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--steps", type=int, help="of pre-training; without: the network as it starts")
+    length.add_argument("--seconds", type=float, help="of pre-training")
     parser.add_argument("--rows", default="frozen,full,random", type=lambda text: text.split(","))
     parser.add_argument("--labels", default=[1000], type=lambda text: [int(part) for part in text.split(",")])
     parser.add_argument("--seeds", type=int, default=1)

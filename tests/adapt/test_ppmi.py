@@ -33,7 +33,7 @@ def test_the_matrix_is_that_of_the_paper() -> None:
     counts = np.array([[4, 2, 0], [2, 0, 1], [0, 1, 6]], dtype=np.float32)
     rows = counts.sum(1)
     smooth = rows**0.75 / (rows**0.75).sum()
-    found = ppmi(counts.copy(), 0.75)
+    found = ppmi(torch.from_numpy(counts.copy()), 0.75)
     for i in range(3):
         for j in range(3):
             share = counts[i, j] / (rows[i] * smooth[j])

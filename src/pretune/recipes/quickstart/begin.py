@@ -26,9 +26,9 @@ SPREAD = 0.05
 """The standard deviation of the embeddings: above that of the positions (0.02), so that words are heard."""
 
 
-def piece_vectors(data: Data, plan: Plan) -> Vectors:
+def piece_vectors(data: Data, plan: Plan, device: str = "cpu") -> Vectors:
     """A vector for every piece that is met twice in prepared data, under its number as text."""
-    return Ppmi(width=plan.width, window=plan.window).fit(pieces_of(data))
+    return Ppmi(width=plan.width, window=plan.window).fit(pieces_of(data), device=device)
 
 
 def pieces_of(data: Data) -> Words:

@@ -65,5 +65,5 @@ def plan_for(device: str, *, full: bool = False) -> Plan:
     plan = replace(small, labels=ALL, once=(), pool=8000) if full or device.startswith("cuda") else small
     if not device.startswith("cuda"):
         return plan
-    large = replace(plan, width=512, depth=4, heads=8, hidden=2048, vocab=16_384, crop=256, batch=65_536, share=0.5)
-    return replace(large, lr=5e-4, tune=5e-4, decay=0.8, fresh=(2e-4, 1.0), light=5e-4)
+    large = replace(plan, width=512, depth=4, heads=8, hidden=2048, vocab=16_384, crop=256, batch=65_536, share=0.4)
+    return replace(large, lr=5e-4, tune=2e-4, decay=0.8, fresh=(2e-4, 1.0), light=1e-3)

@@ -53,13 +53,17 @@ class Texts:
         """As files: tables with labels, and the texts without. Of dev, so many that are watched."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, reviews in (("train", self.pool), ("dev", self.dev[:watched]), ("test", self.test)):
-            page = text_io.StringIO(newline="")
-            rows = csv.writer(page)
-            rows.writerow(("text", "label"))
-            rows.writerows((text, self.names[label]) for text, label in reviews)
-            io.atomic_write(folder / f"{name}.csv", page.getvalue())
+            self.table(folder / f"{name}.csv", reviews)
         lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in self.unlabelled)
         io.atomic_write(folder / TEXTS, "".join(lines))
+
+    def table(self, path: Path, reviews: Sequence[Review]) -> None:
+        """Reviews with the names of their labels."""
+        page = text_io.StringIO(newline="")
+        rows = csv.writer(page)
+        rows.writerow(("text", "label"))
+        rows.writerows((text, self.names[label]) for text, label in reviews)
+        io.atomic_write(path, page.getvalue())
 
 
 def built_in() -> list[Review]:

@@ -78,6 +78,12 @@ def divided(reviews: Sequence[Review] | str | os.PathLike[str] | None, plan: Pla
     return Texts.of(built_in() if reviews is None else reviews, plan)
 
 
+def listed(counts: Sequence[int]) -> str:
+    """200, 1,000 and 5,000."""
+    *most, last = (f"{count:,}" for count in counts)
+    return " and ".join(filter(None, (", ".join(most), last)))
+
+
 class Work:
     """The stages, and what they share."""
 
@@ -107,7 +113,7 @@ class Work:
             "who stands near whom is counted, and gives every piece a vector; the network's embeddings start with these"
         )
         with self.stages.stage("vectors", about):
-            self.static = piece_vectors(Data.open(self.where / "data"), self.plan)
+            self.static = piece_vectors(Data.open(self.where / "data"), self.plan, self.device)
             begin(self.tokenizer, self.static, self.plan, self.where / "start")
 
     def pretrain(self, limit: float | None, steps: int | None = None) -> None:
@@ -151,7 +157,7 @@ class Work:
     def networks(self) -> None:
         """The pre-trained network by every method, and the same from random weights."""
         about = (
-            f"with {' and '.join(f'{count:,}' for count in self.plan.labels)} labels: as it is, by LoRA, by gradual "
+            f"with {listed(self.plan.labels)} labels: as it is, by LoRA, by gradual "
             "unfreezing and as a whole; and the same network from random weights, to see what pre-training bought"
         )
         with self.stages.stage("fine-tune", about):
