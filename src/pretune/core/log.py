@@ -4,6 +4,8 @@ rich draws them where stderr is a terminal, and is imported only then; elsewhere
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _quiet = False
 
@@ -17,6 +19,17 @@ def set_quiet(quiet: bool) -> None:
 def is_quiet() -> bool:
     """Whether messages are silenced; progress bars ask too."""
     return _quiet
+
+
+@contextmanager
+def hushed(hush: bool = True) -> Iterator[None]:
+    """While the block runs, nothing is said."""
+    before = _quiet
+    set_quiet(before or hush)
+    try:
+        yield
+    finally:
+        set_quiet(before)
 
 
 def say(message: str) -> None:

@@ -68,7 +68,7 @@ class Loop:
     seed: int = 0
     clip: float | None = 1.0
     precision: torch.dtype | None = None  # of autocast
-    wrapped: nn.Module | None = None  # the trainee, spread over devices
+    wrapped: nn.Module | None = None  # the trainee, spread over devices; None: gradients are averaged after the pass
     replay: Replay | None = None  # of passes whose kernels are not worth starting one by one
     late: Late | None = None
     asked: int = 0  # a signal that asks this rank to stop
@@ -85,6 +85,8 @@ class Loop:
                 self.trainee.work, batches, self.ranks, asked=self.asked, elapsed=time.monotonic() - self.begun
             )
             losses = self._gradients(batches, told)
+            if self.wrapped is None:
+                self.ranks.average(parameters)
             norm = clip(parameters, self.clip)
             ok = torch.isfinite(norm) & torch.isfinite(losses.mean())
             step(self.optimizer, ok)

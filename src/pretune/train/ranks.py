@@ -6,7 +6,7 @@ over the ranks, so that the number of ranks does not change what is computed.
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -16,12 +16,15 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from pretune.core import log
 from pretune.core.errors import ResourceError, UsageError
 from pretune.nn.block import TransformerBlock
 
 Parallel = Literal["ddp", "fsdp"]
 PATIENCE = "PRETUNE_PATIENCE"
 """A rank that hears nothing for so many seconds (600) gives up: another one has died."""
+BUCKET = 2**25
+"""Numbers that travel at once where gradients are averaged without a wrapper: it bounds the memory this takes."""
 
 
 class Ranks:
@@ -66,6 +69,41 @@ class Ranks:
         dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
 
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, on all, in the order of the ranks; waits."""
+        if self.world == 1:
+            return [value]
+        found: list[Any] = [None] * self.world
+        dist.all_gather_object(found, value)
+        return found
+
+    def alike(self, tensors: Iterable[Tensor]) -> None:
+        """Give all ranks the first one's values, in place."""
+        if self.world > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor.detach(), src=0)
+
+    def average(self, parameters: Iterable[Tensor]) -> None:
+        """Average gradients over the ranks, where no wrapper does it: for parts that open and heads that take turns.
+
+        One that some rank has is on all of them afterwards; one that no rank has stays None, so that an optimiser
+        passes it over as it does without ranks.
+        """
+        if self.world == 1:
+            return
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        mine = [parameter.grad is not None for parameter in trained]
+        have = self.sum(torch.tensor(mine, dtype=torch.float32, device=self.device))
+        if not all(mine):  # NOTE: waits for the device, and only here: who has all knows that none is missing
+            some = have.tolist()
+            trained = [parameter for parameter, count in zip(trained, some, strict=True) if count]
+            for parameter in trained:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for slopes in _buckets([parameter.grad for parameter in trained if parameter.grad is not None]):
+            whole = self.sum(torch.cat([slope.flatten() for slope in slopes])).div_(self.world)
+            for slope, part in zip(slopes, torch.split(whole, [slope.numel() for slope in slopes]), strict=True):
+                slope.copy_(part.view_as(slope))
+
     def wrap(self, module: nn.Module, how: Parallel) -> nn.Module:
         """A module whose gradients come out averaged over the ranks; all must have built the same weights."""
         if self.world == 1 and how == "ddp":
@@ -104,7 +142,8 @@ def ranks(device: torch.device | str) -> Iterator[Ranks]:
             device_id=here if here.type == "cuda" else None,
         )
         try:
-            yield Ranks(here, rank=rank, world=world)
+            with log.hushed(rank > 0):  # the first tells it for all
+                yield Ranks(here, rank=rank, world=world)
         finally:
             dist.destroy_process_group()
 
@@ -120,6 +159,20 @@ def _with_others() -> Iterator[None]:
             raise
         why = str(error).strip().splitlines()[0]
         raise ResourceError(f"another rank has ended or fallen silent ({why:.200}); go on with --resume") from error
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors in their order, some at a time, each time of one type."""
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and (tensor.dtype != bucket[0].dtype or size + tensor.numel() > BUCKET):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.numel()
+    if bucket:
+        yield bucket
 
 
 def _numbered(device: torch.device, local: int) -> torch.device:
