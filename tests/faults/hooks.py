@@ -5,12 +5,15 @@ import functools
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+from pretune.adapt.heads.classification import Classification
 from pretune.core.types import Loss
 from pretune.objectives.masked import Masked
+from pretune.recipes.finetune import report
 from pretune.recipes.reading import Source
 from pretune.train import evaluate
 from pretune.train.evaluate import Evaluate
@@ -157,3 +160,40 @@ def reads_late() -> None:
 def reads_late_and(name: str, *arguments: Any) -> None:
     reads_late()
     globals()[name](*arguments)
+
+
+def no_finite_class(first: int, last: int) -> None:
+    """The losses of some steps of a classification are not finite."""
+    real, calls = Classification.loss, 0
+
+    def loss(self: Classification, model: Any, batch: Any) -> Loss:
+        nonlocal calls
+        found, calls = real(self, model, batch), calls + 1
+        return Loss(sum=found.sum * float("nan"), count=found.count) if first <= calls - 1 <= last else found
+
+    Classification.loss = loss  # type: ignore[method-assign]
+
+
+def writes_nothing(folder: str) -> None:
+    """Killed when it opens a file below a folder to write, or makes, renames or removes something there."""
+
+    def watch(event: str, told: tuple[Any, ...]) -> None:
+        writes = event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
+        writes |= event == "open" and isinstance(told[2], int) and bool(told[2] & (os.O_WRONLY | os.O_RDWR))
+        if writes and any(str(one).startswith(folder) for one in told):
+            ask("SIGKILL")
+
+    sys.addaudithook(watch)
+
+
+def slow_baselines(seconds: float, then: str | None = None) -> None:
+    """Whoever fits baselines takes so long, and then gets a signal."""
+    real = report.baselines
+
+    def baselines(*given: Any) -> Any:
+        time.sleep(seconds)
+        if then is not None:
+            ask(then)
+        return real(*given)
+
+    report.baselines = baselines

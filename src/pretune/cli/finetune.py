@@ -1,6 +1,7 @@
 """`pretune finetune`: a pre-trained model learns a task."""
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -138,6 +139,8 @@ def finetune(
         return
     assert out is not None
     run = work(model, out=out, resume=resume, lr=rates, device=device, **plan, **wishes)
+    if os.environ.get("RANK", "0") != "0":  # the first of several processes tells it
+        return
     print(json.dumps(run.scores, indent=2, ensure_ascii=False) if as_json else "\n".join(_result(run)))
     page = free("report.html")
     if train is None:

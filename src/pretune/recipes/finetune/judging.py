@@ -76,9 +76,9 @@ class Judging:
 
 
 def judge(work: Callable[[], dict[str, float]]) -> Callable[[Loop], dict[str, float] | None]:
-    """What `Evaluate` does: nothing where the run must stop."""
+    """What `Evaluate` does: nothing where the run must stop, which all ranks agree on."""
 
     def judged(loop: Loop) -> dict[str, float] | None:
-        return None if loop.asked else work()
+        return None if loop.ranks.most(loop.asked) else work()
 
     return judged

@@ -21,8 +21,8 @@ from pretune.tasks.example import Example
 from pretune.tasks.task import Task
 
 Facts = dict[str, Any]
-Fitted = tuple[str, Callable[[Sequence[Example]], list[Prediction] | None]]
-"""A baseline that needs the model: what it is, and what it says when it has learnt from examples, if it can."""
+Fitted = Callable[[Sequence[Example]], Beside | None]
+"""A baseline that needs the model, learnt from examples; None where it is not for the task."""
 ROUNDS, PATIENCE = 1000, 20.0
 """Of a bootstrap, and the seconds that it may take; fewer rounds where a metric is slow."""
 SIGNED = ("matthews", "pearson", "spearman", "pearson_spearman", "average")
@@ -111,15 +111,14 @@ def baselines(
     if plan.baselines:
         log.say(f"baselines: {', '.join(plan.baselines)}")
     rows, absent = simple(opened, train, plan.baselines)
-    for name, (about, fit) in more.items():
+    for name, fit in more.items():
         if name in plan.baselines:
-            begun = time.perf_counter()
-            said = fit(train)
-            if said is None:
+            row = fit(train)
+            if row is None:
                 absent[name] = f"it is not for tasks of the kind '{opened.task.kind}'"
                 continue
             absent.pop(name, None)
-            rows.append(Beside(name=name, about=about, predictions=said, seconds=time.perf_counter() - begun))
+            rows.append(row)
     return rows, absent
 
 

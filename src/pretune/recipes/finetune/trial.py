@@ -1,4 +1,8 @@
-"""One training on a task: a seed, a learning rate, so many labels. It goes on where it was killed, bit for bit."""
+"""One training on a task: a seed, a learning rate, so many labels. It goes on where it was killed, bit for bit.
+
+Under `torchrun` every rank has the whole model and learns from its share of each step's examples. Each answers its
+share of dev, too, and hears what the others said, so that all of them choose alike. The first one alone writes.
+"""
 
 import contextlib
 import hashlib
@@ -32,6 +36,7 @@ from pretune.tasks.answer import Prediction, no_answer_threshold, with_threshold
 from pretune.tasks.encode import Items
 from pretune.tasks.example import Example
 from pretune.tasks.splits import subset
+from pretune.train.alone import alone
 from pretune.train.evaluate import Evaluate
 from pretune.train.feed import Feed
 from pretune.train.journal import Journal
@@ -39,7 +44,7 @@ from pretune.train.loop import Hook, Loop
 from pretune.train.ranks import Ranks
 from pretune.train.saving import Saver, restore, weights
 from pretune.train.state import State
-from pretune.train.store import Lock, Store
+from pretune.train.store import Found, Lock, Store
 from pretune.train.trainee import Trainee
 from pretune.train.watch import Stop, Watch
 
@@ -78,15 +83,16 @@ class Trial:
             known[tuning.task.labels] = self.reader.encode(self.train)
         self.items = known[tuning.task.labels]
         if tuning.tune.head == "probe":
-            fit_head(self.model, self.items[0], seed=fit.seed, precision=self.precision)
+            alone(ranks, lambda: fit_head(self.model, self.items[0], seed=fit.seed, precision=self.precision))
+        ranks.alike(self.begun.trained.values())
         self.stream = self.reader.stream(self.items, tuning, fixed=ranks.device.type == "cuda")
         self.epoch = len(self.stream.steps(0))
         self.steps = lasting(fit, self.epoch, few=config.kind(tuning.method) not in WHOLE)
         for hook in self.begun.unfreezing:
             hook.epoch, hook.steps = self.epoch, self.steps  # NOTE: known only now: examples are encoded for a model
         fit.schedule.factor(0, self.steps)  # whether it fits
-        tokenizer = self.model.tokenizer
-        self.memory = None if forgetting is None else Memory(self.begun.body, forgetting, ranks, self.precision)
+        tokenizer, lone = self.model.tokenizer, Ranks(ranks.device)
+        self.memory = None if forgetting is None else Memory(self.begun.body, forgetting, lone, self.precision)
         self.expect = {
             "config": tuning.sha256(),
             "data": fingerprint([*self.train, *opened.parts.dev]),
@@ -99,19 +105,25 @@ class Trial:
             self.expect["base"] = fixed(self.model, trained)
 
     def run(self, lock: Lock | None, *, resume: bool) -> Facts:
-        """Train from the beginning, or from the newest checkpoint that is whole; `lock` is that of the directory."""
-        with contextlib.ExitStack() as stack:
-            held = lock or stack.enter_context(Lock(self.where, on_note=log.warn))
-            store = Store(self.where / CHECKPOINTS, keep=self.tuning.train.keep, on_note=log.warn)
-            store.tidy(held)
-            return self._train(stack, store, resume)
+        """Train from the beginning, or from the newest checkpoint that is whole; the same facts on all ranks.
 
-    def _train(self, stack: contextlib.ExitStack, store: Store, resume: bool) -> Facts:
+        `lock` is that of the directory, where the first rank has it already.
+        """
+        with contextlib.ExitStack() as stack:
+            store = None
+            if self.ranks.first:
+                held = lock or stack.enter_context(Lock(self.where, on_note=log.warn))
+                store = Store(self.where / CHECKPOINTS, keep=self.tuning.train.keep, on_note=log.warn)
+                store.tidy(held)
+            facts: Facts = self.ranks.share(self._train(stack, store, resume))
+            return facts
+
+    def _train(self, stack: contextlib.ExitStack, store: Store | None, resume: bool) -> Facts:
         fit = self.tuning.train
         trainee = Trainee(self.model, self.model.spec).train()
         optimizer = fit.optimizer.build(self.begun.groups)
         judging = Judging(trained=self.begun.trained, unfreezing=self.begun.unfreezing, patience=fit.patience)
-        found = store.latest(self.expect) if resume else None
+        found: Found | None = self.ranks.share(store.latest(self.expect) if resume and store else None)
         state = State() if found is None else restore(found, self.model, optimizer, self.only)
         if found is not None:
             judging.restore(found)
@@ -153,6 +165,7 @@ class Trial:
         self._steps(loop)
         evaluate.now(loop)
         saver.save(loop, wait=True)
+        loop.asked = self.ranks.most(loop.asked)
         self.stop.rest()
         state.elapsed = time.monotonic() - loop.begun
         judging.take_best()
@@ -168,6 +181,8 @@ class Trial:
             start=state.step,
             stop=self.steps,
             micro=state.micro,
+            rank=self.ranks.rank,
+            world=self.ranks.world,
             workers=fit.workers or 0,  # NOTE: processes take longer to start than many a run lasts
             device=self.ranks.device,
         )
@@ -200,7 +215,11 @@ class Trial:
         return scored(self.opened, some, self._predict(some))
 
     def _predict(self, examples: Sequence[Example]) -> list[Prediction]:
-        return self.reader.predict(self.model, examples, self.precision)
+        """What the model says of examples: every rank is asked about its share, and all know every answer."""
+        rank, world = self.ranks.rank, self.ranks.world
+        mine = examples[rank::world]
+        said = self.ranks.gather(self.reader.predict(self.model, mine, self.precision) if mine else [])
+        return [said[at % world][at // world] for at in range(len(examples))]
 
     def _finish(self, loop: Loop, journal: Journal, judging: Judging) -> Facts:
         """Judge the best weights on all of dev and test, and write what they said."""
@@ -212,7 +231,8 @@ class Trial:
         if self.task.metrics[0] == "squad2" and not self.reader.written:  # who writes says it in words
             threshold = no_answer_threshold(parts.dev, said["dev"])
             said = {split: with_threshold(some, threshold) for split, some in said.items()}
-        self._write(said)
+        if self.ranks.first:
+            self._write(said)
         headline = self.opened.headline
         return {
             "lr": self.tuning.train.lr,

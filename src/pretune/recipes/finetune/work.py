@@ -5,10 +5,14 @@
 
 What is wrong with a wish is told before anything is computed. What was killed goes on with `resume=True`: trials that
 are done are not done again, and the one at work goes on from its last checkpoint.
+
+Under `torchrun` all ranks take part in each trial, and agree on what comes next; the first one alone writes, and fits
+the baselines that are not trained.
 """
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +22,7 @@ from pretune.adapt import methods
 from pretune.core import config, io, log
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.evaluate.baselines.table import MOST
-from pretune.evaluate.beside import PROBE, RANDOM, names_of
+from pretune.evaluate.beside import PROBE, RANDOM, Beside, names_of
 from pretune.recipes.choose import device_of
 from pretune.recipes.finetune.choose import choose, read_tree, spec_of
 from pretune.recipes.finetune.fine import FineTuned
@@ -27,15 +31,15 @@ from pretune.recipes.finetune.model import head_for
 from pretune.recipes.finetune.opening import Opened, balance, open_task, trained_on
 from pretune.recipes.finetune.plan import TRIALS, Plan
 from pretune.recipes.finetune.probe import KINDS, probe
-from pretune.recipes.finetune.report import dev_of, finish, predictions_of
+from pretune.recipes.finetune.report import Fitted, dev_of, finish, predictions_of
 from pretune.recipes.finetune.settings import Tuning
 from pretune.recipes.finetune.trial import DONE, PREDICTIONS, Trial, done
 from pretune.recipes.resolve import RUN
 from pretune.recipes.run import COST
 from pretune.recipes.session import CHECKPOINTS, free
-from pretune.tasks.answer import Prediction
 from pretune.tasks.encode import Items
 from pretune.tasks.example import Example
+from pretune.train.alone import alone
 from pretune.train.ranks import Ranks, ranks
 from pretune.train.store import Lock, listed
 from pretune.train.watch import Stop
@@ -83,9 +87,12 @@ def finetune(
             head_for(trained_on(tuning.task.name), spec_of(tuning.base.path), None, tuning.tune)
         opened = open_task(tuning.task)
         with ranks(device_of(device)) as many:
-            if many.world > 1:
-                raise UsageError(f"fine-tuning runs on one device, found {many.world} ranks; start it without torchrun")
-            with nothing_left(where):
+            if tuning.train.batch < many.world:
+                raise UsageError(
+                    f"train.batch {tuning.train.batch}: fewer examples a step than the {many.world} ranks; raise it, "
+                    "or start fewer"
+                )
+            with nothing_left(where) if many.first else contextlib.nullcontext():
                 return Work(tuning, plan, opened, where, many, stop).run(resume=resume)
 
 
@@ -171,27 +178,30 @@ class Work:
             log.say(note)
         if counts := balance(self.opened.task, self.opened.parts.train):
             log.say("train: " + ", ".join(f"{name} {count:,.6g}" for name, count in [*counts.items()][:20]))
-        with Lock(self.where, on_note=log.warn) as lock:
-            io.sweep(self.where)
-            if not resume:
-                vacant(self.where)
-                io.write_json(self.where / RUN, {**self.tuning.plain(), "plan": config.to_dict(self.plan)})
+        with contextlib.ExitStack() as stack:
+            lock = None
+            if self.ranks.first:
+                lock = stack.enter_context(Lock(self.where, on_note=log.warn))
+                io.sweep(self.where)
+                if not resume:
+                    vacant(self.where)
+                    io.write_json(self.where / RUN, {**self.tuning.plain(), "plan": config.to_dict(self.plan)})
             for tuning in self.plan.rated(self.tuning):
                 self._try(tuning, lock, resume)
             best = max(self.trials, key=dev_of)
             for tuning in self.plan.rest(self.tuning, best["lr"]):
                 self._try(tuning, lock, resume)
-            more = {
-                PROBE: ("A linear model on the frozen model's features", self._probe),
-                RANDOM: ("The same model from random weights", lambda train: self._random(resume)),
-            }
-            return finish(self.where, self.tuning, self.plan, self.opened, self.trials, more)
+            random = self._random(resume) if RANDOM in self.plan.baselines else None
+            more: dict[str, Fitted] = {PROBE: self._probe, RANDOM: lambda train: random}
+            given = (self.where, self.tuning, self.plan, self.opened, self.trials, more)
+            found: FineTuned = self.ranks.share(alone(self.ranks, lambda: finish(*given)))
+            return found
 
-    def _try(self, tuning: Tuning, lock: Lock, resume: bool) -> None:
+    def _try(self, tuning: Tuning, lock: Lock | None, resume: bool) -> None:
         """One trial, unless it is done; the model of the best so far lies in the run's directory."""
         where = self.plan.where(self.where, tuning)
         self.stop.rest()
-        found = done(where) if resume else None
+        found = self._done(where, resume)
         if found is None:
             if where != self.where:
                 log.say(f"{where.name}:")
@@ -200,33 +210,41 @@ class Work:
             )
             found = trial.run(lock if where == self.where else None, resume=resume)
             full = [one for one in self.trials if one["labels"] == found["labels"]]
-            if tuning.task.labels == self.plan.most and dev_of(found) > max(map(dev_of, full), default=-1e9):
-                self._keep(trial, found)
-            io.write_json(where / DONE, found)
-            if where != self.where:
-                io.remove(where / CHECKPOINTS)
+            if self.ranks.first:
+                if tuning.task.labels == self.plan.most and dev_of(found) > max(map(dev_of, full), default=-1e9):
+                    self._keep(trial, found)
+                io.write_json(where / DONE, found)
+                if where != self.where:
+                    io.remove(where / CHECKPOINTS)
         self.trials.append(found)
 
-    def _probe(self, train: Sequence[Example]) -> list[Prediction] | None:
-        task = self.opened.task
-        return (
-            probe(self.tuning, task, train[:MOST], self.opened.judged, self.ranks.device)
-            if task.kind in KINDS
-            else None
-        )
+    def _done(self, where: Path, resume: bool) -> Facts | None:
+        """What the first rank finds of a trial that has come to its end."""
+        found: Facts | None = self.ranks.share(done(where) if resume and self.ranks.first else None)
+        return found
 
-    def _random(self, resume: bool) -> list[Prediction]:
+    def _probe(self, train: Sequence[Example]) -> Beside | None:
+        task, begun = self.opened.task, time.perf_counter()
+        if task.kind not in KINDS:
+            return None
+        said = probe(self.tuning, task, train[:MOST], self.opened.judged, self.ranks.device)
+        about, seconds = "A linear model on the frozen model's features", time.perf_counter() - begun
+        return Beside(name=PROBE, about=about, predictions=said, seconds=seconds)
+
+    def _random(self, resume: bool) -> Beside:
         """The same model from random weights, trained whole on the same examples: a baseline."""
         wish: dict[str, Any] = {"task.labels": self.plan.most, "train.seed": self.plan.seeds[0]}
         wish |= {"tune.trained": {"kind": "full"}, "tune.decay": None}
         tuning = choose(settings=self.tuning, method="full+random", changes=wish)
         where = self.where / TRIALS / RANDOM
-        found = done(where) if resume else None
+        found = self._done(where, resume)
         if found is None:
             found = Trial(tuning, self.opened, where, self.ranks, self.stop).run(None, resume=resume)
-            io.write_json(where / DONE, found)
-            io.remove(where / CHECKPOINTS)
-        return predictions_of(found, self.opened.headline)
+            if self.ranks.first:
+                io.write_json(where / DONE, found)
+                io.remove(where / CHECKPOINTS)
+        said, seconds = predictions_of(found, self.opened.headline), found["summary"]["seconds"]
+        return Beside(name=RANDOM, about="The same model from random weights", predictions=said, seconds=seconds)
 
     def _keep(self, trial: Trial, found: Facts) -> None:
         """Write a model, its task and its predictions as those of the run."""
