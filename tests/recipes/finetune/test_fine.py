@@ -1,17 +1,20 @@
-"""A run that is asked for its score again has never seen what it is asked."""
+"""A run that is asked again: of what it has never seen, with its own names of labels and its own threshold."""
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pretune.recipes.evaluate import evaluate
-from pretune.recipes.finetune.fine import FineTuned, evaluate_run
+from pretune.recipes.finetune.fine import FineTuned, _relabelled, evaluate_run
 from pretune.recipes.finetune.opening import open_task
 from pretune.recipes.finetune.settings import Wanted
 from pretune.recipes.finetune.work import finetune
+from pretune.tasks import TASKS
+from pretune.tasks.example import Example
 from tests.recipes import tasked
 
 SEED = 3
@@ -74,3 +77,33 @@ def test_another_run_is_asked_all_of_it(base: Path, divided: tuple[FineTuned, Pa
     tree["task"]["name"] = "mnli"
     (run.path / "run.json").write_text(json.dumps(tree))
     assert evaluate_run(run, task="qnli", data=divided[1])["examples"] == 60
+
+
+def test_labels_of_another_task_are_known_by_their_names() -> None:
+    """RTE says yes with 0 and WNLI with 1; the three answers of CommitmentBank stand in another order than SNLI's."""
+    kinds = [task for task in map(TASKS.get, TASKS) if task.kind in ("classification", "pair")]
+    pairs = [(a, b) for a in kinds for b in kinds if {*a.labels} == {*b.labels} and a.labels != b.labels]
+    assert {("rte", "wnli"), ("snli", "cb")} <= {(one.name, other.name) for one, other in pairs}
+    for own, task in pairs:
+        for label, name in enumerate(task.labels):
+            found = _relabelled(Example(text="x", pair="y", label=label), task, own)
+            assert own.labels[int(found.label or 0)] == name
+
+
+def test_the_threshold_that_was_found_is_used(base: Path, tmp_path: Path) -> None:
+    asked = [
+        {"id": f"{at}", "question": "what is old?", "answers": [{"text": "sea", "answer_start": 8}] if at % 2 else []}
+        for at in range(8)
+    ]
+    pages = [{"title": "t", "paragraphs": [{"context": "the old sea is grey", "qas": asked}]}]
+    (tmp_path / "squad2").mkdir()
+    for split in ("train", "dev"):
+        (tmp_path / "squad2" / f"{split}-v2.0.json").write_text(json.dumps({"version": "v2.0", "data": pages}))
+    changes = {"data.max_length": 32, "data.stride": 8}
+    run = finetune(base, task="squad2", data=tmp_path, out=tmp_path / "run", steps=1, baselines="none", changes=changes)
+    question = {"question": "what is old?", "context": "the old sea"}
+    said = [
+        replace(run, kept=replace(run.kept, threshold=threshold), _ready=None).predict([question])[0]["text"]
+        for threshold in (-1e9, 1e9)
+    ]
+    assert said[0] == "" and said[1] != ""  # above it there is no answer

@@ -1,0 +1,75 @@
+"""What a result is measured on, what of a task is counted, and what cannot be learnt from."""
+
+from pathlib import Path
+
+import pytest
+
+from pretune.core.errors import DataError
+from pretune.recipes.finetune.opening import Opened, answered, balance, open_task
+from pretune.recipes.finetune.settings import Wanted
+from pretune.tasks.example import Example
+from pretune.tasks.loading import Parts
+from pretune.tasks.task import Kind, Task
+
+KNOWN = {
+    "classification": Example(text="x", label=1),
+    "regression": Example(text="x", label=0.0),
+    "tagging": Example(text="", words=("x",), tags=("O",)),
+    "span": Example(text="q", pair="x", answers=("x",), spans=((0, 1),)),
+    "choice": Example(text="x", choices=("a", "b"), label=0),
+    "generation": Example(text="x", target=""),
+}
+UNKNOWN = {
+    "classification": Example(text="x"),
+    "regression": Example(text="x"),
+    "tagging": Example(text="", words=("x",)),
+    "span": Example(text="q", pair="x"),
+    "choice": Example(text="x", choices=("a", "b")),
+    "generation": Example(text="x"),
+}
+
+
+def task(kind: Kind) -> Task:
+    labels = {"classification": ("a", "b"), "tagging": ("O",)}.get(kind, ())
+    return Task(name="own", kind=kind, metrics=("accuracy",), splits={}, labels=labels)
+
+
+@pytest.mark.parametrize("kind", KNOWN)
+def test_test_is_the_headline_where_it_has_answers(kind: Kind) -> None:
+    known, unknown = KNOWN[kind], UNKNOWN[kind]
+    for test, headline in (([known], "test"), ([unknown], "dev"), ([], "dev")):
+        opened = Opened(task=task(kind), parts=Parts(train=[known], dev=[known, known], test=test))
+        assert opened.headline == headline and opened.judged == getattr(opened.parts, headline)
+        assert not answered(task(kind), [unknown]) and not answered(task(kind), [])
+
+
+def test_where_dev_is_the_headline_that_is_said(tmp_path: Path) -> None:
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.csv").write_text("text,label\none,a\ntwo,b\nthree,a\n")
+    opened = open_task(Wanted(train=str(tmp_path / "train.csv"), dev=str(tmp_path / "dev.csv")))
+    assert opened.parts.notes[-1] == "it has no test split: the headline is that of dev, on which choices were made too"
+    folder = tmp_path / "qnli"
+    folder.mkdir()
+    rows = "".join(f"{at}\tq\ts\t{label}\n" for at, label in enumerate(["entailment", "not_entailment"] * 5))
+    (folder / "dev.tsv").write_text("index\tquestion\tsentence\tlabel\n" + rows)
+    opened = open_task(Wanted(name="qnli", data=str(tmp_path), most=1))
+    assert opened.headline == "test" and len(opened.parts.dev) == len(opened.parts.test) == 1
+    assert not any("headline" in note for note in opened.parts.notes)
+
+
+def test_labels_are_counted_as_the_kind_has_them() -> None:
+    some = [KNOWN["classification"]] * 3
+    assert balance(task("classification"), some) == {"a": 0, "b": 3}  # one that never occurs is told too
+    scores = [Example(text="x", label=value) for value in (1.0, 2.0, 6.0)]
+    assert balance(task("regression"), scores) == {"lowest": 1.0, "mean": 3.0, "highest": 6.0}
+    tags = [Example(text="", words=("a", "b", "c"), tags=("O", "B-X", "O"))]
+    assert balance(task("tagging"), tags) == {"O": 2, "B-X": 1}
+    spans = [KNOWN["span"], UNKNOWN["span"], UNKNOWN["span"]]
+    assert balance(task("span"), spans) == {"with an answer": 1, "without": 2}
+
+
+def test_a_train_split_without_answers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pretune.recipes.finetune.opening.load", lambda *given: Parts(
+        train=[UNKNOWN["classification"]], dev=[KNOWN["classification"]], test=[]))  # fmt: skip
+    with pytest.raises(DataError, match="task 'sst2': train or dev has no answers"):
+        open_task(Wanted(name="sst2", data=str(tmp_path)))
