@@ -4,18 +4,26 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from pretune.core import log
 from pretune.core.errors import DataError
 from pretune.data.lengths import Phase
 from pretune.data.samples import demand
 from pretune.data.stream import Stream
+from pretune.recipes.forecast import steps_on_cores
 from pretune.recipes.reading import Source
-from pretune.recipes.settings import Settings
+from pretune.recipes.settings import Settings, Train
 from pretune.train.ranks import Ranks
 from pretune.train.state import State
 
 HELD_OUT = {"cuda": 500_000, "cpu": 50_000}
-"""Held-out tokens that a loss is measured on, where nothing else is asked for."""
+"""Held-out tokens that a loss is measured on, where nothing else is asked for …"""
+READ = 0.3
+"""… and batches that all evaluations of a run read, by its steps. To read one takes a third of what it takes to learn
+from it, so this is a tenth of the time."""
+EVALUATIONS = 10
+"""In a run of known length, where no distance is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +46,8 @@ class Course:
         steps = _steps(settings, streams)
         if steps is not None:
             settings.train.schedule.factor(0, steps)  # whether it fits
-        return cls(
-            source=source, phases=phases, streams=streams, steps=steps, held=_held(settings, source, ranks, phases)
-        )
+        held = _held(settings, source, ranks, steps)
+        return cls(source=source, phases=phases, streams=streams, steps=steps, held=held)
 
     def batches(self, phase: int, state: State) -> "Shifted":
         """Those of a phase, by the steps of the run."""
@@ -76,19 +83,30 @@ def _stream(settings: Settings, source: Source, ranks: Ranks, split: str, length
     )
 
 
-def _held(settings: Settings, source: Source, ranks: Ranks, phases: tuple[Phase, ...]) -> tuple[Stream, int] | None:
-    split, wanted = source.data.index.splits.get("valid"), settings.train.eval_tokens
-    if wanted is None:
-        wanted = HELD_OUT["cuda" if ranks.device.type == "cuda" else "cpu"]
-    if split is None or not split.tokens or not wanted:
+def distance(train: Train, steps: int | None) -> int:
+    """Steps between two evaluations; 0 where there are none but the first and the last."""
+    return train.eval_every or (0 if steps is None else max(steps // EVALUATIONS, 1))
+
+
+def _held(settings: Settings, source: Source, ranks: Ranks, steps: int | None) -> tuple[Stream, int] | None:
+    split, train = source.data.index.splits.get("valid"), settings.train
+    if split is None or not split.tokens or train.eval_tokens == 0:
         return None
     try:
-        stream = _stream(settings, source, ranks, "valid", phases[-1].length)
+        stream = _stream(settings, source, ranks, "valid", settings.data.schedule.phases[-1].length)
     except DataError as fault:  # too little of it, for pairs
         log.warn(str(fault))
         return None
     rows = stream.shape.rows * (stream.shape.length + (stream.shape.source or 0))
-    return stream, min(math.ceil(wanted / rows), len(stream.steps(0)))
+    on_cpu = ranks.device.type != "cuda"
+    wanted = train.eval_tokens or HELD_OUT["cpu" if on_cpu else "cuda"]
+    count = min(math.ceil(wanted / rows), len(stream.steps(0)))
+    if train.eval_tokens is not None or (steps is None and not on_cpu):
+        return stream, count
+    length = steps or steps_on_cores(settings, source.tokenizer, torch.get_num_threads() * ranks.world)
+    every = distance(train, steps)
+    times = 2 if not every else 1 + math.ceil(length / every)
+    return stream, min(count, max(int(READ * length / times), 1))
 
 
 def _steps(settings: Settings, streams: tuple[Stream, ...]) -> int | None:

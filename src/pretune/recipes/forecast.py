@@ -17,6 +17,8 @@ from pretune.train.tally import Tally
 
 _MANY = 1000
 """Sequences of a batch that is large enough for shares to be exact."""
+CORES = 8
+"""Of the laptop in the table of devices."""
 
 
 def forecast(settings: Settings) -> dict[str, Any]:
@@ -26,7 +28,7 @@ def forecast(settings: Settings) -> dict[str, Any]:
     """
     spec = shapes.shaped(settings.model, settings.objective.shapes)
     data = Data.open(settings.data.path)
-    per_token = _per_token(settings, spec, Tokenizer.load(data.tokenizer))
+    per_token = training_flops(settings, spec, Tokenizer.load(data.tokenizer))
     steps = roughly(settings.train, data.tokens)
     tokens = None if steps is None else steps * settings.train.batch_tokens
     flops = None if tokens is None else tokens * per_token
@@ -53,7 +55,15 @@ def on_device(device: Device, per_token: float, flops: float | None, budget: flo
     }
 
 
-def _per_token(settings: Settings, spec: shapes.AnySpec, tokenizer: Tokenizer) -> float:
+def steps_on_cores(settings: Settings, tokenizer: Tokenizer, cores: int) -> float:
+    """How many steps a run against the clock may come to on so many cores."""
+    laptop = DEVICES["laptop-cpu"]
+    spec = shapes.shaped(settings.model, settings.objective.shapes)
+    a_step = training_flops(settings, spec, tokenizer) * settings.train.batch_tokens
+    return (settings.train.budget or 0.0) * laptop.rate * cores / CORES / a_step
+
+
+def training_flops(settings: Settings, spec: shapes.AnySpec, tokenizer: Tokenizer) -> float:
     """FLOPs of training on a token, over the phases of the run."""
     vocabulary = Vocabulary.of(tokenizer, start=settings.model.special.start)
     lesson = settings.objective.open(vocabulary, spec.shape)

@@ -12,7 +12,7 @@ import torch
 from pretune.core import io, log
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.models import shapes
-from pretune.recipes.course import Course
+from pretune.recipes.course import Course, distance
 from pretune.recipes.micro import micro_batches, replay, workers
 from pretune.recipes.reading import Source
 from pretune.recipes.resolve import RUN
@@ -34,8 +34,6 @@ from pretune.train.trainee import Trainee
 from pretune.train.watch import Stop, Watch
 
 CHECKPOINTS = "checkpoints"
-EVALUATIONS = 10
-"""In a run of known length, where no distance is given."""
 SAVING = 200e6
 """Bytes per second that a disk is trusted to take, for the time kept back at the end of a budget."""
 
@@ -71,6 +69,7 @@ class Session:
             "data": self.source.data.fingerprint,
             "tokenizer": self.source.tokenizer.sha256,
         }
+        self.expect |= {"plan": stream.method for stream in self.course.streams if stream.method is not None}
 
     def run(self, *, resume: bool = False) -> Run:
         """Train from the beginning, or from the newest checkpoint that is whole."""
@@ -197,8 +196,7 @@ class Session:
             log.warn(f"{self.source.data}: nothing to judge by is held out, so there is no held-out loss")
             return None
         stream, count = self.course.held
-        steps = self.course.steps
-        every = self.settings.train.eval_every or (0 if steps is None else max(steps // EVALUATIONS, 1))
+        every = distance(self.settings.train, self.course.steps)
 
         def told(loop: Loop, found: dict[str, float]) -> None:
             saver.score = found["loss"]

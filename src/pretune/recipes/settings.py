@@ -52,7 +52,7 @@ class Train:
     parallel: Parallel = "ddp"
     workers: int | None = None  # processes that make batches; None: 0 on a CPU, else by its cores
     eval_every: int = 0  # 0: ten times in a run
-    eval_tokens: int | None = None  # held-out tokens that are read each time; None: 500,000, on a CPU 50,000
+    eval_tokens: int | None = None  # held-out tokens that are read each time; None: 500,000, on a CPU 50,000, or fewer
     checkpoint_every: int = 0  # 0: every five minutes
     keep: int = 2
     log_every: int = 10
