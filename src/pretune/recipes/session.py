@@ -69,7 +69,6 @@ class Session:
             "data": self.source.data.fingerprint,
             "tokenizer": self.source.tokenizer.sha256,
         }
-        self.expect |= {"plan": stream.method for stream in self.course.streams if stream.method is not None}
 
     def run(self, *, resume: bool = False) -> Run:
         """Train from the beginning, or from the newest checkpoint that is whole."""
