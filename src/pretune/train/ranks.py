@@ -81,7 +81,9 @@ class Ranks:
         """Give all ranks the first one's values, in place."""
         if self.world > 1:
             for tensor in tensors:
-                dist.broadcast(tensor.detach(), src=0)
+                values = tensor.detach().contiguous()
+                dist.broadcast(values, src=0)
+                tensor.detach().copy_(values)
 
     def average(self, parameters: Iterable[Tensor]) -> None:
         """Average gradients over the ranks, where no wrapper does it: for parts that open and heads that take turns.
@@ -93,7 +95,7 @@ class Ranks:
             return
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         mine = [parameter.grad is not None for parameter in trained]
-        have = self.sum(torch.tensor(mine, dtype=torch.float32, device=self.device))
+        have = self.sum(torch.tensor(mine, dtype=torch.float32).to(self.device, non_blocking=True))
         if not all(mine):  # NOTE: waits for the device, and only here: who has all knows that none is missing
             some = have.tolist()
             trained = [parameter for parameter, count in zip(trained, some, strict=True) if count]

@@ -1,0 +1,53 @@
+"""Verbs that run in one process, started by torchrun: the first of several does it, the others say so and end."""
+
+import os
+
+import pytest
+
+from pretune.cli import main
+from pretune.cli._ranks import idle
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def ranked(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+def test_the_others_have_nothing_to_do(ranked: pytest.MonkeyPatch, capsys: Capture) -> None:
+    assert main(["list", "objectives"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "" and said.err == "rank 1 of 2 has nothing to do: list runs in one process, the first\n"
+    assert main(["list", "objectives", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_the_first_does_it_as_if_alone(ranked: pytest.MonkeyPatch, capsys: Capture) -> None:
+    ranked.setenv("RANK", "0")
+    assert main(["list", "objectives"]) == 0
+    said = capsys.readouterr()
+    assert "masked" in said.out and said.err == ""
+    assert "WORLD_SIZE" not in os.environ and "RANK" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("words", "alone"),
+    [
+        (["pretrain", "bert-mini"], False),
+        (["finetune", "runs/a"], False),
+        (["finetune", "runs/a", "--dry-run"], True),
+        (["predict", "runs/a"], True),
+        (["evaluate", "runs/a"], True),
+    ],
+)
+def test_which_are_shared(ranked: pytest.MonkeyPatch, words: list[str], alone: bool) -> None:
+    assert idle(words[0], words) is alone
+
+
+def test_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setenv("RANK", "1")  # of something else
+    assert not idle("predict", ["predict"])
