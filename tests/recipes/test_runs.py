@@ -220,6 +220,14 @@ class TestData:
         found = run(tmp_path / "data", tmp_path / "run", objective="masked", changes={"train.samples_every": 2})
         assert found.loss is None and "nothing to judge by is held out" in capsys.readouterr().err
 
+    def test_what_is_held_out_fills_no_batch(self, data: Path, tmp_path: Path) -> None:
+        text = blocks(tmp_path / "a.txt", stories(20))
+        prepare([text], tokenizer=data / "tokenizer", out=tmp_path / "data", holdout=0.05, workers=0)
+        changes = {"train.samples_every": 1, "train.batch_tokens": 1024}
+        run(tmp_path / "data", tmp_path / "run", objective="masked", changes=changes)
+        lines = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+        assert sum("sample" in line for line in lines) == 4
+
     def test_tokenizers_without_what_an_objective_needs(self, prepared: Prepared, tmp_path: Path) -> None:
         plain = prepared("bpe", "endoftext")
         assert "masked needs a mask token" in refused(UsageError, plain, tmp_path / "a", objective="masked")

@@ -1,5 +1,6 @@
 """What a model says while it learns, on request (`train.samples_every`): held-out text gone on with, or filled in."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,14 +28,14 @@ class Samples:
     def __init__(self, held: Stream, tokenizer: Tokenizer, every: int, tell: Callable[[int, str], None]) -> None:
         self.held, self.tokenizer, self.every, self.tell = held, tokenizer, every, tell
         self.last = 0
+        self._filled: int | None = None  # rows of the first held-out batch that have text: there may be little of it
 
     def __call__(self, loop: Loop, reports: Sequence[Report]) -> None:
         step = loop.state.step
         if not self.every or step % self.every or step == self.last:
             return
         self.last = step
-        rows = self.held.shape.rows
-        row = self.held.batch(0, part=step // self.every % rows, parts=rows).to(loop.ranks.device)
+        row = self._row(step // self.every).to(loop.ranks.device)
         trainee, taught = loop.trainee, loop.trainee.work
         trainee.eval()
         half = torch.autocast(loop.ranks.device.type, loop.precision, enabled=loop.precision is not None)
@@ -47,6 +48,14 @@ class Samples:
             trainee.train()
             reshard(trainee)
         self.tell(step, text)
+
+    def _row(self, number: int) -> Batch:
+        """One row of held-out text after the other."""
+        rows = self.held.shape.rows
+        if self._filled is None:
+            every = (self.held.batch(0, part=part, parts=rows) for part in range(rows))
+            self._filled = sum(1 for _ in itertools.takewhile(lambda row: row.spans(), every))
+        return self.held.batch(0, part=number % max(self._filled, 1), parts=rows)
 
 
 class Saying:
