@@ -1,6 +1,11 @@
+import io
+import re
 import sys
 
 import pytest
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from pretune.core import log
 
@@ -34,3 +39,16 @@ def test_a_terminal_shows_the_same_text_unwrapped(
     message = "[red]" + "x" * 300
     log.say(message)
     assert capsys.readouterr().err == message + "\n"
+
+
+def test_what_is_said_while_a_bar_is_drawn_stands_on_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    with Live(Text("a bar"), console=Console(stderr=True, force_terminal=True), auto_refresh=False):
+        log.say("[bold]step[/bold] 1")
+    rows = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "\n", screen.getvalue()).split("\n")
+    assert "[bold]step[/bold] 1" in [row.strip() for row in rows]

@@ -45,7 +45,8 @@ def warn(message: str) -> None:
 def _show(message: str, style: str) -> None:
     if _quiet:
         return
-    if not sys.stderr.isatty():
+    # NOTE: while rich draws a bar, stderr is its own, which puts lines above the bar; a console would write into it.
+    if not sys.stderr.isatty() or hasattr(sys.stderr, "rich_proxied_file"):
         print(message, file=sys.stderr, flush=True)
         return
     from rich.console import Console
