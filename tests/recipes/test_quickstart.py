@@ -75,6 +75,8 @@ def test_what_is_on_disk_is_what_was_told_and_goes_on_from_there(made: Quickstar
     assert (made.path / "data" / "card.md").is_file()
     page = made.page.read_text()
     assert made.page.name == "report.html" and "TF-IDF + SVM" in page and "gradual unfreezing" in page
+    assert f"pretune predict {made.path}/tuned/full-32-0 --input -" in page  # what to do with it
+    assert "a table with a header" not in page  # what was found out about files is no news here
     run = made.path / made.results["runs"][-1]
     assert not (run / "checkpoints").exists()
     assert FineTuned.open(run).predict(["a lovely film"])[0]["label"] in NAMES
@@ -237,4 +239,7 @@ def test_the_story_says_when_the_simple_baseline_wins() -> None:
     assert "baseline wins" not in told(0.85, 0.7, 0.8)
     assert "ahead of the best simple baseline, TF-IDF + SVM (80.0%)" in told(0.85, 0.7, 0.8)
     assert "LoRA) on 84.0%" in told(0.8, 0.7, 0.85, lora=0.84)  # the best of ours stands beside the best of theirs
-    assert "MiniLM, feature extraction: 90.0%" in told(0.85, 0.7, 0.8, other=0.9)
+    said = told(0.85, 0.7, 0.8, other=0.9)
+    assert (
+        "MiniLM, which someone else has trained for far longer and on other text, is right on 90.0% by feature" in said
+    )

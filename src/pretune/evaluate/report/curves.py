@@ -70,10 +70,11 @@ def _dev(runs: Sequence[Ran], metric: str) -> list[Series]:
         ]
         kept = same if len(chosen) == 1 else [one for one in same if one["seed"] == model["seed"]]
         found += [(f"seed {one['seed']}" if len(chosen) == 1 else run.name, one) for one in kept]
-    return [
+    series = [
         Series(name, tuple((point["step"], point["dev"]) for point in trial["course"]), colour=place)
         for place, (name, trial) in enumerate(found[:LINES])
     ]
+    return series if any(len(one.points) > 1 for one in series) else []  # judged once each: no curve
 
 
 def by_labels(runs: Sequence[Ran]) -> list[Markup]:

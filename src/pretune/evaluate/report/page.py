@@ -9,7 +9,7 @@ from pretune.core import io
 from pretune.core.errors import UsageError
 from pretune.evaluate.report.curves import by_labels, learning, samples
 from pretune.evaluate.report.gather import Ran, Results, gather
-from pretune.evaluate.report.markup import Markup, element, escape, joined, note, table
+from pretune.evaluate.report.markup import Markup, code, element, escape, joined, note, table
 from pretune.evaluate.report.mistakes import mistakes
 from pretune.evaluate.report.ran import what_was_run
 from pretune.evaluate.report.scored import best_baseline, compared, label_chart, scores
@@ -62,7 +62,7 @@ def page(
 
 def _sections(runs: Sequence[Ran], results: Sequence[Results], given: Sequence[Path], out: Path) -> list[Section]:
     tables = [compared(one) for one in results]
-    if not results or any(run.scores for run in runs):
+    if not results or told_apart(runs):
         tables.append(scores(runs))
     charts = [chart for chart in (*map(label_chart, results), *by_labels(runs)) if chart.html]
     few = element("div", *charts, kind="charts") if charts else note(
@@ -77,11 +77,25 @@ def _sections(runs: Sequence[Ran], results: Sequence[Results], given: Sequence[P
         ("samples", "What it said while it learnt", samples(runs)),
         ("cost", "What it cost", cost(runs)),
         ("data", "What it read", data(runs, results)),
+        *use(results),
         ("repeat", "How to repeat it", repeat(runs, results, given, out)),
     ]
     if not results and not any(run.scores for run in runs):  # pre-training alone: what was run comes first
         found = [*found[2:], *found[:2]]
     return found
+
+
+def told_apart(runs: Sequence[Ran]) -> bool:
+    """Whether the scores of runs say more than the table of a comparison that they are part of."""
+    scored = [run.scores for run in runs if run.scores]
+    return len(scored) > 1 or any(one["baselines"] for one in scored)
+
+
+def use(results: Sequence[Results]) -> list[Section]:
+    """What can be done with the models of a comparison, where it says so."""
+    told = [one.about.get("use") for one in results]
+    lines = [str(line) for one in told if isinstance(one, list) for line in one]
+    return [("use", "What to do with it", code(*lines))] if lines else []
 
 
 def _story(results: Sequence[Results]) -> list[Markup]:

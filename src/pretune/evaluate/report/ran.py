@@ -74,7 +74,8 @@ def _vectors(run: Ran) -> Iterator[tuple[str, str]]:
 def _machine(tree: Facts) -> Iterator[tuple[str, str]]:
     found = tree.get("found")
     if found:
-        yield "machine", f"{found['device']}, {found['precision']}, torch {found['torch']}, {found['threads']} threads"
+        threads = f"{found['threads']} thread{'s' * (found['threads'] != 1)}"
+        yield "machine", f"{found['device']}, {found['precision']}, torch {found['torch']}, {threads}"
 
 
 def size(model: Facts) -> str:
@@ -86,7 +87,8 @@ def size(model: Facts) -> str:
     parts = [f"{model['width']:,} wide"] if model.get("width") else []
     stacks = [model[name] for name in ("encoder", "decoder") if model.get(name)]
     if stacks:
-        parts.append(" + ".join(str(stack.get("depth", "?")) for stack in stacks) + " layers")
+        depths = " + ".join(str(stack.get("depth", "?")) for stack in stacks)
+        parts.append(f"{depths} layer{'s' * (depths != '1')}")
         heads = [(block.get("attention") or {}).get("heads") for stack in stacks for block in stack.get("blocks") or ()]
         parts += [f"{heads[0]} heads"] if heads and heads[0] else []
     return ", ".join([*parts, f"vocabulary {model['vocab']:,}"] if model.get("vocab") else parts)

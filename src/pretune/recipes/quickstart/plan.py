@@ -29,6 +29,7 @@ class Plan:
     light: float = 1e-3  # of LoRA
     batch: int = 4096  # tokens in a step of pre-training
     share: float = 0.2  # of the time left that pre-training has
+    every: int = 40  # steps after which it is judged on held-out text, and shows how it fills blanks
     few: int = 60  # steps of fine-tuning at least, however few the labels are
     labels: tuple[int, ...] = (200, 1000)
     seeds: int = 3
@@ -66,4 +67,5 @@ def plan_for(device: str, *, full: bool = False) -> Plan:
     if not device.startswith("cuda"):
         return plan
     large = replace(plan, width=512, depth=4, heads=8, hidden=2048, vocab=16_384, crop=256, batch=65_536, share=0.4)
+    large = replace(large, every=250)
     return replace(large, lr=5e-4, tune=2e-4, decay=0.8, fresh=(2e-4, 1.0), light=1e-3)

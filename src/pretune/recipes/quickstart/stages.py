@@ -56,11 +56,21 @@ class Stages:
             yield
             return
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.live import Live
+        from rich.progress_bar import ProgressBar
+        from rich.spinner import Spinner
+        from rich.table import Table
+        from rich.text import Text
 
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            bar.add_task(f"[{len(self.done) + 1}/{self.count}] {name}".replace("[", "\\["), total=None)
+        spinner, title = Spinner("dots"), Text(f"[{len(self.done) + 1}/{self.count}] {name}")
+
+        def row() -> Table:
+            bar = ProgressBar(total=self.budget, completed=min(self.elapsed, self.budget), width=30)
+            found = Table.grid(padding=(0, 1))
+            found.add_row(spinner, title, bar, Text(self._left()))
+            return found
+
+        with Live(get_renderable=row, console=Console(stderr=True), refresh_per_second=5, transient=True):
             yield
 
 

@@ -117,7 +117,12 @@ def _beside(best: Mapping[str, Row], examples: int) -> Iterator[str]:
             )
     if "other" in best:
         other = best["other"]
-        yield f"{other['method']}: {other['mean']:.1%} ({other['about']})."
+        name, _, how = other["method"].partition(", ")
+        note = other["about"].partition("; ")[2]
+        yield (
+            f"{name}, which someone else has trained for far longer and on other text, is right on {other['mean']:.1%} "
+            f"by {how}{note and f' ({note})'}."
+        )
 
 
 def margin(one: float, other: float, examples: int) -> float:

@@ -1,6 +1,7 @@
 """All of it, stage by stage: `pretune quickstart`, `pt.quickstart`."""
 
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,8 +67,9 @@ def quickstart(
     work.simple()
     work.networks()
     work.other(min(chosen.other * limit, chosen.late * limit - work.stages.elapsed) if other else 0.0)
-    wishes = f" --reviews {reviews}" if isinstance(reviews, str | os.PathLike) else ""
-    return work.finish(f"pretune quickstart --budget {budget}{' --full' if full else ''}{wishes}")
+    wishes = f" --reviews {quoted(reviews)}" if isinstance(reviews, str | os.PathLike) else ""
+    again = f"{' --full' if full else ''}{wishes} --out {quoted(where)}-again"
+    return work.finish(f"pretune quickstart --budget {budget}{again}")
 
 
 def divided(reviews: Sequence[Review] | str | os.PathLike[str] | None, plan: Plan) -> Texts:
@@ -76,6 +78,11 @@ def divided(reviews: Sequence[Review] | str | os.PathLike[str] | None, plan: Pla
         found, names = own(reviews)
         return Texts.of(found, plan, names)
     return Texts.of(built_in() if reviews is None else reviews, plan)
+
+
+def quoted(path: str | os.PathLike[str]) -> str:
+    """A path as a shell reads it."""
+    return shlex.quote(os.fspath(path))
 
 
 def listed(counts: Sequence[int]) -> str:
@@ -140,6 +147,8 @@ class Work:
                     "train.lr": plan.lr,
                     "train.batch_tokens": plan.batch,
                     "train.eval_tokens": 4 * plan.batch,
+                    "train.eval_every": plan.every,
+                    "train.samples_every": plan.every,
                 },
             )
 
@@ -213,7 +222,7 @@ class Work:
         """Write the table and what it means."""
         with self.stages.stage("report", "one page with the table, what it says, curves, mistakes and what it cost"):
             rows = self.scores.rows()
-            most = max(self.plan.labels)
+            tuned = f"tuned/full-{max(self.plan.labels)}-0"
             results: dict[str, Any] = {
                 "title": "What pre-training bought",
                 "story": story(rows, self.plan.test),
@@ -224,9 +233,15 @@ class Work:
                 "rows": rows,
                 "stages": [*self.stages.done],
                 "seconds": round(self.stages.elapsed, 1),
-                "runs": [self.base.name, f"tuned/full-{most}-0"],
+                "runs": [self.base.name, tuned],
                 "data": "data",
                 "command": command,
+                "use": [
+                    f'echo "a lovely film" | pretune predict {quoted(self.where / tuned)} --input -',
+                    f'pretune fill {quoted(self.base)} "the film was [MASK] ."',
+                    f"pretune finetune {quoted(self.base)} --train YOURS.csv --out runs/yours",
+                    "pretune quickstart --reviews YOURS.csv --out runs/yours",
+                ],
             }
             io.write_json(self.where / RESULTS, results)
             page = report([self.where], self.where / REPORT)
