@@ -31,7 +31,7 @@ def test_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ([], 2, "missing argument 'RUN...'"),
+        ([], 2, "missing argument 'RUN'"),
         (["nowhere"], 2, "nowhere: no such directory; give that of a run"),
         (["empty"], 2, "no run.json and no results.json in it; give a run of `pretune pretrain` or `finetune`"),
         (["half"], 4, "half/run.json: "),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def fill(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, a Hugging Face directory, or hf:OWNER/NAME.")],
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]...", help="With blanks: [MASK], <mask> or ___.")
+        list[str] | None, typer.Argument(metavar="TEXT", help="With blanks: [MASK], <mask> or ___.")
     ] = None,
     source: Annotated[
         str | None, typer.Option("--input", metavar="FILE", help="Texts, one in a line; - is standard input.")

@@ -35,7 +35,7 @@ class Early(StrEnum):
 
 def generate(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, a Hugging Face directory, or hf:OWNER/NAME.")],
-    prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="What to go on from.")] = None,
+    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="What to go on from.")] = None,
     source: Annotated[
         str | None, typer.Option("--input", metavar="FILE", help="Prompts, one in a line; - is standard input.")
     ] = None,

@@ -17,7 +17,7 @@ def list_(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="[families|sizes|objectives|methods|metrics|tasks|tokenizers]",
+            metavar="families|sizes|objectives|methods|metrics|tasks|tokenizers",
             autocompletion=lambda incomplete: [kind for kind in _KINDS if kind.startswith(incomplete)],
             help="What to list; all of it, briefly, by default.",
         ),

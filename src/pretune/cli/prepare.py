@@ -42,7 +42,7 @@ def prepare(
     corpus: Annotated[
         list[str],
         typer.Argument(
-            metavar="CORPUS...",
+            metavar="CORPUS",
             help="Files, folders, globs, pair:A,B, task:NAME, builtin:NAME, hf:NAME; with --merge, the slices.",
         ),
     ],

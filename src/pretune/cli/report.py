@@ -12,7 +12,7 @@ from pretune.core import log
 
 def report(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Directories of runs, or a folder with results.json.")
+        list[str], typer.Argument(metavar="RUN", help="Directories of runs, or a folder with results.json.")
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The page.")] = Path("report.html"),
     title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="Its headline.")] = None,

@@ -22,7 +22,7 @@ SHOWN = 300
 
 def search(
     index: Annotated[Path, typer.Argument(metavar="INDEX", help="What `pretune index` wrote.")],
-    query: Annotated[str | None, typer.Argument(metavar="[QUERY]", help="What to look for.")] = None,
+    query: Annotated[str | None, typer.Argument(metavar="QUERY", help="What to look for.")] = None,
     k: Annotated[int, typer.Option("-k", "--hits", metavar="N", help="How many hits.")] = 10,
     words: Annotated[bool, typer.Option("--bm25", help="By words instead of vectors.")] = False,
     model: Annotated[str | None, typer.Option("--model", metavar="DIR", help="Where its model is now.")] = None,

@@ -33,7 +33,7 @@ class By(StrEnum):
 
 def tokenizer(
     corpus: Annotated[
-        list[str], typer.Argument(metavar="CORPUS...", help="Files, folders, globs, pair:A,B, builtin:NAME, hf:NAME.")
+        list[str], typer.Argument(metavar="CORPUS", help="Files, folders, globs, pair:A,B, builtin:NAME, hf:NAME.")
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to write it.")],
     kind: Annotated[
