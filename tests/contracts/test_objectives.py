@@ -14,8 +14,10 @@ from pretune.core import config
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE, Loss
 from pretune.data.counters import Counters
+from pretune.data.draws import Known
 from pretune.data.ragged import Ints
 from pretune.data.sequences import Sequences
+from pretune.data.stream import planned
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.objective import MODEL_SHAPES, Lesson, ModelShape, Objective, Vocabulary
 from pretune.text.styles import KINDS
@@ -85,6 +87,7 @@ def corruption_keeps_the_laws(made: Setting, lengths: list[int], seed: int) -> N
         alone = made.corrupt(before.take(np.array([number])), seed)
         alike(after.take(np.array([number])), alone)
     bounds_hold(made, before, after)
+    plans_hold(made, before, after, seed)
     specials_are_left_alone(made, before, after)
     text = restore(made.name, before, after)
     assert text is None or (text == before.tokens).all(), "the lesson does not tell the text"
@@ -99,6 +102,21 @@ def bounds_hold(made: Setting, before: Sequences, after: Sequences) -> None:
     most = made.lesson.targets(len(after.tokens), len(after))
     # One draw of sequences that are few and short may use what is there for all but one in a thousand million.
     assert (after.targets != IGNORE).sum() <= most <= len(after.tokens)
+
+
+def plans_hold(made: Setting, before: Sequences, after: Sequences, seed: int) -> None:
+    """What is told before the text is cut is enough; and without knowing what is drawn, enough for whatever is."""
+    assert before.special is not None
+    first = before.lengths if before.sides is None else np.where(before.sides > 0, before.sides, before.lengths)
+    special = np.diff(np.append(0, np.cumsum(before.special))[before.offsets])
+    known = Known(first, before.lengths - first, special)
+    rng = Counters.of(seed, before, copies=made.lesson.copies)
+    (source, target), most = planned(made.lesson, known, rng), planned(made.lesson, known, None)
+    assert (target is None) == (most[1] is None) == (after.source is None)
+    assert (after.lengths <= (source if target is None else target)).all() and (source <= most[0]).all()
+    assert after.source is None or (after.source.lengths <= source).all()
+    assert target is None or most[1] is None or (target <= most[1]).all()
+    assert (source >= 1)[before.lengths > 0].all() and (target is None or (target >= 1).all())
 
 
 def specials_are_left_alone(made: Setting, before: Sequences, after: Sequences) -> None:
@@ -217,6 +235,7 @@ def test_sequences_without_text(name: str, shape: ModelShape) -> None:
     after = made.corrupt(empty)
     assert len(after) == 3
     bounds_hold(made, empty, after)
+    plans_hold(made, empty, after, 0)
     specials_are_left_alone(made, empty, after)
 
 

@@ -6,6 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import UsageError
+from pretune.data import balanced as even
+from pretune.data.balanced import balanced
 from pretune.data.exact import WAYS, exact_fit
 from pretune.data.packing import best_fit, pack
 from pretune.data.ragged import Ints
@@ -54,6 +56,42 @@ def test_both_sides_have_room(given: list[tuple[int, int]], most: int) -> None:
     check(rows, own, ROOM, most)
     check(rows, other, OTHER, most)
     assert (rows == pack(own, ROOM, most=most, source=other, source_room=OTHER)).all()
+
+
+@given(pairs, st.integers(1, 20), st.sampled_from([1, 3, 8]), st.integers(1, 40))
+def test_even_rows_never_overfill(given: list[tuple[int, int]], most: int, tries: int, kinds: int) -> None:
+    """Whatever is looked at together; the same sequences in the same order give the same rows."""
+    own, other = (np.array([pair[side] for pair in given], dtype=np.int64) for side in range(2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(even, "KINDS", kinds)
+        rows = balanced(own, ROOM, other, OTHER, most, tries=tries)
+        assert (rows == balanced(own, ROOM, other, OTHER, most, tries=tries)).all()
+    check(rows, own, ROOM, most)
+    check(rows, other, OTHER, most)
+
+
+@given(pairs, st.integers(1, 6) | st.just(ROOM))
+def test_even_rows_are_taken_where_they_are_fewer(given: list[tuple[int, int]], most: int) -> None:
+    own, other = (np.array([pair[side] for pair in given], dtype=np.int64) for side in range(2))
+    found = pack(own, ROOM, most=most, source=other, source_room=OTHER).max(initial=-1) + 1
+    needed = max(own.sum() / ROOM, other.sum() / OTHER, len(own) / most)
+    best = best_fit(own, ROOM, most=most, source=other, source_room=OTHER).max(initial=-1) + 1
+    assert found <= best
+    assert found <= 1.001 * needed + 1 or found <= balanced(own, ROOM, other, OTHER, most).max(initial=-1) + 1
+
+
+def test_even_rows_fill_both_sides_where_best_fit_does_not() -> None:
+    """Translations, long and short answers, and texts parted anywhere: what each needs on the two sides differs."""
+    rng = np.random.default_rng(0)
+    source = np.concatenate((rng.geometric(1 / 14, 3000).clip(3, 60), rng.geometric(1 / 20, 3000).clip(4, 60)))
+    target = np.concatenate((rng.geometric(1 / 14, 3000).clip(3, 60), np.full(3000, 3)))
+    whole, point = np.full(2000, 120), rng.integers(1, 120, 2000)
+    for own, other, least in ((target, source, 0.95), (point, whole - point, 0.9)):
+        room = 240
+        wide = int(np.ceil(room * other.sum() / own.sum()))
+        rows = [pack(own, room, source=other, source_room=wide), best_fit(own, room, source=other, source_room=wide)]
+        now, before = (own.sum() / (room * (row.max() + 1)) for row in rows)
+        assert now > least > before
 
 
 @given(lengths, st.integers(1, 6) | st.just(ROOM))

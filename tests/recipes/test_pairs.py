@@ -232,4 +232,4 @@ def test_pairs_that_are_too_long_are_told_and_rows_may_be_longer_than_positions(
     with pytest.raises(UsageError, match="positions of this model end at 16"):
         stream(Source.open(Reading(path=str(data), max_length=64), named("supervised"), "encoder-decoder", longest=16))
     wide = Source.open(Reading(path=str(data), max_length=400), named("supervised"), "encoder-decoder", longest=150)
-    assert stream(wide, length=400, tokens=4096).shape.source == 400
+    assert stream(wide, length=400, tokens=4096).shape.source >= 400

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix, mix_more
+from pretune.data.draws import Draws
 from pretune.data.ragged import Ints, spread
 from pretune.data.sequences import Sequences
 
@@ -55,8 +56,11 @@ class Counters:
     keys: NDArray[np.uint64]  # [S]
 
     @classmethod
-    def of(cls, seed: int, sequences: Sequences, *, copies: int | None = None) -> "Counters":
-        """Those of sequences that know their sample and epoch; `copies` lets epochs repeat (static masking)."""
+    def of(cls, seed: int, sequences: Sequences | Draws, *, copies: int | None = None) -> "Counters":
+        """Those of sequences that know their sample and epoch, or of the draws that they are going to be.
+
+        `copies` lets epochs repeat (static masking).
+        """
         if sequences.samples is None or sequences.epochs is None:
             raise UsageError("these sequences do not say which samples they are, so nothing can be drawn for them")
         epochs = sequences.epochs if copies is None else sequences.epochs % copies

@@ -1,6 +1,7 @@
 """Draws: what a pass over the data reads, in order, before it is packed."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pretune.data.ragged import Ints
 
@@ -29,3 +30,20 @@ class Draws:
             seconds=None if self.seconds is None else self.seconds[which],
             labels=None if self.labels is None else self.labels[which],
         )
+
+
+class Known(NamedTuple):
+    """What is known of sequences before they are cut: how many tokens they have, and of what kind."""
+
+    first: Ints  # [n] tokens, or those of the first side
+    second: Ints  # [n] of the second side, 0 where there is none
+    special: Ints  # [n] special tokens among all of these
+
+    @property
+    def lengths(self) -> Ints:
+        """[n] of both sides together."""
+        return self.first + self.second
+
+    def take(self, which: Ints) -> "Known":
+        """Of some of them."""
+        return Known(*(column[which] for column in self))

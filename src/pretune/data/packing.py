@@ -7,20 +7,25 @@ hold. The work grows with the number of lengths and of rows, not with the number
 
 Best fit leaves gaps where a row holds few sequences and none is short (stories of 150 tokens in rows of 512). There,
 rows are also put together by exact sums, in several ways, and the packing with the fewest rows is taken. For an
-encoder-decoder a row has room on two sides: the scarcer side is the one to fit, the other a condition.
+encoder-decoder a row has room on two sides: to best fit the scarcer side is the one to fit, the other a condition.
+There, rows are also filled on both sides evenly.
 """
+
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from pretune.core.errors import UsageError
+from pretune.data.balanced import balanced
 from pretune.data.exact import WAYS, exact_fit
 from pretune.data.ragged import Ints
 
-GAPS = 0.001
-"""The share of rows beyond what the tokens need from which on exact sums are tried."""
+GAPS, WIDE = 0.001, 0.05
+"""The share of rows beyond what the tokens need from which on other ways are tried, and one that takes long."""
 
 LONGEST = 2048
-"""The row length up to which they are: their cost grows with its square, and longer rows hold enough to fit well."""
+"""The row length up to which exact sums are tried: their cost grows with its square, and longer rows fit well."""
 
 
 def pack(
@@ -32,13 +37,18 @@ def pack(
     [0, 1, 1, 0, 1]
     """
     found = best_fit(lengths, room, most=most, source=source, source_room=source_room)
-    if source is not None or room > LONGEST:
-        return found
     needed = max(int(lengths.sum()) / room, len(lengths) / (most or room))
-    for way in WAYS:
-        if found.max(initial=-1) + 1 <= (1 + GAPS) * needed + 1:
+    ways: list[tuple[float, Callable[[], Ints]]] = []
+    if source is not None and source_room is not None:
+        needed = max(needed, int(source.sum()) / source_room)
+        even = partial(balanced, lengths, room, source, source_room, most or room)
+        ways = [(GAPS, even), (WIDE, partial(even, tries=8))]
+    elif room <= LONGEST:
+        ways = [(GAPS, partial(exact_fit, lengths, room, most or room, way)) for way in WAYS]
+    for gaps, way in ways:
+        if found.max(initial=-1) + 1 <= (1 + gaps) * needed + 1:
             break
-        other = exact_fit(lengths, room, most or room, way)
+        other = way()
         if other.max() < found.max():
             found = other
     return found

@@ -22,7 +22,7 @@ from pretune.core.errors import DataError, UsageError
 from pretune.core.seed import mix
 from pretune.core.types import IGNORE
 from pretune.data.counters import Purpose, keys_of, unit
-from pretune.data.draws import Draws
+from pretune.data.draws import Draws, Known
 from pretune.data.frame import Frame
 from pretune.data.ragged import Ints, windows
 from pretune.data.samples import inner, marked, sources_at
@@ -112,6 +112,12 @@ class Pairs:
         which = slice(None) if draws is None else draws.samples
         second = self._table.second[which]
         return self._table.first[which] + second + np.where(second > 0, self.frame.pair_room, self.frame.room)
+
+    def known(self, draws: Draws | None = None) -> Known:
+        """Of two segments as one sequence, in the frame of a pair."""
+        lengths, second = self.lengths(draws), self._table.second[slice(None) if draws is None else draws.samples]
+        special = np.where(second > 0, self.frame.pair_room, self.frame.room)
+        return Known(lengths, np.zeros_like(lengths), special)
 
     def settle(self, draws: Draws) -> Draws:
         """Draw which pairs are broken, and from where each of those takes its second segment."""

@@ -27,7 +27,7 @@ from pretune.data.shards.npy import Appender, open_npy
 WINDOW = 2**18
 """Draws that are packed together."""
 
-_VERSION = 2  # of the method: a plan of another version in a cache is not used
+_VERSION = 3  # of the method: a plan of another version in a cache is not used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

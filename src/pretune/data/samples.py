@@ -16,8 +16,8 @@ import numpy as np
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError
-from pretune.data.draws import Draws
-from pretune.data.frame import Frame, Pieces
+from pretune.data.draws import Draws, Known
+from pretune.data.frame import A, Frame, Pieces
 from pretune.data.ragged import Ints, bounds, spread, windows
 from pretune.data.sequences import Sequences
 from pretune.data.shards import Shards
@@ -43,6 +43,9 @@ class Samples(Protocol):
 
     def lengths(self, draws: Draws | None = None) -> Ints:
         """How long each draw is, or each sample as it stands in the data."""
+
+    def known(self, draws: Draws | None = None) -> Known:
+        """What is known of each draw, or of each sample, before it is cut."""
 
     def cut(self, draws: Draws, *, words: bool = False, sentences: bool = False) -> Sequences:
         """The sequences of settled draws, with what is asked for."""
@@ -139,6 +142,11 @@ class Ranges:
         """How long each draw is, or each sample."""
         return self._table[1][slice(None) if draws is None else draws.samples] + self.frame.room
 
+    def known(self, draws: Draws | None = None) -> Known:
+        """Each has the special tokens of its frame."""
+        lengths = self.lengths(draws)
+        return Known(lengths, np.zeros_like(lengths), np.full_like(lengths, self.frame.room))
+
     def cut(self, draws: Draws, *, words: bool = False, sentences: bool = False) -> Sequences:
         """The sequences of some draws."""
         start, length = (column[draws.samples] for column in self._table)
@@ -184,6 +192,20 @@ class Windows:
         """How long each draw is, or each sample."""
         start = (np.arange(len(self)) if draws is None else draws.samples) * self.kind.length
         return np.asarray(np.minimum(self.kind.length, self._places[-1] - start))
+
+    def known(self, draws: Draws | None = None) -> Known:
+        """A block has the special tokens of all its documents, and of some that it has in part."""
+        start = (np.arange(len(self)) if draws is None else draws.samples) * self.kind.length
+        lengths = self.lengths(draws)
+        special = self._special(start + lengths) - self._special(start)
+        return Known(lengths, np.zeros_like(lengths), special)
+
+    def _special(self, place: Ints) -> Ints:
+        """How many special tokens come before some places: all that is not text."""
+        texts, ahead = self.shards.documents, [token for token, _ in self.frame.single].index(A)
+        document = np.minimum(np.searchsorted(self._places, place, side="right") - 1, len(texts) - 2)
+        inside = place - self._places[document] - ahead
+        return np.asarray(place - texts[document] - np.clip(inside, 0, texts[document + 1] - texts[document]))
 
     def cut(self, draws: Draws, *, words: bool = False, sentences: bool = False) -> Sequences:
         """The sequences of some draws."""

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from pretune.core.config import spec
-from pretune.data.draws import Draws
+from pretune.data.draws import Draws, Known
 from pretune.data.frame import A, B, Frame
 from pretune.data.ragged import Ints, windows
 from pretune.data.samples import inner, marked, sources_at
@@ -120,6 +120,11 @@ class Sided:
             first + np.where(two, ahead, self.frame.room),
             np.where(two, second + self.frame.pair_room - ahead, 0),
         )
+
+    def known(self, draws: Draws | None = None) -> Known:
+        """Both sides, in the frame of a pair or of a single text."""
+        first, second = self.sides(draws)
+        return Known(first, second, np.where(second > 0, self.frame.pair_room, self.frame.room))
 
     def cut(self, draws: Draws, *, words: bool = False, sentences: bool = False) -> Sequences:
         """The sequences of some draws, which know where their second sides begin."""

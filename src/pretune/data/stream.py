@@ -18,9 +18,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from pretune.core.errors import DataError, UsageError
-from pretune.core.types import Batch
+from pretune.core.types import IGNORE, Batch
 from pretune.data.counters import Counters
-from pretune.data.draws import Draws
+from pretune.data.draws import Draws, Known
 from pretune.data.layout import lay_out
 from pretune.data.lengths import Stage
 from pretune.data.mixing import Mixing, Mixture
@@ -29,10 +29,10 @@ from pretune.data.ragged import Ints
 from pretune.data.samples import Samples
 from pretune.data.sequences import Sequences
 from pretune.data.shape import Shape
-from pretune.data.sides import Sided
 
 _KEPT = 2  # plans in memory: of the epoch that is read, and of the one before or after it
 _FEW = 4  # a row may always hold so many
+_LOOKED = 64  # rows from which it can be told how many targets rows have
 _TINY = 0.005  # the share of all tokens that is in sequences so short that rows need not take all they could hold
 
 
@@ -57,11 +57,18 @@ class Lesson(Protocol):
 
 
 @runtime_checkable
-class SidedLesson(Lesson, Protocol):
-    """A lesson that reads the sides of pairs apart: bounds of both are known, not only of their sum."""
+class PlannedLesson(Lesson, Protocol):
+    """A lesson that can tell lengths more closely from all that is known before: sides, special tokens, what is drawn.
 
-    def side_lengths(self, first: Ints, second: Ints) -> tuple[Ints, Ints | None]:
-        """`lengths` of sequences whose sides have so many tokens; the second has none where there is one side."""
+    What is drawn follows from the counters alone, so it can be drawn twice: for the plan, and for the sequences.
+    """
+
+    @property
+    def varies(self) -> bool:
+        """Whether a sample may have other lengths in another epoch."""
+
+    def planned(self, known: Known, rng: Counters | None) -> tuple[Ints, Ints | None]:
+        """`lengths` of these sequences with the counters they will be corrupted with; without: whatever is drawn."""
 
 
 class Stream:
@@ -125,9 +132,36 @@ class Stream:
         shape = self.shape.part(parts)
         if not self.fixed or self.lesson is None or shape.slots is not None:
             return shape
-        plan = self.plan(0)
-        many = -(-len(plan.order) * shape.rows // (len(plan.starts) - 1))  # sequences, on average
+        if varies(self.lesson) and shape.source is None:
+            return replace(shape, slots=self._slots(shape.rows))
+        sequences, rows = self._counted
+        many = -(-sequences * shape.rows // rows)  # on average
         return replace(shape, slots=-(-self.lesson.targets(shape.rows * shape.length, many) // shape.rows))
+
+    @cached_property
+    def _counted(self) -> tuple[int, int]:
+        """The sequences and the rows of an epoch."""
+        return len(self.plan(0).order), len(self.plan(0).starts) - 1
+
+    def _slots(self, rows: int) -> int:
+        """Target slots of each of so many rows, where what is drawn decides which sequences share a row.
+
+        They are six deviations above the mean of rows that were looked at; of few, as many as there are tokens.
+        """
+        asked, room = self._asked, self.shape.length
+        if len(asked) < _LOOKED:
+            return room
+        return min(room, int(np.ceil(asked.mean() + 6 * asked.std() / np.sqrt(rows))) + 1)
+
+    @cached_property
+    def _asked(self) -> Ints:
+        """How many targets each row has in the first batches."""
+        found: list[Ints] = []
+        for step in self.steps(0)[: -(-4 * _LOOKED // self.shape.rows)]:
+            sequences, row = self.sequences(step)
+            assert sequences.targets is not None
+            found.append(np.bincount(np.repeat(row, sequences.lengths)[sequences.targets != IGNORE]))
+        return np.concatenate(found)
 
     def sequences(self, step: int, *, part: int = 0, parts: int = 1) -> tuple[Sequences, Ints]:
         """What a batch is laid out from: its sequences, and the row of each."""
@@ -168,6 +202,12 @@ class Stream:
             self._starts.append(self._starts[-1] + self.plan(len(self._starts) - 1).batches)
         return range(*self._starts[epoch : epoch + 2])
 
+    @property
+    def method(self) -> str | None:
+        """How rows are packed, for a run that goes on: None where that is as it was before runs wrote it down."""
+        changed = self._given.source is not None or isinstance(self.lesson, PlannedLesson)
+        return "2: both sides at once, by the lengths that are drawn" if changed else None
+
     def plan(self, epoch: int) -> Plan:
         """The plan of an epoch: its `fill`, its number of `batches`."""
         return self._epoch(epoch)[1]
@@ -175,7 +215,8 @@ class Stream:
     @cached_property
     def _alike(self) -> int | None:
         """How many batches each epoch has, if that is known: one window always packs the same lengths the same way."""
-        return self.plan(0).batches if self.mixing is None and len(self.samples) <= self._window else None
+        alike = self.mixing is None and len(self.samples) <= self._window and not varies(self.lesson)
+        return self.plan(0).batches if alike else None
 
     @cached_property
     def mixture(self) -> Mixture:
@@ -188,11 +229,14 @@ class Stream:
         """The shape of every batch, with the number of sequences a row may hold."""
         if self._given.sequences is not None:
             return self._given
-        sides = sided(self.samples, self.lesson)
-        rates = self.mixture.rates()
+        # Where lengths are drawn, an epoch shows them.
+        draws = self._drawn(0) if varies(self.lesson) else None
+        rates = self.mixture.rates() if draws is None else np.ones(len(draws))
         most = [
             _most(lengths, room, rates)
-            for lengths, room in zip(sides, (self._given.length, self._given.source), strict=True)
+            for lengths, room in zip(
+                sided(self.samples, self.lesson, draws), (self._given.length, self._given.source), strict=True
+            )
             if lengths is not None and room is not None
         ]
         return replace(self._given, sequences=min(most))
@@ -201,7 +245,7 @@ class Stream:
         if epoch not in self._epochs:
             while len(self._epochs) >= _KEPT:
                 del self._epochs[next(iter(self._epochs))]
-            draws = self.samples.settle(self.mixture.draws(self.seed, epoch))
+            draws = self._drawn(epoch)
             lengths, source = sided(self.samples, self.lesson, draws)
             self._epochs[epoch] = (
                 draws,
@@ -216,6 +260,9 @@ class Stream:
                 ),
             )
         return self._epochs[epoch]
+
+    def _drawn(self, epoch: int) -> Draws:
+        return self.samples.settle(self.mixture.draws(self.seed, epoch))
 
 
 class Staged:
@@ -235,14 +282,22 @@ class Staged:
 
 
 def sided(samples: Samples, lesson: Lesson | None, draws: Draws | None = None) -> tuple[Ints, Ints | None]:
-    """What a row has to hold of each draw, or of each sample: on its own side, and on the encoder's."""
+    """What a row has to hold of each draw, or of each sample whatever is drawn: on its own side, on the encoder's."""
     if lesson is None:
         return samples.lengths(draws), None
-    if isinstance(samples, Sided) and isinstance(lesson, SidedLesson):
-        source, target = lesson.side_lengths(*samples.sides(draws))
-    else:
-        source, target = lesson.lengths(samples.lengths(draws))
+    rng = None if draws is None else Counters.of(draws.seed, draws, copies=lesson.copies)
+    source, target = planned(lesson, samples.known(draws), rng)
     return (source, None) if target is None else (target, source)
+
+
+def varies(lesson: Lesson | None) -> bool:
+    """Whether a sample may have other lengths in another epoch."""
+    return isinstance(lesson, PlannedLesson) and lesson.varies
+
+
+def planned(lesson: Lesson, known: Known, rng: Counters | None) -> tuple[Ints, Ints | None]:
+    """The closest bounds that a lesson can tell: source and target."""
+    return lesson.planned(known, rng) if isinstance(lesson, PlannedLesson) else lesson.lengths(known.lengths)
 
 
 def _most(lengths: Ints, room: int, rates: np.ndarray[Any, np.dtype[np.float64]]) -> int:

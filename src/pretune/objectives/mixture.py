@@ -26,9 +26,10 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE, Batch, Loss
 from pretune.data.counters import Counters
-from pretune.data.ragged import Ints, bounds, spread
+from pretune.data.draws import Known
+from pretune.data.ragged import Bools, Ints, bounds, spread
 from pretune.data.sequences import Sequences
-from pretune.data.stream import Lesson, SidedLesson
+from pretune.data.stream import Lesson, planned, varies
 from pretune.objectives.causal import Causal
 from pretune.objectives.denoising import Denoising
 from pretune.objectives.masked import Masked
@@ -169,16 +170,28 @@ class MixtureLesson:
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
         return self._most([lesson.lengths(n) for lesson in self.lessons], range(len(self.lessons)))
 
-    def side_lengths(self, first: Ints, second: Ints) -> tuple[Ints, Ints | None]:
-        """Of documents the bounds of the parts that read them, of pairs those of the parts that read these."""
-        found = [
-            lesson.side_lengths(first, second) if isinstance(lesson, SidedLesson) else lesson.lengths(first + second)
-            for lesson in self.lessons
-        ]
-        read, said = self._most(found, self._asked(self.documents))
-        source, target = self._most(found, self._asked(self.pairs))
-        two = second > 0
-        return np.where(two, source, read), None if said is None or target is None else np.where(two, target, said)
+    @property
+    def varies(self) -> bool:
+        drawn = any(len(self._asked(chances)) > 1 for chances in (self.documents, self.pairs) if any(chances))
+        return drawn or any(varies(lesson) for lesson in self.lessons)
+
+    def planned(self, known: Known, rng: Counters | None) -> tuple[Ints, Ints | None]:
+        """The bounds of the part that each gets; without counters the largest of those that it may get."""
+        two = known.second > 0
+        if rng is None:
+            found = [planned(lesson, known, None) for lesson in self.lessons]
+            read, said = self._most(found, self._asked(self.documents))
+            source, target = self._most(found, self._asked(self.pairs))
+            return np.where(two, source, read), None if said is None or target is None else np.where(two, target, said)
+        chosen, source, target = self._chosen(two, rng), np.zeros_like(known.first), np.zeros_like(known.first)
+        sides = 1
+        for number, (lesson, mark) in enumerate(zip(self.lessons, self.marks, strict=True)):
+            which = np.flatnonzero(chosen == number)
+            read, said = planned(lesson, known.take(which), rng.take(which).under(number))
+            source[which] = read + (mark is not None)
+            if said is not None:
+                sides, target[which] = 2, said
+        return source, target if sides == 2 else None
 
     def _most(self, found: Sequence[tuple[Ints, Ints | None]], parts: Sequence[int]) -> tuple[Ints, Ints | None]:
         """The largest bounds of some parts, their marks included."""
@@ -193,6 +206,9 @@ class MixtureLesson:
     def choices(self, sequences: Sequences, rng: Counters) -> Ints:
         """[S] the part of each sequence: by what it is, then by chance."""
         two = np.zeros(len(sequences), dtype=np.bool_) if sequences.sides is None else sequences.sides > 0
+        return self._chosen(two, rng)
+
+    def _chosen(self, two: Bools, rng: Counters) -> Ints:
         chance = rng.uniform(0)
         return np.where(two, drawn(self.pairs, chance), drawn(self.documents, chance))
 

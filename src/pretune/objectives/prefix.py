@@ -21,6 +21,7 @@ from torch import Tensor
 from pretune.core.config import spec
 from pretune.core.types import IGNORE, Batch, Loss
 from pretune.data.counters import Counters
+from pretune.data.draws import Known
 from pretune.data.ragged import Ints, begins, bounds
 from pretune.data.sequences import Sequences
 from pretune.objectives.causal import next_tokens
@@ -81,8 +82,21 @@ class SplitLesson:
     sides: TwoSides
     copies: int | None = None
 
+    @property
+    def varies(self) -> bool:
+        return True
+
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
         return self.sides.lengths(n, n - 1)
+
+    def planned(self, known: Known, rng: Counters | None) -> tuple[Ints, Ints | None]:
+        if rng is None:
+            return self.lengths(known.lengths)
+        n, ordinary = known.lengths, known.lengths - known.special
+        given = drawn_points(ordinary, rng) + 1
+        # Special tokens may all stand before what is given and its end, or none of them.
+        source, target = given + known.special, n - given
+        return self.sides.lengths(np.where(ordinary > 0, source, n), np.where(ordinary > 0, target, 0))
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         prefix = split_points(sequences, rng)
@@ -107,8 +121,13 @@ class SplitLesson:
 def split_points(sequences: Sequences, rng: Counters) -> Ints:
     """[S] how many first tokens of each are given: up to an ordinary one that is drawn, all where there is none."""
     index, sizes = ordinary(sequences)
-    drawn = (rng.uniform(0) * (sizes - 1)).astype(np.int64)  # the last that is given, of all but the last
     if not len(index):
         return sequences.lengths
-    last = index[np.minimum(begins(sizes) + np.clip(drawn, 0, np.maximum(sizes - 2, 0)), len(index) - 1)]
+    last = index[np.minimum(begins(sizes) + drawn_points(sizes, rng), len(index) - 1)]
     return np.where(sizes > 0, last + 1 - sequences.offsets[:-1], sequences.lengths)
+
+
+def drawn_points(sizes: Ints, rng: Counters) -> Ints:
+    """[S] which of so many ordinary tokens is the last that is given: any but the last of all."""
+    drawn = (rng.uniform(0) * (sizes - 1)).astype(np.int64)
+    return np.clip(drawn, 0, np.maximum(sizes - 2, 0))

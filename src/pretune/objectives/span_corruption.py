@@ -26,6 +26,7 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE, Batch, Loss
 from pretune.data.counters import Counters
+from pretune.data.draws import Known
 from pretune.data.ragged import Ints, begins, bounds, spread
 from pretune.data.sequences import Sequences
 from pretune.objectives.choose import Bits, before, ordinary, some
@@ -102,6 +103,17 @@ class SpanCorruptionLesson:
         options = [self.amounts(np.maximum(n - i, 0)) for i in range(self.spec.specials + 1)]
         source = np.max([n - hidden + marks for hidden, marks in options], axis=0)
         return self.sides.lengths(source, target)
+
+    @property
+    def varies(self) -> bool:
+        return False
+
+    def planned(self, known: Known, rng: Counters | None) -> tuple[Ints, Ints | None]:
+        """Amounts follow from the number of ordinary tokens; only whether there is an end to repeat is not known."""
+        n = known.lengths
+        noise, spans = self.amounts(n - known.special)
+        target = noise + spans + self.spec.closing + (known.special > 0)
+        return self.sides.lengths(n - noise + spans, target)
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         index, sizes = ordinary(sequences)

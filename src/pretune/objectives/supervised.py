@@ -22,6 +22,7 @@ from torch import Tensor
 from pretune.core.config import spec
 from pretune.core.types import Batch, Loss
 from pretune.data.counters import Counters
+from pretune.data.draws import Known
 from pretune.data.ragged import Ints, bounds
 from pretune.data.sequences import Sequences
 from pretune.objectives.objective import ModelShape, Reader, Vocabulary, check_shape, vocabulary_count
@@ -63,8 +64,12 @@ class SupervisedLesson:
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
         return self.sides.lengths(n, np.zeros_like(n) if isinstance(self.sides, OneSide) else n)
 
-    def side_lengths(self, first: Ints, second: Ints) -> tuple[Ints, Ints | None]:
-        return self.sides.lengths(first, second)
+    @property
+    def varies(self) -> bool:
+        return False
+
+    def planned(self, known: Known, rng: Counters | None) -> tuple[Ints, Ints | None]:
+        return self.sides.lengths(known.first, known.second)
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         begin = sequences.lengths if sequences.sides is None else sequences.sides

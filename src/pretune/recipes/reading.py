@@ -1,6 +1,5 @@
 """From prepared data to the batches of a run: samples, frame, rows, and the phases of a length schedule."""
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -14,13 +13,14 @@ from pretune.data.frame import A, Frame
 from pretune.data.lengths import LengthSchedule, Phase
 from pretune.data.mixing import Mixing
 from pretune.data.mixing import Mixture as Shares
+from pretune.data.packing import LONGEST, pack
 from pretune.data.pairs import Pairs, SegmentPairs
 from pretune.data.prepare import Data
 from pretune.data.samples import Blocks, Documents, Samples, Sentences, Windows
 from pretune.data.shape import Shape
 from pretune.data.shards import Shards
 from pretune.data.sides import Sided, Sides
-from pretune.data.stream import Lesson, Stream, sided
+from pretune.data.stream import Lesson, Stream, sided, varies
 from pretune.objectives.mixture import Mixture
 from pretune.objectives.objective import ModelShape, Objective, Vocabulary
 from pretune.objectives.span_corruption import SpanCorruption
@@ -30,6 +30,8 @@ T = TypeVar("T")
 SampleName = Literal["documents", "sentences", "blocks", "pairs"]
 HELD_OUT_SEED = 0
 """Held-out text is cut, packed and corrupted the same way in every run."""
+_FULL, _TRIED = 0.94, 4096  # so full rows are to be; with so many sequences it is tried
+_LONG = 4  # a few long targets make rows longer by no more than this
 
 
 @spec
@@ -167,7 +169,7 @@ class Source:
         if self.shape == "encoder-decoder" and shape.source is None:
             raise UsageError("this objective gives an encoder-decoder nothing to read; choose another")
         most = max(shape.length, shape.source or 0)
-        if isinstance(samples, Sided):  # whose rows may be longer than any sequence
+        if isinstance(samples, Sided) or _weighed(samples, lesson):  # so that rows may be longer than any sequence
             most = max(int(side.max()) for side in sided(samples, lesson) if side is not None and len(side))
         if self.longest is not None and most > self.longest:
             raise UsageError(
@@ -215,21 +217,51 @@ def counted(objective: T, specials: int) -> T:
 
 def _rows(samples: Samples, lesson: Lesson, length: int, tokens: int, ranks: int, mixing: Mixing | None) -> Shape:
     """Rows that hold about `tokens` tokens, those of both sides of an encoder-decoder together."""
-    source, target = (None if side is None else int(side[0]) for side in lesson.lengths(np.array([length])))
-    assert source is not None
-    if target is not None and isinstance(samples, Sided):
-        # How long targets are, only the data know: a row has as much of both sides as they have, or the longest fits.
-        written, read = sided(samples, lesson)
-        assert read is not None
-        rates = Shares.of(mixing, samples.sources, samples.lengths(), samples.shards.index.sources).rates()
-        target = max(int(written.max()), math.ceil(source * float(written @ rates) / max(float(read @ rates), 1.0)))
-    sides = (source, None) if target is None else (target, source)
-    rows = even(max(tokens // (sides[0] + (sides[1] or 0)), 1))
-    if rows % ranks:
+    if _weighed(samples, lesson):
+        shape = _fitting(samples, lesson, length, tokens, mixing)
+    else:
+        source, target = (None if side is None else int(side[0]) for side in lesson.lengths(np.array([length])))
+        assert source is not None
+        rows = even(max(tokens // (source + (target or 0)), 1))
+        shape = Shape(rows=rows, length=target or source, source=None if target is None else source)
+    if shape.rows % ranks:
         raise UsageError(
-            f"{rows} rows of {length} tokens cannot be shared out to {ranks} ranks; change train.batch_tokens"
+            f"{shape.rows} rows of {length} tokens cannot be shared out to {ranks} ranks; change train.batch_tokens"
         )
-    return Shape(rows=rows, length=sides[0], source=sides[1])
+    return shape
+
+
+def _weighed(samples: Samples, lesson: Lesson) -> bool:
+    """Whether only the data, or what is drawn for them, know how long sequences are, and how much is on either side."""
+    sides = isinstance(samples, Sided) and lesson.lengths(np.array([1]))[1] is not None
+    return len(samples) > 0 and (sides or varies(lesson))
+
+
+def _fitting(samples: Samples, lesson: Lesson, length: int, tokens: int, mixing: Mixing | None) -> Shape:
+    """Rows that hold the longest sequence whatever is drawn, and as much of each side as the data have of it.
+
+    They are the shortest of some that are filled well.
+    """
+    longest = [int(side.max()) for side in sided(samples, lesson) if side is not None]
+    shares = Shares.of(mixing, samples.sources, samples.lengths(), samples.shards.index.sources)
+    drawn = sided(samples, lesson, samples.settle(shares.draws(HELD_OUT_SEED, 0)))
+    sizes = np.stack([side for side in drawn if side is not None])
+    parts = sizes.sum(axis=1) / sizes.sum()  # what each side has of all tokens
+    # NOTE: a few long ones do not make all rows much longer.
+    least = max(length / parts.max(), *np.minimum(longest / parts, _LONG * length))
+    found: list[tuple[float, Shape]] = []
+    for wider in (1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5):
+        room = np.maximum(np.ceil(wider * least * parts).astype(int), longest).tolist()
+        rows = even(max(tokens // sum(room), 1))
+        if found and (rows < 8 or max(room) > LONGEST):
+            break
+        some, source = sizes[:, :_TRIED], room[1] if len(room) > 1 else None
+        row = pack(some[0], room[0], source=None if source is None else some[1], source_room=source)
+        filled = float(some.sum() / (sum(room) * (row.max() + 1)))
+        found.append((filled, Shape(rows=rows, length=room[0], source=source)))
+        if found[-1][0] >= _FULL:
+            break
+    return max(found, key=lambda one: one[0])[1]
 
 
 def even(rows: int) -> int:
