@@ -99,9 +99,11 @@ def test_fixed_shapes_stay() -> None:
 def test_workers_make_the_same_batches() -> None:
     stream = TaskStream(encoder_for("bert", task_of("pair")).encode(examples_of("pair")), batch=4, seed=1)
     with Feed(stream, stop=3, micro=2, workers=2) as feed:
-        for step, parts in enumerate(feed):
-            for part, batch in enumerate(parts):
-                assert torch.equal(batch.tokens, stream.batch(step, part=part, parts=2).tokens)
+        made = [list(parts) for parts in feed]
+    assert [len(parts) for parts in made] == [2, 2, 2]
+    for step, parts in enumerate(made):
+        for part, batch in enumerate(parts):
+            assert torch.equal(batch.tokens, stream.batch(step, part=part, parts=2).tokens)
 
 
 def test_small_tasks_are_read_more_often_in_a_mixture() -> None:
