@@ -238,7 +238,6 @@ class Work:
                 "command": command,
                 "use": [
                     f'echo "a lovely film" | pretune predict {quoted(self.where / tuned)} --input -',
-                    f'pretune fill {quoted(self.base)} "the film was [MASK] ."',
                     f"pretune finetune {quoted(self.base)} --train YOURS.csv --out runs/yours",
                     "pretune quickstart --reviews YOURS.csv --out runs/yours",
                 ],
