@@ -5,7 +5,7 @@
 
 A batch holds the texts of E examples column by column: all first texts, then all second ones (then all third). Its
 `targets` say where each text begins and what is said of the example, its `labels` which text it is, so that equal texts
-are known. Legend: E examples, K columns, W width.
+are known. `together` says of a loss that it compares examples with one another. Legend: E examples, K columns, W width.
 """
 
 import math
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch, Loss
+from pretune.train.ranks import Ranks
 from pretune.use.pooling import TextEncoder
 
 Gold = Literal["nothing", "class", "score"]
@@ -32,6 +33,7 @@ class Triplet:
 
     columns: ClassVar[tuple[int, ...]] = (3,)
     gold: ClassVar[Gold] = "nothing"
+    together: ClassVar[bool] = False
 
     def each(self, vectors: Tensor, same: Tensor, gold: Tensor, head: nn.Module | None) -> Tensor:
         """[E]"""
@@ -50,6 +52,7 @@ class InBatch:
 
     columns: ClassVar[tuple[int, ...]] = (2, 3)
     gold: ClassVar[Gold] = "nothing"
+    together: ClassVar[bool] = True
 
     def each(self, vectors: Tensor, same: Tensor, gold: Tensor, head: nn.Module | None) -> Tensor:
         """[E]"""
@@ -70,6 +73,7 @@ class PairClasses:
 
     columns: ClassVar[tuple[int, ...]] = (2,)
     gold: ClassVar[Gold] = "class"
+    together: ClassVar[bool] = False
 
     def each(self, vectors: Tensor, same: Tensor, gold: Tensor, head: nn.Module | None) -> Tensor:
         """[E]"""
@@ -84,6 +88,7 @@ class CosineScore:
 
     columns: ClassVar[tuple[int, ...]] = (2,)
     gold: ClassVar[Gold] = "score"
+    together: ClassVar[bool] = False
 
     def each(self, vectors: Tensor, same: Tensor, gold: Tensor, head: nn.Module | None) -> Tensor:
         """[E]"""
@@ -122,8 +127,9 @@ class Compared(nn.Module):
             raise UsageError("a batch of compared texts says where each begins and which it is; see `lay_texts`")
         cells = batch.sequence.index_select(0, batch.targets.index)
         vectors = self.encoder(batch).float().index_select(0, cells)
-        same = batch.labels.index_select(0, cells).view(self.columns, -1)
-        return vectors.view(self.columns, -1, vectors.shape[-1]), same, batch.targets.labels.view(self.columns, -1)[0]
+        shape = self.columns, len(cells) // self.columns
+        same = batch.labels.index_select(0, cells).view(shape)
+        return vectors.view(*shape, vectors.shape[-1]), same, batch.targets.labels.view(shape)[0]
 
     def compile(self, *args: object, **options: object) -> None:
         """Compile the encoder's model block by block."""
@@ -131,10 +137,13 @@ class Compared(nn.Module):
 
 
 class Comparing:
-    """What the loop asks of a work: how many examples there are, and their summed loss."""
+    """What the loop asks of a work: how many examples there are, and their summed loss.
 
-    def __init__(self, columns: int) -> None:
-        self.columns = columns
+    With several ranks a loss whose examples are compared with one another is that of all ranks' examples, on each.
+    """
+
+    def __init__(self, columns: int, ranks: Ranks | None = None) -> None:
+        self.columns, self.ranks = columns, ranks
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         """One target for each example; every column has as many."""
@@ -145,9 +154,11 @@ class Comparing:
     def loss(self, model: Compared, batch: Batch) -> Loss:
         """Summed over the examples."""
         vectors, same, gold = model(batch)
+        if model.compare.together and self.ranks is not None:
+            vectors, same = (self.ranks.join(values.transpose(0, 1)).transpose(0, 1) for values in (vectors, same))
         with torch.autocast(vectors.device.type, enabled=False):
             each = model.compare.each(vectors, same, gold, model.head)
-        return Loss(sum=each.sum(), count=self.counts(batch)["loss"])
+        return Loss(sum=each.sum(), count=torch.full((), len(each), device=each.device))
 
 
 def _distance(a: Tensor, b: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """`pretune finetune --task embedding`: vectors learnt by comparison."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ def teach(
         if name not in known:
             raise UsageError(f"unknown setting '{name}'{nearest(name, known)} ({', '.join(known)})")
     run = train_embeddings(model, out=out, task=task.partition(":")[2] or None, **{**wishes, **changes})
+    if os.environ.get("RANK", "0") != "0":  # the first of several processes tells it
+        return
     if as_json:
         print(json.dumps(run.scores, indent=2))
     else:

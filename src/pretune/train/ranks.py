@@ -77,6 +77,23 @@ class Ranks:
         dist.all_gather_object(found, value)
         return found
 
+    def join(self, rows: Tensor) -> Tensor:
+        """The rows `[E, …]` of all ranks, which may differ in number, in their order; waits for the device.
+
+        A gradient reaches this rank's own rows alone: what is computed of all rows, on all ranks alike, then has in the
+        sum over the ranks the gradient that it has on one.
+        """
+        if self.world == 1:
+            return rows
+        sizes = self.gather(len(rows))
+        room = rows.new_zeros((max(sizes), *rows.shape[1:]))
+        room[: len(rows)] = rows.detach()
+        found = [torch.empty_like(room) for _ in sizes]
+        dist.all_gather(found, room)
+        parts = [part[:size] for part, size in zip(found, sizes, strict=True)]
+        parts[self.rank] = rows
+        return torch.cat(parts)
+
     def alike(self, tensors: Iterable[Tensor]) -> None:
         """Give all ranks the first one's values, in place."""
         if self.world > 1:

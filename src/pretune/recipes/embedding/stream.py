@@ -28,6 +28,7 @@ class TextStream:
     gold: np.ndarray[tuple[int], np.dtype[np.float32]]  # [E]
     size: int  # examples of a batch
     seed: int
+    ranks: int = 1
 
     @property
     def epoch(self) -> int:
@@ -35,12 +36,13 @@ class TextStream:
         return -(-len(self.numbers) // self.size)
 
     def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Batch:
-        """The batch of a step. It cannot be divided: its texts are compared with one another."""
-        if parts > 1:
+        """The batch of a step, or a rank's share of it, which cannot be divided: its texts are compared."""
+        if parts > self.ranks:
             raise ResourceError(f"out of memory with {self.size} examples that are compared; lower the batch")
         epoch, at = divmod(step, self.epoch)
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.numbers))
-        chosen = order[at * self.size : (at + 1) * self.size]
+        whole = order[at * self.size : (at + 1) * self.size]
+        chosen = whole[len(whole) * part // parts : len(whole) * (part + 1) // parts]
         return lay_texts(
             self.sequences, self.numbers[chosen].T.ravel(), np.tile(self.gold[chosen], self.numbers.shape[1])
         )
@@ -50,7 +52,7 @@ def lay_texts(sequences: Sequences, numbers: Ints, said: np.ndarray[tuple[int], 
     """Some texts in a batch: `targets` hold where each begins, in the order asked for, and what is said of it."""
     given = sequences.take(numbers)
     lengths = given.lengths
-    room = max(ROW, int(lengths.max()))
+    room = max(ROW, int(lengths.max(initial=0)))
     rows, used = np.empty(len(numbers), dtype=np.int64), 0
     order = np.argsort(-lengths, kind="stable")
     row = 0
@@ -74,7 +76,7 @@ def lay_texts(sequences: Sequences, numbers: Ints, said: np.ndarray[tuple[int], 
 
 
 def stream_of(
-    lessons: Lessons, tokenizer: Tokenizer, *, length: int | None, prompt: str, size: int, seed: int
+    lessons: Lessons, tokenizer: Tokenizer, *, length: int | None, prompt: str, size: int, seed: int, ranks: int = 1
 ) -> tuple[TextStream, Framed]:
     """The stream of examples, and what was cut of their texts."""
     different = list(dict.fromkeys(text for texts in lessons.texts for text in texts))
@@ -82,4 +84,4 @@ def stream_of(
     made = framed(tokenizer, [prompt + text for text in different], length)
     numbers = np.array([[number[text] for text in texts] for texts in lessons.texts], dtype=np.int64)
     gold = np.array(lessons.gold, dtype=np.float32)
-    return TextStream(made.sequences, numbers, gold, size, seed), made
+    return TextStream(made.sequences, numbers, gold, size, seed, ranks), made

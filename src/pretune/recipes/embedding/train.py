@@ -32,6 +32,7 @@ from pretune.recipes.resolve import RUN
 from pretune.recipes.run import COST
 from pretune.recipes.session import CHECKPOINTS, free
 from pretune.tasks import TASKS
+from pretune.train.alone import alone
 from pretune.train.feed import Feed
 from pretune.train.journal import Journal
 from pretune.train.loop import Loop
@@ -41,7 +42,7 @@ from pretune.train.ranks import Ranks, ranks
 from pretune.train.saving import Saver, restore
 from pretune.train.schedules import Linear
 from pretune.train.state import State
-from pretune.train.store import Lock, Store
+from pretune.train.store import Found, Lock, Store
 from pretune.train.trainee import Trainee
 from pretune.train.watch import Stop, Watch
 from pretune.use import modules
@@ -126,8 +127,8 @@ def train_embeddings(
         lessons = read(task=task, train=train, data=data, loss=teaching.loss)
         judged = None if dev is None else _held(dev, data)
         with ranks(device_of(device)) as many:
-            if many.world > 1:
-                raise UsageError(f"vectors are taught on one device, found {many.world} ranks; start without torchrun")
+            if teaching.batch < many.world:
+                raise UsageError(f"batch {teaching.batch}: fewer examples than the {many.world} ranks; raise it")
             return _Lesson(Path(model), teaching, lessons, judged, where, many, stop).run(resume=resume)
 
 
@@ -152,7 +153,7 @@ class _Lesson:
         self.tokenizer = ready.tokenizer
         self.stream, made = stream_of(
             lessons, ready.tokenizer, length=ready.length, prompt=self.encoder.how.prompt, size=teaching.batch,
-            seed=teaching.seed,
+            seed=teaching.seed, ranks=many.world,
         )  # fmt: skip
         if (made.sequences.lengths == 0).any():
             raise DataError("a text has no token in this tokenizer; leave empty texts out")
@@ -167,29 +168,39 @@ class _Lesson:
 
     def run(self, *, resume: bool) -> Trained:
         with contextlib.ExitStack() as stack:
-            lock = stack.enter_context(Lock(self.where, on_note=log.warn))
-            io.sweep(self.where)
-            store = Store(self.where / CHECKPOINTS, keep=2, on_note=log.warn)
-            store.tidy(lock)
+            store = None
+            if self.ranks.first:
+                lock = stack.enter_context(Lock(self.where, on_note=log.warn))
+                io.sweep(self.where)
+                store = Store(self.where / CHECKPOINTS, keep=2, on_note=log.warn)
+                store.tidy(lock)
             log.say(
                 f"{len(self.lessons.texts):,} examples of {self.lessons.columns} texts, {config.kind(self.loss)}, "
                 f"{self.steps:,} steps"
             )
             return self._train(stack, store, resume)
 
-    def _train(self, stack: contextlib.ExitStack, store: Store, resume: bool) -> Trained:
+    def _train(self, stack: contextlib.ExitStack, store: Store | None, resume: bool) -> Trained:
         fit = self.teaching
         optimizer = AdamW(lr=fit.lr, weight_decay=fit.weight_decay).build(parameter_groups(self.model))
-        found = store.latest(self.expect) if resume else None
+        found: Found | None = self.ranks.share(store.latest(self.expect) if resume and store else None)
         if resume and found is None:
             raise CheckpointError(f"{self.where / CHECKPOINTS}: no checkpoint yet; start it again without --resume")
         before = io.read_json(self.where / RUN, CheckpointError).get("before", {}) if found else self._judge()
         state = State() if found is None else restore(found, self.model, optimizer)
+        self.ranks.alike(self.model.parameters())
         schedule = Linear(warmup=fit.warmup)
         loop = Loop(
-            trainee=Trainee(self.model, Comparing(self.lessons.columns)).train(),
+            trainee=Trainee(self.model, Comparing(self.lessons.columns, self.ranks)).train(),
             optimizer=optimizer,
-            batches=Feed(self.stream, start=state.step, stop=self.steps, device=self.ranks.device),
+            batches=Feed(
+                self.stream,
+                start=state.step,
+                stop=self.steps,
+                rank=self.ranks.rank,
+                world=self.ranks.world,
+                device=self.ranks.device,
+            ),
             state=state,
             ranks=self.ranks,
             rate=lambda state: schedule.factor(state.step, self.steps),
@@ -215,19 +226,24 @@ class _Lesson:
         saver = Saver(store, self.expect, before=journal.settle)
         loop.hooks = [Watch(journal.note), journal, saver, self.stop]
         self.stop.ready(loop, lambda loop: saver.save(loop, wait=True))
-        if found is None:
+        if found is None and self.ranks.first:
             io.write_json(self.where / RUN, tree)
-        else:
+        if found is not None:
             saver.last_step, saver.last_time = state.step, state.elapsed
         saver.save(loop, wait=True)
         loop.run()
         saver.save(loop, wait=True)
+        loop.asked = self.ranks.most(loop.asked)
         self.stop.rest()
         state.elapsed = time.monotonic() - loop.begun
         return self._finish(journal.summary(loop), before)
 
     def _judge(self) -> dict[str, float]:
-        """How good the vectors are where there is something to judge by."""
+        """How good the vectors are where there is something to judge by: what the first rank finds, on all."""
+        found: dict[str, float] = self.ranks.share(alone(self.ranks, self._judged))
+        return found
+
+    def _judged(self) -> dict[str, float]:
         if self.judged is None:
             return {}
         ready = Embedder(self.encoder)
@@ -240,11 +256,13 @@ class _Lesson:
     def _finish(self, summary: dict[str, Any], before: dict[str, float]) -> Trained:
         """The model with the files of sentence-transformers beside it, the scores, and last of all the cost."""
         after = self._judge()
+        scores = {"before": before, "after": after, "steps": summary["steps"], "loss": summary["loss"]}
+        if not self.ranks.first:
+            return Trained(self.where, scores)
         body = self.encoder.model.eval()
         body.assets.files = {**body.assets.files, **_measured(self.encoder.how.length, self.tokenizer.files())}
         body.assets.modules = modules.write(self.encoder)
         checkpoint.save(body, self.where, overwrite=True)
-        scores = {"before": before, "after": after, "steps": summary["steps"], "loss": summary["loss"]}
         io.write_json(self.where / SCORES, scores)
         about = {name: value for name, value in summary.items() if name != "cost"}
         io.write_json(self.where / COST, {**summary["cost"], "run": about})
