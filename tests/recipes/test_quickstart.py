@@ -1,7 +1,10 @@
 """The quick start: all of it at a tiny size, what its table has, and whether it tells the truth about it."""
 
+import io
 import json
 import random
+import re
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -188,6 +191,25 @@ def test_plans_of_devices() -> None:
     assert [plain.rate(labels) / plain.tune for labels in full.labels] == pytest.approx([0.2, 1, 1])
     for plan in (plain, large):
         assert (plan.test, plan.dev) == (1000, 1000) and plan.share + plan.other < 1
+
+
+def test_a_terminal_has_a_bar_of_the_whole_budget_and_lines_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    stages = Stages(2, 100.0)
+    with stages.stage("read", "what happens"):
+        stages.tell("half of it")
+    rows = [row.strip() for row in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "\n", screen.getvalue()).split("\n")]
+    assert rows[0] == "[1/2] read: what happens (about 1:40 left)"
+    assert "half of it (about 1:40 left)" in rows
+    assert (
+        any(row.endswith("[1/2] read") for row in rows[1:]) and "about 1:40 left" in rows
+    )  # left and right of the bar
 
 
 def test_every_row_comes_once_before_any_is_repeated() -> None:
