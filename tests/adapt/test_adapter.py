@@ -54,7 +54,7 @@ def test_where_they_stand(case: str, after: tuple[Place, ...], ends: set[str], m
 
 
 def test_so_many_parameters_are_trained() -> None:
-    """2 m d + m + d each (Houlsby et al., 2019, section 2.1); two vectors a norm, of which one stands before the blocks."""
+    """2 m d + m + d each (Houlsby et al., 2019, section 2.1); two vectors a norm, one of which is before the blocks."""
     model, names = applied("bert-base")
     numbers = sum(model.get_parameter(name).numel() for name in names)
     assert numbers == 4 * (2 * SMALL * WIDTH + SMALL + WIDTH) + 5 * 2 * WIDTH
