@@ -36,11 +36,13 @@ def test_a_dry_run_shows_all_and_touches_nothing(base: Path, table: Path, tmp_pa
     said = capsys.readouterr()
     tree = yaml.safe_load(said.out)
     assert tree["plan"]["seeds"] == [0, 1] and tree["plan"]["labels"] == [20, None]
-    assert "# labels: bad 24, good 24" in said.out and "of the examples are cut" in said.out
+    assert "# labels: bad 24, good 24" in said.out and "of the examples are cut at 64 (" in said.out
+    assert "# the text is 'text', the label 'label'" in said.out
     assert "# 4 trials" in said.out and "h200" in said.out
     assert main([*given, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["forecast"]["examples"] == {"train": 48, "dev": 6, "test": 6} and not [*tmp_path.iterdir()]
+    assert found["forecast"]["balance"] == {"own": {"bad": 24, "good": 24}}
 
 
 def test_the_result_is_a_table_or_json(run: Path, capsys: Capture) -> None:

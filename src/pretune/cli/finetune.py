@@ -184,17 +184,23 @@ def _foreseen(found: dict[str, Any]) -> "Iterator[str]":
         ", ".join(f"{split} {count:,}" for split, count in found["examples"].items())
         + f"; {found['used']:,} learnt from"
     )
-    if found["balance"]:
-        yield "labels: " + ", ".join(f"{name} {_number(count)}" for name, count in [*found["balance"].items()][:20])
-    counts = found["counts"]
+    for name, labels in found["balance"].items():
+        shown = ", ".join(f"{label} {_number(count)}" for label, count in [*labels.items()][:20])
+        if shown:
+            yield f"labels{f' of {name}' if len(found['balance']) > 1 else ''}: {shown}"
+    counts, most = found["counts"], " or ".join(map(str, found["max_length"]))
     yield (
         f"lengths: mean {found['length']:.1f}, longest {counts['longest']} tokens; {found['cut']:.1%} of the examples "
-        f"are cut ({counts['lost']:,} tokens), {counts['empty']:,} are empty"
+        f"are cut at {most} ({counts['lost']:,} tokens), {counts['empty']:,} are empty"
     )
     share = found["trained"] / found["parameters"]
     yield f"{found['trained']:,} of {found['parameters']:,} parameters are trained ({share:.2%})"
     flops = f"{amount(found['flops'], billion='G')}FLOP"
-    yield f"{found['trials']} trials, {found['steps']:,} steps, {found['tokens']:,} tokens, {flops}"
+    trials = "1 trial" if found["trials"] == 1 else f"{found['trials']} trials"
+    yield (
+        f"{trials}, {found['steps']:,} steps, {found['tokens']:,} tokens, {flops}; with one device, estimated, without "
+        "evaluation and baselines:"
+    )
     rows = [
         (name, clock(one["seconds"]), energy(one["kwh"]), weight(one["co2e_kg"]), dollars(one["dollars"]))
         for name, one in found["devices"].items()

@@ -8,7 +8,7 @@ are tagging. Training labels are the labels: one that only dev or test has is an
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from pretune.core.config import spec
@@ -47,6 +47,17 @@ class Own:
                 label=self._label(row),
                 id=row.where.rpartition(":")[2],
             )
+
+    def told(self, columns: Iterable[str]) -> str:
+        """Which columns are read as what, and which are not.
+
+        >>> Own(text="review", label="stars").told(["id", "review", "stars"])
+        "the text is 'review', the label 'stars'; not read: id"
+        """
+        second = f", the second text '{self.pair}'" if self.pair else ""
+        left = [column for column in columns if column not in (self.text, self.pair, self.label)]
+        more = f"; not read: {', '.join(left[:20])}" if left else ""
+        return f"the text is '{self.text}'{second}, the label '{self.label}'{more}"
 
     def _label(self, row: Row) -> int | float:
         value = label_of(row, self.label)

@@ -11,11 +11,12 @@ from pretune.models.cost import DEVICES
 from pretune.recipes.finetune.choose import WHOLE
 from pretune.recipes.finetune.lasting import lasting
 from pretune.recipes.finetune.model import begin
-from pretune.recipes.finetune.opening import balance, open_task
+from pretune.recipes.finetune.opening import Opened, balance, open_task, owned
 from pretune.recipes.finetune.plan import Plan
 from pretune.recipes.finetune.reader import Reader, counted
 from pretune.recipes.finetune.settings import Tuning
 from pretune.recipes.forecast import on_device
+from pretune.tasks.example import Example
 from pretune.tasks.splits import subset
 from pretune.train.flops import flops_of
 from pretune.train.ranks import Ranks
@@ -51,15 +52,16 @@ def forecast(tuning: Tuning, plan: Plan) -> dict[str, Any]:
     return {
         "notes": list(opened.parts.notes),
         "task": opened.task.name,
-        "kind": opened.task.kind,
+        "kind": "together" if opened.members else opened.task.kind,
         "metrics": list(opened.task.metrics),
         "headline": opened.headline,
         "examples": {split: len(getattr(opened.parts, split)) for split in ("train", "dev", "test")},
         "used": len(train),
-        "balance": balance(opened.task, train),
+        "balance": _balances(opened, train),
         "counts": config.to_dict(counts),
         "counted": len(some),
         "cut": counts.share,
+        "max_length": sorted({encoder.rules.max_length for encoder in reader.encoders}),
         "length": counts.tokens / max(counts.sequences, 1),
         "parameters": sum(parameter.numel() for parameter in begun.model.parameters()),
         "trained": trained,
@@ -72,6 +74,14 @@ def forecast(tuning: Tuning, plan: Plan) -> dict[str, Any]:
             name: on_device(device, each / max(read, 1), total * each, None) for name, device in DEVICES.items()
         },
     }
+
+
+def _balances(opened: Opened, train: list[Example]) -> dict[str, dict[str, Any]]:
+    """How often each label occurs, by task."""
+    if not opened.members:
+        return {opened.task.name: balance(opened.task, train)}
+    each = zip(opened.members, owned(opened, train), strict=True)
+    return {member.task.name: balance(member.task, [train[at] for at in mine]) for member, mine in each}
 
 
 def _counts(plan: Plan, most: int) -> list[int]:

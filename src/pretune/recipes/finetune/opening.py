@@ -11,7 +11,7 @@ from pretune.tasks import TASKS
 from pretune.tasks.answer import Prediction, score
 from pretune.tasks.example import Example
 from pretune.tasks.loading import Parts, load
-from pretune.tasks.own import own_task
+from pretune.tasks.own import Own, own_task
 from pretune.tasks.splits import divide, subset
 from pretune.tasks.tables import open_table
 from pretune.tasks.task import Task
@@ -70,7 +70,10 @@ def _open(wanted: Wanted) -> Opened:
         files = {split: _file(path) for split, path in given.items() if path is not None}
         task = own_task(files, text=wanted.text, label=wanted.label, pair=wanted.pair)
         named = [column for column in (wanted.text, wanted.label, wanted.pair) if column]
-        notes += [str(open_table(path, named)) for path in files.values()]
+        tables = {split: open_table(path, named) for split, path in files.items()}
+        notes += [str(table) for table in tables.values()]
+        read = task.splits["train"].files[0].read
+        notes += [read.told(tables["train"].columns)] if isinstance(read, Own) else []
         labels = f": {', '.join(task.labels[:20])}" if task.labels else ""
         notes.append(f"a task of the kind '{task.kind}'{labels}")
     there = task.available(wanted.data)
