@@ -16,6 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pretune.data.prepare import prepare
+from tests.data.texts import blocks
 from tests.faults.runs import ENVIRONMENT, Child, Nursery, metrics, steps_of
 from tests.recipes import tasked
 from tests.recipes.test_finetune_shapes import two_tasks
@@ -99,6 +101,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "lora+gradual": ("--method=lora+gradual",),
     "decay": ("--method=full", "--set=tune.decay=0.5"),
     "adam": ("--method=full", "--lr=0.01"),
+    "probed": ("--set=tune.head=probe", '--set=tune.reading={"kind": "reading", "at": "mean"}'),
     **{
         name: (f"--method={name}",)
         for name in (
@@ -138,6 +141,41 @@ def test_two_ranks_learn_what_one_learns(
     ended(runs.ranks(command(base, both, *given, **settings), hook=hook), 0, 0)
     close(both, one, exact=1e-6 if name != "adam" else 1e-4)
     assert scores(both)["result"]["scores"] == pytest.approx(scores(one)["result"]["scores"], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_examples_that_cannot_be_shared_out_evenly(
+    runs: Nursery, base: Path, table: Path, alone: Path, tmp_path: Path
+) -> None:
+    """Eight to three."""
+    ended(runs.ranks(command(base, tmp_path / "run", f"--train={table}"), 3), 0, 0, 0)
+    close(tmp_path / "run", alone)
+
+
+@pytest.mark.slow
+def test_micro_batches_of_ranks(runs: Nursery, base: Path, table: Path, tmp_path: Path) -> None:
+    """Of a rank's share of the tokens of a step, so many are read at a time; in the last step most are empty."""
+    alone, both = tmp_path / "a" / "run", tmp_path / "b" / "run"
+    runs.run(command(base, alone, f"--train={table}", train__batch=32))
+    ended(runs.ranks(command(base, both, f"--train={table}", train__batch=32, train__micro_tokens=1)), 0, 0)
+    close(both, alone)
+    state = json.loads((both / f"checkpoints/step-{STEPS:08}/state.json").read_text())
+    assert state["facts"]["state"]["micro"] > 1
+
+
+@pytest.mark.slow
+def test_what_is_forgotten(runs: Nursery, base: Path, table: Path, tmp_path: Path) -> None:
+    text = blocks(tmp_path / "text.txt", tasked.corpus())
+    prepare([text], tokenizer=base, out=tmp_path / "data", holdout=0.1, workers=0)
+    alone, both, given = (
+        tmp_path / "a" / "run",
+        tmp_path / "b" / "run",
+        (f"--train={table}", f"--forgetting={tmp_path / 'data'}"),
+    )
+    runs.run(command(base, alone, *given))
+    ended(runs.ranks(command(base, both, *given)), 0, 0)
+    found, wanted = (scores(one)["forgetting"] for one in (both, alone))
+    assert found["before"] == wanted["before"] and found["after"] == pytest.approx(wanted["after"], rel=1e-5)
 
 
 @pytest.mark.slow

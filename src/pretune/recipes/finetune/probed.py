@@ -3,7 +3,7 @@
 Paper: Kumar et al. (2022), "Fine-tuning can distort pretrained features", where it is called LP-FT. A head that was
 drawn sends noise into the body in its first steps; one that was fitted does not. It is worth most with few labels.
 
-    pretune finetune runs/small --train train.csv --set tune.head=probe --set tune.reading.at=mean
+    pretune finetune runs/small --train train.csv --set tune.head=probe --set 'tune.reading={"at": "mean"}'
 """
 
 import numpy as np
@@ -49,7 +49,7 @@ def fit_head(model: Adapted, items: Items, *, seed: int, precision: torch.dtype 
     if not isinstance(model.spec, Classification) or not isinstance(head, SequenceHead) or head.dense or y is None:
         raise UsageError(
             f"tune.head 'probe' is for classes that are read straight from states; this is the head "
-            f"'{config.kind(model.spec)}'; set tune.reading.layer=null, or tune.head=drawn"
+            f'\'{config.kind(model.spec)}\'; set tune.reading={{"at": "mean"}}, or tune.head=drawn'
         )
     if len(np.unique(y)) < 2:
         return  # nothing to tell apart
