@@ -104,7 +104,6 @@ class Judge:
                 "train.seed": seed,
                 "train.batch": BATCH,
                 "train.eval_every": steps,  # dev chooses nothing: no labels but those that are told are used
-                **_faster(name, labels, steps),
                 "tune.decay": decay,
             },
         )
@@ -115,14 +114,6 @@ class Judge:
     def _right(self, said: Sequence[Any] | NDArray[Any]) -> float:
         gold = [label for _, label in self.texts.test[: len(said)]]
         return float(np.mean([int(one) == right for one, right in zip(said, gold, strict=True)]))
-
-
-def _faster(name: str, labels: int, steps: int) -> dict[str, Any]:
-    """Gradual unfreezing within a short run: three parts in its first half, however long an epoch is."""
-    if name != "gradual":
-        return {}
-    epoch = -(-labels // BATCH)
-    return {"method.when": {"kind": "epochs", "every": max(steps / 6 / epoch, 1e-3)}}
 
 
 def encoder(model: str | os.PathLike[str], length: int, device: str | None = None) -> Encode:
