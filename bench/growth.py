@@ -6,7 +6,7 @@ One causal model (GPT-2's blocks, 12 layers of 768, 50,257 words, 65,536 tokens 
 is changed at a time; forward, backward and fused AdamW in bf16 autocast on CUDA; small sizes in fp32 on a CPU. Ours is
 as `pretune pretrain` runs it; the peer as most run it, and with `--compiled` at its best as well. Each point: all sides
 in one process, three alternated rounds, the median. What does not fit or fails is left out and said; so is what the
-time given does not suffice for.
+time given does not suffice for. Points that are in the file are not measured again.
 """
 
 import argparse
@@ -173,8 +173,11 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     base, axes = (Point(), AXES) if device == "cuda" else (SMALL, SMALL_AXES)
     given.out.mkdir(parents=True, exist_ok=True)
-    begun, rows = time.monotonic(), list[dict[str, Any]]()
+    begun, file = time.monotonic(), given.out / "growth.json"
+    rows: list[dict[str, Any]] = json.loads(file.read_text())["rows"] if file.is_file() else []
     for axis, point in points(base, {name: axes[name] for name in given.only.split(",")}):
+        if any(row.items() >= {"axis": axis, **asdict(point)}.items() for row in rows):
+            continue
         if time.monotonic() - begun > 60 * given.minutes and rows:
             print(f"{axis}: time is over before {point}", flush=True)
             continue
@@ -183,7 +186,7 @@ def main() -> None:
         torch._dynamo.reset()
         if device == "cuda":
             torch.cuda.empty_cache()
-        (given.out / "growth.json").write_text(json.dumps({"device": device, "rows": rows}, indent=1) + "\n")
+        file.write_text(json.dumps({"device": device, "rows": rows}, indent=1) + "\n")
         plot(rows, given.out)
 
 

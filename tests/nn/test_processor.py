@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pretune.nn.processor import Dropout, dropout, gelu, gelu_tanh, hashed
+from pretune.nn.processor import Dropout, dropout, gelu, gelu_tanh, hashed, threshold
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -86,7 +86,7 @@ def test_the_hash_is_random() -> None:
     index, size = torch.arange(1 << 20, dtype=torch.int32), 1 << 20
     torch.manual_seed(0)
     seeds = torch.randint(0, 2**31 - 1, (4, 2), dtype=torch.int32)
-    kept = torch.stack([(hashed(index, *pair) >= round(0.1 * 2**31)).double() - 0.9 for pair in seeds])
+    kept = torch.stack([(hashed(index, *pair) >= threshold(0.1)).double() - 0.9 for pair in seeds])
     assert (kept.mean(1).abs() < 4 * (0.09 / size) ** 0.5).all()
     for lag in (1, 2, 64, 768, 3072):
         assert ((kept[:, lag:] * kept[:, :-lag]).mean(1).abs() / 0.09 < 4 / (size - lag) ** 0.5).all()

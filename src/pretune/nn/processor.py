@@ -64,19 +64,22 @@ def _kept(x: Tensor, p: float) -> Tensor:
     """Which elements stay: a hash of their number, with two seeds from the generator, against the share that goes."""
     seeds = torch.randint(0, 2**31 - 1, (2,), device=x.device, dtype=torch.int32)
     index = torch.arange(x.numel(), device=x.device, dtype=torch.int32).view(x.shape)
-    return hashed(index, seeds[0], seeds[1]) >= round(p * 2**31)
+    return hashed(index, seeds[0], seeds[1]) >= threshold(p)
+
+
+def threshold(p: float) -> int:
+    """The share `p` of all int32 numbers is below."""
+    return round(p * 2**32) - 2**31
 
 
 def hashed(index: Tensor, seed: Tensor, other: Tensor) -> Tensor:
-    """31 random bits for each int32 number: multiply and shift, with a seed before and between.
+    """32 random bits for each int32 number, good from above: multiply and shift, with a seed before and between.
 
-    NOTE: shifts of signed numbers repeat the sign, so what comes in from above is cut off.
+    NOTE: shifts of signed numbers repeat the sign, which mixes as well and needs no mask.
     """
-    x = index ^ seed
-    x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
-    x = (x ^ ((x >> 15) & 0x1FFFF)) * (0x846CA68B - 2**32)
-    x = (x ^ ((x >> 16) & 0xFFFF) ^ other) * (0x9E3779B1 - 2**32)
-    return ((x ^ ((x >> 15) & 0x1FFFF)) >> 1) & 0x7FFFFFFF
+    x = (index ^ seed) * 0x7FEB352D
+    x = (x ^ (x >> 16) ^ other) * (0x846CA68B - 2**32)
+    return (x ^ (x >> 15)) * (0x9E3779B1 - 2**32)
 
 
 class _FusedGelu(torch.autograd.Function):

@@ -29,8 +29,12 @@ BACKWARD = (
     {"BM": 64, "BN": 64, "num_warps": 4, "num_stages": 2},
 )
 """Queries and keys of a tile, and how it is run: for short rows, and for longer ones. Found by trying, on an H200."""
-WHOLE = {"num_warps": 8, "num_stages": 1}
-"""Of the kernel that makes all gradients of a short row and head at once."""
+WHOLE = {"BN": 32, "num_warps": 4, "num_stages": 2}
+"""Of the kernel that makes all gradients of a short row and head at once: keys of a tile, and how it is run."""
+QUERIES = {"num_warps": 4, "num_stages": 3}
+"""Of the kernel that makes the gradients of queries from those of the scores."""
+KEPT = 2**31
+"""Bytes of the scores' gradients that are kept at a time."""
 SPLITS = 8
 """Parts of the rows whose bias gradients are added up on their own."""
 # ruff: noqa: N803
@@ -140,36 +144,41 @@ def _slopes(
     split = (heads, k.shape[1], k.shape[1]) if shared else (k.shape[1], k.shape[1])
     parts = torch.split(both, [n * width for n in split], 1)
     dq, dk, dv = parts if shared else (first, *parts)
-    delta, sizes = torch.empty_like(norm), _sizes(RQ, RK)[1]
+    group, sizes, keep = heads // k.shape[1], _sizes(RQ, RK)[1], bias is not None and learned
     options: dict[str, Any] = {"D": width, "DP": _padded(width), "CAUSAL": causal, "WINDOW": window}
     options |= {"BIAS": bias is not None, "DROP": dropout > 0}
-    strides, (log, threshold, inverse) = _strides(q, k, v), _numbers(scale, dropout)
-    group, bias_, seed_ = heads // k.shape[1], _or(bias, q), _or(seed, mine)
-    if max(RQ, RK) <= SHORT and group == 1:
-        size = {"BM": max(_padded(RQ), 16), "BN": max(_padded(RK), 16)}
-        kernels.whole[(rows * heads,)](
-            q, k, v, out, g, norm, mine, theirs, bias_, seed_, dq, dk, dv, delta, *strides, dq.stride(0), dk.stride(0),
-            log, scale, threshold, inverse, heads, RQ, RK, **size, **options, **WHOLE,
-        )  # fmt: skip
-    else:
+    log, *others = _numbers(scale, dropout)
+    given, numbers = (mine, theirs, _or(bias, q), _or(seed, mine)), (*_strides(q, k, v), log, scale, *others, heads)
+    short = max(RQ, RK) <= SHORT and group == 1
+    some = rows if short else max(min(KEPT // (heads * RQ * RK * q.itemsize), rows), 1)
+    inner = q.new_empty((some * heads, RK, RQ) if keep or not short else (0,))
+    sums = q.new_zeros((SPLITS, heads, RQ, RK) if keep else (0,), dtype=torch.float32)
+    delta = torch.empty_like(norm)
+    if not short:
         kernels.deltas[(triton.cdiv(RQ, 64), rows * heads)](out, g, delta, heads, RQ, D=width, DP=_padded(width), BM=64)
-        given = (q, k, v, g, norm, delta, mine, theirs)
-        numbers = (log, scale, threshold, inverse, heads, group, RQ, RK)
-        kernels.keys[(back.shape[1], rows * k.shape[1])](
-            *given, back, bias_, seed_, dk, dv, *strides, dk.stride(0), *numbers, **options, **sizes
-        )
-        kernels.queries[(narrow.shape[1], rows * heads)](
-            *given, narrow, bias_, seed_, dq, *strides, dq.stride(0), *numbers, **options, **sizes
-        )
-    if bias is None or not learned:
-        return first, second, q.new_empty(0, dtype=torch.float32)
-    blocks = triton.cdiv(RK, sizes["BN"])
-    sums = q.new_empty((SPLITS, heads, RQ, RK), dtype=torch.float32)
-    kernels.biases[(triton.cdiv(RQ, sizes["BM"]) * blocks, heads, SPLITS)](
-        q, k, v, g, norm, delta, mine, theirs, narrow, bias_, seed_, sums, *strides, log, threshold, inverse, heads,
-        group, RQ, RK, rows, blocks, SPLITS=SPLITS, **options, **sizes,
-    )  # fmt: skip
-    return first, second, sums.sum(0)
+    for begin in range(0, rows, some):
+        end = min(begin + some, rows)
+        if short:
+            kernels.whole[(rows * heads,)](
+                q, k, v, out, g, norm, *given, dq, dk, dv, inner, dq.stride(0), dk.stride(0), *numbers, RQ, RK,
+                KEEP=keep, BM=_padded(RQ), BN=min(_padded(RK), WHOLE["BN"]), **options, **_run(WHOLE),
+            )  # fmt: skip
+        else:
+            kernels.keys[(back.shape[1], (end - begin) * k.shape[1])](
+                q, k, v, g, norm, delta, *given, back, dk, dv, inner, dk.stride(0), *numbers, group, RQ, RK, begin,
+                **options, **sizes,
+            )  # fmt: skip
+            kernels.queries[(narrow.shape[1], (end - begin) * heads)](
+                k, narrow, inner, dq, *k.stride()[:2], dq.stride(0), scale, heads, group, RQ, RK, begin,
+                D=width, DP=_padded(width), CAUSAL=causal, BM=sizes["BM"], BN=sizes["BN"], **QUERIES,
+            )  # fmt: skip
+        if keep:
+            blocks = triton.cdiv(RQ, sizes["BM"]), triton.cdiv(RK, sizes["BN"])
+            kernels.biases[(blocks[0] * blocks[1], heads, SPLITS)](
+                narrow, inner, sums, heads, RQ, RK, begin, end, blocks[1],
+                BM=sizes["BM"], BN=sizes["BN"], SPLITS=SPLITS, CAUSAL=causal,
+            )  # fmt: skip
+    return first, second, sums.sum(0) if keep else sums
 
 
 @_slopes.register_fake
@@ -210,13 +219,17 @@ def _back(ctx: Any, g: Tensor, _: Tensor) -> tuple[Any, ...]:
 _attend.register_autograd(_back, setup_context=_keep)
 
 
+def _run(sizes: dict[str, int]) -> dict[str, int]:
+    return {name: size for name, size in sizes.items() if name.startswith("num_")}
+
+
 def _strides(*tensors: Tensor) -> tuple[int, ...]:
     return tuple(stride for tensor in tensors for stride in tensor.stride()[:2])
 
 
 def _numbers(scale: float, dropout: float) -> tuple[float, int, float]:
-    """The scale of scores in powers of two, the share that is dropped in 2^31sts, and what makes up for it."""
-    return scale * math.log2(math.e), round(dropout * 2**31), 1 / (1 - dropout)
+    """The scale of scores in powers of two, the share that is dropped in 2^32nds, and what makes up for it."""
+    return scale * math.log2(math.e), min(round(dropout * 2**32), 2**32 - 1), 1 / (1 - dropout)
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
