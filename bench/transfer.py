@@ -4,10 +4,10 @@
     PYTHONPATH=src python bench/transfer.py --out transfer.json --table            # as Markdown
 
 A cell is (task, method, seed): the official score, baselines (once a task), the share of parameters that was trained,
-memory and time (worth something where nothing else runs: `--alone`). Several processes may share a device, each with a
-file of its own; `--table` reads `--out A --more B,C`. Cells that are in the file are not computed again, so that the
-work may be done in several sessions; no cell is begun when the minutes are over. Seeds are the outermost loop: a short
-session has all methods with one seed.
+memory (the process's own) and examples a second (what one of several processes gets, unless `--alone` is true). Several
+processes may share a device, each with a file of its own; `--table` reads `--out A --more B,C`. Cells that are in the
+file are not computed again, so that the work may be done in several sessions; no cell is begun when the minutes are
+over. Seeds are the outermost loop: a short session has all methods with one seed.
 """
 
 import argparse
@@ -70,6 +70,7 @@ def cell(base: Path, data: Path, task: str, method: str, seed: int, args: argpar
         "split": found["result"]["split"],
         "score": found["result"]["score"],
         "scores": found["result"]["scores"],
+        "dev": next(iter(found["model"]["scores"]["dev"].values())),
         "lr": trial["lr"],
         "steps": trial["steps"],
         "best_step": trial["best_step"],
@@ -84,7 +85,7 @@ def cell(base: Path, data: Path, task: str, method: str, seed: int, args: argpar
 
 
 def table(cells: list[dict[str, Any]]) -> str:
-    """Methods by tasks: mean over seeds, with their standard deviation; memory and rate of cells that were alone."""
+    """Methods by tasks: mean over seeds, with their standard deviation; most memory of any, and the usual rate."""
     tasks = list(dict.fromkeys(one["task"] for one in cells))
     methods = list(dict.fromkeys(one["method"] for one in cells))
     lines = ["| method | trained | memory, GB | examples/s | " + " | ".join(tasks) + " |"]
@@ -97,9 +98,9 @@ def table(cells: list[dict[str, Any]]) -> str:
             scores = [100 * one["score"] for one in mine if one["task"] == task]
             spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
             row.append(f"{statistics.mean(scores):.1f}{spread}" if scores else "")
-        alone = [one for one in mine if one.get("alone")]
-        memory = f"{max(one['memory'] or 0 for one in alone) / 1e9:.2f}" if alone else ""
-        rate = f"{statistics.median(one['examples_per_second'] for one in alone):,.0f}" if alone else ""
+        memory = f"{max(one['memory'] or 0 for one in mine) / 1e9:.2f}"
+        timed = [one for one in mine if one.get("alone")] or mine
+        rate = f"{statistics.median(one['examples_per_second'] for one in timed):,.0f}"
         lines.append(f"| {method} | {share:.2%} | {memory} | {rate} | " + " | ".join(row) + " |")
     simple = {one["task"]: one["baselines"] for one in cells if one["baselines"]}
     for name in dict.fromkeys(name for found in simple.values() for name in found):
