@@ -1,12 +1,13 @@
 """P13: two CPU ranks beside one, a core each: the same run, the same tokens a step, shared by two processes.
 
-    PYTHONPATH=src python bench/ranks.py [--model bert-mini] [--steps 16] [--repeats 3] [--out result.json]
+    PYTHONPATH=src python bench/ranks.py [--verb finetune] [--model bert-mini] [--steps 16] [--repeats 3] [--out FILE]
 
-The text is made here. A run is `pretune pretrain` with one thread a process, alone or under torchrun; the time of a
-step is the median of those after the first four, as the run itself writes them down (`metrics.jsonl`). Alternated; the
-median of the repeats. The speed by the clock means something only where both cores are free: the load is printed. What
-processor time says holds on any machine: two ranks cannot be faster than twice the work of one by the work of both (a
-step's, which is that of a long run less that of a short one). The losses of both runs must agree.
+The text is made here. A run is `pretune pretrain` (or `finetune`, 64 examples a step) with one thread a process, alone
+or under torchrun; the time of a step is the median of those after the first four, as the run itself writes them down
+(`metrics.jsonl`). Alternated; the median of the repeats. The speed by the clock means something only where both cores
+are free: the load is printed. What processor time says holds on any machine: two ranks cannot be faster than twice the
+work of one by the work of both (a step's, which is that of a long run less that of a short one). The losses of both
+runs must agree.
 """
 
 import argparse
@@ -28,26 +29,31 @@ def text() -> str:
     return "\n\n".join(" ".join(words[start : start + 200]) for start in range(0, len(words), 200))
 
 
-def run(model: str, folder: Path, ranks: int, steps: int, name: str) -> tuple[float, float, float]:
+def pretraining(model: str) -> list[str]:
+    """4,096 tokens a step."""
+    command = ["pretrain", model, "--data", "data", "--objective", "masked", "--set", "train.eval_tokens=0"]
+    command += ["--set", "data.max_length=128", "--set", "data.short=none", "--set", "train.batch_tokens=4096"]
+    return [*command, "--set", "model.dropout=0"]
+
+
+def finetuning() -> list[str]:
+    """64 examples a step, of some 60 tokens each."""
+    command = ["finetune", "base", "--train", "table.csv", "--baselines", "none", "--set", "train.batch=64"]
+    return [*command, "--set", "train.eval_every=1000000", "--set", "train.judge=8", "--set", "tune.dropout=0"]
+
+
+def table() -> str:
+    """Examples whose label is one of their words."""
+    rows = [" ".join(f"w{(row * 31 + i) ** 2 % 4_999}" for i in range(20)) for row in range(1_000)]
+    return "text,label\n" + "".join(f"{text} {'yes' if i % 2 else 'no'},{i % 2}\n" for i, text in enumerate(rows))
+
+
+def run(given: list[str], folder: Path, ranks: int, steps: int, name: str) -> tuple[float, float, float]:
     """Seconds of a step by the clock, of processor time in all, and the last loss."""
     out = folder / name
     start = [] if ranks == 1 else ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
-    command = [
-        sys.executable,
-        "-m",
-        *start,
-        "pretune",
-        "--quiet",
-        "pretrain",
-        model,
-        "--data",
-        "data",
-        "--out",
-        str(out),
-    ]
-    command += ["--objective", "masked", "--steps", str(steps), "--device", "cpu", "--set", "train.eval_tokens=0"]
-    command += ["--set", "data.max_length=128", "--set", "data.short=none", "--set", "train.batch_tokens=4096"]
-    command += ["--set", "train.log_every=1", "--set", "model.dropout=0"]
+    command = [sys.executable, "-m", *start, "pretune", "--quiet", *given, "--out", str(out), "--steps", str(steps)]
+    command += ["--device", "cpu", "--set", "train.log_every=1"]
     before = os.times()
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     after = os.times()
@@ -63,6 +69,7 @@ def run(model: str, folder: Path, ranks: int, steps: int, name: str) -> tuple[fl
 def main() -> None:
     """Prepare, alternate, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--verb", choices=("pretrain", "finetune"), default="pretrain")
     parser.add_argument("--model", default="bert-mini")
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=3)
@@ -76,13 +83,18 @@ def main() -> None:
         tokenizer = ["tokenizer", "text.txt", "--kind", "wordpiece", "--vocab", "8000", "--out", "tok"]
         for command in (tokenizer, ["prepare", "text.txt", "--tokenizer", "tok", "--out", "data"]):
             subprocess.run([*pretune, *command], cwd=folder, check=True, capture_output=True)
+        given = pretraining(options.model)
+        if options.verb == "finetune":
+            (folder / "table.csv").write_text(table())
+            run(given, folder, 1, 1, "base")
+            given = finetuning()
         clock: dict[int, list[float]] = {1: [], 2: []}
         work: dict[int, list[float]] = {1: [], 2: []}
         for turn in range(options.repeats):
             losses = {}
             for ranks in (1, 2):
-                _, short, _ = run(options.model, folder, ranks, 2, f"short-{ranks}-{turn}")
-                each, whole, losses[ranks] = run(options.model, folder, ranks, options.steps, f"run-{ranks}-{turn}")
+                _, short, _ = run(given, folder, ranks, 2, f"short-{ranks}-{turn}")
+                each, whole, losses[ranks] = run(given, folder, ranks, options.steps, f"run-{ranks}-{turn}")
                 clock[ranks].append(each)
                 work[ranks].append((whole - short) / (options.steps - 2))
             if abs(losses[1] - losses[2]) > 1e-3 * losses[1]:
@@ -90,6 +102,7 @@ def main() -> None:
     seconds = {ranks: statistics.median(values) for ranks, values in clock.items()}
     needed = {ranks: min(values) for ranks, values in work.items()}
     result = {
+        "verb": options.verb,
         "model": options.model,
         "ratio": {
             "clock": round(seconds[1] / seconds[2], 2),

@@ -276,6 +276,22 @@ def test_the_first_is_killed_while_the_other_waits(runs: Nursery, base: Path, ta
 
 
 @pytest.mark.slow
+def test_all_are_asked_to_stop_while_the_first_works_alone(
+    runs: Nursery, base: Path, table: Path, tmp_path: Path
+) -> None:
+    out, given = tmp_path / "run", (f"--train={table}", "--steps=2", "--baselines=majority")
+    children = runs.ranks(command(base, out, *given), hook=["slow_baselines", 30])
+    while not (out / "trial.json").exists() and not children[0].done(0.1):
+        pass
+    for child in children:
+        child.kill(signal.SIGTERM)
+    begun = time.monotonic()
+    ended(children, 75, 75)
+    assert time.monotonic() - begun < 20 and "--resume" in children[1].line
+    ended(runs.ranks(resume(out)), 0, 0)
+
+
+@pytest.mark.slow
 def test_others_wait_longer_than_their_patience_for_one_that_works(
     runs: Nursery, base: Path, table: Path, tmp_path: Path
 ) -> None:
