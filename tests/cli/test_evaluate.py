@@ -162,8 +162,22 @@ def test_a_fine_tuned_run_is_judged_by_its_head(capsys: Capture, tmp_path: Path)
     (found,) = told(capsys, str(run), "--task=sst2", data)
     assert found["split"] == "dev" and found["counts"] == {"examples": 24} and "shots" not in found
     assert found["scores"] == evaluate_run(run, task="sst2", data=tmp_path)["scores"]
+    assert told(capsys, str(run), data)[0]["scores"] == found["scores"], "what it has learnt, where nothing is named"
     (few,) = told(capsys, str(run), "--task=sst2", data, "--limit=6")
     assert few["counts"] == {"examples": 6}
+    rows = [row.rsplit("\t", 1) for row in (folder / "dev.tsv").read_text().splitlines()[1:]]
+    table = tmp_path / "mine.csv"
+    names = TASKS.get("sst2").labels
+    table.write_text("id,body,label\n" + "".join(f"{at},{text},{names[int(y)]}\n" for at, (text, y) in enumerate(rows)))
+    mine = [str(run), f"--test={table}"]
+    (own,) = told(capsys, *mine, "--column=text=body")
+    assert own["scores"] == found["scores"] and (own["task"], own["split"]) == ("mine.csv", "test")
+    assert "`pretune evaluate` with --column text=NAME" in refused(capsys, 3, *mine)
+    assert "leave it out" in refused(capsys, 2, *mine, f"--train={table}")
+    table.write_text("text,label\na film,positive\na film,postive\n")
+    assert "mine.csv:3: label 'postive' is not among those of the training data; did you mean" in refused(
+        capsys, 3, *mine
+    )
     (prompted,) = told(capsys, str(base), "--task=sst2", data, "--shots=2")
     assert prompted["shots"] == 2 and prompted["counts"]["examples"] == 24
 

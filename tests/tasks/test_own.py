@@ -151,6 +151,21 @@ def test_faults(write, text: str, columns: dict[str, str], message: str | None) 
     assert "\n" not in str(fault.value)
 
 
+def test_a_file_to_judge_a_model_by_has_the_labels_of_the_model(write) -> None:  # type: ignore[no-untyped-def]
+    """One file, not to train on: it may lack a class, or be all of one."""
+    classes = write("a.csv", "text,label\nx,b\ny,b\n")
+    task = own_task({"test": classes}, labels=("a", "b", "c"))
+    assert [*task.splits] == ["test"] and task.labels == ("a", "b", "c")
+    assert [example.label for example in task.read("test")] == [1, 1]
+    with pytest.raises(DataError, match="label 'b' is not among those of the training data"):
+        own_task({"test": classes}, labels=("a", "c"))
+    scores = own_task({"test": write("b.csv", "text,label\nx,1\ny,3\n")}, labels=())
+    assert scores.kind == "regression" and [example.label for example in scores.read("test")] == [1.0, 3.0]
+    tags = own_task({"test": write("c.conll", "Paris B-LOC\n")}, labels=("O", "B-LOC", "B-PER"))
+    assert tags.kind == "tagging" and tags.labels == ("O", "B-LOC", "B-PER")
+    assert [example.tags for example in tags.read("test")] == [("B-LOC",)]
+
+
 def test_a_label_that_only_dev_has(write) -> None:  # type: ignore[no-untyped-def]
     train, dev = write("a.csv", "text,label\na,x\nb,y\n"), write("d.csv", "text,label\na,x\nb,z\n")
     with pytest.raises(DataError, match=r"d.csv:3: label 'z' is not among those of the training data \(x, y\)"):

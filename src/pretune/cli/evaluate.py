@@ -104,7 +104,8 @@ def evaluate(
 ) -> None:
     """Score a model on texts or tasks, with or without examples.
 
-    Perplexity, minimal pairs, tasks with any number of shots, or what it was fine-tuned for.
+    Perplexity, minimal pairs, tasks with any number of shots. A fine-tuned run answers by its head: what it was
+    fine-tuned for, by default, or a table of your own (--test).
 
     Example: pretune evaluate runs/books --task blimp,lambada,boolq --shots 0,1,32
     """
@@ -127,11 +128,11 @@ def evaluate(
     with ending_well():
         from pretune.recipes.evaluate import evaluate as work
 
-        own = _own(train, test, column or [])
+        own = _own(None if shots else model, train, test, column or [])
         if own is not None and split is not None and split not in own.splits:
             raise UsageError(f"--split '{split[:40]}': a table of your own has {' and '.join(own.splits)}")
-        if own is not None and train is None:
-            how["split"] = "train"  # the one file there is: shots are taken out of it
+        if own is not None and len(own.splits) == 1:
+            how["split"] = next(iter(own.splits))  # the one file there is: shots are taken out of it
         with progress("evaluating") as tell:
 
             def told(name: str, done: int, of: int) -> None:
@@ -176,8 +177,8 @@ def _numbers(text: str) -> list[int]:
         ) from None
 
 
-def _own(train: Path | None, test: Path | None, columns: list[str]) -> "Task | None":
-    """The task that files of one's own make."""
+def _own(model: str | None, train: Path | None, test: Path | None, columns: list[str]) -> "Task | None":
+    """The task that files of one's own make; that of a model that was fine-tuned, where it is to answer by its head."""
     if test is None:
         if train is not None or columns:
             raise UsageError("--train and --column go with --test, the table that is evaluated")
@@ -188,8 +189,14 @@ def _own(train: Path | None, test: Path | None, columns: list[str]) -> "Task | N
     wrong = next((role for role in roles if role not in ("text", "pair", "label") or not roles[role]), None)
     if wrong is not None:
         raise UsageError(f"--column '{wrong[:40]}' must be text=NAME, pair=NAME or label=NAME")
+    if model is not None and (Path(model) / "task.json").is_file():
+        from pretune.recipes.finetune.fine import table_task
+
+        if train is not None:
+            raise UsageError("--train gives shots, and a fine-tuned run answers without; add --shots, or leave it out")
+        return table_task(model, test, **roles)
     files = {"train": test} if train is None else {"train": train, "test": test}
-    return own_task(files, **roles)
+    return own_task(files, text=roles.get("text"), label=roles.get("label"), pair=roles.get("pair"))
 
 
 def _lines(found: "Sequence[Result]") -> "Iterator[str]":

@@ -79,12 +79,16 @@ def evaluate(
 
     `task` names tasks of `pretune list tasks` (several with commas), or is one; "minimal_pairs", "bias_pairs",
     "cloze", "scored_pairs" and "triplets" are files of one's own, given as `data`, which is otherwise where tasks lie.
-    A run that was fine-tuned is judged by its head, unless `shots` says that it is to be prompted.
+    A run that was fine-tuned is judged by its head, unless `shots` says that it is to be prompted; on what it was
+    fine-tuned for, where nothing is named.
     """
-    tasks = _named(task)
-    if not tasks and not text:
-        raise UsageError("nothing to evaluate on; name a task (`pretune list tasks`) or give a text")
     work = _Work(model, device, data, tell, how)
+    tasks = _named(task) or ([] if text else work.learnt_tasks)
+    if not tasks and not text:
+        raise UsageError(
+            "nothing to evaluate on; name a task (--task, see `pretune list tasks`), or give a text (--text FILE) or a "
+            "table (--test FILE)"
+        )
     counts: list[int | None] = [None] if shots is None else [shots] if isinstance(shots, int) else [*shots]
     files = [text] if isinstance(text, str | os.PathLike) else [*text]
     found = [_timed(lambda: work.perplexity(files))] if files else []
@@ -143,6 +147,11 @@ class _Work:
         """The directory of a fine-tuned run, where it is one."""
         path = None if isinstance(self.given, nn.Module) or is_hub(self.given) else Path(self.given)
         return path if path is not None and (path / TASK).is_file() else None
+
+    @property
+    def learnt_tasks(self) -> list[str | Task]:
+        """Those tasks of ours that a run was fine-tuned for."""
+        return [] if self.run is None else [name for name in Kept.read(self.run).name.split(",") if name in TASKS]
 
     @property
     def learnt(self) -> frozenset[str]:
@@ -252,8 +261,6 @@ class _Work:
     def fine_tuned(self, run: Path, task: str | Task) -> Result:
         from pretune.recipes.finetune.fine import evaluate_run
 
-        if isinstance(task, Task):
-            raise UsageError(f"{run}: a fine-tuned run is judged on a task by its name; use `pretune predict` on files")
         split, most = self.how.get("split"), self.how.get("limit")
         told = evaluate_run(run, task=task, data=self.data, split=split, most=most, device=self.device)
         counts = {"examples": told["examples"]}

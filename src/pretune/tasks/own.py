@@ -76,18 +76,22 @@ def own_task(
     label: str | None = None,
     pair: str | None = None,
     name: str = "own",
+    labels: tuple[str, ...] | None = None,
 ) -> Task:
-    """The task that files make: `files` are by split, and there must be one for train; every row is looked at."""
-    if "train" not in files:
+    """The task that files make: `files` are by split, and there must be one for train; every row is looked at.
+
+    With `labels`, those of a model that is judged (none of scores), no file to train on is needed.
+    """
+    if "train" not in files and labels is None:
         raise UsageError(f"a file to train on is needed (train), found {', '.join(files) or 'none'}")
     asked = [column for column in (text, label, pair) if column]
     tables = {split: open_table(path, asked) for split, path in files.items()}
-    train = tables["train"]
+    train = tables.get("train") or next(iter(tables.values()))
     forms = {table.form == "conll" for table in tables.values()}
     if len(forms) > 1:
         raise DataError(f"{train.path}: CoNLL and tables cannot be mixed in one task; write all splits in one form")
     if forms == {True}:
-        return _tagging(tables, label, name)
+        return _tagging(tables, label, name, labels)
     text, label = _column(train, text, TEXT, "text"), _column(train, label, LABEL, "label")
     if text == label or pair in (text, label):
         raise UsageError(
@@ -96,7 +100,7 @@ def own_task(
     for table in tables.values():
         for column in (text, label, *([pair] if pair else [])):
             table.check(column)
-    labels = _labels(train, label)
+    labels = _labels(train, label) if labels is None else labels
     read = Own(text=text, label=label, pair=pair, labels=labels)
     for path in files.values():
         if not sum(1 for _ in read(Path(path))):
@@ -163,19 +167,20 @@ def _column(table: Table, asked: str | None, usual: tuple[str, ...], what: str) 
     for column in usual:
         if column in table.columns:
             return column
-    raise fault(f"{table.path}: which column is the {what}? Name it with --{what} ({', '.join(table.columns)[:200]})")
+    raise fault(
+        f"{table.path}: which column is the {what}? Name it with --{what} ({', '.join(table.columns)[:200]}); for "
+        f"`pretune evaluate` with --column {what}=NAME"
+    )
 
 
-def _tagging(tables: Mapping[str, Table], label: str | None, name: str) -> Task:
+def _tagging(tables: Mapping[str, Table], label: str | None, name: str, known: tuple[str, ...] | None) -> Task:
+    first = next(iter(tables.values())).path
     if label is not None and not label.lstrip("-").isdecimal():
-        raise fault(f"{tables['train'].path}: CoNLL columns have no names; give --label as a number, the last is -1")
-    universal = ".conllu" in tables["train"].path.suffixes
+        raise fault(f"{first}: CoNLL columns have no names; give --label as a number, the last is -1")
+    universal = ".conllu" in first.suffixes
     form = Conllu if universal else Columns
     at = (3 if universal else -1) if label is None else int(label) - (int(label) > 0)
-    tags = Counter(tag for example in form(tag=at, labels=())(tables["train"].path) for tag in example.tags)
-    if len(tags) < 2:
-        raise fault(f"{tables['train'].path}: {len(tags)} different tags; two are needed")
-    labels = tuple(sorted(tags, key=lambda tag: (tag != "O", tag[2:] if tag[1:2] == "-" else tag, tag)))
+    labels = known or _tags(form(tag=at, labels=())(tables["train"].path), tables["train"].path)
     read = form(tag=at, labels=labels)
     for table in tables.values():
         for _ in read(table.path):
@@ -183,6 +188,14 @@ def _tagging(tables: Mapping[str, Table], label: str | None, name: str) -> Task:
     spans = any(tag.startswith("B-") for tag in labels)
     metrics = ("entity_f1", "tag_accuracy") if spans else ("tag_accuracy",)
     return Task(name=name, kind="tagging", metrics=metrics, labels=labels, splits=_splits(tables, read))
+
+
+def _tags(examples: Iterable[Example], path: Path) -> tuple[str, ...]:
+    """The tags of the training data, "O" first."""
+    tags = Counter(tag for example in examples for tag in example.tags)
+    if len(tags) < 2:
+        raise fault(f"{path}: {len(tags)} different tags; two are needed")
+    return tuple(sorted(tags, key=lambda tag: (tag != "O", tag[2:] if tag[1:2] == "-" else tag, tag)))
 
 
 def _splits(tables: Mapping[str, Table], read: Reader) -> dict[str, Split]:

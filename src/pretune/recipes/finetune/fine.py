@@ -30,6 +30,7 @@ from pretune.tasks.answer import Prediction, predict, score, with_threshold
 from pretune.tasks.encode import Counts, TaskEncoder
 from pretune.tasks.encode.rules import Rules
 from pretune.tasks.example import Example
+from pretune.tasks.own import own_task
 from pretune.tasks.splits import subset
 from pretune.tasks.task import Task
 from pretune.use.text import tokenizer_of
@@ -158,7 +159,7 @@ def _ruled(rules: Rules, task: Task) -> Rules:
 def evaluate_run(
     run: str | os.PathLike[str],
     *,
-    task: str | None = None,
+    task: str | Task | None = None,
     data: str | os.PathLike[str] | None = None,
     split: str | None = None,
     most: int | None = None,
@@ -171,9 +172,9 @@ def evaluate_run(
     """
     fine = FineTuned.open(run, device=device)
     if fine.kept.members:
-        fine = fine.on(task or fine.kept.name)
+        fine = fine.on(task if isinstance(task, str) else fine.kept.name)
     own, ready = fine.kept.task(), fine.ready()
-    found = own if task is None else TASKS.get(task)
+    found = own if task is None else TASKS.get(task) if isinstance(task, str) else task
     if not found.splits:
         raise UsageError(f"{fine}: no task of ours is '{own.name}'; give --task, or see {fine.path / SCORES}")
     if ready.encoder.written and found.template is not None:  # whatever is asked in words is answered in words
@@ -201,6 +202,23 @@ def evaluate_run(
     scores = score(own, examples, ready.predict(examples))
     notes = [] if opened is None else [*opened.parts.notes]
     return {"task": found.name, "split": chosen, "examples": len(examples), "scores": scores, "notes": notes}
+
+
+TABLES = ("classification", "pair", "regression", "tagging")
+"""Kinds of tasks that a table of one's own can ask."""
+
+
+def table_task(run: str | os.PathLike[str], file: str | os.PathLike[str], **roles: str) -> Task:
+    """What a fine-tuned run has learnt, asked of a table: with its labels, in the columns (`text`, `pair`, `label`)
+    that it was trained on unless `roles` name others."""
+    where = Path(run)
+    kept = Kept.read(where)
+    if kept.kind_of not in TABLES:
+        raise UsageError(f"{where}: learnt '{kept.name}' ({kept.kind_of}), which no table can ask; name a --task")
+    wanted = config.from_dict(Wanted, io.read_json(where / RUN, CheckpointError).get("task"), where="task")
+    usual = {"text": wanted.text or kept.text, "pair": wanted.pair or kept.pair, "label": wanted.label}
+    text, pair, label = ({**usual, **roles}[role] for role in ("text", "pair", "label"))
+    return own_task({"test": file}, text, label, pair, name=Path(file).name, labels=kept.labels)
 
 
 def _divided(run: Path, task: Task, data: str | os.PathLike[str] | None) -> Opened | None:
