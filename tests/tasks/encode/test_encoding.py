@@ -295,3 +295,13 @@ def test_lengths_that_cannot_be() -> None:
         encoder_for("bert", task).encode([])
     with pytest.raises(UsageError, match="scored without training"):
         head_of(replace(task, kind="cloze"), model_for("bert", task).model.spec)
+
+
+@pytest.mark.parametrize("shape", ["t5", "gpt2"])
+def test_what_is_cut_off_an_answer_is_counted(shape: str) -> None:
+    task = replace(task_of("generation"), template=None)
+    example = Example(text="Good!", target="the old man looked for the boat")
+    whole = encoder_for(shape, task, new_tokens=60).encode([example]).counts
+    short = encoder_for(shape, task, new_tokens=3).encode([example]).counts
+    tokens = len(tokenizer(shape).encode(example.target or ""))
+    assert (whole.cut, whole.lost) == (0, 0) and (short.cut, short.lost) == (1, tokens - 3)
