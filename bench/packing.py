@@ -35,7 +35,7 @@ from pretune.data.samples import Blocks, Documents, Sentences
 from pretune.data.sequences import Sequences
 from pretune.data.shape import Shape
 from pretune.data.shards import Index, Shards, ShardWriter, Split, write_index
-from pretune.data.stream import Stream
+from pretune.data.stream import Stream, sided
 
 FRAME = Frame(single=((1, 0), (A, 0), (2, 0)), pair=((1, 0), (A, 0), (2, 0), (B, 1), (2, 1)))
 TOKENS = 65_536
@@ -46,6 +46,8 @@ SENTENCE = re.compile(r"(?<=[.!?])[\"')\]]*\s+")
 class Spans:
     """Span corruption's bound, as a two-sided lesson: 15 % of the tokens in spans of 3 leave, and become the target."""
 
+    copies = None
+
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
         noise = np.rint(n * 0.15).astype(np.int64).clip(1)
         spans = np.rint(noise / 3).astype(np.int64).clip(1)
@@ -53,6 +55,9 @@ class Spans:
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         raise NotImplementedError
+
+    def targets(self, tokens: int, sequences: int) -> int:
+        return tokens
 
 
 def texts(megabytes: float) -> Iterator[list[list[str]]]:
@@ -162,7 +167,7 @@ def one(label: str, samples: Any, room: int, source: int | None, lesson: Any) ->
     stream = Stream(samples, shape, seed=0, lesson=lesson)
     draws = samples.settle(stream.mixture.draws(0, 0))
     lengths = samples.lengths(draws)
-    own, other = stream._sides(lengths)
+    own, other = sided(samples, lesson, draws)
     seconds = median(lambda: make_plan(own, stream.shape, seed=0, epoch=0, source=other), 3)
     plan = stream.plan(0)
     which, row = plan.batch(0)

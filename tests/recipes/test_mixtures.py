@@ -50,8 +50,9 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (Mixture(), "encoder-decoder"),
         (T5, "encoder-decoder"),
         (Prefix(), "encoder-decoder"),
+        (SpanCorruption(), "encoder-decoder"),
     ],
-    ids=["ul2", "ul2-decoder", "ul2-and-pairs", "t5", "prefix"],
+    ids=["ul2", "ul2-decoder", "ul2-and-pairs", "t5", "prefix", "spans"],
 )
 def test_rows_are_full_on_both_sides(objective: Any, shape: ModelShape, samples: str, many: Path) -> None:
     made = stream(many, objective, shape, samples)

@@ -1,32 +1,31 @@
 """From prepared data to the batches of a run: samples, frame, rows, and the phases of a length schedule."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 
 from pretune.core import log
 from pretune.core.config import kind, spec
 from pretune.core.errors import DataError, UsageError
+from pretune.data.draws import Known
 from pretune.data.frame import A, Frame
 from pretune.data.lengths import LengthSchedule, Phase
 from pretune.data.mixing import Mixing
 from pretune.data.mixing import Mixture as Shares
 from pretune.data.packing import LONGEST, pack
-from pretune.data.pairs import Pairs, SegmentPairs
+from pretune.data.pairs import SegmentPairs
 from pretune.data.prepare import Data
-from pretune.data.samples import Blocks, Documents, Samples, Sentences, Windows
+from pretune.data.samples import Blocks, Documents, Samples, Sentences
 from pretune.data.shape import Shape
 from pretune.data.shards import Shards
 from pretune.data.sides import Sided, Sides
-from pretune.data.stream import Lesson, Stream, sided, varies
+from pretune.data.stream import Lesson, Stream, planned, sided, varies
 from pretune.objectives.mixture import Mixture
 from pretune.objectives.objective import ModelShape, Objective, Vocabulary
-from pretune.objectives.span_corruption import SpanCorruption
 from pretune.text.tokenizer import Tokenizer
 
-T = TypeVar("T")
 SampleName = Literal["documents", "sentences", "blocks", "pairs"]
 HELD_OUT_SEED = 0
 """Held-out text is cut, packed and corrupted the same way in every run."""
@@ -162,8 +161,6 @@ class Source:
         mixing = None if held else self.reading.mixing
         objective = self._fitted(split, self.objective.evaluation() if held else self.objective)
         samples = self.samples(split, length, objective)
-        if not isinstance(samples, Windows | Pairs):
-            objective = counted(objective, samples.frame.room)
         lesson = objective.open(self.vocabulary, self.shape)
         shape = _rows(samples, lesson, length, tokens, ranks, mixing)
         if self.shape == "encoder-decoder" and shape.source is None:
@@ -205,22 +202,16 @@ def framed(tokenizer: Tokenizer, vocabulary: Vocabulary, shape: ModelShape, *, b
     return Frame(single=tuple(single), pair=found.pair)
 
 
-def counted(objective: T, specials: int) -> T:
-    """An objective that is told how many special tokens a sequence has, where that makes for a tighter plan."""
-    if isinstance(objective, SpanCorruption) and objective.specials is None:
-        return replace(objective, specials=specials)
-    if isinstance(objective, Mixture):
-        parts = tuple(replace(part, objective=counted(part.objective, specials)) for part in objective.parts)
-        return replace(objective, parts=parts)
-    return objective
-
-
 def _rows(samples: Samples, lesson: Lesson, length: int, tokens: int, ranks: int, mixing: Mixing | None) -> Shape:
     """Rows that hold about `tokens` tokens, those of both sides of an encoder-decoder together."""
     if _weighed(samples, lesson):
         shape = _fitting(samples, lesson, length, tokens, mixing)
     else:
-        source, target = (None if side is None else int(side[0]) for side in lesson.lengths(np.array([length])))
+        known = samples.known()
+        if known.lengths.max(initial=0) < length:  # none is whole: rows hold what one in their frame would come to
+            whole = (length, 0, known.special.max(initial=0))
+            known = Known(*(np.append(column, more) for column, more in zip(known, whole, strict=True)))
+        source, target = (None if side is None else int(side.max()) for side in planned(lesson, known, None))
         assert source is not None
         rows = even(max(tokens // (source + (target or 0)), 1))
         shape = Shape(rows=rows, length=target or source, source=None if target is None else source)

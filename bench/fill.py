@@ -1,0 +1,99 @@
+"""How full the rows of a run are, on prepared data: as planned now, and by bounds and best fit alone.
+
+    PYTHONPATH=src python bench/fill.py DATA [--objective mixture prefix …] [--length 512] [--tokens 65536]
+                                             [--samples blocks] [--out result.json]
+
+Counted are the tokens of all batches of an epoch but the last (forty of them at most), on each side of the rows. The
+peer is a plan that takes for each sequence the largest length it may come to, in rows as long as a whole sequence may
+be, and places it by best fit (`pretune.data.packing.best_fit`): what the plan was before it knew what will be drawn.
+"""
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from pretune.data.packing import best_fit
+from pretune.data.sides import Sided
+from pretune.data.stream import Stream, planned
+from pretune.objectives import named
+from pretune.objectives.objective import ModelShape
+from pretune.recipes.reading import Reading, SampleName, Source
+
+MOST = 40
+
+
+def measured(stream: Stream) -> tuple[list[float], float]:
+    """The share of each side that is not filler: target (or the only one), source; and seconds to plan an epoch."""
+    begun = time.process_time()
+    plan = stream.plan(0)
+    seconds = time.process_time() - begun
+    steps = range(max(plan.batches - 1, 1))[:MOST]
+    batches = [stream[step] for step in steps]
+    sides = [batches, [batch.source for batch in batches if batch.source is not None]]
+    return [float(np.mean([(one.sequence >= 0).float().mean() for one in side])) for side in sides if side], seconds
+
+
+def peer(stream: Stream, length: int, filled: list[float]) -> tuple[list[float], list[int]]:
+    """The same tokens in rows planned by bounds and best fit, and how long those rows are."""
+    samples, lesson, plan = stream.samples, stream.lesson, stream.plan(0)
+    assert lesson is not None
+    known = samples.known(samples.settle(stream.mixture.draws(0, 0)))
+    sided = isinstance(samples, Sided)
+    source, target = planned(lesson, known, None) if sided else lesson.lengths(known.lengths)
+    room, other = (None if side is None else int(side[0]) for side in lesson.lengths(np.array([length])))
+    assert room is not None
+    if target is None or other is None:
+        rows = best_fit(source, room).max() + 1
+        rooms = [room]
+    else:
+        if sided:
+            other = max(int(target.max()), math.ceil(room * target.sum() / source.sum()))
+        rows = best_fit(target, other, source=source, source_room=room).max() + 1
+        rooms = [other, room]
+    had = [stream.shape.length, stream.shape.source or 0]
+    tokens = [share * (len(plan.starts) - 1) * size for share, size in zip(filled, had, strict=False)]
+    return [one / (rows * size) for one, size in zip(tokens, rooms, strict=True)], rooms
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--objective", nargs="*", default=["mixture", "prefix", "span_corruption"])
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=65_536)
+    parser.add_argument("--samples", default="documents")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    found: dict[str, Any] = {}
+    reading = Reading(path=str(options.data), max_length=options.length, samples=cast("SampleName", options.samples))
+    print(f"{'':34}{'rows':>5}{'source, target':>16}{'filled':>16}{'by bounds':>16}{'plan':>8}")
+    for name in options.objective:
+        for shape in named(name).shapes:
+            source = Source.open(reading, named(name), cast("ModelShape", shape))
+            made = source.stream("train", length=options.length, tokens=options.tokens, ranks=1, seed=0, fixed=False)
+            filled, seconds = measured(made)
+            before, rooms = peer(made, options.length, filled)
+            lengths = [made.shape.length, *([] if made.shape.source is None else [made.shape.source])]
+            found[f"{name} · {shape}"] = {
+                "rows": made.shape.rows,
+                "lengths": lengths[::-1],
+                "fill": [round(one, 4) for one in filled[::-1]],
+                "by_bounds": [round(one, 4) for one in before[::-1]],
+                "lengths_by_bounds": rooms[::-1],
+                "sequences": len(made.plan(0).order),
+                "plan_s": round(seconds, 2),
+            }
+            sides = [" / ".join(f"{one:.1%}" for one in many[::-1]) for many in (filled, before)]
+            lines = " / ".join(map(str, lengths[::-1]))
+            print(f"{f'{name} · {shape}':34}{made.shape.rows:5}{lines:>16}{sides[0]:>16}{sides[1]:>16}{seconds:7.2f}s")
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
