@@ -7,7 +7,8 @@ A cell is (task, method, seed): the official score, baselines (once a task), the
 memory (the process's own) and examples a second (what one of several processes gets, unless `--alone` is true). Several
 processes may share a device, each with a file of its own; `--table` reads `--out A --more B,C`. Cells that are in the
 file are not computed again, so that the work may be done in several sessions; no cell is begun when the minutes are
-over. Seeds are the outermost loop: a short session has all methods with one seed.
+over. Seeds are the outermost loop: a short session has all methods with one seed. Methods that have a first stage, or
+share a run among tasks, are those of transfer_stages.py: give a process all tasks of one seed that share it.
 """
 
 import argparse
@@ -18,6 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from transfer_stages import ABOUT, Stages
 
 from pretune.core.config import parse_assignments
 
@@ -34,43 +37,23 @@ TASKS: dict[str, dict[str, Any]] = {
 """The tasks, with what is left out of them to keep a cell short."""
 METHODS = (
     "full", "lora", "frozen", "adapter", "bitfit", "ia3", "prefix", "prompt", "qlora", "last", "first", "gradual",
-    "ulmfit", "mix", "random",
+    "ulmfit", "mix", "random", "decay", "extra", "domain", "intermediate", "multi",
 )  # fmt: skip
 
 
-def cell(base: Path, data: Path, task: str, method: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+def cell(stages: Stages, task: str, method: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """Fine-tune once."""
     import torch
 
-    from pretune.recipes.finetune.work import finetune
-
-    changes = {**TASKS.get(task, {}), "train.seed": seed, "train.batch": args.batch, "train.keep": 2, **args.set}
-    changes |= {"train.compile": "true"} if args.compile else {}
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     begun = time.perf_counter()
-    with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
-        found = finetune(
-            base,
-            task=task,
-            data=data,
-            method=method,
-            epochs=args.epochs,
-            steps=args.steps,
-            out=Path(folder) / "run",
-            baselines="default" if (method, seed) == (METHODS[0], 0) else "none",
-            changes=changes,
-        ).scores
-    trial = found["trials"][0]
+    found = stages.multi(task, seed) if method == "multi" else alone(stages, task, method, seed, args)
+    trial = found.pop("trial")
     return {
         "task": task,
         "method": method,
         "seed": seed,
-        "metric": found["metric"],
-        "split": found["result"]["split"],
-        "score": found["result"]["score"],
-        "scores": found["result"]["scores"],
-        "dev": next(iter(found["model"]["scores"]["dev"].values())),
         "lr": trial["lr"],
         "steps": trial["steps"],
         "best_step": trial["best_step"],
@@ -80,7 +63,38 @@ def cell(base: Path, data: Path, task: str, method: str, seed: int, args: argpar
         "examples_per_second": trial["steps"] * args.batch / max(trial["summary"]["seconds"], 1e-9),
         "alone": args.alone,
         "seconds": round(time.perf_counter() - begun, 2),
+        "baselines": {},
+        **found,
+    }
+
+
+def alone(stages: Stages, task: str, method: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+    """A run of one task, with what is done before it."""
+    from pretune.recipes.finetune.work import finetune
+
+    start = stages.start(task, method, seed)
+    changes = {**TASKS.get(task, {}), "train.seed": seed, "train.batch": args.batch, **start.changes, **args.set}
+    with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
+        found = finetune(
+            start.base,
+            task=task,
+            data=stages.data,
+            method=start.method,
+            epochs=args.epochs,
+            steps=args.steps,
+            out=Path(folder) / "run",
+            baselines="default" if (method, seed) == (METHODS[0], 0) else "none",
+            changes=changes,
+        ).scores
+    return {
+        "trial": found["trials"][0],
+        "metric": found["metric"],
+        "split": found["result"]["split"],
+        "score": found["result"]["score"],
+        "scores": found["result"]["scores"],
+        "dev": next(iter(found["model"]["scores"]["dev"].values())),
         "baselines": {row["name"]: row["score"] for row in found["baselines"]},
+        **({} if start.first is None else {"first": start.first}),
     }
 
 
@@ -101,11 +115,14 @@ def table(cells: list[dict[str, Any]]) -> str:
         memory = f"{max(one['memory'] or 0 for one in mine) / 1e9:.2f}"
         timed = [one for one in mine if one.get("alone")] or mine
         rate = f"{statistics.median(one['examples_per_second'] for one in timed):,.0f}"
-        lines.append(f"| {method} | {share:.2%} | {memory} | {rate} | " + " | ".join(row) + " |")
+        lines.append(f"| {method} | {share:.1%} | {memory} | {rate} | " + " | ".join(row) + " |")
     simple = {one["task"]: one["baselines"] for one in cells if one["baselines"]}
     for name in dict.fromkeys(name for found in simple.values() for name in found):
         row = [f"{100 * simple[task][name]:.1f}" if name in simple.get(task, {}) else "" for task in tasks]
         lines.append(f"| {name} (baseline) | | | | " + " | ".join(row) + " |")
+    for method in [method for method in methods if method in ABOUT]:
+        took = [one["first"]["seconds"] for one in cells if one["method"] == method and "first" in one]
+        lines += ["", f"`{method}`: {ABOUT[method]}{f'; {statistics.median(took):.0f} s before' if took else ''}."]
     return "\n".join(lines)
 
 
@@ -129,7 +146,7 @@ def main() -> None:
     parser.add_argument("--more", type=lambda text: [Path(part) for part in text.split(",")], default=[])
     parser.add_argument("--table", action="store_true", help="print the file as Markdown and end")
     args = parser.parse_args()
-    args.set = parse_assignments(args.set)
+    args.set = parse_assignments(args.set) | ({"train.compile": True} if args.compile else {})
     cells: list[dict[str, Any]] = json.loads(args.out.read_text()) if args.out.is_file() else []
     if args.table:
         cells += [one for path in args.more for one in json.loads(path.read_text())]
@@ -140,6 +157,14 @@ def main() -> None:
     from pretune.core import log
 
     log.set_quiet(True)
+    with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
+        stages = Stages(args.base, args.data, TASKS, Path(folder), args.batch, args.epochs, args.steps, args.set)
+        work(stages, cells, args)
+    print(json.dumps({"cells": len(cells), "wanted": len(args.seeds) * len(args.tasks) * len(args.methods)}))
+
+
+def work(stages: Stages, cells: list[dict[str, Any]], args: argparse.Namespace) -> None:
+    """All cells that are wanted and not there yet, as far as the time goes; each is written when it is done."""
     end = time.monotonic() + 60 * args.minutes
     known = {(one["task"], one["method"], one["seed"]) for one in cells}
     for seed in args.seeds:
@@ -148,16 +173,14 @@ def main() -> None:
                 if (task, method, seed) in known or time.monotonic() > end:
                     continue
                 try:
-                    found = cell(args.base, args.data, task, method, seed, args)
+                    found = cell(stages, task, method, seed, args)
                 except Exception as error:
                     print(f"{task} {method} {seed}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
                     continue
                 cells.append(found)
                 args.out.write_text(json.dumps(cells, indent=1))
-                print(
-                    f"{task} {method} {seed}: {found['score']:.4f} in {found['seconds']} s", file=sys.stderr, flush=True
-                )
-    print(json.dumps({"cells": len(cells), "wanted": len(args.seeds) * len(args.tasks) * len(args.methods)}))
+                took = f"{found['score']:.4f} in {found['seconds']} s"
+                print(f"{task} {method} {seed}: {took}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pretune.adapt.adapted import Adapted
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.data.prepare import prepare
 from pretune.recipes.finetune import probe
-from pretune.recipes.finetune.choose import LAST_RATE, choose, label_counts, spec_of, usual_rate
+from pretune.recipes.finetune.choose import LAST_RATE, choose, label_counts, named, spec_of, usual_rate
 from pretune.recipes.finetune.fine import FineTuned
 from pretune.recipes.finetune.opening import open_task
 from pretune.recipes.finetune.settings import Tuning, Wanted
@@ -221,9 +221,16 @@ class TestWishes:
     def test_a_new_head_on_a_frozen_model_learns_fast(self, base: Path) -> None:
         assert choose(base, task="sst2", method="last").train.lr == LAST_RATE
         assert choose(base, task="sst2", method="last", lr=1e-4).train.lr == 1e-4
-        assert choose(base, task="sst2", method="ulmfit").train.lr == 1e-3
+        assert choose(base, task="sst2", method="ulmfit").train.lr == 3e-3
         lora = choose(base, task="sst2", method="lora").train.lr
         assert choose(base, task="sst2", method="lora+last").train.lr == lora
+
+    def test_new_weights_and_upper_halves_learn_faster(self, base: Path) -> None:
+        spec = replace(spec_of(base), width=384)
+        whole = usual_rate("full", spec)
+        for name, times in (("first", 2), ("random", 3), ("first+random", 3)):
+            assert named(name, spec)[1]["train.lr"] == pytest.approx(times * whole, rel=1e-2)
+        assert "train.lr" not in named("lora+random", spec)[1]
 
     def test_a_tree_is_read_as_it_was_written(self, base: Path) -> None:
         found = choose(base, task="sst2", method="adapter", epochs=2)

@@ -42,7 +42,7 @@ class Full:
 class Frozen:
     """Only heads are trained: the model gives features."""
 
-    rate: ClassVar[float] = 3e-3
+    rate: ClassVar[float] = 1e-2
 
     def trained(self, parts: list[str]) -> list[str]:
         """The heads."""

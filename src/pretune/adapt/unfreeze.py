@@ -44,7 +44,7 @@ class Gradual:
 
     when: Epochs | Plateau = Epochs()
 
-    rate: ClassVar[float] = 3e-5  # a usual peak learning rate
+    rate: ClassVar[float] = 6e-5  # a usual peak learning rate
 
     def trained(self, parts: list[str]) -> list[str]:
         """The topmost part: heads, where there are any."""

@@ -34,7 +34,7 @@ class Bitfit:
     """BitFit: only the biases are trained (Ben Zaken et al., 2022)."""
 
     merges: ClassVar[bool] = True
-    rate: ClassVar[float] = 0.001
+    rate: ClassVar[float] = 3e-3
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
         """Free the biases of the body, after adding those that are missing: their names."""

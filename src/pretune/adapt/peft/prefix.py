@@ -50,7 +50,7 @@ class Prefix:
     sides: tuple[Side, ...] = ("encoder", "decoder")  # of those that a model has
 
     merges: ClassVar[bool] = False
-    rate: ClassVar[float] = 0.003
+    rate: ClassVar[float] = 1e-2
 
     def __post_init__(self) -> None:
         if self.count < 0 or self.tokens == () or (self.hidden is not None and self.hidden < 1):

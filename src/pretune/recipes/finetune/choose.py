@@ -21,13 +21,15 @@ WHOLE = ("full", "gradual")
 WIDTH, POWER, HIGHEST = 768, 1.5, 5e-4
 """The width that their usual rate is for, how it grows for narrower ones (Turc et al., 2019, take up to ten times more
 for widths of 128 and 256), and the highest that is given."""
-ULMFIT = {"tune.decay": 1 / 2.6, "train.schedule": {"kind": "slanted"}, "train.lr": 1e-3}
+ULMFIT = {"tune.decay": 1 / 2.6, "train.schedule": {"kind": "slanted"}, "train.lr": 3e-3}
 """Discriminative rates and slanted triangles, beside gradual unfreezing (Howard and Ruder, 2018); the rate is that of
 the head, and each part below has 2.6 times less."""
 MIX_RATE = 1e-3
 """Of a reader of mixed layers (Peters et al., 2018)."""
 LAST_RATE = 1e-3
 """Of the topmost block and the head: a head that was just drawn learns too little at the rate of a whole model."""
+FASTER = {"first": 2.0, "random": 3.0}
+"""How much faster than a whole pre-trained model its upper half learns, and new weights do."""
 MORE = {
     "first": "the embeddings and the lower half of the blocks frozen",
     "last": "the topmost block and the head alone",
@@ -124,18 +126,26 @@ def named(name: str, spec: Model) -> tuple[str, dict[str, Any]]:
     if "gradual" in methods and len(methods) == 2:
         methods.remove("gradual")
         changes["tune.trained"] = {"kind": "gradual"}
-    if "last" in name.split("+") and (methods or ["full"]) == ["full"]:
-        changes["train.lr"] = LAST_RATE
+    if (methods or ["full"]) == ["full"]:
+        changes |= _quicker(name.split("+"), spec)
     if len(methods) > 1:
         raise UsageError(f"'{name[:60]}': two methods on one model; keep one of {' and '.join(methods)}")
     return (methods or ["full"])[0], changes
+
+
+def _quicker(parts: Sequence[str], spec: Model) -> dict[str, float]:
+    """The rate where not all of a pre-trained model learns at once, if any."""
+    times = max((FASTER.get(part, 1.0) for part in parts), default=1.0)
+    if "last" in parts:
+        return {"train.lr": LAST_RATE}
+    return {"train.lr": float(f"{min(times * usual_rate('full', spec), HIGHEST):.3g}")} if times > 1 else {}
 
 
 def usual_rate(method: str, spec: Model) -> float:
     """The learning rate of a method; where the body is trained, higher for narrow models."""
     rate: float = METHODS.get(method).rate
     if method in WHOLE and spec.width < WIDTH:
-        rate = min(rate * (WIDTH / spec.width) ** POWER, max(HIGHEST, rate))
+        rate = min(rate * (WIDTH / spec.width) ** POWER, HIGHEST)
     return float(f"{rate:.3g}")
 
 

@@ -1,0 +1,159 @@
+"""Attention of one layer, forward and backward: the kernels of `nn/tiles.py` beside those that torch has, on one GPU.
+
+    PYTHONPATH=src python bench/attention.py [--only t5,sentences] [--dropout 0.1] [--out result.json]
+
+65,536 tokens in bf16, twelve heads of 64, in the rows that pre-training has: whole ones, causal ones, several sentences
+or documents in a row, T5's with a learned bias, and its decoder's that read the encoder. Every way is first compared
+with attention spelled out in fp32, dropout off; then the best of three rounds of twelve passes counts, in milliseconds.
+What a kernel of torch cannot do with those rows (a mask, a bias that learns) is left out.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+HEADS, WIDTH, SCALE = 12, 64, 0.125
+TORCH = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows of some kind."""
+
+    rows: int
+    queries: int
+    keys: int
+    causal: bool = False
+    bias: bool = False
+    every: int = 0  # tokens of each sequence, where a row has several
+
+
+CASES = {
+    "whole 128 x 512": Case(128, 512, 512),
+    "causal 64 x 1024": Case(64, 1024, 1024, causal=True),
+    "sentences 512 x 128": Case(512, 128, 128, every=26),
+    "documents 128 x 512": Case(128, 512, 512, every=200),
+    "t5 encoder 128 x 512": Case(128, 512, 512, bias=True),
+    "t5 decoder 128 x 114": Case(128, 114, 114, causal=True, bias=True),
+    "t5 decoder to encoder": Case(128, 114, 512),
+}
+
+
+class Work:
+    """Inputs of a case, and the ways to attend."""
+
+    def __init__(self, case: Case) -> None:
+        torch.manual_seed(0)
+        self.case = case
+        made = [torch.randn(case.rows * n, HEADS, WIDTH) for n in (case.queries, case.keys, case.keys, case.queries)]
+        *inputs, self.slope = (one.to("cuda", torch.bfloat16) for one in made)
+        if case.bias:
+            inputs.append(torch.randn(HEADS, case.queries, case.keys).to("cuda", torch.bfloat16))
+        self.inputs = [one.requires_grad_() for one in inputs]
+        columns = torch.arange(max(case.queries, case.keys), device="cuda")
+        sequence = columns // case.every if case.every else torch.zeros_like(columns)
+        self.mine, self.theirs = sequence[: case.queries], sequence[: case.keys]
+        seen = self.mine[:, None] == self.theirs
+        self.seen = seen & (columns[: case.keys] <= columns[: case.queries, None]) if case.causal else seen
+
+    def tiles(self, dropout: float) -> Callable[[], Tensor]:
+        """Ours."""
+        from pretune.nn.tiles import layout, tiles
+
+        case, (q, k, v, *bias) = self.case, self.inputs
+        theirs = None if case.queries == case.keys else self.theirs.repeat(case.rows)
+        where = layout(self.mine.repeat(case.rows), theirs, case.rows)
+        return lambda: tiles(q, k, v, where, *bias, causal=case.causal, scale=SCALE, dropout=dropout)
+
+    def torch(self, kind: SDPBackend, dropout: float) -> Callable[[], Tensor]:
+        """One of torch's."""
+        case, (q, k, v, *bias) = self.case, self.inputs
+
+        def run() -> Tensor:
+            mask: Tensor | None = self.seen if case.every else None
+            if bias:
+                mask = bias[0].masked_fill(~self.seen, float("-inf"))[None]
+            causal = case.causal and mask is None
+            rows = [x.view(case.rows, -1, HEADS, WIDTH).transpose(1, 2) for x in (q, k, v)]
+            with sdpa_kernel(kind):
+                out = F.scaled_dot_product_attention(
+                    *rows, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=SCALE
+                )
+            return out.transpose(1, 2).flatten(0, 1)
+
+        return run
+
+    def truth(self) -> Tensor:
+        """Spelled out, in fp32."""
+        q, k, v, *bias = (one.detach().float() for one in self.inputs)
+        q, k, v = (x.view(self.case.rows, -1, HEADS, WIDTH).transpose(1, 2) for x in (q, k, v))
+        scores = q @ k.transpose(-1, -2) * SCALE + (bias[0] if bias else 0)
+        return (scores.masked_fill(~self.seen, float("-inf")).softmax(-1) @ v).transpose(1, 2).flatten(0, 1)
+
+    def timed(self, run: Callable[[], Tensor]) -> dict[str, float]:
+        """Milliseconds of both passes."""
+        with torch.no_grad():
+            forward = best(run)
+        both = best(lambda: torch.autograd.grad(run(), self.inputs, self.slope))
+        return {"forward": forward, "backward": round(both - forward, 4)}
+
+
+def best(work: Callable[[], Any], rounds: int = 3, count: int = 12) -> float:
+    """The least time of one pass, over rounds."""
+    for _ in range(3):
+        work()
+    found = []
+    for _ in range(rounds):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(count):
+            work()
+        end.record()
+        torch.cuda.synchronize()
+        found.append(start.elapsed_time(end) / count)
+    return round(min(found), 4)
+
+
+def main() -> None:
+    """Every case, every way."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="parts of names, with commas")
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("these kernels need a GPU")
+    results: dict[str, Any] = {}
+    for name, case in CASES.items():
+        if not any(part in name for part in args.only.split(",")):
+            continue
+        work, found = Work(case), {}
+        ways = {"pretune": work.tiles, **{way: partial(work.torch, kind) for way, kind in TORCH.items()}}
+        for way, make in ways.items():
+            try:
+                off = (make(0.0)().float() - work.truth()).norm() / work.truth().norm()
+                assert off < 0.01, f"{name}, {way}: off by {off:.3f}"
+                found[way] = work.timed(make(args.dropout))
+            except RuntimeError as error:
+                found[way] = {"cannot": str(error).splitlines()[0][:80]}
+        results[name] = found
+        print(name, json.dumps(found), flush=True)
+    if args.out:
+        args.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
