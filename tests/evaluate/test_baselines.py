@@ -12,7 +12,7 @@ import pytest
 from pretune.adapt.static.word2vec import Word2Vec
 from pretune.core.errors import DataError, PretuneError, UsageError
 from pretune.evaluate.baselines import BASELINES, DEFAULT
-from pretune.evaluate.baselines.features import TfIdf, overlap
+from pretune.evaluate.baselines.features import Counted, TfIdf, overlap
 from pretune.evaluate.baselines.linear import SVM
 from pretune.evaluate.baselines.majority import Majority
 from pretune.evaluate.baselines.method import Label, Text
@@ -33,6 +33,16 @@ def told(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
     labels = ["pos" if i % 2 else "neg" for i in range(count)]
     texts = [" ".join([*rng.choice(list("abcdefgh"), 5), rng.choice(WORDS[label])]) for label in labels]
     return texts, labels
+
+
+@pytest.mark.parametrize("count", [40, 1000])  # with many texts a word has to be in two of them
+def test_words_that_were_counted_once_weigh_the_same(count: int) -> None:
+    texts, _ = told(count + 60)
+    train, test = [*range(count)], [*range(count, count + 60)]
+    table = TfIdf([texts[i] for i in train])
+    for ours, theirs in zip(Counted(texts).weighted(train, test), (train, test), strict=True):
+        wanted = table([texts[i] for i in theirs])
+        assert ours.shape == wanted.shape and abs(ours - wanted).max() < 1e-6
 
 
 def paired(count: int, seed: int = 0) -> tuple[list[tuple[str, str]], list[int]]:

@@ -23,8 +23,7 @@ class TfIdf:
         from sklearn.feature_extraction.text import TfidfVectorizer
 
         first, second = sides(texts)
-        least = 2 if len(texts) >= 1000 else 1
-        self._table = TfidfVectorizer(analyzer=ngrams, sublinear_tf=True, min_df=least, dtype=np.float32)
+        self._table = TfidfVectorizer(analyzer=ngrams, sublinear_tf=True, min_df=least(len(texts)), dtype=np.float32)
         self._table.fit(first if second is None else [*first, *second])
 
     def __call__(self, texts: Sequence[Text]) -> Any:
@@ -37,6 +36,29 @@ class TfIdf:
             return a
         b = self._table.transform(second)
         return sparse.hstack([a, b, a.multiply(b), sparse.csr_matrix(overlap(first, second))], format="csr")
+
+
+class Counted:
+    """The words and word pairs of many texts, counted once, so that TF-IDF of some of them takes little more time."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        from sklearn.feature_extraction.text import CountVectorizer
+
+        self._counts = CountVectorizer(analyzer=ngrams, dtype=np.float32).fit_transform(texts)
+
+    def weighted(self, train: Sequence[int], test: Sequence[int]) -> tuple[Any, Any]:
+        """What `TfIdf` makes of the texts of these numbers, fitted on the first."""
+        from sklearn.feature_extraction.text import TfidfTransformer
+
+        some, other = self._counts[np.asarray(train)], self._counts[np.asarray(test)]
+        kept = np.flatnonzero(np.bincount(some.indices, minlength=some.shape[1]) >= least(len(train)))
+        weigh = TfidfTransformer(sublinear_tf=True)
+        return weigh.fit_transform(some[:, kept]), weigh.transform(other[:, kept])
+
+
+def least(texts: int) -> int:
+    """In how many of so many texts a word has to be."""
+    return 2 if texts >= 1000 else 1
 
 
 def ngrams(text: str) -> list[str]:

@@ -16,7 +16,7 @@ from pretune.adapt.heads.head import SequenceHead
 from pretune.core import config
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
-from pretune.evaluate.baselines.linear import tuned
+from pretune.evaluate.baselines.penalised import fit_line
 from pretune.nn.reading import summary
 from pretune.tasks.answer.logits import logits_of
 from pretune.tasks.encode import Items
@@ -43,8 +43,6 @@ def fit_head(model: Adapted, items: Items, *, seed: int, precision: torch.dtype 
 
     Its penalty is chosen by cross-validation among them. Classes that none of them has keep the weights they have.
     """
-    from sklearn.linear_model import LogisticRegression
-
     head, y = model.head, items.sequences.labels
     if not isinstance(model.spec, Classification) or not isinstance(head, SequenceHead) or head.dense or y is None:
         raise UsageError(
@@ -55,13 +53,13 @@ def fit_head(model: Adapted, items: Items, *, seed: int, precision: torch.dtype 
         return  # nothing to tell apart
     x = logits_of(Read(model, head), items, every=False, tokens=TOKENS, precision=precision)
     mean, std = x.mean(0), x.std(0) + 1e-6
-    found = tuned(LogisticRegression(max_iter=500), (x - mean) / std, y, CHOICES, 3, seed)
-    weight = found.coef_ / std
-    bias = found.intercept_ - weight @ mean
+    found = fit_line((x - mean) / std, y, CHOICES, seed=seed, device=head.out.weight.device)
+    weight = found.weight / std
+    bias = found.bias - weight @ mean
     if len(weight) == 1:  # of two classes, the difference
         weight, bias = np.stack([-weight[0], weight[0]]) / 2, np.stack([-bias[0], bias[0]]) / 2
     with torch.no_grad():
-        where = torch.from_numpy(found.classes_).to(head.out.weight.device)
+        where = torch.from_numpy(found.classes).to(head.out.weight.device)
         head.out.weight[where] = torch.from_numpy(weight).to(head.out.weight)
         if head.out.bias is not None:
             head.out.bias[where] = torch.from_numpy(bias).to(head.out.bias)
