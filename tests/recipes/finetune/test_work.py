@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import pretune as pt
+from pretune.core.errors import UsageError
 from pretune.evaluate.beside import ALL
 from pretune.recipes.finetune.choose import choose
 from pretune.recipes.finetune.fine import FineTuned
@@ -107,3 +108,15 @@ def test_all_baselines_are_run_when_all_are_asked_for(base: Path, table: Path, t
     assert {*rows} == {*ALL} and run.scores["not_run"] == {}
     assert min(rows[name]["score"] for name in ("svm", "logistic", "bilstm")) > 0.8  # one word tells
     assert all(0 <= row["against"]["p"] <= 1 for row in rows.values())
+
+
+def test_a_run_without_checkpoints_leaves_the_same_model(base: Path, table: Path, tmp_path: Path) -> None:
+    for name, keep in (("with", 2), ("without", 0)):
+        finetune(
+            base, train=table, out=tmp_path / name, steps=2, baselines="none", changes={**QUICK, "train.keep": keep}
+        )
+    assert (tmp_path / "with/checkpoints").is_dir() and not (tmp_path / "without/checkpoints").exists()
+    both = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("with", "without")]
+    assert both[0] == both[1]
+    with pytest.raises(UsageError, match=r"train\.keep 1 must be 0 \(no checkpoints\), or at least 2"):
+        choose(base, train=table, changes={"train.keep": 1})

@@ -32,6 +32,11 @@ class Base:
 
     path: str
     weights: Literal["pretrained", "random"] = "pretrained"
+    extra: int = 0  # new blocks on top
+
+    def __post_init__(self) -> None:
+        if self.extra < 0:
+            raise UsageError(f"base.extra {self.extra} must be 0 or more: how many new blocks are put on top")
 
 
 @spec
@@ -47,6 +52,7 @@ class Wanted:
     label: str | None = None
     data: str | None = None  # the directory that has our tasks
     labels: int | None = None  # so many training examples, stratified; None: all
+    each: int | None = None  # the same, at most: of several tasks so many of each; None: all
     most: int | None = None  # so many examples of dev and of test, stratified; None: all, as published
     split: int = 0  # the seed of divisions, and of which labels are kept
 
@@ -57,7 +63,7 @@ class Wanted:
         for name in ("dev", "test", "text", "pair", "label"):
             if self.name is not None and getattr(self, name) is not None:
                 raise UsageError(f"--{name} is for files of one's own; leave it out, or give --train instead of --task")
-        for name in ("labels", "most"):
+        for name in ("labels", "each", "most"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"task.{name} {value} must be at least 1: how many examples are kept")
@@ -117,7 +123,7 @@ class Fit:
     micro_tokens: int | None = None
     workers: int | None = None  # processes that make batches; None: none, a thread does it for a GPU
     checkpoint_every: int = 0  # 0: every five minutes
-    keep: int = 2
+    keep: int = 2  # checkpoints; 0: none are written, and what is killed begins anew
     log_every: int = 10
     trackers: tuple[str, ...] = ()
     tariff: Tariff = Tariff()
@@ -133,8 +139,8 @@ class Fit:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise UsageError(f"train.{name} {value} must be 0 or more")
-        if self.keep < 2:
-            raise UsageError(f"train.keep {self.keep} must be at least 2")
+        if self.keep < 2 and self.keep != 0:
+            raise UsageError(f"train.keep {self.keep} must be 0 (no checkpoints), or at least 2")
 
     def running(self) -> Train:
         """What pre-training's settings say of how a step is computed."""

@@ -113,8 +113,9 @@ class Trial:
             store = None
             if self.ranks.first:
                 held = lock or stack.enter_context(Lock(self.where, on_note=log.warn))
-                store = Store(self.where / CHECKPOINTS, keep=self.tuning.train.keep, on_note=log.warn)
-                store.tidy(held)
+                if self.tuning.train.keep:
+                    store = Store(self.where / CHECKPOINTS, keep=self.tuning.train.keep, on_note=log.warn)
+                    store.tidy(held)
             facts: Facts = self.ranks.share(self._train(stack, store, resume))
             return facts
 
