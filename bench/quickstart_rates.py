@@ -58,7 +58,7 @@ def judged(work: Work, judge: Judge, row: str, labels: int, seed: int) -> float:
     """The score of one row."""
     plan = work.plan
     if row in ("majority", "svm"):
-        return judge.simple(row, labels, seed)
+        return judge.majority(labels, seed) if row == "majority" else judge.words(labels, seed)
     if row == "static":
         return judge.linear(row, lambda texts: averages(work.static, work.tokenizer, texts), labels, seed)
     if row in ("frozen", "other"):

@@ -10,19 +10,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pretune.adapt.static.ppmi import LARGEST
+from pretune.adapt.static.vectors import Vectors
 from pretune.cli import main
-from pretune.core.errors import DataError, UsageError
+from pretune.core.errors import DataError, Stopped, UsageError
 from pretune.recipes.finetune.fine import FineTuned
 from pretune.recipes.quickstart import texts as corpus
+from pretune.recipes.quickstart.begin import averages
 from pretune.recipes.quickstart.plan import Plan, plan_for
 from pretune.recipes.quickstart.stages import Stages
 from pretune.recipes.quickstart.story import METHODS, Scores, story
 from pretune.recipes.quickstart.texts import NAMES, Review, Texts
 from pretune.recipes.quickstart.tuning import Judge, affordable, bearable, jobs, longest
 from pretune.recipes.quickstart.work import Quickstart, Work, divided, quickstart
+from pretune.text.tokenizer import Tokenizer
 
 Capture = pytest.CaptureFixture[str]
 TINY = Plan(
@@ -138,6 +142,46 @@ def test_long_after_the_budget_only_what_the_conclusion_compares_is_trained(
     assert "pre-training was worth 25.0 points" in story(work.scores.rows(), 1000)[0]
 
 
+def test_what_would_end_after_the_budget_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training takes 10 seconds of 95; repeats have to end within them, the first of each row half as late again."""
+    trained: list[tuple[str, int, int]] = []
+    work = Work(tmp_path, replace(TINY, late=1.5), Texts.of(reviews(), TINY), Stages(7, 95.0), "cpu")
+
+    def network(self: Judge, name: str, base: Path, labels: int, seed: int) -> float:
+        trained.append((name, labels, seed))
+        work.stages.begun -= 10
+        return 0.5
+
+    monkeypatch.setattr(Judge, "network", network)
+    monkeypatch.setattr("pretune.recipes.quickstart.work.encoder", lambda *given: len)
+    monkeypatch.setattr(Judge, "linear", lambda *given: 0.6)
+    work.networks()
+    assert [seed for _, _, seed in trained] == [0] * 8 + [1]
+
+
+def test_asked_to_stop_it_tells_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(self: Judge, *given: Any) -> float:
+        raise Stopped("stopped by SIGTERM")
+
+    monkeypatch.setattr(Judge, "network", stop)
+    with pytest.raises(Stopped, match=r"what was measured until then is in .*report.html"):
+        quickstart(tmp_path / "run", budget=SPENT, plan=TINY, reviews=reviews(), device="cpu", other=False)
+    rows = json.loads((tmp_path / "run" / "results.json").read_text())["rows"]
+    assert {row["method"] for row in rows} == {METHODS[name].name for name in ("majority", "svm", "static")}
+    assert "TF-IDF + SVM" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_the_static_row_is_the_mean_of_known_pieces(made: Quickstart) -> None:
+    tokenizer = Tokenizer.load(made.path / "tokenizer")
+    texts = ["a lovely film", "", "dull dull plot"]
+    pieces = [tokenizer.encode_batch([text], literal=True).ids.tolist() for text in texts]
+    words = tuple(str(piece) for piece in sorted({*pieces[0][:2], *pieces[2]}))
+    vectors = Vectors(words, np.random.default_rng(0).standard_normal((len(words), 4)).astype(np.float32))
+    plain = vectors.average([[str(piece) for piece in one] for one in pieces])
+    np.testing.assert_allclose(averages(vectors, tokenizer, texts), plain, rtol=1e-5)
+    assert not plain[1].any() and plain[0].any()
+
+
 def test_what_is_judged_on_is_in_nothing_else(tmp_path: Path) -> None:
     given = [*reviews(), reviews()[0]]  # the first once more
     found = Texts.of(given, TINY)
@@ -214,8 +258,12 @@ def test_a_terminal_has_a_bar_of_the_whole_budget_and_lines_above_it(monkeypatch
 
 def test_every_row_comes_once_before_any_is_repeated() -> None:
     found = [*jobs(plan_for("cpu"))]
-    assert len(found) == 2 * 5 + 2 * 2 * 3 and found[:2] == [("frozen", 1000, 0), ("full", 1000, 0)]
-    assert {seed for _, _, seed in found[:10]} == {0}
+    assert len(found) == len({*found}) == 2 * 5 + 2 * 2 * 3 and {seed for _, _, seed in found[:10]} == {0}
+    assert found[:3] == [
+        ("full", 1000, 0),
+        ("random", 1000, 0),
+        ("frozen", 200, 0),
+    ]  # for the conclusion
     assert {name for name, _, _ in found[10:]} == {"frozen", "random", "full"}
 
 

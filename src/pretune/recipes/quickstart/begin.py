@@ -49,7 +49,14 @@ def pieces_of(data: Data) -> Words:
 def averages(vectors: Vectors, tokenizer: Tokenizer, texts: Sequence[str]) -> Floats:
     """The mean vector of the pieces of each text."""
     found = tokenizer.encode_batch(texts, literal=True)
-    return vectors.average([[str(piece) for piece in found[i].tolist()] for i in range(len(found))])
+    place = np.full(tokenizer.vocab, -1)
+    place[[int(word) for word in vectors.words]] = np.arange(len(vectors))
+    rows = place[found.ids]
+    known = rows >= 0
+    starts = np.concatenate([[0], np.cumsum(known)])[found.offsets[:-1]]
+    ids, matrix, begins = (torch.from_numpy(part) for part in (rows[known], vectors.matrix, starts))
+    mean: Floats = torch.nn.functional.embedding_bag(ids, matrix, begins, mode="mean").numpy()
+    return mean
 
 
 def begin(tokenizer: Tokenizer, vectors: Vectors, plan: Plan, out: Path) -> None:

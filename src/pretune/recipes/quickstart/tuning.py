@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pretune.core import io
-from pretune.evaluate.baselines import BASELINES
-from pretune.evaluate.baselines.linear import tuned
+from pretune.evaluate.baselines.features import Counted
+from pretune.evaluate.baselines.linear import SVM, tuned
+from pretune.evaluate.baselines.penalised import fit_line
 from pretune.recipes.finetune.work import finetune
 from pretune.recipes.quickstart.plan import BATCH, Plan
 from pretune.recipes.quickstart.texts import Review, Texts
-from pretune.recipes.session import CHECKPOINTS
 from pretune.tasks.example import Example
 from pretune.tasks.splits import subset
 from pretune.use.embed import embedder
@@ -46,12 +45,17 @@ class Judge:
     out: Path  # where runs go
     device: str | None = None
     _kept: dict[str, Floats] = field(default_factory=dict)  # vectors of the test reviews
+    _words: Counted | None = None  # of the pool and the test reviews
+
+    def numbers(self, labels: int, seed: int) -> list[int]:
+        """So many reviews of the pool: those that `finetune` would draw by this seed."""
+        examples = [Example(text="", label=label, id=str(i)) for i, (_, label) in enumerate(self.texts.pool)]
+        some = examples if labels == len(examples) else subset(examples, labels, seed)
+        return [int(example.id or 0) for example in some]
 
     def drawn(self, labels: int, seed: int) -> list[Review]:
-        """So many reviews with labels: those that `finetune` draws by this seed."""
-        examples = [Example(text=text, label=label) for text, label in self.texts.pool]
-        some = examples if labels == len(examples) else subset(examples, labels, seed)
-        return [(example.text, int(example.label or 0)) for example in some]
+        """These reviews with their labels."""
+        return [self.texts.pool[i] for i in self.numbers(labels, seed)]
 
     def _file(self, labels: int, seed: int) -> Path:
         """A table of those: reading all that are drawn from takes longer than many a training."""
@@ -60,23 +64,32 @@ class Judge:
             self.texts.table(path, self.drawn(labels, seed))
         return path
 
-    def simple(self, name: str, labels: int, seed: int) -> float:
-        """A baseline over words."""
-        train = self.drawn(labels, seed)
-        learnt = BASELINES.get(name)().fit([text for text, _ in train], [label for _, label in train], seed=seed)
-        return self._right(learnt([text for text, _ in self.texts.test]))
+    def majority(self, labels: int, seed: int) -> float:
+        """The more frequent label."""
+        counts = np.bincount([label for _, label in self.drawn(labels, seed)])
+        return self._right([int(counts.argmax())] * len(self.texts.test))
+
+    def words(self, labels: int, seed: int) -> float:
+        """The baseline `svm` over words; they are counted once, for all seeds and numbers of labels."""
+        from sklearn.svm import LinearSVC
+
+        pool, test, how = self.texts.pool, self.texts.test, SVM()
+        if self._words is None:
+            self._words = Counted([text for text, _ in (*pool, *test)])
+        train = self.numbers(labels, seed)
+        x, z = self._words.weighted(train, range(len(pool), len(pool) + len(test)))
+        y = np.array([pool[i][1] for i in train])
+        return self._right(tuned(LinearSVC(random_state=seed), x, y, how.choices, how.folds, seed).predict(z))
 
     def linear(self, name: str, encode: Encode, labels: int, seed: int, most: int | None = None) -> float:
         """A linear model over the vectors of texts; those of the test reviews, or of the first `most`, are kept."""
-        from sklearn.linear_model import LogisticRegression
-
         train, test = self.drawn(labels, seed), self.texts.test[:most]
         if name not in self._kept:
             self._kept[name] = encode([text for text, _ in test])
         x, z = encode([text for text, _ in train]), self._kept[name]
         mean, std = x.mean(0), x.std(0) + 1e-6
         y = np.array([label for _, label in train])
-        found = tuned(LogisticRegression(max_iter=500), (x - mean) / std, y, CHOICES, 3, seed)
+        found = fit_line((x - mean) / std, y, CHOICES, seed=seed, device=self.device or "cpu")
         return self._right(found.predict((z - mean) / std))
 
     def network(self, name: str, base: Path, labels: int, seed: int) -> float:
@@ -103,11 +116,11 @@ class Judge:
                 "task.split": seed,
                 "train.seed": seed,
                 "train.batch": BATCH,
+                "train.keep": 0,  # they are short
                 "train.eval_every": steps,  # dev chooses nothing: no labels but those that are told are used
                 "tune.decay": decay,
             },
         )
-        io.remove(out / CHECKPOINTS)
         assert run.score is not None
         return run.score
 
@@ -174,9 +187,14 @@ def longest(
 
 
 def jobs(plan: Plan) -> Iterator[tuple[str, int, int]]:
-    """Which rows of networks are measured, as method, labels, seed: the conclusion's come first, repeats last."""
+    """Which rows of networks are measured, as method, labels, seed.
+
+    The conclusion's come first, then one of every row, those with few labels before the others, and repeats last.
+    """
+    first = [(name, max(plan.labels), 0) for name in NEEDED]
+    yield from first
     for seed in range(plan.seeds):
-        for labels in sorted(plan.labels, reverse=True):
+        for labels in sorted(plan.labels):
             for name in ROWS:
-                if seed == 0 or name not in plan.once:
+                if (name, labels, seed) not in first and (seed == 0 or name not in plan.once):
                     yield name, labels, seed

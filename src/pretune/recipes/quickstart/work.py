@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core import io
-from pretune.core.errors import UsageError
+from pretune.core.errors import Interrupted, PretuneError, Stopped, UsageError
 from pretune.data.prepare import Data, prepare
 from pretune.evaluate.report import report
 from pretune.recipes.choose import device_of
@@ -20,6 +20,7 @@ from pretune.recipes.quickstart.stages import Stages
 from pretune.recipes.quickstart.story import METHODS, Scores, story
 from pretune.recipes.quickstart.texts import TEXTS, Review, Texts, built_in, own
 from pretune.recipes.quickstart.tuning import LEAST, NEEDED, Judge, bearable, encoder, jobs, longest, other_encoder
+from pretune.recipes.run import COST
 from pretune.text.tokenizer import Tokenizer, train
 
 RESULTS, REPORT = "results.json", "report.html"
@@ -64,12 +65,20 @@ def quickstart(
     work.read()
     work.vectors()
     work.pretrain(chosen.share * max(work.stages.left, limit / 2))
-    work.simple()
-    work.networks()
-    work.other(min(chosen.other * limit, chosen.late * limit - work.stages.elapsed) if other else 0.0)
     wishes = f" --reviews {quoted(reviews)}" if isinstance(reviews, str | os.PathLike) else ""
     again = f"{' --full' if full else ''}{wishes} --out {quoted(where)}-again"
-    return work.finish(f"pretune quickstart --budget {budget}{again}")
+    command = f"pretune quickstart --budget {budget}{again}"
+    try:
+        work.simple()
+        work.networks()
+        work.other(min(chosen.other * limit, chosen.late * limit - work.stages.elapsed), wanted=other)
+    except (Stopped, Interrupted, KeyboardInterrupt) as asked:
+        if not work.scores.each:
+            raise
+        page = work.finish(command).page
+        ended: type[PretuneError] = Stopped if isinstance(asked, Stopped) else Interrupted
+        raise ended(f"stopped before its end; what was measured until then is in {page}") from None
+    return work.finish(command)
 
 
 def divided(reviews: Sequence[Review] | str | os.PathLike[str] | None, plan: Plan) -> Texts:
@@ -159,8 +168,8 @@ class Work:
         with self.stages.stage("baselines", about):
             for labels in self.plan.labels:
                 for seed in range(self.plan.seeds):
-                    for name in ("majority", "svm"):
-                        self.scores.add(name, labels, seed, self.judge.simple(name, labels, seed))
+                    self.scores.add("majority", labels, seed, self.judge.majority(labels, seed))
+                    self.scores.add("svm", labels, seed, self.judge.words(labels, seed))
                     self.scores.add("static", labels, seed, self.judge.linear("static", encode, labels, seed))
 
     def networks(self) -> None:
@@ -171,10 +180,12 @@ class Work:
         )
         with self.stages.stage("fine-tune", about):
             encode = encoder(self.base, self._shortened(), self.device)
-            took, left_out, most = 0.0, 0, max(self.plan.labels)
+            took: dict[int, float] = {}  # the longest so far, by the number of labels
+            left_out, most = 0, max(self.plan.labels)
             for name, labels, seed in jobs(self.plan):
                 needed = name in NEEDED and labels == most and not seed
-                if not needed and ((seed and self.stages.left < 0) or self.stages.late(took, self.plan.late)):
+                expected = took.get(labels, max(took.values(), default=0.0))
+                if not needed and self.stages.late(expected, 1.0 if seed else self.plan.late):
                     left_out += 1
                     continue
                 begun = self.stages.elapsed
@@ -182,9 +193,11 @@ class Work:
                     score = self.judge.linear(name, encode, labels, seed)
                 else:
                     score = self.judge.network(name, self.base, labels, seed)
-                took = max(took, self.stages.elapsed - begun)
+                spent = self.stages.elapsed - begun
+                if name != "frozen":  # NOTE: which takes less than the others
+                    took[labels] = max(took.get(labels, 0.0), spent)
                 self.scores.add(name, labels, seed, score)
-                self.stages.tell(f"{METHODS[name].name}, {labels:,} labels, seed {seed}: {score:.1%}")
+                self.stages.tell(f"{METHODS[name].name}, {labels:,} labels, seed {seed}: {score:.1%} in {spent:.1f} s")
             if left_out:
                 self.stages.tell(f"{left_out} scores were left out: the time is up; a larger --budget has them")
 
@@ -201,14 +214,15 @@ class Work:
                 self.scores.notes[name, labels] = f"the first {length} pieces of a review, for want of time"
         return length
 
-    def other(self, limit: float) -> None:
+    def other(self, limit: float, *, wanted: bool = True) -> None:
         """An encoder that someone else has trained for much longer, where its package is installed."""
         about = "an encoder that someone else has trained, read as it is: what far more pre-training buys"
         with self.stages.stage("other encoder", about):
-            path = other_encoder() if limit > 0 else None
+            path = other_encoder() if wanted else None
             labels, test = min(ENCODER_LABELS, max(self.plan.labels)), [text for text, _ in self.texts.test]
-            if path is None:
-                self.stages.tell("left out: not installed (pip install 'pretune[quickstart]'), not wanted, or no time")
+            if path is None or limit <= 0:
+                why = "not installed (pip install 'pretune[quickstart]')" if wanted else "not wanted"
+                self.stages.tell(f"left out: {'the time is up' if path else why}")
                 return
             made = lambda length: encoder(path, length, self.device)  # noqa: E731
             encode, length, most = longest(made, self.plan.other_lengths, test, labels, limit)
@@ -223,6 +237,7 @@ class Work:
         with self.stages.stage("report", "one page with the table, what it says, curves, mistakes and what it cost"):
             rows = self.scores.rows()
             tuned = f"tuned/full-{max(self.plan.labels)}-0"
+            there = [run for run in (self.base.name, tuned) if (self.where / run / COST).is_file()]
             results: dict[str, Any] = {
                 "title": "What pre-training bought",
                 "story": story(rows, self.plan.test),
@@ -233,7 +248,7 @@ class Work:
                 "rows": rows,
                 "stages": [*self.stages.done],
                 "seconds": round(self.stages.elapsed, 1),
-                "runs": [self.base.name, tuned],
+                "runs": there,
                 "data": "data",
                 "command": command,
                 "use": [
