@@ -1,0 +1,133 @@
+"""What is done before, or beside, the fine-tuning of a cell of bench/transfer.py, where a method is more than its name.
+
+A first stage is computed once in a process for each task (or source) and seed, and lies in a folder of that process.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Facts = dict[str, Any]
+ABOUT = {
+    "decay": "`full`, and every part learns at 0.9 times the rate of the one above it (`tune.decay=0.9`)",
+    "extra": "two new blocks on top of the frozen model, trained with the head",
+    "domain": "300 steps of 8,192 tokens of masked pre-training, with a new vocabulary head, on the texts that the "
+    "cell is trained on (Gururangan et al., 2020), then `full`",
+    "intermediate": "`full` on another task first, then `full` with a new head (Phang et al., 2018): MNLI (9,888 "
+    "examples), and for tags the other task that has tags",
+    "multi": "`full`, one model with a head each for all sentence tasks, and one for CoNLL-2003, UD and SQuAD; tasks "
+    "are mixed at a temperature of 2",
+}
+"""The methods, in words."""
+DOMAIN = {"train.batch_tokens": 8192, "data.max_length": 128, "data.short": None, "train.compile": False}
+DOMAIN_STEPS, SOME = 300, 1500
+"""Of pre-training on a task's texts; the examples of dev that are enough to choose by where nothing is reported."""
+SOURCES = {"conll2003": "ud_ewt", "ud_ewt": "conll2003"}
+"""What is learnt before some tasks; before all others MNLI."""
+GROUPS = (("cola", "sst2", "mrpc", "stsb", "rte"), ("conll2003", "ud_ewt", "squad1"))
+"""Tasks that are learnt together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where the fine-tuning of a cell begins: a base, a method of `pretune finetune`, and settings."""
+
+    base: Path
+    method: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    first: Facts | None = None  # what was done before, and how long that took
+
+
+@dataclass(slots=True)
+class Stages:
+    """First stages of a base on the data of tasks; `limits` are the settings that keep a task short."""
+
+    base: Path
+    data: Path
+    limits: Mapping[str, Mapping[str, Any]]
+    where: Path
+    batch: int
+    epochs: float | None = None
+    steps: int | None = None
+    set: Mapping[str, Any] = field(default_factory=dict)
+    made: dict[tuple[str, ...], Any] = field(default_factory=dict)
+
+    def start(self, task: str, method: str, seed: int) -> Start:
+        """What a cell begins with; methods that are just a name begin with the base."""
+        if method == "decay":
+            return Start(self.base, "full", {"tune.decay": 0.9})
+        if method not in ("domain", "intermediate"):
+            return Start(self.base, method)
+        source = task if method == "domain" else SOURCES.get(task, "mnli")
+        key = (method, source, str(seed))
+        if key not in self.made:
+            self.made[key] = getattr(self, method)(source, seed, self.where / "-".join(key))
+        folder, facts = self.made[key]
+        return Start(folder, "full", {}, facts)
+
+    def domain(self, task: str, seed: int, where: Path) -> tuple[Path, Facts]:
+        """Go on pre-training on the texts of a task's training examples, without their labels."""
+        import pretune as pt
+        from pretune.recipes.finetune.opening import open_task
+        from pretune.recipes.finetune.settings import Wanted
+
+        begun, limits = time.perf_counter(), {**self.limits.get(task, {}), **self.set}
+        examples = open_task(Wanted(name=task, data=str(self.data))).limited(limits.get("task.labels"), 0)
+        texts = [text for one in examples for text in (one.text, one.pair, " ".join(one.words)) if text]
+        where.mkdir(parents=True)
+        (where / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        data = pt.prepare([where / "texts.jsonl"], tokenizer=self.base, out=where / "data", holdout="2%", workers=0)
+        steps = self.steps or DOMAIN_STEPS
+        changes = {**DOMAIN, "train.seed": seed, "train.workers": 0, "train.eval_every": steps}
+        goal: Facts = {"data": data, "objective": "masked", "steps": steps, "out": where / "run"}
+        run = pt.pretrain(start=self.base, **goal, changes=changes)
+        lines = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
+        losses = [line["held_out"]["loss"] for line in lines if "held_out" in line]
+        facts = {"tokens": data.tokens, "steps": steps, "held_out": [losses[0], losses[-1]]}
+        return run.path, {**facts, "seconds": round(time.perf_counter() - begun, 2)}
+
+    def intermediate(self, task: str, seed: int, where: Path) -> tuple[Path, Facts]:
+        """Learn another task."""
+        begun = time.perf_counter()
+        limits = {**self.limits.get(task, {}), "task.most": SOME}
+        fine = self.tuned(task, seed, where, limits)
+        found = {"task": task, "score": fine.score, "steps": fine.scores["trials"][0]["steps"]}
+        return fine.path, {**found, "seconds": round(time.perf_counter() - begun, 2)}
+
+    def multi(self, task: str, seed: int) -> Facts:
+        """A cell of a task out of the run that learns all tasks of its group, measured as the other cells are."""
+        from pretune.recipes.finetune.fine import evaluate_run
+
+        group = next(group for group in GROUPS if task in group)
+        key = ("multi", *group, str(seed))
+        if key not in self.made:
+            begun = time.perf_counter()
+            most = max(self.limits.get(name, {}).get("task.labels", 0) for name in group)
+            limits = {"task.each": most, "task.most": SOME, "tune.temperature": 2.0}
+            fine = self.tuned(",".join(group), seed, self.where / "-".join(key), limits)
+            self.made[key] = fine, time.perf_counter() - begun
+        fine, seconds = self.made[key]
+        trial = fine.scores["trials"][0]
+        most = {**self.limits.get(task, {}), **self.set}.get("task.most")
+        found = evaluate_run(fine.path, task=task, data=self.data, most=most)
+        return {
+            "trial": trial,
+            "metric": next(iter(found["scores"])),
+            "split": found["split"],
+            "score": next(iter(found["scores"].values())),
+            "scores": found["scores"],
+            "dev": trial["scores"]["dev"][task],
+            "together": list(group),
+            "seconds": round(seconds, 2),  # of all these tasks
+        }
+
+    def tuned(self, task: str, seed: int, where: Path, limits: Mapping[str, Any]) -> Any:
+        """A run of `full`."""
+        from pretune.recipes.finetune.work import finetune
+
+        fit = {"train.seed": seed, "train.batch": self.batch}
+        wishes: Facts = {"epochs": self.epochs, "steps": self.steps, "changes": {**limits, **fit, **self.set}}
+        return finetune(self.base, task=task, data=self.data, out=where, baselines="none", **wishes)
