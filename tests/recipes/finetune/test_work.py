@@ -40,7 +40,7 @@ def test_what_was_forecast_is_what_was_done(grid: FineTuned, base: Path, table: 
     assert told["steps"] == sum(one["steps"] for one in trials) == 3 * 3 + 2 * 1
     for name in ("trained", "parameters"):
         assert told[name] == grid.scores["model"][name]
-    assert told["balance"] == grid.scores["balance"] and told["examples"] == grid.scores["examples"]
+    assert told["balance"] == {"own": grid.scores["balance"]} and told["examples"] == grid.scores["examples"]
     assert told["counts"] == grid.scores["counts"]
     cost = json.loads((grid.path / "cost.json").read_text())
     assert told["flops"] == pytest.approx(cost["flops"], rel=0.15)
