@@ -1,9 +1,10 @@
 """A model as its users see it: the body that computes, and the tokenizer that came with it."""
 
 import contextlib
+import json
 from collections.abc import Iterator
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.files import CONFIG, SPECIAL
 
 _KNOWN: "WeakKeyDictionary[LanguageModel, tuple[Any, Tokenizer]]" = WeakKeyDictionary()
+_SHARED: "WeakValueDictionary[tuple[str, str], Tokenizer]" = WeakValueDictionary()  # by what their files say
 
 
 def body(model: nn.Module) -> LanguageModel:
@@ -26,7 +28,10 @@ def body(model: nn.Module) -> LanguageModel:
 
 
 def tokenizer_of(model: nn.Module) -> Tokenizer:
-    """The tokenizer that came with the weights, with the roles of its special tokens; made once for each model."""
+    """The tokenizer that came with the weights, with the roles of its special tokens; made once for each model.
+
+    Models with the same files share it while one of them is in use: it knows the words that it has met.
+    """
     found = body(model)
     raw = found.tokenizer
     if raw is None:
@@ -39,7 +44,8 @@ def tokenizer_of(model: nn.Module) -> Tokenizer:
             said |= beside(found, name)
         raw.no_padding()
         raw.no_truncation()
-        _KNOWN[found] = raw, Tokenizer(raw, said)
+        made = Tokenizer(raw, said)
+        _KNOWN[found] = raw, _SHARED.setdefault((made.sha256, json.dumps(said, sort_keys=True)), made)
     return _KNOWN[found][1]
 
 
