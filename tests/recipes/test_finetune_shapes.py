@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from pretune.recipes.finetune.fine import FineTuned, evaluate_run
 from pretune.recipes.finetune.inputs import example_of
 from pretune.recipes.finetune.kept import Kept
 from pretune.recipes.finetune.model import head_for
-from pretune.recipes.finetune.opening import Opened, trained_on
+from pretune.recipes.finetune.opening import Opened, open_task, owned, trained_on
 from pretune.recipes.finetune.report import result
-from pretune.recipes.finetune.settings import Tune
+from pretune.recipes.finetune.settings import Tune, Wanted
 from pretune.recipes.finetune.work import finetune
 from pretune.tasks.answer import score
 from pretune.tasks.example import Example
@@ -134,6 +135,19 @@ def test_several_tasks_at_once_with_a_head_each(tmp_path: Path, method: str) -> 
         run.predict(["the lovely sea."])
     with pytest.raises(UsageError, match="found 'mrpc'"):
         evaluate_run(run, task="mrpc", data=tmp_path)
+
+
+def test_at_most_so_many_of_each(tmp_path: Path) -> None:
+    """A large task is cut, a small one is whole; of a task alone it is the same."""
+    two_tasks(tmp_path, (20, 100))
+    wanted = Wanted(name="cola,sst2", data=str(tmp_path), each=30)
+    opened = open_task(wanted)
+    assert [len(mine) for mine in owned(opened, opened.parts.train)] == [20, 30]
+    assert "sst2: 30 of 100 training examples, stratified, seed 0" in opened.parts.notes
+    assert open_task(Wanted(name="sst2", data=str(tmp_path))).limited(30, 0) == opened.members[1].parts.train
+    assert len(open_task(replace(wanted, name="sst2")).parts.train) == 30
+    with pytest.raises(UsageError, match=r"task.each 0 must be at least 1"):
+        replace(wanted, each=0)
 
 
 def test_who_writes_and_who_has_heads() -> None:

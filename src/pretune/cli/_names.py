@@ -45,7 +45,7 @@ def methods(typed: str = "") -> list[str]:
     """Methods of fine-tuning; several may stand together: lora+gradual."""
     from pretune.adapt import METHODS
 
-    return _last([*METHODS, "first", "last", "ulmfit", "mix", "random"], typed, "+")
+    return _last([*METHODS, "first", "last", "extra", "ulmfit", "mix", "random"], typed, "+")
 
 
 def tasks(typed: str = "") -> list[str]:

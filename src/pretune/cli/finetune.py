@@ -48,8 +48,8 @@ def finetune(
             "--method",
             metavar="NAME",
             autocompletion=methods,
-            help="full, frozen, first, last, gradual, ulmfit, mix, random, adapter, prefix, prompt, lora, qlora, ia3, "
-            "bitfit; together with +: lora+gradual.",
+            help="full, frozen, first, last, extra, gradual, ulmfit, mix, random, adapter, prefix, prompt, lora, "
+            "qlora, ia3, bitfit; together with +: lora+gradual.",
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option("--seeds", metavar="N", help="So many runs: mean and interval.")] = None,

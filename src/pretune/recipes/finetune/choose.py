@@ -28,11 +28,14 @@ MIX_RATE = 1e-3
 """Of a reader of mixed layers (Peters et al., 2018)."""
 LAST_RATE = 1e-3
 """Of the topmost block and the head: a head that was just drawn learns too little at the rate of a whole model."""
+EXTRA = 2
+"""Blocks that are put on top of a frozen model."""
 FASTER = {"first": 2.0, "random": 3.0}
 """How much faster than a whole pre-trained model its upper half learns, and new weights do."""
 MORE = {
     "first": "the embeddings and the lower half of the blocks frozen",
     "last": "the topmost block and the head alone",
+    "extra": "two new blocks on top of the frozen model, and the head",
     "ulmfit": "gradual unfreezing, discriminative rates, slanted triangles",
     "mix": "a BiLSTM over a learned mix of all layers of the frozen model, as ELMo was used",
     "random": "everything, from new weights: the same model without pre-training",
@@ -110,6 +113,8 @@ def named(name: str, spec: Model) -> tuple[str, dict[str, Any]]:
             changes["tune.trained"] = {"kind": "first_frozen", "layers": sum(len(s.layers) for s in spec.stacks) // 2}
         elif part == "last":
             changes["tune.trained"] = {"kind": "last_only"}
+        elif part == "extra":
+            changes |= {"base.extra": EXTRA, "tune.trained": {"kind": "last_only", "layers": EXTRA}}
         elif part == "ulmfit":
             changes |= ULMFIT
             methods.append("gradual")
@@ -138,6 +143,8 @@ def _quicker(parts: Sequence[str], spec: Model) -> dict[str, float]:
     times = max((FASTER.get(part, 1.0) for part in parts), default=1.0)
     if "last" in parts:
         return {"train.lr": LAST_RATE}
+    if "extra" in parts:
+        return {"train.lr": HIGHEST}
     return {"train.lr": float(f"{min(times * usual_rate('full', spec), HIGHEST):.3g}")} if times > 1 else {}
 
 

@@ -56,8 +56,17 @@ def open_task(wanted: Wanted) -> Opened:
     """The task that is asked for, or several of ours, whose names have commas between them."""
     names = (wanted.name or "").split(",")
     if len(names) > 1:
-        return together([_open(replace(wanted, name=name)) for name in names])
-    return _open(wanted)
+        return together([_at_most(_open(replace(wanted, name=name)), wanted) for name in names])
+    return _at_most(_open(wanted), wanted)
+
+
+def _at_most(member: Opened, wanted: Wanted) -> Opened:
+    """A task with as many training examples as each may have."""
+    size = len(member.parts.train)
+    if wanted.each is None or wanted.each >= size:
+        return member
+    notes = (*member.parts.notes, f"{wanted.each} of {size} training examples, stratified, seed {wanted.split}")
+    return replace(member, parts=replace(member.parts, train=member.limited(wanted.each, wanted.split), notes=notes))
 
 
 def _open(wanted: Wanted) -> Opened:
