@@ -18,6 +18,7 @@ from pretune.data.samples import Blocks, Documents, Samples, Sentences
 from pretune.data.shape import Shape
 from pretune.data.sides import Sides
 from pretune.data.stream import Stream, sided
+from pretune.objectives.causal import Causal
 from pretune.objectives.denoising import Denoising
 from pretune.objectives.mixture import Mixture, MixtureLesson, Part, denoisers
 from pretune.objectives.objective import ModelShape, Objective, Vocabulary
@@ -195,3 +196,17 @@ def test_rows_of_few_kinds_have_slots_for_their_targets() -> None:
             found = int((sequences.targets != IGNORE).sum())
             assert found == int((batch.targets.labels != IGNORE).sum()) <= slots < 16 * 192
         assert stream.plan(0).fill > 0.95
+
+
+def test_more_targets_than_slots_make_a_batch_of_another_form() -> None:
+    """A part that is hardly ever drawn asks for far more than all others: nothing is lost, nothing fails."""
+    rare = Mixture(parts=(Part(objective=SpanCorruption(), weight=500.0), Part(objective=Causal())))
+    with opened([[20]] * 3000) as shards:
+        samples = Documents(limit=22).open(shards, FRAMES["around"])
+        stream = Stream(samples, Shape(rows=2, length=27), seed=1, lesson=rare.open(VOCABULARY, "decoder"), fixed=True)
+        slots, sizes = stream.part(1).targets, set()
+        for step in stream.steps(0):
+            batch, (sequences, _) = stream[step], stream.sequences(step)
+            assert (batch.targets.labels != IGNORE).sum() == (sequences.targets != IGNORE).sum()
+            sizes.add(len(batch.targets.labels))
+        assert min(sizes) == slots and len(sizes) == 2

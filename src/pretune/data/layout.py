@@ -108,11 +108,8 @@ class _Side:
         found = np.flatnonzero(placed != IGNORE)
         if slots is None:
             slots = len(found)
-        if len(found) > slots + slots // 16:
+        if len(found) > slots:
             raise UsageError(f"{len(found)} targets in a batch that has room for {slots}; raise its target slots")
-        found = found[
-            :slots
-        ]  # NOTE: where their number is random, slots are too few once in a thousand million batches
         index, values = np.zeros(slots, dtype=np.int64), np.full(slots, IGNORE, dtype=np.int64)
         index[: len(found)], values[: len(found)] = found, placed[found]
         return Targets(index=torch.from_numpy(index), labels=torch.from_numpy(values))

@@ -125,7 +125,13 @@ class Stream:
     def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Batch:
         """The batch of a step, or one of several equal parts of its rows: a rank's, a micro-batch's."""
         sequences, row = self.sequences(step, part=part, parts=parts)
-        return lay_out(sequences, row, self.part(parts))
+        shape = self.part(parts)
+        if self._given.slots is None and shape.slots is not None and sequences.targets is not None:
+            # NOTE: where their number is random it is too large once in a thousand million batches: compiled anew then.
+            asked = int((sequences.targets != IGNORE).sum())
+            while shape.slots < shape.length and shape.rows * shape.slots < asked:
+                shape = replace(shape, slots=min(2 * shape.slots + 1, shape.length))
+        return lay_out(sequences, row, shape)
 
     def part(self, parts: int = 1) -> Shape:
         """The shape of a batch, or of one of several parts of it."""

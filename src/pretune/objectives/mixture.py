@@ -136,7 +136,10 @@ class Mixture:
         used = max((part.mark + 1 for part in self.parts if part.mark is not None), default=0)
         left = len(vocabulary.sentinels) - used
         if left < 0:
-            raise UsageError(f"a mixture with {used} marks needs as many sentinels, this tokenizer has {left + used}")
+            raise UsageError(
+                f"a mixture with {used} marks needs as many sentinels, this tokenizer has {left + used}; train one "
+                "with --style sentinels, or leave the marks empty"
+            )
         rest = replace(vocabulary, sentinels=vocabulary.sentinels[:left])
         lessons = tuple(part.objective.open(rest, shape) for part in self.parts)
         if any(lesson.copies is not None for lesson in lessons):

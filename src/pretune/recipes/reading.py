@@ -111,9 +111,11 @@ class Source:
             share = 0.0 if objective.pairs is None else 0.5
             pairs = SegmentPairs(limit=length, broken=broken, share=share).open(shards, frame)
             if split == "train" and not pairs.paired:
+                asked = f"{kind(objective)} reads pairs" if objective.pairs else "data.samples asks for pairs"
+                other = "choose an objective without pairs" if objective.pairs else "leave data.samples as it is"
                 raise DataError(
-                    f"{self.data}: no two sentences of a document fit into {length} tokens; {kind(objective)} reads "
-                    "pairs; prepare whole documents, or choose an objective without pairs"
+                    f"{self.data}: no two sentences of a document fit into {length} tokens; {asked}; prepare whole "
+                    f"documents, or {other}"
                 )
             return pairs
         if blocks:
