@@ -1,10 +1,11 @@
 """The quick start on a GPU, whole; then other rates and other sizes, judged on dev reviews, while there is time.
 
-    PYTHONPATH=src python bench/quickstart_gpu.py runs/gpu --reviews reviews.csv --budget 150s --until 200 --try rates
+    PYTHONPATH=src python bench/quickstart_gpu.py runs/gpu --reviews reviews.csv --budget 150s --until 240 --try rates
 
-The first is the command that a user types. `rates` fine-tunes its network in other ways, all at once, each in a process
-of its own; `sizes` pre-trains other networks for `--seconds`, one after the other. What would end after `--until`
-seconds is ended. Prints one line of JSON for everything; how long a part took beside others says little.
+The first is the command that a user types. `profile` says on stderr where the time of some rows goes. `rates`
+fine-tunes its network in other ways, all at once, each in a process of its own; `sizes` pre-trains other networks for
+`--seconds`, one after the other. What would end after `--until` seconds is ended. Prints one line of JSON for
+everything; how long a part took beside others says little.
 """
 
 import argparse
@@ -50,9 +51,10 @@ def whole(args: argparse.Namespace) -> None:
     """The command, and where its time went."""
     run = args.out / "whole"
     command = [sys.executable, "-m", "pretune", "quickstart", "--device", args.device, "--budget", args.budget]
-    begun = time.monotonic()
-    done = subprocess.run([*command, "--reviews", args.reviews, "--out", run, "--json"], stdout=subprocess.DEVNULL)
-    tell("whole", rc=done.returncode, s=round(time.monotonic() - begun, 1))
+    command += ["--reviews", str(args.reviews), "--out", str(run), "--json"]
+    done = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    ended(done, args)
+    tell("whole", rc=done.returncode, s=round(time.monotonic() - args.began, 1))
     results = json.loads((run / "results.json").read_text())
     for stage in results["stages"]:
         tell("stage", name=stage["name"], s=stage["seconds"])
@@ -66,18 +68,30 @@ def whole(args: argparse.Namespace) -> None:
 
 def rates(args: argparse.Namespace) -> None:
     """Other ways to fine-tune the network of the whole run, side by side."""
-    base = args.out / "rates"
-    base.mkdir(exist_ok=True)
-    for name in SHARED:
-        if not (base / name).exists():
-            (base / name).symlink_to((args.out / "whole" / name).resolve())
-    plan = plan_for(args.device)
-    texts = divided(args.reviews, plan)
-    replace(texts, test=texts.dev).write(base / "texts", plan.watched)
+    base = beside(args)
     asked = [(row, changes) for row, *changes in map(str.split, RATES)]
     running = [begun(args, base, [row], changes, "--steps", "1", "--labels", "1000,5000") for row, changes in asked]
     for one in running:
         ended(one, args)
+
+
+def profile(args: argparse.Namespace) -> None:
+    """Where the time of rows goes: each twice, for the first of its kind takes longer."""
+    rows, more = ["frozen", "full"], ("--steps", "1", "--labels", "200,1000", "--profile", "40")
+    rated(args, beside(args), rows, [], *more)
+
+
+def beside(args: argparse.Namespace) -> Path:
+    """A place with the network of the whole run, where rows are judged on dev reviews."""
+    base = args.out / "rates"
+    if not base.is_dir():
+        base.mkdir()
+        for name in SHARED:
+            (base / name).symlink_to((args.out / "whole" / name).resolve())
+        plan = plan_for(args.device)
+        texts = divided(args.reviews, plan)
+        replace(texts, test=texts.dev).write(base / "texts", plan.watched)
+    return base
 
 
 def sizes(args: argparse.Namespace) -> None:
@@ -135,15 +149,15 @@ def main() -> None:
     parser.add_argument("--reviews", type=Path, required=True, help="a table with the columns text and label")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--budget", default="150s")
-    parser.add_argument("--until", type=float, default=200, help="seconds")
+    parser.add_argument("--until", type=float, default=240, help="seconds")
     parser.add_argument("--seconds", type=float, default=30, help="of pre-training other sizes")
-    parser.add_argument("--try", dest="wanted", default="rates", help="rates, sizes, both or neither")
+    parser.add_argument("--try", dest="wanted", default="rates", help="some of profile, rates, sizes, or none")
     args = parser.parse_args()
     args.began = time.monotonic()
     args.out.mkdir(parents=True, exist_ok=True)
     if not (args.out / "whole").exists():
         whole(args)
-    for name, work in (("rates", rates), ("sizes", sizes)):
+    for name, work in (("profile", profile), ("rates", rates), ("sizes", sizes)):
         if name in args.wanted.split(","):
             work(args)
     tell("end", s=round(time.monotonic() - args.began, 1))

@@ -6,11 +6,15 @@ Everything is as `pretune quickstart` does it, but for two things: rows are judg
 neither train nor test, and pre-training takes so many steps, so that what else the machine does changes no score.
 `--seconds` is for a GPU that does nothing else. `--set lr=3e-4` changes the plan. Vocabulary, tokens, vectors and a
 network of the same `--name` that lie in the directory already are used again. Prints one line of JSON for every score,
-with the seconds and the processor seconds that it took.
+with the seconds and the processor seconds that it took; `--profile 30` says on stderr where they went.
 """
 
 import argparse
+import contextlib
+import cProfile
 import json
+import pstats
+import sys
 import time
 from dataclasses import fields, replace
 from pathlib import Path
@@ -68,10 +72,15 @@ def judged(work: Work, judge: Judge, row: str, labels: int, seed: int) -> float:
     return judge.network(row, work.base, labels, seed)
 
 
-def timed(what: str, work: Any, **facts: Any) -> Any:
+def timed(what: str, work: Any, lines: int = 0, **facts: Any) -> Any:
     """Do it, and tell what came out and how many processor seconds it took."""
     begun, clock = time.process_time(), time.monotonic()
-    found = work()
+    with cProfile.Profile() if lines else contextlib.nullcontext() as watched:
+        found = work()
+    if watched is not None:
+        print(f"--- {what} {facts}", file=sys.stderr)
+        pstats.Stats(watched, stream=sys.stderr).sort_stats("cumtime").print_stats(lines)
+        pstats.Stats(watched, stream=sys.stderr).sort_stats("tottime").print_stats(lines // 2)
     spent = {"cpu_s": round(time.process_time() - begun, 1), "s": round(time.monotonic() - clock, 1)}
     score = {"score": round(found, 4)} if isinstance(found, float) else {}
     print(json.dumps({"what": what, **facts, **score, **spent}), flush=True)
@@ -91,6 +100,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--reviews", type=Path, help="a table with the columns text and label")
+    parser.add_argument("--profile", type=int, default=0, metavar="LINES")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     args = parser.parse_args()
     log.set_quiet(True)
@@ -102,7 +112,7 @@ def main() -> None:
         for row in args.rows:
             for seed in range(args.first, args.first + args.seeds):
                 facts = {"labels": labels, "seed": seed, "network": work.base.name, "set": args.set}
-                timed(row, lambda r=row, n=labels, s=seed: judged(work, judge, r, n, s), **facts)
+                timed(row, lambda r=row, n=labels, s=seed: judged(work, judge, r, n, s), args.profile, **facts)
 
 
 if __name__ == "__main__":
