@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pretune.core.errors import Interrupted, PretuneError, ResourceError, UsageError, closest, nearest
+from pretune.core.synonyms import ours
 
 
 def judge(error: BaseException) -> tuple[int, str]:
@@ -77,8 +78,9 @@ def _setting(error: Any, options: list[str]) -> str:
     from pretune.cli._names import PATHS
 
     name = error.option_name.lstrip("-").replace("-", "_")
-    verb = error.ctx.info_name
-    found = next((path for path in PATHS.get(verb, ()) if path.rpartition(".")[2] == name), None)
+    names = [one for one in (name, *ours(name)) if f"--{one}" not in options]
+    paths = PATHS.get(error.ctx.info_name, ())
+    found = next((path for one in names for path in paths if path.rpartition(".")[2] == one), None)
     return "" if found is None else f"; write --set {found}=VALUE"
 
 

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from pretune.core.errors import DataError
+from pretune.core.errors import DataError, nearest_file
 
 
 class Texts(NamedTuple):
@@ -23,6 +23,8 @@ def read(source: str, field: str = "text") -> Texts:
     from pretune.tasks.rows import Jsonl, text_of
 
     name = "standard input" if source == "-" else source
+    if source != "-" and not Path(source).exists():
+        raise DataError(f"{name}: no such file{nearest_file(source)}")
     if ".jsonl" in Path(source).suffixes[-2:]:
         texts, ids = [], []
         for row in Jsonl().rows(Path(source)):

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pretune.data.prepare import Data
 
 _HOLDOUT = "1%"
+FEW = 5_000
+"""Held-out tokens of which fewer make a loss that says little."""
 
 
 class By(StrEnum):
@@ -147,6 +149,11 @@ def _show(data: "Data", as_json: bool) -> None:
         if told:
             log.say(f"left out: {', '.join(told)} (see {data.path / 'card.md'})")
     print(f"{data}: {'' if data.made else 'up to date, '}{_summary(data)}")
+    held = data.index.splits.get("valid")
+    if data.made and data.slice is None and held is not None and 0 < held.tokens < FEW:
+        log.warn(
+            f"{held.tokens:,} held-out tokens are few to judge a model by; take more by --holdout SHARE or --valid FILE"
+        )
     if data.slice is None:
         hint(*learning(data.path, data.index.splits["train"].tokens))
 

@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
+from pretune.core.synonyms import ours
+
 FILES = 10_000
 """So many names of a folder are compared with one that is not there."""
 
@@ -79,9 +81,16 @@ def nearest(word: str, options: Iterable[str]) -> str:
 
 
 def closest(word: str, options: Iterable[str]) -> str | None:
-    """The option closest to `word`, if one is close."""
+    """The option that is `word` in our words, or closest to it, if one is close.
+
+    >>> closest("train.learning_rate", ["train.steps", "train.lr"]), closest("stes", ["steps", "lr"])
+    ('train.lr', 'steps')
+    """
     # Both sides in lower case, so that 'BERT' finds 'bert'. Long words are cut: difflib is quadratic in the worst case.
     known = list(options)
+    same = [one for name in ours(word) for one in known if one.rpartition(".")[2].strip("-") == name]
+    if same:
+        return min(same, key=len)
     close = difflib.get_close_matches(word[:200].lower(), {option.lower() for option in known}, n=1, cutoff=0.6)
     alike = [option for option in known if close and option.lower() == close[0]]  # 'b.txt' and 'B.txt'
     return max(alike, key=lambda option: sum(a == b for a, b in zip(option, word, strict=False)), default=None)

@@ -1,0 +1,45 @@
+"""What papers and other libraries call the things that we call otherwise, for who types it from memory."""
+
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    ours: tuple(theirs.split())
+    for ours, theirs in {
+        "width": "hidden_size d_model n_embd dim embed_dim model_dim",
+        "depth": "num_hidden_layers num_layers n_layer n_layers layers",
+        "heads": "num_attention_heads num_heads n_head n_heads",
+        "hidden": "intermediate_size d_ff ffn_dim",
+        "vocab": "vocab_size n_vocab",
+        "max_length": "max_seq_length max_seq_len max_len seq_len seq_length sequence_length block_size",
+        "lr": "learning_rate",
+        "batch": "batch_size train_batch_size per_device_train_batch_size",
+        "batch_tokens": "batch_size train_batch_size per_device_train_batch_size",
+        "epochs": "num_epochs num_train_epochs n_epochs",
+        "steps": "max_steps num_steps train_steps",
+        "warmup": "warmup_steps warmup_ratio num_warmup_steps",
+        "clip": "max_grad_norm grad_clip gradient_clip gradient_clipping",
+        "precision": "fp16 bf16 amp mixed_precision",
+        "eval_every": "eval_steps eval_interval",
+        "checkpoint_every": "save_steps save_interval",
+        "log_every": "logging_steps log_interval",
+        "workers": "num_workers dataloader_num_workers",
+        "recompute": "gradient_checkpointing activation_checkpointing",
+        "causal": "clm lm language_modeling autoregressive",
+        "masked": "mlm masked_lm masked_language_modeling cloze",
+        "next_sentence": "nsp",
+        "sentence_order": "sop",
+        "replaced_token": "rtd",
+        "permuted": "plm",
+        "translation": "tlm",
+        "bidirectional": "bilm",
+        "frozen": "feature_extraction linear_probe",
+    }.items()
+}
+
+
+def ours(word: str) -> list[str]:
+    """Our words for one of theirs; of a path, or an option, its last part counts.
+
+    >>> ours("train.learning_rate"), ours("--batch-size"), ours("lr")
+    (['lr'], ['batch', 'batch_tokens'], [])
+    """
+    last = word[:200].rpartition(".")[2].strip("-").replace("-", "_").lower()
+    return [name for name, theirs in SYNONYMS.items() if last in theirs]

@@ -1,0 +1,42 @@
+"""Words of papers and of other libraries: each stands for something there is, and errors know it."""
+
+import pytest
+
+from pretune.adapt import METHODS
+from pretune.cli import main
+from pretune.core import config
+from pretune.core.errors import nearest
+from pretune.core.synonyms import SYNONYMS, ours
+from pretune.models.catalog import knobs_of
+from pretune.models.families import FAMILIES
+from pretune.objectives import OBJECTIVES
+from pretune.recipes.finetune.settings import Cut, Fit
+from pretune.recipes.settings import Reading, Train
+
+
+def test_each_stands_for_something_there_is() -> None:
+    trees = (Train(lr=1.0), Fit(lr=1.0), Reading(path="x"), Cut())
+    paths = {path.rpartition(".")[2] for tree in trees for path in config.paths(tree)}
+    known = {*paths, *knobs_of(FAMILIES.get("bert")), *OBJECTIVES, *METHODS}
+    assert {*SYNONYMS} <= known
+    assert not {word for theirs in SYNONYMS.values() for word in theirs} & known
+
+
+def test_theirs_comes_before_what_is_spelled_alike() -> None:
+    assert nearest("hidden_size", ["hidden", "width"]) == "; did you mean 'width'?"
+    assert nearest("hidden_size", ["hidden"]) == "; did you mean 'hidden'?"
+    assert ours("nothing of this kind") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["pretrain", "bert-tiny", "--data=x", "--learning-rate=1"], "write --set train.lr=VALUE"),
+        (["finetune", "x", "--learning-rate=1"], "did you mean '--lr'?"),
+        (["show", "bert-tiny", "--set=hidden_size=3"], "did you mean 'width'?"),
+        (["show-batch", "mlm"], "did you mean 'masked'?"),
+    ],
+)
+def test_errors_know_them(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert hint in capsys.readouterr().err
