@@ -3,6 +3,7 @@
 A first stage is computed once in a process for each task (or source) and seed, and lies in a folder of that process.
 """
 
+import gc
 import json
 import time
 from collections.abc import Mapping
@@ -65,6 +66,7 @@ class Stages:
         key = (method, source, str(seed))
         if key not in self.made:
             self.made[key] = getattr(self, method)(source, seed, self.where / "-".join(key))
+            gc.collect()  # what a stage leaves on the device is not the cell's
         folder, facts = self.made[key]
         return Start(folder, "full", {}, facts)
 
@@ -74,8 +76,8 @@ class Stages:
         from pretune.recipes.finetune.opening import open_task
         from pretune.recipes.finetune.settings import Wanted
 
-        begun, limits = time.perf_counter(), {**self.limits.get(task, {}), **self.set}
-        examples = open_task(Wanted(name=task, data=str(self.data))).limited(limits.get("task.labels"), 0)
+        begun = time.perf_counter()
+        examples = open_task(Wanted(name=task, data=str(self.data))).limited(self.limit(task, "task.labels"), 0)
         texts = [text for one in examples for text in (one.text, one.pair, " ".join(one.words)) if text]
         where.mkdir(parents=True)
         (where / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -92,7 +94,7 @@ class Stages:
     def intermediate(self, task: str, seed: int, where: Path) -> tuple[Path, Facts]:
         """Learn another task."""
         begun = time.perf_counter()
-        limits = {**self.limits.get(task, {}), "task.most": SOME}
+        limits = {**self.limits.get(task, {}), "task.most": SOME, "train.keep": 0}
         fine = self.tuned(task, seed, where, limits)
         found = {"task": task, "score": fine.score, "steps": fine.scores["trials"][0]["steps"]}
         return fine.path, {**found, "seconds": round(time.perf_counter() - begun, 2)}
@@ -100,6 +102,7 @@ class Stages:
     def multi(self, task: str, seed: int) -> Facts:
         """A cell of a task out of the run that learns all tasks of its group, measured as the other cells are."""
         from pretune.recipes.finetune.fine import evaluate_run
+        from pretune.tasks import TASKS
 
         group = next(group for group in GROUPS if task in group)
         key = ("multi", *group, str(seed))
@@ -111,11 +114,10 @@ class Stages:
             self.made[key] = fine, time.perf_counter() - begun
         fine, seconds = self.made[key]
         trial = fine.scores["trials"][0]
-        most = {**self.limits.get(task, {}), **self.set}.get("task.most")
-        found = evaluate_run(fine.path, task=task, data=self.data, most=most)
+        found = evaluate_run(fine.path, task=task, data=self.data, most=self.limit(task, "task.most"))
         return {
             "trial": trial,
-            "metric": next(iter(found["scores"])),
+            "metric": TASKS.get(task).metrics[0],
             "split": found["split"],
             "score": next(iter(found["scores"].values())),
             "scores": found["scores"],
@@ -123,6 +125,11 @@ class Stages:
             "together": list(group),
             "seconds": round(seconds, 2),  # of all these tasks
         }
+
+    def limit(self, task: str, name: str) -> int | None:
+        """A number that keeps a task short; given on the command line, it is still text."""
+        found = {**self.limits.get(task, {}), **self.set}.get(name)
+        return None if found is None else int(found)
 
     def tuned(self, task: str, seed: int, where: Path, limits: Mapping[str, Any]) -> Any:
         """A run of `full`."""

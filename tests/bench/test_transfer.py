@@ -35,8 +35,8 @@ def test_a_cell_of_every_method_that_has_stages(
     monkeypatch.setattr(transfer, "TASKS", {"cola": {}, "sst2": {"task.labels": 50}})
     out = tmp_path / "cells.json"
     words = f"--base {base} --data {tmp_path} --out {out} --seeds 0 --steps 2 --batch 8 --scratch {tmp_path}"
-    more = ["--tasks", "cola,sst2", "--methods", ",".join(STAGED), "--set", "data.max_length=16"]
-    monkeypatch.setattr(sys, "argv", ["transfer.py", *words.split(), *more])
+    more = f"--tasks cola,sst2 --methods {','.join(STAGED)} --set data.max_length=16 --set task.most=6"
+    monkeypatch.setattr(sys, "argv", ["transfer.py", *words.split(), *more.split()])
     transfer.main()
     said = capsys.readouterr()
     assert json.loads(said.out) == {"cells": 12, "wanted": 12}, said.err
