@@ -122,6 +122,9 @@ def test_tasks_say_their_kind_their_metric_and_what_is_there(
     assert all(line.endswith("  no data") for line in lines[1:4] + lines[5:])
     assert main(["list", "tasks", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tasks"]["cola"]["rows"] == {"dev": 1043}
+    monkeypatch.delenv("PRETUNE_DATA")
+    assert main(["list", "tasks"]) == 0
+    assert "$PRETUNE_DATA" in capsys.readouterr().err
 
 
 def test_tasks_are_listed_without_torch() -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pretune.core import log
 from pretune.core.errors import UsageError, nearest
 
 
@@ -40,6 +41,10 @@ def list_(
         print("\n\n".join(_brief(kind, list(names)) for kind, names in found.items()))
     else:
         print("\n".join(_lines(found[what])))
+        if what == "tasks" and not any(task["rows"] for task in found[what].values()):
+            log.say(
+                "no data: the folder that has the published files is named by $PRETUNE_DATA, or --data where it is read"
+            )
 
 
 def families() -> dict[str, str]:
