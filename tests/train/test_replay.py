@@ -1,6 +1,7 @@
 """Recorded passes: the same run as without them; other forms, weights and frozen weights are recorded apart."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -130,6 +131,19 @@ def test_only_so_many_are_kept() -> None:
             replaying.clear(loop.trainee.parameters())
     assert tape.made == MOST + 2
     assert len(loop.replay._kept) == MOST
+
+
+def test_forms_that_come_in_turn_are_recorded_once_each() -> None:
+    """Of more forms than are kept the first ones are replayed, and the rest is run; none is recorded twice."""
+    loop = looped(steps=0)
+    tape = taped(loop)
+    assert loop.replay is not None
+    turns, told = 12, {"loss": torch.tensor(8.0)}
+    for _ in range(turns):
+        for task in range(MOST + 2):
+            loop.replay(loop._pass, replace(causal_batch([[7] * 5] * 2), task=task), told)
+            replaying.clear(loop.trainee.parameters())
+    assert tape.made == MOST and tape.played == MOST * (turns - WARM)
 
 
 def test_what_cannot_be_recorded_goes_on_as_before(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,8 +23,9 @@ Record = Callable[[Callable[[], Loss]], tuple[Callable[[], None], Loss]]
 """Records what a function starts: what does it again, and where its result lies."""
 WARM = 3
 """Steps of a form before it is recorded: what is compiled or looked up once happens in them."""
-MOST = 4
-"""Forms that are kept."""
+MOST, IDLE = 8, 32
+"""Forms that are kept, and the passes that one of them must have been idle for to make room: where more forms than that
+come in turn (one for each of many tasks), the rest goes kernel by kernel, and nothing is recorded over and over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,9 @@ class Replay:
         self._parameters = list(module.parameters())
         self._record = record or Recorder()
         self._seen: Counter[Hashable] = Counter()
-        self._kept: dict[Hashable, _Recording] = {}
+        self._kept: dict[Hashable, _Recording] = {}  # those used last at the end
+        self._used: dict[Hashable, int] = {}  # in which pass
+        self._passes = 0
         self._off = False
 
     def __call__(self, run: Run, batch: Batch, told: Mapping[str, Tensor]) -> Loss:
@@ -55,15 +58,15 @@ class Replay:
         packed = Packed.of([batch])
         # NOTE: a recording knows addresses: weights that were put elsewhere, or frozen, are another form.
         key = (packed.form, tuple(told), tuple((p.data_ptr(), p.requires_grad) for p in self._parameters))
-        kept = self._kept.get(key)
+        self._passes += 1
+        kept = self._kept.pop(key, None)
         if kept is None:
             self._seen[key] += 1
-            made = None if self._seen[key] <= WARM else self._keep(packed, run, told)
+            made = None if self._seen[key] <= WARM or not self._room() else self._keep(packed, run, told)
             if made is None:
                 return run(batch, told)
-            if len(self._kept) == MOST:
-                del self._kept[next(iter(self._kept))]
-            self._kept[key] = kept = made
+            kept = made
+        self._kept[key], self._used[key] = kept, self._passes
         packed.write(kept.memory)
         for name, value in told.items():
             kept.told[name].copy_(value)
@@ -71,6 +74,16 @@ class Replay:
         for parameter, slope in kept.slopes:
             parameter.grad = slope
         return kept.loss
+
+    def _room(self) -> bool:
+        """Whether another form may be recorded; one that was not used for long goes."""
+        oldest = next(iter(self._kept), None)
+        if len(self._kept) < MOST or oldest is None:
+            return True
+        if self._passes - self._used[oldest] < IDLE:
+            return False
+        del self._kept[oldest], self._used[oldest]
+        return True
 
     def _keep(self, packed: Packed, run: Run, told: Mapping[str, Tensor]) -> _Recording | None:
         """A recording, or None where something in the pass cannot be recorded: nothing is from then on."""
