@@ -27,6 +27,8 @@ CLASSES = 20
 TEXT = ("text", "sentence", "sentence1", "premise", "question", "question1", "review", "content", "document")
 LABEL = ("label", "labels", "class", "category", "sentiment", "target", "gold_label", "score", "stars")
 """Columns that are taken where none is named, the first that is there."""
+SECOND = {"sentence1": "sentence2", "premise": "hypothesis", "question1": "question2", "question": "passage"}
+"""Columns that usually are a text and its second."""
 
 
 @spec
@@ -53,10 +55,14 @@ class Own:
 
         >>> Own(text="review", label="stars").told(["id", "review", "stars"])
         "the text is 'review', the label 'stars'; not read: id"
+        >>> Own(text="premise", label="label").told(["premise", "hypothesis", "label"])
+        "the text is 'premise', the label 'label'; not read: hypothesis (--pair hypothesis reads it as the second text)"
         """
         second = f", the second text '{self.pair}'" if self.pair else ""
         left = [column for column in columns if column not in (self.text, self.pair, self.label)]
         more = f"; not read: {', '.join(left[:20])}" if left else ""
+        if not self.pair and SECOND.get(self.text) in left:
+            more += f" (--pair {SECOND[self.text]} reads it as the second text)"
         return f"the text is '{self.text}'{second}, the label '{self.label}'{more}"
 
     def _label(self, row: Row) -> int | float:
