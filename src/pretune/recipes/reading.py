@@ -245,7 +245,7 @@ def _fitting(samples: Samples, lesson: Lesson, length: int, tokens: int, mixing:
     found: list[tuple[float, Shape]] = []
     for wider in (1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5):
         room = np.maximum(np.ceil(wider * least * parts).astype(int), longest).tolist()
-        rows = even(max(tokens // sum(room), 1))
+        rows = nearest(tokens / sum(room))
         if found and (rows < 8 or max(room) > LONGEST):
             break
         some, source = sizes[:, :_TRIED], room[1] if len(room) > 1 else None
@@ -255,6 +255,18 @@ def _fitting(samples: Samples, lesson: Lesson, length: int, tokens: int, mixing:
         if found[-1][0] >= _FULL:
             break
     return max(found, key=lambda one: one[0])[1]
+
+
+def nearest(rows: float) -> int:
+    """A number of rows near this one that can be cut in halves several times, or shared out: lengths are found anyway.
+
+    >>> [nearest(rows) for rows in (0.4, 7.9, 13.1, 23.9, 47.7, 1000)]
+    [1, 8, 14, 24, 48, 1024]
+    """
+    unit = 1
+    while unit < 64 and unit * 8 <= rows:
+        unit *= 2
+    return max(round(rows / unit) * unit, 1)
 
 
 def even(rows: int) -> int:
