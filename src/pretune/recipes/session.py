@@ -69,6 +69,8 @@ class Session:
             "data": self.source.data.fingerprint,
             "tokenizer": self.source.tokenizer.sha256,
         }
+        if (plan := self.course.streams[0].method) is not None:  # that of all phases
+            self.expect["plan"] = plan
 
     def run(self, *, resume: bool = False) -> Run:
         """Train from the beginning, or from the newest checkpoint that is whole."""
