@@ -56,5 +56,7 @@ def test_a_run_with_blocks_on_top(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, new[name]) for name, tensor in old.items())
     with pytest.raises(UsageError, match=r"base.extra 1: a file of 'lora' has no room"):
         finetune(base, train=table, out=tmp_path / "no", method="lora", changes={"base.extra": 1})
+    with pytest.raises(UsageError, match=r"'lora' on new weights: its file would have no base"):
+        finetune(base, train=table, out=tmp_path / "no", method="lora+random")
     with pytest.raises(UsageError, match=r"base.extra -1 must be 0 or more"):
         finetune(base, train=table, out=tmp_path / "no", changes={"base.extra": -1})

@@ -230,7 +230,7 @@ class TestWishes:
         whole = usual_rate("full", spec)
         for name, times in (("first", 2), ("random", 3), ("first+random", 3)):
             assert named(name, spec)[1]["train.lr"] == pytest.approx(times * whole, rel=1e-2)
-        assert "train.lr" not in named("lora+random", spec)[1]
+        assert "train.lr" not in named("lora+first", spec)[1]
 
     def test_a_tree_is_read_as_it_was_written(self, base: Path) -> None:
         found = choose(base, task="sst2", method="adapter", epochs=2)

@@ -9,7 +9,7 @@ import torch
 from pretune.adapt import methods
 from pretune.adapt.adapted import Adapted, adapt
 from pretune.adapt.extra import taller
-from pretune.adapt.freeze import Decay, Frozen, Full, freeze
+from pretune.adapt.freeze import Decay, Full, freeze
 from pretune.adapt.heads.generation import Generation
 from pretune.adapt.heads.head import TaskHead
 from pretune.adapt.heads.several import Several
@@ -56,11 +56,6 @@ class Begun:
 def begin(tuning: Tuning, task: Task, ranks: Ranks, *, epoch: float) -> Begun:
     """The model of a run, on its device; `epoch` is how many steps one has, for what follows epochs."""
     seed = tuning.train.seed
-    if tuning.base.extra and not isinstance(tuning.method, Full | Frozen | Gradual):
-        raise UsageError(
-            f"base.extra {tuning.base.extra}: a file of '{config.kind(tuning.method)}' has no room for new blocks; use "
-            "--method extra, full, frozen or gradual"
-        )
     body = base_model(tuning.base, seed=seed)
     head = head_for(task, body.spec, body.tokenizer, tuning.tune)
     model = adapt(body, head, seed=seed).to(ranks.device)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pretune.adapt.freeze import FirstFrozen, Full, LastOnly
+from pretune.adapt.freeze import FirstFrozen, Frozen, Full, LastOnly
 from pretune.adapt.methods import METHODS, AnyMethod
 from pretune.adapt.mix import Mixing
 from pretune.adapt.unfreeze import Gradual
@@ -175,6 +175,19 @@ class Tuning:
     tune: Tune
     data: Cut
     train: Fit
+
+    def __post_init__(self) -> None:
+        """What is saved of a method is a small file beside the base, which has to be there as it was."""
+        if isinstance(self.method, Full | Frozen | Gradual):
+            return
+        name = config.kind(self.method)
+        if self.base.weights == "random":
+            raise UsageError(f"'{name}' on new weights: its file would have no base to go with; use --method random")
+        if self.base.extra:
+            raise UsageError(
+                f"base.extra {self.base.extra}: a file of '{name}' has no room for new blocks; use --method extra, "
+                "full, frozen or gradual"
+            )
 
     def plain(self) -> dict[str, Any]:
         """As JSON."""
