@@ -50,11 +50,15 @@ class Plan:
         """Of fine-tuning a pre-trained network: fewer labels than 1,000 are learnt by heart unless it is lower."""
         return self.tune * min(1.0, labels / 1000)
 
+    def reads(self, labels: int, *, trained: bool = True) -> int:
+        """Reviews that are read for a score; a step of training counts as two readings."""
+        once = labels + self.test
+        return once + self.watched + 2 * BATCH * self.steps(labels) if trained else once
+
     @property
     def least(self) -> int:
-        """Reviews that are read for the conclusion, a step of training counted as two readings: two networks."""
-        labels = max(self.labels)
-        return 2 * (2 * BATCH * self.steps(labels) + labels + self.watched + self.test)
+        """Reviews that are read for the conclusion: two networks."""
+        return 2 * self.reads(max(self.labels))
 
 
 ALL = (200, 1000, 5000)

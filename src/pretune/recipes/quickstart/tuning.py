@@ -186,6 +186,24 @@ def longest(
     return encode, length, most
 
 
+@dataclass(slots=True)
+class Forecast:
+    """How long a score will take, by those that were measured."""
+
+    plan: Plan
+    _pace: dict[int, float] = field(default_factory=dict)  # seconds for a review, the slowest, by the number of labels
+
+    def seconds(self, name: str, labels: int) -> float:
+        """For one more score; 0 while nothing is known."""
+        pace = self._pace.get(labels, max(self._pace.values(), default=0.0))
+        return pace * self.plan.reads(labels, trained=name in NETWORKS)
+
+    def learn(self, name: str, labels: int, seconds: float) -> None:
+        """One was measured."""
+        pace = seconds / self.plan.reads(labels, trained=name in NETWORKS)
+        self._pace[labels] = max(self._pace.get(labels, 0.0), pace)
+
+
 def jobs(plan: Plan) -> Iterator[tuple[str, int, int]]:
     """Which rows of networks are measured, as method, labels, seed.
 

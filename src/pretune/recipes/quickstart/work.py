@@ -19,7 +19,17 @@ from pretune.recipes.quickstart.plan import Plan, plan_for
 from pretune.recipes.quickstart.stages import Stages
 from pretune.recipes.quickstart.story import METHODS, Scores, story
 from pretune.recipes.quickstart.texts import TEXTS, Review, Texts, built_in, own
-from pretune.recipes.quickstart.tuning import LEAST, NEEDED, Judge, bearable, encoder, jobs, longest, other_encoder
+from pretune.recipes.quickstart.tuning import (
+    LEAST,
+    NEEDED,
+    Forecast,
+    Judge,
+    bearable,
+    encoder,
+    jobs,
+    longest,
+    other_encoder,
+)
 from pretune.recipes.run import COST
 from pretune.text.tokenizer import Tokenizer, train
 
@@ -180,12 +190,10 @@ class Work:
         )
         with self.stages.stage("fine-tune", about):
             encode = encoder(self.base, self._shortened(), self.device)
-            took: dict[int, float] = {}  # the longest so far, by the number of labels
-            left_out, most = 0, max(self.plan.labels)
+            forecast, left_out, most = Forecast(self.plan), 0, max(self.plan.labels)
             for name, labels, seed in jobs(self.plan):
                 needed = name in NEEDED and labels == most and not seed
-                expected = took.get(labels, max(took.values(), default=0.0))
-                if not needed and self.stages.late(expected, 1.0 if seed else self.plan.late):
+                if not needed and self.stages.late(forecast.seconds(name, labels), 1.0 if seed else self.plan.late):
                     left_out += 1
                     continue
                 begun = self.stages.elapsed
@@ -194,8 +202,7 @@ class Work:
                 else:
                     score = self.judge.network(name, self.base, labels, seed)
                 spent = self.stages.elapsed - begun
-                if name != "frozen":  # NOTE: which takes less than the others
-                    took[labels] = max(took.get(labels, 0.0), spent)
+                forecast.learn(name, labels, spent)
                 self.scores.add(name, labels, seed, score)
                 self.stages.tell(f"{METHODS[name].name}, {labels:,} labels, seed {seed}: {score:.1%} in {spent:.1f} s")
             if left_out:
