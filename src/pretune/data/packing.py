@@ -21,7 +21,7 @@ from pretune.data.balanced import balanced
 from pretune.data.exact import WAYS, exact_fit
 from pretune.data.ragged import Ints
 
-GAPS, WIDE = 0.001, 0.05
+GAPS, WIDE = 0.001, 0.08
 """The share of rows beyond what the tokens need from which on other ways are tried, and one that takes long."""
 
 LONGEST = 2048
