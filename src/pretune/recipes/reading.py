@@ -21,7 +21,7 @@ from pretune.data.samples import Blocks, Documents, Samples, Sentences
 from pretune.data.shape import Shape
 from pretune.data.shards import Shards
 from pretune.data.sides import Sided, Sides
-from pretune.data.stream import Lesson, Stream, planned, sided, varies
+from pretune.data.stream import Lesson, PlannedLesson, Stream, planned, sided, varies
 from pretune.objectives.mixture import Mixture
 from pretune.objectives.objective import ModelShape, Objective, Vocabulary
 from pretune.text.tokenizer import Tokenizer
@@ -226,7 +226,7 @@ def _rows(samples: Samples, lesson: Lesson, length: int, tokens: int, ranks: int
 
 def _weighed(samples: Samples, lesson: Lesson) -> bool:
     """Whether only the data, or what is drawn for them, know how long sequences are, and how much is on either side."""
-    sides = isinstance(samples, Sided) and lesson.lengths(np.array([1]))[1] is not None
+    sides = isinstance(samples, Sided) and isinstance(lesson, PlannedLesson)
     return len(samples) > 0 and (sides or varies(lesson))
 
 
