@@ -68,7 +68,7 @@ def test_a_batch_smaller_than_eight_rows(many: Path) -> None:
     assert 1 <= made.shape.rows < 8 and made[0].targets is not None
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_that_goes_on(workers: int, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped in its second epoch, it reads on as if it had not been: the same weights to the bit."""
     changes = {**SMALL, "train.workers": workers}
