@@ -201,7 +201,7 @@ def test_rows_of_few_kinds_have_slots_for_their_targets() -> None:
 def test_more_targets_than_slots_make_a_batch_of_another_form() -> None:
     """A part that is hardly ever drawn asks for far more than all others: nothing is lost, nothing fails."""
     rare = Mixture(parts=(Part(objective=SpanCorruption(), weight=500.0), Part(objective=Causal())))
-    with opened([[20]] * 3000) as shards:
+    with opened([[20]] * 1200) as shards:
         samples = Documents(limit=22).open(shards, FRAMES["around"])
         stream = Stream(samples, Shape(rows=2, length=27), seed=1, lesson=rare.open(VOCABULARY, "decoder"), fixed=True)
         slots, sizes = stream.part(1).targets, set()
