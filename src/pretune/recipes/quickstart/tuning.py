@@ -112,6 +112,7 @@ class Judge:
             changes={
                 "tune.reading": {"kind": "reading", "at": "mean"},
                 "tune.head": "probe",  # random weights too: the same training from two starts
+                "tune.dropout": plan.dropout(labels),
                 "data.max_length": plan.length,
                 "task.split": seed,
                 "train.seed": seed,
