@@ -33,7 +33,7 @@ TINY = Plan(
     vocab=120, width=16, hidden=32, length=32, crop=32, batch=256,
     few=3, labels=(16, 32), seeds=2, test=40, dev=12, watched=8, pool=64, late=1e6,
 )  # fmt: skip
-SPENT = 3.0
+SPENT = 0.5
 """A budget that is over before the networks are fine-tuned."""
 
 
