@@ -73,3 +73,15 @@ def test_a_train_split_without_answers_is_refused(tmp_path: Path, monkeypatch: p
         train=[UNKNOWN["classification"]], dev=[KNOWN["classification"]], test=[]))  # fmt: skip
     with pytest.raises(DataError, match="task 'sst2': train or dev has no answers"):
         open_task(Wanted(name="sst2", data=str(tmp_path)))
+
+
+def test_what_was_trained_on_is_said_of_dev_and_test(tmp_path: Path) -> None:
+    rows = {"train": ["a fine film", "a dull film"], "dev": ["A  fine film", "new words"], "test": ["more", "other"]}
+    for split, texts in rows.items():
+        lines = [f"{text},{label}" for text, label in zip(texts, ("good", "bad"), strict=True)]
+        (tmp_path / f"{split}.csv").write_text("\n".join(("text,label", *lines, "")))
+    files = {split: str(tmp_path / f"{split}.csv") for split in rows}
+    notes = open_task(Wanted(**files, text="text", label="label")).parts.notes
+    assert [note for note in notes if "in train too" in note] == [
+        "'dev': 1 of 2 examples stand in train too, and are nothing new"
+    ]

@@ -1,7 +1,7 @@
 """A task opened for a run: its examples, what was done to get them, and what they are like."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,7 +95,7 @@ def _open(wanted: Wanted) -> Opened:
         parts = load(task, wanted.data, wanted.split)
     if wanted.most is not None:
         parts = _fewer(parts, wanted.most, wanted.split)
-    opened = Opened(task=task, parts=replace(parts, notes=(*notes, *parts.notes)))
+    opened = Opened(task=task, parts=replace(parts, notes=(*notes, *parts.notes, *_repeated(parts))))
     if not answered(task, parts.train) or not answered(task, parts.dev):
         raise DataError(f"task '{task.name}': train or dev has no answers; choose a task that has them")
     if opened.headline == "dev":
@@ -108,6 +108,21 @@ def _open(wanted: Wanted) -> Opened:
 def _file(name: str) -> str:
     """A file of one's own, or the one behind the name of the labelled corpus that is built in."""
     return str(Reviews().table()) if name == Reviews().name else name
+
+
+def _repeated(parts: Parts) -> Iterator[str]:
+    """How much of dev and test was trained on already: the same words, whatever the case and the space between."""
+    known = {_asked(example) for example in parts.train}
+    for split in ("dev", "test"):
+        examples: list[Example] = getattr(parts, split)
+        if found := sum(_asked(example) in known for example in examples):
+            yield f"'{split}': {found:,} of {len(examples):,} examples stand in train too, and are nothing new"
+
+
+def _asked(example: Example) -> int:
+    """What is read of an example, as one number."""
+    texts = (example.text, example.pair or "", *example.choices)
+    return hash(tuple(" ".join(text.split()).casefold() for text in texts))
 
 
 def _fewer(parts: Parts, most: int, seed: int) -> Parts:
