@@ -1,6 +1,8 @@
 """What all tests share: no network, one thread per worker, and the data directory."""
 
+import io
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,17 @@ if settings is not None:
     settings.load_profile("pretune")
 
 ROOT = Path(__file__).parents[1]
+
+
+class Screen(io.StringIO):
+    """What a terminal was sent."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def rows(self) -> list[str]:
+        """Line by line, with what moves the cursor taken for the end of one."""
+        return [row.strip() for row in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "\n", self.getvalue()).split("\n")]
 
 
 @pytest.fixture(scope="session")

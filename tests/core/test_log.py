@@ -1,5 +1,3 @@
-import io
-import re
 import sys
 
 import pytest
@@ -8,6 +6,7 @@ from rich.live import Live
 from rich.text import Text
 
 from pretune.core import log
+from tests.conftest import Screen
 
 
 @pytest.fixture(autouse=True)
@@ -42,13 +41,8 @@ def test_a_terminal_shows_the_same_text_unwrapped(
 
 
 def test_what_is_said_while_a_bar_is_drawn_stands_on_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    screen = Terminal()
+    screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)
     with Live(Text("a bar"), console=Console(stderr=True, force_terminal=True), auto_refresh=False):
         log.say("[bold]step[/bold] 1")
-    rows = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "\n", screen.getvalue()).split("\n")
-    assert "[bold]step[/bold] 1" in [row.strip() for row in rows]
+    assert "[bold]step[/bold] 1" in screen.rows()

@@ -1,9 +1,7 @@
 """The quick start: all of it at a tiny size, what its table has, and whether it tells the truth about it."""
 
-import io
 import json
 import random
-import re
 import sys
 import time
 from dataclasses import replace
@@ -27,6 +25,7 @@ from pretune.recipes.quickstart.texts import NAMES, Review, Texts
 from pretune.recipes.quickstart.tuning import Judge, affordable, bearable, jobs, longest
 from pretune.recipes.quickstart.work import Quickstart, Work, divided, quickstart
 from pretune.text.tokenizer import Tokenizer
+from tests.conftest import Screen
 
 Capture = pytest.CaptureFixture[str]
 TINY = Plan(
@@ -239,17 +238,13 @@ def test_plans_of_devices() -> None:
 
 
 def test_a_terminal_has_a_bar_of_the_whole_budget_and_lines_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    screen = Terminal()
+    screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
     stages = Stages(2, 100.0)
     with stages.stage("read", "what happens"):
         stages.tell("half of it")
-    rows = [row.strip() for row in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "\n", screen.getvalue()).split("\n")]
+    rows = screen.rows()
     assert rows[0] == "[1/2] read: what happens (about 1:40 left)"
     assert "half of it (about 1:40 left)" in rows
     assert (

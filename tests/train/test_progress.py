@@ -13,6 +13,7 @@ from pretune.core import log
 from pretune.train.cost import Energy, Tariff, Totals, cost
 from pretune.train.progress import Progress
 from pretune.train.summary import Summary, show
+from tests.conftest import Screen
 
 Capture = pytest.CaptureFixture[str]
 
@@ -36,10 +37,6 @@ def quiet() -> Iterator[None]:
 
 def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """stderr as a terminal; to be asked for inside a test, for pytest sets stderr before each."""
-
-    class Screen(io.StringIO):
-        def isatty(self) -> bool:
-            return True
 
     screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)

@@ -25,6 +25,7 @@ def taller(model: LanguageModel, blocks: int, *, seed: int = 0) -> LanguageModel
     elif spec.encoder is not None:
         spec = replace(spec, encoder=replace(spec.encoder, depth=spec.encoder.depth + blocks))
     made = build(spec, seed=seed)
-    made.load_state_dict(model.state_dict(), strict=False)  # its names are all there, and the new blocks have more
+    left = made.load_state_dict(model.state_dict(), strict=False).unexpected_keys  # the new blocks have more names
+    assert not left, f"{left[0]} has no place in the taller model"
     made.assets = model.assets
     return made.to(model.tokens.weight.device)
