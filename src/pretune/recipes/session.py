@@ -18,7 +18,7 @@ from pretune.recipes.reading import Source
 from pretune.recipes.resolve import RUN
 from pretune.recipes.run import Run, finish
 from pretune.recipes.samples import Samples
-from pretune.recipes.settings import Settings
+from pretune.recipes.settings import Settings, Train
 from pretune.recipes.start import first_model, precision_of
 from pretune.train.evaluate import Evaluate, evaluator
 from pretune.train.feed import Feed
@@ -32,6 +32,7 @@ from pretune.train.state import State
 from pretune.train.store import Lock, Store, listed
 from pretune.train.trainee import Trainee
 from pretune.train.watch import Stop, Watch
+from pretune.train.workers import prepare
 
 CHECKPOINTS = "checkpoints"
 SAVING = 200e6
@@ -53,6 +54,7 @@ class Session:
         state: State | None = None,
     ) -> None:
         self.where, self.ranks, self.stop, self.begun, self.state = where, many, stop, begun, state or State()
+        self._ahead(settings.train)
         self.spec = shapes.shaped(settings.model, settings.objective.shapes)
         self.source = Source.open(
             settings.data,
@@ -85,6 +87,19 @@ class Session:
                 store.tidy(lock)
             return self._train(stack, store, resume)
 
+    def _ahead(self, train: Train) -> None:
+        """Start the processes that make batches and kernels: they import torch while everything is opened."""
+        if workers(train, self.ranks):
+            prepare(Course.__module__)
+        if self._compiled(train) and self.ranks.device.type == "cuda":
+            with contextlib.suppress(ImportError):  # not torch's public face; compiling starts them too, later
+                from torch._inductor.async_compile import maybe_warm_pool
+
+                maybe_warm_pool()
+
+    def _compiled(self, train: Train) -> bool:
+        return train.compile if train.compile is not None else self.ranks.device.type == "cuda"
+
     def _train(self, stack: contextlib.ExitStack, store: Store | None, resume: bool) -> Run:
         train = self.settings.train
         trainee = Trainee(self.model, self.settings.objective).train()
@@ -98,7 +113,7 @@ class Session:
             if found is None:
                 raise CheckpointError(f"{self.where / CHECKPOINTS}: no checkpoint yet; start it again without --resume")
             state = restore(found, self.model, optimizer)
-        if train.compile if train.compile is not None else self.ranks.device.type == "cuda":
+        if self._compiled(train):
             self.model.compile(dynamic=False)
         pace = Pace(
             schedule=train.schedule,

@@ -11,7 +11,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
 
@@ -44,10 +44,7 @@ class Worker:
     """One process."""
 
     def __init__(self, source: Source, slots: int, name: str) -> None:
-        # NOTE: not a fork of ours, which has a GPU and threads. A process that has nothing but torch is forked instead:
-        # torch is imported once for all workers, and they share its pages.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", serve.__module__])
+        context = _context(type(source).__module__)
         self.pipe: Connection
         self.pipe, theirs = context.Pipe()
         arguments = (theirs, os.getpid(), source, slots)
@@ -118,6 +115,21 @@ def end(workers: Sequence[Worker]) -> None:
             worker.process.kill()
             worker.process.join()
         worker.process.close()
+
+
+def prepare(*modules: str) -> None:
+    """Start what workers are forked from, so that it imports torch and these modules while we do something else."""
+    _context(*modules)
+    with contextlib.suppress(OSError), _starting():  # the first worker will tell
+        forkserver.ensure_running()
+
+
+def _context(*modules: str) -> multiprocessing.context.ForkServerContext:
+    # NOTE: not forks of ours, which has a GPU and threads. A process that has nothing but modules is forked instead:
+    # they are imported once for all workers, which share their pages.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", serve.__module__, *modules])
+    return context
 
 
 @contextlib.contextmanager
