@@ -157,7 +157,10 @@ def batches(work: Work, vocab: int, device: str, count: int = 4) -> tuple[list[B
             keep = torch.arange(tokens.numel()).view(tokens.shape)[:, :-1].reshape(-1)
             targets = Targets(index=keep, labels=tokens[:, 1:].reshape(-1))
         ours.append(replace(made, targets=targets).to(device))
-        theirs.append({"input_ids": tokens.to(device), "labels": labels.to(device)})
+        given = {"input_ids": tokens, "labels": labels}
+        if work.masked:  # as its collator does: compiled, it chooses a faster attention with a mask than without
+            given["attention_mask"] = torch.ones_like(tokens)
+        theirs.append({name: value.to(device) for name, value in given.items()})
     return ours, theirs
 
 
@@ -173,13 +176,14 @@ def sides(work: Work, vocab: int, rng: np.random.Generator) -> tuple[Batch, dict
 
 def measure(work: Work, device: str, dropout: float, rounds: int, steps: int, wider: bool) -> dict[str, Any]:
     torch.manual_seed(0)
-    reference = work.reference(dropout)
+    with torch.device(device):
+        reference = work.reference(dropout)
     with tempfile.TemporaryDirectory() as folder:
         reference.save_pretrained(folder)
         mine = pt.load(folder).to(device)
-        wide = pt.load(folder).to(device)
+        wide = pt.load(folder).to(device) if wider else mine
     mine_batches, their_batches = batches(work, mine.spec.vocab, device)
-    agree(mine, reference.to(device), mine_batches[0], their_batches[0], device)
+    agree(mine, reference, mine_batches[0], their_batches[0], device)
 
     compiled = torch.compile(reference)
     runs = [Side("pretune", mine, loss_of(mine), device)]

@@ -178,7 +178,7 @@ class Session:
             saver.last_step, saver.last_time = state.step, state.elapsed
         if evaluate:
             evaluate(loop, [])  # where that was not done before it was saved
-        saver.save(loop, wait=True)
+        saver.save(loop)
         size = sum(p.numel() for p in self.model.parameters()) * 4
         pace.reserve = 1.0 + 5 * size / SAVING + (1.5 * evaluate.seconds if evaluate else 0.0)
 

@@ -42,6 +42,8 @@ class Saver:
         self.score: float | None = None  # the held-out loss, where it was measured at this step
 
     def __call__(self, loop: Loop, reports: Sequence[Report]) -> None:
+        if self.store is not None:
+            self.store.heed()
         state = loop.state
         if state.step % self.every == 0 if self.every else state.elapsed - self.last_time >= SECONDS:
             self.save(loop)

@@ -162,7 +162,7 @@ class Trial:
             undone: list[Hook] = [_Later(evaluate), *self.begun.unfreezing]  # when it was asked to stop
             for hook in undone:
                 hook(loop, [])
-        saver.save(loop, wait=True)
+        saver.save(loop)
         self._steps(loop)
         evaluate.now(loop)
         saver.save(loop, wait=True)

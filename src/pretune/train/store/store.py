@@ -60,6 +60,11 @@ class Store:
                 if self._pending.done():  # not so when the waiting was interrupted
                     self._pending = None
 
+    def heed(self) -> None:
+        """Raise what the last save failed by, if it has ended; it is not waited for."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
     def latest(self, expect: Mapping[str, str]) -> Found | None:
         """The newest checkpoint that is whole, None where there is none at all.
 
