@@ -5,11 +5,13 @@
 One causal model (GPT-2's blocks, 12 layers of 768, 50,257 words, 65,536 tokens a step, no dropout) of which one thing
 is changed at a time; forward, backward and fused AdamW in bf16 autocast on CUDA; small sizes in fp32 on a CPU. Ours is
 as `pretune pretrain` runs it; the peer as most run it, and with `--compiled` at its best as well. Each point: all sides
-in one process, three alternated rounds, the median. What does not fit or fails is left out and said; so is what the
-time given does not suffice for. Points that are in the file are not measured again.
+in one process, three alternated rounds, the median. A side that does not fit beside the others is measured again after
+they are gone; what fails then is left out and said, and so is what the time given does not suffice for. Points that are
+in the file with all their sides are not measured again.
 """
 
 import argparse
+import gc
 import json
 import statistics
 import time
@@ -61,8 +63,8 @@ def points(base: Point, axes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str,
             )
 
 
-def steps(point: Point, device: str, compiled: bool) -> dict[str, Callable[[], None]]:
-    """A training step of each side, on the same tokens."""
+def steps(point: Point, device: str, wanted: set[str]) -> dict[str, Callable[[], None]]:
+    """A training step of each side that is wanted, on the same tokens."""
     heads = max(point.width // 64, 1)
     config = transformers.GPT2Config(
         vocab_size=point.vocab,
@@ -72,33 +74,37 @@ def steps(point: Point, device: str, compiled: bool) -> dict[str, Callable[[], N
         n_head=heads,
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
     )
-    ours = pt.build(
-        "gpt2",
-        device=device,
-        vocab=point.vocab,
-        width=point.width,
-        depth=point.depth,
-        heads=heads,
-        dropout=0.0,
-        hidden=4 * point.width,
-        positions=point.length,
-    )
-    with torch.device(device):
-        theirs = transformers.GPT2LMHeadModel(config).train()
     ids = np.random.default_rng(0).integers(5, point.vocab, (max(point.tokens // point.length, 1), point.length))
-    keep = torch.arange(ids.size).view(ids.shape)[:, :-1].reshape(-1)
-    targets = Targets(index=keep, labels=torch.from_numpy(ids[:, 1:].reshape(-1)))
-    batch, tokens = replace(pt.batch(ids), targets=targets).to(device), torch.from_numpy(ids).to(device)
     sides: dict[str, Callable[[], None]] = {}
-    if device == "cuda":
-        narrow(ours).compile(dynamic=False)
-        mine: Side = Replayed(OURS, ours.train(), device)
-    else:
-        mine = Side(OURS, ours, loss_of(ours), device)
-    sides[OURS] = lambda: mine.step(batch)
-    peer = Side(PEER, theirs, lambda given: theirs(input_ids=given, labels=given).loss, device)
-    sides[PEER] = lambda: peer.step(tokens)
-    if device == "cuda" and compiled:
+    if OURS in wanted:
+        ours = pt.build(
+            "gpt2",
+            device=device,
+            vocab=point.vocab,
+            width=point.width,
+            depth=point.depth,
+            heads=heads,
+            dropout=0.0,
+            hidden=4 * point.width,
+            positions=point.length,
+        )
+        keep = torch.arange(ids.size).view(ids.shape)[:, :-1].reshape(-1)
+        targets = Targets(index=keep, labels=torch.from_numpy(ids[:, 1:].reshape(-1)))
+        batch = replace(pt.batch(ids), targets=targets).to(device)
+        if device == "cuda":
+            narrow(ours).compile(dynamic=False)
+            mine: Side = Replayed(OURS, ours.train(), device)
+        else:
+            mine = Side(OURS, ours, loss_of(ours), device)
+        sides[OURS] = lambda: mine.step(batch)
+    if wanted & {PEER, BEST}:
+        with torch.device(device):
+            theirs = transformers.GPT2LMHeadModel(config).train()
+        tokens = torch.from_numpy(ids).to(device)
+    if PEER in wanted:
+        peer = Side(PEER, theirs, lambda given: theirs(input_ids=given, labels=given).loss, device)
+        sides[PEER] = lambda: peer.step(tokens)
+    if BEST in wanted:
         run = torch.compile(theirs)
         best = Side(BEST, theirs, lambda given: run(input_ids=given, labels=given).loss, device)
         sides[BEST] = lambda: best.step(tokens)
@@ -118,22 +124,36 @@ def timed(once: Callable[[], None], device: str, count: int) -> float:
     return (time.perf_counter() - start) / count
 
 
-def measure(point: Point, device: str, compiled: bool) -> dict[str, float]:
-    """Tokens a second of both."""
+def measure(point: Point, device: str, wanted: set[str]) -> dict[str, int]:
+    """Tokens a second of the sides, alternated; one that fails beside the others is measured after they are gone."""
     rates: dict[str, list[float]] = {}
-    sides = steps(point, device, compiled)
+    sides = steps(point, device, wanted)
     done = max(point.tokens // point.length, 1) * point.length
     for name, once in list(sides.items()):
         try:
             for _ in range(5 if name == OURS else 2):  # ours is recorded in its fourth step
                 once()
         except (torch.OutOfMemoryError, RuntimeError) as error:
-            print(f"{point}: {name}: {str(error).splitlines()[0][:100]}", flush=True)
+            print(f"{point}: {name} beside {len(wanted) - 1}: {str(error).splitlines()[0][:100]}", flush=True)
             del sides[name]
     for _ in range(3):
         for name, once in sides.items():
             rates.setdefault(name, []).append(done / timed(once, device, 4 if name == OURS else 2))
-    return {name: round(statistics.median(values)) for name, values in rates.items()}
+    found = {name: round(statistics.median(values)) for name, values in rates.items()}
+    once = None  # type: ignore[assignment]
+    sides.clear()
+    free(device)
+    for name in wanted - found.keys() if len(wanted) > 1 else ():
+        found |= measure(point, device, {name})
+    return found
+
+
+def free(device: str) -> None:
+    """Give back the memory of what is not used any more."""
+    torch._dynamo.reset()
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def plot(rows: list[dict[str, Any]], out: Path) -> None:
@@ -176,17 +196,17 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     begun, file = time.monotonic(), given.out / "growth.json"
     rows: list[dict[str, Any]] = json.loads(file.read_text())["rows"] if file.is_file() else []
+    wanted = {OURS, PEER, *([BEST] if given.compiled and device == "cuda" else [])}
     for axis, point in points(base, {name: axes[name] for name in given.only.split(",")}):
-        if any(row.items() >= {"axis": axis, **asdict(point)}.items() for row in rows):
+        asked = {"axis": axis, **asdict(point)}
+        if any(row.items() >= asked.items() and row["rates"].keys() >= wanted for row in rows):
             continue
         if time.monotonic() - begun > 60 * given.minutes and rows:
             print(f"{axis}: time is over before {point}", flush=True)
             continue
-        rows.append({"axis": axis, **asdict(point), "rates": measure(point, device, given.compiled)})
+        rows = [row for row in rows if not row.items() >= asked.items()]
+        rows.append({**asked, "rates": measure(point, device, wanted)})
         print(json.dumps(rows[-1]), flush=True)
-        torch._dynamo.reset()
-        if device == "cuda":
-            torch.cuda.empty_cache()
         file.write_text(json.dumps({"device": device, "rows": rows}, indent=1) + "\n")
         plot(rows, given.out)
 

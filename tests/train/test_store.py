@@ -308,6 +308,28 @@ def test_a_step_saved_again_is_replaced(tmp_path: Path) -> None:
 # In the background
 
 
+def test_a_write_that_failed_is_heeded_and_one_at_work_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+
+    def full(*arguments: object) -> None:
+        gate.wait(10)
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr(store, "write", full)
+    one = make(tmp_path)
+    one.heed()
+    one.save(1, weights(), RUN)
+    one.heed()  # it is still at work
+    gate.set()
+    with pytest.raises(OSError, match="no space left"):
+        for _ in range(1000):
+            one.heed()
+            time.sleep(0.01)
+    one.heed()  # told once
+
+
 def test_the_tensors_are_those_of_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
     real = store.write
