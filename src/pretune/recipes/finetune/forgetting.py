@@ -1,5 +1,10 @@
-"""What fine-tuning takes away: the pre-training loss on held-out text before and after, and how far weights moved."""
+"""What fine-tuning takes away: the pre-training loss on held-out text before and after, and how far weights moved.
 
+Before is the model as it was pre-trained, without what a method puts into it (a prefix, weights of 4 bits, new blocks).
+After is all of it as it was trained; what can be merged into the weights has moved them, and a new bias was zero.
+"""
+
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -7,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pretune.adapt.freeze import Frozen, Full
+from pretune.adapt.methods import AnyMethod, positions
+from pretune.adapt.unfreeze import Gradual
 from pretune.core.errors import DataError, UsageError
 from pretune.models.families import FAMILIES
 from pretune.models.model import LanguageModel
@@ -25,33 +33,46 @@ BY_SHAPE = {"encoder": "masked", "decoder": "causal", "encoder-decoder": "span_c
 
 
 class Memory:
-    """A body as it was pre-trained; `compare` says what became of it."""
+    """A body that is trained by a method, and what it was before; `compare` says what became of it."""
 
-    def __init__(self, body: LanguageModel, data: str, ranks: Ranks, precision: torch.dtype | None) -> None:
+    def __init__(
+        self,
+        body: LanguageModel,
+        plain: LanguageModel,
+        data: str,
+        ranks: Ranks,
+        precision: torch.dtype | None,
+        method: AnyMethod,
+    ) -> None:
         if body.spec.head is None:
             raise UsageError(
                 "--forgetting: this model has no vocabulary head, so it has no pre-training loss; leave it out"
             )
         self.body, self.ranks, self.precision = body.to(ranks.device), ranks, precision  # its heads too
         self.objective = objective_of(body)
+        self.merge = None if isinstance(method, Full | Frozen | Gradual) or not method.merges else method.merge
         tokenizer: Any = body.tokenizer
         longest = body.spec.longest
-        reading = Reading(path=data, max_length=LENGTH if longest is None else min(LENGTH, longest))
+        room = LENGTH if longest is None else min(LENGTH, longest - positions(method))  # a prefix stands before it
+        reading = Reading(path=data, max_length=room)
         self.source = Source.open(reading, self.objective, body.shape, start=body.spec.special.start, longest=longest)
         if self.source.tokenizer.sha256 != tokenizer.sha256:
             raise DataError(f"{data}: not prepared with this model's tokenizer; prepare the text with its directory")
         split = "valid" if "valid" in self.source.data.index.splits else "train"
         self.stream = self.source.stream(split, length=reading.max_length, tokens=BATCH, ranks=1, seed=0, fixed=False)
         self.count = min(math.ceil(TOKENS / BATCH), len(self.stream.steps(0)))
-        self.before = self._loss()
-        self.weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in body.named_parameters()}
+        self.before = self._loss(plain.to(ranks.device))
+        self.weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in plain.named_parameters()}
 
     def compare(self) -> dict[str, Any]:
         """The loss before and after, and the distance, in all and by part, relative to how long the weights were."""
-        now = dict(self.body.named_parameters())
-        moved = {name: _squares(now[name].detach().cpu(), old) for name, old in self.weights.items() if name in now}
-        divided = {part: [name for name in names if name in moved] for part, names in parts(self.body).items()}
-        after = self._loss()
+        after, merged = self._loss(self.body), self._merged()
+        moved = {
+            name: _squares(now.detach().cpu(), self.weights.get(name))
+            for name, now in merged.named_parameters()
+            if name in self.weights or self.merge is not None
+        }
+        divided = {part: [name for name in names if name in moved] for part, names in parts(merged).items()}
         return {
             "objective": type(self.objective).__name__,
             "data": str(Path(self.source.reading.path)),
@@ -62,14 +83,17 @@ class Memory:
             "by_part": {part: _relative([moved[name] for name in names]) for part, names in divided.items() if names},
         }
 
-    def _loss(self) -> dict[str, float]:
-        found = evaluate(
-            Trainee(self.body, self.objective.evaluation()),
-            self.stream,
-            self.count,
-            self.ranks,
-            precision=self.precision,
-        )
+    def _merged(self) -> LanguageModel:
+        """The body with what was learnt in its weights, where that can be."""
+        if self.merge is None:
+            return self.body
+        made = copy.deepcopy(self.body)
+        self.merge(made)
+        return made
+
+    def _loss(self, model: LanguageModel) -> dict[str, float]:
+        trainee = Trainee(model, self.objective.evaluation())
+        found = evaluate(trainee, self.stream, self.count, self.ranks, precision=self.precision)
         assert found is not None
         return found
 
@@ -88,9 +112,10 @@ def objective_of(body: LanguageModel) -> Objective:
     return read_objective(BY_SHAPE[body.shape])
 
 
-def _squares(now: Tensor, old: Tensor) -> tuple[float, float]:
-    """What it moved and how long it was, squared."""
-    return float((now.double() - old.double()).square().sum()), float(old.double().square().sum())
+def _squares(now: Tensor, old: Tensor | None) -> tuple[float, float]:
+    """What it moved and how long it was, squared; what was not there was zero."""
+    before = torch.zeros_like(now) if old is None else old
+    return float((now.double() - before.double()).square().sum()), float(before.double().square().sum())
 
 
 def _relative(squares: list[tuple[float, float]]) -> float:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from pretune.recipes.finetune.choose import WHOLE
 from pretune.recipes.finetune.forgetting import Memory
 from pretune.recipes.finetune.judging import Judging, judge
 from pretune.recipes.finetune.lasting import evaluations, lasting
-from pretune.recipes.finetune.model import begin
+from pretune.recipes.finetune.model import base_model, begin
 from pretune.recipes.finetune.opening import Opened, balance, scored, tasks_of
 from pretune.recipes.finetune.probed import fit_head
 from pretune.recipes.finetune.reader import Reader, counted
@@ -92,7 +93,10 @@ class Trial:
             hook.epoch, hook.steps = self.epoch, self.steps  # NOTE: known only now: examples are encoded for a model
         fit.schedule.factor(0, self.steps)  # whether it fits
         tokenizer, lone = self.model.tokenizer, Ranks(ranks.device)
-        self.memory = None if forgetting is None else Memory(self.begun.body, forgetting, lone, self.precision)
+        self.memory = None
+        if forgetting is not None:
+            plain = base_model(replace(tuning.base, extra=0), seed=fit.seed)
+            self.memory = Memory(self.begun.body, plain, forgetting, lone, self.precision, tuning.method)
         self.expect = {
             "config": tuning.sha256(),
             "data": fingerprint([*self.train, *opened.parts.dev]),
