@@ -15,9 +15,11 @@ from pretune.data.prepare import prepare
 from pretune.recipes.finetune import probe
 from pretune.recipes.finetune.choose import LAST_RATE, choose, label_counts, named, spec_of, usual_rate
 from pretune.recipes.finetune.fine import FineTuned
-from pretune.recipes.finetune.opening import open_task
+from pretune.recipes.finetune.model import begin
+from pretune.recipes.finetune.opening import open_task, trained_on
 from pretune.recipes.finetune.settings import Tuning, Wanted
 from pretune.recipes.finetune.work import finetune, vacant
+from pretune.train.ranks import Ranks
 from tests.recipes import tasked
 
 MORE = ("first", "gradual", "ulmfit", "random", "adapter", "prefix", "lora", "qlora", "ia3", "bitfit")
@@ -164,6 +166,26 @@ class TestWays:
         text = "the lovely sea."
         assert FineTuned.open(found.path).predict([text]) == found.predict([text]) and len(said) == 12
 
+    @pytest.mark.parametrize(
+        ("method", "moved", "still"),
+        [
+            ("mix+lora", "encoder.0.attention.q.a", "encoder.0.attention.q.weight"),
+            ("mix+last", "encoder.1.attention.q.weight", "encoder.0.attention.q.weight"),
+            pytest.param("mix+full", "encoder.0.attention.q.weight", None, marks=pytest.mark.slow),
+        ],
+    )
+    def test_layers_that_are_mixed_may_learn(
+        self, base: Path, table: Path, tmp_path: Path, method: str, moved: str, still: str | None
+    ) -> None:
+        found = finetune(
+            base, train=table, out=tmp_path / "run", method=method, steps=4, lr=1e-2, baselines="none", changes=QUICK
+        )
+        now = dict(pt.load(found).model.named_parameters())
+        begun = begin(choose(settings=found.path), trained_on("sst2"), Ranks(torch.device("cpu")), epoch=1)
+        was = dict(begun.model.model.named_parameters())
+        assert not torch.equal(now[moved], was[moved]) and (still is None or torch.equal(now[still], was[still]))
+        assert FineTuned.open(found.path).predict(["the sea"]) == found.predict(["the sea"])
+
     def test_a_probe_reads_what_the_frozen_model_knows(self, base: Path, table: Path, tmp_path: Path) -> None:
         found = finetune(base, train=table, out=tmp_path / "run", method="frozen", steps=1, baselines="probe")
         assert found.scores["baselines"][0]["name"] == "probe" and found.scores["baselines"][0]["score"] > 0.8
@@ -211,6 +233,13 @@ class TestWishes:
         assert type(both.method).__name__ == "Lora" and both.method.rank == 2  # type: ignore[union-attr]
         assert type(both.tune.trained).__name__ == "Gradual"
 
+    def test_mixed_layers_are_frozen_unless_something_trains_them(self, base: Path) -> None:
+        kinds = {name: choose(base, task="sst2", method=name) for name in ("mix", "mix+lora", "mix+last", "mix+full")}
+        assert [type(one.method).__name__ for one in kinds.values()] == ["Frozen", "Lora", "Full", "Full"]
+        assert all(one.tune.mix is not None for one in kinds.values())
+        assert kinds["mix"].train.lr == kinds["mix+lora"].train.lr == 1e-3
+        assert kinds["mix+full"].train.lr == choose(base, task="sst2").train.lr
+
     def test_narrow_bodies_learn_faster(self, base: Path) -> None:
         spec = spec_of(base)
         rates = [usual_rate("full", replace(spec, width=width)) for width in (1024, 768, 384, 128)]
@@ -241,6 +270,9 @@ class TestWishes:
         [
             ({"method": "lra"}, "unknown method 'lra'; did you mean 'lora'"),
             ({"method": "lora+ia3"}, "two methods on one model"),
+            ({"method": "first+last"}, "keep one of first and last: each says which layers are trained"),
+            ({"method": "lora+last+gradual"}, "keep one of last and gradual"),
+            ({"method": "frozen+gradual"}, "keep one of frozen and gradual"),
             ({"changes": {"tune.decai": 1}}, "did you mean 'decay'"),
             ({"changes": {"train.batch": 0}}, "train.batch 0 must be greater than 0"),
             ({"steps": 3, "epochs": 2}, "one length"),

@@ -52,10 +52,14 @@ class Adapted(nn.Module):
         self.model.attention_backend = backend
 
     def states(self, batch: Batch) -> Tensor:
-        """The body's states `[N, W]`; where the head mixes all layers, these, as they are: `[L, N, W]`."""
-        if getattr(self.head, "layered", False):
-            return torch.stack(layers(self.model, batch, "last")[0])
-        return self.model.states(batch)
+        """The body's states `[N, W]`; where the head mixes all layers, these `[L, N, W]`, without a graph if frozen."""
+        if not getattr(self.head, "layered", False):
+            return self.model.states(batch)
+        if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.model.parameters()):
+            found = self.model(batch, hidden=True).hidden
+            assert found is not None
+            return torch.stack(found)
+        return torch.stack(layers(self.model, batch, "last")[0])
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits: of every cell, of every token, or over the vocabulary, as the head is."""

@@ -30,6 +30,8 @@ LAST_RATE = 1e-3
 """Of the topmost block and the head: a head that was just drawn learns too little at the rate of a whole model."""
 EXTRA = 2
 """Blocks that are put on top of a frozen model."""
+LAYERS = ("first", "last", "extra", "frozen")
+"""Of these a run has one."""
 FASTER = {"first": 2.0, "random": 3.0}
 """How much faster than a whole pre-trained model its upper half learns, and new weights do."""
 MORE = {
@@ -108,7 +110,8 @@ def named(name: str, spec: Model) -> tuple[str, dict[str, Any]]:
     """A method and what else a name stands for; several go together with `+`: lora+gradual, full+last."""
     methods: list[str] = []
     changes: dict[str, Any] = {}
-    for part in name.split("+"):
+    parts = name.split("+")
+    for part in parts:
         if part == "first":
             changes["tune.trained"] = {"kind": "first_frozen", "layers": sum(len(s.layers) for s in spec.stacks) // 2}
         elif part == "last":
@@ -119,8 +122,7 @@ def named(name: str, spec: Model) -> tuple[str, dict[str, Any]]:
             changes |= ULMFIT
             methods.append("gradual")
         elif part == "mix":
-            changes |= {"tune.mix": {"kind": "mixing"}, "train.lr": MIX_RATE}
-            methods.append("frozen")
+            changes["tune.mix"] = {"kind": "mixing"}
         elif part == "random":
             changes["base.weights"] = "random"
         elif part in METHODS:
@@ -128,11 +130,18 @@ def named(name: str, spec: Model) -> tuple[str, dict[str, Any]]:
         else:
             known = [*METHODS.names(), *MORE]
             raise UsageError(f"unknown method '{part[:40]}'{nearest(part, known)} (allowed: {', '.join(known)})")
+    layers = [part for part in parts if part in LAYERS or (part in ("gradual", "ulmfit") and len(methods) > 1)]
+    if len(layers) > 1:
+        raise UsageError(f"'{name[:60]}': keep one of {' and '.join(layers)}: each says which layers are trained")
     if "gradual" in methods and len(methods) == 2:
         methods.remove("gradual")
         changes["tune.trained"] = {"kind": "gradual"}
+    if "mix" in parts and not methods and not layers:
+        methods.append("frozen")
     if (methods or ["full"]) == ["full"]:
-        changes |= _quicker(name.split("+"), spec)
+        changes |= _quicker(parts, spec)
+    elif "mix" in parts and methods != ["gradual"]:
+        changes["train.lr"] = MIX_RATE
     if len(methods) > 1:
         raise UsageError(f"'{name[:60]}': two methods on one model; keep one of {' and '.join(methods)}")
     return (methods or ["full"])[0], changes
