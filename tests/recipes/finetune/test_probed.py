@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+import pretune as pt
 from pretune.adapt.adapted import Adapted, adapt
 from pretune.adapt.heads.classification import Classification
+from pretune.adapt.heads.head import SequenceHead
 from pretune.core.errors import UsageError
 from pretune.models import checkpoint
 from pretune.nn.reading import Reading
-from pretune.recipes.finetune.probed import fit_head
+from pretune.recipes.finetune.probed import center, fit_head
 from pretune.recipes.finetune.work import finetune
 from pretune.tasks.answer.logits import logits_of
 from pretune.tasks.encode import Items, TaskEncoder
@@ -27,8 +29,8 @@ def opened(base: Path, table: Path, classes: int = 2, reading: Reading = MEAN) -
     return model, items
 
 
-def right(model: Adapted, items: Items) -> float:
-    said = logits_of(model, items, every=False, tokens=4096).argmax(1)
+def right(model: Adapted, items: Items, precision: torch.dtype | None = None) -> float:
+    said = logits_of(model, items, every=False, tokens=4096, precision=precision).argmax(1)
     return float(np.mean(said == items.sequences.labels))
 
 
@@ -49,10 +51,40 @@ def test_classes_without_examples_keep_their_weights(base: Path, table: Path) ->
     assert torch.equal(after[2:], before[2:]) and not torch.equal(after[:2], before[:2])
 
 
-def test_a_head_with_a_layer_of_its_own_is_refused(base: Path, table: Path) -> None:
-    model, items = opened(base, table, reading=Reading(at="mean", layer="own"))
+@pytest.mark.parametrize("reading", [Reading(at="mean", layer="own"), Reading(at="last", bias=False)])
+def test_a_head_with_a_layer_of_its_own_or_without_a_bias_is_refused(base: Path, table: Path, reading: Reading) -> None:
+    model, items = opened(base, table, reading=reading)
     with pytest.raises(UsageError, match=r"tune\.head 'probe' is for classes .* tune\.reading="):
         fit_head(model, items, seed=0)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # a CPU without bf16 says so
+@pytest.mark.parametrize("precision", [None, torch.bfloat16])
+def test_states_that_hardly_differ_are_told_apart(base: Path, table: Path, precision: torch.dtype | None) -> None:
+    """All states have a large part in common, as those of a model that was trained for a minute have."""
+    model, items = opened(base, table)
+    alike, width = model.model, model.model.spec.width
+    inner = alike.states
+    shift = 20.0 + torch.arange(width) % 7
+    alike.states = lambda batch: inner(batch) * 0.05 + shift  # type: ignore[method-assign]
+    mean = fit_head(model, items, seed=0, precision=precision)
+    assert right(model, items, precision) > 0.9
+    assert mean is not None and np.abs(mean - shift.numpy()).max() < 1
+
+
+def test_dropout_puts_the_mean_in_the_place_of_what_it_drops(base: Path, table: Path) -> None:
+    model, items = opened(base, table)
+    head = model.head
+    assert isinstance(head, SequenceHead)
+    head.dropout.p = 1.0
+    mean = fit_head(model, items, seed=0)
+    center(model.train(), mean)
+    assert mean is not None
+    batch = pt.batch([[1, 2, 3], [4, 5]])
+    said = head(torch.randn(len(batch.tokens), len(mean)), batch)
+    wanted = head.out(torch.from_numpy(mean))
+    assert torch.allclose(said, wanted.expand_as(said), atol=1e-5)
+    assert "head.center" not in model.state_dict()
 
 
 def test_a_run_begins_there(base: Path, table: Path, tmp_path: Path) -> None:

@@ -54,7 +54,14 @@ class TaskHead(Protocol):
 
 
 class SequenceHead(nn.Module):
-    """States to classes, one row a cell: summary, dense layer, classes; dropout before the layers that are its own."""
+    """States to classes, one row a cell: summary, dense layer, classes; dropout before the layers that are its own.
+
+    In the precision of its own weights, also where the body computes in less: its work is little, and what tells
+    summaries apart may be small. Before the classes, dropout puts `center` in the place of what it drops: nothing, or
+    the mean of what a fitted head reads, for its bias takes off what stands there.
+    """
+
+    center: Tensor | None  # [W]
 
     def __init__(self, reading: Reading, width: int, classes: int, dropout: float) -> None:
         super().__init__()
@@ -64,13 +71,16 @@ class SequenceHead(nn.Module):
         self.before = nn.Dropout(dropout if reading.layer == "own" else 0.0)
         self.dropout = nn.Dropout(dropout)
         self.out = nn.Linear(width, classes, bias=reading.bias)
+        self.register_buffer("center", None, persistent=False)
 
     def forward(self, states: Tensor, batch: Batch) -> Tensor:
         """States `[N, W]` to logits `[C, K]`."""
-        x = summary(states, batch, self.at)
-        if self.dense is not None:
-            x = self.activate(self.dense(self.before(x)))
-        out: Tensor = self.out(self.dropout(x))
+        with torch.autocast(states.device.type, enabled=False):
+            x = summary(states, batch, self.at).to(self.out.weight.dtype)
+            if self.dense is not None:
+                x = self.activate(self.dense(self.before(x)))
+            x = self.dropout(x) if self.center is None else self.dropout(x - self.center) + self.center
+            out: Tensor = self.out(x)
         return out
 
 

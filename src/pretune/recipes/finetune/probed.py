@@ -18,7 +18,7 @@ from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.evaluate.baselines.penalised import fit_line
 from pretune.nn.reading import summary
-from pretune.tasks.answer.logits import logits_of
+from pretune.tasks.answer.logits import Floats, logits_of
 from pretune.tasks.encode import Items
 
 CHOICES = (0.001, 0.01, 0.1, 1.0)
@@ -38,21 +38,24 @@ class Read(nn.Module):
         return summary(self.model.states(batch), batch, self.at)
 
 
-def fit_head(model: Adapted, items: Items, *, seed: int, precision: torch.dtype | None = None) -> None:
+def fit_head(model: Adapted, items: Items, *, seed: int, precision: torch.dtype | None = None) -> Floats | None:
     """Give the head, in place, the weights of a logistic regression on what it reads of the training examples.
 
-    Its penalty is chosen by cross-validation among them. Classes that none of them has keep the weights they have.
+    Its penalty is chosen by cross-validation among them. Classes that none of them has keep the weights they have. The
+    mean of what it reads is given back, for `center`; None where there is nothing to tell apart.
     """
     head, y = model.head, items.sequences.labels
-    if not isinstance(model.spec, Classification) or not isinstance(head, SequenceHead) or head.dense or y is None:
+    able = isinstance(model.spec, Classification) and isinstance(head, SequenceHead) and not head.dense
+    if not able or head.out.bias is None or y is None:
         raise UsageError(
-            f"tune.head 'probe' is for classes that are read straight from states; this is the head "
+            f"tune.head 'probe' is for classes that are read straight from states, with a bias; this is the head "
             f'\'{config.kind(model.spec)}\'; set tune.reading={{"at": "mean"}}, or tune.head=drawn'
         )
     if len(np.unique(y)) < 2:
-        return  # nothing to tell apart
+        return None
     x = logits_of(Read(model, head), items, every=False, tokens=TOKENS, precision=precision)
-    mean, std = x.mean(0), x.std(0) + 1e-6
+    mean: Floats = x.mean(0)
+    std = x.std(0) + 1e-6
     found = fit_line((x - mean) / std, y, CHOICES, seed=seed, device=head.out.weight.device)
     weight = found.weight / std
     bias = found.bias - weight @ mean
@@ -61,5 +64,12 @@ def fit_head(model: Adapted, items: Items, *, seed: int, precision: torch.dtype 
     with torch.no_grad():
         where = torch.from_numpy(found.classes).to(head.out.weight.device)
         head.out.weight[where] = torch.from_numpy(weight).to(head.out.weight)
-        if head.out.bias is not None:
-            head.out.bias[where] = torch.from_numpy(bias).to(head.out.bias)
+        head.out.bias[where] = torch.from_numpy(bias).to(head.out.bias)
+    return mean
+
+
+def center(model: Adapted, mean: Floats | None) -> None:
+    """Have dropout put the mean in the place of what it drops, as the bias of a fitted head expects."""
+    if mean is not None and model.head is not None:
+        weight = model.head.get_parameter("out.weight")
+        model.head.center = torch.from_numpy(mean).to(weight)

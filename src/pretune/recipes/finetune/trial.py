@@ -26,7 +26,7 @@ from pretune.recipes.finetune.judging import Judging, judge
 from pretune.recipes.finetune.lasting import evaluations, lasting
 from pretune.recipes.finetune.model import base_model, begin
 from pretune.recipes.finetune.opening import Opened, balance, scored, tasks_of
-from pretune.recipes.finetune.probed import fit_head
+from pretune.recipes.finetune.probed import center, fit_head
 from pretune.recipes.finetune.reader import Reader, counted
 from pretune.recipes.finetune.settings import Tuning
 from pretune.recipes.finetune.written import line
@@ -84,7 +84,8 @@ class Trial:
             known[tuning.task.labels] = self.reader.encode(self.train)
         self.items = known[tuning.task.labels]
         if tuning.tune.head == "probe":
-            alone(ranks, lambda: fit_head(self.model, self.items[0], seed=fit.seed, precision=self.precision))
+            fitted = lambda: fit_head(self.model, self.items[0], seed=fit.seed, precision=self.precision)  # noqa: E731
+            center(self.model, ranks.share(alone(ranks, fitted)))
         ranks.alike(self.begun.trained.values())
         self.stream = self.reader.stream(self.items, tuning, fixed=ranks.device.type == "cuda")
         self.epoch = len(self.stream.steps(0))
