@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pretune.adapt import METHODS
+from pretune.adapt import METHODS, MORE
 from pretune.cli import main
 from pretune.metrics import METRICS
 from pretune.models import catalog
@@ -52,14 +52,14 @@ def test_alone_it_gives_all_names_under_headings(capsys: pytest.CaptureFixture[s
         f"{len(FAMILIES)} families (pretune list families)",
         f"{len(catalog.names())} sizes (pretune list sizes)",
         f"{len(OBJECTIVES)} objectives (pretune list objectives)",
-        f"{len(METHODS)} methods (pretune list methods)",
+        f"{len(METHODS) + len(MORE)} methods (pretune list methods)",
         f"{len(METRICS)} metrics (pretune list metrics)",
         f"{len(TASKS)} tasks (pretune list tasks)",
         f"{len(KINDS)} tokenizers (pretune list tokenizers)",
     ]
     assert max(map(len, lines)) <= 80
     words = " ".join(lines).replace(",", "").split()
-    assert {*FAMILIES, *catalog.names(), *OBJECTIVES, *METHODS, *METRICS, *TASKS} <= {*words}
+    assert {*FAMILIES, *catalog.names(), *OBJECTIVES, *METHODS, *MORE, *METRICS, *TASKS} <= {*words}
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
-from pretune.evaluate.report import report
+from pretune.evaluate.report import facts, report
 from pretune.evaluate.report.charts import MOST, Series, line_chart, thinned, ticks
 from pretune.evaluate.report.gather import Ran, gather
 from pretune.evaluate.report.scored import half
@@ -69,7 +69,7 @@ class TestSections:
         assert [name for name in SECTIONS if f'<section id="{name}">' in page] == [*SECTIONS]
         scores = section(page, "scores")
         assert "films is better than svm, the best of the simple baselines, by 0.1000 (p = 0.01)" in scores
-        assert "0.8800 to 0.9200 (2 seeds)" in scores and "not run: bilstm (not asked for)" in scores
+        assert "0.8800 to 0.9200 (2 seeds, std 0.0100)" in scores and "not run: bilstm (not asked for)" in scores
         ran = section(page, "ran")
         assert "somefamily" in ran and "64 wide, 2 layers, 4 heads, vocabulary 500" in ran and "32 then 128" in ran
         assert "masked, rate 0.15" in ran and "54,321" in ran and "lora, 500 of 1,000 parameters trained" in ran
@@ -152,7 +152,15 @@ class TestScores:
 
     def test_a_curve(self, tmp_path: Path) -> None:
         points = [
-            {"labels": n, "score": s, "std": 0.1, "low": s - 0.1, "high": s + 0.1, "baselines": {"svm": 0.5}}
+            {
+                "labels": n,
+                "score": s,
+                "std": 0.1,
+                "low": s - 0.1,
+                "high": s + 0.1,
+                "each": [s, s],
+                "baselines": {"svm": 0.5},
+            }  # fmt: skip
             for n, s in ((50, 0.6), (200, 0.7))
         ]
         found = section(made([files.tuned(tmp_path / "a", curve=points)], tmp_path), "labels")
@@ -384,3 +392,13 @@ def test_the_page_in_a_browser(theme: str, width: int, tmp_path: Path) -> None:
     assert (abs(ink - corner) > 0.5).mean() > 0.005  # there is writing
     assert (seen.max(-1) - seen.min(-1) > 0.35).any()  # and there are colours: links, lines
     assert (abs(seen[:, -6:] - corner).max(axis=(1, 2)) > 0.3).sum() < 5  # nothing runs over the right edge
+
+
+def test_a_curve_is_told_in_words() -> None:
+    point = {"labels": 1200, "score": 0.8, "std": 0.01, "low": 0.7, "high": 0.9, "each": [0.79, 0.81]}
+    curve = [{**point, "baselines": {"svm": 0.75}}, {**point, "std": None, "baselines": {}}]
+    told = [*facts.told({"notes": [], "not_run": {}, "forgetting": None, "curve": curve})]
+    assert told == [
+        "learnt from 1,200 labels: 0.8000 (0.7000 to 0.9000 (2 seeds, std 0.0100); svm 0.7500)",
+        "learnt from 1,200 labels: 0.8000",
+    ]

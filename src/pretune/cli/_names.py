@@ -43,9 +43,9 @@ def objectives(typed: str = "") -> list[str]:
 
 def methods(typed: str = "") -> list[str]:
     """Methods of fine-tuning; several may stand together: lora+gradual."""
-    from pretune.adapt import METHODS
+    from pretune.adapt import METHODS, MORE
 
-    return _last([*METHODS, "first", "last", "extra", "ulmfit", "mix", "random"], typed, "+")
+    return _last([*METHODS, *MORE], typed, "+")
 
 
 def tasks(typed: str = "") -> list[str]:

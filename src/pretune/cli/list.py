@@ -72,10 +72,10 @@ def objectives() -> dict[str, dict[str, Any]]:
 
 
 def methods() -> dict[str, str]:
-    """Every method of fine-tuning with the first line of its docstring; without torch."""
-    from pretune.adapt import METHODS
+    """Every method of fine-tuning with the first line of its docstring, and names for settings; without torch."""
+    from pretune.adapt import METHODS, MORE
 
-    return {name: METHODS.describe(name).removesuffix(".") for name in METHODS}
+    return {**{name: METHODS.describe(name).removesuffix(".") for name in METHODS}, **MORE}
 
 
 def metrics() -> dict[str, str]:

@@ -1,12 +1,17 @@
 """What a result is measured on, what of a task is counted, and what cannot be learnt from."""
 
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pretune.core.errors import DataError
-from pretune.recipes.finetune.opening import Opened, answered, balance, open_task
+from pretune.metrics.averages import GLUE, SUPERGLUE
+from pretune.recipes.finetune.opening import Opened, answered, balance, open_task, scored, together
 from pretune.recipes.finetune.settings import Wanted
+from pretune.tasks import TASKS
+from pretune.tasks.answer import Prediction
 from pretune.tasks.example import Example
 from pretune.tasks.loading import Parts
 from pretune.tasks.task import Kind, Task
@@ -85,3 +90,36 @@ def test_what_was_trained_on_is_said_of_dev_and_test(tmp_path: Path) -> None:
     assert [note for note in notes if "in train too" in note] == [
         "'dev': 1 of 2 examples stand in train too, and are nothing new"
     ]
+
+
+@pytest.mark.parametrize("name", ["glue", "superglue"])
+def test_all_of_a_benchmark_has_its_published_average(name: str) -> None:
+    """Two scores of a task count as one, by their mean, which is not always the headline."""
+    names = GLUE if name == "glue" else ["superglue_rte" if task == "rte" else task for task in SUPERGLUE]
+    members, said = [], []
+    for task in map(TASKS.get, names):
+        if task.kind == "regression":
+            some, told = (
+                [Example(text="a", label=float(at)) for at in range(3)],
+                [Prediction(value=v) for v in (0, 1, 2)],
+            )
+        elif task.kind == "choice":
+            some = [Example(text="x _", choices=("a", "b c"), label=0, answers=("a",))] * 2
+            told = [Prediction(label=0, scores=(1.0, 0.0)), Prediction(label=1, scores=(0.0, 1.0))]
+        else:
+            some = [Example(text="x", label=at % 2, group=str(at)) for at in range(4)]
+            told = [Prediction(label=label) for label in (0, 1, 0, 0)]
+        members.append(Opened(task=task, parts=Parts(train=[], dev=[Example(**_fields(one)) for one in some], test=[])))
+        said += told
+    whole = together(members)
+    found = scored(whole, whole.parts.dev, said)
+    every = {task: found[task] for task in names}
+    assert found["average"] == pytest.approx(sum(every.values()) / len(every))
+    assert found[name] == pytest.approx(found["average"])  # as the headline of each task is its one number
+    part = together(members[:-1])
+    assert name not in scored(part, part.parts.dev, said[: len(part.parts.dev)])
+
+
+def _fields(example: Example) -> dict[str, Any]:
+    """A new example each: those of several tasks are told apart by which they are."""
+    return {field.name: getattr(example, field.name) for field in fields(example)}

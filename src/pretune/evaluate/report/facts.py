@@ -75,10 +75,10 @@ def score_rows(scores: Facts) -> Iterator[tuple[str, ...]]:
 
 
 def interval(found: Facts) -> str:
-    """The interval over seeds; nothing for one seed."""
+    """The interval over seeds, and their standard deviation; nothing for one seed."""
     if found.get("std") is None:
         return ""
-    return f"{found['low']:.4f} to {found['high']:.4f} ({len(found['each'])} seeds)"
+    return f"{found['low']:.4f} to {found['high']:.4f} ({len(found['each'])} seeds, std {found['std']:.4f})"
 
 
 def difference(gap: Facts) -> str:
@@ -94,6 +94,10 @@ def told(scores: Facts) -> Iterator[str]:
         for name, why in scores["not_run"].items():
             absent.setdefault(why, []).append(name)
         yield "not run: " + "; ".join(f"{', '.join(names)} ({why})" for why, names in absent.items())
+    for point in scores["curve"]:
+        beside = ", ".join(f"{name} {value:.4f}" for name, value in point["baselines"].items())
+        more = "; ".join(part for part in (interval(point), beside) if part)
+        yield f"learnt from {point['labels']:,} labels: {point['score']:.4f}{f' ({more})' if more else ''}"
     if scores["forgetting"]:
         found = scores["forgetting"]
         yield (

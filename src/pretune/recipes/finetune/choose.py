@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretune.adapt.methods import METHODS
+from pretune.adapt import METHODS, MORE
 from pretune.core import config, io
 from pretune.core.config.yaml import read_yaml
 from pretune.core.errors import UsageError, nearest
@@ -34,15 +34,6 @@ LAYERS = ("first", "last", "extra", "frozen")
 """Of these a run has one."""
 FASTER = {"first": 2.0, "random": 3.0}
 """How much faster than a whole pre-trained model its upper half learns, and new weights do."""
-MORE = {
-    "first": "the embeddings and the lower half of the blocks frozen",
-    "last": "the topmost block and the head alone",
-    "extra": "two new blocks on top of the frozen model, and the head",
-    "ulmfit": "gradual unfreezing, discriminative rates, slanted triangles",
-    "mix": "a BiLSTM over a learned mix of all layers of the frozen model, as ELMo was used",
-    "random": "everything, from new weights: the same model without pre-training",
-}
-"""What `--method` takes beside the methods."""
 
 FIELDS = ("task", "train", "dev", "test", "text", "pair", "label", "data")
 

@@ -8,7 +8,7 @@ from typing import Any
 from pretune.core.errors import DataError, UsageError
 from pretune.recipes.finetune.settings import Wanted
 from pretune.tasks import TASKS
-from pretune.tasks.answer import Prediction, score
+from pretune.tasks.answer import Prediction, group_average, score
 from pretune.tasks.example import Example
 from pretune.tasks.loading import Parts, load
 from pretune.tasks.own import Own, own_task
@@ -225,12 +225,12 @@ def tasks_of(opened: Opened, examples: Sequence[Example]) -> list[Task]:
 
 
 def scored(opened: Opened, examples: Sequence[Example], said: Sequence[Prediction]) -> dict[str, float]:
-    """The official score; of several tasks the average, and the headline of each."""
+    """The official score; of several tasks the average, the headline of each, and GLUE's where all of it is there."""
     if not opened.members:
         return score(opened.task, examples, said)
-    found: dict[str, float] = {}
+    each: dict[str, dict[str, float]] = {}
     for member, mine in zip(opened.members, owned(opened, examples), strict=True):
         if mine:
-            each = score(member.task, [examples[at] for at in mine], [said[at] for at in mine])
-            found[member.task.name] = float(next(iter(each.values())))
-    return {AVERAGE: sum(found.values()) / len(found), **found}
+            each[member.task.name] = score(member.task, [examples[at] for at in mine], [said[at] for at in mine])
+    found = {name: float(next(iter(scores.values()))) for name, scores in each.items()}
+    return {AVERAGE: sum(found.values()) / len(found), **found, **group_average(each)}
