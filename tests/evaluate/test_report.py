@@ -160,7 +160,7 @@ class TestScores:
                 "high": s + 0.1,
                 "each": [s, s],
                 "baselines": {"svm": 0.5},
-            }  # fmt: skip
+            }
             for n, s in ((50, 0.6), (200, 0.7))
         ]
         found = section(made([files.tuned(tmp_path / "a", curve=points)], tmp_path), "labels")
