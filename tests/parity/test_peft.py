@@ -121,6 +121,28 @@ def test_theirs_is_read_by_us(name: str, kind: str, tmp_path: Path) -> None:
     alike(wrapped, ours, plain)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "bart", *OTHERS[2:]])
+def test_all_layers_of_theirs_are_read_by_us(name: str, tmp_path: Path) -> None:
+    """Of encoders that is more than the blocks (the dense layer before the vocabulary), which is told."""
+    theirs, ours = base(name, tmp_path)
+    plain = said(theirs, ours)[0]
+    wrapped = peft.get_peft_model(theirs, peft.LoraConfig(r=2, lora_alpha=4, target_modules="all-linear")).eval()
+    stir(p for p in wrapped.parameters() if p.requires_grad)
+    wrapped.save_pretrained(tmp_path / "adapter")
+    load_adapter(ours, tmp_path / "adapter")
+    alike(wrapped, ours, plain)
+
+
+@pytest.mark.parametrize("name", ["bert-masked", "roberta"])
+def test_layers_outside_of_blocks_are_told(name: str, tmp_path: Path) -> None:
+    theirs, ours = base(name, tmp_path)
+    wrapped = peft.get_peft_model(theirs, peft.LoraConfig(r=2, target_modules="all-linear"))
+    wrapped.save_pretrained(tmp_path / "adapter")
+    with pytest.raises(CheckpointError, match=r"dense.lora_A.w.* has no place in the blocks of this model"):
+        load_adapter(ours, tmp_path / "adapter")
+
+
 @pytest.mark.parametrize("name", ["bert-masked", "gpt2"])
 def test_what_was_learned_on_4_bits_is_read_by_peft(name: str, tmp_path: Path) -> None:
     """On a base with the weights that 4 bits say; ours are written back by merging what has learned nothing yet."""
@@ -154,7 +176,18 @@ def prompted(theirs: Any, ours: LanguageModel) -> tuple[torch.Tensor, torch.Tens
     return expected, torch.stack(batch.split(ours(batch).logits))
 
 
-@pytest.mark.parametrize("name", ["bert-masked", "roberta", "gpt2", "t5", "llama"])
+PROMPTED = (
+    "xlm-roberta", "gpt", "mistral-window", "olmo", "olmo2", "opt", "pythia", "mpt", "t5v1.1", "mt5", "bart", "xlnet",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("bert-masked", "roberta", "gpt2", "t5", "llama"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in PROMPTED),
+    ],
+)
 def test_prompts_go_both_ways(name: str, tmp_path: Path) -> None:
     theirs, ours = base(name, tmp_path)
     method = Prompt(count=SLOTS)
@@ -175,7 +208,7 @@ def test_prompts_go_both_ways(name: str, tmp_path: Path) -> None:
 
 PREFIXED = (
     "bert-masked", "roberta", "electra-generator", "gpt2", "llama-gqa-bias", "llama-bands", "mistral-window", "olmo2",
-    "opt", "pythia", "mpt", "t5", "bart", "mbart",
+    "opt", "pythia", "mpt", "t5", "bart", "mbart", "xlm-roberta", "olmo", "t5v1.1", "mt5",
 )  # fmt: skip
 
 USUAL = {"bert-masked", "gpt2", "llama-gqa-bias", "mistral-window", "mpt", "t5", "bart"}

@@ -168,7 +168,10 @@ def unpack(config: Mapping[str, Any], tensors: Mapping[str, Tensor], spec: Model
     left = dict(tensors)
     out = _unpack_lora(config, left, by_name, blocks) if kind == "LORA" else _unpack_ia3(left, by_name)
     if left:
-        raise CheckpointError(f"tensor {shown(min(left))} has no place in this model; the adapter is for another one")
+        raise CheckpointError(
+            f"tensor {shown(min(left))} has no place in the blocks of this model: the adapter is for another one, or "
+            "for layers outside of them (a pooler, a head), which are not read"
+        )
     return out
 
 
