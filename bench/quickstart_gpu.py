@@ -27,15 +27,16 @@ RATES = (
     "random",
     "lora",
     "gradual",
-    "full tune=1e-4",
+    "full tune=2e-5",
+    "full tune=6e-5",
     "full tune=5e-4",
-    "full tune=2e-4 decay=0.5",
+    "full tune=2e-3 decay=0.3",
     "random fresh=[1e-4,1.0]",
     "random fresh=[5e-4,1.0]",
     "random fresh=[1e-3,1.0]",
+    "lora light=1e-4",
     "lora light=3e-4",
-    "lora light=3e-3",
-    "gradual tune=5e-4",
+    "gradual tune=6e-5",
 )
 """Rows, and what is changed in the plan. What the whole run has is here too: that was judged on test."""
 SIZES = (

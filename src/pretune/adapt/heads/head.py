@@ -61,8 +61,6 @@ class SequenceHead(nn.Module):
     the mean of what a fitted head reads, for its bias takes off what stands there.
     """
 
-    center: Tensor | None  # [W]
-
     def __init__(self, reading: Reading, width: int, classes: int, dropout: float) -> None:
         super().__init__()
         self.at = reading.at
@@ -71,7 +69,7 @@ class SequenceHead(nn.Module):
         self.before = nn.Dropout(dropout if reading.layer == "own" else 0.0)
         self.dropout = nn.Dropout(dropout)
         self.out = nn.Linear(width, classes, bias=reading.bias)
-        self.register_buffer("center", None, persistent=False)
+        self.center: Tensor | None = None  # [W]; for training alone: it is in no file
 
     def forward(self, states: Tensor, batch: Batch) -> Tensor:
         """States `[N, W]` to logits `[C, K]`."""

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from pretune.core.config import spec
 
-BATCH, EPOCHS = 16, 3
-"""Reviews in a step of fine-tuning, and how often all of them are read."""
+BATCH, EPOCHS, DROPOUT = 16, 3, 0.1
+"""Reviews in a step of fine-tuning, how often all of them are read, and what is dropped of what the head reads."""
 
 
 @spec
@@ -49,14 +49,6 @@ class Plan:
     def rate(self, labels: int) -> float:
         """Of fine-tuning a pre-trained network: fewer labels than 1,000 are learnt by heart unless it is lower."""
         return self.tune * min(1.0, labels / 1000)
-
-    def dropout(self, labels: int) -> float:
-        """Of what the head reads; none with few labels.
-
-        States have a large mean, which the bias of a probe takes off. What is dropped is not taken off, and a training
-        of few steps does not get over that.
-        """
-        return 0.1 if labels >= 1000 else 0.0
 
     def reads(self, labels: int, *, trained: bool = True) -> int:
         """Reviews that are read for a score; a step of training counts as two readings."""
