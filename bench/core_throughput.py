@@ -174,14 +174,14 @@ def sides(work: Work, vocab: int, rng: np.random.Generator) -> tuple[Batch, dict
     return replace(made, targets=targets), {"input_ids": torch.from_numpy(source), "labels": labels}
 
 
-def measure(work: Work, device: str, dropout: float, rounds: int, steps: int, wider: bool) -> dict[str, Any]:
+def measure(work: Work, device: str, given: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     with torch.device(device):
-        reference = work.reference(dropout)
+        reference = work.reference(given.dropout)
     with tempfile.TemporaryDirectory() as folder:
         reference.save_pretrained(folder)
         mine = pt.load(folder).to(device)
-        wide = pt.load(folder).to(device) if wider else mine
+        wide = pt.load(folder).to(device) if not given.narrow else mine
     mine_batches, their_batches = batches(work, mine.spec.vocab, device)
     agree(mine, reference, mine_batches[0], their_batches[0], device)
 
@@ -190,20 +190,21 @@ def measure(work: Work, device: str, dropout: float, rounds: int, steps: int, wi
     if device == "cuda":
         narrow(mine).compile(dynamic=False)
         runs = [Replayed("pretune", mine, device)]
-        if wider:
+        if not given.narrow:
             wide.compile(dynamic=False)
             runs.append(Replayed("pretune, fp32 residual", wide, device))
         runs.append(Side("transformers + compile", reference, lambda batch: compiled(**batch).loss, device))
     runs.append(Side("transformers", reference, lambda batch: reference(**batch).loss, device))
-    given = {side.name: mine_batches if side.name.startswith("pretune") else their_batches for side in runs}
+    runs = [side for side in runs if side.name.startswith("pretune") or not given.ours]
+    data = {side.name: mine_batches if side.name.startswith("pretune") else their_batches for side in runs}
     for side in runs:
         start = time.perf_counter()
-        side.run(given[side.name], 1)
+        side.run(data[side.name], 1)
         side.first = time.perf_counter() - start
-        side.run(given[side.name], 4)
-    for _ in range(rounds):
+        side.run(data[side.name], 4)
+    for _ in range(given.rounds):
         for side in runs:
-            side.seconds.append(side.run(given[side.name], steps))
+            side.seconds.append(side.run(data[side.name], given.steps))
     return report(work, mine, runs, device)
 
 
@@ -279,6 +280,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--narrow", action="store_true", help="leave out our row with an fp32 residual stream")
+    parser.add_argument("--ours", action="store_true", help="leave out the peer, to try something on our side")
     parser.add_argument("--profile", action="store_true", help="print our kernels, the longest first, and time nothing")
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -290,7 +292,7 @@ def main() -> None:
         if given.profile:
             profile(work, device, given.dropout)
             continue
-        rows.append(measure(work, device, given.dropout, given.rounds, given.steps, not given.narrow))
+        rows.append(measure(work, device, given))
         print(json.dumps(rows[-1], indent=1), flush=True)
         torch._dynamo.reset()
         if device == "cuda":
