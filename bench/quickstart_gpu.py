@@ -40,10 +40,10 @@ RATES = (
 )
 """Rows, and what is changed in the plan. What the whole run has is here too: that was judged on test."""
 SIZES = (
-    "width=512 depth=4 lr=1e-3",
-    "width=512 depth=8",
-    "width=256 depth=4 heads=4 hidden=1024 lr=1e-3",
-    "width=768 depth=6 heads=12 hidden=3072",
+    "batch=16384",
+    "batch=16384 lr=1e-3",
+    "width=256 depth=4 heads=4 hidden=1024 batch=16384 lr=1e-3",
+    "width=768 depth=6 heads=12 hidden=3072 batch=16384",
 )
 SHARED = ("tokenizer", "data", "start", "pretrain")
 
