@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from pretune.core.errors import DataError
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example
 
@@ -39,3 +40,11 @@ def test_an_unanswerable_question_has_an_empty_target(shared_data: Path) -> None
     assert template is not None
     found = [template.fill(example)[1] for example in TASKS.get("squad2").read("dev", shared_data)]
     assert found.count("") == 5945
+
+
+def test_a_field_that_an_input_lacks_is_told() -> None:
+    """Published files have all fields of a template; what people ask may not."""
+    template = TASKS.get("copa").template
+    assert template is not None
+    with pytest.raises(DataError, match=r"asks for a field 'question', .* \(it has text, choice1, choice2\)"):
+        template.fill(Example(text="It rained.", choices=("a", "b")))

@@ -12,6 +12,7 @@ A source may use {text}, {pair}, {choice1}, {choice2}, … and the example's `fa
 from collections.abc import Mapping
 
 from pretune.core.config import spec
+from pretune.core.errors import DataError
 from pretune.tasks.example import Example
 
 
@@ -26,14 +27,24 @@ class Template:
     def fill(self, example: Example) -> tuple[str, str | None]:
         """(source, target) of an example; the target is None where its label is not known."""
         values = _values(example)
-        source = self.source.format_map(values)
+        source = _filled(self.source, values)
         if self.targets:
             return source, None if example.label is None else self.targets[int(example.label)]
-        return source, self.target.format_map(values)
+        return source, _filled(self.target, values)
 
     def label(self, text: str) -> int | None:
         """Which label a written text stands for; None where it stands for none, which never counts as right."""
         return self.targets.index(text.strip()) if text.strip() in self.targets else None
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    try:
+        return text.format_map(values)
+    except KeyError as missing:
+        there = ", ".join(name for name, value in values.items() if value) or "none"
+        raise DataError(
+            f"the template '{text[:80]}' asks for a field {missing}, which an example does not have (it has {there})"
+        ) from None
 
 
 def _values(example: Example) -> Mapping[str, str]:
