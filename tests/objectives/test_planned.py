@@ -21,6 +21,13 @@ from pretune.data.stream import Stream, sided
 from pretune.objectives.causal import Causal
 from pretune.objectives.denoising import Denoising
 from pretune.objectives.mixture import Mixture, MixtureLesson, Part, denoisers
+from pretune.objectives.noises import (
+    DocumentRotation,
+    SentencePermutation,
+    TextInfilling,
+    TokenDeletion,
+    TokenMasking,
+)
 from pretune.objectives.objective import ModelShape, Objective, Vocabulary
 from pretune.objectives.prefix import Prefix
 from pretune.objectives.span_corruption import SpanCorruption
@@ -43,6 +50,10 @@ OBJECTIVES: dict[str, Objective] = {
     "nested": Mixture(parts=(Part(objective=INNER, mark=0), Part(objective=Denoising(), weight=2.0))),
     "prefix": Prefix(),
     "spans": SpanCorruption(rate=0.4),
+    "denoising": Denoising(),
+    "all noises": Denoising(
+        noises=(TokenDeletion(), SentencePermutation(), TextInfilling(), DocumentRotation(), TokenMasking())
+    ),
 }
 KINDS: dict[str, Any] = {
     "documents": Documents(limit=16),
@@ -127,6 +138,26 @@ def test_plans_are_close(given: Any, frame: str, name: str, seed: int) -> None:
         target, source = sided(samples, stream.lesson, draws)
         made = stream.lesson.corrupt(samples.cut(draws), Counters.of(seed, draws))
         assert ((target - made.lengths) <= 2).all() and ((source - made.source.lengths) <= 2).all()
+
+
+@given(
+    some_documents,
+    kinds,
+    frames,
+    st.sampled_from(["denoising", "all noises"]),
+    st.integers(0, 2**32),
+    st.integers(0, 3),
+)
+def test_noises_leave_what_was_planned(given: Any, kind: str, frame: str, name: str, seed: int, epoch: int) -> None:
+    """To the token."""
+    lesson = OBJECTIVES[name].open(VOCABULARY, "encoder-decoder")
+    with opened(given) as shards:
+        samples = KINDS[kind].open(shards, FRAMES[frame])
+        draws = every(samples, seed, epoch)
+        rng = Counters.of(seed, draws)
+        cut = samples.cut(draws, sentences=True)
+        made, (source, target) = lesson.corrupt(cut, rng), lesson.planned(samples.known(draws), rng)
+        assert (made.source.lengths == source).all() and (made.lengths == target).all()
 
 
 @given(some_documents, kinds, st.integers(0, 2**32), st.integers(0, 3))

@@ -21,6 +21,7 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE, Batch, Loss
 from pretune.data.counters import Counters
+from pretune.data.draws import Known
 from pretune.data.ragged import Ints
 from pretune.data.sequences import Sequences
 from pretune.objectives.noises import Noise, SentencePermutation, TextInfilling
@@ -75,6 +76,19 @@ class DenoisingLesson:
 
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
         return self.sides.lengths(n, n)  # no noise makes a sequence longer
+
+    @property
+    def varies(self) -> bool:
+        return any(noise.removes for noise in self.noises)
+
+    def planned(self, known: Known, rng: Counters | None) -> tuple[Ints, Ints | None]:
+        """Noises draw how much they leave from what there is and from nothing else."""
+        if rng is None:
+            return self.lengths(known.lengths)
+        left = known.lengths - known.special
+        for number, noise in enumerate(self.noises):
+            left = noise.left(left, rng.under(number))
+        return self.sides.lengths(left + known.special, known.lengths)
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         spoiled = sequences

@@ -9,7 +9,8 @@
 
 Special tokens are left where they are: the text moves between them. A noise says whether it `masks` (needs a mask
 token), whether it asks where `sentences` start, and what share of the tokens it `removes` at most; `spoil` never makes
-a sequence longer, and leaves at least one token of it. Legend: T tokens, E ordinary tokens, S sequences.
+a sequence longer, and leaves at least one token of it. `left` tells how many ordinary tokens it will leave of so many,
+by the same draws. Legend: T tokens, E ordinary tokens, S sequences.
 """
 
 from dataclasses import replace
@@ -41,6 +42,9 @@ class TokenMasking:
     def __post_init__(self) -> None:
         check_rate(self.rate, "the rate of token_masking")
 
+    def left(self, sizes: Ints, rng: Counters) -> Ints:
+        return sizes
+
     def spoil(self, sequences: Sequences, mask: int, rng: Counters) -> Sequences:
         index, sizes = ordinary(sequences)
         tokens = sequences.tokens.copy()
@@ -64,9 +68,12 @@ class TokenDeletion:
     def removes(self) -> float:
         return self.rate
 
+    def left(self, sizes: Ints, rng: Counters) -> Ints:
+        return np.maximum(sizes - rounded(self.rate * sizes, rng.uniform(0)), np.minimum(sizes, 1))
+
     def spoil(self, sequences: Sequences, mask: int, rng: Counters) -> Sequences:
         index, sizes = ordinary(sequences)
-        counts = np.minimum(rounded(self.rate * sizes, rng.uniform(0)), np.maximum(sizes - 1, 0))
+        counts = sizes - self.left(sizes, rng)
         gone = marks(index[some(rng.bits(1, sizes), sizes, counts)], len(sequences.tokens))
         return taken(sequences, np.flatnonzero(~gone), sequences.lengths - counts)
 
@@ -95,9 +102,13 @@ class TextInfilling:
     def removes(self) -> float:
         return self.rate
 
+    def left(self, sizes: Ints, rng: Counters) -> Ints:
+        budget = self.budget(sizes, rng)
+        return sizes - budget + self.drawn(budget, rng)[1]
+
     def spoil(self, sequences: Sequences, mask: int, rng: Counters) -> Sequences:
         sizes = ordinary(sequences)[1]
-        budget = rounded(self.rate * sizes, rng.uniform(0))
+        budget = self.budget(sizes, rng)
         length, counts = self.drawn(budget, rng)
         slots = sizes - budget + counts  # a place for each token that stays and for each span
         chosen = some(rng.bits(2, slots), slots, counts)
@@ -106,6 +117,10 @@ class TextInfilling:
         free = chosen - np.repeat(begins(slots), counts) - spread(np.zeros_like(counts), counts)
         start = np.repeat(begins(sizes), counts) + free + before(length, counts)  # among the ordinary tokens
         return infilled(sequences, Spans(start, length, counts), mask)
+
+    def budget(self, sizes: Ints, rng: Counters) -> Ints:
+        """How many tokens are in spans."""
+        return rounded(self.rate * sizes, rng.uniform(0))
 
     def drawn(self, budget: Ints, rng: Counters) -> tuple[Ints, Ints]:
         """Lengths of spans that hold `budget[s]` tokens, and how many there are of each sequence."""
@@ -134,6 +149,9 @@ class SentencePermutation:
     sentences: ClassVar[bool] = True
     removes: ClassVar[float] = 0.0
 
+    def left(self, sizes: Ints, rng: Counters) -> Ints:
+        return sizes
+
     def spoil(self, sequences: Sequences, mask: int, rng: Counters) -> Sequences:
         if sequences.sentences is None:
             raise UsageError("these sequences do not say where sentences start; open their stream with sentences=True")
@@ -154,6 +172,9 @@ class DocumentRotation:
     masks: ClassVar[bool] = False
     sentences: ClassVar[bool] = False
     removes: ClassVar[float] = 0.0
+
+    def left(self, sizes: Ints, rng: Counters) -> Ints:
+        return sizes
 
     def spoil(self, sequences: Sequences, mask: int, rng: Counters) -> Sequences:
         index, sizes = ordinary(sequences)
