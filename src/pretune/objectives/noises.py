@@ -69,7 +69,8 @@ class TokenDeletion:
         return self.rate
 
     def left(self, sizes: Ints, rng: Counters) -> Ints:
-        return np.maximum(sizes - rounded(self.rate * sizes, rng.uniform(0)), np.minimum(sizes, 1))
+        left: Ints = np.maximum(sizes - rounded(self.rate * sizes, rng.uniform(0)), np.minimum(sizes, 1))
+        return left
 
     def spoil(self, sequences: Sequences, mask: int, rng: Counters) -> Sequences:
         index, sizes = ordinary(sequences)
