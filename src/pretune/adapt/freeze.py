@@ -97,7 +97,10 @@ def freeze(model: nn.Module, strategy: Strategy) -> tuple[str, ...]:
         if parameter.requires_grad:
             trained.append(name)
     if not trained:
-        raise UsageError("nothing is left to train: add a head, or freeze less")
+        raise UsageError(
+            "nothing is left to train: freeze less, or add a head (a model that writes its answers has none: "
+            "--set tune.text=false)"
+        )
     return tuple(trained)
 
 

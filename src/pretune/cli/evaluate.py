@@ -217,12 +217,14 @@ def _lines(found: "Sequence[Result]") -> "Iterator[str]":
 
 
 def shown(name: str, value: float) -> str:
-    """A score for people: fractions in percent, perplexities, bits and squared errors as they are.
+    """A score for people: fractions in percent, perplexities, bits, squared errors and thresholds as they are.
 
     >>> shown("accuracy", 0.7123), shown("word_perplexity", 1234.5678), shown("perplexity", 2e9)
     ('71.23 %', '1,234.57', '2.00e+09')
+    >>> shown("best_f1", 0.5), shown("best_f1_threshold", -0.25)
+    ('50.00 %', '-0.25')
     """
-    if any(part in name for part in ("perplexity", "bits", "squared_error")):
+    if any(part in name for part in ("perplexity", "bits", "squared_error", "threshold")):
         return f"{value:,.2f}" if value < 1e6 else f"{value:.2e}"
     return f"{100 * value:.2f} %"
 

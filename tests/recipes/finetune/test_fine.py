@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pretune.recipes.evaluate import evaluate
-from pretune.recipes.finetune.fine import FineTuned, _relabelled, evaluate_run
+from pretune.recipes.finetune.fine import FineTuned, _relabelled, evaluate_run, table_task
 from pretune.recipes.finetune.opening import open_task
 from pretune.recipes.finetune.settings import Wanted
 from pretune.recipes.finetune.work import finetune
@@ -77,6 +77,25 @@ def test_another_run_is_asked_all_of_it(base: Path, divided: tuple[FineTuned, Pa
     tree["task"]["name"] = "mnli"
     (run.path / "run.json").write_text(json.dumps(tree))
     assert evaluate_run(run, task="qnli", data=divided[1])["examples"] == 60
+
+
+def test_another_task_is_judged_by_its_own_metrics(divided: tuple[FineTuned, Path], tmp_path: Path) -> None:
+    """A model of entailment on SuperGLUE's diagnostics; a table of one's own is judged as what was learnt."""
+    place = tmp_path / "superglue_ax"
+    place.mkdir()
+    labels = ["entailment", "not_entailment"] * 3
+    broad = [{"sentence1": "a", "sentence2": "b", "label": label, "idx": at} for at, label in enumerate(labels)]
+    twins = [
+        {"premise": "a", "hypothesis": "b", "label": label, "idx": at, "pair_id": at // 2}
+        for at, label in enumerate(labels)
+    ]
+    for name, rows in (("AX-b", broad), ("AX-g", twins)):
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = evaluate(divided[0].path, "superglue_axb,superglue_axg", data=tmp_path)
+    assert [[*each.scores] for each in found] == [["matthews"], ["accuracy", "gender_parity"]]
+    (tmp_path / "own.csv").write_text("question,sentence,label\na,b,entailment\nc,d,not_entailment\n")
+    table = table_task(divided[0], tmp_path / "own.csv", text="question", pair="sentence")
+    assert [*evaluate_run(divided[0], task=table)["scores"]] == ["accuracy"]
 
 
 def test_labels_of_another_task_are_known_by_their_names() -> None:

@@ -165,7 +165,7 @@ def evaluate_run(
     most: int | None = None,
     device: str | None = None,
 ) -> dict[str, Any]:
-    """The scores of a fine-tuned run on its own task, or on another with the same labels (another domain).
+    """The scores of a fine-tuned run on its own task, or on another with the same labels, by that one's metrics.
 
     On test by default, or on dev where test has no answers; `most` takes so many examples, stratified. Where the run
     had divided the one split that there is, it is divided again: no example that was trained on is asked.
@@ -199,7 +199,8 @@ def evaluate_run(
         raise DataError(f"task '{found.name}': split '{chosen}' has no answers to score by; choose another")
     if most is not None and len(examples) > most:
         examples = subset(examples, most)
-    scores = score(own, examples, ready.predict(examples))
+    judged = own if isinstance(task, Task) else replace(own, metrics=found.metrics)  # a table has none of its own
+    scores = score(judged, examples, ready.predict(examples))
     notes = [] if opened is None else [*opened.parts.notes]
     return {"task": found.name, "split": chosen, "examples": len(examples), "scores": scores, "notes": notes}
 
