@@ -86,7 +86,8 @@ class Stop:
 
     def rest(self) -> None:
         """All there was is saved: being asked to stop, also since the last step, ends the run at once."""
-        asked, self.begun, self._loop = self._loop.asked if self._loop else 0, True, None
+        asked, self.begun = self._loop.asked if self._loop else 0, True
+        self._loop = self._save = None  # they hold all that was trained
         if asked:
             raise self._error(asked, f"; {self.again}")
 

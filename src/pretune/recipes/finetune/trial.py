@@ -5,6 +5,7 @@ share of dev, too, and hears what the others said, so that all of them choose al
 """
 
 import contextlib
+import gc
 import hashlib
 import json
 import time
@@ -75,6 +76,7 @@ class Trial:
         self.train = opened.limited(tuning.task.labels, tuning.task.split)
         self.precision = precision_of(fit.running(), ranks)
         if ranks.device.type == "cuda":
+            gc.collect()  # NOTE: a trial before may be held by cycles, which Python has no reason to look for
             torch.cuda.reset_peak_memory_stats(ranks.device)
         self.begun = begin(tuning, self.task, ranks, epoch=1.0)
         self.model = self.begun.model
@@ -175,6 +177,7 @@ class Trial:
         self.stop.rest()
         state.elapsed = time.monotonic() - loop.begun
         judging.take_best()
+        loop.hooks, loop.replay = (), None  # which hold one another, and memory of the device, until they are found
         return self._finish(loop, journal, judging)
 
     def _steps(self, loop: Loop) -> None:
