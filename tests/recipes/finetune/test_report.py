@@ -94,3 +94,23 @@ def test_what_is_kept_of_predictions_is_enough_for_the_metric(metric: str) -> No
     task = Task(name="own", kind=kind, metrics=(metric,), splits={}, labels=TAGS if kind == "tagging" else ("a", "b"))
     opened = Opened(task=task, parts=Parts(train=[], dev=[], test=[example for example, _ in made]))
     assert scored(opened, opened.parts.test, again) == scored(opened, opened.parts.test, said)
+
+
+def test_questions_are_drawn_with_all_their_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a question, or one twice over, is not what exact match is about."""
+    monkeypatch.setattr(report, "ROUNDS", 100)
+    examples = [Example(text="p", pair="q", label=at % 3 % 2, group=str(at // 3)) for at in range(60)]
+    task = Task(name="own", kind="pair", metrics=("multirc",), splits={}, labels=("a", "b"))
+    opened = Opened(task=task, parts=Parts(train=[], dev=[], test=examples))
+    right = [Prediction(label=int(one.label or 0)) for one in examples]
+    wrong = [Prediction(label=(1, 1, 0)[at % 3]) for at in range(60)]  # F1a 2/3, exact match 0
+    seen: list[tuple[int, int]] = []
+
+    def counted(opened: Opened, gold: list[Example], said: list[Prediction]) -> dict[str, float]:
+        seen.append((len(gold), len({one.group for one in gold})))
+        return scored(opened, gold, said)
+
+    monkeypatch.setattr(report, "scored", counted)
+    found = bootstrap(opened, [right], wrong)
+    assert found.examples == 20 and {*seen} == {(60, 20)}
+    assert (found.low, found.difference, found.high) == pytest.approx((2 / 3, 2 / 3, 2 / 3))  # all questions are alike

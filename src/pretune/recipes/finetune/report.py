@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from pretune.core import io, log
 from pretune.evaluate.beside import Beside, beside
+from pretune.metrics.groups import by_group
 from pretune.metrics.significance import Comparison, against, of_means, over_seeds
 from pretune.recipes.finetune.card import card
 from pretune.recipes.finetune.fine import SCORES, FineTuned
@@ -27,6 +28,8 @@ ROUNDS, PATIENCE = 1000, 20.0
 """Of a bootstrap, and the seconds that it may take; fewer rounds where a metric is slow."""
 SIGNED = ("matthews", "pearson", "spearman", "pearson_spearman", "average")
 """Metrics that may be below 0; an interval ends where a metric does."""
+GROUPED = ("multirc", "gender_parity")
+"""Metrics of examples that belong together."""
 SUMMED = ("seconds", "flops", "kwh", "co2e_kg", "dollars")
 
 
@@ -170,7 +173,10 @@ def compared(opened: Opened, chosen: Sequence[Facts], row: Beside) -> Facts:
 
 
 def bootstrap(opened: Opened, ours: Sequence[Sequence[Prediction]], other: Sequence[Prediction]) -> Comparison:
-    """The paired bootstrap; with scores of single examples where the metric is a mean of them."""
+    """The paired bootstrap; with scores of single examples where the metric is a mean of them.
+
+    Where a question with all its answers is judged as one, questions are drawn.
+    """
     task, examples = opened.task, opened.judged
     if task.metrics[0] in ("accuracy", "choice_accuracy", "squad", "squad2", "exact_match", "rouge", "rouge_stemmed"):
         each = [[_alone(task, example, run[i]) for i, example in enumerate(examples)] for run in (*ours, other)]
@@ -184,7 +190,16 @@ def bootstrap(opened: Opened, ours: Sequence[Sequence[Prediction]], other: Seque
     metric(examples, other)
     took = (time.perf_counter() - begun) * (len(ours) + 1)
     rounds = max(min(ROUNDS, int(PATIENCE / max(took, 1e-6))), 100)
-    return against(examples, ours, [other], metric, rounds=rounds)
+    if task.metrics[0] not in GROUPED:
+        return against(examples, ours, [other], metric, rounds=rounds)
+    groups = [example.group or f"\0{at}" for at, example in enumerate(examples)]
+
+    def whole(drawn: Sequence[Sequence[Example]], said: Sequence[Sequence[Prediction]]) -> float:
+        told = [replace(one, group=str(at)) for at, group in enumerate(drawn) for one in group]  # drawn twice: twice
+        return metric(told, [one for group in said for one in group])
+
+    units = [by_group(run, groups) for run in (*ours, other)]
+    return against(by_group(examples, groups), units[:-1], units[-1:], whole, rounds=rounds)
 
 
 def _alone(task: Task, example: Example, said: Prediction) -> float:
