@@ -8,6 +8,12 @@ torch and takes one step of AdamW on a single weight, below which nobody gets, a
 model with transformers (collator, model, AdamW; no evaluation, nothing saved). Alternated; the least of each, for other
 work on the machine only ever adds: of processor time, and by the clock. The goals, on a machine without other work:
 0.3 s for the help, 5 s to the first step.
+
+    PYTHONPATH=src python bench/startup.py --large DATA
+
+`pretune pretrain bert-base` on prepared data, 65,536 tokens a step, compiled where there is a GPU: until our modules
+are imported, until everything is opened, until the first step has ended; with the compiler's caches empty, and again.
+The goal is 40 s.
 """
 
 import argparse
@@ -22,16 +28,25 @@ from pathlib import Path
 FIRST = """
 import os, sys, time
 from pretune.train.loop import Loop
-whole = Loop._tell
+whole, run = Loop._tell, Loop.run
+print("imported", time.time(), time.process_time(), flush=True)
+def opened(self):
+    print("opened", time.time(), time.process_time(), flush=True)
+    return run(self)
 def told(self, *given):
     whole(self, *given)
+    if self.ranks.device.type == "cuda":
+        import torch
+        torch.cuda.synchronize()
     print("first", time.time(), time.process_time(), flush=True)
     os._exit(0)
-Loop._tell = told
+Loop.run, Loop._tell = opened, told
 from pretune.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 """The command, which ends with its first step."""
+LARGE = ("pretrain", "bert-base", "--objective", "masked", "--steps", "9", "--set", "data.samples=documents",
+         "--set", "data.max_length=512", "--set", "train.batch_tokens=65536")  # fmt: skip
 
 BARE = """
 import time, torch
@@ -57,19 +72,40 @@ optimizer.step()
 print("first", time.time(), time.process_time(), flush=True)
 """
 
+SAID = ("imported", "opened", "first")
+
 
 def run(arguments: list[str], folder: Path) -> tuple[float, float]:
     """Seconds by the clock and of processor time until a process says so, or ends."""
-    begun = time.time()
     before = os.times()
+    found = marks(arguments, folder)
+    after = os.times()
+    return found.get("first", (found["end"][0], sum(after[2:4]) - sum(before[2:4])))
+
+
+def marks(arguments: list[str], folder: Path) -> dict[str, tuple[float, float]]:
+    """What a process says that it has come to: seconds by the clock since before it was started, and of processor."""
+    begun = time.time()
     done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
-    after, ended = os.times(), time.time()
+    ended = time.time()
     if done.returncode:
         raise SystemExit(f"{arguments[-1]}: {done.stderr[-2000:]}")
-    marks = [line.split() for line in done.stdout.splitlines() if line.startswith("first ")]
-    if marks:
-        return float(marks[0][1]) - begun, float(marks[0][2])
-    return ended - begun, sum(after[2:4]) - sum(before[2:4])
+    lines = [line.split() for line in done.stdout.splitlines()]
+    said = {line[0]: (float(line[1]) - begun, float(line[2])) for line in lines if len(line) == 3 and line[0] in SAID}
+    return {**said, "end": (ended - begun, 0.0)}
+
+
+def large(data: Path, out: Path | None) -> None:
+    """A large model, with empty caches and again."""
+    found = {}
+    with tempfile.TemporaryDirectory() as name:
+        os.environ |= {"TORCHINDUCTOR_CACHE_DIR": f"{name}/inductor", "TRITON_CACHE_DIR": f"{name}/triton"}
+        for turn in ("empty caches", "again"):
+            given = ["-c", FIRST, *LARGE, "--data", str(data.resolve()), "--out", f"run {turn}"]
+            found[turn] = {mark: round(clock, 1) for mark, (clock, _) in marks(given, Path(name)).items()}
+            print(turn, json.dumps(found[turn]), flush=True)
+    if out:
+        out.write_text(json.dumps(found, indent=2))
 
 
 def texts() -> str:
@@ -84,9 +120,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--large", type=Path, metavar="DATA", help="BERT-base on this data instead")
     options = parser.parse_args()
+    os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1] / "src")
+    if options.large:
+        large(options.large, options.out)
+        return
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
-    os.environ["PYTHONPATH"] = str(Path(__file__).parents[1] / "src")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "text.txt").write_text(texts())
