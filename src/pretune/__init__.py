@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pretune.objectives import named as objective
     from pretune.recipes.embedding import train_embeddings
     from pretune.recipes.evaluate import evaluate
+    from pretune.recipes.finetune.fine import predict_run as predict
     from pretune.recipes.finetune.work import finetune
     from pretune.recipes.prepare import prepare
     from pretune.recipes.pretrain import pretrain
@@ -54,6 +55,7 @@ __all__ = [
     "load",
     "neighbors",
     "objective",
+    "predict",
     "prepare",
     "pretrain",
     "quickstart",
@@ -76,6 +78,7 @@ _PUBLIC = {
     "quickstart": "pretune.recipes.quickstart.work:quickstart",
     "train_embeddings": "pretune.recipes.embedding:train_embeddings",
     "finetune": "pretune.recipes.finetune.work:finetune",
+    "predict": "pretune.recipes.finetune.fine:predict_run",
     "evaluate": "pretune.recipes.evaluate:evaluate",
     "report": "pretune.evaluate.report:report",
     "score": "pretune.use.score:score",

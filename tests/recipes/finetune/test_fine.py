@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+import pretune as pt
+from pretune.core.errors import UsageError
 from pretune.recipes.evaluate import evaluate
 from pretune.recipes.finetune.fine import FineTuned, _relabelled, evaluate_run, table_task
 from pretune.recipes.finetune.opening import open_task
@@ -77,6 +79,13 @@ def test_another_run_is_asked_all_of_it(base: Path, divided: tuple[FineTuned, Pa
     tree["task"]["name"] = "mnli"
     (run.path / "run.json").write_text(json.dumps(tree))
     assert evaluate_run(run, task="qnli", data=divided[1])["examples"] == 60
+
+
+def test_a_run_on_disk_is_asked_in_one_call(divided: tuple[FineTuned, Path]) -> None:
+    run, pair = divided[0], ("the old sea", "a grey stone")
+    assert pt.predict(run.path, [pair, pair], device="cpu") == run.predict([pair, pair])
+    with pytest.raises(UsageError, match="learnt 'qnli', not 'cola'"):
+        pt.predict(run.path, [pair], task="cola")
 
 
 def test_another_task_is_judged_by_its_own_metrics(divided: tuple[FineTuned, Path], tmp_path: Path) -> None:

@@ -152,6 +152,17 @@ class Ready:
         return self.encoder.encode(examples, training=False).counts
 
 
+def predict_run(
+    run: str | os.PathLike[str], inputs: Iterable[Any], *, task: str | None = None, device: str | None = None
+) -> list[dict[str, Any]]:
+    """What a fine-tuned run says of texts, pairs of texts, or mappings with fields; one answer each, in order.
+
+    `task` is which one, of a run that learnt several. A run that is asked often is better kept: `FineTuned.open`.
+    """
+    fine = FineTuned.open(run, device=device)
+    return (fine if task is None else fine.on(task)).predict(inputs)
+
+
 def _ruled(rules: Rules, task: Task) -> Rules:
     return replace(rules, task=task, scale=task.scale)
 

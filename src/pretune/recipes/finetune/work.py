@@ -70,7 +70,7 @@ def finetune(
     or steps; settings and changes.
     """
     where = Path(out)
-    rates: Sequence[float] = () if lr is None else (lr,) if isinstance(lr, float) else lr
+    rates: Sequence[float] = () if lr is None else (lr,) if isinstance(lr, int | float) else lr
     stop = Stop(f"go on with --out {where} --resume", begun=resume)
     tries: Facts = {"seeds": seeds, "labels": labels, "baselines": baselines, "forgetting": forgetting}
     with stop.listening():
