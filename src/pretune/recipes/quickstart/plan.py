@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from pretune.core.config import spec
 
-BATCH, EPOCHS, DROPOUT = 16, 3, 0.1
-"""Reviews in a step of fine-tuning, how often all of them are read, and what is dropped of what the head reads."""
+BATCH, EPOCHS = 16, 3
+"""Reviews in a step of fine-tuning, and how often all of them are read."""
 
 
 @spec
@@ -27,6 +27,7 @@ class Plan:
     decay: float = 0.1  # the rate of each part of the network over that of the part above it
     fresh: tuple[float, float] = (1e-2, 0.3)  # both, for random weights, which have to change more
     light: float = 1e-3  # of LoRA
+    dropout: float = 0.1  # of what the head reads
     batch: int = 4096  # tokens in a step of pre-training
     share: float = 0.2  # of the time left that pre-training has
     every: int = 40  # steps after which it is judged on held-out text, and shows how it fills blanks

@@ -15,7 +15,7 @@ from pretune.evaluate.baselines.features import Counted
 from pretune.evaluate.baselines.linear import SVM, tuned
 from pretune.evaluate.baselines.penalised import fit_line
 from pretune.recipes.finetune.work import finetune
-from pretune.recipes.quickstart.plan import BATCH, DROPOUT, Plan
+from pretune.recipes.quickstart.plan import BATCH, Plan
 from pretune.recipes.quickstart.texts import Review, Texts
 from pretune.tasks.example import Example
 from pretune.tasks.splits import subset
@@ -111,7 +111,7 @@ class Judge:
             device=self.device,
             changes={
                 "tune.reading": {"kind": "reading", "at": "mean"},
-                "tune.dropout": DROPOUT,
+                "tune.dropout": plan.dropout,
                 "tune.head": "probe",  # random weights too: the same training from two starts
                 "data.max_length": plan.length,
                 "task.split": seed,
