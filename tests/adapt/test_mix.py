@@ -1,6 +1,7 @@
 """A learned mix of layers: its formula, what is trained, and that any family can be read."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,16 @@ import torch.nn.functional as F
 
 import pretune as pt
 from pretune.adapt.adapted import Adapted, adapt
+from pretune.adapt.freeze import Frozen, freeze
 from pretune.adapt.heads.choice import Choice
 from pretune.adapt.heads.classification import Classification
 from pretune.adapt.heads.head import TaskHead
 from pretune.adapt.heads.regression import Regression
 from pretune.adapt.heads.span import Span
 from pretune.adapt.heads.tagging import Tagging
-from pretune.adapt.mix import LayerMix, Mixing, MixReader, layers
+from pretune.adapt.mix import LayerMix, Mixing, MixReader, MixReading, layers
 from pretune.core.errors import UsageError
+from pretune.models.two_way import mirrored
 from pretune.nn.norm import LayerNorm
 from pretune.nn.recurrent import AdditiveAttention, BiLSTM
 from tests.contracts.tiny import CASES, lay, model_of, text
@@ -102,3 +105,30 @@ def test_a_mix_is_a_head_of_every_kind(name: str, head: str, tmp_path: Path) -> 
     again = pt.load(tmp_path / "run")
     assert isinstance(again, Adapted) and again.spec == model.spec
     torch.testing.assert_close(again(batch), logits, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("head", ["classification", "tagging"])
+def test_both_ways_are_mixed_as_elmo_does(head: str, tmp_path: Path) -> None:
+    """The layers of the model from the left and of that from the right, each turned to its token, side by side."""
+    body = copy.deepcopy(model_of("gpt2-small")).eval()
+    spec = HEADS[head]
+    model = adapt(body, replace(spec, mix=replace(MIXING, ways="both")), seed=1).eval()  # type: ignore[type-var]
+    reader = model.head
+    assert isinstance(reader, MixReading) and reader.backwards is not None
+    batch = lay(model.model.spec, text(6, 3, 8))
+    turned, index = mirrored(batch)
+    hidden = zip(layers(body, batch)[0], layers(reader.backwards, turned)[0], strict=True)
+    both = tuple(torch.cat((left, right.index_select(0, index)), dim=-1) for left, right in hidden)
+    second, reader.backwards = reader.backwards, None
+    expected = reader(both, batch)
+    reader.backwards = second
+    torch.testing.assert_close(model(batch), expected, rtol=0, atol=0)
+    freeze(model, Frozen())
+    assert not any(weight.requires_grad for weight in second.parameters()) and reader.out.weight.requires_grad
+    pt.save(model, tmp_path / "run")
+    torch.testing.assert_close(pt.load(tmp_path / "run")(batch), expected, rtol=0, atol=0)
+
+
+def test_two_ways_are_those_of_decoders() -> None:
+    with pytest.raises(UsageError, match="two ways are those of decoders, found a model of the shape 'encoder'"):
+        adapt(copy.deepcopy(model_of("bert-base")), Regression(mix=Mixing(ways="both")))

@@ -5,7 +5,8 @@ hidden, batch = layers(model, batch)            # once: nothing of the model is 
 reader(hidden, batch)                           # [C, classes]; with pool=None one row for each token
 """
 
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
-from pretune.models.model import LanguageModel
+from pretune.models.model import LanguageModel, build
+from pretune.models.spec import PARTS
+from pretune.models.two_way import mirrored
 from pretune.nn.norm import Norm
 from pretune.nn.reading import summary
 from pretune.nn.recurrent import AdditiveAttention, BiLSTM
@@ -95,9 +98,14 @@ class MixReading(nn.Module):
         self.pool = spec.pool.build(width=spec.lstm.width) if spec.pool else None
         self.out = nn.Linear(spec.lstm.width, spec.classes)
         self.dropout = nn.Dropout(spec.dropout)
+        self.backwards: LanguageModel | None = None  # what reads from the right, frozen; its layers stand beside
 
     def forward(self, hidden: tuple[Tensor, ...] | Tensor, batch: Batch) -> Tensor:
         """Logits `[C, classes]`, or `[N, classes]` for a tagger."""
+        if self.backwards is not None:
+            turned, index = mirrored(batch)
+            right = torch.stack(layers(self.backwards, turned)[0]).index_select(1, index)
+            hidden = torch.cat((torch.stack([*hidden]), right), dim=-1)  # [L, N, 2 W]
         states = self.lstm(self.dropout(self.mix(hidden)), batch)
         out: Tensor = self.out(self.dropout(states if self.pool is None else self.pool(states, batch)))
         return out
@@ -105,12 +113,17 @@ class MixReading(nn.Module):
 
 @spec
 class Mixing:
-    """A task's head over all layers of a model that stays as it is (Peters et al., 2018)."""
+    """A task's head over all layers of a model that stays as it is (Peters et al., 2018).
+
+    ELMo's layers are those of two models side by side, one of which reads from the right; with `ways` "both" that one
+    is part of the head, saved with it and never trained. Its weights are given to `backwards` after it was built.
+    """
 
     mix: LayerMix = LayerMix()
     lstm: BiLSTM = BiLSTM(hidden=256)
     attention: int | None = 128  # the width of what pools the words of a sequence; None: their mean
     dropout: float = 0.5
+    ways: Literal["one", "both"] = "one"
 
     def build(self, model: LanguageModel, classes: int, *, tagging: bool, seed: int) -> MixReading:
         """The reader, with new weights: a function of the seed."""
@@ -120,7 +133,14 @@ class Mixing:
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            made = reader.build(width=model.spec.width, layers=model.spec.last.depth + 1)
+            width = model.spec.width * (2 if self.ways == "both" else 1)
+            made = reader.build(width=width, layers=model.spec.last.depth + 1)
+        if self.ways == "both":
+            if model.shape != "decoder":
+                raise UsageError(f"two ways are those of decoders, found a model of the shape '{model.shape}'")
+            bare: dict[str, Any] = dict.fromkeys((*PARTS, "span"))
+            made.backwards = build(replace(model.spec, **bare), seed=seed)
+            made.backwards.requires_grad_(False)
         return made.to(model.tokens.weight.device)
 
 

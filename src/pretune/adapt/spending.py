@@ -30,15 +30,16 @@ class Spending:
         self._whole = flops_of(model.model.spec)
         self._found: tuple[int, float] | None = None
         self._last = self._sum = 0.0
-        reads = isinstance(model.head, MixReading)
-        self._reader = TIMES * matrices(model.head) if reads and model.head is not None else 0
+        reader = model.head if isinstance(model.head, MixReading) else None
+        self._reader = 0 if reader is None else TIMES * matrices(reader)
+        self._more = 0.0 if reader is None or reader.backwards is None else 1 / 3  # a second body, forward alone
 
     def __call__(self, seen: Tally) -> float:
         """All so far; a tally that holds less than the last one begins anew."""
         whole = self._whole(seen)
         if whole < self._last:
             self._last = self._sum = 0.0
-        self._sum += (whole - self._last) * self.share
+        self._sum += (whole - self._last) * (self.share + self._more)
         self._last = whole
         return self._sum + self._reader * seen.tokens
 
@@ -52,8 +53,8 @@ class Spending:
 
 
 def matrices(module: nn.Module) -> int:
-    """The weights that a token is multiplied with."""
-    return sum(parameter.numel() for parameter in module.parameters() if parameter.ndim == 2)
+    """The trained weights that a token is multiplied with."""
+    return sum(weight.numel() for weight in module.parameters() if weight.ndim == 2 and weight.requires_grad)
 
 
 def share(model: Adapted) -> float:

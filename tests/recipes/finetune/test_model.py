@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+import pretune as pt
+from pretune.adapt.mix import MixReading
 from pretune.adapt.unfreeze import Epochs, Plateau
 from pretune.core.errors import UsageError
 from pretune.recipes.finetune.choose import choose
@@ -13,11 +15,13 @@ from pretune.recipes.finetune.model import Begun, begin, encoder_for
 from pretune.recipes.finetune.opening import open_task
 from pretune.recipes.finetune.settings import Wanted
 from pretune.recipes.finetune.trial import Trial
+from pretune.recipes.finetune.work import finetune
 from pretune.tasks.task import Task
 from pretune.train.optim import parts
 from pretune.train.ranks import Ranks
 from pretune.train.watch import Stop
 from tests.recipes import tasked
+from tests.recipes.small import FAST, Prepared, shrunk
 
 CPU = Ranks(torch.device("cpu"))
 PARTS = ["embeddings", "model.encoder.0", "model.encoder.1", "heads"]
@@ -129,3 +133,24 @@ def test_the_text_is_shorter_by_what_stands_before_it(table: Path, tmp_path: Pat
             encoder_for(long, opened.task, made.model, opened.parts.train)
     else:
         assert encoder_for(long, opened.task, made.model, opened.parts.train).rules.max_length == 40
+
+
+def test_of_two_ways_a_mix_reads_both(prepared: Prepared, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As ELMo is used: what reads from the right lies in the base's directory, and goes with the head."""
+    data, small = prepared("bpe", "endoftext"), {**shrunk("gpt2-small"), **FAST}
+    wish: dict[str, Any] = {"objective": "bidirectional", "steps": 2, "changes": small}
+    base = pt.pretrain("gpt2-small", data=data, out=tmp_path / "base", **wish)
+    table = tasked.classes(tmp_path / "own.csv", 40)
+    quick = {"train.judge": 8, "data.max_length": 32, "tune.mix.lstm.hidden": 8}
+    mixed: dict[str, Any] = {"method": "mix", "steps": 2, "baselines": "none", "changes": quick}
+    run = finetune(base, train=table, out=tmp_path / "run", **mixed)
+    reader, right = pt.load(run).head, pt.load(base.path / "backward").state_dict()
+    assert isinstance(reader, MixReading) and reader.backwards is not None
+    assert all(torch.equal(weight, right[name]) for name, weight in reader.backwards.state_dict().items())
+    assert reader.lstm.width == 16 and pt.predict(run, ["the sea"]) == run.predict(["the sea"])
+    capsys.readouterr()
+    finetune(base, train=table, out=tmp_path / "left", method="frozen", steps=1, baselines="none")
+    assert "of its two models the one from the left is adapted" in capsys.readouterr().err
+    with pytest.raises(UsageError, match=r"tune.mix.ways 'both': .* has no backward/"):
+        mixed["changes"] = {**quick, "tune.mix.ways": "both"}
+        finetune(base.path / "backward", train=table, out=tmp_path / "no", **mixed)

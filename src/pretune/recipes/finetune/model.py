@@ -13,6 +13,7 @@ from pretune.adapt.freeze import Decay, Full, freeze
 from pretune.adapt.heads.generation import Generation
 from pretune.adapt.heads.head import TaskHead
 from pretune.adapt.heads.several import Several
+from pretune.adapt.mix import MixReading
 from pretune.adapt.unfreeze import Gradual, Unfreezing
 from pretune.core import config
 from pretune.core.errors import CheckpointError, UsageError
@@ -20,6 +21,7 @@ from pretune.core.hub import located
 from pretune.models import checkpoint
 from pretune.models.model import LanguageModel, build
 from pretune.models.spec import Model
+from pretune.models.two_way import FOLDER as BACKWARD
 from pretune.recipes.finetune.opening import members
 from pretune.recipes.finetune.settings import Base, Tune, Tuning
 from pretune.recipes.start import equipped
@@ -57,8 +59,17 @@ def begin(tuning: Tuning, task: Task, ranks: Ranks, *, epoch: float) -> Begun:
     """The model of a run, on its device; `epoch` is how many steps one has, for what follows epochs."""
     seed = tuning.train.seed
     body = base_model(tuning.base, seed=seed)
-    head = head_for(task, body.spec, body.tokenizer, tuning.tune)
-    model = adapt(body, head, seed=seed).to(ranks.device)
+    right = from_the_right(tuning)
+    tune = tuning.tune
+    if right is not None and tune.mix is not None:
+        tune = replace(tune, mix=replace(tune.mix, ways="both"))
+    model = adapt(body, head_for(task, body.spec, body.tokenizer, tune), seed=seed).to(ranks.device)
+    for module in model.modules():
+        if isinstance(module, MixReading) and module.backwards is not None:
+            if right is None:
+                raise UsageError(f"tune.mix.ways 'both': {tuning.base.path} has no {BACKWARD}/; leave it out")
+            state = right.state_dict()
+            module.backwards.load_state_dict({name: state[name] for name in module.backwards.state_dict()})
     methods.prepare(model, tuning.method, seed=seed)
     equipped(model, tuning.train.running(), ranks)
     gradual = tuning.tune.trained if isinstance(tuning.tune.trained, Gradual) else None
@@ -70,6 +81,19 @@ def begin(tuning: Tuning, task: Task, ranks: Ranks, *, epoch: float) -> Begun:
     if gradual is not None:
         hooks.append(gradual.hook(model, epoch=epoch))
     return Begun(model, body, groups, [hook for hook in hooks if isinstance(hook, Unfreezing)])
+
+
+def two_ways(base: Base) -> bool:
+    """Whether a second model lies in the base's directory, which reads from the right."""
+    return (located(base.path) / BACKWARD / checkpoint.CONFIG).is_file()
+
+
+def from_the_right(tuning: Tuning) -> LanguageModel | None:
+    """That model, where its layers are mixed with the other's."""
+    if tuning.tune.mix is None or not two_ways(tuning.base):
+        return None
+    found = checkpoint.load(located(tuning.base.path) / BACKWARD)
+    return found if tuning.base.weights == "pretrained" else build(found.spec, seed=tuning.train.seed + 1)
 
 
 def base_model(base: Base, *, seed: int) -> LanguageModel:

@@ -27,7 +27,7 @@ from pretune.recipes.choose import device_of
 from pretune.recipes.finetune.choose import choose, read_tree, spec_of
 from pretune.recipes.finetune.fine import FineTuned
 from pretune.recipes.finetune.kept import TASK, Kept, Member
-from pretune.recipes.finetune.model import head_for
+from pretune.recipes.finetune.model import head_for, two_ways
 from pretune.recipes.finetune.opening import Opened, balance, open_task, trained_on
 from pretune.recipes.finetune.plan import TRIALS, Plan
 from pretune.recipes.finetune.probe import KINDS, probe
@@ -176,6 +176,8 @@ class Work:
         """From the beginning, or from where it was."""
         for note in self.opened.parts.notes:
             log.say(note)
+        if self.tuning.tune.mix is None and two_ways(self.tuning.base):
+            log.say(f"{self.tuning.base.path}: of its two models the one from the left is adapted; `mix` reads both")
         if counts := balance(self.opened.task, self.opened.parts.train):
             log.say("train: " + ", ".join(f"{name} {count:,.6g}" for name, count in [*counts.items()][:20]))
         with contextlib.ExitStack() as stack:
