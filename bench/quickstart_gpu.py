@@ -42,6 +42,7 @@ RATES = (
 SIZES = (
     "batch=16384",
     "batch=16384 lr=1e-3",
+    "batch=16384 compile=false",
     "width=256 depth=4 heads=4 hidden=1024 batch=16384 lr=1e-3",
     "width=768 depth=6 heads=12 hidden=3072 batch=16384",
 )

@@ -29,6 +29,7 @@ class Plan:
     light: float = 1e-3  # of LoRA
     dropout: float = 0.1  # of what the head reads
     batch: int = 4096  # tokens in a step of pre-training
+    compile: bool | None = None  # whether pre-training is compiled, which takes time itself; None: on a GPU
     share: float = 0.2  # of the time left that pre-training has
     every: int = 40  # steps after which it is judged on held-out text, and shows how it fills blanks
     few: int = 60  # steps of fine-tuning at least, however few the labels are

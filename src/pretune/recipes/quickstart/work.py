@@ -165,6 +165,7 @@ class Work:
                     "data.short": None,
                     "train.lr": plan.lr,
                     "train.batch_tokens": plan.batch,
+                    "train.compile": plan.compile,
                     "train.eval_tokens": 4 * plan.batch,
                     "train.eval_every": plan.every,
                     "train.samples_every": plan.every,
