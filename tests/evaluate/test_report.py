@@ -3,6 +3,7 @@
 import html.parser
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -82,6 +83,24 @@ class TestSections:
         assert "books" in section(page, "data") and "f00d" in section(page, "data")
         assert f"pretune pretrain --config {tmp_path / 'books' / 'run.json'}" in section(page, "repeat")
         assert "pretune prepare books --out data" in section(page, "repeat")
+
+    def test_commands_that_repeat_it_can_be_typed(self, tmp_path: Path) -> None:
+        """The card says DATA for where it lies; the page knows the place, and quotes names whole."""
+        run = files.pretrained(tmp_path / "my runs" / "böoks")
+        data = tmp_path / "my runs" / "data"
+        card = json.loads((data / "card.json").read_text())
+        command = "pretune prepare 'my texts' --tokenizer DATA/tokenizer --out DATA --holdout 0.1"
+        files.write(data / "card.json", {**card, "command": command})
+        out = tmp_path / "my page.html"
+        for tokenizer in (data / "tokenizer", run):  # that of the run, where it has one
+            report([run], out)
+            lines = re.findall(r"pretune .*", section(out.read_text(), "repeat").split("On a CPU")[0])
+            prepare, pretrain, again = map(shlex.split, lines)
+            texts = ["pretune", "prepare", "my texts"]
+            assert prepare == [*texts, "--tokenizer", str(tokenizer), "--out", str(data), "--holdout", "0.1"]
+            assert pretrain[-2:] == ["--out", f"{run}-again"] and "'-again" not in out.read_text()
+            assert again == ["pretune", "report", str(run), "--out", str(out)]
+            (run / "tokenizer.json").write_text("{}")
 
     def test_what_is_missing_is_explained(self, tmp_path: Path) -> None:
         run = files.pretrained(tmp_path / "books", finished=False, samples=False, card=False)

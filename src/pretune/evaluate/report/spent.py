@@ -95,18 +95,30 @@ def repeat(runs: Sequence[Ran], results: Sequence[Results], given: Sequence[Path
     for one in results:
         command = one.about.get("command")
         lines += [command] if isinstance(command, str) else map(str, command) if isinstance(command, list) else []
-    for run in runs:
-        if run.card is not None and run.card.get("command") and str(run.card["command"]) not in lines:
-            lines.append(str(run.card["command"]))
+    lines += dict.fromkeys(line for line in map(prepared, runs) if line is not None)
     for run in (one for one in runs if one.tuned or one.pretrained):
         verb = "finetune" if run.tuned else "pretrain"
-        lines.append(f"pretune {verb} --config {quoted(run.path / 'run.json')} --out {quoted(run.path)}-again")
-    lines.append(f"pretune report {' '.join(map(quoted, given))} --out {quoted(out)}")
+        lines.append(_typed(verb, "--config", run.path / "run.json", "--out", f"{run.path}-again"))
+    lines.append(_typed("report", *given, "--out", out))
     return joined(
         [code(*lines), note("On a CPU the same settings, data and threads give the same weights, bit for bit.")]
     )
 
 
-def quoted(path: Path) -> str:
-    """A path as a shell reads it."""
-    return shlex.quote(str(path))
+def prepared(run: Ran) -> str | None:
+    """How its data is made again, where run.json looks for it: a card does not know where it lies.
+
+    The tokenizer is the run's own, which is there even where the data is not.
+    """
+    command = (run.card or {}).get("command")
+    if not command:
+        return None
+    place = str((run.tree.get("data") or {}).get("path") or "DATA")
+    tokenizer = run.path if (run.path / "tokenizer.json").is_file() else Path(place, "tokenizer")
+    names = {"DATA": place, "DATA/tokenizer": str(tokenizer)}
+    return shlex.join(names.get(word, word) for word in shlex.split(str(command)))
+
+
+def _typed(*words: object) -> str:
+    """A command as a shell reads it."""
+    return shlex.join(["pretune", *map(str, words)])
