@@ -1,12 +1,13 @@
 """What a result is measured on, what of a task is counted, and what cannot be learnt from."""
 
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pretune.core.errors import DataError
+from pretune.core.errors import DataError, UsageError
 from pretune.metrics.averages import GLUE, SUPERGLUE
 from pretune.recipes.finetune.opening import Opened, answered, balance, open_task, scored, together
 from pretune.recipes.finetune.settings import Wanted
@@ -123,3 +124,16 @@ def test_all_of_a_benchmark_has_its_published_average(name: str) -> None:
 def _fields(example: Example) -> dict[str, Any]:
     """A new example each: those of several tasks are told apart by which they are."""
     return {field.name: getattr(example, field.name) for field in fields(example)}
+
+
+def test_a_metric_whose_extra_is_missing_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "multi30k"
+    place.mkdir()
+    for name in ("train", "val"):
+        (place / f"{name}.en").write_text("a man\n" * 4)
+        (place / f"{name}.de").write_text("ein Mann\n" * 4)
+    pytest.importorskip("sacrebleu")
+    assert open_task(Wanted(name="multi30k", data=str(tmp_path))).task.kind == "generation"
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    with pytest.raises(UsageError, match="need the extra 'bleu'"):
+        open_task(Wanted(name="multi30k", data=str(tmp_path)))

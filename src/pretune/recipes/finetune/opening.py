@@ -98,6 +98,8 @@ def _open(wanted: Wanted) -> Opened:
     opened = Opened(task=task, parts=replace(parts, notes=(*notes, *parts.notes, *_repeated(parts))))
     if not answered(task, parts.train) or not answered(task, parts.dev):
         raise DataError(f"task '{task.name}': train or dev has no answers; choose a task that has them")
+    if task.kind == "generation":
+        score(task, parts.dev[:1], [Prediction(text="")])  # a metric that needs an extra says so now
     if opened.headline == "dev":
         why = "its test split has no answers" if parts.test else "it has no test split"
         more = f"{why}: the headline is that of dev, on which choices were made too"
