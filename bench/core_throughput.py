@@ -1,16 +1,25 @@
 """Forward + backward + AdamW of our models beside transformers' own, in one process on the same batches.
 
-    PYTHONPATH=src python bench/core_throughput.py [--out result.json] [--only bert-512,gpt2-1024]
+    PYTHONPATH=src python bench/core_throughput.py [--out result.json] [--only gpt2] [--peers eager,compiled,best]
 
 Both sides: the same weights, bf16 autocast with fp32 masters on CUDA (fp32 on CPU), fused AdamW, the same dropout
 everywhere (attention included), a masked-LM loss at 15 % of positions, a causal one at all, or span corruption (512
-tokens of source, 114 of target). The peer runs as most people run it (eager, SDPA) and at its best (torch.compile).
-Ours runs as `pretune pretrain` does on CUDA, with the residual stream in bf16 as well; a second row of ours keeps it in
-fp32, as autocast does for the peer. Rounds alternate; the median round counts. Before timing, both sides give the same
-loss on one batch, dropout off.
+tokens of source, 114 of target). Ours runs as `pretune pretrain` does on CUDA, with the residual stream in bf16 as
+well; a second row of ours keeps it in fp32, as autocast does for the peer. The peer, on CUDA in four strengths:
+
+    eager       as most people run it, SDPA
+    compiled    torch.compile, with the mask of ones that its collator gives (BERT)
+    best        the same without any mask: while it is compiled, transformers 5.17 lays one out even where none is
+                given, so that SDPA takes neither FlashAttention nor a causal kernel; an attention function registered
+                without a mask function gets none. No sequence is padded here, so nothing else changes. `--mode` and
+                `--multiple` (the vocabulary, filled up to a multiple) are for this one. T5's bias is a mask: not there.
+    narrow      and its weights in bf16 over fp32 masters, as FSDP keeps them: a bf16 stream on both sides
+
+Rounds alternate; the median round counts. Before timing, all sides give the same loss on one batch, dropout off.
 """
 
 import argparse
+import copy
 import json
 import platform
 import statistics
@@ -25,6 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import pretune as pt
 from pretune.core.types import Batch, Targets
@@ -32,6 +42,12 @@ from pretune.models.cost import flops_per_token
 from pretune.train.replay import Replay
 
 PEAK = 989e12  # datasheet bf16 rate of an H100 or H200
+PEERS = {
+    "compiled": "transformers + compile",
+    "best": "transformers + compile, no mask",
+    "narrow": "transformers + compile, bf16 weights",
+    "eager": "transformers",
+}
 
 
 @dataclass(frozen=True)
@@ -126,6 +142,27 @@ class Replayed(Side):
         return loss.detach()
 
 
+class Masters(Side):
+    """A peer with weights in bf16, of which the optimizer has fp32 masters."""
+
+    def __init__(self, name: str, model: torch.nn.Module, loss: Callable[[Any], torch.Tensor], device: str) -> None:
+        super().__init__(name, model.bfloat16(), loss, device)
+        self.weights = list(model.parameters())
+        self.masters = [weight.detach().float().requires_grad_() for weight in self.weights]
+        self.optimizer = torch.optim.AdamW(self.masters, lr=1e-4, weight_decay=0.01, fused=True)
+
+    @torch.no_grad()
+    def step(self, batch: Any) -> None:
+        with torch.enable_grad():
+            self.loss(batch).backward()
+        for weight, master in zip(self.weights, self.masters, strict=True):
+            assert weight.grad is not None
+            master.grad, weight.grad = weight.grad.float(), None
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        torch._foreach_copy_(self.weights, self.masters)
+
+
 def sync(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
@@ -185,7 +222,6 @@ def measure(work: Work, device: str, given: argparse.Namespace) -> dict[str, Any
     mine_batches, their_batches = batches(work, mine.spec.vocab, device)
     agree(mine, reference, mine_batches[0], their_batches[0], device)
 
-    compiled = torch.compile(reference)
     runs = [Side("pretune", mine, loss_of(mine), device)]
     if device == "cuda":
         narrow(mine).compile(dynamic=False)
@@ -193,9 +229,8 @@ def measure(work: Work, device: str, given: argparse.Namespace) -> dict[str, Any
         if not given.narrow:
             wide.compile(dynamic=False)
             runs.append(Replayed("pretune, fp32 residual", wide, device))
-        runs.append(Side("transformers + compile", reference, lambda batch: compiled(**batch).loss, device))
-    runs.append(Side("transformers", reference, lambda batch: reference(**batch).loss, device))
-    runs = [side for side in runs if side.name.startswith("pretune") or not given.ours]
+    if not given.ours:
+        runs += peers(work, reference, their_batches[0], given, device)
     data = {side.name: mine_batches if side.name.startswith("pretune") else their_batches for side in runs}
     for side in runs:
         start = time.perf_counter()
@@ -206,6 +241,34 @@ def measure(work: Work, device: str, given: argparse.Namespace) -> dict[str, Any
         for side in runs:
             side.seconds.append(side.run(data[side.name], given.steps))
     return report(work, mine, runs, device)
+
+
+def peers(
+    work: Work, reference: Any, batch: dict[str, torch.Tensor], given: argparse.Namespace, device: str
+) -> list[Side]:
+    """The peer in the strengths that are asked for, each with the same loss on one batch."""
+    wanted = given.peers.split(",") if given.peers else list(PEERS) if device == "cuda" else ["eager"]
+    sides = []
+    for name in wanted:
+        if name == "best" and work.target:
+            continue
+        model, run = reference, reference
+        if name in ("best", "narrow"):
+            transformers.AttentionInterface.register("unmasked", sdpa_attention_forward)
+            model = copy.deepcopy(reference)
+            model.set_attn_implementation("unmasked")
+            if given.multiple > 1:
+                model.resize_token_embeddings(pad_to_multiple_of=given.multiple, mean_resizing=False)
+        if name != "eager":
+            run = torch.compile(model, mode=None if name == "compiled" else given.mode)
+        kind = Masters if name == "narrow" else Side
+        side = kind(PEERS[name], model, lambda batch, run=run: run(**batch).loss, device)
+        losses = [peer_loss(one, batch, device) for one in (reference, model)]
+        assert abs(losses[0] - losses[1]) < 0.02, f"losses of {side.name} differ: {losses}"
+        model.train()
+        sides.append(side)
+    reference.train()
+    return sides
 
 
 def profile(work: Work, device: str, dropout: float) -> None:
@@ -241,11 +304,16 @@ def loss_of(model: Any) -> Callable[[Batch], torch.Tensor]:
 
 def agree(mine: Any, reference: Any, batch: Batch, theirs: dict[str, torch.Tensor], device: str) -> None:
     """The same loss on both sides, dropout off."""
-    reference.eval()
     with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
         ours = mine.loss(mine.eval().states(batch), batch).mean().item()
-        other = reference(**theirs).loss.item()
+    other = peer_loss(reference, theirs, device)
     assert abs(ours - other) < (0.02 if device == "cuda" else 1e-4), f"losses differ: {ours} and {other}"
+
+
+def peer_loss(model: Any, batch: dict[str, torch.Tensor], device: str) -> float:
+    """Of a batch, dropout off, not compiled."""
+    with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+        return float(model.eval()(**batch).loss)
 
 
 def report(work: Work, mine: Any, runs: list[Side], device: str) -> dict[str, Any]:
@@ -280,6 +348,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--narrow", action="store_true", help="leave out our row with an fp32 residual stream")
+    parser.add_argument("--peers", help=f"some of {', '.join(PEERS)}; all of them on CUDA, eager on a CPU")
+    parser.add_argument("--mode", help="of torch.compile, for the best peers: max-autotune-no-cudagraphs, …")
+    parser.add_argument("--multiple", type=int, default=1, help="of the best peers' vocabulary: 64 suits the kernels")
     parser.add_argument("--ours", action="store_true", help="leave out the peer, to try something on our side")
     parser.add_argument("--profile", action="store_true", help="print our kernels, the longest first, and time nothing")
     given = parser.parse_args()
