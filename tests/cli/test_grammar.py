@@ -26,6 +26,16 @@ NAMED = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
+def test_arguments_have_our_names_and_no_types_of_python(verb: str, capsys: Capture) -> None:
+    assert main([verb, "--help"]) == 0
+    usage, _, rest = capsys.readouterr().out.partition("\n\n")
+    arguments = rest.partition("Arguments:\n")[2].partition("\n\n")[0]
+    assert "{" not in usage and "<" not in usage
+    for name, about in (line.split()[:2] for line in arguments.splitlines() if line[2:3].strip()):
+        assert name in usage and not about.startswith("<")
+
+
+@pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_an_example_that_can_be_typed(verb: str, capsys: Capture) -> None:
     commands = examples(verb)
     assert commands

@@ -13,6 +13,7 @@ import typer
 from pretune import __version__
 from pretune.cli import _completion
 from pretune.cli._faults import judge, one_line
+from pretune.cli._help import plain
 from pretune.cli._ranks import idle
 from pretune.core import log
 from pretune.core.errors import Interrupted, Stopped
@@ -78,7 +79,7 @@ def _run(arguments: list[str]) -> int:
     words = _completion.line()
     if words is None and idle(_verb(arguments), arguments):
         return 0
-    command = typer.main.get_command(_app(arguments) if words is None else _completed(words))
+    command = plain(typer.main.get_command(_app(arguments) if words is None else _completed(words)))
     result = command.main(args=_completion.named(arguments), prog_name="pretune", standalone_mode=False)
     code = result if isinstance(result, int) else 0  # an int comes from typer.Exit; verbs return nothing
     if code == Interrupted.exit_code:  # typer turns Ctrl-C into this code
