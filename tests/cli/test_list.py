@@ -1,5 +1,6 @@
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -21,11 +22,18 @@ def test_families_are_one_aligned_line_each(capsys: pytest.CaptureFixture[str]) 
     assert main(["list", "families"]) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
-    assert err == ""
+    assert err == "next: pretune show bert\n"
     assert [line.split()[0] for line in lines] == FAMILIES.names()
     column = max(map(len, FAMILIES)) + 2
     for name, line in zip(FAMILIES, lines, strict=True):
         assert line == f"{name:<{column}}{FAMILIES.describe(name)}"
+
+
+@pytest.mark.parametrize("what", ["", "families", "sizes", "objectives", "methods", "metrics", "tasks", "tokenizers"])
+def test_after_each_list_there_is_something_to_type(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", *what.split()]) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("next: ")]
+    assert len(told) == 1 and main(shlex.split(told[0])[2:]) == 0
 
 
 def test_sizes_have_their_exact_counts(capsys: pytest.CaptureFixture[str]) -> None:

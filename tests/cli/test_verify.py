@@ -19,7 +19,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_line_for_everything_that_was_checked(capsys: Capture, folder: Path) -> None:
     assert main(["verify", str(folder)]) == 0
     out, err = capsys.readouterr()
-    assert err == ""
+    assert err == f"next: pretune show {folder}\n"
     assert out.splitlines() == [
         "ok  MANIFEST.json: 2 files of the sizes and SHA-256 it says",
         "ok  config.json: family 'bert', 4,720 parameters",

@@ -1,4 +1,4 @@
-"""What to type next: every verb that makes something ends with one command that works as it stands.
+"""What to type next: every verb but `env` ends with one command that works as it stands.
 
     next: pretune finetune runs/base --train labelled.csv --out runs/base-tuned
 

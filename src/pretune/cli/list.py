@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pretune.cli._next import hint
 from pretune.core import log
 from pretune.core.errors import UsageError, nearest
 
@@ -18,14 +19,14 @@ def list_(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="families|sizes|objectives|methods|metrics|tasks|tokenizers",
+            metavar="WHAT",
             autocompletion=lambda incomplete: [kind for kind in _KINDS if kind.startswith(incomplete)],
-            help="What to list; all of it, briefly, by default.",
+            help="families, sizes, objectives, methods, metrics, tasks or tokenizers; all, briefly, by default.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List families, sizes, objectives, methods, metrics or tasks.
+    """List what there is: families, sizes, objectives, tasks, …
 
     Sizes have the parameters as released (encoders: without heads), objectives the shapes of models they train, and
     tasks their kind, official metric, and the rows of those splits that are in $PRETUNE_DATA.
@@ -37,7 +38,8 @@ def list_(
     found = {kind: find() for kind, find in _KINDS.items() if what in (None, kind)}
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
-    elif what is None:
+        return
+    if what is None:
         print("\n\n".join(_brief(kind, list(names)) for kind, names in found.items()))
     else:
         print("\n".join(_lines(found[what])))
@@ -45,6 +47,7 @@ def list_(
             log.say(
                 "no data: the folder that has the published files is named by $PRETUNE_DATA, or --data where it is read"
             )
+    hint(*(("list", "families") if what is None else _AFTER[what](list(found[what]))))
 
 
 def families() -> dict[str, str]:
@@ -119,6 +122,17 @@ _KINDS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "tasks": tasks,
     "tokenizers": tokenizers,
 }
+
+_AFTER: Mapping[str, Callable[[list[str]], tuple[str, ...]]] = {
+    "families": lambda names: ("show", names[0]),
+    "sizes": lambda names: ("show", names[0]),
+    "objectives": lambda names: ("show-batch", names[0]),
+    "methods": lambda names: ("finetune", "--help"),
+    "metrics": lambda names: ("evaluate", "--help"),
+    "tasks": lambda names: ("finetune", "--help"),
+    "tokenizers": lambda names: ("tokenizer", "--help"),
+}
+"""What to type when one has seen a list."""
 
 
 def _shapes(target: str) -> list[str]:

@@ -11,6 +11,7 @@ import typer
 
 from pretune.cli._names import families
 from pretune.cli._names import settings as paths
+from pretune.cli._next import free, hint, other, quoted
 from pretune.cli._tables import WIDTH, Section, print_page
 from pretune.core.errors import UsageError, nearest_file
 
@@ -75,6 +76,11 @@ def show(
         return
     printable = "".join(c if c.isprintable() else "?" for c in label)
     print_page(printable, _about(spec), _sections(spec, facts), _note(facts))
+    if name in families(name):
+        hint(*_learnt(spec.family))
+        other(f"pretrain {name} --data DATA --out {quoted(free('runs/base'))}  (DATA is what `pretune prepare` wrote)")
+    else:
+        hint("verify", name)
 
 
 def count(text: str, what: str) -> int:
@@ -173,6 +179,14 @@ def _find(name: str, changes: dict[str, str]) -> "tuple[str, Model]":
             ) from None
         raise
     return _changed(f"{family}-{size}", changes), catalog.resolve(name, changes)
+
+
+def _learnt(family: str) -> tuple[str, str]:
+    """What to look at after a family: the objective of its paper."""
+    from pretune.models.families import FAMILIES
+
+    training = FAMILIES.get(family).training
+    return ("list", "objectives") if training is None else ("show-batch", str(training.objective["kind"]))
 
 
 def _changed(name: str, changes: dict[str, str]) -> str:

@@ -10,6 +10,7 @@ import typer
 
 from pretune.cli._drawing import Column, Line, beside, cells, cut, padded, prose, show, table
 from pretune.cli._names import SHAPES, among, objectives
+from pretune.cli._next import free, hint, other, quoted
 
 if TYPE_CHECKING:
     from pretune.recipes.example import Drawn, Example, Side, Sight
@@ -75,6 +76,11 @@ def show_batch(
         print(json.dumps(made.plain(), indent=2, ensure_ascii=False))
         return
     show(lambda width, colour: page(made, width, colour))
+    given: list[object] = [word for option, words in (("--text", text), ("--hide", hide), ("--set", settings))
+                           for one in words or () for word in (option, one)]  # fmt: skip
+    given += [word for pair in (("--tokenizer", tokenizer), ("--shape", shape)) if pair[1] is not None for word in pair]
+    hint("show-batch", objective, *given, "--seed", seed + 1)
+    other(f"pretrain FAMILY --objective {objective} --data DATA --out {quoted(free('runs/base'))}")
 
 
 def page(made: "Example", width: int, colour: bool = False) -> list[Line]:

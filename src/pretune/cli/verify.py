@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from pretune.cli._next import free, hint
+
 
 def verify(
     directory: Annotated[
@@ -24,7 +26,7 @@ def verify(
     from pretune.models.verify import verify as check
     from pretune.train.store import verify_checkpoints
 
-    directory = located(directory)
+    given, directory = directory, located(directory)
     lines = verify_checkpoints(directory)
     if is_adapter(directory):
         lines = [*verify_adapter(directory), *lines]
@@ -35,3 +37,7 @@ def verify(
         return
     for line in lines:
         print(f"ok  {line}")
+    if (directory / "run.json").exists() and any(directory.glob("*config.json")):  # a run that has ended
+        hint("export", given, "--to", "hf", "--out", free(f"{directory.resolve().name}-hf"))
+    else:
+        hint("show", given)

@@ -30,7 +30,9 @@ def find(name: str) -> tuple[str, str]:
     """Family and size of a name `FAMILY[-SIZE]`; the family's usual size where none is given."""
     families = sorted((family for family in FAMILIES if name == family or name.startswith(family + "-")), key=len)
     if not families:
-        raise UsageError(f"unknown model '{name}'{nearest(name, [*FAMILIES, *names()])}; see 'pretune list families'")
+        raise UsageError(
+            f"unknown model '{name}'{nearest(name, [*FAMILIES, *names()])} (`pretune list families` shows all)"
+        )
     family = families[-1]
     size = FAMILIES.get(family).default if name == family else name[len(family) + 1 :]
     sizes = FAMILIES.get(family).sizes
