@@ -24,6 +24,7 @@ import numpy as np
 import torch
 import transformers
 from core_throughput import Replayed, Side, loss_of, narrow
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import pretune as pt
 from pretune.core.types import Targets
@@ -100,6 +101,8 @@ def steps(point: Point, device: str, wanted: set[str]) -> dict[str, Callable[[],
     if wanted & {PEER, BEST}:
         with torch.device(device):
             theirs = transformers.GPT2LMHeadModel(config).train()
+        transformers.AttentionInterface.register("unmasked", sdpa_attention_forward)
+        theirs.set_attn_implementation("unmasked")  # else it lays a mask out while it is compiled (core_throughput)
         tokens = torch.from_numpy(ids).to(device)
     if PEER in wanted:
         peer = Side(PEER, theirs, lambda given: theirs(input_ids=given, labels=given).loss, device)

@@ -5,18 +5,22 @@
 DATA is a directory that `pretune prepare` wrote. Ours: shards, packing, corruption in workers, and the training loop as
 `pretune pretrain` runs it. The peer: the same sequences as lists of tokens, a DataLoader with workers,
 DataCollatorForLanguageModeling, BertForMaskedLM with the same sizes and dropout, bf16 autocast, fused AdamW, clipping:
-as most run it (eager, padded to the longest of a batch) and at its best (torch.compile, padded to the full length, so
-that it compiles once). Windows of steps alternate in one process; only real tokens count, and the median window.
+as most run it (eager, padded to the longest of a batch), compiled (padded to the full length, so that it compiles
+once), and with `--like-lengths` at its best: batches of like lengths, as its `group_by_length` makes them, padded to
+one of a few lengths (each is compiled), with as many sequences as come to the same number of positions. Windows of
+steps alternate in one process; only real tokens count, and the median window.
 `first_step` is the time from the start of this process to our first step, less what was spent on the peers.
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,37 +34,40 @@ from pretune.train.late import Report
 from pretune.train.loop import Loop
 
 WARM, WINDOW, ROUNDS = 30, 30, 3
+EAGER, COMPILED, ALIKE = "transformers", "transformers + compile", "transformers + compile, like lengths"
 
 
 class Peer:
     """transformers' model with its own collator."""
 
-    def __init__(self, name: str, sequences: list[np.ndarray], special: dict[str, int], given: Any, best: bool) -> None:
-        self.name, self.best, self.device = name, best, given.device
+    def __init__(self, name: str, sequences: list[np.ndarray], vocab: int, given: Any) -> None:
+        self.name, self.device = name, given.device
+        best, alike = name != EAGER, name == ALIKE
         torch.manual_seed(0)
         rates = {"hidden_dropout_prob": given.dropout, "attention_probs_dropout_prob": given.dropout}
         size = {} if given.width is None else {"hidden_size": given.width, "intermediate_size": 4 * given.width}
         size |= {} if given.width is None else {"num_hidden_layers": 2, "num_attention_heads": 2}
-        config = transformers.BertConfig(vocab_size=special.pop("vocab"), **rates, **size)
+        config = transformers.BertConfig(vocab_size=vocab, **rates, **size)
         self.model = transformers.BertForMaskedLM(config).to(given.device).train()
-        self.run = torch.compile(self.model) if best else self.model
+        self.run = torch.compile(self.model, dynamic=False) if best and given.device == "cuda" else self.model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=given.device == "cuda" or None)
         tokenizer = transformers.AutoTokenizer.from_pretrained(given.tokenizer)
         collate = transformers.DataCollatorForLanguageModeling(
             tokenizer, mlm_probability=0.15, pad_to_multiple_of=given.length if best else 8
         )
+        order = torch.utils.data.RandomSampler(sequences)
+        batches = torch.utils.data.BatchSampler(order, given.batch_tokens // given.length, drop_last=True)
         self.batches = iter(
             torch.utils.data.DataLoader(
                 [{"input_ids": one.tolist()} for one in sequences],
-                batch_size=given.batch_tokens // given.length,
-                shuffle=True,
-                drop_last=True,
-                collate_fn=collate,
+                batch_sampler=Alike(sequences, given) if alike else batches,
+                collate_fn=partial(to_edge, collate, edges(given.length)) if alike else collate,
                 num_workers=given.workers,
                 pin_memory=given.device == "cuda",
                 prefetch_factor=4 if given.workers else None,
             )
         )
+        self.warm = 5 + (len(edges(given.length)) if alike else 0)
 
     def steps(self, count: int) -> int:
         """Train, and say on how many real tokens."""
@@ -76,6 +83,37 @@ class Peer:
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
         return tokens
+
+
+def edges(length: int) -> list[int]:
+    """The lengths that batches of like lengths are padded to, from an eighth of the longest."""
+    found = {length >> halves for halves in range(4)} | {3 * length >> halves for halves in (2, 3, 4)}
+    return sorted(one for one in found if one >= 8)
+
+
+def to_edge(collate: Any, lengths: list[int], examples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+    """A batch padded to the first of these lengths that its longest fits into."""
+    longest = max(len(one["input_ids"]) for one in examples)
+    collate.pad_to_multiple_of = next(length for length in lengths if length >= longest)
+    found: dict[str, torch.Tensor] = collate(examples)
+    return found
+
+
+class Alike:
+    """Batches of like lengths in random order, each of about as many positions; one of each length comes first."""
+
+    def __init__(self, sequences: list[np.ndarray], given: Any) -> None:
+        rng, sizes = np.random.default_rng(0), np.array([len(one) for one in sequences])
+        first, rest = [], []
+        for low, edge in itertools.pairwise([0, *edges(given.length)]):
+            rows, here = given.batch_tokens // edge, rng.permutation(np.flatnonzero((sizes > low) & (sizes <= edge)))
+            made = [here[i : i + rows].tolist() for i in range(0, len(here) - rows + 1, rows)]
+            first += made[:1]
+            rest += made[1:]
+        self.batches = [*first, *(rest[i] for i in rng.permutation(len(rest)))]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return itertools.cycle(self.batches)
 
 
 class Alternate:
@@ -106,7 +144,7 @@ class Alternate:
                 self.rates[peer.name].append(self._timed(peer))
         else:
             for peer in self.peers:
-                peer.steps(5)
+                peer.steps(peer.warm)
         self._sync()
         self.tokens, self.waited, self.begun = 0.0, loop.batches.waited, time.perf_counter()
 
@@ -153,6 +191,7 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--batch-tokens", type=int, default=65_536)
     parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--like-lengths", action="store_true", help="the peer with batches of like lengths as well")
     parser.add_argument("--width", type=int, help="a small model of this width and two layers, to try the script")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -172,12 +211,13 @@ def main() -> None:
         if not hook:
             spent.append(-alive())
             need = given.batch_tokens // given.length * (WINDOW // 2 + 2) * (ROUNDS + 1) + 4096
-            found = list(sequences(opened[-1], 2 * need))
-            facts = self.trainee.model.spec
+            found = list(sequences(opened[-1], (4 if given.like_lengths else 2) * need))
+            vocab = self.trainee.model.spec.vocab
+            torch._dynamo.config.recompile_limit = 64  # every length of the peer is a graph
             peers = [
-                Peer(name, found, {"vocab": facts.vocab}, given, best)
-                for name, best in (("transformers", False), ("transformers + compile", True))
-                if not best or given.device == "cuda"
+                Peer(name, found, vocab, given)
+                for name in (EAGER, COMPILED, *([ALIKE] if given.like_lengths else []))
+                if name != COMPILED or given.device == "cuda"
             ]
             hook.append(Alternate(peers, given.device))
             lengths = np.array([len(one) for one in found])
