@@ -84,6 +84,18 @@ def test_hints_lead_from_texts_to_predictions(workshop: Path, capsys: Capture) -
         assert len(capsys.readouterr().out.splitlines()) == 40
 
 
+def test_a_run_on_a_table_is_not_judged_by_what_it_knows(workshop: Path, capsys: Capture) -> None:
+    with world.inside(workshop):
+        assert main(["evaluate", "my runs/tuned"]) == 2
+        told = capsys.readouterr().err
+        assert "was fine-tuned on a table, and my runs/tuned/scores.json has its scores" in told and "--test" in told
+        assert main(["evaluate", "my runs/tuned", "--test", "my table.csv"]) == 0
+        assert "warning: my table.csv: the run was trained on it" in capsys.readouterr().err
+        Path("other table.csv").write_text(Path("my table.csv").read_text())
+        assert main(["evaluate", "my runs/tuned", "--test", "other table.csv"]) == 0
+        assert "was trained on it" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("style", ["cls-sep", "s-mask", "endoftext", "sentinels", "cls-last"])
 def test_data_of_every_style_has_a_model_to_train(style: str, workshop: Path, capsys: Capture) -> None:
     kind = {"s-mask": "bpe", "endoftext": "bpe", "sentinels": "unigram", "cls-last": "unigram"}.get(style, "wordpiece")

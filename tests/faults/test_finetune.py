@@ -238,7 +238,12 @@ class TestInputs:
             ("none.txt", None, 3, "no such file"),
             ("empty.txt", "", 3, "no inputs"),
             ("rows.csv", "text,more\nfine\n", 3, "rows.csv:2: the row has 1 columns, 2 are expected"),
-            ("other.csv", "body,more\nfine,x\n", 3, "no field 'text'"),
+            (
+                "other.csv",
+                "body,more\nfine,x\n",
+                3,
+                "no field 'text' (it has body, more); name the column that is the text",
+            ),
             ("odd.jsonl", '{"text": 3}\n', 3, "text is expected"),
         ],
     )

@@ -85,6 +85,11 @@ def evaluate(
     work = _Work(model, device, data, tell, how)
     tasks = _named(task) or ([] if text else work.learnt_tasks)
     if not tasks and not text:
+        if work.run is not None:
+            raise UsageError(
+                f"{work.run}: was fine-tuned on a table, and {work.run / 'scores.json'} has its scores; give another "
+                "table to judge it by (--test FILE), or name a task (--task)"
+            )
         raise UsageError(
             "nothing to evaluate on; name a task (--task, see `pretune list tasks`), or give a text (--text FILE) or a "
             "table (--test FILE)"

@@ -16,7 +16,7 @@ import torch
 from pretune.adapt import methods
 from pretune.adapt.adapted import Adapted, adapt, one_of
 from pretune.adapt.heads.generation import Generation
-from pretune.core import config, io
+from pretune.core import config, io, log
 from pretune.core.errors import CheckpointError, DataError, UsageError, nearest_file
 from pretune.recipes.choose import device_of
 from pretune.recipes.finetune.inputs import example_of
@@ -228,9 +228,19 @@ def table_task(run: str | os.PathLike[str], file: str | os.PathLike[str], **role
     if kept.kind_of not in TABLES:
         raise UsageError(f"{where}: learnt '{kept.name}' ({kept.kind_of}), which no table can ask; name a --task")
     wanted = config.from_dict(Wanted, io.read_json(where / RUN, CheckpointError).get("task"), where="task")
+    if wanted.train is not None and _same(wanted.train, file):
+        log.warn(
+            f"{file}: the run was trained on it, and knows these answers; {where / SCORES} has what it says of others"
+        )
     usual = {"text": wanted.text or kept.text, "pair": wanted.pair or kept.pair, "label": wanted.label}
     text, pair, label = ({**usual, **roles}[role] for role in ("text", "pair", "label"))
     return own_task({"test": file}, text, label, pair, name=Path(file).name, labels=kept.labels)
+
+
+def _same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Whether two paths lead to one file; a path of a run may lead nowhere by now."""
+    first, second = Path(one), Path(other)
+    return first.exists() and second.exists() and first.samefile(second)
 
 
 def _divided(run: Path, task: Task, data: str | os.PathLike[str] | None) -> Opened | None:

@@ -30,7 +30,10 @@ def example_of(given: Any, kept: Kept, where: str) -> Example:
         text = text if text is not None else " ".join(words)
     if text is None:
         there = ", ".join(map(str, given))[:100]
-        raise DataError(f"{where}: no field '{kept.text or 'text'}' (it has {there or 'none'}); name it as in training")
+        raise DataError(
+            f"{where}: no field '{kept.text or 'text'}' (it has {there or 'none'}); name the column that is the text "
+            "(`pretune predict --text COL`)"
+        )
     pair = _field(given, kept.pair, NAMES["pair"], where)
     if pair is None and (kept.pair is not None or kept.kind_of in ("pair", "span")):
         what = kept.pair or ("context" if kept.kind_of == "span" else "pair")
