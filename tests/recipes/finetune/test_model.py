@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import pretune as pt
+from pretune.adapt.adapted import Adapted
 from pretune.adapt.mix import MixReading
 from pretune.adapt.unfreeze import Epochs, Plateau
 from pretune.core.errors import UsageError
@@ -17,9 +18,11 @@ from pretune.recipes.finetune.settings import Wanted
 from pretune.recipes.finetune.trial import Trial
 from pretune.recipes.finetune.work import finetune
 from pretune.tasks.task import Task
+from pretune.text.tokenizer import Tokenizer, train
 from pretune.train.optim import parts
 from pretune.train.ranks import Ranks
 from pretune.train.watch import Stop
+from pretune.use.text import tokenizer_of
 from tests.recipes import tasked
 from tests.recipes.small import FAST, Prepared, shrunk
 
@@ -154,3 +157,17 @@ def test_of_two_ways_a_mix_reads_both(prepared: Prepared, tmp_path: Path, capsys
     with pytest.raises(UsageError, match=r"tune.mix.ways 'both': .* has no backward/"):
         mixed["changes"] = {**quick, "tune.mix.ways": "both"}
         finetune(base.path / "backward", train=table, out=tmp_path / "no", **mixed)
+
+
+def test_a_base_with_another_vocabulary_and_more_positions(base: Path, tmp_path: Path) -> None:
+    train("bpe", tasked.corpus(), vocab=300, style="s-mask").save(tmp_path / "tokenizer")
+    table = tasked.classes(tmp_path / "own.csv", 40)
+    changes = {"base.tokenizer": str(tmp_path / "tokenizer"), "base.positions": 200, "data.max_length": 150}
+    run = finetune(base, train=table, out=tmp_path / "run", steps=1, baselines="none", changes=changes)
+    model = pt.load(run)
+    assert isinstance(model, Adapted) and model.model.spec.longest == 200
+    wanted = Tokenizer.load(tmp_path / "tokenizer")
+    assert tokenizer_of(model).sha256 == wanted.sha256 and model.model.spec.vocab == wanted.vocab
+    assert pt.predict(run, ["sea " * 120]) == run.predict(["sea " * 120])
+    with pytest.raises(UsageError, match=r"base.tokenizer: a file of 'lora' goes with the base as it is"):
+        choose(base, train=table, method="lora", changes=changes)

@@ -14,6 +14,7 @@ from pretune.adapt.heads.generation import Generation
 from pretune.adapt.heads.head import TaskHead
 from pretune.adapt.heads.several import Several
 from pretune.adapt.mix import MixReading
+from pretune.adapt.surgery import with_positions, with_vocabulary
 from pretune.adapt.unfreeze import Gradual, Unfreezing
 from pretune.core import config
 from pretune.core.errors import CheckpointError, UsageError
@@ -111,6 +112,10 @@ def base_model(base: Base, *, seed: int) -> LanguageModel:
         model = checkpoint.load(folder)
     if model.tokenizer is None:
         raise CheckpointError(f"{folder}: has no tokenizer, so it cannot read a task's text; put tokenizer.json there")
+    if base.tokenizer is not None:
+        model = with_vocabulary(model, Tokenizer.load(base.tokenizer))
+    if base.positions is not None:
+        model = with_positions(model, base.positions)
     model.assets.tokenizer = tokenizer_of(model)
     if base.weights == "random":
         fresh = build(model.spec, seed=seed)

@@ -33,10 +33,17 @@ class Base:
     path: str
     weights: Literal["pretrained", "random"] = "pretrained"
     extra: int = 0  # new blocks on top
+    tokenizer: str | None = None  # the directory of another, whose vocabulary the base is given
+    positions: int | None = None  # another number of them, where they are learnt
 
     def __post_init__(self) -> None:
         if self.extra < 0:
             raise UsageError(f"base.extra {self.extra} must be 0 or more: how many new blocks are put on top")
+
+    @property
+    def changed(self) -> str | None:
+        """What is done to the base before it is adapted, if anything."""
+        return next((name for name in ("extra", "tokenizer", "positions") if getattr(self, name)), None)
 
 
 @spec
@@ -183,10 +190,15 @@ class Tuning:
         name = config.kind(self.method)
         if self.base.weights == "random":
             raise UsageError(f"'{name}' on new weights: its file would have no base to go with; use --method random")
-        if self.base.extra:
+        if self.base.changed == "extra":
             raise UsageError(
                 f"base.extra {self.base.extra}: a file of '{name}' has no room for new blocks; use --method extra, "
                 "full, frozen or gradual"
+            )
+        if self.base.changed is not None:
+            raise UsageError(
+                f"base.{self.base.changed}: a file of '{name}' goes with the base as it is; save the changed one first "
+                "(docs/adapt.md, Surgery), or use --method full, frozen or gradual"
             )
 
     def plain(self) -> dict[str, Any]:
