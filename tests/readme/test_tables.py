@@ -2,7 +2,7 @@
 
 import re
 
-from pretune.adapt import METHODS
+from pretune.adapt import METHODS, MORE
 from pretune.cli.app import VERBS
 from pretune.core.errors import UsageError
 from pretune.models.families import FAMILIES
@@ -46,7 +46,8 @@ def test_families_objectives_and_methods() -> None:
         papers = {paper.objective["kind"] for name in specs if (paper := FAMILIES.get(name).training)}
         assert set(re.findall(r"\*\*(\w+)\*\*", objectives)) == papers
         assert methods == "all"  # held by tests/contracts/test_methods_with_heads.py, family by family
-    assert f"Methods: {', '.join(METHODS)}." in text
+    told = " ".join(text.split())
+    assert f"Methods: {', '.join(METHODS)}; and by settings of these: {', '.join(MORE)}." in told
 
 
 def test_every_verb_has_a_row() -> None:
