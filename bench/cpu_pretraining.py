@@ -1,15 +1,16 @@
 """P10: masked pre-training on a CPU, our whole pipeline beside transformers' on the same text.
 
     PYTHONPATH=src python bench/cpu_pretraining.py [--sizes tiny,mini,small] [--repeats 3] [--text sentences|documents]
+                                                   [--compile]
 
 Text is the English Wikipedia's held-out file of the shared data ($PRETUNE_DATA), one sentence (or up to 128 tokens of a
 document) a sequence, with a word-piece vocabulary of 30,522. Both sides: fp32, the same shape with its dropout, AdamW
 with clipping at 1.0, 15 % of the tokens masked anew in every step, about 2,048 tokens of text a step, the same number
 of threads. Ours reads shards, packs rows of 128, corrupts and trains. Theirs reads tokenised sequences, pads a batch to
 its longest (DataCollatorForLanguageModeling): as most people run it, with 32 sequences in random order and the plain
-AdamW; and at its best, with batches of sequences of like lengths and the fused AdamW. Useful tokens per second of
-processor time: what other work there is on the machine does not count. Medians of alternated rounds; the first is left
-out.
+AdamW; and at its best, with batches of sequences of like lengths and the fused AdamW; with `--compile` also that
+compiled, one graph for all lengths (ours is not compiled on a CPU). Useful tokens per second of processor time: what
+other work there is on the machine does not count. Medians of alternated rounds; the first is left out.
 """
 
 import argparse
@@ -38,6 +39,7 @@ from pretune.text.tokenizer import Tokenizer
 from pretune.train.optim import AdamW, clip, parameter_groups, step
 
 LENGTH, TOKENS, STEPS = 128, 2048, 2
+BEST = "transformers at its best"
 Step = Callable[[], int]
 """Trains on a batch; the number of its useful tokens."""
 
@@ -67,17 +69,20 @@ def padded(sequences: list[list[int]], *, best: bool) -> list[list[int]]:
     return [batches[i] for i in np.random.default_rng(0).permutation(len(batches)).tolist()]
 
 
-def theirs(model: Any, sequences: list[list[int]], tokenizer: Any, *, best: bool, masked: bool = True) -> Iterator[int]:
+def theirs(
+    model: Any, sequences: list[list[int]], tokenizer: Any, *, best: bool, masked: bool = True, compiled: bool = False
+) -> Iterator[int]:
     """Their steps: tokenised sequences to a padded batch to weights."""
     from transformers import DataCollatorForLanguageModeling
 
+    run = torch.compile(model, dynamic=True) if compiled else model
     collate = DataCollatorForLanguageModeling(tokenizer, mlm=masked)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=best)
     batches = padded(sequences, best=best)
     while True:
         for numbers in batches:
             given = collate([{"input_ids": sequences[number]} for number in numbers])
-            model(**given).loss.backward()
+            run(**given).loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -98,6 +103,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="tiny,mini,small")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--text", choices=["sentences", "documents"], default="sentences")
+    parser.add_argument("--compile", action="store_true", help="the peer compiled as well; needs a C++ compiler")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -133,8 +139,11 @@ def main() -> None:
             sides = {
                 "ours": ours(pt.build(spec, seed=0).train(), stream, pt.objective("masked")),
                 "transformers": theirs(BertForMaskedLM(shape).train(), sequences, reference, best=False),
-                "transformers at its best": theirs(BertForMaskedLM(shape).train(), sequences, reference, best=True),
+                BEST: theirs(BertForMaskedLM(shape).train(), sequences, reference, best=True),
             }
+            if given.compile:
+                model = BertForMaskedLM(shape).train()
+                sides[f"{BEST}, compiled"] = theirs(model, sequences, reference, best=True, compiled=True)
             rounds: dict[str, list[float]] = {name: [] for name in sides}
             for _ in range(given.repeats + 1):
                 for name, steps in sides.items():
