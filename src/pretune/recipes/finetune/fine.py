@@ -26,7 +26,7 @@ from pretune.recipes.finetune.settings import Wanted
 from pretune.recipes.resolve import RUN
 from pretune.recipes.run import COST
 from pretune.tasks import TASKS
-from pretune.tasks.answer import Prediction, predict, score, with_threshold
+from pretune.tasks.answer import Prediction, answer_perplexity, predict, score, with_threshold
 from pretune.tasks.encode import Counts, TaskEncoder
 from pretune.tasks.encode.rules import Rules
 from pretune.tasks.example import Example
@@ -143,6 +143,10 @@ class Ready:
         said = predict(self.model, self.encoder, examples, precision=self.precision)
         return said if self.threshold is None else with_threshold(said, self.threshold)
 
+    def perplexity(self, examples: Sequence[Example]) -> float:
+        """Of the right answers, where they are text."""
+        return answer_perplexity(self.model, self.encoder, examples, precision=self.precision)
+
     def on(self, task: Task) -> "Ready":
         """The same for another task whose answers are written."""
         return replace(self, task=task, encoder=replace(self.encoder, rules=_ruled(self.encoder.rules, task)))
@@ -212,6 +216,8 @@ def evaluate_run(
         examples = subset(examples, most)
     judged = own if isinstance(task, Task) else replace(own, metrics=found.metrics)  # a table has none of its own
     scores = score(judged, examples, ready.predict(examples))
+    if own.kind == "generation":
+        scores["perplexity"] = ready.perplexity(examples)
     notes = [] if opened is None else [*opened.parts.notes]
     return {"task": found.name, "split": chosen, "examples": len(examples), "scores": scores, "notes": notes}
 

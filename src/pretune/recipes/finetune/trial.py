@@ -34,7 +34,7 @@ from pretune.recipes.finetune.written import line
 from pretune.recipes.micro import micro_batches, replay
 from pretune.recipes.session import CHECKPOINTS
 from pretune.recipes.start import precision_of
-from pretune.tasks.answer import Prediction, no_answer_threshold, with_threshold
+from pretune.tasks.answer import Prediction, answer_perplexity, no_answer_threshold, with_threshold
 from pretune.tasks.encode import Items
 from pretune.tasks.example import Example
 from pretune.tasks.splits import subset
@@ -251,7 +251,7 @@ class Trial:
             "epoch": self.epoch,
             "best_step": judging.best_step,
             "course": [{"step": step, "dev": value} for step, value in judging.scores],
-            "scores": {split: scored(self.opened, getattr(parts, split), some) for split, some in said.items()},
+            "scores": {split: self._scores(getattr(parts, split), some) for split, some in said.items()},
             "trained": sum(parameter.numel() for parameter in self.begun.trained.values()),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "counts": config.to_dict(counted(self.items)),
@@ -262,6 +262,14 @@ class Trial:
             "summary": {name: value for name, value in summary.items() if name not in ("best", "held_out")},
             "said": {headline: [_compact(one) for one in said[headline]]},
         }
+
+    def _scores(self, examples: Sequence[Example], said: Sequence[Prediction]) -> dict[str, float]:
+        """The official score; of written answers also how likely the right ones are, which the first rank finds out."""
+        found = scored(self.opened, examples, said)
+        if self.task.kind == "generation" and not self.opened.members and self.ranks.first:
+            encoder = self.reader.encoders[0]
+            found["perplexity"] = answer_perplexity(self.model, encoder, examples, precision=self.precision)
+        return found
 
     def _write(self, said: Mapping[str, Sequence[Prediction]]) -> None:
         lines: list[Facts] = []

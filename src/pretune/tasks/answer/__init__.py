@@ -6,9 +6,19 @@
 Read `prediction` first; `logits`, `read`, `spans` and `texts` make them, `score` judges them.
 """
 
+from pretune.tasks.answer.likelihood import answer_perplexity
 from pretune.tasks.answer.predict import predict
 from pretune.tasks.answer.prediction import Found, Prediction
 from pretune.tasks.answer.score import group_average, score
 from pretune.tasks.answer.spans import no_answer_threshold, with_threshold
 
-__all__ = ["Found", "Prediction", "group_average", "no_answer_threshold", "predict", "score", "with_threshold"]
+__all__ = [
+    "Found",
+    "Prediction",
+    "answer_perplexity",
+    "group_average",
+    "no_answer_threshold",
+    "predict",
+    "score",
+    "with_threshold",
+]
