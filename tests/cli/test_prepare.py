@@ -37,7 +37,7 @@ def test_text_to_shards(capsys: Capture, tmp_path: Path, given: str, tokenizer: 
     few = "warning: 595 held-out tokens are few to judge a model by; take more by --holdout SHARE or --valid FILE\n"
     assert capsys.readouterr() == (
         f"{out}: {said}\n",
-        f"left out: 1 exact duplicates (see {out}/card.md)\n{few}{follows}",
+        f"left out: exact duplicates 1 (see {out}/card.md)\n{few}{follows}",
     )
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     assert main(["prepare", given, "--tokenizer", tokenizer, "--out", str(out), "--holdout", "10%"]) == 0

@@ -13,6 +13,7 @@ from pretune.cli._progress import progress
 from pretune.cli._prompts import unescaped
 from pretune.cli._signals import ending_well
 from pretune.core import log
+from pretune.core.counted import counted
 from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -230,4 +231,4 @@ def shown(name: str, value: float) -> str:
 
 
 def _over(each: "Result") -> str:
-    return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in each.counts.items())
+    return ", ".join(counted(count, name.replace("_", " ")) for name, count in each.counts.items())

@@ -13,6 +13,7 @@ from pretune.cli._next import hint, learning
 from pretune.cli._progress import progress
 from pretune.cli._signals import ending_well
 from pretune.core import log
+from pretune.core.counted import counted
 from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def _show(data: "Data", as_json: bool) -> None:
     if data.made and data.slice is None:
         card = data.card
         left = {**card["skipped"], **{name: one["dropped"] for name, one in card["filters"].items()}, **card["dropped"]}
-        told = [f"{count:,} {name.replace('_', ' ')}" for name, count in left.items() if count]
+        told = [f"{name.replace('_', ' ')} {count:,}" for name, count in left.items() if count]
         if told:
             log.say(f"left out: {', '.join(told)} (see {data.path / 'card.md'})")
     print(f"{data}: {'' if data.made else 'up to date, '}{_summary(data)}")
@@ -162,7 +163,8 @@ def _summary(data: "Data") -> str:
     if data.slice is not None:
         return f"slice {data.slice}; join all with `pretune prepare --merge`"
     return "; ".join(
-        f"{name} {split.tokens:,} tokens in {split.documents:,} documents ({split.bytes / 1e6:,.1f} MB"
+        f"{name} {counted(split.tokens, 'tokens')} in {counted(split.documents, 'documents')} "
+        f"({split.bytes / 1e6:,.1f} MB"
         f"{f', {split.pairs:,} of two sides' if split.pairs else ''})"
         for name, split in data.index.splits.items()
     )

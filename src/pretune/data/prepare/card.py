@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pretune import __version__
+from pretune.core.counted import counted
 from pretune.core.io import atomic_write, write_json
 from pretune.data.prepare.settings import VALID, Recipe
 from pretune.data.prepare.settle import Settled, SplitFacts
@@ -139,8 +140,8 @@ def markdown(card: Mapping[str, Any]) -> str:
     lines = [
         "# Data card",
         "",
-        f"{train['tokens']:,} tokens to train on, in {train['documents']:,} documents ({_megabytes(train['bytes'])} of "
-        f"text), with a vocabulary of {card['tokenizer']['vocab']:,}.",
+        f"{counted(train['tokens'], 'tokens')} to train on, in {counted(train['documents'], 'documents')} "
+        f"({_megabytes(train['bytes'])} of text), with a vocabulary of {card['tokenizer']['vocab']:,}.",
         "",
         "```",
         card["command"],
@@ -196,7 +197,7 @@ def markdown(card: Mapping[str, Any]) -> str:
         "",
         "## Left out",
         "",
-        f"{card['documents_read']:,} documents were read.",
+        f"Documents read: {card['documents_read']:,}.",
         "",
         *_left_out(card),
         "",

@@ -6,6 +6,7 @@ A `tree` is what stands in run.json, a `summary` what a run says at its end, `sc
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pretune.core.counted import counted
 from pretune.train.figures import amount, clock, dollars, energy, weight
 
 Facts = Mapping[str, Any]
@@ -109,7 +110,8 @@ def told(scores: Facts) -> Iterator[str]:
 def splits(card: Facts) -> Iterator[str]:
     """How much text each split has."""
     for name, split in card["splits"].items():
-        yield f"{name}: {split['tokens']:,} tokens in {split['documents']:,} documents ({split['bytes']:,} bytes)"
+        tokens, documents, size = (counted(split[what], what) for what in ("tokens", "documents", "bytes"))
+        yield f"{name}: {tokens} in {documents} ({size})"
 
 
 def sources(card: Facts) -> Iterator[tuple[str, str, str, str]]:
