@@ -5,7 +5,7 @@
 Both sides read prompts of 32 random tokens and write `--new` tokens each; nothing ends early. The peer runs as it is
 (a cache that grows) and with its static cache, for which it compiles a step. Ours is a static cache whose step is
 captured as a CUDA graph, and with `compiled` is compiled before. What is timed includes reading the prompts and holds
-for the second call on: rounds alternate, the median counts. On a CPU a small model shows that it runs.
+from the third call on: one way after the other, the median call counts. On a CPU a small model shows that it runs.
 
 Checked first, in fp32: every token we wrote is the reference's likeliest given all before it, within 1e-3 of its logit.
 """
