@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -48,6 +49,21 @@ def test_a_row_that_seems_to_have_lost_is_measured_again(monkeypatch: pytest.Mon
     monkeypatch.setattr(guard, "ratio", lambda pair, rounds: asked.append((pair, rounds)) or next(answers))
     assert guard.measure(["a", "b"], 5, {"a": 2.0, "b": 2.0}) == {"a": 2.0, "b": 1.3}
     assert asked == [("a", 5), ("a", 10), ("a", 10), ("b", 5), ("b", 10), ("b", 10)]
+
+
+@pytest.mark.parametrize(("found", "code"), [(1.69, 1), (1.71, 0)])
+def test_the_command_ends_with_1_where_a_row_has_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: float, code: int
+) -> None:
+    record = {guard.machine(): {"versions": {}, "ratios": {"a": 2.0}}}
+    (tmp_path / "guard.json").write_text(json.dumps(record))
+    monkeypatch.setattr(guard, "FILE", tmp_path / "guard.json")
+    monkeypatch.setattr(guard, "ROWS", {"a": lambda: "a"})
+    monkeypatch.setattr(guard, "ratio", lambda pair, rounds: found)
+    monkeypatch.setattr(sys, "argv", ["guard.py"])
+    monkeypatch.setattr("torch.set_num_threads", lambda count: None)
+    assert guard.main() == code
+    assert json.loads((tmp_path / "guard.json").read_text()) == record
 
 
 def test_records_are_of_rows_that_exist() -> None:
