@@ -220,6 +220,16 @@ class TestData:
         found = run(tmp_path / "data", tmp_path / "run", objective="masked", changes={"train.samples_every": 2})
         assert found.loss is None and "nothing to judge by is held out" in capsys.readouterr().err
 
+    def test_too_little_held_out_for_pairs(
+        self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        text, one = blocks(tmp_path / "a.txt", stories(20)), blocks(tmp_path / "b.txt", ["A house. A river. A road."])
+        prepare([text], valid=[one], tokenizer=data / "tokenizer", out=tmp_path / "data", workers=0)
+        assert run(tmp_path / "data", tmp_path / "run", objective="next_sentence").loss is None
+        told = capsys.readouterr().err
+        assert "warning: held-out text: " in told and "found one; give more documents" in told
+        assert "`pretune prepare --holdout SHARE` holds out more" in told
+
     def test_what_is_held_out_fills_no_batch(self, data: Path, tmp_path: Path) -> None:
         text = blocks(tmp_path / "a.txt", stories(20))
         prepare([text], tokenizer=data / "tokenizer", out=tmp_path / "data", holdout=0.05, workers=0)

@@ -77,7 +77,7 @@ class Pairs:
             if len(paired) and (paired == paired[0]).all():
                 raise DataError(
                     f"{self.shards.directory}: next-sentence pairs need text of two documents, found one; "
-                    "give more documents, or use swapped pairs"
+                    "give more documents, or learn without such pairs (--objective masked)"
                 )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -95,7 +95,7 @@ def _held(settings: Settings, source: Source, ranks: Ranks, steps: int | None) -
     try:
         stream = _stream(settings, source, ranks, "valid", settings.data.schedule.phases[-1].length)
     except DataError as fault:  # too little of it, for pairs
-        log.warn(str(fault))
+        log.warn(f"held-out text: {fault}")
         return None
     rows = stream.shape.rows * (stream.shape.length + (stream.shape.source or 0))
     on_cpu = ranks.device.type != "cuda"

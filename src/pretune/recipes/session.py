@@ -209,7 +209,10 @@ class Session:
 
     def _evaluate(self, journal: Journal, saver: Saver) -> Evaluate | None:
         if self.course.held is None:
-            log.warn(f"{self.source.data}: nothing to judge by is held out, so there is no held-out loss")
+            log.warn(
+                f"{self.source.data}: nothing to judge by is held out, so there is no held-out loss; "
+                "`pretune prepare --holdout SHARE` holds out more"
+            )
             return None
         stream, count = self.course.held
         every = distance(self.settings.train, self.course.steps)
