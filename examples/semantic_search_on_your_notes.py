@@ -23,7 +23,7 @@ def paragraphs(folder: Path) -> dict[str, str]:
     """What stands between empty lines, by file and number; headings and scraps are left out."""
     found = {}
     for path in sorted([*folder.rglob("*.md"), *folder.rglob("*.txt")]):
-        for number, text in enumerate(path.read_text(encoding="utf-8").split("\n\n"), 1):
+        for number, text in enumerate(path.read_text(encoding="utf-8-sig", errors="replace").split("\n\n"), 1):
             if len(text.split()) >= 8:
                 found[f"{path.relative_to(folder)}#{number}"] = " ".join(text.split())
     return found

@@ -37,7 +37,7 @@ def main() -> None:
     asked = arguments.parse_args()
 
     asked.out.mkdir(parents=True, exist_ok=True)
-    header, *rows = asked.table.read_text(encoding="utf-8").splitlines() if asked.table else dates()
+    header, *rows = asked.table.read_text(encoding="utf-8-sig").splitlines() if asked.table else dates()
     valid, train = rows[::20], [row for number, row in enumerate(rows) if number % 20]
     for name, part in (("valid", valid), ("train", train)):
         (asked.out / f"{name}.tsv").write_text("\n".join([header, *part]) + "\n", encoding="utf-8")
