@@ -8,6 +8,7 @@ from pretune.cli import main
 from pretune.models import catalog
 
 Capture = pytest.CaptureFixture[str]
+GIVE = "; give a run, a Hugging Face directory, or hf:OWNER/NAME"
 
 
 @pytest.fixture
@@ -52,4 +53,4 @@ def test_a_fault_is_one_line_and_exit_4(capsys: Capture, folder: Path, name: str
 
 def test_no_directory(capsys: Capture, tmp_path: Path) -> None:
     assert main(["verify", str(tmp_path / "absent")]) == 4
-    assert capsys.readouterr().err == f"pretune: error: {tmp_path / 'absent'}: no such directory\n"
+    assert capsys.readouterr().err == f"pretune: error: {tmp_path / 'absent'}: no such directory{GIVE}\n"

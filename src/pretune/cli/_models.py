@@ -32,7 +32,8 @@ def opened(
     """
     folder = located(directory)
     if not folder.exists():  # told before devices are looked for
-        raise CheckpointError(f"{folder}: no such directory{nearest_file(folder)}")
+        remedy = nearest_file(folder) or "; give a run, a Hugging Face directory, or hf:OWNER/NAME"
+        raise CheckpointError(f"{folder}: no such directory{remedy}")
     import torch
 
     from pretune.adapt.saving import load

@@ -217,7 +217,8 @@ def _examine(folder: Path, head: str | None = None) -> tuple[LanguageModel, list
     if not folder.is_dir():
         if folder.exists():
             raise CheckpointError(f"{folder}: not a directory; give the one that holds it")
-        raise CheckpointError(f"{folder}: no such directory{nearest_file(folder)}")
+        remedy = nearest_file(folder) or "; give a run, a Hugging Face directory, or hf:OWNER/NAME"
+        raise CheckpointError(f"{folder}: no such directory{remedy}")
     if not (folder / CONFIG).exists():
         raise CheckpointError(f"{folder}: no {CONFIG} in it, so it is no model; {_remedy(folder)}")
     found = io.read_json(folder / CONFIG, CheckpointError, CONFIG_LIMIT)

@@ -93,8 +93,9 @@ def gather(path: str | os.PathLike[str]) -> list[Ran | Results]:
     """What lies in a directory: a run, or results, and behind these the runs that they name."""
     where = Path(path)
     if not where.is_dir():
-        what = "not a directory" if where.exists() else f"no such directory{nearest_file(where)}"
-        raise UsageError(f"{where}: {what}; give that of a run")
+        given = "; give that of a run"
+        what = f"not a directory{given}" if where.exists() else f"no such directory{nearest_file(where) or given}"
+        raise UsageError(f"{where}: {what}")
     found: list[Ran | Results] = []
     if (where / RESULTS).is_file():
         results = read_results(where)

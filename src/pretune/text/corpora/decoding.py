@@ -153,5 +153,6 @@ def _broken(fault: UnicodeDecodeError, encoding: str, name: str, offset: int) ->
     found = fault.object[fault.start : fault.end].hex(" ")[:11]
     return DataError(
         f"{name}: byte {offset + fault.start} (hex {found}) is not valid {encoding.upper()}: {fault.reason}; "
-        "convert the file to UTF-8, or have what is broken replaced (`pretune prepare --errors replace`)"
+        "convert the file to UTF-8 (from Latin-1: `iconv -f latin1 -t utf-8`); `pretune prepare --errors replace` puts "
+        "U+FFFD in its place"
     )

@@ -75,7 +75,8 @@ def read(path: str | os.PathLike[str]) -> tuple[Raw, dict[str, Any]]:
 def _bytes(file: Path) -> bytes:
     try:
         if not file.is_file():
-            what = "not a regular file" if file.exists() else f"no such file or directory{nearest_file(file)}"
+            remedy = nearest_file(file) or "; make one with `pretune tokenizer`"
+            what = "not a regular file" if file.exists() else f"no such file or directory{remedy}"
             raise CheckpointError(f"{file}: {what}")
         size = file.stat().st_size
         if size > LIMIT:
