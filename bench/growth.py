@@ -1,6 +1,6 @@
 """How cost grows: tokens/s against sequence length, width, vocabulary and batch, ours beside transformers', as plots.
 
-    PYTHONPATH=src python bench/growth.py --out growth/ [--only length,width] [--minutes 8] [--compiled]
+    PYTHONPATH=src python bench/growth.py --out growth/ [--only length,width] [--minutes 8] [--compiled [--mode MODE]]
 
 One causal model (GPT-2's blocks, 12 layers of 768, 50,257 words, 65,536 tokens a step, no dropout) of which one thing
 is changed at a time; forward, backward and fused AdamW in bf16 autocast on CUDA; small sizes in fp32 on a CPU. Ours is
@@ -64,7 +64,7 @@ def points(base: Point, axes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str,
             )
 
 
-def steps(point: Point, device: str, wanted: set[str]) -> dict[str, Callable[[], None]]:
+def steps(point: Point, device: str, wanted: set[str], mode: str | None) -> dict[str, Callable[[], None]]:
     """A training step of each side that is wanted, on the same tokens."""
     heads = max(point.width // 64, 1)
     config = transformers.GPT2Config(
@@ -108,7 +108,7 @@ def steps(point: Point, device: str, wanted: set[str]) -> dict[str, Callable[[],
         peer = Side(PEER, theirs, lambda given: theirs(input_ids=given, labels=given).loss, device)
         sides[PEER] = lambda: peer.step(tokens)
     if BEST in wanted:
-        run = torch.compile(theirs)
+        run = torch.compile(theirs, mode=mode)
         best = Side(BEST, theirs, lambda given: run(input_ids=given, labels=given).loss, device)
         sides[BEST] = lambda: best.step(tokens)
     return sides
@@ -127,10 +127,10 @@ def timed(once: Callable[[], None], device: str, count: int) -> float:
     return (time.perf_counter() - start) / count
 
 
-def measure(point: Point, device: str, wanted: set[str]) -> dict[str, int]:
+def measure(point: Point, device: str, wanted: set[str], mode: str | None) -> dict[str, int]:
     """Tokens a second of the sides, alternated; one that fails beside the others is measured after they are gone."""
     rates: dict[str, list[float]] = {}
-    sides = steps(point, device, wanted)
+    sides = steps(point, device, wanted, mode)
     done = max(point.tokens // point.length, 1) * point.length
     for name, once in list(sides.items()):
         try:
@@ -147,7 +147,7 @@ def measure(point: Point, device: str, wanted: set[str]) -> dict[str, int]:
     sides.clear()
     free(device)
     for name in wanted - found.keys() if len(wanted) > 1 else ():
-        found |= measure(point, device, {name})
+        found |= measure(point, device, {name}, mode)
     return found
 
 
@@ -192,6 +192,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(AXES))
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--compiled", action="store_true", help="the peer compiled too, which takes half a minute each")
+    parser.add_argument("--mode", help="of torch.compile for the peer: reduce-overhead suits few tokens a step")
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
@@ -208,7 +209,7 @@ def main() -> None:
             print(f"{axis}: time is over before {point}", flush=True)
             continue
         rows = [row for row in rows if not row.items() >= asked.items()]
-        rows.append({**asked, "rates": measure(point, device, wanted)})
+        rows.append({**asked, "rates": measure(point, device, wanted, given.mode)})
         print(json.dumps(rows[-1]), flush=True)
         file.write_text(json.dumps({"device": device, "rows": rows}, indent=1) + "\n")
         plot(rows, given.out)
