@@ -76,7 +76,7 @@ def quickstart(
     work.vectors()
     work.pretrain(chosen.share * max(work.stages.left, limit / 2))
     wishes = f" --reviews {quoted(reviews)}" if isinstance(reviews, str | os.PathLike) else ""
-    again = f"{' --full' if full else ''}{wishes} --out {quoted(where)}-again"
+    again = f"{' --full' if full else ''}{wishes} --out {quoted(f'{where}-again')}"
     command = f"pretune quickstart --budget {budget}{again}"
     try:
         work.simple()
