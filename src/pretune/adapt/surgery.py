@@ -109,9 +109,7 @@ def _differing(model: LanguageModel, other: Model) -> set[str]:
     return {name for name, tensor in empty(other).state_dict().items() if tensor.shape != state[name].shape}
 
 
-def _moved(
-    model: LanguageModel, spec: Model, names: set[str], fitted: Callable[[Tensor, int], Tensor]
-) -> LanguageModel:
+def _moved(model: LanguageModel, spec: Model, names: set[str], fitted: Fitted) -> LanguageModel:
     """A model of another spec with the weights of one, some of which are `fitted` to as many rows as it has."""
     made, state = build(spec), model.state_dict()
     for name, tensor in made.state_dict().items():
