@@ -45,8 +45,8 @@ def fit_head(model: Adapted, items: Items, *, seed: int, precision: torch.dtype 
     mean of what it reads is given back, for `center`; None where there is nothing to tell apart.
     """
     head, y = model.head, items.sequences.labels
-    classes = isinstance(model.spec, Classification)
-    if not classes or not isinstance(head, SequenceHead) or head.dense or head.out.bias is None or y is None:
+    plain = isinstance(head, SequenceHead) and not head.dense and head.out.bias is not None
+    if not isinstance(head, SequenceHead) or not plain or not isinstance(model.spec, Classification) or y is None:
         raise UsageError(
             f"tune.head 'probe' is for classes that are read straight from states, with a bias; this is the head "
             f'\'{config.kind(model.spec)}\'; set tune.reading={{"at": "mean"}}, or tune.head=drawn'
