@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,6 @@ class TestErrors:
             ("cuda", 6, "pretune: error: out of memory; use a smaller model or batch, or a larger machine"),
             ("cpu", 6, "pretune: error: out of memory; use a smaller model or batch, or a larger machine"),
             ("disk", 6, "pretune: error: /runs/a: No space left on device; free some space"),
-            ("bug", 1, "pretune: error: internal error: KeyError: 'depth' (run again with --debug)"),
             ("lines", 3, "pretune: error: two lines and \\x1b[31m colour"),
         ],
     )
@@ -116,6 +116,25 @@ class TestErrors:
         assert err.startswith(line)
         assert err.count("\n") == 1
 
+    def test_the_traceback_of_a_bug_is_kept(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        assert main(["end", "bug"]) == 1
+        (kept,) = tmp_path.glob("pretune-*.txt")
+        line = f"pretune: error: internal error: KeyError: 'depth' (the traceback is in {kept})\n"
+        assert capsys.readouterr() == ("", line)
+        assert "Traceback" in (text := kept.read_text())
+        assert text.endswith("KeyError: 'depth'\n")
+
+    def test_without_a_place_for_it_there_is_debug(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+        assert main(["end", "bug"]) == 1
+        line = "pretune: error: internal error: KeyError: 'depth' (run again with --debug)\n"
+        assert capsys.readouterr() == ("", line)
+
     def test_an_exit_code_of_typer_is_kept(self) -> None:
         assert main(["end", "exit"]) == 9
 
@@ -124,7 +143,9 @@ class TestErrors:
         self, capsys: pytest.CaptureFixture[str], arguments: list[str]
     ) -> None:
         assert main(arguments) == 1
-        assert "Traceback" in capsys.readouterr().err
+        err = capsys.readouterr().err
+        assert "Traceback" in err
+        assert err.endswith("pretune: error: internal error: KeyError: 'depth'\n")
 
     @pytest.mark.parametrize(("value", "shown"), [("1", True), ("0", False), ("", False)])
     def test_debug_by_environment(
@@ -134,7 +155,10 @@ class TestErrors:
         main(["end", "DataError"])
         assert ("Traceback" in capsys.readouterr().err) == shown
 
-    def test_after_two_dashes_nothing_is_a_switch(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_after_two_dashes_nothing_is_a_switch(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         assert main(["end", "--", "--debug"]) == 1
         assert capsys.readouterr().err.startswith("pretune: error: internal error: KeyError: '--debug'")
 

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
@@ -259,3 +260,15 @@ def test_a_gpu_gets_the_same(staged: Staged, workers: int) -> None:
             assert same([batch.to("cpu") for batch in batches], expected)
         feed.split(4)
         assert same([b.to("cpu") for b in next(feed)], [staged.batch(39, part=part, parts=4) for part in range(4)])
+
+
+@pytest.mark.gpu
+def test_what_a_thread_sends_stays_out_of_recordings(staged: Staged) -> None:
+    batch = staged.batch(0, part=0, parts=1)
+    with ThreadPoolExecutor(1) as hand:
+        for _ in range(70):  # more than torch has streams: one of them is what passes are recorded on
+            by = transfer.carrier(torch.device("cuda"))
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+                torch.ones(1, device="cuda").add_(1)
+                load = hand.submit(by.bring, [batch]).result()
+            assert same([one.to("cpu") for one in load.land()], [batch])

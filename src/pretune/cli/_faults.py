@@ -2,6 +2,7 @@
 
 import errno
 import re
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,8 +10,8 @@ from pretune.core.errors import Interrupted, PretuneError, ResourceError, UsageE
 from pretune.core.synonyms import ours
 
 
-def judge(error: BaseException) -> tuple[int, str]:
-    """The exit code and the message of whatever ended the command."""
+def judge(error: BaseException, *, debug: bool = False) -> tuple[int, str]:
+    """The exit code and the message of whatever ended the command; with `debug` the traceback was shown."""
     if isinstance(error, PretuneError):
         return error.exit_code, str(error)
     if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":  # Abort: typer's Ctrl-C
@@ -22,13 +23,25 @@ def judge(error: BaseException) -> tuple[int, str]:
     # NOTE: typer's usage errors are click's or, in new releases, its own copies of them: told apart by their shape.
     if callable(getattr(error, "format_message", None)) and hasattr(error, "exit_code"):
         return UsageError.exit_code, _usage(error)
-    return 1, f"internal error: {type(error).__name__}: {error} (run again with --debug)"
+    return 1, f"internal error: {type(error).__name__}: {error}{'' if debug else _kept(error)}"
 
 
 def one_line(message: str) -> str:
     """A message without line breaks and without characters that could steer the terminal."""
     message = re.sub(r"\s*[\r\n]+\s*", " ", message.strip())
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+
+
+def _kept(error: BaseException) -> str:
+    """Where the traceback is: what went wrong after an hour may not go wrong again."""
+    import tempfile  # NOTE: here, for it takes a tenth of the time that the help has
+
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="pretune-", suffix=".txt", delete=False, encoding="utf-8") as file:
+            file.writelines(traceback.format_exception(error))
+    except OSError:
+        return " (run again with --debug)"
+    return f" (the traceback is in {file.name})"
 
 
 def _usage(error: Any) -> str:

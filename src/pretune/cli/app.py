@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if debug:
             traceback.print_exception(error)
-        code, message = judge(error)
+        code, message = judge(error, debug=debug)
         label = "" if code in (Stopped.exit_code, Interrupted.exit_code) else "error: "
         print(f"pretune: {label}{one_line(message)}", file=sys.stderr)
         return code

@@ -83,7 +83,9 @@ class _Cuda:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # NOTE: torch hands out 32 streams of each priority in turn. The one that passes are recorded on has the usual
+        # priority, and what a thread sends meanwhile must not get into a recording.
+        self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._pinned: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
         for _ in range(2):
             self._pinned.append((torch.empty(0, dtype=torch.uint8), None))
