@@ -295,6 +295,22 @@ def test_the_story_says_what_pre_training_was_worth() -> None:
     assert "worth nothing" in told(0.6, 0.7, 0.5)
 
 
+def test_the_story_has_a_word_on_the_fewest_labels() -> None:
+    scores = Scores()
+    for labels, full, fresh, simple in ((50, 0.7, 0.55, 0.6), (1000, 0.8, 0.7, 0.78)):
+        for name, score in (("full", full), ("lora", full + 0.02), ("random", fresh), ("svm", simple)):
+            scores.add(name, labels, 0, score)
+    said = story(scores.rows(), 1000)
+    assert said[0].endswith("pre-training was worth 10.0 points.")
+    assert (
+        said[1] == "With 50 labels it was worth 15.0 points: 70.0% against 55.0%; TF-IDF + SVM is right on 60.0% there."
+    )
+    assert said[2].startswith("The best way to use it, LoRA (82.0%)")
+    scores.add("random", 50, 0, 0.69)
+    said = story(scores.rows(), 1000)
+    assert said[1].startswith("With 50 labels it was worth nothing that 1,000 reviews could show: 70.0% against 69.0%;")
+
+
 def test_the_story_says_when_the_simple_baseline_wins() -> None:
     assert "The simple baseline wins: TF-IDF + SVM is right on 85.0%" in told(0.8, 0.7, 0.85)
     assert "could be chance" not in told(0.8, 0.7, 0.85) and "could be chance" in told(0.84, 0.7, 0.85)

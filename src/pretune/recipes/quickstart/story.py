@@ -70,31 +70,53 @@ class Scores:
 
 
 def story(rows: Sequence[Row], examples: int) -> list[str]:
-    """The conclusion, from the rows with the most labels that both kinds of network have."""
+    """The conclusion, from the rows with the most labels that both kinds of network have, and a word on the fewest."""
     counts = [{row["labels"] for row in rows if row["group"] == group} for group in ("pretrained", "random")]
     if not counts[0] & counts[1]:
         return []
-    labels = max(counts[0] & counts[1])
+    most, fewest = max(counts[0] & counts[1]), min(counts[0] & counts[1])
+    best = _best(rows, most)
+    told = [*_gain(best, most, examples), *_beside(best, examples)]
+    return told if fewest == most else [*told[:1], _fewer(_best(rows, fewest), fewest, examples), *told[1:]]
+
+
+def _best(rows: Sequence[Row], labels: int) -> dict[str, Row]:
+    """The best row of each group with so many labels, and that of full fine-tuning, where there is one, as `whole`."""
     some = [row for row in rows if row["labels"] == labels]
     best = {
         group: max((row for row in some if row["group"] == group), key=lambda row: float(row["mean"]))
         for group in {row["group"] for row in some}
     }
-    whole = next((row for row in some if row["method"] == METHODS["full"].name), best["pretrained"])
-    return [*_gain(whole, best["random"], labels, examples), *_beside(best, examples)]
+    full = (row for row in some if row["method"] == METHODS["full"].name)
+    return {**best, "whole": next(full, best["pretrained"])}
 
 
-def _gain(ours: Row, without: Row, labels: int, examples: int) -> Iterator[str]:
+def _gain(best: Mapping[str, Row], labels: int, examples: int) -> Iterator[str]:
     """What pre-training bought: the same training from two starts."""
-    gain = ours["mean"] - without["mean"]
+    ours, without = best["whole"], best["random"]
     what = (
         f"With {labels:,} labels the pre-trained network ({ours['method']}) is right on {ours['mean']:.1%} of unseen "
         f"reviews, the same network from random weights on {without['mean']:.1%}"
     )
-    if gain > margin(ours["mean"], without["mean"], examples):
-        yield f"{what}: pre-training was worth {100 * gain:.1f} points."
+    worth = _worth(ours, without, examples)
+    if worth is not None:
+        yield f"{what}: pre-training was worth {worth}."
     else:
         yield f"{what}: in this little time pre-training was worth nothing that {examples:,} reviews could show."
+
+
+def _fewer(best: Mapping[str, Row], labels: int, examples: int) -> str:
+    """The same where labels are fewest."""
+    ours, without, simple = best["whole"], best["random"], best.get("baseline")
+    worth = _worth(ours, without, examples) or f"nothing that {examples:,} reviews could show"
+    beside = "" if simple is None else f"; {simple['method']} is right on {simple['mean']:.1%} there"
+    return f"With {labels:,} labels it was worth {worth}: {ours['mean']:.1%} against {without['mean']:.1%}{beside}."
+
+
+def _worth(ours: Row, without: Row, examples: int) -> str | None:
+    """In points, if that is more than chance."""
+    gain = ours["mean"] - without["mean"]
+    return f"{100 * gain:.1f} points" if gain > margin(ours["mean"], without["mean"], examples) else None
 
 
 def _beside(best: Mapping[str, Row], examples: int) -> Iterator[str]:
