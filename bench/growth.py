@@ -49,6 +49,7 @@ AXES = {
     "tokens": (4_096, 16_384),
     "vocab": (8_192, 131_072),
 }
+LABELS = {"length": "tokens a sequence", "width": "width", "tokens": "tokens a step", "vocab": "words"}
 SMALL = Point(length=128, width=128, vocab=4_096, tokens=1_024, depth=2)
 SMALL_AXES = {"length": (64, 256, 512), "width": (64, 256), "vocab": (1_024, 16_384), "tokens": (256, 4_096)}
 
@@ -178,7 +179,11 @@ def plot(rows: list[dict[str, Any]], out: Path) -> None:
             )
             if found:
                 place.plot(*zip(*found, strict=True), marker="o", label=name)
-        place.set(xscale="log", xlabel="tokens a step" if axis == "tokens" else axis, ylim=(0, None))
+        place.set(xscale="log", xlabel=LABELS[axis], ylim=(0, None))
+        values = sorted({row[axis] for row in rows if row["axis"] in (axis, "base")})
+        place.set_xticks(values, [f"{value:,}" for value in values], fontsize=7)
+        place.minorticks_off()
+        place.yaxis.set_major_formatter(lambda rate, _: f"{rate / 1000:,.0f}k" if rate else "0")
     places[0][0].set_ylabel("tokens/s")
     places[0][0].legend(frameon=False)
     figure.tight_layout()
