@@ -220,13 +220,14 @@ class TestResults:
     def test_a_table_and_a_chart(self, tmp_path: Path) -> None:
         files.pretrained(tmp_path / "all" / "books")
         more = {"title": "What it bought", "story": ["It pays."], "runs": ["books"], "command": "pretune quickstart"}
-        stages = [{"name": "pre-train", "seconds": 61, "about": "words are hidden"}]
+        stages = [{"name": "pre-train", "seconds": 61, "about": "words are hidden", "notes": ["some were left out"]}]
         folder = files.results(tmp_path / "all", metric="accuracy", examples=1000, stages=stages, **more)
         page = made([folder], tmp_path)
         assert "<h1>What it bought</h1>" in page and "It pays." in page
         assert "0.850 ± 0.025" in section(page, "scores") and "1,000 labels" in section(page, "scores")
         assert "accuracy by labels" in section(page, "labels")
         assert "words are hidden" in section(page, "ran") and "somefamily" in section(page, "ran")
+        assert "some were left out" in section(page, "ran")
         assert "pretune quickstart" in section(page, "repeat")
 
     def test_what_pre_training_bought(self, tmp_path: Path) -> None:
@@ -236,6 +237,20 @@ class TestResults:
         ]
         assert "+0.150" in made([files.results(tmp_path / "all", rows)], tmp_path)
         assert "random weights" not in made([files.results(tmp_path / "all", rows[:1])], tmp_path)
+
+    def test_what_is_more_than_chance_is_marked(self, tmp_path: Path) -> None:
+        means = {"counts": 0.70, "a": 0.80, "b": 0.72, "c": 0.60}
+        groups = {"counts": "baseline", "a": "pretrained", "b": "pretrained", "c": "random"}
+        rows = [{"method": m, "labels": 10, "mean": mean, "seeds": 1, "group": groups[m]} for m, mean in means.items()]
+        shown = section(
+            made([files.results(tmp_path / "a", rows, metric="accuracy", examples=1000)], tmp_path), "scores"
+        )
+        assert "0.800 ▲" in shown and "0.600 ▼" in shown and "two standard errors of 1,000 examples" in shown
+        assert not {"0.720 ▲", "0.720 ▼", "0.700 ▲"} & {shown[at : at + 7] for at in range(len(shown))}
+        for more in ({"metric": "f1", "examples": 1000}, {"metric": "accuracy"}):  # no shares, or of nobody knows what
+            assert "▲" not in made([files.results(tmp_path / "b", rows, **more)], tmp_path)
+        few = made([files.results(tmp_path / "c", rows, metric="accuracy", examples=20)], tmp_path)
+        assert "0.800 ▲" not in few and "0.800" in few
 
     def test_a_bare_list(self, tmp_path: Path) -> None:
         files.write(tmp_path / "a" / "results.json", [{"method": "full", "labels": 10, "mean": 0.5, "seeds": 1}])

@@ -137,6 +137,8 @@ def test_long_after_the_budget_only_what_the_conclusion_compares_is_trained(
     assert trained == [("full", 32, 0), ("random", 32, 0)]
     said = capsys.readouterr().err
     assert "13 scores were left out: the time is up" in said and "networks read 8 pieces of a review" in said
+    told = [text for stage in work.stages.done for text in stage.get("notes", ())]  # and in the report
+    assert [text.split(":")[0] for text in told] == ["this machine is slow or busy", "13 scores were left out"]
     assert work.judge.plan.length == 8 and "the first 8 pieces of a review" in work.scores.rows()[0]["about"]
     assert "pre-training was worth 25.0 points" in story(work.scores.rows(), 1000)[0]
 

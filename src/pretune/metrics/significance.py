@@ -116,6 +116,11 @@ def of_means(
     return _resampled(len(gaps), rounds, level, seed, lambda rows: np.asarray(gaps[rows].mean(axis=1)))
 
 
+def margin(one: float, other: float, examples: int) -> float:
+    """Two standard errors of the difference of two shares of so many examples, taken as independent."""
+    return 2 * math.sqrt((one * (1 - one) + other * (1 - other)) / max(examples, 1))
+
+
 def student(level: float, freedom: int) -> float:
     """The t within which a share `level` of Student's distribution lies, for whole degrees of freedom.
 

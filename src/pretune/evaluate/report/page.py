@@ -9,7 +9,7 @@ from pretune.core import io
 from pretune.core.errors import UsageError
 from pretune.evaluate.report.curves import by_labels, learning, samples
 from pretune.evaluate.report.gather import Ran, Results, gather
-from pretune.evaluate.report.markup import Markup, code, element, escape, joined, note, table
+from pretune.evaluate.report.markup import Child, Markup, code, element, escape, joined, note, table
 from pretune.evaluate.report.mistakes import mistakes
 from pretune.evaluate.report.ran import what_was_run
 from pretune.evaluate.report.scored import best_baseline, compared, label_chart, scores
@@ -108,9 +108,11 @@ def _stages(results: Results) -> Markup:
     stages = results.about.get("stages")
     if not isinstance(stages, list):
         return Markup("")
-    rows = [
-        (str(one.get("name", "")), clock(float(one.get("seconds", 0))), str(one.get("about", ""))) for one in stages
-    ]
+    rows: list[Sequence[Child]] = []
+    for one in stages:
+        notes = [element("small", str(text)) for text in one.get("notes") or ()]
+        told = joined([str(one.get("about", "")), *notes])
+        rows.append((str(one.get("name", "")), clock(float(one.get("seconds", 0))), told))
     return table(("stage", "time", ""), rows)
 
 

@@ -9,7 +9,7 @@ from pretune.evaluate.report import facts
 from pretune.evaluate.report.charts import Series, interval_chart, line_chart
 from pretune.evaluate.report.gather import Ran, Results
 from pretune.evaluate.report.markup import Child, Markup, element, joined, note, table
-from pretune.metrics.significance import Comparison, of_means, over_seeds, student
+from pretune.metrics.significance import Comparison, margin, of_means, over_seeds, student
 
 Facts = Mapping[str, Any]
 CLEAR = 0.05
@@ -162,12 +162,13 @@ def compared(results: Results) -> Markup:
     methods = list(dict.fromkeys(row["method"] for row in results.rows))
     cells = {(row["method"], row["labels"]): row for row in results.rows}
     top = {count: max(row["mean"] for row in results.rows if row["labels"] == count) for count in counts}
+    clear, legend = _beside(results)
     rows: list[Sequence[Child]] = []
     for method in methods:
         found = [cells.get((method, count)) for count in counts]
         about = next((str(row["about"]) for row in found if row and row.get("about")), "")
         shown: list[Child] = [
-            "" if row is None else _best(_mean(row), row["mean"] == top[count])
+            "" if row is None else _best(f"{_mean(row)}{clear.get((method, count), '')}", row["mean"] == top[count])
             for row, count in zip(found, counts, strict=True)
         ]
         rows.append((joined([method, element("small", about)]) if about else method, *shown))
@@ -178,9 +179,39 @@ def compared(results: Results) -> Markup:
         [
             element("h3", f"{metric}{of}{' of ' if told else ''}{', '.join(told)}"),
             table(("", *(f"{count:,} labels" for count in counts)), rows),
-            note("± is half of the 95 % interval over seeds (Student's t); a single seed has none. The best is bold."),
+            note(
+                "± is half of the 95 % interval over seeds (Student's t); a single seed has none. The best is "
+                f"bold.{legend}"
+            ),
         ]
     )
+
+
+def _beside(results: Results) -> tuple[dict[tuple[str, int], str], str]:
+    """Marks of networks that differ from the best simple baseline by more than chance, and what the marks say.
+
+    None where the metric is not a share of examples, or their number is not told.
+    """
+    examples = results.about.get("examples")
+    if results.about.get("metric") not in MEANS or not isinstance(examples, int):
+        return {}, ""
+    simple: dict[int, float] = {}
+    for row in results.rows:
+        if row.get("group") == "baseline":
+            simple[row["labels"]] = max(row["mean"], simple.get(row["labels"], 0.0))
+    clear: dict[tuple[str, int], str] = {}
+    for row in results.rows:
+        best = simple.get(row["labels"])
+        if best is None or row.get("group") not in ("pretrained", "random"):
+            continue
+        lead = row["mean"] - best
+        if abs(lead) > margin(row["mean"], best, examples):
+            clear[row["method"], row["labels"]] = " ▲" if lead > 0 else " ▼"
+    told = (
+        f" ▲ is ahead of the best simple baseline with as many labels, ▼ behind it, by more than two standard "
+        f"errors of {examples:,} examples; without a mark that difference could be chance."
+    )
+    return clear, told if simple else ""
 
 
 def label_chart(results: Results) -> Markup:

@@ -17,6 +17,7 @@ class Stages:
         self.count, self.budget = count, budget
         self.begun = time.monotonic()
         self.done: list[dict[str, Any]] = []
+        self._kept: list[str] = []
 
     @property
     def elapsed(self) -> float:
@@ -39,10 +40,14 @@ class Stages:
         begun = time.monotonic()
         with self._shown(name), hushed():
             yield
-        self.done.append({"name": name, "seconds": round(time.monotonic() - begun, 1), "about": about})
+        kept, self._kept = self._kept, []
+        facts = {"name": name, "seconds": round(time.monotonic() - begun, 1), "about": about}
+        self.done.append({**facts, "notes": kept} if kept else facts)
 
-    def tell(self, words: str) -> None:
-        """A line from within a stage."""
+    def tell(self, words: str, *, keep: bool = False) -> None:
+        """A line from within a stage; one that is kept stands in the report too."""
+        if keep:
+            self._kept.append(words)
         with loud():
             log.say(f"      {words} ({self._left()})")
 

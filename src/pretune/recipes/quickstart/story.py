@@ -1,11 +1,10 @@
 """What the numbers mean, in sentences; where the simple baseline wins, they say so."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pretune.metrics.significance import over_seeds
+from pretune.metrics.significance import margin, over_seeds
 
 Facts = dict[str, Any]
 Row = Mapping[str, Any]
@@ -145,8 +144,3 @@ def _beside(best: Mapping[str, Row], examples: int) -> Iterator[str]:
             f"{name}, which someone else has trained for far longer and on other text, is right on {other['mean']:.1%} "
             f"by {how}{note and f' ({note})'}."
         )
-
-
-def margin(one: float, other: float, examples: int) -> float:
-    """Two standard errors of the difference of two shares of so many examples, taken as independent."""
-    return 2 * math.sqrt((one * (1 - one) + other * (1 - other)) / max(examples, 1))

@@ -207,7 +207,8 @@ class Work:
                 self.scores.add(name, labels, seed, score)
                 self.stages.tell(f"{METHODS[name].name}, {labels:,} labels, seed {seed}: {score:.1%} in {spent:.1f} s")
             if left_out:
-                self.stages.tell(f"{left_out} scores were left out: the time is up; a larger --budget has them")
+                told = f"{left_out} scores were left out: the time is up; a larger --budget has them"
+                self.stages.tell(told, keep=True)
 
     def _shortened(self) -> int:
         """How much of a review is read: as planned, or less where time would not do for what the conclusion needs."""
@@ -217,7 +218,7 @@ class Work:
         length = bearable(made, lengths, test, plan.least, plan.late * self.stages.budget - self.stages.elapsed)
         if length < plan.length:
             self.judge.plan = replace(plan, length=length)
-            self.stages.tell(f"this machine is slow or busy: networks read {length} pieces of a review")
+            self.stages.tell(f"this machine is slow or busy: networks read {length} pieces of a review", keep=True)
             for name, labels, _ in jobs(plan):
                 self.scores.notes[name, labels] = f"the first {length} pieces of a review, for want of time"
         return length
@@ -230,12 +231,12 @@ class Work:
             labels, test = min(ENCODER_LABELS, max(self.plan.labels)), [text for text, _ in self.texts.test]
             if path is None or limit <= 0:
                 why = "not installed (pip install 'pretune[quickstart]')" if wanted else "not wanted"
-                self.stages.tell(f"left out: {'the time is up' if path else why}")
+                self.stages.tell(f"left out: {'the time is up' if path else why}", keep=True)
                 return
             made = lambda length: encoder(path, length, self.device)  # noqa: E731
             encode, length, most = longest(made, self.plan.other_lengths, test, labels, limit)
             if most < min(LEAST, len(test)):
-                self.stages.tell("left out: this machine is too slow for it within its share of the time")
+                self.stages.tell("left out: this machine is too slow for it within its share of the time", keep=True)
                 return
             self.scores.add("other", labels, 0, self.judge.linear("other", encode, labels, 0, most))
             self.scores.notes["other", labels] = f"judged on {most:,} reviews, the first {length} pieces"
