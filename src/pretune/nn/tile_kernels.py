@@ -12,6 +12,13 @@ import triton.language as tl  # type: ignore[import-not-found, import-untyped, u
 
 
 @triton.jit
+def _which(blocks):
+    """The block and the place of a program. NOTE: only the first side of a grid may be longer than 65,535."""
+    number = tl.program_id(0)
+    return number % blocks, number // blocks
+
+
+@triton.jit
 def _bits(index, seed):
     """Random bits of each query, or of each key."""
     x = index.to(tl.uint32) ^ seed
@@ -92,18 +99,18 @@ def _put_tile(DS, ds, place, m, n, RQ, RK):
 @triton.jit
 def forward(
     Q, K, V, O, NORM, MINE, THEIRS, SPAN, WEIGHS, SEED, q_token, q_head, k_token, k_head, v_token, v_head,
-    scale, threshold, inverse, heads, group, RQ, RK,
+    scale, threshold, inverse, heads, group, RQ, RK, blocks,
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     """What a block of queries reads, and the logarithm of what its probabilities are divided by."""
-    block, place = tl.program_id(0), tl.program_id(1)
+    block, place = _which(blocks)
     row, h = place // heads, place % heads
     m, d = block * BM + tl.arange(0, BM), tl.arange(0, DP)
     q = _rows_of(Q, row, RQ, h, m, d, q_token, q_head, D)
     mine = tl.load(MINE + row * RQ + m, mask=m < RQ, other=-2)
-    low = tl.load(SPAN + (row * tl.num_programs(0) + block) * 2) // BN * BN
-    high = tl.load(SPAN + (row * tl.num_programs(0) + block) * 2 + 1)
+    low = tl.load(SPAN + (row * blocks + block) * 2) // BN * BN
+    high = tl.load(SPAN + (row * blocks + block) * 2 + 1)
     if CAUSAL:
         high = tl.minimum(high, (block + 1) * BM)
     first, second = _seeds(SEED, place, DROP)
@@ -193,9 +200,9 @@ def whole(
 
 
 @triton.jit
-def deltas(O, G, DELTA, heads, RQ, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr):
+def deltas(O, G, DELTA, heads, RQ, blocks, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr):
     """The product of each output and its gradient, summed: what all gradients of scores have in common."""
-    block, place = tl.program_id(0), tl.program_id(1)
+    block, place = _which(blocks)
     row, h = place // heads, place % heads
     m, d = block * BM + tl.arange(0, BM), tl.arange(0, DP)
     o = _rows_of(O, row, RQ, h, m, d, heads * D, D, D).to(tl.float32)
@@ -206,19 +213,20 @@ def deltas(O, G, DELTA, heads, RQ, D: tl.constexpr, DP: tl.constexpr, BM: tl.con
 @triton.jit
 def keys(
     Q, K, V, G, NORM, DELTA, MINE, THEIRS, WEIGHS, SEED, SPAN, DK, DV, DS, d_token,
-    q_token, q_head, k_token, k_head, v_token, v_head, scale, factor, threshold, inverse, heads, group, RQ, RK, begin,
+    q_token, q_head, k_token, k_head, v_token, v_head, scale, factor, threshold, inverse, heads, group, RQ, RK,
+    begin, blocks,
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a block of keys and values, over all queries and heads that see them; those of scores are kept."""
-    block, place = tl.program_id(0), tl.program_id(1)
+    block, place = _which(blocks)
     row, kh = begin + place // (heads // group), place % (heads // group)
     n, d = block * BN + tl.arange(0, BN), tl.arange(0, DP)
     k = _rows_of(K, row, RK, kh, n, d, k_token, k_head, D)
     v = _rows_of(V, row, RK, kh, n, d, v_token, v_head, D)
     theirs = tl.load(THEIRS + row * RK + n, mask=n < RK, other=-3)
-    low = tl.load(SPAN + (row * tl.num_programs(0) + block) * 2)
-    high = tl.load(SPAN + (row * tl.num_programs(0) + block) * 2 + 1)
+    low = tl.load(SPAN + (row * blocks + block) * 2)
+    high = tl.load(SPAN + (row * blocks + block) * 2 + 1)
     if CAUSAL:
         low = tl.maximum(low, block * BN)
     low = low // BM * BM
@@ -250,15 +258,15 @@ def keys(
 
 @triton.jit
 def queries(
-    K, SPAN, DS, DQ, k_token, k_head, d_token, factor, heads, group, RQ, RK, begin,
+    K, SPAN, DS, DQ, k_token, k_head, d_token, factor, heads, group, RQ, RK, begin, blocks,
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a block of queries, from those of the scores."""
-    block, place = tl.program_id(0), tl.program_id(1)
+    block, place = _which(blocks)
     row, h = begin + place // heads, place % heads
     m, d = block * BM + tl.arange(0, BM), tl.arange(0, DP)
-    low = tl.load(SPAN + (row * tl.num_programs(0) + block) * 2) // BN * BN
-    high = tl.load(SPAN + (row * tl.num_programs(0) + block) * 2 + 1)
+    low = tl.load(SPAN + (row * blocks + block) * 2) // BN * BN
+    high = tl.load(SPAN + (row * blocks + block) * 2 + 1)
     if CAUSAL:
         high = tl.minimum(high, (block + 1) * BM)
     dq = tl.zeros([BM, DP], tl.float32)

@@ -117,9 +117,10 @@ def _attend(
     (rows, length), (_, heads, width) = mine.shape, q.shape
     out = q.new_empty(q.shape)
     norm = q.new_empty((rows, heads, length), dtype=torch.float32)
-    kernels.forward[(wide.shape[1], rows * heads)](
+    blocks = wide.shape[1]
+    kernels.forward[(blocks * rows * heads,)](
         q, k, v, out, norm, mine, theirs, wide, _or(bias, q), _or(seed, mine), *_strides(q, k, v),
-        *_numbers(scale, dropout), heads, heads // k.shape[1], length, theirs.shape[1],
+        *_numbers(scale, dropout), heads, heads // k.shape[1], length, theirs.shape[1], blocks,
         D=width, DP=_padded(width), CAUSAL=causal, WINDOW=window, BIAS=bias is not None, DROP=dropout > 0,
         **_sizes(length, theirs.shape[1])[0],
     )  # fmt: skip
@@ -155,7 +156,10 @@ def _slopes(
     sums = q.new_zeros((SPLITS, heads, RQ, RK) if keep else (0,), dtype=torch.float32)
     delta = torch.empty_like(norm)
     if not short:
-        kernels.deltas[(triton.cdiv(RQ, 64), rows * heads)](out, g, delta, heads, RQ, D=width, DP=_padded(width), BM=64)
+        blocks = triton.cdiv(RQ, 64)
+        kernels.deltas[(blocks * rows * heads,)](
+            out, g, delta, heads, RQ, blocks, D=width, DP=_padded(width), BM=64
+        )  # fmt: skip
     for begin in range(0, rows, some):
         end = min(begin + some, rows)
         if short:
@@ -164,18 +168,18 @@ def _slopes(
                 KEEP=keep, BM=_padded(RQ), BN=min(_padded(RK), WHOLE["BN"]), **options, **_run(WHOLE),
             )  # fmt: skip
         else:
-            kernels.keys[(back.shape[1], (end - begin) * k.shape[1])](
+            kernels.keys[(back.shape[1] * (end - begin) * k.shape[1],)](
                 q, k, v, g, norm, delta, *given, back, dk, dv, inner, dk.stride(0), *numbers, group, RQ, RK, begin,
-                **options, **sizes,
+                back.shape[1], **options, **sizes,
             )  # fmt: skip
-            kernels.queries[(narrow.shape[1], (end - begin) * heads)](
+            kernels.queries[(narrow.shape[1] * (end - begin) * heads,)](
                 k, narrow, inner, dq, *k.stride()[:2], dq.stride(0), scale, heads, group, RQ, RK, begin,
-                D=width, DP=_padded(width), CAUSAL=causal, BM=sizes["BM"], BN=sizes["BN"], **QUERIES,
+                narrow.shape[1], D=width, DP=_padded(width), CAUSAL=causal, BM=sizes["BM"], BN=sizes["BN"], **QUERIES,
             )  # fmt: skip
         if keep:
-            blocks = triton.cdiv(RQ, sizes["BM"]), triton.cdiv(RK, sizes["BN"])
-            kernels.biases[(blocks[0] * blocks[1], heads, SPLITS)](
-                narrow, inner, sums, heads, RQ, RK, begin, end, blocks[1],
+            down, across = triton.cdiv(RQ, sizes["BM"]), triton.cdiv(RK, sizes["BN"])
+            kernels.biases[(down * across, heads, SPLITS)](
+                narrow, inner, sums, heads, RQ, RK, begin, end, across,
                 BM=sizes["BM"], BN=sizes["BN"], SPLITS=SPLITS, CAUSAL=causal,
             )  # fmt: skip
     return first, second, sums.sum(0) if keep else sums
