@@ -1,6 +1,7 @@
 """Pre-training BERT-base on real text of natural lengths: our whole pipeline beside the peer's whole pipeline.
 
-    PYTHONPATH=src python bench/real_text.py --data DATA [--samples sentences --length 128] [--out result.json]
+    PYTHONPATH=src python bench/real_text.py --data DATA --tokenizer TOK [--samples documents --length 512]
+                                             [--like-lengths] [--out result.json]
 
 DATA is a directory that `pretune prepare` wrote. Ours: shards, packing, corruption in workers, and the training loop as
 `pretune pretrain` runs it. The peer: the same sequences as lists of tokens, a DataLoader with workers,
