@@ -106,7 +106,22 @@ def test_results_are_a_table_and_the_rest_is_on_stderr(capsys: Capture, runs: di
     out, err = capsys.readouterr()
     assert "the " in out and " is ____." in out
     assert "task" in out and "accuracy" in out and " %" in out and "majority" in out
-    assert "1 shot of 'train'" in err and "next: pretune finetune" in err
+    assert "1 shot of 'train'" in err
+    assert f"next: pretune finetune {runs['bert-tiny']} --train {table} --out runs/tuned" in err
+
+
+def test_the_next_command_has_the_tables_columns_and_data_that_were_given(
+    capsys: Capture, runs: dict[str, str], table: str, shared_data: Path
+) -> None:
+    model = runs["gpt2-small"]
+    given = (f"--test={table}", f"--train={table}", "--column=text=text", "--column=label=label", "--limit=2")
+    assert main(["evaluate", model, *given]) == 0
+    columns = f"--train {table} --test {table} --text text --label label --out"
+    assert f"next: pretune finetune {model} {columns}" in capsys.readouterr().err
+    if not (shared_data / "tasks" / "copa").is_dir():
+        pytest.skip("COPA is not there")
+    assert main(["evaluate", model, "--task=copa", f"--data={shared_data}", "--limit=2"]) == 0
+    assert f"next: pretune finetune {model} --task copa --data {shared_data} --out" in capsys.readouterr().err
 
 
 def test_tasks_from_the_data_directory(capsys: Capture, runs: dict[str, str], shared_data: Path) -> None:

@@ -157,10 +157,13 @@ def evaluate(
         for note in each.notes:
             log.say(f"{each.task}: {note}")
     named = next((each.task for each in found if each.shots is not None), None)
-    if named is not None:
-        hint("finetune", model, "--task", named, "--out", free(f"runs/{named}"))
-    else:
+    if named is None:
         hint("show", model)
+    elif own is not None and named == own.name:
+        hint("finetune", model, *_tables(train, test, column or []), "--out", free("runs/tuned"))
+    else:
+        where = () if data is None else ("--data", data)
+        hint("finetune", model, "--task", named, *where, "--out", free(f"runs/{named}"))
 
 
 def own_tasks(own: "Task | None") -> "list[Task]":
@@ -198,6 +201,17 @@ def _own(model: str | None, train: Path | None, test: Path | None, columns: list
         return table_task(model, test, **roles)
     files = {"train": test} if train is None else {"train": train, "test": test}
     return own_task(files, text=roles.get("text"), label=roles.get("label"), pair=roles.get("pair"))
+
+
+def _tables(train: Path | None, test: Path | None, columns: list[str]) -> list[str]:
+    """Tables of one's own as `pretune finetune` is given them.
+
+    >>> _tables(None, Path("mine.csv"), ["text=review"])
+    ['--train', 'mine.csv', '--text', 'review']
+    """
+    files = ["--train", str(test)] if train is None else ["--train", str(train), "--test", str(test)]
+    roles = (part.partition("=") for part in columns)
+    return [*files, *(word for role, _, name in roles for word in (f"--{role}", name))]
 
 
 def _lines(found: "Sequence[Result]") -> "Iterator[str]":
