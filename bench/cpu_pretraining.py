@@ -109,15 +109,16 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
-    corpus = Path(os.environ.get("PRETUNE_DATA", "../shared/data")) / "corpora/wikipedia-en/valid.txt.xz"
+    data = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).parents[2] / "shared" / "data")
+    corpus = data / "corpora/wikipedia-en/valid.txt.xz"
     if not corpus.exists():
         print(f"skipped: this needs the text of {corpus} (set PRETUNE_DATA)")
         return
     with tempfile.TemporaryDirectory() as folder:
         tok = pt.train_tokenizer("wordpiece", [str(corpus)], vocab=30_522)
         tok.save(f"{folder}/tok")
-        data = pt.prepare([str(corpus)], tokenizer=tok, out=f"{folder}/data", holdout="0%")
-        tokenizer, shards = Tokenizer.load(f"{folder}/tok"), Shards.open(data.path, "train")
+        made = pt.prepare([str(corpus)], tokenizer=tok, out=f"{folder}/data", holdout="0%")
+        tokenizer, shards = Tokenizer.load(f"{folder}/tok"), Shards.open(made.path, "train")
         kind = Sentences(limit=LENGTH) if given.text == "sentences" else Documents(limit=LENGTH)
         samples = kind.open(shards, Frame.of(tokenizer.template))
         lesson = pt.objective("masked").open(Vocabulary.of(tokenizer), "encoder")

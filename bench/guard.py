@@ -213,7 +213,8 @@ def main() -> int:
 
     torch.set_num_threads(1)
     known = json.loads(FILE.read_text()) if FILE.exists() else {}
-    here = known.get(machine(), {}).get("ratios", {})
+    here = known.get(machine(), {})
+    here = here["ratios"] if here.get("versions") == versions() else {}
     found = {name: round(value, 2) for name, value in measure(options.rows, options.rounds, here).items()}
     gone = lost(found, here)
     result = {"machine": machine(), "versions": versions(), "ratios": found, "lost": gone}
@@ -225,7 +226,7 @@ def main() -> int:
         FILE.write_text(json.dumps(known, indent=2) + "\n")
         return 0
     if not here:
-        print("nothing is recorded for this machine; do so with --record", file=sys.stderr)
+        print("nothing is recorded for this machine and these versions; do so with --record", file=sys.stderr)
     return 1 if gone else 0
 
 

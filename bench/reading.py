@@ -1,10 +1,10 @@
 """Reading a corpus: our documents per second beside what Python's own modules take to read the same file.
 
-    PYTHONPATH=src python bench/reading.py [--megabytes 60]
+    PYTHONPATH=src python bench/reading.py [--megabytes 60] [--out result.json]
 
-The text is wikipedia-en/valid of the shared corpora, repeated. One core; the best of three rounds; the other side only
-splits or parses and keeps nothing: it checks no encoding, counts no lines, makes no documents. The last column is the
-most memory of a process that reads the file and keeps nothing.
+The text is wikipedia-en/valid of the shared corpora, repeated. One core; the best of three rounds, in turn; the other
+side only splits or parses and keeps nothing: it checks no encoding, counts no lines, makes no documents. The last column
+is the most memory of a process that reads the file and keeps nothing.
 """
 
 import argparse
@@ -57,21 +57,23 @@ def unzipped(path: Path) -> Iterable[object]:
         yield from file
 
 
-def seconds(run: Callable[[], Iterable[object]]) -> float:
-    """The best time of three to run through everything."""
-    times = []
+def seconds(*runs: Callable[[], Iterable[object]]) -> list[float]:
+    """The best time of three to run through everything, of each in turn."""
+    times: list[list[float]] = [[] for _ in runs]
     for _ in range(3):
-        begin = time.process_time()
-        for _ in run():
-            pass
-        times.append(time.process_time() - begin)
-    return min(times)
+        for run, found in zip(runs, times, strict=True):
+            begin = time.process_time()
+            for _ in run():
+                pass
+            found.append(time.process_time() - begin)
+    return [min(found) for found in times]
 
 
 def main() -> None:
     """Print a line for each kind of file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=60)
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     source = DATA / "corpora/wikipedia-en/valid.txt.xz"
     if not source.exists():
@@ -80,6 +82,7 @@ def main() -> None:
     with lzma.open(source, "rt", encoding="utf-8") as packed:
         text = packed.read()
     texts = text.split("\n\n") * max(1, options.megabytes * 10**6 // len(text.encode()))
+    result: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         (here / "a.txt").write_text("\n\n".join(texts))
@@ -98,14 +101,21 @@ def main() -> None:
             ("a.txt.gz", "auto", unzipped),
         ]:
             path = here / name
-            ours = seconds(lambda: open_corpus([str(path)], by=by).documents())  # type: ignore[arg-type]  # noqa: B023
-            theirs = seconds(lambda: other(path))  # noqa: B023
+            ours, theirs = seconds(
+                lambda: open_corpus([str(path)], by=by).documents(),  # type: ignore[arg-type]  # noqa: B023
+                lambda: other(path),  # noqa: B023
+            )
             command = [sys.executable, "-c", MEMORY, str(path), by]
             memory = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 1024
             print(
                 f"{name:9} by {by:5} {size / ours:6.0f} MB/s   python {size / theirs:6.0f} MB/s   "
-                f"ratio {theirs / ours:.2f}   {memory:.0f} MiB"
+                f"ratio {theirs / ours:.2f}   {memory:.0f} MiB",
+                flush=True,
             )
+            rates = {"megabytes_per_second": size / ours, "python": size / theirs, "ratio": theirs / ours}
+            result[f"{name} by {by}"] = {**rates, "mebibytes": memory}
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

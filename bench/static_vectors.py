@@ -16,6 +16,7 @@ import argparse
 import gzip
 import json
 import lzma
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from pretune.adapt.static.word2vec import Word2Vec
 from pretune.adapt.static.words import Words, words_of
 
 GOAL = 100_000  # words a second
+DATA = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
 
 def text(path: Path, limit: int) -> list[list[str]]:
@@ -96,7 +98,7 @@ def peer(lines: list[list[str]], mode: str, rate: float) -> Vectors:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "shared" / "data")
+    parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--words", type=int, default=600_000)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()

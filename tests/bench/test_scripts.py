@@ -1,0 +1,188 @@
+"""Every script of bench/ starts, and those that a CPU can run do so at their smallest, on text that is made here."""
+
+import json
+import lzma
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pretune as pt
+from tests.bench.test_guard import BENCH, guard, load
+
+SCRIPTS = sorted(path.stem for path in BENCH.glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
+TEXTS = ("wikipedia-en/valid", "wikipedia-en/train-00", "wikinews-en/train", "wikinews-en/valid", "books-en/train-00")
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of data with a little text in every file, a tokenizer, and data prepared with it."""
+    folder = tmp_path_factory.mktemp("data")
+    sentences = list(guard.texts(360, 12))
+    text = "\n\n".join(" ".join(sentences[start : start + 6]) for start in range(0, len(sentences), 6))
+    for name in TEXTS:
+        path = folder / "corpora" / f"{name}.txt.xz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(lzma.compress(text.encode(), preset=0))
+    tokenizer = pt.train_tokenizer("wordpiece", [folder / "corpora/wikipedia-en/valid.txt.xz"], vocab=300)
+    tokenizer.save(folder / "tok")
+    inputs = [folder / "corpora/wikipedia-en/valid.txt.xz"]
+    pt.prepare(inputs, tokenizer=tokenizer, out=folder / "data", holdout="20%", workers=0)
+    return folder
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Run]:
+    """Runs a script, some of its names changed, and gives what it printed. What it does to the process is undone."""
+
+    def started(name: str, *words: object, data: Path | None = None, **changed: object) -> str:
+        monkeypatch.setenv("PRETUNE_DATA", str(data or tmp_path))
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, words)])
+        monkeypatch.syspath_prepend(str(BENCH))
+        monkeypatch.setattr("torch.set_num_threads", lambda count: None)
+        script = load(name)
+        vars(script).update(changed)
+        script.main()
+        return capsys.readouterr().out
+
+    kept, precise = dict(os.environ), torch.get_float32_matmul_precision()
+    yield started
+    os.environ.clear()
+    os.environ.update(kept)
+    torch.set_float32_matmul_precision(precise)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_it_starts_and_says_what_it_is(name: str, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(name, "--help")
+    assert ended.value.code == 0 and f"usage: {name}.py" in capsys.readouterr().out
+
+
+def read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_checkpoints(run: Run, tmp_path: Path) -> None:
+    run("checkpoints", "--params", "2e4", "--saves", 2, "--device", "cpu", "--out", tmp_path / "out.json")
+    assert all(value > 0 for value in read(tmp_path / "out.json").values())
+
+
+def test_objectives(run: Run, tmp_path: Path) -> None:
+    words = ("--tokens", 512, "--length", 32, "--repeats", 1, "--only", "masked", "permuted")
+    run("objectives", *words, "--out", tmp_path / "out.json")
+    assert len(read(tmp_path / "out.json")["ratios"]) == 3
+
+
+def test_packing(run: Run, tmp_path: Path, home: Path) -> None:
+    words = ("--megabytes", 0.05, "--out", tmp_path / "out.json")
+    run("packing", *words, data=home, million=lambda lengths: 0.0, TOKENS=2048)
+    found = read(tmp_path / "out.json")
+    assert 0.2 < found["sentences 128"]["padded"] < found["sentences 128"]["fill"] <= 1
+
+
+def test_tokenizing(run: Run, tmp_path: Path, home: Path) -> None:
+    words = ("--megabytes", 0.02, "--repeats", 2, "--tokenizer", home / "tok", "--out", tmp_path / "out.json")
+    run("tokenizing", *words, data=home)
+    (found,) = read(tmp_path / "out.json").values()
+    rates = found["megabytes_per_second"]
+    assert found["tokens"] > 100 and found["ratio"]["warm"] == pytest.approx(rates["warm"] / rates["library"])
+
+
+def test_cpu_pretraining(run: Run, home: Path) -> None:
+    found = json.loads(run("cpu_pretraining", "--sizes", "tiny", "--repeats", 1, data=home, TOKENS=256, STEPS=1))
+    rates = found["tokens_per_second"]
+    assert {*rates} == {"ours", *found["ratio"]} and min(rates.values()) > 0
+
+
+def test_generate(run: Run) -> None:
+    found = json.loads(run("generate", "--device", "cpu", "--batches", 2, "--new", 3, "--rounds", 1))
+    assert found["rows"][0]["ours_over_theirs"] > 0 and found["checked"]["share of texts equal token for token"] == 1
+
+
+def test_fill(run: Run, tmp_path: Path, home: Path) -> None:
+    words = ("--objective", "prefix", "--length", 64, "--tokens", 1024, "--out", tmp_path / "out.json")
+    run("fill", home / "data", *words)
+    assert all(0 < share <= 1 for row in read(tmp_path / "out.json").values() for share in row["fill"])
+
+
+@pytest.mark.slow
+def test_reading(run: Run, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(BENCH.parent / "src"))
+    run("reading", "--megabytes", 1, "--out", tmp_path / "out.json", data=home)
+    assert len(read(tmp_path / "out.json")) == 6
+
+
+@pytest.mark.slow
+def test_prepare(run: Run, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets", reason="datasets is not installed (extra 'peers')")
+    monkeypatch.setenv("PYTHONPATH", str(BENCH.parent / "src"))
+    words = ("--megabytes", 0.05, "--workers", 1, "--tokenizer", home / "tok", "--out", tmp_path / "out.json")
+    run("prepare", *words, data=home)
+    assert read(tmp_path / "out.json")["ratio"]["clock"] > 0
+
+
+@pytest.mark.slow
+def test_startup(run: Run) -> None:
+    found = json.loads(run("startup", "--repeats", 1))
+    assert all(0 < times["clock"] < 300 for times in found["seconds"].values())
+
+
+@pytest.mark.slow
+def test_ranks(run: Run) -> None:
+    found = json.loads(run("ranks", "--model", "bert-tiny", "--steps", 6, "--repeats", 1))
+    assert found["ratio"]["clock"] > 0
+
+
+@pytest.mark.slow
+def test_embed(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers")
+    run("embed", "--device", "cpu", "--texts", 8, "--rounds", 1, "--json", tmp_path / "out.json")
+    assert read(tmp_path / "out.json")
+
+
+@pytest.mark.slow
+def test_methods(run: Run) -> None:
+    found = json.loads(run("methods", "--device", "cpu", "--steps", 1))
+    assert {"full", "lora", "qlora", "prefix"} <= {*found["rows"]}
+
+
+@pytest.mark.slow
+def test_core_throughput(run: Run, tmp_path: Path) -> None:
+    words = ("--only", "gpt2", "--rounds", 1, "--steps", 1, "--narrow", "--out", tmp_path / "out.json")
+    run("core_throughput", *words)
+    assert all(rate > 0 for row in read(tmp_path / "out.json")["rows"] for rate in row["ratio"].values())
+
+
+@pytest.mark.slow
+def test_real_text(run: Run, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NOTE: it puts hooks of its own into the loop, which are taken out again."""
+    from pretune.recipes.course import Course
+    from pretune.train.loop import Loop
+
+    monkeypatch.setattr(Loop, "run", Loop.run)
+    monkeypatch.setattr(Course, "open", Course.open)
+    words = ("--data", home / "data", "--tokenizer", home / "tok", "--width", 32, "--batch-tokens", 512)
+    run("real_text", *words, "--length", 64, "--workers", 0, "--like-lengths", "--out", tmp_path / "out.json")
+    assert all(ratio > 0 for ratio in read(tmp_path / "out.json")["ratio"].values())
+
+
+@pytest.mark.slow
+def test_same_learning(run: Run, tmp_path: Path, home: Path) -> None:
+    words = ("--data", home / "data", "--gpt-data", home / "data", "--steps", 21, "--only", "bert")
+    run("same_learning", *words, "--set", "train.batch_tokens=256", "--out", tmp_path / "out.json")
+    found = read(tmp_path / "out.json")["bert-mini"]
+    assert max(found["fast to plain"]) < min(found["seed to seed"]) + 0.5
+
+
+@pytest.mark.slow
+def test_exactness(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(BENCH.parent / "src"))
+    words = ("--data", home / "data", "--steps", 14, "--kill-after", 12, "--batch-tokens", 256, "--device", "cpu")
+    assert run("exactness", *words)
