@@ -151,6 +151,29 @@ def test_faults(write, text: str, columns: dict[str, str], message: str | None) 
     assert "\n" not in str(fault.value)
 
 
+def test_usual_columns_are_known_whatever_their_letters(write) -> None:  # type: ignore[no-untyped-def]
+    task = own_task({"train": write("a.csv", "No, Text,LABEL \n1,x,good\n2,y,bad\n")})
+    assert task.labels == ("bad", "good") and [example.text for example in task.read("train")] == ["x", "y"]
+
+
+def test_a_table_without_a_header_is_named_by_numbers(write) -> None:  # type: ignore[no-untyped-def]
+    path = write("a.csv", "so fine,good\nso odd,bad\n")
+    with pytest.raises(DataError, match=r"\(so fine, good\); where that is no header, by its number, --text 1;"):
+        own_task({"train": path})
+    assert [example.text for example in own_task({"train": path}, text="1", label="2").read("train")] == [
+        "so fine",
+        "so odd",
+    ]
+
+
+def test_a_column_alone(write) -> None:  # type: ignore[no-untyped-def]
+    """Texts to be judged have no label beside them: no comma, nor a newline within quotes, makes a second column."""
+    table = open_table(write("a.csv", 'text\nso, so\n"odd, and\n""new"""\n'), alone=True)
+    assert table.columns == ("text",) and "the column text alone" in str(table)
+    assert [row.values["text"] for row in table.rows()] == ["so, so", 'odd, and\n"new"']
+    assert open_table(write("b.csv", "text;id\nso, so;1\n"), alone=True).columns == ("text", "id")
+
+
 def test_a_file_to_judge_a_model_by_has_the_labels_of_the_model(write) -> None:  # type: ignore[no-untyped-def]
     """One file, not to train on: it may lack a class, or be all of one."""
     classes = write("a.csv", "text,label\nx,b\ny,b\n")

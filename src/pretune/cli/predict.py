@@ -104,7 +104,7 @@ def _read(inputs: str, kept: "Kept", asked: list[str]) -> Iterator[tuple[str, An
     from pretune.tasks.tables import open_table
 
     named = [column for column in (kept.text, kept.pair) if column]
-    table = open_table(path, named)
+    table = open_table(path, named, alone=True)
     if table.form == "conll":
         yield from _sentences(path, ".conllu" in suffixes)
         return

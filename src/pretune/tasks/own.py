@@ -170,12 +170,14 @@ def _is_number(value: str) -> bool:
 def _column(table: Table, asked: str | None, usual: tuple[str, ...], what: str) -> str:
     if asked is not None:
         return table.check(asked)
+    there = {column.strip().lower(): column for column in reversed(table.columns)}
     for column in usual:
-        if column in table.columns:
-            return column
+        if column in there:
+            return there[column]
+    number = f"; where that is no header, by its number, --{what} 1" if table.form == "delimited" else ""
     raise fault(
-        f"{table.path}: which column is the {what}? Name it with --{what} ({', '.join(table.columns)[:200]}); for "
-        f"`pretune evaluate` with --column {what}=NAME"
+        f"{table.path}: which column is the {what}? Name it with --{what} ({', '.join(table.columns)[:200]}){number}; "
+        f"for `pretune evaluate` with --column {what}=NAME"
     )
 
 

@@ -38,7 +38,10 @@ class Row(NamedTuple):
         """A value that has to be text, and not blank."""
         value = self.get(column)
         if not isinstance(value, str) or not value.strip():
-            raise fault(f"{self.where}: field '{column}' holds {str(value)[:40]!r}; text was expected")
+            raise fault(
+                f"{self.where}: field '{column}' holds {str(value)[:40]!r}; text was expected: fill it in, or leave "
+                "the row out"
+            )
         if not value.isascii():
             try:
                 value.encode()

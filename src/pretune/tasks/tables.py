@@ -22,6 +22,8 @@ from pretune.text.corpora.tables import delimited_rows
 
 _SAMPLE = 50
 _LONGEST_NAME = 100
+_ALONE = "\x1f"
+"""The delimiter of a table of one column: a character that texts do not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,8 @@ class Table:
             return f"{self.path}: JSONL, fields {columns}"
         header = "with a header" if self.header else "without a header"
         quotes = "quotes enclose fields" if self.quoted else "quotes are plain characters"
+        if self.delimiter == _ALONE:
+            return f"{self.path}: a table {header}, {quotes}, the column {columns} alone"
         return f"{self.path}: a table {header}, delimiter {self.delimiter!r}, {quotes}, columns {columns}"
 
     def rows(self) -> Iterator[Row]:
@@ -67,10 +71,10 @@ class Table:
         return column
 
 
-def open_table(path: str | os.PathLike[str], named: Sequence[str] = ()) -> Table:
+def open_table(path: str | os.PathLike[str], named: Sequence[str] = (), *, alone: bool = False) -> Table:
     """How a file is written; columns that are asked for by name help to tell a header from a row.
 
-    Without a header the columns are called 1, 2, 3, …
+    Without a header the columns are called 1, 2, 3, … Where a column may stand `alone`, commas in it divide nothing.
     """
     path = Path(path)
     if not path.is_file():
@@ -84,10 +88,10 @@ def open_table(path: str | os.PathLike[str], named: Sequence[str] = ()) -> Table
         return Table(path=path, form="jsonl", columns=tuple(fields))
     if ending in (".conll", ".conllu", ".iob", ".bio") or (ending in ("", ".txt") and _is_conll(path)):
         return Table(path=path, form="conll")
-    return _delimited(path, ending, named)
+    return _delimited(path, ending, named, alone)
 
 
-def _delimited(path: Path, ending: str, named: Sequence[str]) -> Table:
+def _delimited(path: Path, ending: str, named: Sequence[str], alone: bool) -> Table:
     """The delimiter that gives equally many columns, more than one, in the first rows; TSV is tried without quotes."""
     tries = [("\t", False), ("\t", True), (",", True), (";", True), ("|", True)]
     if ending == ".csv":
@@ -102,8 +106,13 @@ def _delimited(path: Path, ending: str, named: Sequence[str]) -> Table:
         rank = (2 * even > len(rows), even * 100 // len(rows) - 50 * odd, -place)
         if best is None or rank > best[0]:
             best = (rank, delimiter, quoted, rows[0])
+    if best is None and alone:
+        best = ((0, 0, 0), _ALONE, True, _sample(path, _ALONE, True)[0])
     if best is None:
-        raise DataError(f"{path}: no table: no delimiter (tab, comma, semicolon, |) gives two columns or more in a row")
+        raise DataError(
+            f"{path}: no table: no delimiter (tab, comma, semicolon, |) gives two columns or more in a row; a text and "
+            "its label are needed"
+        )
     _, delimiter, quoted, first = best
     header = _is_header(first, named)
     if header and len({*first}) < len(first):

@@ -32,7 +32,7 @@ def example_of(given: Any, kept: Kept, where: str) -> Example:
         there = ", ".join(map(str, given))[:100]
         raise DataError(
             f"{where}: no field '{kept.text or 'text'}' (it has {there or 'none'}); name the column that is the text "
-            "(`pretune predict --text COL`)"
+            "(`pretune predict --text COL`, --text 1 where the file has no header)"
         )
     pair = _field(given, kept.pair, NAMES["pair"], where)
     if pair is None and (kept.pair is not None or kept.kind_of in ("pair", "span")):
@@ -46,7 +46,8 @@ def example_of(given: Any, kept: Kept, where: str) -> Example:
 
 
 def _field(given: Mapping[str, Any], column: str | None, usual: Sequence[str], where: str) -> str | None:
-    names = [column, *usual] if column else usual
+    alike = {str(name).strip().lower(): name for name in reversed([*given])}
+    names = [column, *(alike[name] for name in usual if name in alike)]
     name = next((name for name in names if name in given), None)
     if name is None:
         return None

@@ -7,6 +7,7 @@ not guessed: a wrong guess would go unnoticed, while invalid UTF-8 is an error t
 
 import codecs
 import itertools
+import shlex
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -153,6 +154,6 @@ def _broken(fault: UnicodeDecodeError, encoding: str, name: str, offset: int) ->
     found = fault.object[fault.start : fault.end].hex(" ")[:11]
     return DataError(
         f"{name}: byte {offset + fault.start} (hex {found}) is not valid {encoding.upper()}: {fault.reason}; "
-        "convert the file to UTF-8 (from Latin-1: `iconv -f latin1 -t utf-8`); `pretune prepare --errors replace` puts "
-        "U+FFFD in its place"
+        f"convert it to UTF-8 (from Latin-1: `iconv -f latin1 -t utf-8 {shlex.quote(name)} > NEW`); of a corpus, "
+        "`pretune prepare --errors replace` puts U+FFFD in its place"
     )
