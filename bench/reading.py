@@ -3,8 +3,8 @@
     PYTHONPATH=src python bench/reading.py [--megabytes 60] [--out result.json]
 
 The text is wikipedia-en/valid of the shared corpora, repeated. One core; the best of three rounds, in turn; the other
-side only splits or parses and keeps nothing: it checks no encoding, counts no lines, makes no documents. The last column
-is the most memory of a process that reads the file and keeps nothing.
+side only splits or parses and keeps nothing: it checks no encoding, counts no lines, makes no documents. The last
+column is the most memory of a process that reads the file and keeps nothing.
 """
 
 import argparse
