@@ -15,6 +15,7 @@ from pretune.evaluate.report import facts, report
 from pretune.evaluate.report.charts import MOST, Series, line_chart, thinned, ticks
 from pretune.evaluate.report.gather import Ran, gather
 from pretune.evaluate.report.scored import half
+from pretune.train.figures import weight
 from tests.evaluate import report_files as files
 
 SECTIONS = ("scores", "labels", "ran", "learning", "mistakes", "samples", "cost", "data", "repeat")
@@ -30,7 +31,7 @@ def section(page: str, name: str) -> str:
     """The text of a section, tags taken out."""
     found = re.search(rf'<section id="{name}">(.*?)</section>', page, re.DOTALL)
     assert found is not None
-    return html.unescape(re.sub(r"<[^>]+>", " ", found[1]))
+    return html.unescape(re.sub(r"<[^>]+>", " ", found[1])).replace("\xa0", " ")
 
 
 class Checker(html.parser.HTMLParser):
@@ -169,6 +170,20 @@ class TestScores:
         page = made([files.tuned(tmp_path / "a"), files.tuned(tmp_path / "b", task="news")], tmp_path)
         assert "films: accuracy" in section(page, "scores") and "news: accuracy" in section(page, "scores")
 
+    def test_tables_of_ones_own_have_the_name_of_the_file_that_judges(self, tmp_path: Path) -> None:
+        def own(name: str, train: str, test: str | None) -> Path:
+            run = files.tuned(tmp_path / name, task="own")
+            tree = json.loads((run / "run.json").read_text())
+            files.write(run / "run.json", {**tree, "task": {"name": None, "train": train, "test": test}})
+            return run
+
+        few, many = own("few", "few.csv", "in/test.csv"), own("many", "many.csv", "in/test.csv")
+        page = made([few, many, own("news", "in/news.csv", None)], tmp_path)
+        scores = section(page, "scores")
+        assert scores.count("test.csv: accuracy") == 1 and scores.count("news.csv: accuracy") == 1
+        assert "few against many" in scores and "against news" not in scores
+        assert all(f"{file} (classification)" in section(page, "ran") for file in ("few.csv", "many.csv"))
+
     def test_a_curve(self, tmp_path: Path) -> None:
         points = [
             {
@@ -228,7 +243,22 @@ class TestResults:
         assert "accuracy by labels" in section(page, "labels")
         assert "words are hidden" in section(page, "ran") and "somefamily" in section(page, "ran")
         assert "some were left out" in section(page, "ran")
+        assert "of the table" not in section(page, "cost") and "not what preparing text" in section(page, "cost")
         assert "pretune quickstart" in section(page, "repeat")
+
+    def test_runs_that_are_not_shown_are_in_the_cost(self, tmp_path: Path) -> None:
+        shown = files.tuned(tmp_path / "all/full")
+        folder = files.results(tmp_path / "all", runs=["full"])
+        before = made([folder], tmp_path)
+        for name in ("tuned/a", "tuned/b"):
+            files.tuned(folder / name)
+        files.write(folder / "tuned/c/cost.json", {})  # of no run
+        page = made([folder], tmp_path)
+        one = json.loads((shown / "cost.json").read_text())
+        assert "2 other runs of the table" in section(page, "cost") and "together" in section(page, "cost")
+        assert f"<b>{weight(one['co2e_kg'])}</b>" in before and f"<b>{weight(3 * one['co2e_kg'])}</b>" in page
+        page = made([folder, folder / "tuned/a"], tmp_path)
+        assert "1 other run of the table" in section(page, "cost") and f"<b>{weight(3 * one['co2e_kg'])}</b>" in page
 
     def test_what_pre_training_bought(self, tmp_path: Path) -> None:
         rows = [
@@ -306,6 +336,10 @@ class TestSafety:
     def test_the_same_input_gives_the_same_bytes(self, tmp_path: Path) -> None:
         runs = [files.pretrained(tmp_path / "books"), files.tuned(tmp_path / "films")]
         assert made(runs, tmp_path) == made(runs, tmp_path)
+
+    def test_what_stands_between_backticks_is_code(self, tmp_path: Path) -> None:
+        page = made([files.tuned(tmp_path / "films", notes=["`a < b`", "one ` alone"])], tmp_path)
+        assert "<code>a &lt; b</code>" in page and "one ` alone" in page
 
     def test_a_run_given_twice_is_shown_once(self, tmp_path: Path) -> None:
         run = files.pretrained(tmp_path / "books")

@@ -9,7 +9,7 @@ A run that is at work or was killed has no cost.json yet: what there is of it is
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,21 @@ class Ran:
         return "base" in self.tree
 
     @property
+    def learnt(self) -> str:
+        """The task that it learnt, or the table of one's own."""
+        return self._task("train")
+
+    @property
+    def judged(self) -> str:
+        """The task that its score is of, or the table of one's own: that of its split, or the one that was divided."""
+        return self._task(str((self.scores or {})["result"]["split"]), "train")
+
+    def _task(self, *splits: str) -> str:
+        asked = self.tree.get("task")
+        mine = asked if isinstance(asked, Mapping) and not asked.get("name") else {}
+        return next((str(mine[split]) for split in splits if mine.get(split)), str((self.scores or {}).get("task")))
+
+    @property
     def pretrained(self) -> bool:
         """Whether it pre-trained one."""
         return "model" in self.tree and "objective" in self.tree
@@ -82,6 +97,7 @@ class Results:
     rows: Sequence[Facts]
     about: Facts = field(default_factory=dict)
     card: Facts | None = None
+    others: Mapping[Path, Facts] = field(default_factory=dict)  # cost.json of runs in the folder that it does not name
 
     @property
     def name(self) -> str:
@@ -174,8 +190,22 @@ def read_results(where: Path) -> Results:
         raise DataError(f"{path}: 'runs' is {str(runs)[:60]!r}; a list of directories beside it is needed")
     card = _card(where, str(about["data"])) if about.get("data") else None
     return Results(
-        path=where, rows=rows, about={key: value for key, value in about.items() if key != "rows"}, card=card
+        path=where,
+        rows=rows,
+        about={key: value for key, value in about.items() if key != "rows"},
+        card=card,
+        others=dict(_others(where, runs)),
     )
+
+
+def _others(where: Path, named: Sequence[str]) -> Iterator[tuple[Path, Facts]]:
+    """What runs cost that lie in a folder, or in a folder of it, and are not among those that are named."""
+    shown = {(where / name).resolve() for name in named}
+    for file in sorted([*where.glob(f"*/{COST}"), *where.glob(f"*/*/{COST}")]):
+        if file.parent.resolve() not in shown and (file.parent / RUN).is_file():
+            cost = io.read_json(file, CheckpointError)
+            _whole(cost, PAID, file)
+            yield file.parent.resolve(), cost
 
 
 def _check(row: Any, where: str) -> None:

@@ -65,8 +65,20 @@ def pairs(rows: Iterable[tuple[str, Child]]) -> Markup:
 
 
 def note(*text: Child) -> Markup:
-    """What is said beside."""
-    return element("p", *text, kind="note")
+    """What is said beside; what stands between backticks in it is code."""
+    return element("p", *(spelled(one) if isinstance(one, str) else one for one in text), kind="note")
+
+
+def spelled(text: str) -> Markup:
+    """Text with what stands between backticks as code.
+
+    >>> spelled("`pretune env` < all").html
+    '<code>pretune env</code> &lt; all'
+    """
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # one that is never closed
+        return Markup(escape(text))
+    return joined(element("code", part) if place % 2 else part for place, part in enumerate(parts))
 
 
 def code(*lines: str) -> Markup:

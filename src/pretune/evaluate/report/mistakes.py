@@ -91,7 +91,7 @@ def _examples(wrong: Sequence[Facts]) -> Markup:
 
 def _mistake(one: Facts) -> Markup:
     sure = _sure(one)
-    share = f" ({sure:.0%} sure)" if sure else ""
+    share = f" ({_share(sure)} sure)" if sure else ""
     texts = [str(one[name]) for name in ("input", "pair") if one.get(name)]
     return element(
         "div",
@@ -164,6 +164,15 @@ def _sure(one: Facts) -> float:
     shares = one.get("probabilities")
     values = [*shares.values()] if isinstance(shares, Mapping) else shares if isinstance(shares, list) else []
     return max((float(value) for value in values if isinstance(value, int | float)), default=0.0)
+
+
+def _share(sure: float) -> str:
+    """A probability that is not 1 is not rounded to it.
+
+    >>> _share(0.9), _share(0.996)
+    ('90%', 'more than 99%')
+    """
+    return "more than 99%" if 0.995 <= sure < 1 else f"{sure:.0%}"
 
 
 def _cut(text: str) -> str:

@@ -13,7 +13,7 @@ from pretune.evaluate.report.markup import Child, Markup, code, element, escape,
 from pretune.evaluate.report.mistakes import mistakes
 from pretune.evaluate.report.ran import what_was_run
 from pretune.evaluate.report.scored import best_baseline, compared, label_chart, scores
-from pretune.evaluate.report.spent import cost, data, repeat
+from pretune.evaluate.report.spent import cost, data, repeat, summed
 from pretune.train.figures import clock, weight
 
 Section = tuple[str, str, Markup]
@@ -75,7 +75,7 @@ def _sections(runs: Sequence[Ran], results: Sequence[Results], given: Sequence[P
         ("learning", "Learning curves", learning(runs)),
         ("mistakes", "Where it is wrong", mistakes(runs)),
         ("samples", "What it said while it learnt", samples(runs)),
-        ("cost", "What it cost", cost(runs)),
+        ("cost", "What it cost", cost(runs, results)),
         ("data", "What it read", data(runs, results)),
         *use(results),
         ("repeat", "How to repeat it", repeat(runs, results, given, out)),
@@ -136,10 +136,9 @@ def _tiles(runs: Sequence[Ran], results: Sequence[Results]) -> Markup:
         loss = (run.summary.get("held_out") or {}).get("loss")
         if isinstance(loss, int | float):
             tiles.append((f"{loss:.3f}", f"held-out loss, {run.name}"))
-    paid = [run.cost for run in runs if run.cost is not None]
-    if paid:
-        tiles.append((clock(sum(float(one["seconds"]) for one in paid)), "of training"))
-        tiles.append((weight(sum(float(one["co2e_kg"]) for one in paid)), "of CO2e"))
+    if any(run.cost is not None for run in runs):
+        total = summed(runs, results)
+        tiles += [(clock(total["seconds"]), "of training"), (weight(total["co2e_kg"]), "of CO2e")]
     shown = [element("div", element("b", value), element("span", about), kind="tile") for value, about in tiles]
     return element("div", *shown, kind="tiles") if shown else Markup("")
 

@@ -58,7 +58,7 @@ def _tuned(run: Ran) -> Iterator[tuple[str, str]]:
     if scores is None:
         yield "method", str(tree["method"]["kind"])
         return
-    yield "task", f"{scores['task']} ({scores['kind']})"
+    yield "task", f"{run.learnt} ({scores['kind']})"
     yield from facts.tuned(tree, scores)
     yield "seeds", ", ".join(map(str, scores["result"]["seeds"]))
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from pretune.evaluate.report import facts
@@ -33,11 +34,11 @@ def scores(runs: Sequence[Ran]) -> Markup:
 def _key(run: Ran) -> tuple[str, str, str, int]:
     scores = run.scores or {}
     found = scores["result"]
-    return str(scores["task"]), str(scores["metric"]), str(found["split"]), int(found["examples"])
+    return run.judged, str(scores["metric"]), str(found["split"]), int(found["examples"])
 
 
 def _group(runs: Sequence[Ran]) -> Markup:
-    task, metric, split, examples = _key(runs[0])
+    _, metric, split, examples = _key(runs[0])
     beneath = baselines(runs)
     results = [run.scores["result"] for run in runs if run.scores]
     span = spread(
@@ -60,9 +61,9 @@ def _group(runs: Sequence[Ran]) -> Markup:
     head = ("", metric, "", "interval over seeds", "run better by", "p")
     return joined(
         [
-            element("h3", f"{task}: {metric} on {examples:,} examples of {split}"),
+            element("h3", f"{Path(runs[0].judged).name}: {metric} on {examples:,} examples of {split}"),
             *(element("p", line) for run in runs for line in verdict(run)),
-            table(head, rows),
+            table(head, rows, kind="scores"),
             *_notes(runs),
         ]
     )
@@ -168,7 +169,7 @@ def compared(results: Results) -> Markup:
         found = [cells.get((method, count)) for count in counts]
         about = next((str(row["about"]) for row in found if row and row.get("about")), "")
         shown: list[Child] = [
-            "" if row is None else _best(f"{_mean(row)}{clear.get((method, count), '')}", row["mean"] == top[count])
+            "" if row is None else _mean(row, clear.get((method, count), ""), best=row["mean"] == top[count])
             for row, count in zip(found, counts, strict=True)
         ]
         rows.append((joined([method, element("small", about)]) if about else method, *shown))
@@ -249,9 +250,11 @@ def half(row: Facts) -> float | None:
     return None
 
 
-def _mean(row: Facts) -> str:
+def _mean(row: Facts, mark: str, *, best: bool) -> Markup:
+    """A mean with half of its interval, which may stand in a line of its own where there is little room."""
     reach = half(row)
-    return f"{row['mean']:.3f}" + ("" if reach is None else f" ± {reach:.3f}")
+    beside: list[Child] = [] if reach is None else [" ±", Markup("&nbsp;"), f"{reach:.3f}"]
+    return element("span", f"{row['mean']:.3f}", *beside, mark, kind="value best" if best else "value")
 
 
 def _best(text: str, best: bool) -> Child:

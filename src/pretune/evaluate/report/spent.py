@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pretune.core.counted import counted
 from pretune.evaluate.report import facts
 from pretune.evaluate.report.charts import magnitude_chart
 from pretune.evaluate.report.familiar import driven, familiar
@@ -13,33 +14,57 @@ from pretune.evaluate.report.markup import Child, Markup, code, element, joined,
 from pretune.train.figures import amount, clock, dollars, energy, weight
 
 Facts = Mapping[str, Any]
+SUMS = ("seconds", "flops", "kwh", "co2e_kg", "dollars")
+UNKNOWN = {"und": "unknown"}
 
 
-def cost(runs: Sequence[Ran]) -> Markup:
+def cost(runs: Sequence[Ran], results: Sequence[Results]) -> Markup:
     """A table of what each run took, the sum, and the sum among familiar figures."""
     paid = [(run, run.cost) for run in runs if run.cost is not None]
+    others = _others(runs, results)
     if not paid:
         return note("No run here has a cost.json: it is the last file that a run writes.")
-    total = {
-        name: sum(float(one[name]) for _, one in paid) for name in ("seconds", "flops", "kwh", "co2e_kg", "dollars")
-    }
+    total = summed(runs, results)
     rows: list[Sequence[Child]] = [(run.name, _device(one), *_row(one)) for run, one in paid]
-    if len(paid) > 1:
+    if others:
+        devices = dict.fromkeys(map(_device, others))
+        rows.append((f"{counted(len(others), 'other runs')} of the table", ", ".join(devices), *_row(_sum(others))))
+    if len(rows) > 1:
         rows.append(("together", "", *_row(total)))
     known, ours = familiar(), total["co2e_kg"]
     bars = [
-        ("all of the above" if len(paid) > 1 else "this run", ours, True),
+        ("all of the above" if len(rows) > 1 else "this run", ours, True),
         *((one.name, one.kilograms, False) for one in known),
     ]
     return joined(
         [
             table(("", "device", "time", "FLOPs", "energy", "CO2e", "price"), rows),
+            *(
+                [note("Counted is the training of networks, not what preparing text and simple baselines took.")]
+                if results
+                else []
+            ),
             element("p", f"{weight(ours)} of CO2e: as much as driving a car for {driven(ours)}."),
             magnitude_chart(bars, unit="kg of CO2e", show=[_heavy(value) for _, value, _ in bars]),
             note("A logarithmic scale. ", *(f"{one.name}: {one.source}. " for one in known)),
             *(_how(run, one) for run, one in paid),
         ]
     )
+
+
+def summed(runs: Sequence[Ran], results: Sequence[Results]) -> dict[str, float]:
+    """What all runs took together, those of a comparison that are not shown among them."""
+    return _sum([*(run.cost for run in runs if run.cost is not None), *_others(runs, results)])
+
+
+def _others(runs: Sequence[Ran], results: Sequence[Results]) -> list[Facts]:
+    """Of runs that lie beside results and are not shown, each once."""
+    found = {path: one for result in results for path, one in result.others.items()}
+    return [one for path, one in found.items() if path not in {run.path.resolve() for run in runs}]
+
+
+def _sum(costs: Sequence[Facts]) -> dict[str, float]:
+    return {name: sum(float(one[name]) for one in costs) for name in SUMS}
 
 
 def _row(cost: Facts) -> tuple[str, ...]:
@@ -75,7 +100,7 @@ def _card(card: Facts) -> Iterator[Markup]:
     yield table(("source", "licence", "documents", "tokens"), facts.sources(card))
     languages = card.get("languages") or {}
     told = [
-        ("languages", ", ".join(f"{name} {share:.1%}" for name, share in [*languages.items()][:8])),
+        ("languages", ", ".join(f"{UNKNOWN.get(name, name)} {share:.1%}" for name, share in [*languages.items()][:8])),
         ("left out", ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in _left(card))),
         ("tokenizer", f"vocabulary {card['tokenizer']['vocab']:,}" if card.get("tokenizer") else ""),
         ("made by", str(card.get("command", ""))),
