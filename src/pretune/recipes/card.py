@@ -1,6 +1,6 @@
 """The model card of a run: what it is, what it read, how it learnt, what it cost."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pretune.core.config import kind
@@ -9,14 +9,20 @@ from pretune.evaluate.report.facts import Rows
 from pretune.recipes.reading import Source
 from pretune.recipes.settings import Settings
 
+SAID = 5
+"""Texts of which it is told what the model makes of them."""
 
-def card(name: str, settings: Settings, source: Source, summary: dict[str, Any]) -> str:
-    """The text of README.md."""
+
+def card(
+    name: str, settings: Settings, source: Source, summary: dict[str, Any], lines: Sequence[Mapping[str, Any]] = ()
+) -> str:
+    """The text of README.md; `lines` are those of metrics.jsonl."""
     return "\n".join(
         [
             *_head(name, settings, source.data.card),
             *table(facts.learnt(settings.plain(), summary)),
             "",
+            *_said(lines),
             "## What it read",
             *_read(source.data.card, source.data.fingerprint),
             "",
@@ -40,6 +46,23 @@ def _head(name: str, settings: Settings, data: Mapping[str, Any]) -> Iterator[st
     made = "[pretune](https://pypi.org/project/pretune/)"
     yield f"A model of the family `{family}`, pre-trained {begun} with the objective `{objective}` by {made}."
     yield ""
+
+
+def _said(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What it made of a few texts, when they were first and last given to it."""
+    found = facts.said(lines)
+    if not found:
+        return
+    yield from ("## What it says", "| text | step | blanks filled in, or what follows |", "|---|---|---|")
+    for text, answers in [*found.items()][:SAID]:
+        for place, (step, answer) in enumerate([answers[0], answers[-1]] if len(answers) > 1 else answers):
+            yield f"| {'' if place else _shown(text)} | {step:,} | {_shown(answer)} |"
+    yield ""
+
+
+def _shown(text: str) -> str:
+    """A text as code, so that nothing in it is taken for Markdown; a table needs its bars even there."""
+    return "`" + ("".join("?" if one in "|`" or not one.isprintable() else one for one in text) or " ") + "`"
 
 
 def _read(data: Mapping[str, Any], fingerprint: str) -> Iterator[str]:

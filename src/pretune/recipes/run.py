@@ -15,6 +15,7 @@ from pretune.recipes.reading import Source
 from pretune.recipes.settings import Settings
 from pretune.train.journal import Journal
 from pretune.train.loop import Loop
+from pretune.train.metrics import read_metrics
 from pretune.train.ranks import fill, whole
 from pretune.train.saving import weights
 
@@ -53,7 +54,8 @@ def finish(where: Path, model: Any, source: Source, settings: Settings, journal:
         part.assets.files = source.tokenizer.files()
     if loop.ranks.first:
         checkpoint.save(model, where, overwrite=True)
-        io.atomic_write(where / "README.md", card(where.name, settings, source, summary).encode())
+        text = card(where.name, settings, source, summary, read_metrics(where))
+        io.atomic_write(where / "README.md", text.encode())
         about = {name: value for name, value in summary.items() if name != "cost"}
         io.write_json(where / COST, {**summary["cost"], "run": about})  # the last thing that a run writes
     return Run(where, summary)

@@ -1,112 +1,153 @@
-"""What a model says while it learns, on request (`train.samples_every`): held-out text gone on with, or filled in."""
+"""What a model says while it learns: a few texts, the same at every look, gone on with or filled in.
 
-import itertools
+A run is looked at now and then, for about a hundredth of its time at most, or every `train.samples_every` steps.
+Nothing is drawn and no weight is touched, so that what is learnt stays the same, bit for bit.
+"""
+
+import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
-from pretune.core.types import IGNORE, Batch
-from pretune.data.layout import batch as lay_out
+from pretune.core import log
+from pretune.core.types import Batch
+from pretune.data.shape import Shape
 from pretune.data.stream import Stream
-from pretune.text.tokenizer import Tokenizer
+from pretune.recipes.saying import NEW, READ, WRITERS, Saying, targets
 from pretune.train.late import Report
 from pretune.train.loop import Loop
-from pretune.train.ranks import reshard
+from pretune.train.pace import Pace
+from pretune.train.ranks import Ranks, reshard
+from pretune.train.state import State
 
-NEW = 24
-"""Tokens that a decoder goes on with."""
-SHOWN = 6
-"""Blanks that are shown of a text."""
-WIDTH = 160
+TEXTS = 3
+ROWS = 16
+"""Rows of held-out text that these are chosen from."""
+BLANKS = 2
+"""A text should have so many, where there is one that has."""
+FIRST = 1e-12
+LOOKS = (1.0, FIRST, 0.4, 0.1, 0.2, 0.7)
+"""Shares of a run at which it is looked at, those first that a short run has too."""
+COST = 0.01
+"""The share of a run that all looks may take; one alone, at its end, may take …"""
+ALONE = 0.05
+PASS = {"cuda": 0.1, "cpu": 0.005}
+"""What it takes to start a pass, in steps: those of a run are compiled and recorded, these are not."""
+
+LATE = 3
+"""Steps at most that the clock's progress knows nothing of: the first compiles, and two are not heard of yet."""
+
+Due = Callable[[State], bool]
+"""Whether it is time to look, asked once after every step."""
 
 
 class Samples:
-    """A hook that shows, every so many steps, what the model makes of another piece of held-out text."""
+    """A hook that shows what the model makes of a few texts; what goes wrong there does not end the run."""
 
-    def __init__(self, held: Stream, tokenizer: Tokenizer, every: int, tell: Callable[[int, str], None]) -> None:
-        self.held, self.tokenizer, self.every, self.tell = held, tokenizer, every, tell
+    def __init__(self, held: Stream, saying: Saying, due: Due, tell: Callable[[int, Sequence[str]], None]) -> None:
+        self.held, self.saying, self.due, self.tell = held, saying, due, tell
         self.last = 0
-        self._filled: int | None = None  # rows of the first held-out batch that have text: there may be little of it
+        self._rows: list[Batch] | None = None
+        self._off = False
 
     def __call__(self, loop: Loop, reports: Sequence[Report]) -> None:
         step = loop.state.step
-        if not self.every or step % self.every or step == self.last:
+        if self._off or step == self.last:
             return
         self.last = step
-        row = self._row(step // self.every).to(loop.ranks.device)
+        if not self.due(loop.state):
+            return
+        begun = time.monotonic()
+        try:
+            texts = self._ask(loop)
+        except Exception as fault:  # whatever it is: the run matters more
+            self._off = True
+            why = (str(fault).strip().splitlines() or [type(fault).__name__])[0]
+            log.warn(f"step {step:,}: no samples from here on, the model could not be asked: {why[:200]}")
+            return
+        loop.state.evaluating += time.monotonic() - begun
+        self.tell(step, texts)
+
+    def _ask(self, loop: Loop) -> list[str]:
+        if self._rows is None:
+            self._rows = [] if self.saying.prompts else [row.to(loop.ranks.device) for row in chosen(self.held)]
         trainee, taught = loop.trainee, loop.trainee.work
         trainee.eval()
         half = torch.autocast(loop.ranks.device.type, loop.precision, enabled=loop.precision is not None)
         try:
-            trainee.work = Saying(self.tokenizer)
+            trainee.work = self.saying
             with torch.no_grad(), half, torch.compiler.set_stance("force_eager"):  # each length would be compiled anew
-                text = trainee(row)
+                texts: list[str] = trainee(self._rows)
         finally:
             trainee.work = taught
             trainee.train()
             reshard(trainee)
-        self.tell(step, text)
-
-    def _row(self, number: int) -> Batch:
-        """One row of held-out text after the other."""
-        rows = self.held.shape.rows
-        if self._filled is None:
-            every = (self.held.batch(0, part=part, parts=rows) for part in range(rows))
-            self._filled = sum(1 for _ in itertools.takewhile(lambda row: row.spans(), every))
-        return self.held.batch(0, part=number % max(self._filled, 1), parts=rows)
+        return texts
 
 
-class Saying:
-    """What a model is asked to do instead of learning; it goes through the trainee, whose weights may be sharded."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-
-    def counts(self, batch: Batch) -> dict[str, Tensor]:
-        """Nothing is counted."""
-        return {}
-
-    def loss(self, model: Any, batch: Batch) -> Any:
-        """What it says."""
-        return said(model, batch, self.tokenizer)
-
-
-def said(model: Any, row: Batch, tokenizer: Tokenizer) -> str:
-    """What a model makes of the first sequence of a batch, on one line."""
-    if model.shape in ("decoder", "two-way") and row.prefix is None:
-        return _gone_on(getattr(model, "forwards", model), row, tokenizer)
-    reader = getattr(model, "generator", model)
-    start, end = row.spans()[0]
-    assert row.targets is not None
-    real = (row.targets.labels != IGNORE) & (row.targets.index >= start) & (row.targets.index < end)
-    index, labels = row.targets.index[real], row.targets.labels[real].tolist()
-    found = reader.logits(reader.states(row).index_select(0, index)).argmax(-1).tolist()
-    if row.source is not None:
-        first, last = row.source.spans()[0]
-        return f"{_text(tokenizer, row.source.tokens[first:last])} → {_text(tokenizer, found)}"
-    blanks = [
-        f"{_text(tokenizer, [one])}{'' if one == true else f' (not {_text(tokenizer, [true])})'}"
-        for one, true in [*zip(found, labels, strict=True)][:SHOWN]
-    ]
-    return f"{_text(tokenizer, row.tokens[start:end])} → {', '.join(blanks)}"
+def chosen(held: Stream) -> list[Batch]:
+    """A few rows of the first held-out batch, whose first sequence has some targets, or any text at all."""
+    rows = held.shape.rows
+    found: list[Batch] = []
+    for part in range(min(rows, ROWS)):
+        row = held.batch(0, part=part, parts=rows)
+        if not row.spans():  # there may be little of it, and the rest is empty
+            break
+        found.append(row)
+        if sum(_asked(row) for row in found) == TEXTS:
+            break
+    return sorted(found, key=lambda row: not _asked(row))[:TEXTS]
 
 
-def _gone_on(model: Any, row: Batch, tokenizer: Tokenizer) -> str:
-    """The first half of a text, and what is likeliest to follow, token by token."""
-    start, end = row.spans()[0]
-    read = row.tokens[start : start + max((end - start) // 2, 1)].tolist()
-    longest = model.spec.longest or len(read) + NEW
-    new: list[int] = []
-    while len(new) < min(NEW, longest - len(read)):
-        states = model.states(lay_out([read + new]).to(row.tokens.device))
-        new.append(int(model.logits(states[len(read) + len(new) - 1 :][:1]).argmax()))
-    return f"{_text(tokenizer, read)} → {_text(tokenizer, new)}"
+def _asked(row: Batch) -> bool:
+    return len(targets(row)[0]) >= BLANKS
 
 
-def _text(tokenizer: Tokenizer, ids: Any) -> str:
-    """Tokens as text that fits on a line."""
-    text = " ".join(tokenizer.decode([int(one) for one in ids]).split())
-    text = "".join(letter if letter.isprintable() else "?" for letter in text)
-    return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
+def due(every: int | None, pace: Pace, state: State, cost: float) -> Due:
+    """When a run that is at a state is looked at: every so many steps, never (0), or a few times at this cost."""
+    if every is None:
+        return NowAndThen(pace.progress, cost, steps=pace.steps, before=pace.progress(state))
+    return lambda state: every > 0 and state.step % every == 0
+
+
+@dataclass(slots=True, kw_only=True)
+class NowAndThen:
+    """At some shares of a run, as many as its length allows: a look costs so many steps.
+
+    It follows from the run's progress alone, on which all ranks agree; in a run of known length, from the step.
+    """
+
+    progress: Callable[[State], float] = field(kw_only=False)
+    cost: float = field(kw_only=False)
+    steps: int | None = None  # of the run; None: the clock decides
+    before: float = 0.0  # progress at the step before
+
+    def __call__(self, state: State) -> bool:
+        before, now = self.before, max(self.before, self.progress(state))
+        self.before = now
+        crossed = [place for place, share in enumerate(LOOKS) if before < share <= now]
+        if not crossed:
+            return False
+        return crossed[0] < looks(self.steps or max(state.step - LATE, 1) / now, self.cost)
+
+
+def looks(steps: float, cost: float) -> int:
+    """How many looks a run of so many steps can afford.
+
+    >>> looks(1000, 0.25), looks(50, 0.25), looks(6, 0.25), looks(2, 0.25)
+    (6, 2, 1, 0)
+    """
+    return min(int(COST * steps / cost), len(LOOKS)) or int(ALONE * steps >= cost)
+
+
+def price(shape: Shape, kind: str, tokens: int, ranks: Ranks) -> float:
+    """What a look costs by what is read for it, in steps of so many tokens, each read three times: back and forth.
+
+    All ranks look, each at everything: weights may be sharded.
+    """
+    if kind in WRITERS:
+        passes, read = NEW, NEW * TEXTS * (READ + NEW // 2)
+    else:
+        passes, read = TEXTS, TEXTS * (shape.length + (shape.source or 0))
+    return passes * PASS["cuda" if ranks.device.type == "cuda" else "cpu"] + read * ranks.world / (3 * tokens)

@@ -17,7 +17,8 @@ from pretune.recipes.micro import micro_batches, replay, workers
 from pretune.recipes.reading import Source
 from pretune.recipes.resolve import RUN
 from pretune.recipes.run import Run, finish
-from pretune.recipes.samples import Samples
+from pretune.recipes.samples import Samples, due, price
+from pretune.recipes.saying import Saying, check
 from pretune.recipes.settings import Settings, Train
 from pretune.recipes.start import first_model, precision_of
 from pretune.train.evaluate import Evaluate, evaluator
@@ -64,6 +65,7 @@ class Session:
             longest=settings.model.longest,
         )
         self.settings, self.course = settings, Course.open(settings, self.source, many)
+        check(settings.train.prompts, self.spec.shape, settings.model.longest, self.source.tokenizer)
         self.precision = precision_of(settings.train, many)
         self.model = first_model(self.spec, settings, many, resume=resume)
         self.expect = {
@@ -153,9 +155,8 @@ class Session:
         saver = Saver(store, self.expect, every=train.checkpoint_every, before=journal.settle)
         evaluate = self._evaluate(journal, saver)
         watch = Watch(journal.note, lambda step: self.course.samples(state, step))
-        seen = self.course.held[0] if self.course.held else self.course.streams[-1]
-        samples = Samples(seen, self.source.tokenizer, train.samples_every, journal.sampled)
-        loop.hooks = [pace, watch, journal, *([evaluate] if evaluate else []), samples, saver, self.stop]
+        samples = self._samples(journal, pace, state)
+        loop.hooks = [pace, watch, journal, samples, *([evaluate] if evaluate else []), saver, self.stop]
         self.stop.ready(loop, lambda loop: saver.save(loop, wait=True))
         self._begin(loop, saver, evaluate, pace, resume)
         for phase in range(len(state.phases) - 1, len(self.course.phases)):
@@ -180,7 +181,8 @@ class Session:
             evaluate(loop, [])  # where that was not done before it was saved
         saver.save(loop)
         size = sum(p.numel() for p in self.model.parameters()) * 4
-        pace.reserve = 1.0 + 5 * size / SAVING + (1.5 * evaluate.seconds if evaluate else 0.0)
+        reserve = 1.0 + 5 * size / SAVING + (1.5 * evaluate.seconds if evaluate else 0.0)
+        pace.reserve = reserve if pace.budget is None else self.ranks.share(reserve)  # they end at the same step
 
     def _phase(self, loop: Loop, phase: int, pace: Pace) -> None:
         loop.state.micro = micro = self._micro(phase, loop.state)
@@ -206,6 +208,12 @@ class Session:
     def _micro(self, phase: int, state: State) -> int:
         shape, settings = self.course.streams[phase].shape, self.settings
         return micro_batches(shape, settings.model, settings.train, self.ranks, self.precision, least=state.least)
+
+    def _samples(self, journal: Journal, pace: Pace, state: State) -> Samples:
+        seen, train = self.course.held[0] if self.course.held else self.course.streams[-1], self.settings.train
+        cost = price(seen.shape, self.spec.shape, train.batch_tokens, self.ranks)
+        when = due(train.samples_every, pace, state, cost)
+        return Samples(seen, Saying(self.source.tokenizer, train.prompts), when, journal.sampled)
 
     def _evaluate(self, journal: Journal, saver: Saver) -> Evaluate | None:
         if self.course.held is None:

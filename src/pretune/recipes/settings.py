@@ -56,7 +56,8 @@ class Train:
     checkpoint_every: int = 0  # 0: every five minutes
     keep: int = 2
     log_every: int = 10
-    samples_every: int = 0  # steps between looks at what the model says; 0: none
+    samples_every: int | None = None  # steps between looks at what the model says; 0: none; None: a few in a run
+    prompts: tuple[str, ...] = ()  # what it is asked then; none: held-out text
     trackers: tuple[str, ...] = ()  # tensorboard, wandb
     tariff: Tariff = Tariff()
 
@@ -80,7 +81,7 @@ class Train:
 
 HARMLESS = frozenset(
     {"workers", "eval_every", "eval_tokens", "checkpoint_every", "keep", "log_every", "parallel", "micro_tokens"}
-    | {"samples_every", "trackers", "tariff", "graphs"}
+    | {"samples_every", "prompts", "trackers", "tariff", "graphs"}
 )
 """What may change when a run is resumed: none of it changes what is learnt (but for rounding). Data may have moved."""
 

@@ -1,17 +1,21 @@
 """Learning curves, scores by number of labels, and what a model said while it learnt."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+from pretune.evaluate.report import facts
 from pretune.evaluate.report.charts import Series, line_chart
 from pretune.evaluate.report.gather import Ran
 from pretune.evaluate.report.markup import Markup, element, joined, note
 
 Facts = Mapping[str, Any]
+T = TypeVar("T")
 LINES = 8
 """Lines of one chart."""
 SAMPLES = 10
-ARROW = " → "
+"""Texts that are shown …"""
+TIMES = 6
+"""… each with what was said of it so many times at most."""
 
 
 def learning(runs: Sequence[Ran]) -> Markup:
@@ -99,23 +103,32 @@ def samples(runs: Sequence[Ran]) -> Markup:
     parts: list[Markup] = []
     told = [run for run in runs if not run.tuned]
     for run in told:
-        found = [(line["step"], line["sample"]) for line in run.lines if isinstance(line.get("sample"), str)]
-        if not found:
-            continue
-        if len(told) > 1:
+        found = facts.said(run.lines)
+        if found and len(told) > 1:
             parts.append(element("h3", run.name))
-        kept = sorted({round(place * (len(found) - 1) / max(SAMPLES - 1, 1)) for place in range(SAMPLES)})
-        parts += [_sample(*found[place]) for place in kept]
+        parts += [_sample(read, _spread(found[read], TIMES)) for read in _spread([*found], SAMPLES)]
     if not parts:
-        return note("No samples were recorded; `--set train.samples_every=100` at pre-training records them.")
+        return note("No samples were recorded: the run was too short for them, or they were switched off; "
+                    "`--set train.samples_every=100` at pre-training records them.")  # fmt: skip
     about = note("Held-out text as the model read it, and what it said: blanks filled in (with the right word where it "
                  "said another), or the text gone on with.")  # fmt: skip
     return joined([about, *parts])
 
 
-def _sample(step: int, text: str) -> Markup:
-    read, arrow, said = text.partition(ARROW)
-    return element("p", element("b", f"step {step:,}"), f"{read}{arrow}", element("em", said), kind="sample")
+def _spread(found: Sequence[T], most: int) -> list[T]:
+    """Some of them, the first and the last among them.
+
+    >>> _spread("abcdefg", 3)
+    ['a', 'd', 'g']
+    """
+    places = {round(i * (len(found) - 1) / max(most - 1, 1)) for i in range(most if found else 0)}
+    return [found[place] for place in sorted(places)]
+
+
+def _sample(read: str, said: Sequence[tuple[int, str]]) -> Markup:
+    """A text, and below it what was said of it, step by step."""
+    lines = [element("p", element("b", f"step {step:,}"), element("em", answer)) for step, answer in said]
+    return element("div", element("p", read), *lines, kind="sample")
 
 
 def _number(value: object) -> bool:

@@ -3,7 +3,7 @@
 A `tree` is what stands in run.json, a `summary` what a run says at its end, `scores` what stands in scores.json.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pretune.core.counted import counted
@@ -11,6 +11,8 @@ from pretune.train.figures import amount, clock, dollars, energy, weight
 
 Facts = Mapping[str, Any]
 Rows = list[tuple[str, str]]
+ARROW = " → "
+"""Between a text and what a model makes of it."""
 HEADER = ("score", "interval", "better by", "p")
 
 
@@ -105,6 +107,20 @@ def told(scores: Facts) -> Iterator[str]:
             f"the pre-training loss went from {found['before']['loss']:.4f} to {found['after']['loss']:.4f}; weights "
             f"moved by {found['distance']:.2%} of their length"
         )
+
+
+def said(lines: Iterable[Facts]) -> dict[str, list[tuple[int, str]]]:
+    """What a model made of each text while it learnt, with the steps, out of the lines of metrics.jsonl.
+
+    >>> said([{"step": 9, "sample": "a [MASK] → dog"}, {"step": 9, "loss": 3}, {"step": 20, "sample": "a [MASK] → ox"}])
+    {'a [MASK]': [(9, 'dog'), (20, 'ox')]}
+    """
+    found: dict[str, list[tuple[int, str]]] = {}
+    for line in lines:
+        if isinstance(text := line.get("sample"), str):
+            read, _, answer = text.partition(ARROW)
+            found.setdefault(read, []).append((line["step"], answer))
+    return found
 
 
 def splits(card: Facts) -> Iterator[str]:
