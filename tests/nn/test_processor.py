@@ -1,9 +1,12 @@
 """What is done by hand on a CPU: the same values and gradients as torch's, and chances as asked for."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from pretune.nn import processor
 from pretune.nn.processor import Dropout, dropout, gelu, gelu_tanh, hashed, threshold
 
 
@@ -92,3 +95,63 @@ def test_the_hash_is_random() -> None:
         assert ((kept[:, lag:] * kept[:, :-lag]).mean(1).abs() / 0.09 < 4 / (size - lag) ** 0.5).all()
     apart = torch.corrcoef(kept).fill_diagonal_(0)
     assert apart.abs().max() < 4 / size**0.5
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a compiler is given for a GPU, done here as it stands."""
+    monkeypatch.setattr(processor, "_fuses", lambda x: True)
+
+
+@pytest.mark.usefixtures("fused")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("mine", "kind"), [(gelu, "none"), (gelu_tanh, "tanh")])
+def test_fused_gelu_is_torch_s_to_the_precision_of_its_type(mine: Any, kind: str, dtype: torch.dtype) -> None:
+    x = torch.cat((torch.linspace(-30, 30, 3997), torch.tensor([0.0, -0.0, 1e-5]))).to(dtype)
+    x = x.view(4, -1).t()  # not contiguous
+    slope = torch.randn(x.shape).to(dtype)
+    leaf, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    out, expected = mine(leaf), F.gelu(exact, approximate=kind)
+    assert out.dtype == dtype
+    close = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 2e-6}
+    torch.testing.assert_close(out.double(), expected, **close)
+    out.backward(slope)
+    expected.backward(slope.double())
+    assert leaf.grad is not None and exact.grad is not None and leaf.grad.dtype == dtype
+    torch.testing.assert_close(leaf.grad.double(), exact.grad, rtol=close["rtol"], atol=2e-5)
+
+
+@pytest.mark.usefixtures("fused")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_hashed_dropout(dtype: torch.dtype) -> None:
+    """One mask in both passes, another in every call, the same after the same seed; rows as they lie or not."""
+    masks = []
+    for seed in (0, None, 0):
+        if seed is not None:
+            torch.manual_seed(seed)
+        x = torch.ones(300, 200, dtype=dtype).t().requires_grad_()
+        out = dropout(x, 0.25)
+        out.sum().backward()
+        assert out.dtype == dtype and torch.equal(x.grad, out.detach())  # type: ignore[arg-type]
+        assert set(out.detach().unique().tolist()) == {0.0, torch.tensor(4 / 3, dtype=dtype).item()}
+        masks.append(out.detach() != 0)
+        assert abs(masks[-1].double().mean().item() - 0.75) < 4 * (0.1875 / x.numel()) ** 0.5
+    assert torch.equal(masks[0], masks[2])
+    assert abs((masks[0] & masks[1]).double().mean().item() - 0.5625) < 0.01
+
+
+def test_chances_at_their_ends() -> None:
+    """Nothing is below the least threshold, and all but the largest numbers are below the largest."""
+    index = torch.tensor([-(2**31), -1, 0, 2**31 - 1], dtype=torch.int32)
+    assert (index >= threshold(1e-12)).all() and (index >= threshold(0.5)).tolist() == [False, False, True, True]
+    assert (index >= threshold(1 - 1e-9)).tolist() == [False, False, False, True]
+
+
+def test_numbers_of_elements_have_hashes_of_their_own() -> None:
+    """Also those past the largest int32, which wrap around: they are as many as 32 bits have."""
+    index = torch.cat([torch.arange(start, start + 4096) for start in (0, 2**31 - 2048, 2**32 - 4096)])
+    wrapped = torch.where(index >= 2**31, index - 2**32, index).int()
+    found = hashed(wrapped, torch.tensor(12345, dtype=torch.int32), torch.tensor(678910, dtype=torch.int32))
+    share = (found >= threshold(0.5)).double().mean().item()
+    assert wrapped.unique().numel() == index.numel() and abs(share - 0.5) < 4 * 0.5 / index.numel() ** 0.5
+    assert found.unique().numel() > 0.999 * index.numel()
