@@ -94,7 +94,8 @@ class Replay:
         try:
             again, loss = self._record(lambda: run(batch, given))
         except (torch.OutOfMemoryError, RuntimeError) as error:
-            log.warn(f"steps go on kernel by kernel: {str(error).strip().splitlines()[0][:200]}")
+            said = str(error).strip() or type(error).__name__
+            log.warn(f"steps go on kernel by kernel: {said.splitlines()[0][:200]}")
             self._off = True
             self._kept.clear()
             clear(self._parameters)
