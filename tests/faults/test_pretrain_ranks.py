@@ -25,7 +25,13 @@ def ended(children: list[Child], *codes: int) -> None:
 
 
 def losses(run: Path) -> list[float]:
-    return [line["held_out"]["loss"] if "held_out" in line else line["loss"] for line in metrics(run)]
+    lines = [line for line in metrics(run) if "sample" not in line]
+    return [line["held_out"]["loss"] if "held_out" in line else line["loss"] for line in lines]
+
+
+def asked(run: Path) -> list[tuple[int, str]]:
+    """What a run was asked on its way, and when."""
+    return [(line["step"], line["sample"].split(" → ")[0]) for line in metrics(run) if "sample" in line]
 
 
 def close(run: Path, other: Path) -> None:
@@ -69,6 +75,7 @@ def test_data_workers_change_nothing(runs: Nursery, data: Path, straight: Path, 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_two_ranks_are_one(alone: Path, spread: dict[str, Path], how: str) -> None:
     close(spread[how], alone)
+    assert asked(spread[how]) == asked(alone) != []
 
 
 def test_shards_are_written_as_one_model(alone: Path, spread: dict[str, Path]) -> None:
