@@ -14,6 +14,8 @@ def _row_loss(logits, labels, losses, width, vocab, GRADIENT: tl.constexpr, BLOC
     base = logits + row * width
     label = tl.load(labels + row)
     real = label >= 0
+    # NOTE: read before the sums below, for which all threads wait: afterwards some may have written gradients there.
+    picked = tl.load(base + tl.where(real, label, 0)).to(tl.float32)
     top = -float("inf")
     total = 0.0
     for start in range(0, vocab, BLOCK):
@@ -23,7 +25,6 @@ def _row_loss(logits, labels, losses, width, vocab, GRADIENT: tl.constexpr, BLOC
         total = total * tl.exp(top - new) + tl.sum(tl.exp(x - new), 0)
         top = new
     norm = top + tl.log(total)
-    picked = tl.load(base + tl.where(real, label, 0)).to(tl.float32)
     tl.store(losses + row, tl.where(real, norm - picked, 0.0))
     if GRADIENT:
         for start in range(0, width, BLOCK):
