@@ -108,6 +108,9 @@ WRONG = [
     # what cannot be written is told before the work
     (["pretrain", "bert-tiny", "--data=data", "--steps=1", "--out=file"], 2, "'file': it is a file, not a directory"),
     (["finetune", BASE, TABLE, "--steps=1", "--out=file"], 2, "'file': it is a file, not a directory"),
+    ([*LEARN[:3], "--steps=1", "--out=my texts"], 2, "my texts: holds something else already (a.txt); choose another"),
+    (["finetune", BASE, TABLE, "--steps=1", "--out=data"], 2, "data: holds something else already ("),
+    (["finetune", BASE, "--task=embedding", TABLE, "--out=tok"], 2, "tok: holds something else already"),
     (["embed", BASE, "--input=lines.txt", "--out=absent/o.npy"], 2, "there is no directory 'absent'; make it first"),
     (["embed", BASE, "--input=lines.txt", "--out=file/o.npy"], 2, "'file' is a file, not a directory"),
     (["index", BASE, "--input=lines.txt", "--out=file/x"], 2, "'file' is a file, not a directory"),

@@ -49,6 +49,10 @@ def test_results_on_stdout_and_the_rest_on_stderr(capsys: Capture, data: str, tm
         f"{out}: is finished; there is nothing to resume\nnext: pretune fill {out} 'This is the ___ of it.'\n"
         f"or: pretune finetune {out} --train TABLE.csv --out {out}-tuned  (a table with texts and labels)\n",
     )
+    again = arguments(data, "--objective=masked", f"--out={out}", "--resume")  # its length need not be typed again
+    assert main(again) == 0 and "is finished" in capsys.readouterr().err
+    assert main([*again, "--steps=4"]) == 4
+    assert "train.steps was 3 and cannot become 4" in capsys.readouterr().err
     assert main(["verify", out]) == 0
 
 

@@ -325,7 +325,7 @@ class TestSignals:
         """A run that was asked to stop saved what it had after a step."""
         child = runs.run(arguments(data, out, *ALONE), hook, code=code)
         assert steps_of(out)[-1] == f"step-{step:08}"
-        assert f"after step {step}; go on with --out {out} --resume" in child.line
+        assert f"after step {step}; go on with `pretune pretrain --out {out} --resume`" in child.line
         assert not child.children()
         return child
 

@@ -15,6 +15,7 @@ from typing import Any
 from pretune.core import log
 from pretune.recipes.choose import choose, device_of
 from pretune.recipes.history import history
+from pretune.recipes.place import going_on, own
 from pretune.recipes.resume import resumed
 from pretune.recipes.run import Run, finished
 from pretune.recipes.session import Session, free
@@ -44,10 +45,11 @@ def pretrain(
     begun = time.monotonic() if begun is None else begun
     where = Path(out)
     wishes |= {"start": start, "changes": changes, "device": device}
-    stop = Stop(f"go on with --out {where} --resume", begun=resume)
+    stop = Stop(f"go on with `{going_on('pretrain', where)}`", begun=resume)
     with stop.listening():
         settings = resumed(where, model, **wishes) if resume else choose(model, **wishes)
         if not resume:
+            own(where)
             free(where)  # once more when it is locked; now nothing is computed yet
         done = finished(where) if resume else None
         if done is not None:

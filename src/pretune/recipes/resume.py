@@ -7,6 +7,7 @@ from pretune.core import io
 from pretune.core.errors import CheckpointError
 from pretune.data.prepare import Data
 from pretune.recipes.choose import choose
+from pretune.recipes.duration import LENGTHS
 from pretune.recipes.resolve import RUN
 from pretune.recipes.settings import Settings
 from pretune.text.tokenizer import Tokenizer
@@ -15,7 +16,8 @@ from pretune.text.tokenizer import Tokenizer
 def resumed(where: Path, model: str | None, **wishes: Any) -> Settings:
     """The settings of the run that is there; only what does not change what is learnt may be changed.
 
-    Wishes are those of `choose`: some, or all that the run was begun with. The first that differs is refused.
+    Wishes are those of `choose`: some, or all that the run was begun with; without a length it is as long as it was to
+    be. The first that differs is refused.
     """
     if not (where / RUN).is_file():
         raise CheckpointError(f"{where}: there is no run to resume ({RUN} is missing); start it without --resume")
@@ -24,11 +26,17 @@ def resumed(where: Path, model: str | None, **wishes: Any) -> Settings:
     if model is None and wishes.get("settings") is None:
         wished = choose(**{**wishes, "settings": stored})
     else:
+        if wishes.get("settings") is None and not any(_length(name, wishes) for name in LENGTHS):
+            wishes |= {name: value for name in LENGTHS if (value := getattr(stored.train, name)) is not None}
         wished = choose(model, **wishes)
     for path, (new, old) in wished.differences(stored).items():
         raise CheckpointError(f"{where}: {path} was {old} and cannot become {new} in a run that goes on")
     _same_data(wished.data.path, found)
     return wished
+
+
+def _length(name: str, wishes: dict[str, Any]) -> bool:
+    return wishes.get(name) is not None or f"train.{name}" in (wishes.get("changes") or {})
 
 
 def _same_data(path: str, found: dict[str, Any]) -> None:

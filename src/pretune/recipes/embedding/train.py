@@ -28,6 +28,7 @@ from pretune.models import checkpoint
 from pretune.recipes.choose import device_of
 from pretune.recipes.embedding.lessons import Lessons, fitted, read
 from pretune.recipes.embedding.stream import stream_of
+from pretune.recipes.place import own
 from pretune.recipes.resolve import RUN
 from pretune.recipes.run import COST
 from pretune.recipes.session import CHECKPOINTS, free
@@ -115,12 +116,13 @@ def train_embeddings(
     where = Path(out)
     given = {name: value for name, value in settings.items() if value is not None}
     teaching = config.replace(Teaching(), given)  # text, as `--set` gives it, is typed by the field
-    stop = Stop(f"go on with --out {where} --resume", begun=resume)
+    stop = Stop("go on with the same command and --resume", begun=resume)
     with stop.listening():
         if resume and (where / COST).is_file():
             log.say(f"{where}: is finished; there is nothing to resume")
             return Trained(where, io.read_json(where / SCORES, CheckpointError))
         if not resume:
+            own(where)
             free(where)
         if model is None:
             raise UsageError("missing MODEL: the directory whose vectors are to be taught")

@@ -34,6 +34,7 @@ from pretune.recipes.finetune.probe import KINDS, probe
 from pretune.recipes.finetune.report import Fitted, dev_of, finish, predictions_of
 from pretune.recipes.finetune.settings import Tuning
 from pretune.recipes.finetune.trial import DONE, PREDICTIONS, Trial, done
+from pretune.recipes.place import going_on, own
 from pretune.recipes.resolve import RUN
 from pretune.recipes.run import COST
 from pretune.recipes.session import CHECKPOINTS, free
@@ -71,7 +72,7 @@ def finetune(
     """
     where = Path(out)
     rates: Sequence[float] = () if lr is None else (lr,) if isinstance(lr, int | float) else lr
-    stop = Stop(f"go on with --out {where} --resume", begun=resume)
+    stop = Stop(f"go on with `{going_on('finetune', where)}`", begun=resume)
     tries: Facts = {"seeds": seeds, "labels": labels, "baselines": baselines, "forgetting": forgetting}
     with stop.listening():
         if resume:
@@ -140,6 +141,7 @@ def nothing_left(where: Path) -> Iterator[None]:
 
 def vacant(where: Path) -> None:
     """Refuse a directory that has a run or a model already."""
+    own(where)
     free(where)
     if (where / TASK).is_file() or any(listed(folder / CHECKPOINTS) for folder in where.glob(f"{TRIALS}/*")):
         raise UsageError(f"{where}: there is a run already; go on with --resume, or choose another --out")
