@@ -113,7 +113,9 @@ class TestLengths:
             assert "must be greater than 0" in refused(data=data, **wish)
         for text in ("", "soon", "-1m", "0s", "infh", "nan", "1w"):
             assert "cannot read the time" in refused(data=data, budget=text)
-        assert seconds("1.5h") == 5400
+        assert (seconds("1.5h"), seconds("5min"), seconds("2 hours 10 s"), seconds("1d")) == (5400, 300, 7210, 86400)
+        for text, remedy in (("6", "6m for minutes, 6s for seconds"), ("0", "90s, 10m"), ("1h30", "90s, 10m")):
+            assert f"cannot read the time '{text}'; write {remedy}" in refused(data=data, budget=text)
         found = choose("bert-tiny", data=data, changes={"train.steps": "7"}, device="cpu").train
         assert found.steps == 7 and found.epochs is None
         assert "one length" in refused(data=data, steps=3, changes={"train.tokens": "7"})

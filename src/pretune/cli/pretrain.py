@@ -41,7 +41,7 @@ def pretrain(
         float | None, typer.Option("--epochs", metavar="N", help="… or in passes over the data …")
     ] = None,
     budget: Annotated[
-        str | None, typer.Option("--budget", metavar="TIME", help="… or by the clock: 90s, 10m, 2h; all included.")
+        str | None, typer.Option("--budget", metavar="TIME", help="… or by the clock: 90s, 10m, 1h30m, with the unit.")
     ] = None,
     start: Annotated[
         Path | None, typer.Option("--from", metavar="DIR", help="Go on from the weights of a MODEL.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pretune.cli._next import command
+from pretune.cli._outs import new_folder
 from pretune.cli._signals import ending_well
 from pretune.core import log
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def quickstart(
     budget: Annotated[
-        str, typer.Option("--budget", metavar="TIME", help="About how long: 6m, 90s. A busy machine does less.")
+        str, typer.Option("--budget", metavar="TIME", help="About how long: 90s, 6m, 1h30m, with the unit.")
     ] = "6m",
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where everything goes.")] = Path("runs/quickstart"),
     full: Annotated[bool, typer.Option("--full", help="5,000 labels and all seeds as well, as on a GPU.")] = False,
@@ -40,6 +41,7 @@ def quickstart(
     """
     from pretune.recipes.quickstart.work import quickstart as work
 
+    new_folder(out)
     with ending_well():
         found = work(out, budget=budget, full=full, device=device, reviews=reviews)
     if as_json:

@@ -1,6 +1,7 @@
 """How long a run is, and a schedule of the learning rate that fits into it."""
 
 import math
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -14,21 +15,22 @@ LENGTHS = ("steps", "tokens", "epochs", "budget")
 CLOCK_WARMUP, CLOCK_DECAY = 0.05, 0.2
 """Shares of a run against the clock: of its rise where the paper has steps, of its fall where the paper has none."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PART = re.compile(r"(\d+\.?\d*|\.\d+)\s*(s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)(?![a-z])\s*")
 
 
 def seconds(text: str) -> float:
-    """A length of time as people write it.
+    """A length of time as people write it; a number without its unit could be minutes or seconds, and is refused.
 
-    >>> seconds("10m"), seconds("90s"), seconds("1.5h"), seconds("30")
-    (600.0, 90.0, 5400.0, 30.0)
+    >>> seconds("10m"), seconds("90s"), seconds("5 min"), seconds("1h30m")
+    (600.0, 90.0, 300.0, 5400.0)
     """
-    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "s")
-    try:
-        found = float(number) * _UNITS[unit]
-    except ValueError:
-        found = math.nan
-    if not 0 < found < math.inf:
-        raise UsageError(f"cannot read the time '{text[:40]}'; write 90s, 10m or 1.5h")
+    written = text.strip()
+    parts = _PART.findall(written)
+    found = sum(float(number) * _UNITS[unit[0]] for number, unit in parts)
+    if _PART.sub("", written) or not 0 < found < math.inf:
+        number = re.fullmatch(r"\d*\.?\d+", written) is not None and float(written) > 0
+        units = f"{written[:20]}m for minutes, {written[:20]}s for seconds" if number else "90s, 10m or 1.5h"
+        raise UsageError(f"cannot read the time '{text[:40]}'; write {units}")
     return found
 
 

@@ -77,7 +77,8 @@ def quickstart(
     work.pretrain(chosen.share * max(work.stages.left, limit / 2))
     wishes = f" --reviews {quoted(reviews)}" if isinstance(reviews, str | os.PathLike) else ""
     again = f"{' --full' if full else ''}{wishes} --out {quoted(f'{where}-again')}"
-    command = f"pretune quickstart --budget {budget}{again}"
+    spent = budget if isinstance(budget, str) else f"{budget:g}s"
+    command = f"pretune quickstart --budget {quoted(spent)}{again}"
     try:
         work.simple()
         work.networks()
