@@ -4,6 +4,7 @@ import argparse
 import ast
 import contextlib
 import io
+import itertools
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +40,8 @@ def fenced(text: str) -> Iterator[str]:
     """Lines of the blocks of code on a page; those that go on in the next are joined, comments cut off."""
     for block in blocks(text):
         for line in block.code.replace("\\\n", " ").splitlines():
-            yield line.split("  #")[0].removeprefix("$ ").strip()
+            typed = re.split(r"\s#\s", line)[0].removeprefix("$ ")
+            yield re.sub(r"\$[A-Z]+", "1", typed).strip()
 
 
 def usage(text: str) -> list[str]:
@@ -63,8 +65,11 @@ def words(command: str) -> list[str]:
     return typed
 
 
-def check(command: str) -> bool:
-    """Whether it is a command of ours; `Unknown` is raised where it is one that cannot be typed."""
+def check(command: str, *, whole: bool = False) -> bool:
+    """Whether it is a command of ours; `Unknown` is raised where it is one that cannot be typed.
+
+    In prose a verb may stand without what it needs; where `whole` is true it may not.
+    """
     try:
         typed = words(command)
     except ValueError:  # prose
@@ -81,6 +86,8 @@ def check(command: str) -> bool:
     if name not in kinds or not rest:
         return False
     kinds[name](rest)
+    if whole and name == "pretune" and "…" not in command:
+        _typed(rest)
     return True
 
 
@@ -175,6 +182,16 @@ def _pretune(rest: list[str]) -> None:
     known = options(verb)
     if wrong := [word for word in given if re.match(r"--?[a-z]", word) and word not in known]:
         raise Unknown(f"pretune {verb} has no {wrong[0]}")
+
+
+def _typed(rest: list[str]) -> None:
+    """As the command line reads it, up to what a shell takes for itself."""
+    verb, *given = itertools.takewhile(lambda word: word not in (">", "<", "", "&&"), rest)
+    if not verb.startswith("-"):
+        try:
+            _verb(verb).make_context(verb, given)
+        except Exception as error:  # NOTE: which class it is depends on the release of typer
+            raise Unknown(f"pretune {verb}: {error}") from None
 
 
 @cache
