@@ -75,6 +75,7 @@ class TestSections:
         ran = section(page, "ran")
         assert "somefamily" in ran and "64 wide, 2 layers, 4 heads, vocabulary 500" in ran and "32 then 128" in ran
         assert "masked, rate 0.15" in ran and "54,321" in ran and "lora, 500 of 1,000 parameters trained" in ran
+        assert "10, each of 16 examples; weights of step 10" in ran
         assert "loss of pre-training" in section(page, "learning") and "accuracy on dev" in section(page, "learning")
         wrong = section(page, "mistakes")
         assert "4 of 6 are right" in wrong and "a quiet joy 0" in wrong and "(90% sure)" in wrong

@@ -23,7 +23,9 @@ def learning(runs: Sequence[Ran]) -> Markup:
     charts = [
         line_chart(_losses([run for run in runs if not run.tuned]), x="step", y="loss of pre-training"),
         *(
-            line_chart(_held([run for run in runs if not run.tuned], name), x="step", y=f"held-out {name}")
+            line_chart(
+                _held([run for run in runs if not run.tuned], name), x="step", y=f"held-out {name.replace('_', ' ')}"
+            )
             for name in ("accuracy", "masked_accuracy")
         ),
         line_chart(_losses([run for run in runs if run.tuned]), x="step", y="loss of fine-tuning"),

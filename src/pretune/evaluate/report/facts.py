@@ -21,7 +21,7 @@ def learnt(tree: Facts, summary: Facts) -> Rows:
     train, held = tree["train"], summary.get("held_out") or {}
     return [
         ("parameters", f"{summary['parameters']:,}"),
-        ("steps", f"{summary['steps']:,} of {train['batch_tokens']:,} tokens ({summary['skipped']:,} skipped)"),
+        ("steps", f"{summary['steps']:,}, each of {train['batch_tokens']:,} tokens; {summary['skipped']:,} skipped"),
         ("tokens read", f"{summary['tokens']:,}"),
         ("sequence length", lengths(tree["data"])),
         ("optimiser", optimiser(train)),
@@ -45,10 +45,11 @@ def tuned(tree: Facts, scores: Facts) -> Rows:
     """How a model was fine-tuned."""
     model, counts = scores["model"], scores["counts"]
     share = f"{model['trained']:,} of {model['parameters']:,} parameters trained"
+    steps = f"{model['steps']:,}, each of {tree['train']['batch']} examples"
     return [
         ("method", f"{tree['method']['kind']}, {share} ({model['trained'] / model['parameters']:.2%})"),
         ("learning rate", f"{model['lr']:g}"),
-        ("steps", f"{model['steps']:,} of {tree['train']['batch']} examples; weights of step {model['best_step']:,}"),
+        ("steps", f"{steps}; weights of step {model['best_step']:,}"),
         ("examples", ", ".join(f"{split} {count:,}" for split, count in scores["examples"].items() if count)),
         ("longest", f"{counts['longest']} tokens; {counts['cut']:,} of {counts['examples']:,} examples were cut"),
     ]
