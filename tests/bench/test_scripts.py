@@ -1,5 +1,6 @@
 """Every script of bench/ starts, and those that a CPU can run do so at their smallest, on text that is made here."""
 
+import gzip
 import json
 import lzma
 import os
@@ -72,6 +73,21 @@ def read(path: Path) -> dict[str, Any]:
 def test_checkpoints(run: Run, tmp_path: Path) -> None:
     run("checkpoints", "--params", "2e4", "--saves", 2, "--device", "cpu", "--out", tmp_path / "out.json")
     assert all(value > 0 for value in read(tmp_path / "out.json").values())
+
+
+def test_activations(run: Run) -> None:
+    found = json.loads(run("activations", "--elements", 999, "--repeats", 2))
+    assert all(row["ratio"] > 0 for row in found.values()) and {*found} == {"gelu", "dropout"}
+
+
+def test_sentences(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "tasks/ud_ewt/en_ewt-ud-dev.conllu.gz"
+    path.parent.mkdir(parents=True)
+    text = "# newdoc id = a\n# newpar id = b\n# text = He ran.\n# text = She sat.\n# newpar id = c\n# text = Over\n"
+    path.write_bytes(gzip.compress(text.encode()))
+    run("sentences", "--part", "dev", "--out", tmp_path / "out.json")
+    found = read(tmp_path / "out.json")
+    assert found["spaces, naive"]["recall"] == 1 and found["paragraphs, rules"]["F1"] == 1 and len(found) == 4
 
 
 def test_objectives(run: Run, tmp_path: Path) -> None:
