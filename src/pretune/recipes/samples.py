@@ -49,15 +49,19 @@ class Samples:
         self.held, self.saying, self.due, self.tell = held, saying, due, tell
         self.last = 0
         self._rows: list[Batch] | None = None
-        self._off = False
+        self._wanted = self._off = False
 
     def __call__(self, loop: Loop, reports: Sequence[Report]) -> None:
         step = loop.state.step
-        if self._off or step == self.last:
+        if self._off:
             return
-        self.last = step
-        if not self.due(loop.state):
+        if step != self.last:
+            self.last, self._wanted = step, self.due(loop.state)
+        if self._wanted:
+            loop.settle()  # NOTE: the hooks hear of it, this one too: what is wanted next may be done by then
+        if not self._wanted:
             return
+        self._wanted = False
         begun = time.monotonic()
         try:
             texts = self._ask(loop)
