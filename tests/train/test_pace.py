@@ -88,3 +88,17 @@ def test_repeated() -> None:
     for number in range(2):
         second.phase(number)
     assert second.rates == first.rates and again.phases[:2] == state.phases[:2] and again.progress == state.progress
+
+
+def test_ranks_agree_on_what_a_phase_takes_to_begin() -> None:
+    """Their clocks differ by little, and by that little one could take a step that the others do not."""
+
+    class First(Ranks):
+        def share(self, value: float) -> float:
+            return 7.0
+
+    pace, state = Pace(schedule=Linear(), budget=100.0, ends=(0.5, 1.0)), State()
+    clock = Clock(pace, state)
+    clock.ranks = First(torch.device("cpu"), rank=1, world=2)
+    clock.phase(0)
+    assert state.lead == 7.0

@@ -51,7 +51,8 @@ class Pace:
         for report in reports:
             if self.budget is not None and loop.state.anchor[1] < 0 and report.step > self._entered[0]:
                 loop.state.anchor = (loop.state.anchor[0], report.elapsed)
-                loop.state.lead = max(loop.state.lead, loop.begun + report.elapsed - self._entered[1])
+                took = loop.ranks.share(loop.begun + report.elapsed - self._entered[1])  # all end at the same step
+                loop.state.lead = max(loop.state.lead, took)
 
     def rate(self, state: State) -> float:
         """The factor of the learning rate of the next step; what the clock said is remembered."""
