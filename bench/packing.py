@@ -152,7 +152,7 @@ def main() -> None:
             "spans 512 -> 462/105": (Documents(limit=512), 105, 462, Spans()),
         }
         head = f"{'':30}{'samples':>9}{'plan':>12}{'fill':>8}{'in order':>10}{'padded':>8}{'per row':>9}"
-        print(f"{head}{'cut':>8}{'lay out':>9}")
+        print(f"{head}{'cut':>8}{'lay out':>9}{'step':>9}")
         for label, (kind, room, source, lesson) in work.items():
             result[label] = one(label, kind.open(shards, FRAME), room, source, lesson)
         result["million"] = million(Sentences(limit=128).open(shards, FRAME).lengths())
@@ -174,11 +174,12 @@ def one(label: str, samples: Any, room: int, source: int | None, lesson: Any) ->
     which, row = plan.batch(0)
     cut_s = median(lambda: samples.cut(draws.take(which), words=True, sentences=True), 9)
     cut = samples.cut(draws.take(which))
-    lay_s = 0.0
+    lay_s = step_s = 0.0
     if lesson is None:
         labels = np.where(np.random.default_rng(0).random(len(cut.tokens)) < 0.15, cut.tokens, IGNORE)
         made = Sequences(tokens=cut.tokens, offsets=cut.offsets, segments=cut.segments, targets=labels)
         lay_s = median(lambda: lay_out(made, row, stream.shape), 9)
+        step_s = median(lambda: stream[0], 9)
     found = {
         "samples": len(draws),
         "plan_s": round(seconds, 3),
@@ -189,13 +190,14 @@ def one(label: str, samples: Any, room: int, source: int | None, lesson: Any) ->
         "padded": None if lesson else round(padded(lengths, 64), 4),
         "cut_ms": round(cut_s * 1e3, 2),
         "lay_out_ms": round(lay_s * 1e3, 2),
+        "step_ms": round(step_s * 1e3, 2),
         "sequences_per_row": stream.shape.sequences,
     }
     fill = f"{plan.fill:8.2%}" if plan.source_fill is None else f"{plan.source_fill:8.2%}"
     order = "" if lesson else f"{found['next_fit']:10.1%}{found['padded']:8.1%}"
     print(
         f"{label:30}{len(draws):9,}{len(draws) / seconds / 1e6:8.2f} M/s{fill}{order:18}{stream.shape.sequences:9}"
-        f"{cut_s * 1e3:5.1f} ms{lay_s * 1e3:6.2f} ms"
+        f"{cut_s * 1e3:5.1f} ms{lay_s * 1e3:6.2f} ms{step_s * 1e3:6.2f} ms"
     )
     if plan.source_fill is not None:
         print(f"{'  its target side':51}{plan.fill:8.2%}")
