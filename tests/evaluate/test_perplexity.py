@@ -160,6 +160,10 @@ def test_bad_input_is_one_line() -> None:
         text_perplexity(model, [" ", ""])
     with pytest.raises(UsageError, match="a stride of 9 must lie between 1 and the 8"):
         text_perplexity(model, [LONG], window=8, stride=9)
+    assert text_perplexity(model, [LONG]).notes[0].startswith("windows of 24 tokens, 12 judged")
+    assert text_perplexity(model, [LONG], learnt=10).notes[0].startswith("windows of 10 tokens, 5 judged")
+    assert text_perplexity(model, [LONG], learnt=999).notes[0].startswith("windows of 24 tokens")
+    assert text_perplexity(model, [LONG], window=12, learnt=10).notes[0].startswith("windows of 12 tokens")
     with pytest.raises(UsageError, match="a window of 99 tokens; this model allows 1 to 24"):
         text_perplexity(model, [LONG], window=99)
     with pytest.raises(DataError, match="no passages"):

@@ -63,14 +63,19 @@ def text_perplexity(
     *,
     window: int | None = None,
     stride: int | None = None,
+    learnt: int | None = None,
     tell: Tell | None = None,
 ) -> Result:
-    """Perplexity per token, word and byte, and bits per byte; a word is what white space divides."""
+    """Perplexity per token, word and byte, and bits per byte; a word is what white space divides.
+
+    Windows are as long as was asked for, or as what the model `learnt` from, where that is known: what it would make of
+    places that it never saw says nothing of it.
+    """
     texts = [text for text in texts if text.strip()]
     if not texts:
         raise DataError("there is no text to read; is the file empty?")
     both = both_ways(body(model))
-    room = _room(model, asking, both, window)
+    room = _room(model, asking, both, window, learnt)
     stride = max(1, room // 2) if stride is None else stride
     read = passages(tokenizer_of(model), texts)
     cut = _cut(read, room, stride, both)
@@ -106,12 +111,13 @@ def text_perplexity(
     )
 
 
-def _room(model: nn.Module, asking: Asking, both: bool, window: int | None) -> int:
-    """The tokens of a window: as many as asked for, or as the model allows."""
-    longest = limit(body(model))
-    most = None if longest is None else form_of(body(model), tokenizer_of(model), asking).room(longest)
+def _room(model: nn.Module, asking: Asking, both: bool, window: int | None, learnt: int | None) -> int:
+    """The tokens of a window: as many as asked for, or as it learnt from, or as the model allows."""
+    longest, form = limit(body(model)), form_of(body(model), tokenizer_of(model), asking)
+    most = None if longest is None else form.room(longest)
     if window is None:
-        return min(most or WIDE, NARROW) if both else most or WIDE
+        usual = most if learnt is None else max(1, form.room(min(learnt, longest or learnt)))
+        return min(usual or WIDE, NARROW) if both else usual or WIDE
     if window < 1 or (most is not None and window > most):
         raise UsageError(f"a window of {window} tokens; this model allows 1 to {most if most is not None else 'any'}")
     return window

@@ -19,7 +19,8 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack
 from torch import nn
 
 from pretune.adapt.saving import load
-from pretune.core.errors import DataError, UsageError, nearest
+from pretune.core import io
+from pretune.core.errors import CheckpointError, DataError, UsageError, nearest
 from pretune.core.hub import is_hub
 from pretune.evaluate.cloze import last_words, read_blanks
 from pretune.evaluate.few_shot import Trial, few_shot
@@ -31,6 +32,7 @@ from pretune.evaluate.written import KINDS as WRITTEN
 from pretune.evaluate.written import written
 from pretune.recipes.choose import device_of
 from pretune.recipes.finetune.kept import TASK, Kept
+from pretune.recipes.resolve import RUN
 from pretune.tasks import TASKS
 from pretune.tasks.task import Task
 from pretune.text.corpora import open_corpus
@@ -164,6 +166,14 @@ class _Work:
         return frozenset() if self.run is None else Kept.read(self.run).kinds
 
     @property
+    def read(self) -> int | None:
+        """How long the sequences were that a run was pre-trained on, where it is one of ours."""
+        if isinstance(self.given, nn.Module) or is_hub(self.given) or not (Path(self.given) / RUN).is_file():
+            return None
+        tree = io.read_json(Path(self.given) / RUN, CheckpointError)
+        return (tree.get("data") or {}).get("max_length") if "objective" in tree else None
+
+    @property
     def model(self) -> nn.Module:
         """The model in memory."""
         if self.loaded is None:
@@ -185,9 +195,14 @@ class _Work:
 
     def perplexity(self, text: Sequence[str | os.PathLike[str]]) -> Result:
         texts = [document.text for document in open_corpus([os.fspath(one) for one in text]).documents()]
-        window, stride = self.how.get("window"), self.how.get("stride")
         return text_perplexity(
-            self.model, texts, self.asking, window=window, stride=stride, tell=self.told("perplexity")
+            self.model,
+            texts,
+            self.asking,
+            window=self.how.get("window"),
+            stride=self.how.get("stride"),
+            learnt=self.read,
+            tell=self.told("perplexity"),
         )
 
     def task(self, task: str | Task, shots: int | None) -> Result:
