@@ -17,6 +17,8 @@ READ = 24
 SHOWN = 6
 """Blanks that are shown of a text."""
 WIDTH = 160
+BETWEEN = " · "
+"""Between what is said in two blanks: commas are answers too."""
 NOTHING = "(white space)"
 AROUND = ("cls", "sep", "bos", "pad")
 WRITERS = ("decoder", "two-way")
@@ -91,7 +93,7 @@ def _filled(model: Any, row: Batch, tokenizer: Tokenizer) -> str:
         f"{_text(tokenizer, [one])}{'' if one == true else f' (not {_text(tokenizer, [true])})'}"
         for one, (_, true) in zip(found, shown, strict=True)
     ]
-    return f"{_read(tokenizer, ids)} → {', '.join(blanks)}"
+    return f"{_read(tokenizer, ids)} → {BETWEEN.join(blanks)}"
 
 
 def targets(row: Batch) -> tuple[list[int], list[int]]:
@@ -106,9 +108,9 @@ def _shown(
     ids: list[int], places: list[int], labels: list[int], start: int, tokenizer: Tokenizer
 ) -> list[tuple[int, int]]:
     """Blanks that can be seen as such in the part of the text that is shown; else the first that are asked for."""
-    mask = tokenizer.special.get("mask")
+    mask, end = tokenizer.special.get("mask"), start + _fit(tokenizer, ids)
     pairs = [*zip(places, labels, strict=True)]
-    seen = [pair for pair in pairs if ids[pair[0] - start] == mask and pair[0] - start < _fit(tokenizer, ids)]
+    seen = [(place, true) for place, true in pairs if ids[place - start] == mask and place < end]
     return (seen or pairs)[:SHOWN]
 
 
@@ -126,7 +128,7 @@ def answers(model: Any, prompts: Sequence[str], tokenizer: Tokenizer) -> list[st
             options = infill(reader, tokenizer, blanks, k=1, most=8)
         else:
             options = unmask(reader, tokenizer, blanks, k=1, most=1)
-        found.append(f"{_line(text)} → {', '.join(one[0].word if one else '' for one in options)}")
+        found.append(f"{_line(text)} → {BETWEEN.join(one[0].word if one else NOTHING for one in options)}")
     return found
 
 
@@ -161,7 +163,8 @@ def _fit(tokenizer: Tokenizer, ids: list[int]) -> int:
 def _read(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """What is read, without the tokens that every text has around it."""
     around = {tokenizer.special.get(role) for role in AROUND}
-    return _text(tokenizer, [one for one in ids if one not in around])
+    own = [place for place, one in enumerate(ids) if one not in around] or [0]
+    return _text(tokenizer, ids[own[0] : own[-1] + 1])
 
 
 def _text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
