@@ -119,6 +119,15 @@ def test_attention_by_hand(kv_heads: int) -> None:
 
 
 @torch.no_grad()
+def test_norms_of_queries_and_keys_leave_one_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As autocast has norms on CUDA: in fp32, whatever comes in. The kernels there take no mixture."""
+    layer = Attention(heads=3, norm=RMSNorm()).build(width=WIDTH).bfloat16()
+    plain = nn.RMSNorm.forward
+    monkeypatch.setattr(nn.RMSNorm, "forward", lambda self, x: plain(self.float(), x.float()))
+    q, k, v = layer.project(torch.randn(5, WIDTH).bfloat16(), None)
+    assert q.dtype == k.dtype == v.dtype == torch.bfloat16
+
+
 def test_the_source_is_not_turned() -> None:
     """Rotary positions act within a sequence; across, queries and keys meet as they are."""
     spec = Stack(depth=1, causal=True, position=Rotary(theta=3.0), blocks=(block(cross=Attention(heads=3)),))

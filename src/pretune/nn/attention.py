@@ -134,7 +134,8 @@ class MultiHeadAttention(nn.Module):
         return x if self.clip is None else x.clamp(-self.clip, self.clip)
 
     def _split(self, x: Tensor, heads: int, norm: nn.Module | None) -> Tensor:
-        x = x if norm is None else norm(x)
+        # NOTE: on CUDA autocast norms in fp32, and the kernels take queries, keys and values of one type.
+        x = x if norm is None else norm(x).to(x.dtype)
         return x.reshape(x.shape[0], heads, self.head)
 
 
