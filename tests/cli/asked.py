@@ -15,6 +15,11 @@ PLACES = {"corpus", "data", "dev", "directory", "index", "inputs", "model", "que
 """Parameters that name what has to be there."""
 
 
+def alone(command: str) -> str:
+    """A command without the text that is piped into it."""
+    return command[command.index("pretune ") :]
+
+
 def parsed(command: str) -> tuple[str, dict[str, Any]]:
     """The verb of a command and what each of its parameters is; what is wrong is typer's usage error."""
     first, verb, *words = shlex.split(command)

@@ -1,6 +1,8 @@
 """Each verb, used once: what it says, that JSON and --quiet leave nothing else, and that what follows can be typed."""
 
+import io
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 
 from pretune.cli import VERBS, main
 from tests.cli import world
-from tests.cli.asked import parsed, places
+from tests.cli.asked import alone, parsed, places
 
 Capture = pytest.CaptureFixture[str]
 LINES = {"predict"}
@@ -32,7 +34,7 @@ def test_what_follows_can_be_typed(verb: str, workshop: Path, capsys: Capture) -
         nexts = [line for line in said.err.splitlines() if line.startswith("next: ")]
         assert len(nexts) == (0 if verb in world.SILENT else 1), said.err
         for line in nexts:
-            command = line.removeprefix("next: ")
+            command = alone(line.removeprefix("next: "))
             _, given = parsed(command)
             for path in places(command):
                 assert path.exists(), command
@@ -60,7 +62,7 @@ def test_json_has_no_hint_beside_it(verb: str, workshop: Path, capsys: Capture) 
         assert "next: " not in capsys.readouterr().err
 
 
-def test_hints_lead_from_texts_to_predictions(workshop: Path, capsys: Capture) -> None:
+def test_hints_lead_from_texts_to_predictions(workshop: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command is the hint of the one before it; only the table and the length of the run are one's own."""
     with world.inside(workshop):
         command = "pretune tokenizer 'my texts' --vocab 100 --out 'path tok'"
@@ -79,9 +81,46 @@ def test_hints_lead_from_texts_to_predictions(workshop: Path, capsys: Capture) -
         words = shlex.split(other.replace("TABLE.csv", "'my table.csv'"))[1:]
         assert words[0] == "finetune" and main([*words, "--steps=1", "--baselines=none"]) == 0
         told = capsys.readouterr().err.splitlines()
-        command = next(line.removeprefix("next: ") for line in told if line.startswith("next: "))
-        assert main(shlex.split(command)[1:]) == 0
+        piped = re.search(r"^next: echo '(.*)' \| pretune (.*)$", "\n".join(told), re.MULTILINE)
+        assert piped
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"{piped[1]}\n".encode())))
+        assert main(shlex.split(piped[2])) == 0
+        assert json.loads(capsys.readouterr().out)["label"] in ("good", "bad")
+        other = next(line.removeprefix("or: ").partition("  (")[0] for line in told if line.startswith("or: "))
+        assert main(shlex.split(other.replace("NEW.csv", "'my table.csv'"))[1:]) == 0
         assert len(capsys.readouterr().out.splitlines()) == 40
+
+
+def test_after_fine_tuning_on_a_table_with_a_test_it_is_predicted(workshop: Path, capsys: Capture) -> None:
+    with world.inside(workshop):
+        words = ["my runs/base", "--train=my table.csv", "--test=my table.csv", "--steps=1", "--baselines=none"]
+        assert main(["finetune", *words, "--out=beside a test"]) == 0
+        assert "next: pretune predict 'beside a test' --input 'my table.csv'\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "objective"), [("lines.txt", True), ("my texts", False)])
+def test_documents_of_one_sentence_have_no_pairs(
+    name: str, objective: bool, workshop: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """The first step after them has to work: next sentences are not learnt from them."""
+    with world.inside(workshop):
+        lines = "\n".join(f"the house of number {number} by the sea" for number in range(200))
+        (tmp_path / "lines.txt").write_text(lines)
+        text = tmp_path / name if objective else name
+        by = ["--by=line"] if objective else []
+        assert main(["prepare", str(text), *by, "--tokenizer=tok", "--workers=0", f"--out={tmp_path / 'data'}"]) == 0
+        command = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("next: "))
+        assert ("--objective masked" in command) is objective
+        words = shlex.split(command.partition(" --epochs ")[0])[2:]
+        assert main([*words, "--steps=1", f"--out={tmp_path / 'run'}", *world.SMALL]) == 0
+
+
+def test_too_little_text_leads_to_no_training(workshop: Path, tmp_path: Path, capsys: Capture) -> None:
+    with world.inside(workshop):
+        (tmp_path / "a.txt").write_text("the house by the sea.\n\nthe wind.")
+        assert main(["prepare", str(tmp_path), "--tokenizer=tok", "--workers=0", f"--out={tmp_path / 'data'}"]) == 0
+        told = capsys.readouterr().err
+        assert "give more text" in told and "next: " not in told and "or: pretune prepare TEXTS/ --tokenizer " in told
 
 
 def test_a_run_on_a_table_is_not_judged_by_what_it_knows(workshop: Path, capsys: Capture) -> None:

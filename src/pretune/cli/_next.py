@@ -16,17 +16,22 @@ from typing import TYPE_CHECKING
 from pretune.core import log
 
 if TYPE_CHECKING:
+    from pretune.data.shards.index import Split
     from pretune.models.spec import Model
 
 SMALL = 300_000
 """Data of fewer tokens is read ten times in about a minute or two by the smallest models."""
+LEAST = 512
+"""Training text of fewer tokens does not fill one sequence of most models: it is refused."""
+FEW = 20
+"""Of fewer documents hardly any are held out, let alone two with neighbouring sentences."""
 _SHAPE = ("--set", "model.width=256", "--set", "model.depth=4", "--set", "model.heads=4")
 
 
-def hint(*words: object, silent: bool = False) -> None:
-    """Say the next command, without its `pretune`; `silent` where JSON was asked for."""
+def hint(*words: object, silent: bool = False, piped: str = "") -> None:
+    """Say the next command, without its `pretune`; `silent` where JSON was asked for; `piped` is text that it reads."""
     if not silent:
-        log.say(f"next: {command(*words)}")
+        log.say(f"next: {f'echo {quoted(piped)} | ' if piped else ''}{command(*words)}")
 
 
 def other(text: str, *, silent: bool = False) -> None:
@@ -68,8 +73,9 @@ def saying(run: object, spec: "Model") -> list[object]:
     return ["generate", run, "This is"]
 
 
-def learning(data: Path, tokens: int) -> list[object]:
+def learning(data: Path, split: "Split") -> list[object]:
     """How to pre-train on prepared data: a small model of a family that reads such tokens, for a few minutes."""
+    tokens = split.tokens
     from pretune.cli._names import family_of
 
     added = json.loads((data / "tokenizer" / "tokenizer.json").read_text("utf-8")).get("added_tokens", [])
@@ -77,7 +83,18 @@ def learning(data: Path, tokens: int) -> list[object]:
     small = [size for size in ("tiny", "mini") if size in sizes]
     name = f"{family}-{small[0 if tokens < SMALL else -1]}" if small else family
     length = ("--epochs", "10") if tokens < SMALL else ("--budget", "10m")
-    return ["pretrain", name, "--data", data, *length, *(() if small else _SHAPE), "--out", free("runs/base")]
+    apart = split.documents < FEW or 2 * split.sentences < 3 * split.documents
+    what = ("--objective", "masked") if apart and _reads_pairs(family) else ()
+    return ["pretrain", name, "--data", data, *what, *length, *(() if small else _SHAPE), "--out", free("runs/base")]
+
+
+def _reads_pairs(family: str) -> bool:
+    """Whether its paper learns from neighbouring sentences, which documents of one sentence do not have."""
+    from pretune.models.families import FAMILIES
+    from pretune.objectives import OBJECTIVES
+
+    training = FAMILIES.get(family).training
+    return training is not None and OBJECTIVES.get(str(training.objective["kind"]))().pairs in ("other", "swapped")
 
 
 def _marks() -> Iterator[str]:

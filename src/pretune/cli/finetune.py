@@ -142,13 +142,23 @@ def finetune(
     if os.environ.get("RANK", "0") != "0":  # the first of several processes tells it
         return
     print(json.dumps(run.scores, indent=2, ensure_ascii=False) if as_json else "\n".join(_result(run)))
-    page = free("report.html")
-    if train is None:
-        hint("report", run, "--out", page, silent=as_json)
-        other(f"predict {quoted(run)} --input FILE", silent=as_json)
+    if not as_json:
+        _follow(run, test)
+
+
+def _follow(run: "FineTuned", test: Path | None) -> None:
+    """What comes next: texts that the run has not seen, where we know how they are written."""
+    kept, page = run.kept, free("report.html")
+    new = "a table" if kept.text is None else f"a table with the column '{kept.text}'"
+    if test is not None:
+        hint("predict", run, "--input", test)
+        other(f"report {quoted(run)} --out {quoted(page)}")
+    elif kept.pair is None and kept.kind_of in ("classification", "regression", "tagging") and not kept.members:
+        hint("predict", run, "--input", "-", piped="A text of your own.")
+        other(f"predict {quoted(run)} --input NEW.csv  ({new}, or lines of text)")
     else:
-        hint("predict", run, "--input", test or dev or train, silent=as_json)
-        other(f"report {quoted(run)} --out {quoted(page)}", silent=as_json)
+        hint("report", run, "--out", page)
+        other(f"predict {quoted(run)} --input NEW.csv")
 
 
 def _result(run: "FineTuned") -> "Iterator[str]":

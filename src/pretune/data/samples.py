@@ -57,7 +57,8 @@ def demand(samples: Samples, length: int) -> None:
     if found < length:
         raise DataError(
             f"{samples.shards.directory}: split '{samples.shards.split}' has {found} tokens with the special ones, "
-            f"less than one sequence of {length}; give more text, or lower the sequence length"
+            f"less than one sequence of {length}; give more text, or lower the sequence length (--set "
+            "data.max_length=N)"
         )
 
 

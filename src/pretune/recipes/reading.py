@@ -112,7 +112,7 @@ class Source:
             pairs = SegmentPairs(limit=length, broken=broken, share=share).open(shards, frame)
             if split == "train" and not pairs.paired:
                 asked = f"{kind(objective)} reads pairs" if objective.pairs else "data.samples asks for pairs"
-                other = "choose an objective without pairs" if objective.pairs else "leave data.samples as it is"
+                other = "learn without pairs (--objective masked)" if objective.pairs else "leave data.samples as it is"
                 raise DataError(
                     f"{self.data}: no two sentences of a document fit into {length} tokens; {asked}; prepare whole "
                     f"documents, or {other}"

@@ -34,7 +34,7 @@ Inputs = Sequence[str | os.PathLike[str] | Item]
 Progress = Callable[[float, int, int], None]
 """Told the share that is done (0 to 1), the characters read and the tokens made so far."""
 
-SHORT = 128
+SHORT = 512
 """Tokens below which a corpus does not fill one sequence of a usual length."""
 
 SOURCES = 2**16
