@@ -9,6 +9,17 @@ from typing import Any
 from pretune.core.errors import Interrupted, PretuneError, ResourceError, UsageError, closest, nearest
 from pretune.core.synonyms import ours
 
+READ = {"finetune": "--train", "predict": "--input", "pretrain": "--data", "embed": "--input", "index": "--input"}
+"""Verb -> the option that names the file or folder it reads."""
+INSTEAD = (
+    (("--budget", "--tokens"), "finetune", "its length is --epochs N or --steps N"),
+    (("--input", "--table", "--csv"), "finetune", "the table is --train FILE"),
+    (("--train", "--test", "--data", "--file"), "predict", "the texts are --input FILE"),
+    (("--out", "--output"), "predict", "what is said goes to standard output; write > FILE after the command"),
+    (("--train", "--input", "--corpus"), "pretrain", "the prepared text is --data DATA"),
+)
+"""Options that a verb does not have, and what it has for them."""
+
 
 def judge(error: BaseException, *, debug: bool = False) -> tuple[int, str]:
     """The exit code and the message of whatever ended the command; with `debug` the traceback was shown."""
@@ -51,12 +62,30 @@ def _usage(error: Any) -> str:
     message = error.format_message().strip().rstrip(".")
     if type(error).__name__ == "NoSuchOption":
         name, known = error.option_name, [*_options(context)]
-        return f"no such option: {name}{_setting(error, known) or _option(name, known)} (see `{path} --help`)"
-    message = _plain(message, error.__cause__)
+        meant = _instead(name, context) or _setting(error, known) or _option(name, known)
+        return f"no such option: {name}{meant} (see `{path} --help`)"
+    missing: Any = getattr(error, "param", None) if type(error).__name__ == "MissingParameter" else None
+    if getattr(missing, "help", None):
+        message = message.partition(". ")[0] + f": {missing.help[:1].lower()}{missing.help[1:].rstrip('.')}"
+    message = _extra(_plain(message, error.__cause__), context)
     wrong = re.search(r"'([^']*)' is not one of (.*)", message, re.DOTALL)
     if wrong is not None:
         message += nearest(wrong[1], re.findall(r"'([^']*)'", wrong[2]))
     return f"{message[:1].lower()}{message[1:]} (see `{path} --help`)"
+
+
+def _extra(message: str, context: Any) -> str:
+    """A word too many is what an option should have been given, where a verb reads one thing."""
+    found = re.match(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)$", message)
+    option = READ.get(context.info_name) if found is not None else None
+    free = [one for one in context.command.params if option in one.opts and context.params.get(one.name) is None]
+    return f"unexpected '{found[1]}'; write {option} {found[1]}" if found is not None and free else message
+
+
+def _instead(name: str, context: Any) -> str:
+    """What a verb has for an option that others have."""
+    found = next((said for names, verb, said in INSTEAD if name in names and verb == context.info_name), None)
+    return "" if found is None else f"; {found}"
 
 
 def _plain(message: str, cause: Any) -> str:

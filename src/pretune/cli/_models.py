@@ -2,8 +2,9 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pretune.cli._next import quoted
 from pretune.core import log
 from pretune.core.errors import CheckpointError, ResourceError, UsageError, nearest_file
 from pretune.core.hub import located
@@ -38,7 +39,11 @@ def opened(
 
     from pretune.adapt.saving import load
 
-    return load(folder, dtype=getattr(torch, dtype), device=placed(device), head="tied" if speaks else None)
+    found = load(folder, dtype=getattr(torch, dtype), device=placed(device), head="tied" if speaks else None)
+    model: Any = getattr(found, "model", found)  # what a task's head is on
+    if speaks and model is not found and model.spec.head is None and (folder / "task.json").is_file():
+        raise UsageError(f"{folder}: a fine-tuned run; ask it with `pretune predict {quoted(folder)} --input FILE`")
+    return found
 
 
 def placed(device: str | None) -> "torch.device":

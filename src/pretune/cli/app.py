@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = os.environ.get("PRETUNE_DEBUG", "0") not in ("", "0") or "--debug" in _before_dashes(given)
     try:
-        code = _run(_hoist(given) or ["--help"])
+        code = _run(_hoist(_asked(given)) or ["--help"])
         sys.stdout.flush()
         return code
     except SystemExit as stop:  # typer has met a broken pipe, or has completed a line
@@ -193,6 +193,11 @@ def _global_options(
     of a Hugging Face model, or hf:OWNER/NAME.
     """
     log.set_quiet(quiet)
+
+
+def _asked(arguments: list[str]) -> list[str]:
+    """`pretune help VERB`, which many other commands know, is `pretune VERB --help`."""
+    return [*arguments[1:2], "--help"] if arguments[:1] == ["help"] else arguments
 
 
 def _before_dashes(arguments: list[str]) -> list[str]:

@@ -55,7 +55,8 @@ def recognise(path: str, name: str, by: By = "auto", field: str | None = None, e
         return decode(chunks(path, name, compression), encoding, name, errors, skip=mark)
 
     if not text.strip() and all(not more.strip() for more in whole()):
-        raise UnfitError("empty_files", f"{name}: the file {'has only white space' if head else 'is empty'}")
+        state = "has only white space" if head else "is empty"
+        raise UnfitError("empty_files", f"{name}: the file {state}; leave it out")
     plain = Format(kind="text", by="block", compression=compression, encoding=encoding, mark=mark)
     if by in ("file", "block", "line"):
         return replace(plain, by=by)

@@ -74,7 +74,10 @@ class Finder:
                 self.skipped[fault.reason] += 1
         if not files:
             why = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in (self.skipped - before).items())
-            raise DataError(f"'{given}': no text in it ({'skipped: ' + why if why else 'there are no files'})")
+            raise DataError(
+                f"'{given}': no text in it ({'skipped: ' + why if why else 'there are no files'}); give files of text, "
+                "such as .txt, .jsonl or .csv"
+            )
         return files
 
     def _file(self, path: str, name: str, size: int) -> File:
