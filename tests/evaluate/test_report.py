@@ -83,6 +83,7 @@ class TestSections:
         cost = section(page, "cost")
         assert "together" in cost and "Strubell et al., 2019" in cost and "driving a car for 1.6 m" in cost
         assert "books" in section(page, "data") and "f00d" in section(page, "data")
+        assert "en 99.0%, unknown 1.0%" in section(page, "data") and "es 0.0%" not in section(page, "data")
         assert f"pretune pretrain --config {tmp_path / 'books' / 'run.json'}" in section(page, "repeat")
         assert "pretune prepare books --out data" in section(page, "repeat")
 

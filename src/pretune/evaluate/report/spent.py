@@ -16,6 +16,8 @@ from pretune.train.figures import amount, clock, dollars, energy, weight
 Facts = Mapping[str, Any]
 SUMS = ("seconds", "flops", "kwh", "co2e_kg", "dollars")
 UNKNOWN = {"und": "unknown"}
+LEAST = 0.0005
+"""The share of a language that is told."""
 
 
 def cost(runs: Sequence[Ran], results: Sequence[Results]) -> Markup:
@@ -46,7 +48,7 @@ def cost(runs: Sequence[Ran], results: Sequence[Results]) -> Markup:
             ),
             element("p", f"{weight(ours)} of CO2e: as much as driving a car for {driven(ours)}."),
             magnitude_chart(bars, unit="kg of CO2e", show=[_heavy(value) for _, value, _ in bars]),
-            note("A logarithmic scale. ", *(f"{one.name}: {one.source}. " for one in known)),
+            note(f"A logarithmic scale. Sources: {'; '.join(f'{one.name}: {one.source}' for one in known)}."),
             *(_how(run, one) for run, one in paid),
         ]
     )
@@ -98,9 +100,9 @@ def data(runs: Sequence[Ran], results: Sequence[Results]) -> Markup:
 def _card(card: Facts) -> Iterator[Markup]:
     yield element("p", "; ".join(facts.splits(card)) + ".")
     yield table(("source", "licence", "documents", "tokens"), facts.sources(card))
-    languages = card.get("languages") or {}
+    languages = [one for one in (card.get("languages") or {}).items() if one[1] >= LEAST][:8]
     told = [
-        ("languages", ", ".join(f"{UNKNOWN.get(name, name)} {share:.1%}" for name, share in [*languages.items()][:8])),
+        ("languages", ", ".join(f"{UNKNOWN.get(name, name)} {share:.1%}" for name, share in languages)),
         ("left out", ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in _left(card))),
         ("tokenizer", f"vocabulary {card['tokenizer']['vocab']:,}" if card.get("tokenizer") else ""),
         ("made by", str(card.get("command", ""))),
