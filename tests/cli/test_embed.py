@@ -64,11 +64,26 @@ def test_other_inputs(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     np.testing.assert_allclose(np.load(out), pt.embed(model, TEXTS), atol=1e-6)
 
 
+def test_a_table(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its header is no text, nor are its other columns; what follows reads the same column."""
+    table, out = tmp_path / "t.csv", str(tmp_path / "v.npy")
+    table.write_text('id,note\n7,the cat\n8,"the dog, too"\n')
+    arguments = ["embed", model, "--input", str(table), "--out", out, "--device", "cpu"]
+    assert main(arguments) == 3
+    assert "t.csv: no column 'text' (it has id, note); name the column" in capsys.readouterr().err
+    assert main([*arguments, "--field", "note"]) == 0
+    np.testing.assert_allclose(np.load(out), pt.embed(model, ["the cat", "the dog, too"]), atol=1e-6)
+    assert f"--input {table} --field note --out " in capsys.readouterr().err
+    table.write_text("text\nthe cat\nthe dog, too\n")  # one column: no comma divides it
+    assert main(arguments) == 0 and len(np.load(out)) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         (["--input", "empty.txt", "--out", "v.npy"], 3, "empty.txt: no texts in it"),
         (["--input", "absent.txt", "--out", "v.npy"], 3, "absent.txt"),
+        (["--input", ".", "--out", "v.npy"], 3, ".: a folder; give one file with a text in each line"),
         (["--input", "texts.txt", "--out", "v.csv"], 2, "ends in .npy, .parquet, .jsonl"),
         (["--input", "texts.txt", "--out", "v.npy", "--layer", "9"], 2, "layer 9 is not among"),
         (["--input", "texts.txt", "--out", "no/where/v.npy"], 2, "there is no directory"),

@@ -1,10 +1,11 @@
-"""Texts in a file, one in each line or one in each row of JSONL: every one keeps its place."""
+"""Texts in a file, one in each line or one in each row of JSONL or of a table: every one keeps its place."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from pretune.core.errors import DataError, nearest_file
+from pretune.core.errors import DataError, nearest, nearest_file
 
 
 class Texts(NamedTuple):
@@ -18,29 +19,49 @@ class Texts(NamedTuple):
 def read(source: str, field: str = "text") -> Texts:
     """The texts of a file, which may be compressed, or of standard input (`-`).
 
-    In plain text a line is a text, also an empty one. In JSONL it is what stands under `field`; an `id` is kept.
+    In plain text a line is a text, also an empty one. In JSONL, CSV and TSV it is what stands under `field`; an `id` is
+    kept.
     """
-    from pretune.tasks.rows import Jsonl, text_of
+    from pretune.tasks.rows import text_of
 
-    name = "standard input" if source == "-" else source
-    if source != "-" and not Path(source).exists():
+    name, path = "standard input" if source == "-" else source, Path(source)
+    if source != "-" and not path.exists():
         raise DataError(f"{name}: no such file{nearest_file(source)}")
-    if ".jsonl" in Path(source).suffixes[-2:]:
-        texts, ids = [], []
-        for row in Jsonl().rows(Path(source)):
-            value = row.get(field)
-            if not isinstance(value, str):
-                raise DataError(f"{row.where}: field '{field}' holds {str(value)[:40]!r}; text was expected")
-            texts.append(value)
-            ids.append(str(row.values.get("id", len(texts))))
+    if source != "-" and path.is_dir():
+        one = f"`cat {shlex.quote(str(path))}/*.txt > texts.txt` makes one of text files"
+        raise DataError(f"{name}: a folder; give one file with a text in each line ({one})")
+    if found := {".jsonl", ".csv", ".tsv"} & {*path.suffixes[-2:]}:
+        texts, ids = _rows(path, field, table=".jsonl" not in found)
     else:
-        texts = (_standard() if source == "-" else "".join(text_of(Path(source)))).split("\n")
+        texts = (_standard() if source == "-" else "".join(text_of(path))).split("\n")
         if texts[-1] == "":  # what follows the last newline is no line
             texts.pop()
         ids = [str(number) for number in range(1, len(texts) + 1)]
     if not texts:
         raise DataError(f"{name}: no texts in it; there should be one in each line")
     return Texts(texts, ids, name)
+
+
+def _rows(path: Path, field: str, *, table: bool) -> tuple[list[str], list[str]]:
+    """The texts and ids of JSON lines, or of a table, whose column may be the only one."""
+    from pretune.tasks.rows import Jsonl
+    from pretune.tasks.tables import open_table
+
+    opened = open_table(path, [field], alone=True) if table else None
+    if opened is not None and opened.form == "delimited" and field not in opened.columns:
+        raise DataError(
+            f"{path}: no column '{field}'{nearest(field, opened.columns)} (it has {', '.join(opened.columns)[:200]}); "
+            "name the column of the text where there is --field, or give lines of text"
+        )
+    texts: list[str] = []
+    ids: list[str] = []
+    for row in Jsonl().rows(path) if opened is None else opened.rows():
+        value = row.get(field)
+        if not isinstance(value, str):
+            raise DataError(f"{row.where}: field '{field}' holds {str(value)[:40]!r}; text was expected")
+        texts.append(value)
+        ids.append(str(row.values.get("id", len(texts))))
+    return texts, ids
 
 
 def _standard() -> str:

@@ -26,7 +26,9 @@ def embed(
         str, typer.Option("--input", metavar="FILE", help="Texts, one in a line, or .jsonl; - is standard input.")
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Vectors: .npy, .parquet or .jsonl.")],
-    field: Annotated[str, typer.Option("--field", metavar="NAME", help="Where JSONL has its text.")] = "text",
+    field: Annotated[
+        str, typer.Option("--field", metavar="NAME", help="Where JSONL or a table has its text.")
+    ] = "text",
     pooling: Annotated[
         str | None,
         typer.Option(
@@ -91,7 +93,8 @@ def embed(
     if source == "-":
         hint("index", "--help", silent=as_json)
     else:
-        hint("index", model, "--input", source, "--out", free("library"), silent=as_json)
+        column = () if field == "text" else ("--field", field)
+        hint("index", model, "--input", source, *column, "--out", free("library"), silent=as_json)
 
 
 def telling(tell: Callable[[float, str], None]) -> Callable[[int, int], None]:

@@ -33,7 +33,9 @@ def index(
     out: Annotated[Path, typer.Option("--out", metavar="INDEX", help="The directory of the index.")],
     add: Annotated[bool, typer.Option("--add", help="Add to an index that is there.")] = False,
     method: Annotated[Method, typer.Option("--method", help="Exact, or approximate for millions.")] = Method.EXACT,
-    field: Annotated[str, typer.Option("--field", metavar="NAME", help="Where JSONL has its text.")] = "text",
+    field: Annotated[
+        str, typer.Option("--field", metavar="NAME", help="Where JSONL or a table has its text.")
+    ] = "text",
     pooling: Annotated[
         str | None,
         typer.Option("--pooling", metavar="NAME", autocompletion=among(*POOLINGS), help="As `pretune embed` has it."),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pretune.cli._names import DEVICES, among
-from pretune.cli._next import free, hint
+from pretune.cli._next import free, hint, quoted
 from pretune.cli._signals import ending_well
 from pretune.core import log
 from pretune.core.errors import DataError, UsageError, nearest_file
@@ -96,7 +96,8 @@ def _read(inputs: str, kept: "Kept", asked: list[str]) -> Iterator[tuple[str, An
     """Where each input stands, and itself; columns that were asked for have to be there."""
     path = Path(inputs)
     if inputs != "-" and not path.is_file():
-        raise DataError(f"{inputs}: no such file{nearest_file(inputs)}")
+        one = f"; a text itself is piped in: echo {quoted(inputs)} | pretune predict RUN --input -"
+        raise DataError(f"{inputs}: no such file{nearest_file(inputs) or (one if ' ' in inputs else '')}")
     suffixes = {suffix.lower() for suffix in path.suffixes}
     if inputs == "-" or not suffixes & {".csv", ".tsv", ".jsonl", ".json", ".conll", ".conllu", ".ndjson"}:
         yield from _lines(inputs)

@@ -195,6 +195,15 @@ def describe(spec: Model) -> tuple[dict[str, Any], tuple[Rule, ...], str, Mappin
     return found, layout.rules_of(spec), layout.prefix if bare else "", layout.twins
 
 
+def _untrained(folder: Path) -> str:
+    """What to give; the name of a family is no model yet."""
+    from pretune.models.families import FAMILIES  # NOTE: it is for this message alone
+
+    if any(f"{folder}-".startswith(f"{family}-") for family in FAMILIES):
+        return f"; it names a family: train one with `pretune pretrain {folder}`, or give a run, or hf:OWNER/NAME"
+    return "; give a run, a Hugging Face directory, or hf:OWNER/NAME"
+
+
 def _remedy(folder: Path) -> str:
     """What to do about a folder that is no model; it may be a run that has not come to its end."""
     if (folder / "adapter_model.safetensors").is_file():
@@ -216,9 +225,8 @@ def _examine(folder: Path, head: str | None = None) -> tuple[LanguageModel, list
     """What `inspect` tells, with the empty module in place of the spec."""
     if not folder.is_dir():
         if folder.exists():
-            raise CheckpointError(f"{folder}: not a directory; give the one that holds it")
-        remedy = nearest_file(folder) or "; give a run, a Hugging Face directory, or hf:OWNER/NAME"
-        raise CheckpointError(f"{folder}: no such directory{remedy}")
+            raise CheckpointError(f"{folder}: not a directory; give the one that holds it, a run or a model")
+        raise CheckpointError(f"{folder}: no such directory{nearest_file(folder) or _untrained(folder)}")
     if not (folder / CONFIG).exists():
         raise CheckpointError(f"{folder}: no {CONFIG} in it, so it is no model; {_remedy(folder)}")
     found = io.read_json(folder / CONFIG, CheckpointError, CONFIG_LIMIT)
