@@ -149,7 +149,7 @@ def finetune(
 def _follow(run: "FineTuned", test: Path | None) -> None:
     """What comes next: texts that the run has not seen, where we know how they are written."""
     kept, page = run.kept, free("report.html")
-    new = "a table" if kept.text is None else f"a table with the column '{kept.text}'"
+    new = f"a table with the column '{kept.text or 'text'}'"
     if test is not None:
         hint("predict", run, "--input", test)
         other(f"report {quoted(run)} --out {quoted(page)}")

@@ -20,6 +20,8 @@ from pretune.text.corpora.builtin import Reviews
 AVERAGE = "average"
 SHARES = (0.8, 0.1, 0.1)
 """Train, dev and test of a task that comes in one piece."""
+FEW = 30
+"""Fewer examples make a score of which one of them moves three points and more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,8 @@ def _open(wanted: Wanted) -> Opened:
         parts = load(task, wanted.data, wanted.split)
     if wanted.most is not None:
         parts = _fewer(parts, wanted.most, wanted.split)
-    opened = Opened(task=task, parts=replace(parts, notes=(*notes, *parts.notes, *_repeated(parts))))
+    few = _few(task, parts) if wanted.name is None else ()
+    opened = Opened(task=task, parts=replace(parts, notes=(*notes, *parts.notes, *_repeated(parts), *few)))
     if not answered(task, parts.train) or not answered(task, parts.dev):
         raise DataError(f"task '{task.name}': train or dev has no answers; choose a task that has them")
     if task.kind == "generation":
@@ -110,6 +113,17 @@ def _open(wanted: Wanted) -> Opened:
 def _file(name: str) -> str:
     """A file of one's own, or the one behind the name of the labelled corpus that is built in."""
     return str(Reviews().table()) if name == Reviews().name else name
+
+
+def _few(task: Task, parts: Parts) -> Iterator[str]:
+    """What is too little to learn from, or to judge by: a class without examples, a score that one example moves."""
+    seen = {example.label for example in parts.train}
+    none = [name for number, name in enumerate(task.labels) if number not in seen] if task.kind != "tagging" else []
+    if none:
+        yield f"train has no example of {', '.join(map(repr, none[:5]))}, so nothing is learnt about it; give more"
+    split, judged = ("test", parts.test) if parts.test else ("dev", parts.dev)
+    if 0 < len(judged) < FEW:
+        yield f"'{split}' has {len(judged)} examples, too few to tell much; give more, or a file of them with --{split}"
 
 
 def _repeated(parts: Parts) -> Iterator[str]:
