@@ -20,7 +20,7 @@ from pretune.train.state import State
 from tests.recipes.small import FAST, Prepared, shrunk
 from tests.recipes.test_runs import run, same
 
-STEPS = 90
+STEPS = 120
 LONG: dict[str, Any] = {"objective": "masked", "steps": STEPS, "changes": {"train.eval_every": STEPS}}
 CPU = Ranks(torch.device("cpu"))
 
@@ -65,9 +65,9 @@ class TestWhen:
 
     def test_it_is_counted_what_is_read(self) -> None:
         shape = Shape(rows=16, length=128)
-        assert price(shape, "encoder", 2048, CPU) == pytest.approx(3 * 0.005 + 3 * 128 / (3 * 2048))
+        assert price(shape, "encoder", 2048, CPU) == pytest.approx(3 * 0.02 + 3 * 128 / (3 * 2048))
         assert price(shape, "decoder", 2048, CPU) > price(shape, "encoder", 2048, CPU)
-        assert price(shape, "decoder", 65536, Ranks(torch.device("cuda"))) > 2  # kernels are started one by one
+        assert price(shape, "decoder", 65536, Ranks(torch.device("cuda"))) > 1.5  # kernels are started one by one
         assert price(shape, "encoder", 2048, Ranks(torch.device("cpu"), world=4)) > price(shape, "encoder", 2048, CPU)
 
 
@@ -84,7 +84,7 @@ class TestRuns:
         found: dict[int, list[str]] = {}
         for step, text in told(plain):
             found.setdefault(step, []).append(text.split(" → ")[0])
-        assert [*found] == [1, 9, 18, 36, 63, 90]
+        assert [*found] == [1, 12, 24, 48, 84, 120]
         assert len({*map(tuple, found.values())}) == 1 and len({*found[1]}) == TEXTS
         assert all("[MASK]" in text and "[CLS]" not in text for text in found[1])
         assert len({text for _, text in told(plain)}) > TEXTS  # it has learnt something
@@ -100,7 +100,7 @@ class TestRuns:
             patch.setattr(Saver, "__call__", lambda self, loop, reports: _at(self, loop, saved=40, over=50))
             with pytest.raises(ZeroDivisionError):
                 run(prepared(), tmp_path / "run", **LONG)
-        assert max(step for step, _ in told(tmp_path / "run")) == 36
+        assert max(step for step, _ in told(tmp_path / "run")) == 48
         pt.pretrain(None, out=tmp_path / "run", resume=True)
         assert told(tmp_path / "run") == told(plain) and same(plain, tmp_path / "run")
 
@@ -123,9 +123,9 @@ class TestRuns:
 
     def test_report_and_card_show_them(self, plain: Path, tmp_path: Path) -> None:
         page = report([plain], tmp_path / "report.html").read_text()
-        assert page.count('class="sample"') == TEXTS and page.count("<b>step 36</b>") == TEXTS
+        assert page.count('class="sample"') == TEXTS and page.count("<b>step 48</b>") == TEXTS
         card = (plain / "README.md").read_text()
-        assert "## What it says\n| text | step |" in card and card.count("| 90 | `") == card.count("| 1 | `") == TEXTS
+        assert "## What it says\n| text | step |" in card and card.count("| 120 | `") == card.count("| 1 | `") == TEXTS
 
     def test_a_text_with_blanks_is_preferred(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Row:

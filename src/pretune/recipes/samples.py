@@ -32,7 +32,7 @@ LOOKS = (1.0, FIRST, 0.4, 0.1, 0.2, 0.7)
 COST = 0.01
 """The share of a run that all looks may take; one alone, at its end, may take …"""
 ALONE = 0.05
-PASS = {"cuda": 0.1, "cpu": 0.005}
+PASS = {"cuda": 0.1, "cpu": 0.02}
 """What it takes to start a pass, in steps: those of a run are compiled and recorded, these are not."""
 
 LATE = 3

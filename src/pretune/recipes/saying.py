@@ -10,9 +10,9 @@ from pretune.core.types import IGNORE, Batch
 from pretune.data.layout import batch as lay_out
 from pretune.text.tokenizer import Tokenizer
 
-NEW = 24
+NEW = 16
 """Tokens that a decoder goes on with …"""
-READ = 24
+READ = 16
 """… after so many of a text at most."""
 SHOWN = 6
 """Blanks that are shown of a text."""
