@@ -122,6 +122,15 @@ class TestLengths:
         assert same(tmp_path / "a", tmp_path / "c")
         assert state(tmp_path / "b")["planned"] == [*state(tmp_path / "a")["phases"][1:], found.summary["steps"]]
 
+    def test_a_budget_for_a_few_steps_is_told_to_be_too_small(
+        self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        found = run(data, tmp_path / "a", budget="0.01s")
+        told = f"warning: the budget had time for {found.summary['steps']} steps, in which a model learns next to nothing"
+        assert found.summary["steps"] < 5 and told in capsys.readouterr().err
+        run(data, tmp_path / "b", steps=4)  # which were asked for
+        assert "the budget had time" not in capsys.readouterr().err
+
     def test_a_clock_asked_for_anew_is_not_repeated(self, data: Path, tmp_path: Path) -> None:
         from pretune.recipes.choose import choose
         from pretune.recipes.history import history

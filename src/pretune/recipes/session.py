@@ -38,6 +38,8 @@ from pretune.train.workers import prepare
 CHECKPOINTS = "checkpoints"
 SAVING = 200e6
 """Bytes per second that a disk is trusted to take, for the time kept back at the end of a budget."""
+FEW = 20
+"""Steps of a run against the clock below which it is told that it learnt next to nothing: the first two stand still."""
 
 
 class Session:
@@ -167,6 +169,11 @@ class Session:
             evaluate.now(loop)
         saver.save(loop, wait=True)
         state.elapsed = time.monotonic() - loop.begun
+        if train.budget is not None and state.step < FEW and self.ranks.first:
+            log.warn(
+                f"the budget had time for {state.step} steps, in which a model learns next to nothing; use a larger "
+                f"--budget, a smaller model, or smaller steps (train.batch_tokens, {train.batch_tokens:,} now)"
+            )
         return finish(self.where, self.model, self.source, self.settings, journal, loop)
 
     def _begin(self, loop: Loop, saver: Saver, evaluate: Evaluate | None, pace: Pace, resume: bool) -> None:
