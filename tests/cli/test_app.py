@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from pretune.cli import app, main
+from pretune.cli._faults import judge
+from pretune.core.errors import UsageError
 from pretune.core.registry import Registry
 from tests.conftest import ROOT
 
@@ -115,6 +117,19 @@ class TestErrors:
         assert out == ""
         assert err.startswith(line)
         assert err.count("\n") == 1
+
+    def test_an_extra_is_installed_by_the_interpreter_at_work(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """Also in a clone whose environment is not activated, where `pip` is another one."""
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "my env/bin/python"))
+        wrong = UsageError("the hub needs the extra 'hub': pip install 'pretune[hub]'; or give a directory")
+        for where, told in (("other", "'my env/bin/python' -m pip"), ("my env", "pip"), (None, "'my env/bin/python'")):
+            found = None if where is None else str(tmp_path / where / "bin/pip")
+            monkeypatch.setattr("shutil.which", lambda _, found=found: found)
+            assert f"'hub': {told} " in judge(wrong)[1] and "pip install 'pretune[hub]'; or" in judge(wrong)[1]
+        assert judge(UsageError("wrong"))[1] == "wrong"
 
     def test_the_traceback_of_a_bug_is_kept(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

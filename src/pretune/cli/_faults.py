@@ -2,8 +2,10 @@
 
 import errno
 import re
+import sys
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from pretune.core.errors import Interrupted, PretuneError, ResourceError, UsageError, closest, nearest
@@ -24,7 +26,7 @@ INSTEAD = (
 def judge(error: BaseException, *, debug: bool = False) -> tuple[int, str]:
     """The exit code and the message of whatever ended the command; with `debug` the traceback was shown."""
     if isinstance(error, PretuneError):
-        return error.exit_code, str(error)
+        return error.exit_code, _installed(str(error))
     if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":  # Abort: typer's Ctrl-C
         return Interrupted.exit_code, "interrupted"
     if _out_of_memory(error):
@@ -35,6 +37,23 @@ def judge(error: BaseException, *, debug: bool = False) -> tuple[int, str]:
     if callable(getattr(error, "format_message", None)) and hasattr(error, "exit_code"):
         return UsageError.exit_code, _usage(error)
     return 1, f"internal error: {type(error).__name__}: {error}{'' if debug else _kept(error)}"
+
+
+def _installed(message: str) -> str:
+    """How to install an extra, by the interpreter at work: `pip` alone may be that of another one.
+
+    From a clone, too: pip takes the extras of the package that is there.
+    """
+    if "pip install 'pretune[" not in message:
+        return message
+    import shlex
+    import shutil
+
+    found, here = shutil.which("pip"), Path(sys.executable)
+    if found is not None and Path(found).parent == here.parent:
+        return message
+    python = here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here
+    return message.replace("pip install 'pretune[", f"{shlex.quote(str(python))} -m pip install 'pretune[")
 
 
 def one_line(message: str) -> str:
