@@ -196,8 +196,9 @@ class TestOutput:
         assert "End somehow." in text
 
     def test_help_of_a_verb_shows_its_example(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["end", "--help"]) == 0
-        assert "Example: pretune end bug" in capsys.readouterr().out
+        for words in (["end", "--help"], ["help", "end"], ["end", "-h"]):
+            assert main(words) == 0
+            assert "Example: pretune end bug" in capsys.readouterr().out
 
     def test_only_the_verb_asked_for_is_imported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(app, "VERBS", Registry("verb", {"talk": "fakeverbs:talk", "absent": "no.such.module:f"}))
