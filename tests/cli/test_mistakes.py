@@ -108,6 +108,7 @@ WRONG = [
     (["generate", TUNED, "the sea"], 2, "a fine-tuned run; ask it with `pretune predict 'my runs/tuned' --input FILE`"),
     (["generate", BASE, "the sea"], 2, "fill its blanks with `pretune fill`"),
     (["fill", "writer", "the ___ sea."], 2, "let it go on with `pretune generate`"),
+    (["evaluate", TUNED, "--task=my table.csv"], 2, "a table of your own: --test FILE"),
     (["predict", TUNED, "--input=a lovely sea"], 3, "echo 'a lovely sea' | pretune predict RUN --input -"),
     (["finetune", "bert-mini", TABLE, "--out=o"], 4, "it names a family: train one with `pretune pretrain bert-mini`"),
     (["finetune", "file", TABLE, "--out=o"], 4, "file: not a directory; give the one that holds it, a run or a model"),

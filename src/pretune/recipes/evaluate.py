@@ -132,7 +132,7 @@ def _named(task: str | Task | Sequence[str | Task]) -> list[str | Task]:
             if isinstance(name, str) and name not in TASKS and name not in FILES:
                 raise UsageError(
                     f"unknown task '{name[:60]}'{nearest(name, [*TASKS, *FILES])} (`pretune list tasks` shows all; "
-                    f"files of your own: {', '.join(FILES)})"
+                    f"a table of your own: --test FILE; files of other kinds: {', '.join(FILES)})"
                 )
             found.append(name)
     return found
