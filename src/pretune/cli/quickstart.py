@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pretune.cli._next import command
+from pretune.cli._next import command, quoted
 from pretune.cli._outs import new_folder
 from pretune.cli._signals import ending_well
 from pretune.core import log
+from pretune.core.errors import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,7 +44,11 @@ def quickstart(
 
     new_folder(out)
     with ending_well():
-        found = work(out, budget=budget, full=full, device=device, reviews=reviews)
+        try:
+            found = work(out, budget=budget, full=full, device=device, reviews=reviews)
+        except (KeyboardInterrupt, Interrupted):
+            left = f"remove {quoted(out)} or choose another --out, and run it again" if out.exists() else "run it again"
+            raise Interrupted(f"interrupted; a quick start does not go on where it was: {left}") from None
     if as_json:
         print(json.dumps(found.results, indent=2, ensure_ascii=False))
     else:
