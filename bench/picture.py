@@ -40,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("page", type=Path)
     parser.add_argument("--width", type=int, default=1100)
-    parser.add_argument("--height", type=int, default=1262, help="where to cut; the end of the table of scores")
+    parser.add_argument("--height", type=int, default=1390, help="where to cut; the end of the table of scores")
     given = parser.parse_args()
     for name, dark in (("report", False), ("report-dark", True)):
         out = IMAGES / f"{name}.png"

@@ -108,7 +108,7 @@ def _fewer(best: Mapping[str, Row], labels: int, examples: int) -> str:
     """The same where labels are fewest."""
     ours, without, simple = best["whole"], best["random"], best.get("baseline")
     worth = _worth(ours, without, examples) or f"nothing that {examples:,} reviews could show"
-    beside = "" if simple is None else f"; {simple['method']} is right on {simple['mean']:.1%} there"
+    beside = "" if simple is None else f"; the best simple baseline there, {simple['method']}: {simple['mean']:.1%}"
     return f"With {labels:,} labels it was worth {worth}: {ours['mean']:.1%} against {without['mean']:.1%}{beside}."
 
 
