@@ -61,7 +61,7 @@ def settings(name: str, micro_tokens: int, **more: Any) -> dict[str, Any]:
     small = {"width": 16, "heads": 2, "depth": 1, "hidden": 24, "dropout": 0}
     small |= {"head_width": 8} if name == "t5" else {} if name == "xlnet" else {"positions": 128}
     train = {"optimizer": "sgd", "lr": 0.1, "batch_tokens": 256 if name not in ("bart", "t5") else 512, "log_every": 1}
-    train |= {"micro_tokens": micro_tokens, "eval_tokens": 0}
+    train |= {"micro_tokens": micro_tokens, "eval_tokens": 0, "samples_every": 0}
     return {
         **{f"model.{path}": value for path, value in small.items()},
         **{f"train.{path}": value for path, value in train.items()},

@@ -56,7 +56,7 @@ def refused(path: Path, **options: object) -> str:
 def test_empty_and_blank(tmp_path: Path, content: bytes, message: str, pack: str) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(PACK[pack](content))
-    assert refused(path).endswith(message)
+    assert refused(path).endswith(f"{message}; leave it out")
     assert "skipped: 1 empty files" in refused(tmp_path)
 
 
