@@ -110,6 +110,7 @@ WRONG = [
     (["fill", "writer", "the ___ sea."], 2, "let it go on with `pretune generate`"),
     (["evaluate", TUNED, "--task=my table.csv"], 2, "a table of your own: --test FILE"),
     (["predict", TUNED, "--input=a lovely sea"], 3, "echo 'a lovely sea' | pretune predict RUN --input -"),
+    (["fill", "bert", "a ___."], 4, "it names a family: train one with `pretune pretrain bert`"),
     (["finetune", "bert-mini", TABLE, "--out=o"], 4, "it names a family: train one with `pretune pretrain bert-mini`"),
     (["finetune", "file", TABLE, "--out=o"], 4, "file: not a directory; give the one that holds it, a run or a model"),
     (["show", "./file"], 2, "it is a file"),

@@ -1,37 +1,23 @@
 """The kernel of the vocabulary's loss beside torch: on a GPU as it is, elsewhere by Triton's interpreter if there."""
 
-import importlib.util
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("triton is not installed", allow_module_level=True)
+from tests.nn.interpreted import DEVICE, MARKS, able, elsewhere, passes  # isort: split
 
 from pretune.core.types import IGNORE
 from pretune.nn.kernels import COLUMNS, row_losses
-from tests.conftest import ROOT
 
-CUDA = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-able = pytest.mark.skipif(not CUDA and not INTERPRETED, reason="done by test_by_the_interpreter, in its own process")
-pytestmark = [pytest.mark.gpu] if CUDA else []
-DEVICE = "cuda" if CUDA else "cpu"
+pytestmark = MARKS
 SIZES = [(1, 1), (3, 64), (70, 128), (COLUMNS, COLUMNS), (COLUMNS + 5, COLUMNS + 64)]
 """Words, and columns of the logits."""
 
 
-@pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernel itself can run")
+@elsewhere
 def test_by_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0 and f"{4 * len(SIZES)} passed" in done.stdout, done.stdout
+    passes(__file__, 4 * len(SIZES))
 
 
 def expected(logits: Tensor, labels: Tensor, vocab: int) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,5 @@
 """The tiled kernels beside attention spelled out: on a GPU as they are, elsewhere by Triton's interpreter if there."""
 
-import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -12,18 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("triton is not installed", allow_module_level=True)
+from tests.nn.interpreted import CUDA, DEVICE, MARKS, able, elsewhere, passes  # isort: split
 
 from pretune.nn import tiles as module
 from pretune.nn.tiles import layout, tiles
-from tests.conftest import ROOT
 
-CUDA = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-able = pytest.mark.skipif(not CUDA and not INTERPRETED, reason="done by test_by_the_interpreter, in its own process")
-pytestmark = [pytest.mark.gpu] if CUDA else []
-DEVICE = "cuda" if CUDA else "cpu"
+pytestmark = MARKS
 DTYPE = torch.bfloat16 if CUDA else torch.float32
 SCALE = 0.3
 
@@ -144,13 +134,9 @@ def _bits(index: Tensor, seed: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
-@pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels themselves can run")
+@elsewhere
 def test_by_the_interpreter() -> None:
-    """NOTE: it is chosen when triton is imported, which some other test may have done already."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "not sides"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0 and f"{len(CASES) + 3} passed" in done.stdout, done.stdout
+    passes(__file__, len(CASES) + 3, "-k", "not sides")
 
 
 @able

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pretune.cli._next import quoted
 from pretune.core import log
-from pretune.core.errors import CheckpointError, ResourceError, UsageError, nearest_file
+from pretune.core.errors import ResourceError, UsageError
 from pretune.core.hub import located
 
 if TYPE_CHECKING:
@@ -33,8 +33,9 @@ def opened(
     """
     folder = located(directory)
     if not folder.exists():  # told before devices are looked for
-        remedy = nearest_file(folder) or "; give a run, a Hugging Face directory, or hf:OWNER/NAME"
-        raise CheckpointError(f"{folder}: no such directory{remedy}")
+        from pretune.models.missing import missing
+
+        raise missing(folder)
     import torch
 
     from pretune.adapt.saving import load

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 SMALL = 300_000
 """Data of fewer tokens is read ten times in about a minute or two by the smallest models."""
-LEAST = 512
-"""Training text of fewer tokens does not fill one sequence of most models: it is refused."""
 FEW = 20
 """Of fewer documents hardly any are held out, let alone two with neighbouring sentences."""
 _SHAPE = ("--set", "model.width=256", "--set", "model.depth=4", "--set", "model.heads=4")

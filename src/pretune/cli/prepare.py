@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pretune.cli._names import cleaners, splitters
-from pretune.cli._next import LEAST, free, hint, learning, other, quoted
+from pretune.cli._next import free, hint, learning, other, quoted
 from pretune.cli._progress import progress
 from pretune.cli._signals import ending_well
 from pretune.core import log
@@ -156,8 +156,10 @@ def _show(data: "Data", as_json: bool) -> None:
             f"{held.tokens:,} held-out tokens are few to judge a model by; take more by --holdout SHARE or --valid FILE"
         )
     if data.slice is None:
+        from pretune.data.prepare.run import SHORT
+
         train = data.index.splits["train"]
-        if train.tokens < LEAST:
+        if train.tokens < SHORT:
             tokenizer = quoted(data.path / "tokenizer")
             other(f"prepare TEXTS/ --tokenizer {tokenizer} --out {quoted(free(data.path))}  (with more text in TEXTS/)")
         else:

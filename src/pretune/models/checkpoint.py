@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pretune.core import config, io
 from pretune.core.config.read import shown
-from pretune.core.errors import CheckpointError, PretuneError, UsageError, nearest, nearest_file
+from pretune.core.errors import CheckpointError, PretuneError, UsageError, nearest
 from pretune.core.hub import located
 from pretune.models import files, sentence_files
 from pretune.models.families import FAMILIES, MODEL_TYPES
@@ -24,6 +24,7 @@ from pretune.models.files import Stored, one_line
 from pretune.models.headed import HEAD, Headed, apart
 from pretune.models.huggingface import Layout, refuse_code, same
 from pretune.models.memory import fits
+from pretune.models.missing import missing
 from pretune.models.model import LanguageModel, empty
 from pretune.models.pair import FOLDER as GENERATOR
 from pretune.models.pair import GeneratorDiscriminator
@@ -195,15 +196,6 @@ def describe(spec: Model) -> tuple[dict[str, Any], tuple[Rule, ...], str, Mappin
     return found, layout.rules_of(spec), layout.prefix if bare else "", layout.twins
 
 
-def _untrained(folder: Path) -> str:
-    """What to give; the name of a family is no model yet."""
-    from pretune.models.families import FAMILIES  # NOTE: it is for this message alone
-
-    if any(f"{folder}-".startswith(f"{family}-") for family in FAMILIES):
-        return f"; it names a family: train one with `pretune pretrain {folder}`, or give a run, or hf:OWNER/NAME"
-    return "; give a run, a Hugging Face directory, or hf:OWNER/NAME"
-
-
 def _remedy(folder: Path) -> str:
     """What to do about a folder that is no model; it may be a run that has not come to its end."""
     if (folder / "adapter_model.safetensors").is_file():
@@ -226,7 +218,7 @@ def _examine(folder: Path, head: str | None = None) -> tuple[LanguageModel, list
     if not folder.is_dir():
         if folder.exists():
             raise CheckpointError(f"{folder}: not a directory; give the one that holds it, a run or a model")
-        raise CheckpointError(f"{folder}: no such directory{nearest_file(folder) or _untrained(folder)}")
+        raise missing(folder)
     if not (folder / CONFIG).exists():
         raise CheckpointError(f"{folder}: no {CONFIG} in it, so it is no model; {_remedy(folder)}")
     found = io.read_json(folder / CONFIG, CheckpointError, CONFIG_LIMIT)
