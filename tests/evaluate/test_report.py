@@ -147,17 +147,34 @@ class TestScores:
     """Numbers beside each other."""
 
     def test_several_runs_in_one_table(self, tmp_path: Path) -> None:
-        runs = [files.tuned(tmp_path / "a"), files.tuned(tmp_path / "b", score=0.7, p=0.97)]
-        page = made(runs, tmp_path)
+        """Sorted, baselines once, one verdict: a run that loses to the baseline does not make it the one to use."""
+        weak, strong = files.tuned(tmp_path / "b", score=0.7, p=0.97), files.tuned(tmp_path / "a")
+        middle = files.tuned(tmp_path / "c", score=0.85)
+        page = made([weak, strong, middle], tmp_path)
         scores = section(page, "scores")
         assert scores.count("films: accuracy on 6 examples of test") == 1
-        assert scores.count("svm (baseline)") == 1  # the same for both
-        assert '<span class="best">0.9000</span>' in page and '<span class="best">0.7000</span>' not in page
-        assert (
-            "+0.1000 (+0.0500 to +0.1500) than svm" in scores
-            and "a against b, by what the models that were kept predicted" in scores
-        )
-        assert "svm, a simple baseline, is better than b by 0.1000" in scores
+        rows = [html.unescape(re.sub(r"<[^>]+>", "", row)) for row in re.findall(r'<th scope="row">(.*?)</th>', page)]
+        assert rows[:4] == ["a", "c", "svm (baseline)", "b"]
+        assert '<span class="best">0.9000</span>' in page and page.count('class="best"') == 1
+        assert "the one to use" not in scores and scores.count("the best of the simple baselines") == 1
+        assert "a is better than svm" in scores and "+0.1000 (+0.0500 to +0.1500)" in scores
+
+    def test_a_baseline_that_is_the_best(self, tmp_path: Path) -> None:
+        runs = [files.tuned(tmp_path / name, score=score, p=1.0) for name, score in (("b", 0.6), ("a", 0.7))]
+        page = made(runs, tmp_path)
+        assert section(page, "scores").count("the one to use") == 1
+        assert '<span class="best">0.8000</span>' in page and page.count('class="best"') == 1
+
+    def test_the_best_baseline_of_another_run(self, tmp_path: Path) -> None:
+        """It was not compared with the best run: no claim beyond the scores."""
+        runs = [files.tuned(tmp_path / "a", baselines=[]), files.tuned(tmp_path / "b", score=0.7, p=0.97)]
+        scores = section(made(runs, tmp_path), "scores")
+        assert "the one to use" not in scores and "a is ahead of svm by 0.1000" in scores
+
+    def test_other_examples_are_another_test_set(self, tmp_path: Path) -> None:
+        runs = [files.tuned(tmp_path / "a"), files.tuned(tmp_path / "b", score=0.7, p=0.97)]
+        files.lines(runs[1] / "predictions.jsonl", [files.said(number, right=True) for number in range(3, 9)])
+        assert section(made(runs, tmp_path), "scores").count("films: accuracy on 6 examples of test") == 2
 
     def test_what_cannot_be_told_apart(self, tmp_path: Path) -> None:
         page = made([files.tuned(tmp_path / "a", score=0.81, p=0.4)], tmp_path)
@@ -183,7 +200,7 @@ class TestScores:
         page = made([few, many, own("news", "in/news.csv", None)], tmp_path)
         scores = section(page, "scores")
         assert scores.count("test.csv: accuracy") == 1 and scores.count("news.csv: accuracy") == 1
-        assert "few against many" in scores and "against news" not in scores
+        assert "few and many, the best two of 2 runs" in scores
         assert all(f"{file} (classification)" in section(page, "ran") for file in ("few.csv", "many.csv"))
 
     def test_a_curve(self, tmp_path: Path) -> None:

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pretune.core.counted import counted
 from pretune.evaluate.report import facts
 from pretune.evaluate.report.charts import Series, interval_chart, line_chart
 from pretune.evaluate.report.gather import Ran, Results
@@ -20,79 +21,88 @@ MEANS = ("accuracy", "choice_accuracy", "exact_match")
 GROUPS = {"pretrained": 0, "random": 1, "baseline": 7, "other": 3}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A run or a baseline in the table of a test set."""
+
+    name: str
+    score: float
+    run: Ran | None = None
+    baseline: str = ""  # its name in scores.json
+
+
 def scores(runs: Sequence[Ran]) -> Markup:
-    """A table for each task, metric and split."""
+    """A table for each test set and metric."""
     tuned = [run for run in runs if run.scores]
     if not tuned:
         if any(run.tuned for run in runs):
             return note("The fine-tuned runs here are not finished: scores.json comes at the end.")
         return note("No fine-tuned run is here, so there are no scores (`pretune finetune` makes them).")
-    keys = dict.fromkeys(map(_key, tuned))  # in the order that they were given
-    return joined(_group([run for run in tuned if _key(run) == key]) for key in keys)
+    keys = dict.fromkeys(map(test_set, tuned))  # in the order that they were given
+    return joined(_group([run for run in tuned if test_set(run) == key]) for key in keys)
 
 
-def _key(run: Ran) -> tuple[str, str, str, int]:
+def test_set(run: Ran) -> tuple[str, str, str, int, frozenset[str]]:
+    """Return the identity of a test set: task, metric, split, size, and example ids where all were predicted."""
     scores = run.scores or {}
-    found = scores["result"]
-    return run.judged, str(scores["metric"]), str(found["split"]), int(found["examples"])
+    split, examples = str(scores["result"]["split"]), int(scores["result"]["examples"])
+    ids = frozenset(str(one.get("id")) for one in run.said if one.get("split") == split)
+    return run.judged, str(scores["metric"]), split, examples, ids if len(ids) == examples else frozenset()
+
+
+def ranking(runs: Sequence[Ran]) -> list[Row]:
+    """Return runs of one test set and their baselines, the best score first; of equal ones runs first.
+
+    A baseline that runs share is one row. Where its scores differ (the runs had other training examples), there is a
+    row for each score, which names the runs.
+    """
+    found: dict[str, dict[float, list[str]]] = {}
+    rows = [Row(name=run.name, score=float(run.scores["result"]["score"]), run=run) for run in runs if run.scores]
+    for run in runs:
+        for one in run.scores["baselines"] if run.scores else ():
+            found.setdefault(str(one["name"]), {}).setdefault(float(one["score"]), []).append(run.name)
+    for name, scores in found.items():
+        for score, names in scores.items():
+            shown = name if len(scores) == 1 else f"{name}, {', '.join(names)}"
+            rows.append(Row(name=shown, score=score, baseline=name))
+    return sorted(rows, key=lambda row: -row.score)
 
 
 def _group(runs: Sequence[Ran]) -> Markup:
-    _, metric, split, examples = _key(runs[0])
-    beneath = baselines(runs)
-    results = [run.scores["result"] for run in runs if run.scores]
-    span = spread(
-        [
-            *((one["low"], one["score"], one["high"]) for one in results),
-            *((None, one, None) for one in beneath.values()),
-        ]
-    )
-    top = max(one["score"] for one in results)
-    rows: list[Sequence[Child]] = [
-        (run.name, _best(f"{found['score']:.4f}", found["score"] == top and len(runs) > 1),
-         interval_chart(found["low"], found["score"], found["high"], span), facts.interval(found) or "one seed",
-         *_against(run, runs))
-        for run, found in zip(runs, results, strict=True)
-    ]  # fmt: skip
-    for name, score in sorted(beneath.items(), key=lambda item: -item[1]):
-        gap = _gap(runs[0], name) if len(runs) == 1 else None
-        told = (facts.difference(gap), f"{gap['p']:.3g}") if gap else ("", "")
-        rows.append((f"{name} (baseline)", f"{score:.4f}", interval_chart(None, score, None, span), "", *told))
-    head = ("", metric, "", "interval over seeds", "run better by", "p")
+    _, metric, split, examples, _ = test_set(runs[0])
+    ordered = ranking(runs)
+    best = next(row.run for row in ordered if row.run is not None)
+    gaps = [gap(best, row) for row in ordered]
+    results = [row.run.scores["result"] if row.run and row.run.scores else {} for row in ordered]
+    ends = [(one.get("low"), row.score, one.get("high")) for row, one in zip(ordered, results, strict=True)]
+    span = spread(ends)
+    rows: list[Sequence[Child]] = []
+    for row, found, end, apart in zip(ordered, results, ends, gaps, strict=True):
+        top = len(ordered) > 1 and row.score == ordered[0].score
+        seeds = facts.interval(found) or "one seed" if found else ""
+        told = (facts.difference(apart), f"{apart['p']:.3g}") if apart else ("", "")
+        name = row.name if row.run else f"{row.name} (baseline)"
+        rows.append((name, _best(f"{row.score:.4f}", top), interval_chart(*end, span), seeds, *told))
+    better = "run better by" if len(runs) == 1 else f"{best.name} better by"
     return joined(
         [
-            element("h3", f"{Path(runs[0].judged).name}: {metric} on {examples:,} examples of {split}"),
-            *(element("p", line) for run in runs for line in verdict(run)),
-            table(head, rows, kind="scores"),
+            element("h3", f"{Path(runs[0].judged).name}: {metric} on {counted(examples, 'examples')} of {split}"),
+            *(element("p", line) for line in verdict(ordered)),
+            table(("", metric, "", "interval over seeds", better, "p"), rows, kind="scores"),
             *_notes(runs),
         ]
     )
 
 
-def _against(run: Ran, runs: Sequence[Ran]) -> tuple[str, str]:
-    """Of several runs: each against the best baseline."""
-    best = best_baseline(run)
-    if len(runs) == 1 or best is None:
-        return "", ""
-    return f"{facts.difference(best['against'])} than {best['name']}", f"{best['against']['p']:.3g}"
-
-
-def _gap(run: Ran, name: str) -> Facts | None:
-    assert run.scores is not None
-    return next((one["against"] for one in run.scores["baselines"] if one["name"] == name), None)
-
-
-def baselines(runs: Sequence[Ran]) -> dict[str, float]:
-    """Baselines by name; where runs have different ones of a name (other examples were learnt from), by run as well."""
-    found: dict[str, dict[str, float]] = {}
-    for run in runs:
-        for one in run.scores["baselines"] if run.scores else ():
-            found.setdefault(str(one["name"]), {})[run.name] = float(one["score"])
-    flat: dict[str, float] = {}
-    for name, scores in found.items():
-        one = len(set(scores.values())) == 1
-        flat |= {name: next(iter(scores.values()))} if one else {f"{name}, {run}": s for run, s in scores.items()}
-    return flat
+def gap(best: Ran, row: Row) -> Facts | None:
+    """Return the paired comparison of the best run with another row; None where none was made."""
+    if row.run is not None:
+        found = paired(best, row.run)
+        return None if found is None else asdict(found)
+    for one in (best.scores or {})["baselines"]:
+        if one["name"] == row.baseline and float(one["score"]) == row.score:
+            return dict(one["against"])
+    return None
 
 
 def best_baseline(run: Ran) -> Facts | None:
@@ -100,48 +110,64 @@ def best_baseline(run: Ran) -> Facts | None:
     return max(run.scores["baselines"], key=lambda one: float(one["score"]), default=None) if run.scores else None
 
 
-def verdict(run: Ran) -> Iterator[str]:
-    """What the numbers say, in a sentence."""
-    best = best_baseline(run)
-    if best is None:
-        return
-    gap = best["against"]
-    size, p = f"{abs(gap['difference']):.4f}", gap["p"]
+def verdict(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the conclusion of a table: its best run against its best baseline, then against the next run."""
+    ours, simple = [row for row in rows if row.run], [row for row in rows if row.run is None]
+    best = ours[0]
+    assert best.run is not None
+    if simple:
+        yield _against(best, simple[0], gap(best.run, simple[0]), every=len(ours) > 1)
+    if len(ours) > 1 and (apart := gap(best.run, ours[1])):
+        p = f"p = {apart['p']:.3g}"
+        if apart["p"] < CLEAR:
+            yield f"Of the {len(ours)} runs {best.name} is the best ({p} against {ours[1].name})."
+        else:
+            yield f"{best.name} and {ours[1].name}, the best two of {len(ours)} runs, cannot be told apart ({p})."
+
+
+def _against(run: Row, simple: Row, apart: Facts | None, *, every: bool) -> str:
+    """Return the sentence that compares the best run with the best baseline."""
+    size = f"{abs(run.score - simple.score):.4f}"
+    if apart is None:
+        first, last = (run, simple) if run.score >= simple.score else (simple, run)
+        told = "they were not compared example by example, so this may be chance"
+        return f"{first.name} is ahead of {last.name} by {size}, the best run and the best simple baseline; {told}."
+    p = apart["p"]
     if p < CLEAR:
-        yield f"{run.name} is better than {best['name']}, the best of the simple baselines, by {size} (p = {p:.3g})."
-    elif gap["high"] < 0:
-        yield f"{best['name']}, a simple baseline, is better than {run.name} by {size}: here it is the one to use."
-    else:
-        yield f"{run.name} and {best['name']}, the best of the simple baselines, cannot be told apart (p = {p:.3g})."
+        return f"{run.name} is better than {simple.name}, the best of the simple baselines, by {size} (p = {p:.3g})."
+    if apart["high"] < 0:
+        whom = f"every run, {run.name} the best of them," if every else run.name
+        return f"{simple.name}, a simple baseline, is better than {whom} by {size}: here it is the one to use."
+    return f"{run.name} and {simple.name}, the best of the simple baselines, cannot be told apart (p = {p:.3g})."
 
 
 def _notes(runs: Sequence[Ran]) -> Iterator[Markup]:
     lines = list(dict.fromkeys(line for run in runs if run.scores for line in facts.told(run.scores)))
     yield from map(note, lines)
-    for first, other, gap in paired(runs):
-        told = f"{facts.difference(asdict(gap))}, p = {gap.p:.3g}"
-        yield note(f"{first} against {other}, by what the models that were kept predicted: {told}.")
     yield note(
         "Intervals are 95 %: over seeds by Student's t, of differences by a paired bootstrap over examples; p is the "
-        "share of resampled test sets on which the run is not better."
+        "share of resampled test sets on which the run is not better. Runs are compared with each other by the "
+        "predictions of their saved models."
     )
 
 
-def paired(runs: Sequence[Ran]) -> Iterator[tuple[str, str, Comparison]]:
-    """The best run against each other one on the same examples, where predictions say enough."""
-    if len(runs) < 2 or _key(runs[0])[1] not in MEANS:
-        return
-    ordered = sorted(runs, key=lambda run: -(run.scores or {})["model"]["scores"][_key(run)[2]][_key(run)[1]])
-    right = [_right(run) for run in ordered]
-    for run, other in zip(ordered[1:], right[1:], strict=True):
-        if right[0] and right[0].keys() == other.keys():
-            names = sorted(other)
-            yield ordered[0].name, run.name, of_means([right[0][one] for one in names], [other[one] for one in names])
+def paired(run: Ran, other: Ran) -> Comparison | None:
+    """Compare two runs by the predictions of their saved models; None where these are not of the same examples.
+
+    The metric must be a mean over examples.
+    """
+    if run is other or test_set(run)[1] not in MEANS:
+        return None
+    ours, theirs = _right(run), _right(other)
+    if not ours or ours.keys() != theirs.keys():
+        return None
+    names = sorted(ours)
+    return of_means([ours[one] for one in names], [theirs[one] for one in names])
 
 
 def _right(run: Ran) -> dict[str, float]:
     """Whether each example of the result's split was answered rightly."""
-    split = _key(run)[2]
+    split = test_set(run)[2]
     return {
         str(one["id"]): float(one["gold"] == one.get("label"))
         for one in run.said
