@@ -44,7 +44,7 @@ UNSAFE_KEYWORDS = {"allow_pickle", "shell", "trust_remote_code"}
 def python(code: str) -> str:
     """The stdout of a fresh interpreter."""
     environment = {**os.environ, "PYTHONPATH": str(SRC)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -70,7 +70,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         text=True,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment},
-        timeout=60,
+        timeout=300,
     )
 
 
@@ -219,7 +219,7 @@ class TestProcess:
                 capture_output=True,
                 text=True,
                 env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-                timeout=60,
+                timeout=300,
             )
             assert done.stderr == ""
             assert done.returncode in (0, 1)
@@ -233,7 +233,7 @@ class TestProcess:
                 stderr=subprocess.PIPE,
                 text=True,
                 env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-                timeout=60,
+                timeout=300,
             )
         assert (
             done.stderr.splitlines()[0] == "pretune: error: standard output: No space left on device; free some space"
@@ -260,5 +260,5 @@ class TestProcess:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
         assert (process.returncode, err) == (130, "pretune: interrupted\n")

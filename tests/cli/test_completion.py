@@ -26,7 +26,7 @@ def asked(**variables: str) -> list[str]:
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **variables},
-        timeout=60,
+        timeout=300,
     )
     assert (done.returncode, done.stderr) == (0, "")
     return [line for line in done.stdout.splitlines() if line]

@@ -1,6 +1,5 @@
 """The layout core: rows, cells and target slots of a fixed shape, whatever is in them."""
 
-import time
 from itertools import chain, pairwise
 from typing import Any
 
@@ -225,18 +224,3 @@ class TestSequences:
         assert back.source is not None and back.source.tokens.tolist() == whole.source.tokens.tolist()  # type: ignore[union-attr]
         assert whole.owners().tolist() == [n for n, part in enumerate(found) for _ in part]
         assert whole.positions().tolist() == [n for part in found for n, _ in enumerate(part)]
-
-
-def test_it_is_fast() -> None:
-    """65,536 tokens in under 5 ms, with room for a slow and busy machine; `bench/packing.py` measures."""
-    lengths = np.tile([20, 30, 50, 24], 520)
-    sequences = Sequences(
-        tokens=np.arange(lengths.sum()), offsets=np.cumsum([0, *lengths]), targets=np.arange(lengths.sum())
-    )
-    row, shape = np.repeat(np.arange(520), 4), Shape(rows=520, length=126, sequences=8, slots=126)
-    times = []
-    for _ in range(20):
-        start = time.perf_counter()
-        lay_out(sequences, row, shape)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.005

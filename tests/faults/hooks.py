@@ -89,6 +89,17 @@ def signalled_while_saving(step: int, name: str) -> None:
     Saver.save = save  # type: ignore[method-assign]
 
 
+def killed_after_saving(step: int) -> None:
+    """Killed in the middle of a step, when every checkpoint before it is on the disk and expired ones are gone."""
+    real = Saver.save
+
+    def save(self: Saver, loop: Any, *, wait: bool = False) -> None:
+        real(self, loop, wait=True)
+
+    Saver.save = save  # type: ignore[method-assign]
+    signalled(step, "SIGKILL")
+
+
 def dies_at_call(moment: int) -> None:
     """Killed before the n-th thing that it asks of the file system."""
     ending.enter_context(deaths.watched(deaths.die(moment)))

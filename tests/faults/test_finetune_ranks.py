@@ -8,7 +8,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -256,10 +255,9 @@ def test_asked_to_stop_it_goes_on_with_another_number_of_ranks(
 
 
 def test_one_of_two_ranks_is_killed(runs: Nursery, base: Path, table: Path, alone: Path, tmp_path: Path) -> None:
-    out, begun = tmp_path / "run", time.monotonic()
+    out = tmp_path / "run"
     children = runs.ranks(command(base, out, f"--train={table}"), hook=["only_rank", 1, "signalled", 5, "SIGKILL"])
     ended(children, 6, -signal.SIGKILL)
-    assert time.monotonic() - begun < 60
     assert "another rank has ended" in children[0].line and "--resume" in children[0].line
     ended(runs.ranks(resume(out)), 0, 0)
     close(out, alone)
@@ -268,10 +266,9 @@ def test_one_of_two_ranks_is_killed(runs: Nursery, base: Path, table: Path, alon
 def test_the_first_is_killed_while_the_other_waits(runs: Nursery, base: Path, table: Path, tmp_path: Path) -> None:
     given = (f"--train={table}", "--steps=2", "--baselines=majority")
     hook = ["only_rank", 0, "slow_baselines", 1.5, "SIGKILL"]
-    begun = time.monotonic()
     children = runs.ranks(command(base, tmp_path / "run", *given), hook=hook)
     ended(children, -signal.SIGKILL, 6)
-    assert time.monotonic() - begun < 60 and "another rank has ended" in children[1].line
+    assert "another rank has ended" in children[1].line
     ended(runs.ranks(resume(tmp_path / "run")), 0, 0)
 
 
@@ -280,14 +277,13 @@ def test_all_are_asked_to_stop_while_the_first_works_alone(
     runs: Nursery, base: Path, table: Path, tmp_path: Path
 ) -> None:
     out, given = tmp_path / "run", (f"--train={table}", "--steps=2", "--baselines=majority")
-    children = runs.ranks(command(base, out, *given), hook=["slow_baselines", 30])
+    children = runs.ranks(command(base, out, *given), hook=["slow_baselines", 1000])
     while not (out / "trial.json").exists() and not children[0].done(0.1):
         pass
     for child in children:
         child.kill(signal.SIGTERM)
-    begun = time.monotonic()
-    ended(children, 75, 75)
-    assert time.monotonic() - begun < 20 and "--resume" in children[1].line
+    ended(children, 75, 75)  # long before the baselines would end
+    assert "--resume" in children[1].line
     ended(runs.ranks(resume(out)), 0, 0)
 
 

@@ -29,7 +29,7 @@ from tests.faults.runs import (
 
 def begun(runs: Nursery, data: Path, out: Path, step: int) -> Path:
     """A run that was killed in the middle of a step."""
-    runs.run(arguments(data, out, *ALONE), ["signalled", step, "SIGKILL"], code=-signal.SIGKILL)
+    runs.run(arguments(data, out, *ALONE), ["killed_after_saving", step], code=-signal.SIGKILL)
     return out
 
 
@@ -171,8 +171,8 @@ class TestDamaged:
         assert same(copy, straight)
 
     def test_when_none_is_whole_that_is_told(self, runs: Nursery, copy: Path) -> None:
-        for folder in (copy / "checkpoints").iterdir():
-            flip(folder / "model.safetensors")
+        for name in steps_of(copy):
+            flip(copy / "checkpoints" / name / "model.safetensors")
         child = runs.run(resume(copy), code=4)
         assert "no checkpoint is whole" in child.line and "step-00000006/model.safetensors" in child.line
 
@@ -214,7 +214,7 @@ class TestChanged:
 
     def test_a_checkpoint_of_another_shape(self, runs: Nursery, data: Path, copy: Path, tmp_path: Path) -> None:
         other = tmp_path / "other"
-        runs.run(arguments(data, other, *ALONE, model__hidden=40), ["signalled", 7, "SIGKILL"], code=-signal.SIGKILL)
+        runs.run(arguments(data, other, *ALONE, model__hidden=40), ["killed_after_saving", 7], code=-signal.SIGKILL)
         shutil.rmtree(copy / "checkpoints")
         shutil.copytree(other / "checkpoints", copy / "checkpoints")
         assert "step-00000006: does not belong to this run: its config is" in self.refused(runs, copy)

@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -133,18 +132,16 @@ def test_one_of_two_ranks_is_asked_while_it_evaluates(runs: Nursery, data: Path,
 
 def test_one_of_two_ranks_is_killed(runs: Nursery, data: Path, alone: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    begun = time.monotonic()
     children = runs.ranks(still(data, out), hook=["only_rank", 1, "signalled", 6, "SIGKILL"])
     ended(children, 6, -signal.SIGKILL)
-    assert time.monotonic() - begun < 60
     assert "another rank has ended" in children[0].line and "--resume" in children[0].line
     ended(runs.ranks(resume(out)), 0, 0)
     close(out, alone)
 
 
 def test_one_of_two_ranks_stands_still(runs: Nursery, data: Path, tmp_path: Path) -> None:
-    children = runs.ranks(still(data, tmp_path / "run"), hook=["only_rank", 1, "stops_at", 6], PRETUNE_PATIENCE="5")
-    assert children[0].wait(60) == 6, children[0].errors()
+    children = runs.ranks(still(data, tmp_path / "run"), hook=["only_rank", 1, "stops_at", 6], PRETUNE_PATIENCE="10")
+    assert children[0].wait() == 6, children[0].errors()
     assert "another rank has ended" in children[0].line
     children[1].kill()
     children[1].wait()

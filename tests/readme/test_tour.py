@@ -161,6 +161,6 @@ def test_the_two_commands_are_there() -> None:
     first = blocks((ROOT / "README.md").read_text(encoding="utf-8"))[0].code
     targets = [shlex.split(line, comments=True)[1] for line in first.splitlines()]
     assert targets == ["quickstart", "test"]
-    done = subprocess.run(["make", "-n", "VENV=none", *targets], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["make", "-n", "VENV=none", *targets], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "pretune quickstart" in done.stdout and "pytest" in done.stdout

@@ -194,14 +194,16 @@ class TestMeter:
         kept = from_dict(Totals, json.loads(json.dumps(to_dict(first.totals()))))  # by way of a checkpoint
         assert kept == first.totals() and kept.seconds >= 0.05
         second = Meter(flops, CPU, before=kept)
+        begun = time.monotonic()
         second.start()
         second.add(Tally(tokens=4))
         while_running = second.totals()
         second.stop()
+        longest = time.monotonic() - begun
         second.add(Tally(tokens=100))  # not running: counted when it goes on
         total = second.totals()
         assert while_running.flops == total.flops == 70
-        assert kept.seconds <= while_running.seconds <= total.seconds < kept.seconds + 5
+        assert kept.seconds <= while_running.seconds <= total.seconds <= kept.seconds + longest
         assert total.energy == (Energy(what="thing", how="by hand", measured=True, joules=7200.0),)
 
     def test_gauges_that_must_be_read_are(self, gauged: Gauged) -> None:
@@ -209,7 +211,9 @@ class TestMeter:
         gauged(slow, quick)
         before = threading.active_count()
         with Meter(lambda seen: 0.0, CPU):
-            time.sleep(0.3)
+            end = time.monotonic() + 60
+            while quick.reads <= 3 and time.monotonic() < end:
+                time.sleep(0.01)
             assert quick.reads > 3
         assert threading.active_count() == before
 
@@ -233,9 +237,12 @@ class TestMeter:
         threads = torch.get_num_threads()
         assert isinstance(gauge, Assumed) and not gauge.measured
         assert gauge.how == f"assumed: 5.6 W for each of {threads} threads"
+        before = time.monotonic()
         first = gauge.joules()
         time.sleep(0.05)
-        assert gauge.joules() - first == pytest.approx(0.05 * 5.625 * threads, rel=0.8)
+        watts = (gauge.joules() - first) / (time.monotonic() - before)
+        assert 0 < watts <= 5.625 * threads
+        assert gauge.joules() - first >= 0.05 * 5.625 * threads
         assert energy.gauges(CPU, host=False) == []
 
 

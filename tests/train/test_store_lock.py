@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import fcntl
 import json
@@ -47,9 +48,9 @@ def test_two_processes_and_a_killed_one(tmp_path: Path) -> None:
 
     def hold() -> None:
         with lock(tmp_path):
-            worker = forked(lambda: time.sleep(10))  # outlives its parent
+            worker = forked(lambda: time.sleep(1000))  # outlives its parent
             os.write(writer, worker.to_bytes(4, "little"))
-            time.sleep(10)
+            time.sleep(1000)
 
     pid = forked(hold)
     worker = int.from_bytes(os.read(reader, 4), "little")
@@ -62,7 +63,9 @@ def test_two_processes_and_a_killed_one(tmp_path: Path) -> None:
         with lock(tmp_path, notes):
             assert len(notes) == 1 and f"pid {pid} " in notes[0] and "ended without tidying up" in notes[0]
     finally:
-        os.kill(worker, signal.SIGKILL)
+        for process in (pid, worker):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
         os.close(reader)
         os.close(writer)
 
