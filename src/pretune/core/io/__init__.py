@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: atomic writes, strict JSON, manifests with hashes.
+"""Files that are either whole or absent: atomic writes, strict JSON, manifests with hashes, names that stay inside.
 
 Every write of the package that matters goes through here, so a full disk or a kill never leaves half a file under its
 final name, and the same fault always gives the same one-line error.
@@ -6,6 +6,7 @@ final name, and the same fault always gives the same one-line error.
 
 from pretune.core.io.atomic import MANIFEST, atomic_directory, atomic_write, writing
 from pretune.core.io.manifest import check_manifest, sha256, write_manifest
+from pretune.core.io.paths import is_file_name, open_regular, read_bounded, resolve_inside
 from pretune.core.io.removal import remove, sweep
 from pretune.core.io.strict_json import parse_json, read_json, write_json
 
@@ -14,9 +15,13 @@ __all__ = [
     "atomic_directory",
     "atomic_write",
     "check_manifest",
+    "is_file_name",
+    "open_regular",
     "parse_json",
+    "read_bounded",
     "read_json",
     "remove",
+    "resolve_inside",
     "sha256",
     "sweep",
     "write_json",

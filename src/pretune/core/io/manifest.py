@@ -9,6 +9,7 @@ from typing import Any
 
 from pretune.core.errors import CheckpointError, nearest, nearest_file
 from pretune.core.io.atomic import MANIFEST
+from pretune.core.io.paths import is_file_name, resolve_inside
 from pretune.core.io.strict_json import read_json, write_json
 
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -27,7 +28,7 @@ def write_manifest(
     folder = Path(directory)
     files: dict[str, dict[str, Any]] = {}
     for name in sorted(names):
-        if not _plain_name(name):
+        if not is_file_name(name) or name == MANIFEST:
             raise ValueError(f"a manifest cannot list {name!r}: it is not a plain file name")
         files[name] = {"size": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
     if extra and "files" in extra:
@@ -57,10 +58,11 @@ def _check(folder: Path, hashes: bool) -> dict[str, Any]:
     if not isinstance(files, dict):
         raise CheckpointError(f"{where}: 'files' is missing or not an object{nearest('files', manifest)}")
     for name, entry in files.items():
-        if not _plain_name(name):
-            raise CheckpointError(f"{where}: {name[:60]!r} is not a plain file name")
+        file = resolve_inside(folder, name, CheckpointError, where)
+        if name == MANIFEST:
+            raise CheckpointError(f"{where}: lists itself, which no manifest does; copy or make the directory again")
         size, digest = _entry(entry, name, where)
-        _check_file(folder / name, size, digest if hashes else None, where)
+        _check_file(file, size, digest if hashes else None, where)
     return manifest
 
 
@@ -80,10 +82,3 @@ def _check_file(file: Path, size: int, digest: str | None, where: Path) -> None:
         raise CheckpointError(f"{file}: has {found} bytes, but {MANIFEST} says {size}; {remedy}")
     if digest is not None and sha256(file) != digest:
         raise CheckpointError(f"{file}: its content is not what {MANIFEST} says (SHA-256 differs); {remedy}")
-
-
-def _plain_name(name: str) -> bool:
-    """Whether a name is that of a file right inside its directory, on every system."""
-    if name in ("", ".", "..", MANIFEST) or len(name.encode(errors="replace")) > 255:
-        return False
-    return name.isprintable() and not set(name) & set("/\\:")

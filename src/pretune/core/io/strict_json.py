@@ -3,35 +3,21 @@
 import json
 import math
 import os
-import stat
 from collections import Counter
-from pathlib import Path
 from typing import Any, NoReturn
 
 from pretune.core.errors import PretuneError
 from pretune.core.io.atomic import atomic_write
+from pretune.core.io.paths import read_bounded
 
 LIMIT = 64 * 2**20
+MAX_DEPTH = 100
+"""Levels of nesting: far more than any file of ours has, far fewer than recursion would survive."""
 
 
 def read_json(path: str | os.PathLike[str], error: type[PretuneError], limit: int = LIMIT) -> dict[str, Any]:
     """Read a file that holds one JSON object; any fault is raised as `error`."""
-    name = os.fspath(path)
-    try:
-        # NOTE: looked at before it is opened: opening a pipe would wait for ever.
-        status = Path(path).stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise error(f"{name}: not a regular file")
-        if status.st_size > limit:
-            raise error(f"{name}: {status.st_size} bytes are more than the {limit} allowed here")
-        with Path(path).open("rb") as file:
-            content = file.read(limit + 1)
-    except FileNotFoundError:
-        raise error(f"{name}: no such file") from None
-    except (OSError, ValueError) as fault:  # ValueError: a null byte in the name
-        raise error(f"{name}: cannot be read: {getattr(fault, 'strerror', None) or fault}") from fault
-    if len(content) > limit:
-        raise error(f"{name}: more than the {limit} bytes allowed here")
+    name, content = os.fspath(path), read_bounded(path, error, limit)
     try:
         text = content.decode()
     except UnicodeDecodeError as fault:
@@ -68,13 +54,27 @@ def parse_json(text: str, error: type[PretuneError], where: str) -> Any:
         return table
 
     try:
-        return json.loads(text, parse_constant=refuse, parse_float=number, object_pairs_hook=unique)
+        data = json.loads(text, parse_constant=refuse, parse_float=number, object_pairs_hook=unique)
     except json.JSONDecodeError as fault:
         raise error(f"{where}: bad JSON at {fault.lineno}:{fault.colno}: {fault.msg}") from None
     except RecursionError:
         raise error(f"{where}: bad JSON: nested too deeply") from None
     except ValueError:  # Python refuses to convert integers of thousands of digits
         raise error(f"{where}: bad JSON: a number has too many digits") from None
+    if _is_deep(data):
+        raise error(f"{where}: bad JSON: nested too deeply (more than {MAX_DEPTH} levels)")
+    return data
+
+
+def _is_deep(data: object) -> bool:
+    """Say if data are nested beyond `MAX_DEPTH`, level by level."""
+    level = [data]
+    for _ in range(MAX_DEPTH):
+        parts = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list))
+        level = [inner for part in parts for inner in part if isinstance(inner, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def _noun(data: object) -> str:

@@ -8,14 +8,13 @@ import bz2
 import gzip
 import io
 import lzma
-import os
 import re
-import stat
 import zlib
 from collections.abc import Iterator
 from typing import Protocol
 
 from pretune.core.errors import DataError, UsageError, nearest_file
+from pretune.core.io import open_regular
 
 CHUNK = 2**20
 """How many bytes are read, and handed on, at a time."""
@@ -73,16 +72,6 @@ def chunks(path: str, name: str, compression: str, start: int = 0, stop: int | N
             raise DataError(f"{name}: damaged {compression} data ({fault}); copy or make the file again") from fault
         hint = nearest_file(name) if isinstance(fault, FileNotFoundError) else ""
         raise DataError(f"{name}: cannot be read: {fault.strerror}{hint}") from fault
-
-
-def open_regular(path: str) -> io.FileIO:
-    """Open a regular file; anything else is an OSError (opening a pipe would wait for ever)."""
-    # NOTE: not blocking, so that a pipe put there since the last look does not hold us up.
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(0, "it is not a regular file", path)
-    return io.FileIO(descriptor)  # unbuffered: whole chunks are read
 
 
 def _plain(file: io.FileIO, start: int, stop: int | None) -> Iterator[bytes]:

@@ -1,0 +1,74 @@
+"""Files of strangers: names that stay in their directory, and content of a bounded size from regular files only."""
+
+import io
+import os
+import stat
+from pathlib import Path
+
+from pretune.core.errors import PretuneError, nearest_file
+
+MAX_NAME = 255
+"""Bytes of a file name that every file system takes."""
+
+
+def resolve_inside(
+    directory: str | os.PathLike[str],
+    name: object,
+    error: type[PretuneError],
+    source: str | os.PathLike[str] | None = None,
+) -> Path:
+    """Return the path of a file or folder right inside a directory, by a name that was read from a file.
+
+    A name that leads elsewhere is raised as `error`: `..`, an absolute path, any path of several parts, or a symbolic
+    link out of the directory. Links of a Hugging Face cache (`snapshots/REVISION/x -> ../../blobs/y`) are followed.
+    `source` is the file that holds the name. NOTE: for every name from a file, before it is read, written or removed.
+    """
+    where = os.fspath(directory if source is None else source)
+    if not is_file_name(name):
+        found = repr(name[:60]) if isinstance(name, str) else f"a {type(name).__name__}"
+        raise error(f"{where}: {found} is not a plain file name; it must name a file in the same directory")
+    path = Path(directory) / str(name)
+    if path.is_symlink() and not _within(path, Path(directory)):
+        raise error(f"{where}: '{name}' is a symbolic link out of its directory; put the file itself there")
+    return path
+
+
+def is_file_name(name: object) -> bool:
+    """Say if a value is the name of a file right inside its directory, on every system."""
+    if not isinstance(name, str) or name in ("", ".", "..") or len(name.encode(errors="replace")) > MAX_NAME:
+        return False
+    return name.isprintable() and not set(name) & set("/\\:")
+
+
+def _within(link: Path, directory: Path) -> bool:
+    home, target = Path(os.path.realpath(directory)), Path(os.path.realpath(link))
+    blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+    return target.is_relative_to(home) or target.is_relative_to(blobs)
+
+
+def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
+    """Open a regular file; anything else is an OSError (opening a pipe would wait for ever, a device has no end)."""
+    # NOTE: not blocking, so that a pipe put there since the last look does not hold us up.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(0, "not a regular file", os.fspath(path))
+    return io.FileIO(descriptor)  # unbuffered: whole chunks are read
+
+
+def read_bounded(path: str | os.PathLike[str], error: type[PretuneError], limit: int) -> bytes:
+    """Return the content of a regular file of at most `limit` bytes; any fault is raised as `error`."""
+    name = os.fspath(path)
+    try:
+        with io.BufferedReader(open_regular(path)) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > limit:
+                raise error(f"{name}: {size} bytes are more than the {limit} allowed here")
+            content = file.read(limit + 1) or b""  # not the size above: files grow, and those of /proc have none
+    except FileNotFoundError:
+        raise error(f"{name}: no such file{nearest_file(name)}") from None
+    except (OSError, ValueError) as fault:  # ValueError: a null byte in the name
+        raise error(f"{name}: cannot be read: {getattr(fault, 'strerror', None) or fault}") from fault
+    if len(content) > limit:
+        raise error(f"{name}: more than the {limit} bytes allowed here")
+    return content
