@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -285,6 +286,36 @@ class TestUnigram:
     def test_words_are_cut_at_strange_characters_and_where_they_are_long(self) -> None:
         found = unigram.select({"ab☃cd": 2, "cd": 1, "a" * 70: 1}, {*"abcd"})
         assert dict(found) == {"cd": 3, "ab": 2, "a" * 32: 2, "a" * 6: 1}
+
+    @pytest.mark.parametrize(
+        ("word", "runs"),
+        [
+            ("▁nation.", ["▁nation", "."]),
+            ("▁don't", ["▁don", "'", "t"]),
+            ("▁COVID-19,", ["▁COVID", "-19,"]),
+            ("▁3.14", ["▁3.14"]),
+            ("▁10km", ["▁10", "km"]),
+            ("Москва-Berlin", ["Москва", "-", "Berlin"]),
+            ("▁日本のカメラ。", ["▁日本のカメラ", "。"]),  # Han, Hiragana and Katakana mix in one word
+            ("e\u0301te\u0301.", ["e\u0301te\u0301", "."]),  # a mark goes with its letter
+            ("▁العَرَبِيَّة،", ["▁العَرَبِيَّة", "،"]),
+            ("\u0301", ["\u0301"]),
+            ("▁", ["▁"]),
+            ("", [""]),
+        ],
+    )
+    def test_words_are_cut_where_the_script_changes(self, word: str, runs: list[str]) -> None:
+        assert unigram.split_scripts(word) == runs
+
+    def test_no_piece_joins_letters_and_others(self) -> None:
+        text = "In 1918 the nation. The nation, 10km, nation-wide; nation's 2nd nation. "
+        tokenizer = train("unigram", [text * 50, *corpus()[:6]], vocab=700, style="plain")
+        special = tokenizer.special_ids
+        pieces = [tokenizer.token(i).removeprefix("▁") for i in range(tokenizer.vocab) if i not in special]
+        pieces = [piece for piece in pieces if not re.fullmatch("<0x..>", piece)]
+        assert [piece for piece in pieces if any(map(str.isalpha, piece)) and not piece.isalpha()] == []
+        assert [piece for piece in pieces if len(piece) > 3]  # there are longer ones
+        assert [tokenizer.token(i) for i in tokenizer.encode("The nation. 10km")][-2:] == ["▁10", "km"]
 
     def test_it_is_no_worse_than_the_librarys(self) -> None:
         tokenizer = trained("unigram", "plain")

@@ -1,0 +1,85 @@
+"""Unigram vocabularies: ours against the SentencePiece package on the same text.
+
+    pip install sentencepiece        the peer; nothing else of the project needs it
+    PYTHONPATH=src python bench/unigram.py [--megabytes 5] [--vocab 8000]
+
+Both trainers get the same lines of wikipedia-en, the same size (256 bytes and four special tokens included) and the
+same share of characters to cover. Printed: tokens and tokens per word of wikipedia-en/valid, the share of our pieces
+that SentencePiece has too, and the pieces that join letters with digits or punctuation, which none should.
+"""
+
+import argparse
+import io
+import lzma
+import time
+
+from tokenizer_training import ROOT, texts
+
+COVERAGE = 0.9999
+
+
+def mixed(pieces: set[str]) -> list[str]:
+    """Return the pieces that join letters with something else."""
+    bodies = [piece.removeprefix("▁") for piece in pieces]
+    return [
+        body
+        for body in bodies
+        if any(c.isalpha() for c in body) and any(c.isdigit() or (c.isascii() and not c.isalnum()) for c in body)
+    ]
+
+
+def main() -> None:
+    import sentencepiece
+
+    from pretune.text.tokenizer import train
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=float, default=5)
+    parser.add_argument("--vocab", type=int, default=8000)
+    options = parser.parse_args()
+    lines = [line for text in texts(int(options.megabytes * 1e6)) for line in text.splitlines() if line.strip()]
+    with lzma.open(ROOT / "wikipedia-en" / "valid.txt.xz", "rt", encoding="utf-8") as file:
+        valid = [line for line in file.read().splitlines() if line.strip()]
+    words = sum(len(line.split()) for line in valid)
+
+    start = time.process_time()
+    ours = train("unigram", lines, vocab=options.vocab, style="plain")
+    seconds = time.process_time() - start
+    special = ours.special_ids
+    our_pieces = {ours.token(i) for i in range(ours.vocab) if i not in special}
+
+    start, model = time.process_time(), io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        model_type="unigram",
+        vocab_size=options.vocab,
+        byte_fallback=True,
+        character_coverage=COVERAGE,
+        pad_id=3,
+        max_sentence_length=10**6,
+        minloglevel=2,
+        num_threads=1,
+    )
+    their_seconds = time.process_time() - start
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    their_pieces = {theirs.id_to_piece(i) for i in range(theirs.vocab_size()) if not theirs.is_control(i)}
+
+    rows = [
+        ("pretune", seconds, len(ours.encode_batch(valid).ids), our_pieces),
+        ("sentencepiece", their_seconds, sum(map(len, theirs.encode(valid))), their_pieces),
+    ]
+    for name, cost, tokens, pieces in rows:
+        joined = mixed({piece for piece in pieces if not piece.startswith("<")})
+        print(
+            f"{name:<14} {cost:6.1f} s of processor, {tokens:,} tokens, {tokens / words:.4f} per word, "
+            f"{len(joined)} pieces join letters with others {sorted(joined)[:5]}"
+        )
+    shared = len(our_pieces & their_pieces) / len(our_pieces)
+    print(f"{shared:.1%} of our {len(our_pieces):,} pieces are SentencePiece's too")
+    for title, pieces in (("ours alone", our_pieces - their_pieces), ("theirs alone", their_pieces - our_pieces)):
+        print(f"{title}: {' '.join(sorted(pieces)[:: max(len(pieces) // 20, 1)])}")
+
+
+if __name__ == "__main__":
+    main()
