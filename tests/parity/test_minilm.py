@@ -54,10 +54,7 @@ def theirs() -> Any:
 @cache
 def encoded() -> list[list[int]]:
     """The sentences as its own tokenizer cuts them, neither padded nor cut off."""
-    tokenizer = ours().tokenizer
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    sequences = [tokenizer.encode(sentence).ids for sentence in SENTENCES]
+    sequences = [ours().tokenizer.encode(sentence).ids for sentence in SENTENCES]
     assert min(map(len, sequences)) == 2 and max(map(len, sequences)) > 200
     return sequences
 
@@ -75,6 +72,24 @@ def states_of_theirs() -> tuple[Tensor, Tensor]:
 def mean(states: list[Tensor]) -> Tensor:
     """Sentence vectors: the mean over tokens, of length one."""
     return F.normalize(torch.stack([part.mean(0) for part in states]))
+
+
+@torch.no_grad()
+def test_the_example_of_the_readme_gives_the_states_of_transformers() -> None:
+    """The file asks for padding to 128 tokens; padding in a ragged batch would be attended to."""
+    texts = ["a lovely film", "dull"]
+    batch = pt.batch([ours().tokenizer.encode(text).ids for text in texts])
+    found = batch.split(ours()(batch).states)
+    encoded = tf.AutoTokenizer.from_pretrained(folder())(texts, padding=True, return_tensors="pt")
+    expected = theirs()(**encoded).last_hidden_state
+    for states, reference, mask in zip(found, expected, encoded["attention_mask"].bool(), strict=True):
+        torch.testing.assert_close(states, reference[mask], **EXACT)
+
+
+def test_a_saved_copy_has_the_tokenizer_file_as_it_was(tmp_path: Path) -> None:
+    """Other readers of the directory find the padding and the length that its author chose."""
+    pt.save(ours(), tmp_path / "copy")
+    assert (tmp_path / "copy/tokenizer.json").read_bytes() == (folder() / "tokenizer.json").read_bytes()
 
 
 def test_what_it_is() -> None:

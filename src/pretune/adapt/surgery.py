@@ -21,6 +21,7 @@ from pretune.models.spec import Model, Special
 from pretune.nn.positions import Learned
 from pretune.nn.stack import Stack
 from pretune.text.tokenizer import Tokenizer
+from pretune.text.tokenizer.library import LibraryTokenizer
 from pretune.use.text import tokenizer_of
 
 Fitted = Callable[[Tensor, int], Tensor]
@@ -72,7 +73,9 @@ def with_vocabulary(model: LanguageModel, tokenizer: Tokenizer) -> LanguageModel
 
     names = _differing(model, replace(spec, vocab=spec.vocab + 1))  # all that has a row for each token
     made = _moved(model, replace(spec, vocab=tokenizer.vocab, special=_special(spec, old, tokenizer)), names, fitted)
-    made.assets = replace(model.assets, files={**model.assets.files, **tokenizer.files()}, tokenizer=tokenizer.raw)
+    made.assets = replace(
+        model.assets, files={**model.assets.files, **tokenizer.files()}, tokenizer=LibraryTokenizer(tokenizer.raw)
+    )
     return made
 
 

@@ -20,7 +20,7 @@ from pretune.core.errors import CheckpointError, PretuneError, UsageError, neare
 from pretune.core.hub import located
 from pretune.models import files, sentence_files
 from pretune.models.families import FAMILIES, MODEL_TYPES
-from pretune.models.files import Stored, one_line
+from pretune.models.files import Stored
 from pretune.models.headed import HEAD, Headed, apart
 from pretune.models.huggingface import Layout, refuse_code, same
 from pretune.models.memory import fits
@@ -395,13 +395,11 @@ def _tokenizer(folder: Path, spec: Model) -> Any:
     file = folder / "tokenizer.json"
     if not file.is_file():
         return None
-    from tokenizers import Tokenizer
+    from pretune.text.tokenizer.files import parse, read_bytes
+    from pretune.text.tokenizer.library import LibraryTokenizer
 
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-        last = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-    except Exception as error:  # NOTE: the library raises bare Exception
-        raise CheckpointError(f"{file}: not a readable tokenizer ({one_line(error)})") from None
+    tokenizer = LibraryTokenizer(parse(read_bytes(file), str(file)))
+    last = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if last >= spec.vocab:
         raise CheckpointError(f"{file}: a token has the id {last}; the model's vocabulary has {spec.vocab}")
     return tokenizer

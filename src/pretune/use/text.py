@@ -14,6 +14,7 @@ from pretune.core.errors import CheckpointError, UsageError
 from pretune.models.model import LanguageModel
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.files import CONFIG, SPECIAL
+from pretune.text.tokenizer.library import LibraryTokenizer
 
 _KNOWN: "WeakKeyDictionary[LanguageModel, tuple[Any, Tokenizer]]" = WeakKeyDictionary()
 _SHARED: "WeakValueDictionary[tuple[str, str], Tokenizer]" = WeakValueDictionary()  # by what their files say
@@ -42,9 +43,7 @@ def tokenizer_of(model: nn.Module) -> Tokenizer:
         said: dict[str, Any] = {}
         for name in (SPECIAL, CONFIG):  # the later counts
             said |= beside(found, name)
-        raw.no_padding()
-        raw.no_truncation()
-        made = Tokenizer(raw, said)
+        made = Tokenizer(raw.raw if isinstance(raw, LibraryTokenizer) else raw, said)
         _KNOWN[found] = raw, _SHARED.setdefault((made.sha256, json.dumps(said, sort_keys=True)), made)
     return _KNOWN[found][1]
 

@@ -69,10 +69,11 @@ def read(path: str | os.PathLike[str]) -> tuple[Raw, dict[str, Any]]:
         beside = file.with_name(name)
         if beside.is_file():
             said |= io.read_json(beside, CheckpointError)
-    return parse(_bytes(file), str(file)), said
+    return parse(read_bytes(file), str(file)), said
 
 
-def _bytes(file: Path) -> bytes:
+def read_bytes(file: Path) -> bytes:
+    """Return the content of a `tokenizer.json`."""
     try:
         if not file.is_file():
             remedy = nearest_file(file) or "; make one with `pretune tokenizer`"

@@ -17,6 +17,7 @@ from pretune.text.templates import Template
 from pretune.text.tokenizer import files, roles
 from pretune.text.tokenizer.encode import Encoded, Encoder
 from pretune.text.tokenizer.faults import told_as
+from pretune.text.tokenizer.library import check_list, check_type
 from pretune.text.tokenizer.units import valid
 
 MOST = 2**24
@@ -37,6 +38,8 @@ class Tokenizer:
     def __init__(self, raw: Raw, said: Mapping[str, Any] | None = None) -> None:
         """`said` is what the files beside a tokenizer say, in their words."""
         said = dict(said or {})
+        raw.no_padding()
+        raw.no_truncation()
         vocabulary = raw.get_vocab(with_added_tokens=True)
         added = raw.get_added_tokens_decoder()
         self.raw = raw
@@ -84,13 +87,15 @@ class Tokenizer:
         A special token spelled out in a text ("[MASK]") is that token; with `literal` it is text like any other, as it
         should be in a corpus that somebody else wrote. Lone surrogates are read as U+FFFD.
         """
-        if isinstance(texts, str):
-            raise UsageError("encode_batch takes a list of texts, found one text; put it into a list")
+        check_list(texts)
+        for text in texts:
+            check_type(text)
         with self._lock:
             return self._encoder(literal).encode(texts)
 
     def encode(self, text: str, *, literal: bool = False) -> list[int]:
         """The ids of one text, as `encode_batch` gives them."""
+        check_type(text)
         with self._lock:
             raw = self._encoder(literal).raw
         with told_as(DataError, "this tokenizer has no tokens for a text"):
