@@ -25,6 +25,7 @@ from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import Document
 from pretune.text.corpora.items import WHOLE, Item, Span
 from pretune.text.corpora.pairs import pair
+from pretune.text.corpora.snapshot import Stamp, stamp
 
 PREFIX = "task:"
 Place = str | os.PathLike[str]
@@ -81,6 +82,9 @@ class TaskPairs:
             for split, found in self.task.available(self.data).items()
         ]
         return [self.name, self.split, to_dict(self.task.template), files]
+
+    def stamps(self) -> list[Stamp]:
+        return [stamp(path) for found in self.task.available(self.data).values() for path in found.paths]
 
 
 LABELLED = ("classification", "pair", "regression", "choice")

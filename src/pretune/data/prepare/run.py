@@ -27,6 +27,7 @@ from pretune.text.corpora import Corpus, open_corpus
 from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.formats import By
 from pretune.text.corpora.items import Item
+from pretune.text.corpora.snapshot import Snapshot
 from pretune.text.tokenizer import Tokenizer
 
 Names = Sequence[str | os.PathLike[str]]
@@ -94,10 +95,13 @@ def prepare(
         raise UsageError(f"more than {SOURCES:,} inputs cannot be told apart; name the folder they are in, or a glob")
     if (corpus.bytes or 0) > _LONG:
         log.say(f"hashing {(corpus.bytes or 0) / 1e9:.1f} GB, to notice later whether they have changed")
-    recipe = Recipe.of(settings, reader.sha256, corpus, held)
+    snapshot = Snapshot([*corpus.stamps(), *(held.stamps() if held else ())])
+    with snapshot.guard():
+        recipe = Recipe.of(settings, reader.sha256, corpus, held)
     if _up_to_date(target, recipe, shard and f"{number}/{count}", overwrite):
         return Data.open(target)
-    work = slice_of(places(corpus, held), number, count)
+    with snapshot.guard():
+        work = slice_of(places(corpus, held), number, count)
     if workers is None and sum(place.text for place in work) < _SMALL:
         processes = 0
     with publishing(target, overwrite) as folder:
@@ -114,7 +118,8 @@ def prepare(
             holdout=0.0 if held else settings.holdout,
         )
         with StageWriter(stage) as writer:
-            _encode(work, setup, processes, writer, progress)
+            with snapshot.guard():  # what is published is what was hashed
+                _encode(work, setup, processes, writer, progress)
             known = [*describe(corpus.sources), *(describe(held.sources) if held else [])]
             opened = Counter(corpus.counts) + Counter(held.counts if held else {})
             writer.close({"shard": [number, count], "sources": known, "opened": dict(opened)})

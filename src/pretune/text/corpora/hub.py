@@ -18,6 +18,7 @@ from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import Document
 from pretune.text.corpora.fields import choose_field
 from pretune.text.corpora.items import WHOLE, Span, rows
+from pretune.text.corpora.snapshot import Stamp
 
 PREFIX = "hf:"
 
@@ -45,6 +46,9 @@ class Hub:
 
     def identity(self) -> list[object]:
         return [self.name, self.path, self.config, self.split, self.column, *self.facts]
+
+    def stamps(self) -> list[Stamp]:
+        return []
 
     def _texts(self) -> Iterator[tuple[str, int]]:
         number = 0

@@ -5,12 +5,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from pretune.core.errors import DataError
 from pretune.core.io import sha256
 from pretune.text.corpora.cutting import cut_points
 from pretune.text.corpora.decoding import Errors, decode
 from pretune.text.corpora.document import LONGEST, Document, pieces
 from pretune.text.corpora.formats import Format
 from pretune.text.corpora.parquet import parquet_spans, read_parquet
+from pretune.text.corpora.snapshot import Stamp
 from pretune.text.corpora.splitting import SEPARATORS, split
 from pretune.text.corpora.streams import chunks
 from pretune.text.corpora.tables import read_delimited, read_jsonl
@@ -41,6 +43,9 @@ class Item(Protocol):
     def identity(self) -> list[object]:
         """What makes it this and no other: names, settings and the hash of its content; JSON values."""
 
+    def stamps(self) -> Iterable[Stamp]:
+        """The files it is read from, as they were when it was opened."""
+
 
 @dataclass(frozen=True, slots=True)
 class File:
@@ -49,6 +54,7 @@ class File:
     path: str
     name: str
     bytes: int
+    modified: int  # nanoseconds
     format: Format
 
     def documents(self, source: int, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[Document]:
@@ -73,7 +79,11 @@ class File:
     def text(self, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[str]:
         """What a file of text or rows holds, decoded, a chunk at a time."""
         how, (start, stop, _) = self.format, span
-        data = chunks(self.path, self.name, how.compression, start, stop)
+        if how.compression:
+            data = chunks(self.path, self.name, how.compression)
+        else:
+            end = self.bytes if stop is None else stop
+            data = _complete(chunks(self.path, self.name, "", start, end), end - start, self.name)
         return decode(data, how.encoding, self.name, errors, counts, 0 if start else how.mark, start)
 
     def spans(self, n_bytes: int) -> list[Span]:
@@ -88,6 +98,18 @@ class File:
     def identity(self) -> list[object]:
         how = self.format
         return [self.name, self.bytes, sha256(self.path), how.kind, how.by, how.encoding, how.field]
+
+    def stamps(self) -> list[Stamp]:
+        return [(self.path, self.bytes, self.modified)]
+
+
+def _complete(data: Iterable[bytes], size: int, name: str) -> Iterator[bytes]:
+    """Chunks that must hold `size` bytes together: fewer mean that the file was truncated since it was opened."""
+    for chunk in data:
+        yield chunk
+        size -= len(chunk)
+    if size:
+        raise DataError(f"{name}: ends {size:,} bytes earlier than when it was opened; run the command again")
 
 
 def rows(texts: Iterable[tuple[str, int]], source: int, where: str, counts: Counter[str]) -> Iterator[Document]:

@@ -17,6 +17,7 @@ from pretune.core.errors import DataError, UsageError
 from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import LONGEST, Document
 from pretune.text.corpora.items import WHOLE, File, Span
+from pretune.text.corpora.snapshot import Stamp
 from pretune.text.corpora.walking import Finder
 
 PREFIX = "pair:"
@@ -52,6 +53,9 @@ class Pairs:
 
     def identity(self) -> list[object]:
         return [self.name, self.first.identity(), self.second.identity()]
+
+    def stamps(self) -> list[Stamp]:
+        return [*self.first.stamps(), *self.second.stamps()]
 
 
 def pair(one: str, other: str, source: int, where: str, counts: Counter[str]) -> Iterator[Document]:

@@ -52,7 +52,7 @@ class Finder:
             raise DataError(f"{name}: not a regular file; save what it gives to a file first")
         if self._repeated(status):
             raise UsageError(f"{name}: the file is given twice, which would repeat its text; leave one away")
-        return self._file(path, name, status.st_size)
+        return self._file(path, name, status)
 
     def _all(self, given: str, paths: Iterator[str]) -> list[File]:
         before = self.skipped.copy()
@@ -67,7 +67,7 @@ class Finder:
                 elif not os.access(path, os.R_OK):
                     self.skipped["unreadable_files"] += 1
                 else:
-                    files.append(self._file(path, shown(path), status.st_size))
+                    files.append(self._file(path, shown(path), status))
             except OSError:  # a link to nowhere or to itself
                 self.skipped["unreadable_files"] += 1
             except UnfitError as fault:
@@ -80,8 +80,9 @@ class Finder:
             )
         return files
 
-    def _file(self, path: str, name: str, size: int) -> File:
-        file = File(path, name, size, recognise(path, name, self.by, self.field, self.errors))
+    def _file(self, path: str, name: str, status: os.stat_result) -> File:
+        form = recognise(path, name, self.by, self.field, self.errors)
+        file = File(path, name, status.st_size, status.st_mtime_ns, form)
         if file.format.kind != "text" and next(file.documents(0, WHOLE, self.errors, Counter()), None) is None:
             raise UnfitError("empty_files", f"{name}: no row has text in the field '{file.format.field}'")
         return file
