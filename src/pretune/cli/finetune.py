@@ -203,6 +203,8 @@ def _foreseen(found: dict[str, Any]) -> "Iterator[str]":
         f"lengths: mean {found['length']:.1f}, longest {counts['longest']} tokens; {found['cut']:.1%} of the examples "
         f"are cut at {most} ({counts['lost']:,} tokens), {counts['empty']:,} are empty"
     )
+    if found["rate"] is not None:
+        yield found["rate"]
     share = found["trained"] / found["parameters"]
     yield f"{found['trained']:,} of {found['parameters']:,} parameters are trained ({share:.2%})"
     flops = f"{amount(found['flops'], billion='G')}FLOP"

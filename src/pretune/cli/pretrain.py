@@ -131,6 +131,7 @@ def _show(settings: "Settings", as_json: bool) -> None:
 def _costs(cost: dict[str, Any], budget: float | None) -> "Iterator[str]":
     from pretune.train.figures import amount, clock, columns, dollars, energy, weight
 
+    yield cost["rate"]
     yield f"{cost['parameters']:,} parameters, {amount(cost['flops_per_token'], billion='G')}FLOP a token"
     if budget is None:
         yield (

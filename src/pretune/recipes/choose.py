@@ -14,7 +14,7 @@ from pretune.core.errors import ResourceError, UsageError, nearest
 from pretune.data.prepare import Data
 from pretune.recipes.duration import LENGTHS, fit, seconds
 from pretune.recipes.resolve import RUN, resolve, with_heads
-from pretune.recipes.settings import SECTIONS, Settings, read_objective
+from pretune.recipes.settings import SECTIONS, Settings, read_objective, refuse_conflicts
 
 APART = {"data.path": "data", "objective.kind": "objective", "train.start": "start", "model.name": "model"}
 """Paths that are wishes of their own."""
@@ -46,6 +46,8 @@ def choose(
         raise UsageError(f"a run has one length, found {' and '.join(given)}; keep one")
     tree = read_tree(settings)
     wishes: dict[str, Any] = {"model": model, "data": data, "objective": objective, "start": start}
+    options = {path: wishes[name] for path, name in APART.items()}
+    refuse_conflicts(options | {f"train.{name}": value for name, value in length.items()}, changes or {})
     if all(isinstance(tree.get(name), Mapping) for name in SECTIONS) and "kind" in tree["model"]:
         return _changed(Settings.of(tree), {**wishes, **given}, dict(changes or {}))
     inner = {**dict(_paths(tree)), **(changes or {})}

@@ -10,6 +10,7 @@ from pretune.models.cost import DEVICES, GRID
 from pretune.models.devices import Device
 from pretune.objectives.objective import Vocabulary
 from pretune.recipes.duration import roughly
+from pretune.recipes.resolve import explain_rate
 from pretune.recipes.settings import Settings
 from pretune.text.tokenizer import Tokenizer
 from pretune.train.flops import flops_of
@@ -33,6 +34,7 @@ def forecast(settings: Settings) -> dict[str, Any]:
     tokens = None if steps is None else steps * settings.train.batch_tokens
     flops = None if tokens is None else tokens * per_token
     return {
+        "rate": explain_rate(settings),
         "parameters": spec.params().total,
         "flops_per_token": per_token,
         "steps": steps,

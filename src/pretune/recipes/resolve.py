@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core import config, io
+from pretune.core.config.specs import fields
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.core.hub import located
 from pretune.data.prepare import Data
@@ -18,7 +19,7 @@ from pretune.nn.heads import Head, PairHead, Pooler, SpanHead, Transform
 from pretune.objectives.objective import Objective
 from pretune.recipes.duration import LENGTHS, fit
 from pretune.recipes.reading import Reading
-from pretune.recipes.settings import Settings, Train, read_objective, within
+from pretune.recipes.settings import Settings, Train, read_objective, refuse_unused, within
 from pretune.text.tokenizer import Tokenizer
 
 HIGHEST = 2e-3
@@ -45,7 +46,7 @@ def resolve(
     `start` is a directory of weights to go on from: the model is then the one that is there. Changes are paths in the
     tree (`train.lr`, `data.max_length`, `objective.rate`, `model.depth`) or settings of the family (`model.width`).
     """
-    given = dict(changes or {})
+    given, all_given = dict(changes or {}), dict(changes or {})
     prepared = Data.open(data)
     tokenizer = Tokenizer.load(prepared.tokenizer)
     model = _model(name, tokenizer, start, {path: given.pop(path) for path in [*given] if path.startswith("model.")})
@@ -67,7 +68,24 @@ def resolve(
     if lengths and not length:
         lengths = {"train.epochs": None, **lengths}
     begin = {"train.start": None if start is None else str(start)}
-    return fit(settings.changed({**begin, **lengths, **given}), prepared.tokens, given)
+    settings = fit(settings.changed({**begin, **lengths, **given}), prepared.tokens, given)
+    knobs = {path for path in all_given if path.startswith("model.") and path.split(".")[1] not in fields(Model)}
+    return refuse_unused(settings, {path: value for path, value in all_given.items() if path not in knobs})
+
+
+def explain_rate(settings: Settings) -> str:
+    """The learning rate of a run and its source, in a line."""
+    train = settings.train
+    kind, family = config.kind(train.optimizer), settings.model.family
+    training = FAMILIES.get(family).training if family in FAMILIES else None
+    if training is None:
+        return f"learning rate {train.lr:g} ({kind})"
+    own, paper = training.optimizer["kind"], paper_rate(training, settings.model.width)
+    if kind != own and train.lr == type(train.optimizer)().lr:
+        return f"learning rate {train.lr:g}: the default of {kind}; the paper's, {paper:g} for this width, is for {own}"
+    if kind == own and train.lr == paper:
+        return f"learning rate {train.lr:g} ({kind}): the paper's, for this width and batch"
+    return f"learning rate {train.lr:g} ({kind}): as set"
 
 
 def _model(name: str, tokenizer: Tokenizer, start: str | Path | None, changes: Mapping[str, Any]) -> Model:
@@ -157,12 +175,17 @@ def rate(paper: Training, width: int) -> float:
     return max(usual, min(usual * paper.width / width, HIGHEST)) if width < paper.width else usual * paper.width / width
 
 
+def paper_rate(paper: Training, width: int) -> float:
+    """The same in three digits."""
+    return float(f"{rate(paper, width):.3g}")
+
+
 def _train(paper: Training, model: Model, device: str, length: dict[str, Any]) -> Train:
-    lr = rate(paper, model.width)
+    lr = paper_rate(paper, model.width)
     most = CPU_TOKENS if device == "cpu" else CUDA_TOKENS
     tree = {
-        "lr": float(f"{lr:.3g}"),
-        "optimizer": {**paper.optimizer, "lr": float(f"{lr:.3g}")},
+        "lr": lr,
+        "optimizer": {**paper.optimizer, "lr": lr},
         "schedule": dict(paper.schedule),
         "batch_tokens": min(paper.batch_tokens, most),
         **(length or {"epochs": 1.0}),

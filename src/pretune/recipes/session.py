@@ -15,7 +15,7 @@ from pretune.models import shapes
 from pretune.recipes.course import Course, distance
 from pretune.recipes.micro import micro_batches, replay, workers
 from pretune.recipes.reading import Source
-from pretune.recipes.resolve import RUN
+from pretune.recipes.resolve import RUN, explain_rate
 from pretune.recipes.run import Run, finish
 from pretune.recipes.samples import Samples, due, price
 from pretune.recipes.saying import Saying, check
@@ -182,6 +182,7 @@ class Session:
         state.micro = self._micro(len(state.phases) - 1, state)
         if not resume and self.ranks.first:
             io.write_json(self.where / RUN, {**self.settings.plain(), "found": self._found()})
+            log.say(explain_rate(self.settings))
         if resume:
             saver.last_step, saver.last_time = state.step, state.elapsed
         if evaluate:

@@ -11,6 +11,9 @@ from typing import Any, Literal, TypeVar
 
 from pretune.core import config
 from pretune.core.config import spec
+from pretune.core.config.read import shown
+from pretune.core.config.specs import members, plain
+from pretune.core.config.text import parse
 from pretune.core.errors import UsageError, nearest
 from pretune.models.spec import Model
 from pretune.nn.scope import Backend
@@ -116,15 +119,19 @@ class Settings:
         """With values at some paths replaced: `train.lr`, `objective.rate`, `model.depth`."""
         return replace(self, **edited({name: getattr(self, name) for name in SECTIONS}, changes))
 
+    def all_differences(self, other: "Settings") -> dict[str, tuple[Any, Any]]:
+        """The paths at which two runs differ."""
+        return {
+            f"{name}.{path}": pair
+            for name in SECTIONS
+            for path, pair in config.diff(getattr(self, name), getattr(other, name)).items()
+        }
+
     def differences(self, other: "Settings") -> dict[str, tuple[Any, Any]]:
         """The paths at which two runs differ in what is learnt."""
-        found: dict[str, tuple[Any, Any]] = {}
-        for name in SECTIONS:
-            for path, pair in config.diff(getattr(self, name), getattr(other, name)).items():
-                harmless = path.split(".")[0] in HARMLESS if name == "train" else (name, path) == ("data", "path")
-                if not harmless:
-                    found[f"{name}.{path}"] = pair
-        return found
+        harmless = {"data.path", *(f"train.{name}" for name in HARMLESS)}
+        found = self.all_differences(other)
+        return {path: pair for path, pair in found.items() if ".".join(path.split(".")[:2]) not in harmless}
 
     def sha256(self) -> str:
         """A hash of all that changes what is learnt."""
@@ -146,7 +153,7 @@ def edited(sections: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
             raise UsageError(f"unknown setting '{path}'{hint}; it starts with {' or '.join(sections)}")
         inner.setdefault(section, {})[rest] = value
     if "train" in inner:
-        inner["train"] |= _one_rate(inner["train"], sections["train"].lr)
+        inner["train"] |= _one_rate(inner["train"], sections["train"])
     return {name: within(name, sections[name], some) for name, some in inner.items()}
 
 
@@ -158,15 +165,53 @@ def within(section: str, part: T, changes: Mapping[str, Any]) -> T:
         raise (error if str(error).startswith(f"{section}.") else UsageError(f"{section}: {error}")) from None
 
 
-def _one_rate(train: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """The rate has two names."""
-    rates = [train[name] for name in ("lr", "optimizer.lr") if name in train]
-    whole = train.get("optimizer")
-    rates += [whole["lr"]] if isinstance(whole, Mapping) and "lr" in whole else []
+def _one_rate(changes: Mapping[str, Any], train: Any) -> dict[str, Any]:
+    """The rate under both of its names: as given, else the default of another optimizer, else the one of `train`."""
+    rates = rates_of(changes)
     if len({str(rate) for rate in rates}) > 1:
         raise UsageError(f"train.lr and train.optimizer.lr are one, found {' and '.join(map(str, rates))}; keep one")
-    rate = rates[0] if rates else now
+    name = optimizer_of(changes).get("kind")
+    other = members(Optim).specs.get(name) if isinstance(name, str) and name != config.kind(train.optimizer) else None
+    rate = rates[0] if rates else train.lr if other is None else other().lr
     return {"lr": rate, "optimizer.lr": rate}
+
+
+def rates_of(changes: Mapping[str, Any]) -> list[Any]:
+    """Every learning rate that changes of the section `train` give, by either name or inside an optimizer."""
+    rates = [changes[name] for name in ("lr", "optimizer.lr") if name in changes]
+    optimizer = optimizer_of(changes)
+    return [*rates, optimizer["lr"]] if "lr" in optimizer else rates
+
+
+def optimizer_of(changes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The optimizer that changes of the section `train` give, as plain data; empty where they give none."""
+    value = changes.get("optimizer")
+    value = parse(Optim, value, "train.optimizer") if isinstance(value, str) else plain(value)
+    return value if isinstance(value, Mapping) else {}
+
+
+def refuse_conflicts(options: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+    """Refuse a path that an option and `changes` give different values; options that are None were not given."""
+    for path, value in options.items():
+        if value is not None and path in changes and str(changes[path]) != str(value):
+            raise UsageError(f"'{path}' is set twice: to {shown(value)} and to {shown(changes[path])}; keep one")
+
+
+def refuse_unused(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """Return the settings, unless they lack one of the changes: then name it in a UsageError.
+
+    What the rest of a run decides (special tokens, heads that the objective does not train) cannot be set.
+    """
+    for path, (wanted, now) in settings.changed(changes).all_differences(settings).items():
+        raise UsageError(
+            f"'{path}' cannot be {_brief(wanted)}: the model, the objective and the data make it {_brief(now)}; leave "
+            "it out"
+        )
+    return settings
+
+
+def _brief(value: Any) -> str:
+    return f"'{value['kind']}'" if isinstance(value, Mapping) and "kind" in value else shown(value)
 
 
 def read_objective(tree: Mapping[str, Any] | str) -> Objective:

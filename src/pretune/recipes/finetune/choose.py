@@ -15,6 +15,8 @@ from pretune.models.spec import Model
 from pretune.recipes.finetune.model import ADAPTER, base_model
 from pretune.recipes.finetune.settings import SECTIONS, Base, Cut, Fit, Tune, Tuning, Wanted, read_method
 from pretune.recipes.resolve import RUN
+from pretune.recipes.settings import optimizer_of, rates_of, refuse_conflicts
+from pretune.train.optim import AdamW
 
 WHOLE = ("full", "gradual")
 """Methods that train the body itself: narrow bodies learn at higher rates."""
@@ -34,6 +36,9 @@ LAYERS = ("first", "last", "extra", "frozen")
 """Of these a run has one."""
 FASTER = {"first": 2.0, "random": 3.0}
 """How much faster than a whole pre-trained model its upper half learns, and new weights do."""
+
+RATED = config.kind(AdamW)
+"""The optimizer that all of these rates, and those of the methods, are for."""
 
 FIELDS = ("task", "train", "dev", "test", "text", "pair", "label", "data")
 
@@ -55,6 +60,8 @@ def choose(
     """
     wishes = _task(task)
     given = dict(changes or {})
+    options = {"base.path": model, "train.lr": lr, "train.epochs": epochs, "train.steps": steps}
+    refuse_conflicts(options | {f"task.{name}": value for name, value in wishes.items()}, given)
     length = {f"train.{name}": value for name, value in (("epochs", epochs), ("steps", steps)) if value is not None}
     if length:
         given = {**{f"train.{name}": None for name in ("epochs", "steps")}, **given, **length}
@@ -94,7 +101,20 @@ def _resolved(tuning: Tuning, name: str, given: Mapping[str, Any]) -> Tuning:
         data=tuning.data,
         train=tuning.train,
     )
-    return made.changed({"train.lr": usual_rate(chosen, spec), **changes, **given})
+    defaults = {"train.lr": usual_rate(chosen, spec), **changes}
+    train = {path.removeprefix("train."): value for path, value in given.items() if path.startswith("train.")}
+    kind = optimizer_of(train).get("kind", config.kind(tuning.train.optimizer))
+    if rates_of(train) or kind != RATED:
+        del defaults["train.lr"]
+    return made.changed({**defaults, **given})
+
+
+def explain_rate(tuning: Tuning) -> str:
+    """The learning rate of a run and its source, in a line."""
+    train, kind = tuning.train, config.kind(tuning.train.optimizer)
+    if kind != RATED and train.lr == type(train.optimizer)().lr:
+        return f"learning rate {train.lr:g}: the default of {kind}; that of the method is for {RATED}"
+    return f"learning rate {train.lr:g} ({kind})"
 
 
 def named(name: str, spec: Model) -> tuple[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ import torch
 from pretune.adapt.spending import Spending
 from pretune.core import config
 from pretune.models.cost import DEVICES
-from pretune.recipes.finetune.choose import WHOLE
+from pretune.recipes.finetune.choose import WHOLE, explain_rate
 from pretune.recipes.finetune.lasting import lasting
 from pretune.recipes.finetune.model import begin
 from pretune.recipes.finetune.opening import Opened, balance, open_task, owned
@@ -51,6 +51,7 @@ def forecast(tuning: Tuning, plan: Plan) -> dict[str, Any]:
     trained = sum(parameter.numel() for parameter in begun.trained.values())
     return {
         "notes": list(opened.parts.notes),
+        "rate": explain_rate(tuning) if len(plan.rates) == 1 else None,
         "task": opened.task.name,
         "kind": "together" if opened.members else opened.task.kind,
         "metrics": list(opened.task.metrics),

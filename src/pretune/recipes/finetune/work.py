@@ -24,7 +24,7 @@ from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.evaluate.baselines.table import MOST
 from pretune.evaluate.beside import PROBE, RANDOM, Beside, names_of
 from pretune.recipes.choose import device_of
-from pretune.recipes.finetune.choose import choose, read_tree, spec_of
+from pretune.recipes.finetune.choose import choose, explain_rate, read_tree, spec_of
 from pretune.recipes.finetune.fine import FineTuned
 from pretune.recipes.finetune.kept import TASK, Kept, Member
 from pretune.recipes.finetune.model import head_for, two_ways
@@ -38,6 +38,7 @@ from pretune.recipes.place import going_on, own
 from pretune.recipes.resolve import RUN
 from pretune.recipes.run import COST
 from pretune.recipes.session import CHECKPOINTS, free
+from pretune.recipes.settings import rates_of
 from pretune.tasks.encode import Items
 from pretune.tasks.example import Example
 from pretune.train.alone import alone
@@ -156,7 +157,9 @@ def resumed(
     tree = io.read_json(where / RUN, CheckpointError)
     stored, plan = Tuning.of(tree, where=str(where / RUN)), config.from_dict(Plan, tree.get("plan"), where="plan")
     given: Mapping[str, Any] = {name: value for name, value in wishes.items() if value is not None}
-    wished = choose(model, lr=rates[0] if rates else stored.train.lr, **{"settings": stored, **given})
+    changed = {path.removeprefix("train."): value for path, value in (given.get("changes") or {}).items()}
+    lr = rates[0] if rates else None if rates_of(changed) else stored.train.lr
+    wished = choose(model, lr=lr, **{"settings": stored, **given})
     again = plan_of(wished, rates, **tries, before=tree["plan"])
     for path, (new, old) in {**wished.differences(stored), **config.diff(again, plan)}.items():
         raise CheckpointError(f"{where}: {path} was {old} and cannot become {new} in a run that goes on")
@@ -180,6 +183,8 @@ class Work:
             log.say(note)
         if self.tuning.tune.mix is None and two_ways(self.tuning.base):
             log.say(f"{self.tuning.base.path}: of its two models the one from the left is adapted; `mix` reads both")
+        if len(self.plan.rates) == 1:
+            log.say(explain_rate(self.tuning))
         if counts := balance(self.opened.task, self.opened.parts.train):
             log.say("train: " + ", ".join(f"{name} {count:,.6g}" for name, count in [*counts.items()][:20]))
         with contextlib.ExitStack() as stack:
