@@ -125,7 +125,19 @@ class TestRuns:
         page = report([plain], tmp_path / "report.html").read_text()
         assert page.count('class="sample"') == TEXTS and page.count("<b>step 48</b>") == TEXTS
         card = (plain / "README.md").read_text()
-        assert "## What it says\n| text | step |" in card and card.count("| 120 | `") == card.count("| 1 | `") == TEXTS
+        assert "## What it says\nValidation text" in card and card.count("| 120 | `") == card.count("| 1 | `") == TEXTS
+
+    def test_their_split_is_recorded(self, plain: Path, prepared: Prepared, tmp_path: Path) -> None:
+        """Training text is not called validation text, in no place."""
+        changes = {"train.samples_every": 4, "train.eval_tokens": 0}
+        for name, more in (("train", {}), ("prompts", {"train.prompts": ["a [MASK] here"]})):
+            run(prepared(), tmp_path / name, objective="masked", steps=4, changes={**changes, **more})
+        for where, split in ((plain, "valid"), (tmp_path / "train", "train"), (tmp_path / "prompts", "prompts")):
+            assert {line["split"] for line in read_metrics(where) if "sample" in line} == {split}
+            pages = (report([where], tmp_path / "report.html").read_text(), (where / "README.md").read_text())
+            for text in pages:
+                assert ("Validation text" in text) == (split == "valid")
+                assert ("Training text" in text) == (split == "train")
 
     def test_a_text_with_blanks_is_preferred(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Row:

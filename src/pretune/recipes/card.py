@@ -53,7 +53,13 @@ def _said(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     found = facts.said(lines)
     if not found:
         return
-    yield from ("## What it says", "| text | step | blanks filled in, or what follows |", "|---|---|---|")
+    yield from (
+        "## What it says",
+        f"{facts.sample_source(lines)}.",
+        "",
+        "| text | step | blanks filled in, or what follows |",
+        "|---|---|---|",
+    )
     for text, answers in [*found.items()][:SAID]:
         for place, (step, answer) in enumerate([answers[0], answers[-1]] if len(answers) > 1 else answers):
             yield f"| {'' if place else _shown(text)} | {step:,} | {_shown(answer)} |"

@@ -23,7 +23,7 @@ from pretune.train.state import State
 
 TEXTS = 3
 ROWS = 16
-"""Rows of held-out text that these are chosen from."""
+"""Rows of validation text, or of training text where there is none, that these are chosen from."""
 BLANKS = 2
 """A text should have so many, where there is one that has."""
 FIRST = 1e-12
@@ -91,7 +91,7 @@ class Samples:
 
 
 def chosen(held: Stream) -> list[Batch]:
-    """A few rows of the first held-out batch, whose first sequence has some targets, or any text at all."""
+    """A few rows of the first batch of a split, whose first sequence has some targets, or any text at all."""
     rows = held.shape.rows
     found: list[Batch] = []
     for part in range(min(rows, ROWS)):

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import math
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -218,10 +219,12 @@ class Session:
         return micro_batches(shape, settings.model, settings.train, self.ranks, self.precision, least=state.least)
 
     def _samples(self, journal: Journal, pace: Pace, state: State) -> Samples:
-        seen, train = self.course.held[0] if self.course.held else self.course.streams[-1], self.settings.train
+        held, train = self.course.held, self.settings.train
+        seen = held[0] if held else self.course.streams[-1]
+        split = "prompts" if train.prompts else "valid" if held else "train"
         cost = price(seen.shape, self.spec.shape, train.batch_tokens, self.ranks)
         when = due(train.samples_every, pace, state, cost)
-        return Samples(seen, Saying(self.source.tokenizer, train.prompts), when, journal.sampled)
+        return Samples(seen, Saying(self.source.tokenizer, train.prompts), when, partial(journal.sampled, split=split))
 
     def _evaluate(self, journal: Journal, saver: Saver) -> Evaluate | None:
         if self.course.held is None:

@@ -138,12 +138,12 @@ class Journal:
         if self._metrics is not None:
             log.say(text)
 
-    def sampled(self, step: int, texts: Sequence[str]) -> None:
-        """What the model made of some texts; the first is shown."""
+    def sampled(self, step: int, texts: Sequence[str], *, split: str) -> None:
+        """Record answers to some texts of a split; the first is shown."""
         if self._metrics is not None:
             for text in texts:
-                self._metrics.write(step, {"sample": text})
-        self.tell(f"step {step:,}: {texts[0]}")
+                self._metrics.write(step, {"sample": text, "split": split})
+        self.tell(f"step {step:,}{', training text' if split == 'train' else ''}: {texts[0]}")
 
     def settle(self, loop: Loop) -> None:
         """Before a checkpoint: what was written is on the disk, and what was counted is in the state."""

@@ -101,20 +101,21 @@ def by_labels(runs: Sequence[Ran]) -> list[Markup]:
 
 
 def samples(runs: Sequence[Ran]) -> Markup:
-    """What models made of held-out text, from the first steps to the last."""
+    """Answers of models to a few texts, from the first steps to the last."""
     parts: list[Markup] = []
     told = [run for run in runs if not run.tuned]
     for run in told:
         found = facts.said(run.lines)
         if found and len(told) > 1:
             parts.append(element("h3", run.name))
+        if found:
+            parts.append(note(f"{facts.sample_source(run.lines)} as the model read it, and its answers: blanks filled "
+                              "in (with the right word after a wrong one), or the text continued."))  # fmt: skip
         parts += [_sample(read, _spread(found[read], TIMES)) for read in _spread([*found], SAMPLES)]
     if not parts:
         return note("No samples were recorded: the run was too short for them, or they were switched off; "
                     "`--set train.samples_every=100` at pre-training records them.")  # fmt: skip
-    about = note("Held-out text as the model read it, and what it said: blanks filled in (with the right word where it "
-                 "said another), or the text gone on with.")  # fmt: skip
-    return joined([about, *parts])
+    return joined(parts)
 
 
 def _spread(found: Sequence[T], most: int) -> list[T]:

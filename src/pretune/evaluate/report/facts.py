@@ -13,6 +13,12 @@ Facts = Mapping[str, Any]
 Rows = list[tuple[str, str]]
 ARROW = " → "
 """Between a text and what a model makes of it."""
+SPLITS = {
+    "valid": "Validation text",
+    "train": "Training text (no validation text was used)",
+    "prompts": "Texts of `train.prompts`",
+}
+"""Sources of samples, as metrics.jsonl names them."""
 HEADER = ("score", "interval", "better by", "p")
 
 
@@ -122,6 +128,16 @@ def said(lines: Iterable[Facts]) -> dict[str, list[tuple[int, str]]]:
             read, _, answer = text.partition(ARROW)
             found.setdefault(read, []).append((line["step"], answer))
     return found
+
+
+def sample_source(lines: Iterable[Facts]) -> str:
+    """Return the source of a run's samples; older runs did not record it.
+
+    >>> sample_source([{"step": 9, "loss": 3}, {"step": 9, "sample": "a [MASK] → dog", "split": "valid"}])
+    'Validation text'
+    """
+    splits = dict.fromkeys(str(line.get("split")) for line in lines if "sample" in line)
+    return ", ".join(SPLITS.get(split, "Text of a split that was not recorded") for split in splits)
 
 
 def splits(card: Facts) -> Iterator[str]:
