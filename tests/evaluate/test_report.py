@@ -1,4 +1,4 @@
-"""Reports: each section with what there is or why there is nothing, nothing that breaks the page, the same bytes."""
+"""Reports: the sections that have data, nothing that breaks the page, the same bytes."""
 
 import html.parser
 import json
@@ -14,11 +14,12 @@ from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageE
 from pretune.evaluate.report import facts, report
 from pretune.evaluate.report.charts import MOST, Series, line_chart, thinned, ticks
 from pretune.evaluate.report.gather import Ran, gather
+from pretune.evaluate.report.markup import joined, note, notes
 from pretune.evaluate.report.scored import half
 from pretune.train.figures import weight
 from tests.evaluate import report_files as files
 
-SECTIONS = ("scores", "labels", "ran", "learning", "mistakes", "samples", "cost", "data", "repeat")
+SECTIONS = ("scores", "ran", "learning", "mistakes", "samples", "cost", "data", "repeat")
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NASTY = "<script>alert(1)</script>\x1b[31m\"'&\u202e"
 
@@ -64,7 +65,7 @@ def checked(page: str) -> Checker:
 
 
 class TestSections:
-    """What is there is shown, what is not is explained."""
+    """Sections that have data are shown."""
 
     def test_all_of_them(self, tmp_path: Path) -> None:
         page = made([files.pretrained(tmp_path / "books"), files.tuned(tmp_path / "films")], tmp_path)
@@ -105,30 +106,45 @@ class TestSections:
             assert again == ["pretune", "report", str(run), "--out", str(out)]
             (run / "tokenizer.json").write_text("{}")
 
-    def test_what_is_missing_is_explained(self, tmp_path: Path) -> None:
+    def test_sections_without_data_are_left_out(self, tmp_path: Path) -> None:
         run = files.pretrained(tmp_path / "books", finished=False, samples=False, card=False)
         page = made([run], tmp_path)
-        assert "No fine-tuned run is here" in section(page, "scores")
-        assert "--set train.samples_every=100" in section(page, "samples")
-        assert "No run here has a cost.json" in section(page, "cost")
-        assert "its data card is not there any more" in section(page, "data")
-        assert "not finished" in section(page, "ran") and "--labels 50,200,all" in section(page, "labels")
+        assert re.findall(r'<section id="(\w+)">', page) == ["ran", "learning", "data", "repeat"]
+        assert re.findall(r'<a href="#(\w+)">', page) == ["ran", "learning", "data", "repeat"]
+        assert "its data card is not there any more" in section(page, "data") and "not finished" in section(page, "ran")
         (run / "metrics.jsonl").unlink()
-        assert "No run has a metrics.jsonl" in section(made([run], tmp_path), "learning")
+        assert '<section id="learning">' not in made([run], tmp_path)
 
     def test_predictions_without_answers(self, tmp_path: Path) -> None:
         run = files.tuned(tmp_path / "films")
         files.lines(run / "predictions.jsonl", [{"split": "test", "id": "0", "label": "bad"}])
-        assert "has no right answers" in section(made([run], tmp_path), "mistakes")
+        assert '<section id="mistakes">' not in made([run], tmp_path)
         (run / "predictions.jsonl").unlink()
-        assert "no predictions.jsonl" in section(made([run], tmp_path), "mistakes")
+        assert '<section id="mistakes">' not in made([run], tmp_path)
 
     def test_fine_tuning_at_work(self, tmp_path: Path) -> None:
         run = files.tuned(tmp_path / "films")
         (run / "scores.json").unlink()
         (run / "cost.json").unlink()
         page = made([run], tmp_path)
-        assert "are not finished" in section(page, "scores") and "lora" in section(page, "ran")
+        assert '<section id="scores">' not in page
+        assert "lora" in section(page, "ran") and "not finished" in section(page, "ran")
+
+    def test_columns_without_a_value_are_left_out(self, tmp_path: Path) -> None:
+        scores = section(made([files.tuned(tmp_path / "films", baselines=[])], tmp_path), "scores")
+        assert "better by" not in scores and "interval over seeds" in scores
+
+    def test_long_notes_are_folded(self, tmp_path: Path) -> None:
+        short, long = (made([files.tuned(tmp_path / "films", notes=["x" * size])], tmp_path) for size in (20, 2000))
+        for page, size in ((short, 20), (long, 2000)):
+            folded = re.findall(r"<details>.*?</details>", page)
+            assert any("x" * size in one for one in folded)  # with what is said of intervals it is long anyway
+        assert joined([notes("short")]).html == note("short").html
+
+    def test_one_is_not_plural(self, tmp_path: Path) -> None:
+        result = {"split": "test", "examples": 1, "score": 1.0, "std": None, "low": None, "high": None, "seeds": [0]}
+        page = made([files.tuned(tmp_path / "films", result={**result, "each": [1.0]})], tmp_path)
+        assert "accuracy on 1 example of test" in page and "1 examples" not in page
 
     def test_the_loss_is_that_of_the_model_that_is_kept(self, tmp_path: Path) -> None:
         run = files.tuned(tmp_path / "films")
@@ -222,7 +238,7 @@ class TestScores:
     @pytest.mark.parametrize(
         ("kind", "lines", "words"),
         [
-            ("regression", [{"gold": 1.0, "score": 3.5}, {"gold": 4.0, "score": 4.1}], ["furthest off", "said 3.5"]),
+            ("regression", [{"gold": 1.0, "score": 3.5}, {"gold": 4.0, "score": 4.1}], ["2 examples", "said 3.5"]),
             (
                 "tagging",
                 [{"gold": ["A", "B"], "tags": ["A", "A"], "words": ["x", "y"]}],

@@ -2,9 +2,13 @@
 
 
 def counted(count: int, things: str) -> str:
-    """A number with its noun, which is given in the plural and loses its s where there is one.
+    """Return a number with its noun, which is given in the plural.
 
-    >>> counted(2000, "documents"), counted(1, "documents")
-    ('2,000 documents', '1 document')
+    >>> counted(2000, "documents"), counted(1, "documents"), counted(1, "queries"), counted(1, "classes")
+    ('2,000 documents', '1 document', '1 query', '1 class')
     """
-    return f"{count:,} {things.removesuffix('s') if count == 1 else things}"
+    if count != 1:
+        return f"{count:,} {things}"
+    if things.endswith("ies"):
+        return f"1 {things[:-3]}y"
+    return f"1 {things.removesuffix('es' if things.endswith('sses') else 's')}"

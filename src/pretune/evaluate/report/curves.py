@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from pretune.evaluate.report import facts
 from pretune.evaluate.report.charts import Series, line_chart
 from pretune.evaluate.report.gather import Ran
-from pretune.evaluate.report.markup import Markup, element, joined, note
+from pretune.evaluate.report.markup import NOTHING, Markup, element, joined, note
 
 Facts = Mapping[str, Any]
 T = TypeVar("T")
@@ -32,9 +32,7 @@ def learning(runs: Sequence[Ran]) -> Markup:
         *(line_chart(_dev(runs, metric), x="step", y=f"{metric} on dev") for metric in _metrics(runs)),
     ]
     found = [chart for chart in charts if chart.html]
-    if not found:
-        return note("No run has a metrics.jsonl with losses (`--set train.log_every=10` writes one).")
-    return element("div", *found, kind="charts")
+    return element("div", *found, kind="charts") if found else NOTHING
 
 
 def _losses(runs: Sequence[Ran]) -> list[Series]:
@@ -112,9 +110,6 @@ def samples(runs: Sequence[Ran]) -> Markup:
             parts.append(note(f"{facts.sample_source(run.lines)} as the model read it, and its answers: blanks filled "
                               "in (with the right word after a wrong one), or the text continued."))  # fmt: skip
         parts += [_sample(read, _spread(found[read], TIMES)) for read in _spread([*found], SAMPLES)]
-    if not parts:
-        return note("No samples were recorded: the run was too short for them, or they were switched off; "
-                    "`--set train.samples_every=100` at pre-training records them.")  # fmt: skip
     return joined(parts)
 
 

@@ -27,7 +27,10 @@ def learnt(tree: Facts, summary: Facts) -> Rows:
     train, held = tree["train"], summary.get("held_out") or {}
     return [
         ("parameters", f"{summary['parameters']:,}"),
-        ("steps", f"{summary['steps']:,}, each of {train['batch_tokens']:,} tokens; {summary['skipped']:,} skipped"),
+        (
+            "steps",
+            f"{summary['steps']:,}, each of {counted(train['batch_tokens'], 'tokens')}; {summary['skipped']:,} skipped",
+        ),
         ("tokens read", f"{summary['tokens']:,}"),
         ("sequence length", lengths(tree["data"])),
         ("optimiser", optimiser(train)),
@@ -51,13 +54,14 @@ def tuned(tree: Facts, scores: Facts) -> Rows:
     """How a model was fine-tuned."""
     model, counts = scores["model"], scores["counts"]
     share = f"{model['trained']:,} of {model['parameters']:,} parameters trained"
-    steps = f"{model['steps']:,}, each of {tree['train']['batch']} examples"
+    examples = counted(counts["examples"], "examples")
+    steps = f"{model['steps']:,}, each of {counted(tree['train']['batch'], 'examples')}"
     return [
         ("method", f"{tree['method']['kind']}, {share} ({model['trained'] / model['parameters']:.2%})"),
         ("learning rate", f"{model['lr']:g}"),
         ("steps", f"{steps}; weights of step {model['best_step']:,}"),
         ("examples", ", ".join(f"{split} {count:,}" for split, count in scores["examples"].items() if count)),
-        ("longest", f"{counts['longest']} tokens; {counts['cut']:,} of {counts['examples']:,} examples were cut"),
+        ("longest", f"{counted(counts['longest'], 'tokens')}; cut: {counts['cut']:,} of {examples}"),
     ]
 
 
@@ -107,7 +111,7 @@ def told(scores: Facts) -> Iterator[str]:
     for point in scores["curve"]:
         beside = ", ".join(f"{name} {value:.4f}" for name, value in point["baselines"].items())
         more = "; ".join(part for part in (interval(point), beside) if part)
-        yield f"learnt from {point['labels']:,} labels: {point['score']:.4f}{f' ({more})' if more else ''}"
+        yield f"learnt from {counted(point['labels'], 'labels')}: {point['score']:.4f}{f' ({more})' if more else ''}"
     if scores["forgetting"]:
         found = scores["forgetting"]
         yield (

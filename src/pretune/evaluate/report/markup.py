@@ -20,6 +20,9 @@ class Markup:
 
 Child = Markup | str
 NOTHING = Markup("")
+EMPTY = ("", NOTHING)
+FOLDED = 240
+"""Notes with more characters than these are folded."""
 
 
 def plain(value: object) -> str:
@@ -50,7 +53,14 @@ def joined(children: Iterable[Child]) -> Markup:
 
 
 def table(head: Sequence[Child], rows: Iterable[Sequence[Child]], *, kind: str = "") -> Markup:
-    """A table that scrolls to the side where it is too wide; numbers stand to the right."""
+    """A table that scrolls to the side where it is too wide; numbers stand to the right.
+
+    A column without a single value is left out.
+    """
+    rows = [*rows]
+    columns = [at for at in range(len(rows[0]) if rows else 0) if not at or any(row[at] not in EMPTY for row in rows)]
+    rows = [[row[at] for at in columns] for row in rows]
+    head = [head[at] for at in columns] if head and rows else head
     body = [
         element("tr", element("th", row[0], scope="row"), *(element("td", cell, kind=_kind(cell)) for cell in row[1:]))
         for row in rows
@@ -67,6 +77,14 @@ def pairs(rows: Iterable[tuple[str, Child]]) -> Markup:
 def note(*text: Child) -> Markup:
     """What is said beside; what stands between backticks in it is code."""
     return element("p", *(spelled(one) if isinstance(one, str) else one for one in text), kind="note")
+
+
+def notes(*lines: str) -> Markup:
+    """Notes, folded where they are long together."""
+    shown = joined(map(note, lines))
+    if sum(map(len, lines)) <= FOLDED:
+        return shown
+    return element("details", element("summary", "Notes" if len(lines) > 1 else "Note"), shown)
 
 
 def spelled(text: str) -> Markup:

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pretune.core.counted import counted
 from pretune.evaluate.report.charts import Series, line_chart
 from pretune.evaluate.report.gather import Ran
-from pretune.evaluate.report.markup import Child, Markup, element, joined, note, table
+from pretune.evaluate.report.markup import NOTHING, Child, Markup, element, joined, note, table
 
 Facts = Mapping[str, Any]
 CLASSES = 12
@@ -17,26 +18,18 @@ DOTS = 400
 
 def mistakes(runs: Sequence[Ran]) -> Markup:
     """For each run a matrix (or a list, or dots) and examples."""
-    tuned = [run for run in runs if run.scores]
-    if not tuned:
-        return note("No finished fine-tuned run is here, so there are no mistakes to show.")
-    parts: list[Markup] = []
-    for run in tuned:
-        if len(tuned) > 1:
-            parts.append(element("h3", run.name))
-        parts += _of(run)
-    return joined(parts)
+    found = [(run, shown) for run in runs if run.scores and (shown := joined(_of(run))).html]
+    names = [element("h3", run.name) if len(found) > 1 else NOTHING for run, _ in found]
+    return joined(part for name, (_, shown) in zip(names, found, strict=True) for part in (name, shown))
 
 
 def _of(run: Ran) -> Iterator[Markup]:
     assert run.scores is not None
     split, kind = run.scores["result"]["split"], run.scores["kind"]
     said = [one for one in run.said if one.get("split") == split and one.get("gold") is not None]
-    if not run.said:
-        yield note("There is no predictions.jsonl in the run.")
-    elif not said:
-        yield note("predictions.jsonl has no right answers in it: the run was made before they were written there.")
-    elif kind == "regression":
+    if not said:
+        return
+    if kind == "regression":
         yield from _scattered(said)
     elif kind == "tagging":
         yield from _tags(said)
@@ -85,7 +78,8 @@ def _confusions(found: Mapping[tuple[str, str], int]) -> Markup:
 def _examples(wrong: Sequence[Facts]) -> Markup:
     if not wrong:
         return note("Nothing was wrong.")
-    about = note(f"The {min(len(wrong), MISTAKES)} mistakes it was surest of, of {len(wrong):,}.")
+    few = min(len(wrong), MISTAKES)
+    about = note(f"{counted(few, 'mistakes')} with the highest probability, of {len(wrong):,}.")
     return joined([about, *(_mistake(one) for one in wrong[:MISTAKES])])
 
 
@@ -108,14 +102,14 @@ def _scattered(said: Sequence[Facts]) -> Iterator[Markup]:
     dots = Series("examples", tuple(points[::step]), style="dots")
     yield line_chart([dots, Series("right", ((ends[0],) * 2, (ends[1],) * 2), (), 7, "dashed")], x="right", y="said")
     worst = sorted(said, key=lambda one: (-abs(float(one["gold"]) - float(one.get("score", 0))), str(one.get("id"))))
-    yield note(f"The {min(len(worst), MISTAKES)} that are furthest off.")
+    yield note(f"{counted(min(len(worst), MISTAKES), 'examples')} with the largest error.")
     yield joined(_mistake({**one, "label": f"{one.get('score', 0):.3g}"}) for one in worst[:MISTAKES])
 
 
 def _tags(said: Sequence[Facts]) -> Iterator[Markup]:
     pairs = [pair for one in said for pair in zip(one["gold"], one.get("tags", ()), strict=False)]
     right = sum(gold == tag for gold, tag in pairs)
-    yield element("p", f"{right:,} of {len(pairs):,} tags are right.")
+    yield element("p", f"{right:,} of {counted(len(pairs), 'tags')} right.")
     yield _confusions(Counter((str(gold), str(tag)) for gold, tag in pairs))
     worst = sorted(
         said,

@@ -1,4 +1,4 @@
-"""The page: sections in order, each with what there is or with why there is nothing."""
+"""The page: sections in order; those without data are left out."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core import io
+from pretune.core.counted import counted
 from pretune.core.errors import UsageError
 from pretune.evaluate.report.curves import by_labels, learning, samples
 from pretune.evaluate.report.gather import Ran, Results, gather
-from pretune.evaluate.report.markup import Child, Markup, code, element, escape, joined, note, table
+from pretune.evaluate.report.markup import NOTHING, Child, Markup, code, element, escape, joined, table
 from pretune.evaluate.report.mistakes import mistakes
 from pretune.evaluate.report.ran import what_was_run
 from pretune.evaluate.report.scored import best_baseline, compared, label_chart, scores
@@ -65,9 +66,7 @@ def _sections(runs: Sequence[Ran], results: Sequence[Results], given: Sequence[P
     if not results or told_apart(runs):
         tables.append(scores(runs))
     charts = [chart for chart in (*map(label_chart, results), *by_labels(runs)) if chart.html]
-    few = element("div", *charts, kind="charts") if charts else note(
-        "Each model learnt from one number of labels; `pretune finetune --labels 50,200,all` makes a curve."
-    )  # fmt: skip
+    few = element("div", *charts, kind="charts") if charts else NOTHING
     found = [
         ("scores", "Scores", joined(tables)),
         ("labels", "How many labels it takes", few),
@@ -82,7 +81,7 @@ def _sections(runs: Sequence[Ran], results: Sequence[Results], given: Sequence[P
     ]
     if not results and not any(run.scores for run in runs):  # pre-training alone: what was run comes first
         found = [*found[2:], *found[:2]]
-    return found
+    return [one for one in found if one[2].html]
 
 
 def told_apart(runs: Sequence[Ran]) -> bool:
@@ -123,10 +122,13 @@ def _tiles(runs: Sequence[Ran], results: Sequence[Results]) -> Markup:
         most = max(row["labels"] for row in one.rows)
         best = max((row for row in one.rows if row["labels"] == most), key=lambda row: float(row["mean"]))
         tiles.append(
-            (f"{best['mean']:.3f}", f"best {one.about.get('metric', 'score')} at {most:,} labels: {best['method']}")
+            (
+                f"{best['mean']:.3f}",
+                f"best {one.about.get('metric', 'score')} at {counted(most, 'labels')}: {best['method']}",
+            )
         )
         if (gain := bought(one.rows, most)) is not None:
-            tiles.append((f"{gain:+.3f}", f"best pre-trained over random weights at {most:,} labels"))
+            tiles.append((f"{gain:+.3f}", f"best pre-trained over random weights at {counted(most, 'labels')}"))
     for run in [run for run in runs if run.scores][: 0 if results else 3]:
         assert run.scores is not None
         found, beneath = run.scores["result"], best_baseline(run)

@@ -3,17 +3,16 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pretune.core.counted import counted
 from pretune.evaluate.report import facts
 from pretune.evaluate.report.gather import Ran
-from pretune.evaluate.report.markup import Markup, joined, note, table
+from pretune.evaluate.report.markup import Markup, joined, table
 
 Facts = Mapping[str, Any]
 
 
 def what_was_run(runs: Sequence[Ran]) -> Markup:
     """A table for pre-training and one for fine-tuning; a column for each run."""
-    if not runs:
-        return note("The results name no runs, so nothing more is known than the table above.")
     groups = [[run for run in runs if not run.tuned], [run for run in runs if run.tuned]]
     return joined(beside(group) for group in groups if group)
 
@@ -74,7 +73,7 @@ def _vectors(run: Ran) -> Iterator[tuple[str, str]]:
 def _machine(tree: Facts) -> Iterator[tuple[str, str]]:
     found = tree.get("found")
     if found:
-        threads = f"{found['threads']} thread{'s' * (found['threads'] != 1)}"
+        threads = counted(found["threads"], "threads")
         yield "machine", f"{found['device']}, {found['precision']}, torch {found['torch']}, {threads}"
 
 
@@ -90,7 +89,7 @@ def size(model: Facts) -> str:
         depths = " + ".join(str(stack.get("depth", "?")) for stack in stacks)
         parts.append(f"{depths} layer{'s' * (depths != '1')}")
         heads = [(block.get("attention") or {}).get("heads") for stack in stacks for block in stack.get("blocks") or ()]
-        parts += [f"{heads[0]} heads"] if heads and heads[0] else []
+        parts += [counted(heads[0], "heads")] if heads and heads[0] else []
     return ", ".join([*parts, f"vocabulary {model['vocab']:,}"] if model.get("vocab") else parts)
 
 

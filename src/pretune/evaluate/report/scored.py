@@ -10,7 +10,7 @@ from pretune.core.counted import counted
 from pretune.evaluate.report import facts
 from pretune.evaluate.report.charts import Series, interval_chart, line_chart
 from pretune.evaluate.report.gather import Ran, Results
-from pretune.evaluate.report.markup import Child, Markup, element, joined, note, table
+from pretune.evaluate.report.markup import Child, Markup, element, joined, notes, table
 from pretune.metrics.significance import Comparison, margin, of_means, over_seeds, student
 
 Facts = Mapping[str, Any]
@@ -34,10 +34,6 @@ class Row:
 def scores(runs: Sequence[Ran]) -> Markup:
     """A table for each test set and metric."""
     tuned = [run for run in runs if run.scores]
-    if not tuned:
-        if any(run.tuned for run in runs):
-            return note("The fine-tuned runs here are not finished: scores.json comes at the end.")
-        return note("No fine-tuned run is here, so there are no scores (`pretune finetune` makes them).")
     keys = dict.fromkeys(map(test_set, tuned))  # in the order that they were given
     return joined(_group([run for run in tuned if test_set(run) == key]) for key in keys)
 
@@ -89,7 +85,7 @@ def _group(runs: Sequence[Ran]) -> Markup:
             element("h3", f"{Path(runs[0].judged).name}: {metric} on {counted(examples, 'examples')} of {split}"),
             *(element("p", line) for line in verdict(ordered)),
             table(("", metric, "", "interval over seeds", better, "p"), rows, kind="scores"),
-            *_notes(runs),
+            notes(*_notes(runs)),
         ]
     )
 
@@ -141,10 +137,9 @@ def _against(run: Row, simple: Row, apart: Facts | None, *, every: bool) -> str:
     return f"{run.name} and {simple.name}, the best of the simple baselines, cannot be told apart (p = {p:.3g})."
 
 
-def _notes(runs: Sequence[Ran]) -> Iterator[Markup]:
-    lines = list(dict.fromkeys(line for run in runs if run.scores for line in facts.told(run.scores)))
-    yield from map(note, lines)
-    yield note(
+def _notes(runs: Sequence[Ran]) -> Iterator[str]:
+    yield from dict.fromkeys(line for run in runs if run.scores for line in facts.told(run.scores))
+    yield (
         "Intervals are 95 %: over seeds by Student's t, of differences by a paired bootstrap over examples; p is the "
         "share of resampled test sets on which the run is not better. Runs are compared with each other by the "
         "predictions of their saved models."
@@ -201,12 +196,16 @@ def compared(results: Results) -> Markup:
         rows.append((joined([method, element("small", about)]) if about else method, *shown))
     metric = str(results.about.get("metric", "score"))
     told = [str(results.about[name]) for name in ("task", "split") if results.about.get(name)]
-    of = f" on {results.about['examples']:,} examples" if isinstance(results.about.get("examples"), int) else ""
+    of = (
+        f" on {counted(results.about['examples'], 'examples')}"
+        if isinstance(results.about.get("examples"), int)
+        else ""
+    )
     return joined(
         [
             element("h3", f"{metric}{of}{' of ' if told else ''}{', '.join(told)}"),
-            table(("", *(f"{count:,} labels" for count in counts)), rows),
-            note(
+            table(("", *(counted(count, "labels") for count in counts)), rows),
+            notes(
                 "± is half of the 95 % interval over seeds (Student's t); a single seed has none. The best is "
                 f"bold.{legend}"
             ),
@@ -236,7 +235,7 @@ def _beside(results: Results) -> tuple[dict[tuple[str, int], str], str]:
             clear[row["method"], row["labels"]] = " ▲" if lead > 0 else " ▼"
     told = (
         f" ▲ is ahead of the best simple baseline with as many labels, ▼ behind it, by more than two standard "
-        f"errors of {examples:,} examples; without a mark that difference could be chance."
+        f"errors of {counted(examples, 'examples')}; without a mark that difference could be chance."
     )
     return clear, told if simple else ""
 

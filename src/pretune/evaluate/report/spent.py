@@ -10,7 +10,7 @@ from pretune.evaluate.report import facts
 from pretune.evaluate.report.charts import magnitude_chart
 from pretune.evaluate.report.familiar import driven, familiar
 from pretune.evaluate.report.gather import Ran, Results
-from pretune.evaluate.report.markup import Child, Markup, code, element, joined, note, pairs, table
+from pretune.evaluate.report.markup import NOTHING, Child, Markup, code, element, joined, note, notes, pairs, table
 from pretune.train.figures import amount, clock, dollars, energy, weight
 
 Facts = Mapping[str, Any]
@@ -25,7 +25,7 @@ def cost(runs: Sequence[Ran], results: Sequence[Results]) -> Markup:
     paid = [(run, run.cost) for run in runs if run.cost is not None]
     others = _others(runs, results)
     if not paid:
-        return note("No run here has a cost.json: it is the last file that a run writes.")
+        return NOTHING
     total = summed(runs, results)
     rows: list[Sequence[Child]] = [(run.name, _device(one), *_row(one)) for run, one in paid]
     if others:
@@ -48,7 +48,7 @@ def cost(runs: Sequence[Ran], results: Sequence[Results]) -> Markup:
             ),
             element("p", f"{weight(ours)} of CO2e: as much as driving a car for {driven(ours)}."),
             magnitude_chart(bars, unit="kg of CO2e", show=[_heavy(value) for _, value, _ in bars]),
-            note(f"A logarithmic scale. Sources: {'; '.join(f'{one.name}: {one.source}' for one in known)}."),
+            notes("A logarithmic scale.", *(f"{one.name}: {one.source}." for one in known)),
             *(_how(run, one) for run, one in paid),
         ]
     )
@@ -92,8 +92,6 @@ def data(runs: Sequence[Ran], results: Sequence[Results]) -> Markup:
     once = {str(card.get("fingerprint", number)): card for number, card in enumerate(cards)}
     named = [str((run.tree.get("data") or {}).get("path")) for run in runs if run.pretrained and run.card is None]
     missing = [note(f"{path}: its data card is not there any more (card.json).") for path in dict.fromkeys(named)]
-    if not once and not missing:
-        return note("No pre-training run is here; what fine-tuning read is said with its scores.")
     return joined([*(part for card in once.values() for part in _card(card)), *missing])
 
 
