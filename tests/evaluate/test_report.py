@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from pretune.evaluate.report.charts import MOST, Series, line_chart, thinned, ti
 from pretune.evaluate.report.gather import Ran, gather
 from pretune.evaluate.report.markup import joined, note, notes
 from pretune.evaluate.report.scored import half
+from pretune.metrics.averages import GLUE, SUITES
 from pretune.train.figures import weight
 from tests.evaluate import report_files as files
 
@@ -262,6 +264,38 @@ class TestScores:
         files.lines(run / "predictions.jsonl", lines)
         page = made([run], tmp_path)
         assert "how often" in section(page, "mistakes") and 'class="confusion"' not in page
+
+
+class TestSuites:
+    """Averages over separate runs."""
+
+    def runs(self, tmp_path: Path, tasks: Iterable[str], method: str = "lora", **changes: object) -> list[Path]:
+        made: list[Path] = []
+        for number, task in enumerate(tasks):
+            run = files.tuned(tmp_path / f"{method}-{task}", task=task, score=0.5 + number / 100, **changes)
+            tree = json.loads((run / "run.json").read_text())
+            files.write(run / "run.json", {**tree, "method": {"kind": method}})
+            made.append(run)
+        return made
+
+    def test_the_average_of_nine_runs(self, tmp_path: Path) -> None:
+        page = made(self.runs(tmp_path, GLUE), tmp_path)
+        assert "GLUE: average of 9 tasks" in section(page, "scores") and "books, lora" in section(page, "scores")
+        assert f"{0.5 + sum(range(9)) / 900:.4f}" in section(page, "scores")
+
+    def test_years_of_similarity(self, tmp_path: Path) -> None:
+        scores = section(made(self.runs(tmp_path, SUITES["sts12-16"], metric="spearman"), tmp_path), "scores")
+        assert "average of 5 tasks" in scores and "0.5200" in scores
+
+    def test_missing_tasks_are_named(self, tmp_path: Path) -> None:
+        scores = section(made(self.runs(tmp_path, GLUE[:-1]), tmp_path), "scores")
+        assert "average of" not in scores and re.search(r"no GLUE average without wnli\b", scores)
+        few = section(made(self.runs(tmp_path / "few", GLUE[:2]), tmp_path), "scores")
+        assert "GLUE" not in few
+
+    def test_methods_are_not_mixed(self, tmp_path: Path) -> None:
+        runs = [*self.runs(tmp_path, GLUE[:5]), *self.runs(tmp_path, GLUE[5:], "full")]
+        assert "average of" not in section(made(runs, tmp_path), "scores")
 
 
 class TestResults:

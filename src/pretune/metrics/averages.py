@@ -1,9 +1,11 @@
-"""The one number of GLUE and of SuperGLUE (Wang et al., 2018 and 2019): each task counts once.
+"""The averages of GLUE and SuperGLUE (Wang et al., 2018 and 2019) and of STS 2012 to 2016: each task counts once.
 
 A task with two scores is their mean first: accuracy and F1 (MRPC, QQP, CB), both correlations (STS-B), F1a and exact
 match (MultiRC), F1 and exact match (ReCoRD), matched and mismatched (MNLI). The diagnostic sets count in neither.
 
     glue({"mnli": {"matched": 0.867, "mismatched": 0.859}, "cola": 0.605, …})
+
+A year of STS counts by its Spearman correlation over all pairs.
 
 NOTE: BERT's paper prints another number, without WNLI, with MNLI's halves as two tasks and one score for the others.
 """
@@ -15,6 +17,48 @@ from pretune.core.errors import UsageError, nearest
 
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
 SUPERGLUE = ("boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc")
+
+STS = ("sts12", "sts13", "sts14", "sts15", "sts16")
+SUITES = {"glue": GLUE, "superglue": SUPERGLUE, "sts12-16": STS}
+
+
+def suite_averages(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return the average of each suite all of whose tasks are there, by the scores that tasks are reported with.
+
+    MNLI's two halves may be `mnli` and `mnli_mismatched`; RTE of SuperGLUE is `superglue_rte`, or `rte`.
+    """
+    found: dict[str, float] = {}
+    for suite, tasks in SUITES.items():
+        members = suite_members(suite, scores)
+        if len(members) == len(tasks):
+            found[suite] = math.fsum(members.values()) / len(members)
+    return found
+
+
+def suite_members(suite: str, scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return the one number of each task of a suite that is there.
+
+    >>> suite_members("glue", {"cola": {"matthews": 0.5}, "stsb": {"pearson": 0.8, "spearman": 0.7}, "sts12": {}})
+    {'cola': 0.5, 'stsb': 0.75}
+    """
+    found: dict[str, float] = {}
+    for task in SUITES[suite]:
+        name = "superglue_rte" if (suite, task) == ("superglue", "rte") and "superglue_rte" in scores else task
+        if name not in scores:
+            continue
+        found[task] = _official(scores[name], correlations=suite != "sts12-16")
+        if task == "mnli" and "mnli_mismatched" in scores:
+            found[task] = (found[task] + _official(scores["mnli_mismatched"])) / 2
+    return found
+
+
+def _official(score: Mapping[str, float], *, correlations: bool = True) -> float:
+    """A task's one number: its "average", the mean of both correlations, or its first score."""
+    if "average" in score:
+        return float(score["average"])
+    if correlations and {"pearson", "spearman"} <= score.keys():
+        return (score["pearson"] + score["spearman"]) / 2
+    return float(score["spearman"] if "spearman" in score else next(iter(score.values())))
 
 
 def glue(scores: Mapping[str, float | Mapping[str, float]], *, tasks: Iterable[str] = GLUE) -> float:

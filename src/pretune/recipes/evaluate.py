@@ -30,6 +30,7 @@ from pretune.evaluate.perplexity import text_perplexity
 from pretune.evaluate.result import Result
 from pretune.evaluate.written import KINDS as WRITTEN
 from pretune.evaluate.written import written
+from pretune.metrics.averages import suite_averages, suite_members
 from pretune.recipes.choose import device_of
 from pretune.recipes.finetune.kept import TASK, Kept
 from pretune.recipes.resolve import RUN
@@ -106,7 +107,29 @@ def evaluate(
         alone = _timed(partial(work.task, each, None))
         unread = ("it is judged without a prompt, so there were no shots",) if any(counts) else ()
         found.append(replace(alone, notes=(*alone.notes, *unread)))
-    return found
+    return [*found, *averages(found)]
+
+
+def averages(results: Sequence[Result]) -> list[Result]:
+    """Return the averages of GLUE, SuperGLUE and STS 2012 to 2016 whose tasks all have a result.
+
+    There is one for each number of shots; tasks without a prompt count for each.
+    """
+    counts = dict.fromkeys(result.shots for result in results if result.shots is not None) or {None: None}
+    found: dict[tuple[str, int | None], Result] = {}
+    for shots in counts:
+        scores = {result.task: result.scores for result in results if result.shots in (shots, None)}
+        for suite, value in suite_averages(scores).items():
+            members = suite_members(suite, scores)
+            count = shots if any(each.shots is not None for each in results if each.task in members) else None
+            found[suite, count] = Result(
+                task=f"{suite} average",
+                scores={"average": value},
+                shots=count,
+                groups=members,
+                counts={"tasks": len(members)},
+            )
+    return [*found.values()]
 
 
 def _prompted(task: str | Task) -> bool:

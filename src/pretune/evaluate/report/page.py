@@ -15,6 +15,7 @@ from pretune.evaluate.report.mistakes import mistakes
 from pretune.evaluate.report.ran import what_was_run
 from pretune.evaluate.report.scored import best_baseline, compared, label_chart, scores
 from pretune.evaluate.report.spent import cost, data, repeat, summed
+from pretune.evaluate.report.suites import suite_tables
 from pretune.train.figures import clock, weight
 
 Section = tuple[str, str, Markup]
@@ -64,7 +65,7 @@ def page(
 def _sections(runs: Sequence[Ran], results: Sequence[Results], given: Sequence[Path], out: Path) -> list[Section]:
     tables = [compared(one) for one in results]
     if not results or told_apart(runs):
-        tables.append(scores(runs))
+        tables += [scores(runs), suite_tables(runs)]
     charts = [chart for chart in (*map(label_chart, results), *by_labels(runs)) if chart.html]
     few = element("div", *charts, kind="charts") if charts else NOTHING
     found = [

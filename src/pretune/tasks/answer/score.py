@@ -5,7 +5,7 @@ from typing import Any
 
 from pretune.core.errors import DataError
 from pretune.metrics import METRICS
-from pretune.metrics.averages import GLUE, SUPERGLUE, glue, superglue
+from pretune.metrics.averages import suite_averages
 from pretune.metrics.groups import by_group
 from pretune.tasks.answer.prediction import Prediction
 from pretune.tasks.encode.rules import name_of
@@ -36,24 +36,8 @@ def score(task: Task, examples: Sequence[Example], predictions: Sequence[Predict
 
 
 def group_average(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """GLUE's and SuperGLUE's averages, each where all its tasks have been scored.
-
-    MNLI's two halves may be scored as `mnli` and `mnli_mismatched`.
-    """
-    known = dict(scores)
-    if "mnli_mismatched" in known and "mnli" in known:
-        halves = (known["mnli"], known["mnli_mismatched"])
-        known["mnli"] = dict(
-            zip(("matched", "mismatched"), (next(iter(half.values())) for half in halves), strict=True)
-        )
-    found: dict[str, float] = {}
-    if all(task in known for task in GLUE):
-        found["glue"] = glue(known)
-    if "superglue_rte" in known:
-        known["rte"] = known["superglue_rte"]
-    if all(task in known for task in SUPERGLUE):
-        found["superglue"] = superglue(known)
-    return found
+    """Return the averages of GLUE, SuperGLUE and STS 2012 to 2016, each where all its tasks have been scored."""
+    return suite_averages(scores)
 
 
 def _labels(task: Task, examples: Sequence[Example], predictions: Sequence[Prediction]) -> Pairs:
