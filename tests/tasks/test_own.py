@@ -137,15 +137,12 @@ def test_conll(write) -> None:  # type: ignore[no-untyped-def]
         ("", {}, r"a.csv: the file is empty"),
         ("only one column\nand no label\n", {}, r"a.csv: no table: no delimiter"),
         ("a,b\nx,y\nz,w\n", {}, r"a.csv: which column is the text\? Name it with --text \(a, b\)"),
-        ("text,label\na,1.5\nb,nan\nc,2.5\nd,x\n", {}, None),
+        ("text,label\na,1.5\nb,nan\nc,2.5\nd,x\n", {}, r"a.csv:3: label 'nan'"),
         ('text,label\n"a,x\nb,y\n', {}, r"a.csv:2: bad row"),
     ],
 )
-def test_faults(write, text: str, columns: dict[str, str], message: str | None) -> None:  # type: ignore[no-untyped-def]
+def test_faults(write, text: str, columns: dict[str, str], message: str) -> None:  # type: ignore[no-untyped-def]
     path = write("a.csv", text)
-    if message is None:  # a word among the numbers: classes
-        assert own_task({"train": path}, **columns).kind == "classification"
-        return
     with pytest.raises(DataError, match=message) as fault:
         own_task({"train": path}, **columns)
     assert "\n" not in str(fault.value)
@@ -252,3 +249,71 @@ def test_one_file_is_divided_and_that_is_said(write) -> None:  # type: ignore[no
     )
     with pytest.raises(DataError, match="task 'own': 50 labels were asked for, train has 36"):
         load(own_task({"train": path}), labels=50)
+
+
+def rows(labels: list[object]) -> str:
+    return "text,label\n" + "".join(f"text {at},{label}\n" for at, label in enumerate(labels))
+
+
+def test_the_type_is_found_by_the_labels(write) -> None:  # type: ignore[no-untyped-def]
+    def kind(labels: list[object], **wish: str) -> str:
+        return own_task({"train": write("a.csv", rows(labels))}, **wish).kind
+
+    assert kind([at % 20 for at in range(60)]) == "classification"
+    assert kind([at % 21 for at in range(60)]) == "regression"
+    assert kind([at % 21 for at in range(60)], type="classification") == "classification"
+    assert kind([at % 5 for at in range(60)], type="regression") == "regression"
+    assert kind(["x", "y", "z", "3"]) == "classification"  # most are no numbers
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf", "-Infinity", "x", "4+"])
+@pytest.mark.parametrize("numbers", [[0.5 * at for at in range(40)], [at % 5 for at in range(40)]])
+def test_one_bad_score_is_an_error_with_its_row(write, bad: str, numbers: list[float]) -> None:  # type: ignore[no-untyped-def]
+    path = write("a.csv", rows([*numbers[:30], bad, *numbers[30:]]))
+    for wish in ({}, {"type": "regression"}):
+        with pytest.raises(DataError) as fault:
+            own_task({"train": path}, **wish)
+        assert f"{path}:32:" in str(fault.value) and bad in str(fault.value)
+    if len({*numbers}) < 10:
+        assert bad in own_task({"train": path}, type="classification").labels
+
+
+def test_types_that_a_file_does_not_fit(write) -> None:  # type: ignore[no-untyped-def]
+    conll = write("a.conll", "EU I-ORG\nrejects O\n\nPeter I-PER\n")
+    assert own_task({"train": conll}, type="tagging").kind == "tagging"
+    for path, wish in ((conll, "classification"), (write("a.csv", rows([1, 2])), "embedding"), (conll, "sorting")):
+        with pytest.raises(UsageError, match=wish):
+            own_task({"train": path}, type=wish)
+    with pytest.raises(UsageError, match="second"):
+        own_task({"train": write("b.csv", "text,second,target\na,b,c\nd,e,f\n")}, type="text", pair="second")
+
+
+GLUE = [
+    ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question", "sentence"), ("question1", "question2"),
+    ("text_a", "text_b"), ("Sentence_A", "Sentence_B"), ("question", "passage"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", GLUE)
+@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl"])
+def test_known_columns_are_a_pair(write, columns: tuple[str, str], form: str) -> None:  # type: ignore[no-untyped-def]
+    cells = [("one", "two", "a"), ("three", "four", "b")]
+    names = (*columns, "label")
+    if form == "jsonl":
+        text = "".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in cells)
+    else:
+        text = "".join(("," if form == "csv" else "\t").join(row) + "\n" for row in [names, *cells])
+    path = write(f"a.{form}", text)
+    task = own_task({"train": path})
+    assert task.kind == "pair"
+    assert [(example.text, example.pair) for example in task.read("train")] == [("one", "two"), ("three", "four")]
+    assert own_task({"train": path}, text=columns[0]).kind == "classification"  # one column is named: one is read
+
+
+def test_a_column_called_text_is_the_text(write) -> None:  # type: ignore[no-untyped-def]
+    one = write("c.csv", "sentence1,sentence2,label\na,b,x\nc,d,y\n")
+    assert own_task({"train": one}, paired=False).kind == "classification"
+    path = write("a.csv", "text,premise,hypothesis,label\na,b,c,x\nd,e,f,y\n")
+    assert [(one.text, one.pair) for one in own_task({"train": path}).read("train")] == [("a", None), ("d", None)]
+    with pytest.raises(DataError, match=r"b\.csv"):
+        own_task({"test": write("b.csv", "one,label\na,x\n")}, labels=("x", "y"), paired=True)

@@ -1,4 +1,4 @@
-"""`pretune finetune --task embedding`: vectors learnt by comparison."""
+"""`pretune finetune --type embedding`: vectors learnt by comparison."""
 
 import json
 import os
@@ -17,6 +17,15 @@ def is_embedding(task: str | None) -> bool:
     return task is not None and task.partition(":")[0] == NAME
 
 
+def embedding_of(task: str | None) -> str:
+    """The task of `--type embedding`: pairs of a file, or those of a named task.
+
+    >>> embedding_of(None), embedding_of("snli"), embedding_of("embedding:snli")
+    ('embedding', 'embedding:snli', 'embedding:snli')
+    """
+    return task if task is not None and is_embedding(task) else NAME if task is None else f"{NAME}:{task}"
+
+
 def teach(
     model: str | None,
     task: str,
@@ -30,7 +39,7 @@ def teach(
     """Learn, and tell how good the vectors were before and are now; `unused` are options that mean nothing here."""
     for name, value in unused.items():
         if value:
-            raise UsageError(f"{name} is not for --task {NAME}; see docs/embeddings.md for what is")
+            raise UsageError(f"{name} is not for the type {NAME}; see docs/embeddings.md for what is")
     from pretune.core.config import paths
     from pretune.recipes.embedding.train import Teaching, train_embeddings
 

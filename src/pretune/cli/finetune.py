@@ -2,12 +2,13 @@
 
 import json
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pretune.cli._embedding import is_embedding, teach
+from pretune.cli._embedding import embedding_of, is_embedding, teach
 from pretune.cli._names import DEVICES, among, methods, tasks
 from pretune.cli._names import baselines as known_baselines
 from pretune.cli._names import settings as paths
@@ -23,6 +24,18 @@ if TYPE_CHECKING:
     from pretune.recipes.finetune.settings import Tuning
 
 
+class TaskType(StrEnum):
+    """The type of a task: what its labels are."""
+
+    CLASSIFICATION = "classification"
+    REGRESSION = "regression"
+    TAGGING = "tagging"
+    SPAN = "span"
+    CHOICE = "choice"
+    TEXT = "text"
+    EMBEDDING = "embedding"
+
+
 def finetune(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="A run, a Hugging Face directory, or hf:OWNER/NAME.")
@@ -32,6 +45,10 @@ def finetune(
         typer.Option(
             "--task", metavar="NAME", autocompletion=tasks, help="A task of `pretune list tasks`, or several: a,b …"
         ),
+    ] = None,
+    task_type: Annotated[
+        TaskType | None,
+        typer.Option("--type", metavar="TYPE", help=f"{', '.join(TaskType)}; of --train FILE, found by default."),
     ] = None,
     train: Annotated[
         Path | None, typer.Option("--train", metavar="FILE", help="… or a table of one's own: CSV, TSV, JSONL, CoNLL.")
@@ -114,6 +131,10 @@ def finetune(
         from pretune.recipes.finetune.work import plan_of
     if out is None and not dry_run:
         raise UsageError("missing option '--out': where the run goes")
+    if task is not None and is_embedding(task) and task_type not in (None, TaskType.EMBEDDING):
+        raise UsageError(f"--type {task_type} with --task {task}: the task is of the type embedding; keep one")
+    if task_type is TaskType.EMBEDDING:
+        task = embedding_of(task)
     if task is not None and is_embedding(task):
         assert out is not None or dry_run
         teach(
@@ -126,7 +147,8 @@ def finetune(
         )  # fmt: skip
         return
     wishes: dict[str, Any] = {
-        "task": task, "train": train, "dev": dev, "test": test, "text": text, "pair": pair, "label": label,
+        "task": task, "type": None if task_type is None else str(task_type), "train": train,
+        "dev": dev, "test": test, "text": text, "pair": pair, "label": label,
         "data": data, "method": method, "epochs": epochs, "steps": steps, "settings": config,
         "changes": parse_assignments(settings or []),
     }  # fmt: skip
@@ -189,7 +211,8 @@ def _foreseen(found: dict[str, Any]) -> "Iterator[str]":
     from pretune.train.figures import amount, clock, columns, dollars, energy, weight
 
     yield from found["notes"]
-    yield f"{found['task']} ({found['kind']}), scored by {', '.join(found['metrics'])} on {found['headline']}"
+    kind = found["kind"] if found["type"] in (None, found["kind"]) else f"{found['type']}, {found['kind']}"
+    yield f"{found['task']} ({kind}), scored by {', '.join(found['metrics'])} on {found['headline']}"
     yield (
         ", ".join(f"{split} {count:,}" for split, count in found["examples"].items())
         + f"; {found['used']:,} learnt from"

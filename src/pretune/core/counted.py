@@ -1,4 +1,7 @@
-"""How many of something, as one says it."""
+"""Counts and lists of names in messages."""
+
+import itertools
+from collections.abc import Collection
 
 
 def counted(count: int, things: str) -> str:
@@ -12,3 +15,13 @@ def counted(count: int, things: str) -> str:
     if things.endswith("ies"):
         return f"1 {things[:-3]}y"
     return f"1 {things.removesuffix('es' if things.endswith('sses') else 's')}"
+
+
+def join_names(names: Collection[object], limit: int = 20) -> str:
+    """Join names with commas; beyond `limit` give only their number.
+
+    >>> join_names(["a", "b"]), join_names(range(200), limit=3)
+    ('a, b', '0, 1, 2 … and 197 more')
+    """
+    shown = ", ".join(str(name) for name in itertools.islice(names, limit))
+    return shown if len(names) <= limit else f"{shown} … and {len(names) - limit:,} more"

@@ -71,6 +71,21 @@ class Table:
         return column
 
 
+def pick_column(table: Table, named: str | None, usual: Sequence[str], role: str) -> str:
+    """The column of a role: the named one, or the first of the usual ones that the table has."""
+    if named is not None:
+        return table.check(named)
+    columns = {column.strip().lower(): column for column in reversed(table.columns)}
+    for column in usual:
+        if column in columns:
+            return columns[column]
+    number = f"; where that is no header, by its number, --{role} 1" if table.form == "delimited" else ""
+    raise fault(
+        f"{table.path}: which column is the {role}? Name it with --{role} ({', '.join(table.columns)[:200]}){number}; "
+        f"for `pretune evaluate` with --column {role}=NAME"
+    )
+
+
 def open_table(path: str | os.PathLike[str], named: Sequence[str] = (), *, alone: bool = False) -> Table:
     """How a file is written; columns that are asked for by name help to tell a header from a row.
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pretune.core.errors import DataError, UsageError, nearest
 from pretune.tasks.example import Example
@@ -32,6 +32,21 @@ Kind = Literal[
     "retrieval",
 ]
 """What is asked of a model; `example` says which fields each kind fills. The last three are for evaluation only."""
+
+Type = Literal["classification", "regression", "tagging", "span", "choice", "text", "embedding"]
+"""The type of a task as users state it (`pretune finetune --type`); a type may cover several kinds."""
+TYPES: tuple[Type, ...] = get_args(Type)
+
+
+def type_of(kind: Kind) -> Type | None:
+    """The type that users state for a kind; None for a kind that is for evaluation only.
+
+    >>> type_of("pair"), type_of("generation"), type_of("cloze")
+    ('classification', 'text', None)
+    """
+    types: dict[str, Type] = {**{name: name for name in TYPES}, "pair": "classification", "generation": "text"}
+    return types.get(kind)
+
 
 Reader = Callable[[Path], Iterator[Example]]
 """How one file is read."""

@@ -18,8 +18,19 @@ from pretune.tasks.example import Example
 from pretune.tasks.rows import Csv, Jsonl, Row, Tsv
 from pretune.tasks.task import Task
 
-FIRST = ("anchor", "query", "sentence1", "text1", "premise", "question", "text", "sentence_A")
-SECOND = ("positive", "document", "sentence2", "text2", "hypothesis", "answer", "pair", "sentence_B")
+FIRST = ("anchor", "query", "sentence1", "text1", "premise", "question1", "text_a", "question", "text", "sentence_A")
+SECOND = (
+    "positive",
+    "document",
+    "sentence2",
+    "text2",
+    "hypothesis",
+    "question2",
+    "text_b",
+    "answer",
+    "pair",
+    "sentence_B",
+)
 THIRD = ("negative", "hard_negative", "text3", "sentence3")
 SCORE, LABEL = ("score", "similarity", "relatedness_score"), ("label", "gold_label", "class")
 ENTAILED, CONTRADICTED = "entailment", "contradiction"

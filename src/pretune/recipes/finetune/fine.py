@@ -32,7 +32,9 @@ from pretune.tasks.encode.rules import Rules
 from pretune.tasks.example import Example
 from pretune.tasks.own import own_task
 from pretune.tasks.splits import subset
-from pretune.tasks.task import Task
+from pretune.tasks.tables import open_table
+from pretune.tasks.task import Task, type_of
+from pretune.tasks.user_types import is_squad
 from pretune.use.text import tokenizer_of
 
 SCORES = "scores.json"
@@ -222,25 +224,35 @@ def evaluate_run(
     return {"task": found.name, "split": chosen, "examples": len(examples), "scores": scores, "notes": notes}
 
 
-TABLES = ("classification", "pair", "regression", "tagging")
-"""Kinds of tasks that a table of one's own can ask."""
-
-
 def table_task(run: str | os.PathLike[str], file: str | os.PathLike[str], **roles: str) -> Task:
     """What a fine-tuned run has learnt, asked of a table: with its labels, in the columns (`text`, `pair`, `label`)
     that it was trained on unless `roles` name others."""
     where = Path(run)
     kept = Kept.read(where)
-    if kept.kind_of not in TABLES:
-        raise UsageError(f"{where}: learnt '{kept.name}' ({kept.kind_of}), which no table can ask; name a --task")
+    if kept.members or "," in kept.name:
+        raise UsageError(f"{where}: learnt '{kept.name}', several tasks that no single table asks; name a --task")
     wanted = config.from_dict(Wanted, io.read_json(where / RUN, CheckpointError).get("task"), where="task")
     if wanted.train is not None and _same(wanted.train, file):
         log.warn(
             f"{file}: the run was trained on it, and knows these answers; {where / SCORES} has what it says of others"
         )
-    usual = {"text": wanted.text or kept.text, "pair": wanted.pair or kept.pair, "label": wanted.label}
+    known = columns_in(file, kept.text, kept.pair)
+    usual = {"text": wanted.text or known[0], "pair": wanted.pair or known[1], "label": wanted.label}
     text, pair, label = ({**usual, **roles}[role] for role in ("text", "pair", "label"))
-    return own_task({"test": file}, text, label, pair, name=Path(file).name, labels=kept.labels)
+    name, type_ = Path(file).name, type_of(kept.kind_of)
+    paired: bool | None = kept.kind_of == "pair" or kept.pair is not None
+    if kept.kind_of == "regression" and wanted.name is not None:
+        paired = None  # a published task of scores has pairs where the table has
+    return own_task({"test": file}, text, label, pair, name=name, labels=kept.labels, type=type_, paired=paired)
+
+
+def columns_in(file: str | os.PathLike[str], *columns: str | None) -> tuple[str | None, ...]:
+    """The columns by which a run reads its texts, if a table has them all; another table may name them otherwise."""
+    named = [column for column in columns if column]
+    if not named or is_squad(Path(file)):
+        return (None,) * len(columns)
+    there = open_table(file, named).columns
+    return columns if all(column in there for column in named) else (None,) * len(columns)
 
 
 def _same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:

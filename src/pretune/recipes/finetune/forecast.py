@@ -18,6 +18,7 @@ from pretune.recipes.finetune.settings import Tuning
 from pretune.recipes.forecast import on_device
 from pretune.tasks.example import Example
 from pretune.tasks.splits import subset
+from pretune.tasks.task import type_of
 from pretune.train.flops import flops_of
 from pretune.train.ranks import Ranks
 from pretune.train.tally import Tally
@@ -53,6 +54,7 @@ def forecast(tuning: Tuning, plan: Plan) -> dict[str, Any]:
         "notes": list(opened.parts.notes),
         "rate": explain_rate(tuning) if len(plan.rates) == 1 else None,
         "task": opened.task.name,
+        "type": None if opened.members else type_of(opened.task.kind),
         "kind": "together" if opened.members else opened.task.kind,
         "metrics": list(opened.task.metrics),
         "headline": opened.headline,

@@ -6,10 +6,12 @@ from typing import Any
 from pretune.core.errors import DataError
 from pretune.recipes.finetune.kept import Kept
 from pretune.tasks.example import Example
+from pretune.tasks.own import PAIRS, TEXT, pair_columns
+from pretune.tasks.user_types import choices_of
 
 NAMES = {
-    "text": ("text", "sentence", "sentence1", "premise", "question", "question1", "review", "content", "document"),
-    "pair": ("pair", "sentence2", "hypothesis", "question2", "context", "passage"),
+    "text": (*TEXT, "text_a", "text1", "sentence_a"),
+    "pair": ("pair", *(second for _, second in PAIRS if second != "sentence")),
 }
 """Fields of an input that are taken for an example's, the first that is there."""
 
@@ -24,7 +26,11 @@ def example_of(given: Any, kept: Kept, where: str) -> Example:
         given = {"text": given[0], "pair": given[1]}
     if not isinstance(given, Mapping):
         raise DataError(f"{where}: found a {type(given).__name__}; give a text, two texts, or a mapping with fields")
-    text, words = _field(given, kept.text, NAMES["text"], where), _listed(given, "words", where)
+    words = _listed(given, "words", where) or _listed(given, "tokens", where)
+    columns = kept.text, kept.pair
+    if columns == (None, None) and kept.kind_of in ("pair", "regression"):
+        columns = pair_columns(map(str, given)) or columns
+    text = _field(given, columns[0], NAMES["text"], where)
     if kept.kind_of == "tagging":
         words = words or tuple((text or "").split())
         text = text if text is not None else " ".join(words)
@@ -34,11 +40,11 @@ def example_of(given: Any, kept: Kept, where: str) -> Example:
             f"{where}: no field '{kept.text or 'text'}' (it has {there or 'none'}); name the column that is the text "
             "(`pretune predict --text COL`, --text 1 where the file has no header)"
         )
-    pair = _field(given, kept.pair, NAMES["pair"], where)
+    pair = _field(given, columns[1], NAMES["pair"], where)
     if pair is None and (kept.pair is not None or kept.kind_of in ("pair", "span")):
         what = kept.pair or ("context" if kept.kind_of == "span" else "pair")
         raise DataError(f"{where}: this task reads two texts; give the second as '{what}', or after a tab")
-    choices = _listed(given, "choices", where)
+    choices = choices_of(given, where) if kept.kind_of == "choice" else ()
     if kept.kind_of == "choice" and len(choices) < 2:
         raise DataError(f"{where}: this task chooses among options; give at least two as the list 'choices'")
     facts = {str(name): str(value) for name, value in given.items() if isinstance(value, str)}

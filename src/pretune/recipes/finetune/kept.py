@@ -7,7 +7,7 @@ from pretune.core import config, io
 from pretune.core.config import spec
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.tasks import TASKS
-from pretune.tasks.task import Kind, Task
+from pretune.tasks.task import Kind, Task, Type, type_of
 from pretune.tasks.template import Template
 
 TASK = "task.json"
@@ -29,6 +29,7 @@ class Kept:
 
     name: str
     kind_of: Kind
+    type: Type | None = None  # as `--type` names it; None in runs before it was stated, and of several tasks with heads
     labels: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     scale: tuple[float, float] | None = None
@@ -65,6 +66,7 @@ class Kept:
             self,
             name=name,
             kind_of=task.kind,
+            type=type_of(task.kind),
             labels=task.labels,
             metrics=task.metrics,
             template=task.template,

@@ -5,16 +5,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pretune.core.counted import join_names
 from pretune.core.errors import DataError, UsageError
 from pretune.recipes.finetune.settings import Wanted
 from pretune.tasks import TASKS
 from pretune.tasks.answer import Prediction, group_average, score
 from pretune.tasks.example import Example
 from pretune.tasks.loading import Parts, load
-from pretune.tasks.own import Own, own_task
+from pretune.tasks.own import Own, is_finite, own_task
 from pretune.tasks.splits import divide, subset
 from pretune.tasks.tables import open_table
-from pretune.tasks.task import Task
+from pretune.tasks.task import Task, type_of
+from pretune.tasks.user_types import Spans, SquadFile, TypeReader
 from pretune.text.corpora.builtin import Reviews
 
 AVERAGE = "average"
@@ -76,17 +78,25 @@ def _open(wanted: Wanted) -> Opened:
     notes: list[str] = []
     if wanted.name is not None:
         task = trained_on(wanted.name)
+        if wanted.type not in (None, type_of(task.kind)):
+            raise UsageError(
+                f"--type {wanted.type}: task '{task.name}' is of the type {type_of(task.kind)}; leave it out"
+            )
     else:
         given = {split: getattr(wanted, split) for split in ("train", "dev", "test")}
         files = {split: _file(path) for split, path in given.items() if path is not None}
-        task = own_task(files, text=wanted.text, label=wanted.label, pair=wanted.pair)
+        task = own_task(files, text=wanted.text, label=wanted.label, pair=wanted.pair, type=wanted.type)
         named = [column for column in (wanted.text, wanted.label, wanted.pair) if column]
-        tables = {split: open_table(path, named) for split, path in files.items()}
-        notes += [str(table) for table in tables.values()]
         read = task.splits["train"].files[0].read
-        notes += [read.told(tables["train"].columns)] if isinstance(read, Own) else []
-        labels = f": {', '.join(task.labels[:20])}" if task.labels else ""
-        notes.append(f"a task of the kind '{task.kind}'{labels}")
+        if not isinstance(read, SquadFile):
+            tables = {split: open_table(path, named) for split, path in files.items()}
+            notes += [str(table) for table in tables.values()]
+            if isinstance(read, Own):
+                notes.append(read.told(tables["train"].columns))
+            elif isinstance(read, TypeReader):
+                second = f", the second text '{read.pair}'" if isinstance(read, Spans) else ""
+                notes.append(f"the text is '{read.text}'{second}, the label '{read.label}'")
+        notes.append(_typed(task, wanted))
     there = task.available(wanted.data)
     if set(there) == {"train"}:
         whole = list(there["train"].read())
@@ -108,6 +118,16 @@ def _open(wanted: Wanted) -> Opened:
         more = f"{why}: the headline is that of dev, on which choices were made too"
         opened = replace(opened, parts=replace(opened.parts, notes=(*opened.parts.notes, more)))
     return opened
+
+
+def _typed(task: Task, wanted: Wanted) -> str:
+    """The type of a user's task, and the option that changes it where the labels allow another."""
+    other = ""
+    if wanted.type is None and task.kind == "regression":
+        other = " (by default; --type classification makes them classes)"
+    elif wanted.type is None and task.kind in ("classification", "pair") and all(map(is_finite, task.labels)):
+        other = " (by default; --type regression makes them scores)"
+    return f"type {type_of(task.kind)}{other}{f': {join_names(task.labels)}' if task.labels else ''}"
 
 
 def _file(name: str) -> str:

@@ -19,6 +19,7 @@ from pretune.core.errors import UsageError
 from pretune.nn.reading import Reading
 from pretune.nn.scope import Backend
 from pretune.recipes.settings import Train, edited
+from pretune.tasks.task import Type
 from pretune.train.cost import Tariff
 from pretune.train.optim import AdamW, Optim
 from pretune.train.schedules import Linear, Schedule
@@ -51,6 +52,7 @@ class Wanted:
     """The task: one of ours by `name`, or files of one's own by `train` and columns."""
 
     name: str | None = None
+    type: Type | None = None  # of files of one's own; None: found by the rule of `tasks.own`
     train: str | None = None
     dev: str | None = None
     test: str | None = None
@@ -70,6 +72,11 @@ class Wanted:
         for name in ("dev", "test", "text", "pair", "label"):
             if self.name is not None and getattr(self, name) is not None:
                 raise UsageError(f"--{name} is for files of one's own; leave it out, or give --train instead of --task")
+        if self.type == "embedding":
+            raise UsageError(
+                "type embedding: vectors are trained by `pretune finetune --type embedding`, in Python by "
+                "`pt.train_embeddings(MODEL, train=FILE, out=RUN)`"
+            )
         for name in ("labels", "each", "most"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -41,6 +41,8 @@ from pretune.recipes.session import CHECKPOINTS, free
 from pretune.recipes.settings import rates_of
 from pretune.tasks.encode import Items
 from pretune.tasks.example import Example
+from pretune.tasks.own import columns_of
+from pretune.tasks.task import type_of
 from pretune.train.alone import alone
 from pretune.train.ranks import Ranks, ranks
 from pretune.train.store import Lock, listed
@@ -267,7 +269,7 @@ class Work:
 def kept_task(trial: Trial, threshold: float | None) -> Kept:
     """What has to be known of a trial's task when its model reads new text."""
     task, encoder, wanted = trial.task, trial.reader.encoders[0], trial.tuning.task
-    rules = encoder.rules
+    rules, columns = encoder.rules, columns_of(task)
     members = [
         Member(name=one.task.name, scale=one.rules.scale, max_length=one.rules.max_length,
                new_tokens=one.rules.new_tokens or None)
@@ -276,12 +278,13 @@ def kept_task(trial: Trial, threshold: float | None) -> Kept:
     return Kept(
         name=task.name,
         kind_of=task.kind,
+        type=None if members else type_of(task.kind),
         labels=task.labels,
         metrics=task.metrics,
         scale=None if trial.opened.members else rules.scale,
         template=task.template,
-        text=wanted.text,
-        pair=wanted.pair,
+        text=wanted.text or columns[0],
+        pair=wanted.pair or columns[1],
         max_length=rules.max_length,
         stride=rules.stride,
         new_tokens=rules.new_tokens or None,

@@ -1,0 +1,100 @@
+"""Users' tables of tags, spans, choices and texts: what is read, and the row of every fault."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretune.core.errors import DataError, UsageError
+from pretune.tasks.own import columns_of, own_task
+from pretune.tasks.task import Task
+
+
+def table(folder: Path, rows: list[dict[str, Any]], name: str = "own.jsonl") -> Path:
+    path = folder / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read(folder: Path, rows: list[dict[str, Any]], type: str) -> Task:
+    return own_task({"train": table(folder, rows)}, type=type)
+
+
+def test_tags(tmp_path: Path) -> None:
+    rows = [{"tokens": ["EU", "rejects"], "ner_tags": ["I-ORG", "O"]}, {"tokens": ["Anna"], "ner_tags": ["B-PER"]}]
+    task = read(tmp_path, rows, "tagging")
+    assert (task.kind, task.labels, task.metrics[0]) == ("tagging", ("O", "B-ORG", "B-PER"), "entity_f1")
+    assert [example.tags for example in task.read("train")] == [("B-ORG", "O"), ("B-PER",)]
+
+
+def test_spans(tmp_path: Path) -> None:
+    context = "the red house by the red river"
+    rows: list[dict[str, Any]] = [
+        {"question": "which?", "context": context, "answer": "red river"},
+        {"question": "which red?", "context": context, "answer": "red", "answer_start": 21},
+        {"question": "which two?", "context": context, "answers": None, "answer": {"text": ["house"]}},
+    ]
+    task = read(tmp_path, rows, "span")
+    assert (task.kind, task.metrics, columns_of(task)) == ("span", ("squad",), ("question", "context"))
+    assert [example.spans for example in task.read("train")] == [((21, 30),), ((21, 24),), ((8, 13),)]
+    task = read(tmp_path, [*rows, {"question": "who?", "context": context, "answer": ""}], "span")
+    assert task.metrics == ("squad2",) and [*task.read("train")][-1].answers == ()
+
+
+def test_squad_json(tmp_path: Path) -> None:
+    path, (question, context) = tmp_path / "own.json", ("what?", "the red house")
+    asked = {"id": "1", "question": question, "answers": [{"text": "red", "answer_start": 4}]}
+    document = {"data": [{"title": "a", "paragraphs": [{"context": context, "qas": [asked]}]}]}
+    path.write_text(json.dumps(document, indent=1))
+    task = own_task({"train": path}, type="span")
+    assert [(one.text, one.pair, one.spans) for one in task.read("train")] == [(question, context, ((4, 7),))]
+    with pytest.raises(UsageError, match="--text"):
+        own_task({"train": path}, type="span", text="question")
+
+
+def test_choices(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"question": "a?", "choices": ["x", "y"], "label": 1},
+        {"question": "b?", "choices": ["x", "y", "z"], "label": "C"},
+        {"question": "c?", "choices": ["x", "yes it is"], "label": "yes it is"},
+        {"question": "d?", "choices": {"text": ["x", "y"], "label": ["1", "2"]}, "label": "1"},
+    ]
+    task = read(tmp_path, rows, "choice")
+    assert task.kind == "choice" and [example.label for example in task.read("train")] == [1, 2, 1, 0]
+    path = tmp_path / "own.csv"
+    path.write_text("question,A,B,C,answer\na?,x,y,,B\nb?,x,y,z,C\n")
+    found = [(one.choices, one.label) for one in own_task({"train": path}, type="choice").read("train")]
+    assert found == [(("x", "y"), 1), (("x", "y", "z"), 2)]
+    path.write_text("ctx,ending0,ending1,label\na,x,y,0\nb,z,w,1\n")
+    found = [(one.choices, one.label) for one in own_task({"train": path}, type="choice").read("train")]
+    assert found == [(("x", "y"), 0), (("z", "w"), 1)]
+
+
+def test_texts(tmp_path: Path) -> None:
+    rows = [{"document": "a long text", "summary": "short"}, {"document": "another", "summary": "one"}]
+    task = read(tmp_path, rows, "text")
+    assert (task.kind, task.metrics[0], columns_of(task)) == ("generation", "rouge", ("document", None))
+    assert [example.target for example in task.read("train")] == ["short", "one"]
+
+
+@pytest.mark.parametrize(
+    ("type", "good", "bad"),
+    [
+        ("tagging", {"words": ["a", "b"], "tags": ["x", "y"]}, {"tags": ["x"]}),
+        ("tagging", {"words": ["a", "b"], "tags": ["x", "y"]}, {"words": "a b"}),
+        ("span", {"question": "?", "context": "a house", "answer": "house"}, {"answer": "river"}),
+        ("span", {"question": "?", "context": "a house", "answer": "house"}, {"answer_start": 1}),
+        ("span", {"question": "?", "context": "a house", "answer": "house"}, {"answer": 3}),
+        ("choice", {"text": "?", "choices": ["a", "b"], "label": 0}, {"label": 2}),
+        ("choice", {"text": "?", "choices": ["a", "b"], "label": 0}, {"label": None}),
+        ("choice", {"text": "?", "choices": ["a", "b"], "label": 0}, {"label": "neither"}),
+        ("choice", {"text": "?", "choices": ["a", "b"], "label": 0}, {"choices": ["a"]}),
+        ("choice", {"text": "?", "choices": ["a", "b"], "label": 0}, {"choices": "a, b"}),
+        ("text", {"text": "a", "target": "b"}, {"target": ""}),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path: Path, type: str, good: dict[str, Any], bad: dict[str, Any]) -> None:
+    assert read(tmp_path, [good, good], type).name == "own"
+    with pytest.raises(DataError, match=r"own\.jsonl:3:"):
+        read(tmp_path, [good, good, {**good, **bad}, good], type)
