@@ -115,7 +115,9 @@ def averages(results: Sequence[Result]) -> list[Result]:
 
     There is one for each number of shots; tasks without a prompt count for each.
     """
-    counts = dict.fromkeys(result.shots for result in results if result.shots is not None) or {None: None}
+    counts = {result.shots: None for result in results}
+    if len(counts) > 1:
+        counts.pop(None, None)
     found: dict[tuple[str, int | None], Result] = {}
     for shots in counts:
         scores = {result.task: result.scores for result in results if result.shots in (shots, None)}
