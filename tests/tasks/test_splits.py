@@ -55,6 +55,22 @@ def test_subsets_are_nested(labels: list[int], seed: int, small: int, more: int)
     assert len(few) == min(small, len(labels)) and {*few} <= {*many} <= {*examples}
 
 
+@settings(max_examples=40)
+@given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=20), small=st.integers(1, 40), more=st.integers(0, 40))
+def test_a_subset_has_whole_groups(sizes: list[int], small: int, more: int) -> None:
+    groups = [str(at) for at, size in enumerate(sizes) for _ in range(size)]
+    examples = [Example(text="x", label=at % 2, id=str(at), group=group) for at, group in enumerate(groups)]
+    few, many = subset(examples, small, 3, groups), subset(examples, small + more, 3, groups)
+    assert {*few} <= {*many} and few
+    drawn = Counter(example.group for example in few)
+    assert all(drawn[group] == sizes[int(group or 0)] for group in drawn)
+    assert len(few) <= small or len(drawn) == 1  # a group that is larger than the limit is not parted
+    assert len(few) + max(sizes) > small or len(few) == len(examples)
+    assert subset(examples, len(few), 3, groups) == few
+    alone: list[str | None] = [None] * len(examples)
+    assert len(subset(examples, small, 3, alone)) == min(small, len(examples))
+
+
 def test_another_seed_gives_another_division() -> None:
     examples = made([0, 1] * 50)
     assert divide(examples, (0.9, 0.1), 0)[1] != divide(examples, (0.9, 0.1), 1)[1]

@@ -90,8 +90,13 @@ def asked(task: Task, trial: Trial, shots: int) -> tuple[str, list[Example], lis
     examples = _marked(task, examples)
     solved, source = shots_of(task, trial, split, examples, shots)
     known = {id(example) for example in solved}
+    if groups := task.groups(examples):  # a question whose answer is a shot is not asked at all
+        parted = {group for example, group in zip(examples, groups, strict=True) if group and id(example) in known}
+        known |= {id(example) for example, group in zip(examples, groups, strict=True) if group in parted}
     examples = [example for example in examples if id(example) not in known]
-    return split, examples if trial.limit is None else subset(examples, trial.limit, trial.seed), solved, source
+    if trial.limit is not None:
+        examples = subset(examples, trial.limit, trial.seed, task.groups(examples))
+    return split, examples, solved, source
 
 
 def questions(task: Task, trial: Trial) -> tuple[str, list[Example]]:

@@ -13,6 +13,9 @@ from pretune.core.errors import DataError
 from pretune.metrics.classification import averaged, f1
 from pretune.metrics.inputs import paired
 
+GROUPED = ("multirc", "gender_parity")
+"""Metrics whose unit is a group of examples: a limit that parts a group changes what they measure."""
+
 
 def by_group(values: Iterable[Any], groups: Iterable[Hashable]) -> list[list[Any]]:
     """Values gathered by group, groups in the order of their first member, which need not lie together.

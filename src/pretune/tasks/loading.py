@@ -49,8 +49,9 @@ def load(task: Task, data: str | os.PathLike[str] | None = None, seed: int = 0, 
     if labels is not None:
         if labels > len(train):
             raise DataError(f"task '{task.name}': {labels} labels were asked for, train has {len(train)}")
-        notes.append(f"{labels} of {len(train)} training examples, stratified, seed {seed}")
-        train = subset(train, labels, seed)
+        drawn = subset(train, labels, seed, task.groups(train))
+        notes.append(f"{len(drawn)} of {len(train)} training examples, stratified, seed {seed}")
+        train = drawn
     return Parts(train=train, dev=dev, test=test, notes=tuple(notes))
 
 

@@ -41,6 +41,9 @@ from pretune.tasks.user_types import (
 CLASSES = 20
 """The largest number of different whole numbers that are classes by default, and not scores."""
 
+DIVIDED = 3
+"""Parts of a single file (train, dev and test): with fewer groups than these, groups are not kept together."""
+
 TEXT = ("text", "sentence", "sentence1", "premise", "question", "question1", "review", "content", "document")
 LABEL = ("label", "labels", "class", "category", "sentiment", "target", "gold_label", "score", "stars")
 """Columns that are taken where none is named, the first that is there."""
@@ -176,11 +179,12 @@ def _typed(tables: Mapping[str, Table], read: TypeReader, name: str, labels: tup
             path = tables["train"].path
             labels = _tags(read(path), path)
         read = replace(read, labels=labels)
-    blank = False
+    blank, groups = False, set[str | None]()
     for table in tables.values():
         count = 0
         for example in read(table.path):
             count, blank = count + 1, blank or not example.answers
+            groups.add(example.group)
         if not count:
             raise DataError(f"{table.path}: no rows in it")
     splits = _splits(tables, read)
@@ -192,7 +196,7 @@ def _typed(tables: Mapping[str, Table], read: TypeReader, name: str, labels: tup
         case Texts():
             return Task(name=name, kind="generation", metrics=("rouge", "exact_match"), splits=splits)
     template = Template(source="question: {text} context: {pair}", target="{answer}")
-    together: Literal["group"] | None = "group" if isinstance(read, SquadFile) else None
+    together: Literal["group"] | None = "group" if len(groups) >= DIVIDED else None  # articles
     metrics = ("squad2",) if blank else ("squad",)
     return Task(name=name, kind="span", metrics=metrics, splits=splits, template=template, together=together)
 

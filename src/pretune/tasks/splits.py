@@ -51,11 +51,28 @@ def strata(examples: Sequence[Example]) -> list[int | str]:
     return ["" if label is None else int(label) for label in labels]
 
 
-def subset(examples: Sequence[Example], count: int, seed: int = 0) -> list[Example]:
-    """`count` examples, stratified, in their old order; those of a smaller count are among those of a larger."""
+def subset(
+    examples: Sequence[Example], count: int, seed: int = 0, groups: Sequence[str | None] | None = None
+) -> list[Example]:
+    """`count` examples, stratified, in their old order; those of a smaller count are among those of a larger.
+
+    With `groups`, one for each example (None: it stands alone), whole groups are drawn: as many as `count` has room
+    for, and at least one.
+    """
     if count < 1:
         raise UsageError(f"a subset needs 1 example or more, found {count}")
-    return [examples[at] for at in sorted(order(strata(examples), seed)[:count])]
+    if groups is None:
+        return [examples[at] for at in sorted(order(strata(examples), seed)[:count])]
+    units: dict[object, list[int]] = {}
+    for at, group in enumerate(groups):
+        units.setdefault(at if group is None else group, []).append(at)
+    drawn: list[int] = []
+    members = [*units.values()]
+    for place in order([0] * len(members), seed):
+        if drawn and len(drawn) + len(members[place]) > count:
+            break
+        drawn += members[place]
+    return [examples[at] for at in sorted(drawn)]
 
 
 def divide(

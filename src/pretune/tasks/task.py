@@ -10,12 +10,13 @@ first, then others (a subset, another form of the same data). A file may be comp
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from pretune.core.errors import DataError, UsageError, nearest
+from pretune.metrics.groups import GROUPED
 from pretune.tasks.example import Example
 from pretune.tasks.template import Template
 
@@ -127,6 +128,10 @@ class Task:
             raise DataError(f"task '{self.name}': where its files are ({wanted}) is not known; {remedy}")
         places = ", ".join(map(str, homes))
         raise DataError(f"task '{self.name}': no file for '{split}' ({wanted}, also compressed) in {places}; {remedy}")
+
+    def groups(self, examples: Sequence[Example]) -> list[str | None] | None:
+        """The group of each example, where a metric scores whole groups (a question with all its answers)."""
+        return [example.group for example in examples] if {*self.metrics} & {*GROUPED} else None
 
     def available(self, data: str | os.PathLike[str] | None = None) -> dict[str, Found]:
         """The splits that are there."""

@@ -215,7 +215,7 @@ def evaluate_run(
     if not answered(own, examples):
         raise DataError(f"task '{found.name}': split '{chosen}' has no answers to score by; choose another")
     if most is not None and len(examples) > most:
-        examples = subset(examples, most)
+        examples = subset(examples, most, groups=found.groups(examples))
     judged = own if isinstance(task, Task) else replace(own, metrics=found.metrics)  # a table has none of its own
     scores = score(judged, examples, ready.predict(examples))
     if own.kind == "generation":

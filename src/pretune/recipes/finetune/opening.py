@@ -53,7 +53,18 @@ class Opened:
             return train
         if labels > len(train):
             raise DataError(f"task '{self.task.name}': {labels} labels were asked for, train has {len(train)}")
-        return subset(train, labels, seed)
+        return subset(train, labels, seed, self.groups(train))
+
+    def groups(self, examples: Sequence[Example]) -> list[str | None] | None:
+        """The group of each example, where a metric scores whole groups; of several tasks each has its own."""
+        if not self.members:
+            return self.task.groups(examples)
+        found: list[str | None] = [None] * len(examples)
+        for member, mine in zip(self.members, owned(self, examples), strict=True):
+            own = member.task.groups([examples[at] for at in mine]) or [None] * len(mine)
+            for at, group in zip(mine, own, strict=True):
+                found[at] = None if group is None else f"{member.task.name}\0{group}"
+        return found if any(found) else None
 
 
 def open_task(wanted: Wanted) -> Opened:
@@ -69,8 +80,9 @@ def _at_most(member: Opened, wanted: Wanted) -> Opened:
     size = len(member.parts.train)
     if wanted.each is None or wanted.each >= size:
         return member
-    notes = (*member.parts.notes, f"{wanted.each} of {size} training examples, stratified, seed {wanted.split}")
-    return replace(member, parts=replace(member.parts, train=member.limited(wanted.each, wanted.split), notes=notes))
+    train = member.limited(wanted.each, wanted.split)
+    notes = (*member.parts.notes, f"{len(train)} of {size} training examples, stratified, seed {wanted.split}")
+    return replace(member, parts=replace(member.parts, train=train, notes=notes))
 
 
 def _open(wanted: Wanted) -> Opened:
@@ -106,7 +118,7 @@ def _open(wanted: Wanted) -> Opened:
     else:
         parts = load(task, wanted.data, wanted.split)
     if wanted.most is not None:
-        parts = _fewer(parts, wanted.most, wanted.split)
+        parts = _fewer(task, parts, wanted.most, wanted.split)
     few = _few(task, parts) if wanted.name is None else ()
     opened = Opened(task=task, parts=replace(parts, notes=(*notes, *parts.notes, *_repeated(parts), *few)))
     if not answered(task, parts.train) or not answered(task, parts.dev):
@@ -161,15 +173,16 @@ def _asked(example: Example) -> int:
     return hash(tuple(" ".join(text.split()).casefold() for text in texts))
 
 
-def _fewer(parts: Parts, most: int, seed: int) -> Parts:
+def _fewer(task: Task, parts: Parts, most: int, seed: int) -> Parts:
     """With at most so many examples of dev and of test; a note says what was left out."""
     notes, kept = [*parts.notes], {}
     for split in ("dev", "test"):
         examples: list[Example] = getattr(parts, split)
         kept[split] = examples
         if len(examples) > most:
-            kept[split] = subset(examples, most, seed)
-            notes.append(f"'{split}': {most} of {len(examples)} examples, so scores are not those of the whole split")
+            kept[split] = subset(examples, most, seed, task.groups(examples))
+            count = len(kept[split])
+            notes.append(f"'{split}': {count} of {len(examples)} examples, so scores are not those of the whole split")
     return replace(parts, dev=kept["dev"], test=kept["test"], notes=tuple(notes))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pretune.core import io, log
 from pretune.evaluate.beside import Beside, beside
-from pretune.metrics.groups import by_group
+from pretune.metrics.groups import GROUPED, by_group
 from pretune.metrics.significance import Comparison, against, of_means, over_seeds
 from pretune.recipes.finetune.card import card
 from pretune.recipes.finetune.fine import SCORES, FineTuned
@@ -28,8 +28,6 @@ ROUNDS, PATIENCE = 1000, 20.0
 """Of a bootstrap, and the seconds that it may take; fewer rounds where a metric is slow."""
 SIGNED = ("matthews", "pearson", "spearman", "pearson_spearman", "average")
 """Metrics that may be below 0; an interval ends where a metric does."""
-GROUPED = ("multirc", "gender_parity")
-"""Metrics of examples that belong together."""
 SUMMED = ("seconds", "flops", "kwh", "co2e_kg", "dollars")
 
 

@@ -220,7 +220,8 @@ class Trial:
         """The score on dev, or on as much of it as choices are made on."""
         dev = self.opened.parts.dev
         most = self.tuning.train.judge or (WRITTEN if self.reader.written else JUDGED)
-        some = subset(dev, most, self.tuning.task.split) if len(dev) > most else dev
+        groups = self.opened.groups(dev)
+        some = subset(dev, most, self.tuning.task.split, groups) if len(dev) > most else dev
         return scored(self.opened, some, self._predict(some))
 
     def _predict(self, examples: Sequence[Example]) -> list[Prediction]:

@@ -6,7 +6,7 @@ from typing import Any
 from pretune.core.errors import DataError
 from pretune.metrics import METRICS
 from pretune.metrics.averages import suite_averages
-from pretune.metrics.groups import by_group
+from pretune.metrics.groups import GROUPED, by_group
 from pretune.tasks.answer.prediction import Prediction
 from pretune.tasks.encode.rules import name_of
 from pretune.tasks.example import Example
@@ -110,7 +110,7 @@ def _missing(task: Task, at: int, example: Example) -> DataError:
 
 _PAIRS: dict[str, Callable[..., Pairs]] = {
     **dict.fromkeys(("pearson", "spearman", "pearson_spearman", "mean_squared_error"), _values),
-    **dict.fromkeys(("multirc", "gender_parity"), _grouped),
+    **dict.fromkeys(GROUPED, _grouped),
     **dict.fromkeys(("choice_accuracy", "calibration_error"), _options),
     **dict.fromkeys(("tag_accuracy", "entity_f1", "entity_f1_strict"), _tags),
     **dict.fromkeys(("squad", "squad2", "exact_match", "record"), _answers),
