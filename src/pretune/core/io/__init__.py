@@ -9,6 +9,7 @@ from pretune.core.io.manifest import check_manifest, sha256, write_manifest
 from pretune.core.io.paths import is_file_name, open_regular, read_bounded, resolve_inside
 from pretune.core.io.removal import remove, sweep
 from pretune.core.io.strict_json import parse_json, read_json, write_json
+from pretune.core.io.temporary import remove_abandoned
 
 __all__ = [
     "MANIFEST",
@@ -21,6 +22,7 @@ __all__ = [
     "read_bounded",
     "read_json",
     "remove",
+    "remove_abandoned",
     "resolve_inside",
     "sha256",
     "sweep",

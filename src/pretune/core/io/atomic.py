@@ -4,18 +4,15 @@ import contextlib
 import errno
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from pretune.core.errors import PretuneError, ResourceError, UsageError
+from pretune.core.io.temporary import TEMPORARY, fresh_name, remove_abandoned, temporary_directory
 
 MANIFEST = "MANIFEST.json"
 """The last file to appear in a directory and the first to go: without it the directory is not complete."""
-
-TEMPORARY = ".tmp-"
-"""How the names of what is being written, or being removed, begin."""
 
 _RESOURCE = {
     errno.ENOSPC: "the disk is full; free some space or choose another place",
@@ -81,6 +78,7 @@ def atomic_directory(path: str | os.PathLike[str], overwrite: bool = False) -> I
     A new `path` appears by one rename. An existing one (empty, or not empty with `overwrite`) keeps its other files and
     receives the new ones one by one, its manifest removed first and put back last, so that a kill in between leaves
     a directory that is seen to be incomplete. There the temporary directory lies inside, since `path` may be a mount.
+    What an earlier writer of `path` left when it was killed is removed first.
     """
     with writing(path):
         target = Path(path).resolve()
@@ -93,25 +91,25 @@ def atomic_directory(path: str | os.PathLike[str], overwrite: bool = False) -> I
             raise UsageError(f"cannot write '{os.fspath(path)}': it exists and is not empty; choose another place")
         new = [above for above in target.parents if not above.exists()]  # the innermost first
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = (target if exists else target.parent) / fresh_name()
-        temporary.mkdir()
-        try:
-            yield temporary
-            _sync_tree(temporary)
-            if exists:
-                _merge(temporary, target)
-                temporary.rmdir()
-                sync(target)
-            else:
-                temporary.rename(target)
-                for above in [target, *new]:
-                    sync(above.parent)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            for above in new:
-                with contextlib.suppress(OSError):  # somebody else may have put something there
-                    above.rmdir()
-            raise
+        remove_abandoned(target)
+        with temporary_directory(target if exists else target.parent, target) as temporary:
+            try:
+                yield temporary
+                _sync_tree(temporary)
+                if exists:
+                    _merge(temporary, target)
+                    temporary.rmdir()
+                    sync(target)
+                else:
+                    temporary.rename(target)
+                    for above in [target, *new]:
+                        sync(above.parent)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                for above in new:
+                    with contextlib.suppress(OSError):  # somebody else may have put something there
+                        above.rmdir()
+                raise
 
 
 def _merge(source: Path, target: Path) -> None:
@@ -164,8 +162,3 @@ def _errno(error: Exception) -> int | None:
         return error.errno
     found = re.search(r"\(os error (\d+)\)", str(error)[:1000])
     return int(found[1]) if found else None
-
-
-def fresh_name() -> str:
-    """A name that nobody has, for what is not finished."""
-    return TEMPORARY + secrets.token_hex(6)

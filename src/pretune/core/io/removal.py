@@ -5,7 +5,8 @@ import os
 import shutil
 from pathlib import Path
 
-from pretune.core.io.atomic import TEMPORARY, fresh_name, sync, writing
+from pretune.core.io.atomic import sync, writing
+from pretune.core.io.temporary import TEMPORARY, fresh_name
 
 
 def remove(path: str | os.PathLike[str]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pretune.core.errors import UsageError
-from pretune.core.io import MANIFEST, atomic_directory
+from pretune.core.io import MANIFEST, atomic_directory, remove_abandoned
 from pretune.data.shards.index import FILE as INDEX
 
 _OURS = re.compile(
@@ -19,24 +19,27 @@ _OURS = re.compile(
 
 @contextlib.contextmanager
 def publishing(out: Path, overwrite: bool) -> Iterator[Path]:
-    """A directory to fill, which becomes `out`; what is left of older data goes afterwards, other files never."""
-    old = _files(out) if overwrite else set()
+    """A directory to fill, which becomes `out`; what is left of older data goes first, other files never.
+
+    Without `overwrite` there may be nothing in `out`, but for the files of a writer that was killed while it published.
+    """
+    abandoned = remove_abandoned(out) and not (out / MANIFEST).exists()
+    old = _files(out) if overwrite or abandoned else set()
     foreign = sorted(name for name in old if not _OURS.fullmatch(name))
-    if foreign:
+    overwrite = overwrite or (abandoned and not foreign)
+    if foreign and overwrite:
         raise UsageError(
             f"cannot overwrite '{out}': '{foreign[0]}' in it is not prepared data; move it away or choose another --out"
         )
-    new: set[str] = set()
     with atomic_directory(out, overwrite=overwrite) as folder:
         yield folder
-        new = _files(folder)
         # Without these files the directory is seen not to be data while the new files take the places of the old.
         for name in (MANIFEST, INDEX) if old else ():
             (out / name).unlink(missing_ok=True)
-    for name in sorted(old - new, reverse=True):
-        (out / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not empty
-            (out / name).parent.rmdir()
+        for name in sorted(old - _files(folder), reverse=True):
+            (out / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # not empty
+                (out / name).parent.rmdir()
 
 
 def _files(folder: Path) -> set[str]:

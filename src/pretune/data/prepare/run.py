@@ -11,7 +11,7 @@ from typing import cast
 
 from pretune.core import log
 from pretune.core.errors import DataError, UsageError
-from pretune.core.io import MANIFEST, write_manifest
+from pretune.core.io import MANIFEST, remove_abandoned, write_manifest
 from pretune.data.prepare.card import describe, write_card
 from pretune.data.prepare.encoding import Setup
 from pretune.data.prepare.handle import Data
@@ -216,7 +216,7 @@ def _seal(folder: Path) -> None:
 
 def _up_to_date(target: Path, recipe: Recipe, part: str | None, overwrite: bool) -> bool:
     """Whether what is asked for is there; an error where something else is."""
-    if not (target / INDEX).is_file():
+    if not (target / INDEX).is_file() or not (target / MANIFEST).is_file():  # one that was killed may leave either
         return False
     try:
         data = Data.open(target)
@@ -231,6 +231,8 @@ def _up_to_date(target: Path, recipe: Recipe, part: str | None, overwrite: bool)
         raise
     if change is not None and not overwrite:
         raise DataError(f"{target}: was prepared from something else: {change}; use --overwrite or another --out")
+    if change is None:
+        remove_abandoned(target)
     return change is None
 
 

@@ -1,0 +1,93 @@
+"""Ctrl-C at any moment: exit code 130, no traceback, and nothing unfinished left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pretune.cli import main
+from tests.conftest import ROOT
+from tests.data.texts import MANY, blocks, byte_tokenizer
+
+IMPORT = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+"""
+"""Ctrl-C when a module is looked for."""
+
+CALLS = """
+import os, shutil, signal, sys
+from pretune.data.prepare.stage import StageWriter
+
+def interrupt(owner, name):
+    real = getattr(owner, name)
+    def call(*given, **named):
+        for _ in range({times}):
+            os.kill(os.getpid(), signal.SIGINT)
+        return real(*given, **named)
+    setattr(owner, name, call)
+
+interrupt(StageWriter, "add")
+interrupt(shutil, "rmtree")
+"""
+"""Ctrl-C while text is read, and again while what was made of it is removed."""
+
+RUN = """
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell ignores it
+sys.argv[1:] = {arguments!r}
+from pretune.cli import main
+sys.exit(main())
+"""
+
+
+def interrupted(before: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", before + RUN.format(arguments=arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> list[str]:
+    (tmp_path / "place").mkdir()
+    given = blocks(tmp_path / "a.txt", MANY[:20])
+    tokenizer = byte_tokenizer(tmp_path / "tok")
+    return ["prepare", given, "--tokenizer", str(tokenizer), "--out", str(tmp_path / "place" / "data")]
+
+
+@pytest.mark.parametrize(
+    "module", ["pretune.cli.app", "typer", "pretune.cli.prepare", "pretune.data.prepare.run", "numpy", "tokenizers"]
+)
+def test_while_modules_are_imported(arguments: list[str], module: str) -> None:
+    done = interrupted(IMPORT.format(module=module), arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "pretune: interrupted\n")
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_twice_while_data_is_prepared(tmp_path: Path, arguments: list[str], times: int) -> None:
+    done = interrupted(CALLS.format(times=times), arguments)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert "Traceback" not in done.stderr and done.stderr.endswith("pretune: interrupted\n")
+    if times == 1:
+        assert list((tmp_path / "place").iterdir()) == []
+    # Pressed a third time it ends at once; what it leaves goes with the next command.
+    assert main(arguments) == 0
+    assert [path.name for path in (tmp_path / "place").iterdir()] == ["data"]
+
+
+def test_signals_of_a_program_that_calls_main_stay_as_they_were() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    assert main(["--version"]) == 0
+    assert signal.getsignal(signal.SIGINT) is before
