@@ -166,7 +166,7 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 def test_hostile_names_in_an_index(name: Any, tmp_path: Path) -> None:
     (tmp_path / files.INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(CheckpointError, match=r"json: tensor 'a': .* is not the name of a safetensors file") as caught:
+    with pytest.raises(CheckpointError, match=r"\.safetensors") as caught:
         files.headers(tmp_path)
     assert str(caught.value).isprintable() and len(str(caught.value)) < 400
 

@@ -32,7 +32,6 @@ FLOATS = frozenset({"F32", "F16", "BF16", "F64"})
 REMEDY = f"save the weights as {SINGLE}"
 
 _WRITTEN = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
-_SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,200}\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -94,9 +93,10 @@ def _index(folder: Path) -> dict[str, str]:
     if not isinstance(table, dict) or not table:
         raise CheckpointError(f"{main}: key 'weight_map' must be an object of tensor names to file names")
     for key, name in table.items():
-        # NOTE: a stranger's name: never a path, and nothing that a file system could trip over.
-        if not isinstance(name, str) or not _SHARD.fullmatch(name):
+        if not isinstance(name, str) or not name.endswith(".safetensors"):
             raise CheckpointError(f"{main}: tensor {shown(key)}: {shown(name)} is not the name of a safetensors file")
+    for name in set(table.values()):
+        io.resolve_inside(folder, name, CheckpointError, main)
     return table
 
 

@@ -3,8 +3,6 @@
 `modules.json` lists what follows the transformer (pooling, a dense layer, a norm), each in a folder of its own.
 """
 
-import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,7 +18,6 @@ INSIDE = ("config.json", "model.safetensors")
 """What is kept of the folder of a module."""
 
 LIMIT = 256 << 20
-FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}")
 
 
 def read(folder: Path) -> dict[str, bytes]:
@@ -29,7 +26,7 @@ def read(folder: Path) -> dict[str, bytes]:
     if not main.is_file():
         return {}
     found = [main, folder / PROMPTS, *sorted(folder.glob(LENGTH))]
-    found += [folder / name / inside for name in _folders(main) for inside in INSIDE]
+    found += [module / inside for module in _folders(main) for inside in INSIDE]
     return {file.relative_to(folder).as_posix(): _bytes(file) for file in found if file.is_file()}
 
 
@@ -41,20 +38,14 @@ def write(folder: Path, kept: Mapping[str, bytes]) -> list[str]:
     return [name for name in kept if "/" not in name]
 
 
-def _folders(main: Path) -> list[str]:
-    """The folders that the list names. NOTE: a stranger's names: never a path that leads elsewhere."""
-    try:
-        listed = json.loads(_bytes(main))
-        paths = [entry["path"] for entry in listed]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise CheckpointError(f"{main}: expected a list of modules, each with a 'type' and a 'path'") from None
-    return [path for path in paths if isinstance(path, str) and FOLDER.fullmatch(path)]
+def _folders(main: Path) -> list[Path]:
+    """The folders that the list names, but for the directory itself."""
+    listed = io.parse_json(_bytes(main).decode(errors="replace"), CheckpointError, str(main))
+    if not isinstance(listed, list) or not all(isinstance(entry, dict) and "path" in entry for entry in listed):
+        raise CheckpointError(f"{main}: expected a list of modules, each with a 'type' and a 'path'")
+    paths = [entry["path"] for entry in listed if entry["path"] != ""]
+    return [io.resolve_inside(main.parent, path, CheckpointError, main) for path in paths]
 
 
 def _bytes(file: Path) -> bytes:
-    try:
-        if file.stat().st_size > LIMIT:
-            raise CheckpointError(f"{file}: {file.stat().st_size:,} bytes; at most {LIMIT:,} are read")
-        return file.read_bytes()
-    except OSError as fault:
-        raise CheckpointError(f"{file}: cannot be read: {fault.strerror}") from fault
+    return io.read_bounded(file, CheckpointError, LIMIT)

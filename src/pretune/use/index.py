@@ -13,6 +13,7 @@ import hashlib
 import io as memory
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,6 +40,7 @@ HASHED = 2**28
 """Bytes up to which an index is hashed when it is opened; of larger ones only sizes are looked at."""
 
 METHODS = ("exact", *approximate.METHODS)
+_GRAPH = re.compile(r"graph-\d{5,9}\.faiss")
 
 
 class Hit(NamedTuple):
@@ -64,11 +66,31 @@ class Index:
             hint = "" if where.is_dir() else nearest_file(where)
             raise CheckpointError(f"{where}: no index is there{hint}; make one with `pretune index`")
         size = sum(file.stat().st_size for file in where.iterdir() if file.is_file())
-        io.check_manifest(where, hashes=size <= HASHED)
+        listed = io.check_manifest(where, hashes=size <= HASHED)["files"]
         facts = io.read_json(where / FACTS, CheckpointError)
         if facts.get("form") != FORM or facts.get("method") not in METHODS:
             raise CheckpointError(f"{where / FACTS}: not an index of this release; build it again with `pretune index`")
-        return cls(where, facts)
+        found = cls(where, facts)
+        for name in found.files():
+            if name not in listed:
+                raise CheckpointError(f"{where / FACTS}: needs {name!r:.60}, which {io.MANIFEST} does not list")
+            io.resolve_inside(where, name, CheckpointError, where / FACTS)
+        return found
+
+    def files(self) -> list[str]:
+        """The names of its files, but for index.json and the manifest."""
+        numbers = range(len(self.facts["parts"]))
+        names = [
+            f"{kind}.{end}" for i in numbers for kind, end in ((f"vectors-{i:05}", "npy"), (f"texts-{i:05}", "jsonl"))
+        ]
+        if self.facts["method"] == "exact":
+            return names
+        graph = self.facts.get("file")
+        if not isinstance(graph, str) or not _GRAPH.fullmatch(graph):
+            raise CheckpointError(
+                f"{self.path / FACTS}: 'file' is {graph!r:.60}, not the name of a graph; build it again"
+            )
+        return [*names, graph]
 
     def __len__(self) -> int:
         return sum(self.facts["parts"])

@@ -16,19 +16,24 @@ def resolve_inside(
     name: object,
     error: type[PretuneError],
     source: str | os.PathLike[str] | None = None,
+    *,
+    nested: bool = False,
 ) -> Path:
-    """Return the path of a file or folder right inside a directory, by a name that was read from a file.
+    """Return the path of a file or folder inside a directory, by a name that was read from a file.
 
-    A name that leads elsewhere is raised as `error`: `..`, an absolute path, any path of several parts, or a symbolic
-    link out of the directory. Links of a Hugging Face cache (`snapshots/REVISION/x -> ../../blobs/y`) are followed.
-    `source` is the file that holds the name. NOTE: for every name from a file, before it is read, written or removed.
+    A name that leads elsewhere is raised as `error`: `..`, an absolute path, a path of several parts unless `nested`
+    allows them, or a symbolic link out of the directory. Links of a Hugging Face cache (`snapshots/REVISION/x ->
+    ../../blobs/y`) are followed. `source` is the file that holds the name.
+
+    NOTE: for every name that comes out of a file, before anything is read, written or removed under it.
     """
     where = os.fspath(directory if source is None else source)
-    if not is_file_name(name):
+    parts = name.split("/") if nested and isinstance(name, str) else [name]
+    if not all(is_file_name(part) for part in parts):
         found = repr(name[:60]) if isinstance(name, str) else f"a {type(name).__name__}"
-        raise error(f"{where}: {found} is not a plain file name; it must name a file in the same directory")
-    path = Path(directory) / str(name)
-    if path.is_symlink() and not _within(path, Path(directory)):
+        raise error(f"{where}: {found} is not a plain file name; it must name one in the same directory")
+    path = Path(directory, *map(str, parts))
+    if (nested or path.is_symlink()) and not _within(path, Path(directory)):
         raise error(f"{where}: '{name}' is a symbolic link out of its directory; put the file itself there")
     return path
 

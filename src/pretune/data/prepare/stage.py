@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretune.core.errors import CheckpointError, DataError
-from pretune.core.io import check_manifest, read_json, write_json, writing
+from pretune.core.io import check_manifest, read_json, resolve_inside, write_json, writing
 from pretune.data.prepare.encoding import Chunk, Ints
 from pretune.data.shards.npy import Appender, open_npy
 
@@ -164,9 +164,10 @@ class Stage:
             self.counts = Counter[str](self.facts["counts"])
             self.languages = Counter[str](self.facts["languages"])
             self.number, self.count = (int(part) for part in self.facts["shard"])
-            self._units = [str(name) for name in self.facts["units"]]
+            names = [*self.facts["units"]]
         except (KeyError, TypeError, ValueError):
             raise DataError(f"{folder / FILE}: is damaged or incomplete; prepare the slice again") from None
+        self._units = [resolve_inside(folder, name, DataError, folder / FILE) for name in names]
 
     @classmethod
     def open(cls, folder: Path) -> "Stage":
@@ -196,8 +197,7 @@ class Stage:
 
     def pieces(self, *, remove: bool = False) -> Iterator[Piece]:
         """All chunks in order; with `remove` a file goes when it has been read."""
-        for name in self._units:
-            path = self.folder / name
+        for path in self._units:
             size = path.stat().st_size
             with path.open("rb") as file:
                 while file.tell() < size:

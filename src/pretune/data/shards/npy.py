@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from pretune.core.errors import DataError
-from pretune.core.io import writing
+from pretune.core.io import open_regular, writing
 
 HEADER = 128
 """Bytes before the data: a multiple of 64, as the format asks, with room for any length."""
@@ -72,7 +72,7 @@ def open_npy(path: Path, dtype: DTypeLike, count: int | None = None) -> NDArray[
     """Map a file that must hold `count` values of `dtype` in one dimension and nothing else."""
     wanted = np.dtype(dtype)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             start = file.read(10)
             length = int.from_bytes(start[8:], "little")

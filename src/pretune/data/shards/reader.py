@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretune.core.errors import DataError, nearest
+from pretune.core.io import resolve_inside
 from pretune.data.ragged import Bools, Ints, spread
 from pretune.data.shards.index import FILE, Index, ShardFacts, read_index
 from pretune.data.shards.npy import open_npy
@@ -24,7 +25,8 @@ class Shards:
 
     def __init__(self, directory: Path, split: str, index: Index, *, verify: bool = True) -> None:
         self.directory, self.split, self.index = directory, split, index
-        self._parts = [_Part(directory / split, facts, index.dtype) for facts in index.splits[split].shards]
+        folder = resolve_inside(directory, split, DataError, directory / FILE)
+        self._parts = [_Part(folder, facts, index.dtype) for facts in index.splits[split].shards]
         self._starts = np.cumsum([0, *(part.facts.tokens for part in self._parts)], dtype=np.int64)
         if verify:
             for part in self._parts:
@@ -190,7 +192,8 @@ class _Part:
             raise self._bad("sources", f"source {self.sources.max()} is not one of the {sources} in {FILE}")
 
     def _open(self, part: str, dtype: str, count: int) -> NDArray[Any]:
-        return open_npy(self._path(part), dtype, count)
+        path = self._path(part)
+        return open_npy(resolve_inside(self.folder, path.name, DataError, path), dtype, count)
 
     def _path(self, part: str) -> Path:
         return self.folder / f"{self.facts.name}.{part}.npy"

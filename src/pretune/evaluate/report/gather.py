@@ -116,7 +116,8 @@ def gather(path: str | os.PathLike[str]) -> list[Ran | Results]:
     if (where / RESULTS).is_file():
         results = read_results(where)
         found.append(results)
-        found += [read_run(where / name) for name in results.about.get("runs", ())]
+        runs = results.about.get("runs", ())
+        found += [read_run(io.resolve_inside(where, name, DataError, where / RESULTS, nested=True)) for name in runs]
     if (where / RUN).is_file():
         found.append(read_run(where))
     if not found:

@@ -1,0 +1,125 @@
+"""Names that files of strangers give, everywhere one is read: none leads out of its directory."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+import pretune as pt
+from pretune.core.errors import CheckpointError, DataError
+from pretune.core.io import write_manifest
+from pretune.data.prepare.stage import FILE as SLICE
+from pretune.data.prepare.stage import Stage
+from pretune.data.shards import Shards
+from pretune.evaluate.report.gather import gather
+from pretune.models import files
+from pretune.models.verify import verify
+from tests.data.corpora import random_documents
+from tests.data.corpora import write as write_shards
+from tests.faults.strangers import WEIGHTS, directory
+
+ELSEWHERE = ["../x", "..", "{place}/x", "a/../../x", "link"]
+
+
+@pytest.fixture(params=ELSEWHERE)
+def name(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Path], str]:
+    """Gives a name that leads out of a folder, where `x` lies."""
+
+    def make(folder: Path) -> str:
+        (tmp_path / "x").mkdir(exist_ok=True)
+        (tmp_path / "x" / "file").touch()
+        if request.param == "link":
+            (folder / "link").symlink_to(tmp_path / "x")
+        return str(request.param).format(place=tmp_path)
+
+    return make
+
+
+def sharded(folder: Path) -> Path:
+    """A model in two files of weights."""
+    directory(folder)
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    half = len(tensors) // 2
+    table = {}
+    for number, part in enumerate((list(tensors)[:half], list(tensors)[half:])):
+        files.save({key: tensors[key] for key in part}, folder / f"part-{number}.safetensors")
+        table |= dict.fromkeys(part, f"part-{number}.safetensors")
+    (folder / files.INDEX).write_text(json.dumps({"weight_map": table}))
+    return folder
+
+
+def test_weights_behind_a_link_out_of_the_directory(tmp_path: Path) -> None:
+    folder = sharded(tmp_path / "m")
+    pt.load(folder)
+    (folder / "part-0.safetensors").rename(tmp_path / "part-0.safetensors")
+    (folder / "part-0.safetensors").symlink_to("../part-0.safetensors")
+    with pytest.raises(CheckpointError, match=r"part-0\.safetensors"):
+        pt.load(folder)
+
+
+@pytest.mark.parametrize("make", [directory, sharded])
+def test_a_hugging_face_cache_is_read(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    cache = tmp_path / "models--a--b"
+    (cache / "blobs").mkdir(parents=True)
+    snapshot = make(cache / "snapshots" / "abc")
+    for number, file in enumerate(sorted(snapshot.iterdir())):
+        file.rename(cache / "blobs" / str(number))
+        file.symlink_to(f"../../blobs/{number}")
+    assert pt.load(snapshot).spec == pt.load(directory(tmp_path / "plain")).spec
+
+
+def test_modules_of_sentence_transformers(name: Callable[[Path], str], tmp_path: Path) -> None:
+    folder = directory(tmp_path / "m")
+    modules = [{"idx": 0, "type": "models.Transformer", "path": ""}]
+    modules += [{"idx": 1, "type": "sentence_transformers.models.Pooling", "path": name(folder)}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(CheckpointError, match=r"modules\.json"):
+        pt.load(folder)
+
+
+def test_runs_of_results(name: Callable[[Path], str], tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "run.json").write_text("{}")
+    rows = [{"method": "a", "labels": 1, "mean": 0.5, "seeds": 1}]
+    (folder / "results.json").write_text(json.dumps({"rows": rows, "runs": [name(folder)]}))
+    with pytest.raises(DataError, match=r"results\.json"):
+        gather(folder)
+
+
+def test_units_of_a_slice(name: Callable[[Path], str], tmp_path: Path) -> None:
+    """Which are removed when they have been read."""
+    folder = tmp_path / "m"
+    folder.mkdir()
+    facts = {"documents": 0, "counts": {}, "languages": {}, "shard": [1, 2], "units": [name(folder)]}
+    (folder / SLICE).write_text(json.dumps(facts))
+    with pytest.raises(DataError, match=SLICE):
+        [*Stage(folder).pieces(remove=True)]
+    assert (tmp_path / "x" / "file").is_file()
+
+
+@pytest.mark.parametrize("linked", ["train", "train/00000.tokens.npy"])
+def test_shards_behind_a_link(linked: str, tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    write_shards(folder, random_documents(0, 3))
+    Shards.open(folder)
+    shutil.move(folder / linked, tmp_path / "x")
+    (folder / linked).symlink_to(tmp_path / "x")
+    with pytest.raises(DataError, match=linked.rpartition("/")[2]):
+        Shards.open(folder)
+
+
+def test_a_manifest_of_links(tmp_path: Path) -> None:
+    folder = directory(tmp_path / "m")
+    (folder / WEIGHTS).rename(tmp_path / WEIGHTS)
+    (folder / WEIGHTS).symlink_to(tmp_path / WEIGHTS)
+    pt.load(folder)  # a file of a standard name may be a link
+    write_manifest(folder, [WEIGHTS])
+    with pytest.raises(CheckpointError, match=WEIGHTS):
+        verify(folder)
