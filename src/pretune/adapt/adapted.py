@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pretune.adapt.heads.classification import Classification
 from pretune.adapt.heads.generation import Generation
-from pretune.adapt.heads.head import TaskHead
+from pretune.adapt.heads.head import TaskHead, with_pooling
 from pretune.adapt.heads.several import Heads, Several
 from pretune.adapt.mix import layers
 from pretune.core.errors import UsageError
@@ -85,9 +85,10 @@ def one_of(model: Adapted, task: int) -> Adapted:
 def adapt(model: LanguageModel, head: TaskHead, *, seed: int = 0) -> Adapted:
     """Put a new head on a model in place of those it was pre-trained with; the body's weights are the same tensors.
 
+    The head pools as it says, or as the model's directory does (sentence-transformers), or as the family's paper does.
     The vocabulary head stays where the task uses it. A pooler becomes the first layer of a head that reads through it.
     """
-    resolved = head.resolve(model.spec)
+    resolved = with_pooling(head, model).resolve(model.spec)
     made = resolved.build(model, seed=seed)
     body = copy(model)
     body._modules = dict(model._modules)

@@ -10,15 +10,18 @@ import torch
 from torch import Tensor
 
 from pretune.core.config import spec
+from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.nn.feedforward import ActivationName
 
-Place = Literal["first", "last", "mean"]
+Place = Literal["first", "last", "mean", "max", "mean_sqrt", "weighted"]
+"""The first state, the last, the mean, the largest; the sum over the root of the number; a mean that weighs the n-th
+state n times."""
 
 
 @spec
 class Reading:
-    """The state of one token, or the mean of all, through a dense layer or straight to the classes.
+    """The state of one token, or the mean or maximum of all, through a dense layer or straight to the classes.
 
     `layer`: `own` is a new dense layer, with dropout before it; `pooler` the one that the model was pre-trained with.
     """
@@ -27,6 +30,16 @@ class Reading:
     layer: Literal["own", "pooler"] | None = None
     activation: ActivationName = "tanh"  # after the layer
     bias: bool = True  # of the classes
+    concat: tuple[Place, ...] = ()  # poolings that are laid beside the first, as sentence-transformers does
+
+    def __post_init__(self) -> None:
+        if self.concat and self.layer == "pooler":
+            raise UsageError("a pooler reads one state; leave out 'concat', or set layer to 'own'")
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """All poolings."""
+        return (self.at, *self.concat)
 
 
 def summary(states: Tensor, batch: Batch, at: Place) -> Tensor:
@@ -36,6 +49,18 @@ def summary(states: Tensor, batch: Batch, at: Place) -> Tensor:
     """
     if at == "mean":
         return _means(states, batch)
+    sizes = batch.offsets[1:] - batch.offsets[:-1]
+    if at == "max":
+        least = float(torch.finfo(states.dtype).min)
+        largest = torch.segment_reduce(states, "max", offsets=batch.offsets.long(), axis=0, initial=least)
+        return largest.where(
+            sizes[:, None] > 0, 0.0
+        )  # NOTE: an empty cell's logits must be finite, or gradients are not
+    if at in ("mean_sqrt", "weighted"):
+        counts = sizes.clamp(min=1)[:, None].to(states.dtype)
+        if at == "mean_sqrt":
+            return _means(states, batch) * counts.sqrt()
+        return _means(states * (batch.positions + 1)[:, None].to(states.dtype), batch) * 2 / (counts + 1)
     edge = batch.offsets[:-1] if at == "first" else batch.offsets[1:] - 1
     return states.index_select(0, edge.long().clamp(0, states.shape[0] - 1))
 

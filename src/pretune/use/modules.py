@@ -102,6 +102,13 @@ def read(model: LanguageModel) -> tuple[Embedding, nn.ModuleList]:
     return how, dense
 
 
+def pooling_of(model: LanguageModel) -> tuple[Pooling, ...] | None:
+    """Return the poolings that the files which came with a model state; None where there are none."""
+    files = model.assets.modules
+    path = next((path for kind, path in _listed(files) if kind == "Pooling"), None) if files else None
+    return None if path is None else _pooling(_json(files, f"{path}/config.json"), model.spec.width)
+
+
 def write(encoder: TextEncoder) -> dict[str, bytes]:
     """The files from which sentence-transformers makes the same vectors."""
     how = encoder.how

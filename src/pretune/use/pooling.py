@@ -88,20 +88,9 @@ def states_of(model: LanguageModel, batch: Batch, layer: int | None = None) -> T
 
 def pooled(states: Tensor, batch: Batch, how: Pooling) -> Tensor:
     """States `[N, W]` to one vector for each cell `[C, W]`."""
-    if how in ("cls", "last"):
-        return summary(states, batch, "first" if how == "cls" else "last")
-    if how == "mean":
-        return summary(states, batch, "mean")
-    if how == "max":
-        least = float(torch.finfo(states.dtype).min)
-        return torch.segment_reduce(states, "max", offsets=batch.offsets.long(), axis=0, initial=least)
-    sizes = (batch.offsets[1:] - batch.offsets[:-1]).clamp(min=1)[:, None].to(states.dtype)
-    if how == "mean_sqrt":
-        return summary(states, batch, "mean") * sizes.sqrt()
-    if how == "weighted":
-        weights = (batch.positions + 1)[:, None].to(states.dtype)
-        return summary(states * weights, batch, "mean") * 2 / (sizes + 1)
-    raise UsageError("the pooling 'static' reads no states; see TextEncoder.static")
+    if how == "static":
+        raise UsageError("the pooling 'static' reads no states; see TextEncoder.static")
+    return summary(states, batch, "first" if how == "cls" else how)
 
 
 def _depth(model: LanguageModel) -> int:

@@ -4,11 +4,13 @@ Legend: N tokens, C cells (sequences, filler, spare ones), W width, K classes.
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from pretune.core import config
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE, Batch, Loss
 from pretune.models.families import FAMILIES
@@ -18,6 +20,9 @@ from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
 from pretune.nn.feedforward import ACTIVATIONS
 from pretune.nn.reading import Reading, summary
+from pretune.use.modules import pooling_of
+
+Head = TypeVar("Head")
 
 USUAL = {
     "encoder": Reading(at="first", layer="own"),
@@ -63,7 +68,8 @@ class SequenceHead(nn.Module):
 
     def __init__(self, reading: Reading, width: int, classes: int, dropout: float) -> None:
         super().__init__()
-        self.at = reading.at
+        self.places = reading.places
+        width *= len(self.places)
         self.dense = nn.Linear(width, width) if reading.layer else None
         self.activate = ACTIVATIONS[reading.activation]
         self.before = nn.Dropout(dropout if reading.layer == "own" else 0.0)
@@ -71,10 +77,14 @@ class SequenceHead(nn.Module):
         self.out = nn.Linear(width, classes, bias=reading.bias)
         self.center: Tensor | None = None  # [W]; for training alone: it is in no file
 
+    def pool(self, states: Tensor, batch: Batch) -> Tensor:
+        """States `[N, W]` to one vector for each cell; several poolings are concatenated."""
+        return torch.cat([summary(states, batch, place) for place in self.places], dim=-1)
+
     def forward(self, states: Tensor, batch: Batch) -> Tensor:
         """States `[N, W]` to logits `[C, K]`."""
         with torch.autocast(states.device.type, enabled=False):
-            x = summary(states, batch, self.at).to(self.out.weight.dtype)
+            x = self.pool(states, batch).to(self.out.weight.dtype)
             if self.dense is not None:
                 x = self.activate(self.dense(self.before(x)))
             x = self.dropout(x) if self.center is None else self.dropout(x - self.center) + self.center
@@ -105,6 +115,20 @@ def reading_of(spec: Model, *, choosing: bool = False) -> Reading:
     if spec.shape not in USUAL:
         raise UsageError(f"a model of the shape '{spec.shape}' cannot have this head; allowed: {', '.join(USUAL)}")
     return USUAL[spec.shape]
+
+
+def with_pooling(head: Head, model: LanguageModel) -> Head:
+    """Return a head that pools as the model's directory states (`1_Pooling/config.json`), where neither says otherwise.
+
+    The normalisation and the dense layers that may follow there are left out: a linear layer learns its own scale.
+    """
+    if getattr(head, "reading", False) is not None or model.spec.both:
+        return head
+    places = [("first" if name == "cls" else name) for name in pooling_of(model) or ()]
+    if not places:
+        return head
+    stated = config.from_dict(Reading, {"at": places[0], "concat": places[1:]}, where="pooling")
+    return replace(head, reading=stated)  # type: ignore[type-var]
 
 
 def drawn(model: LanguageModel, head: nn.Module, seed: int) -> nn.Module:

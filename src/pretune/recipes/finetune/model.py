@@ -64,7 +64,7 @@ def begin(tuning: Tuning, task: Task, ranks: Ranks, *, epoch: float) -> Begun:
     tune = tuning.tune
     if right is not None and tune.mix is not None:
         tune = replace(tune, mix=replace(tune.mix, ways="both"))
-    model = adapt(body, head_for(task, body.spec, body.tokenizer, tune), seed=seed).to(ranks.device)
+    model = adapt(body, head_for(task, body, body.tokenizer, tune), seed=seed).to(ranks.device)
     for module in model.modules():
         if isinstance(module, MixReading) and module.backwards is not None:
             if right is None:
@@ -126,12 +126,12 @@ def base_model(base: Base, *, seed: int) -> LanguageModel:
     return model.train()
 
 
-def head_for(task: Task, spec: Model, tokenizer: Tokenizer | None, tune: Tune) -> TaskHead:
+def head_for(task: Task, model: LanguageModel | Model, tokenizer: Tokenizer | None, tune: Tune) -> TaskHead:
     """The head that a task needs on a model, with what is wished for of it; several tasks write, or have one each."""
     if several := members(task):
-        return _heads(several, spec, tokenizer, tune)
+        return _heads(several, model, tokenizer, tune)
     silent = tune.text is None and (tune.mix is not None or tune.reading is not None)  # such a head cannot write
-    head = head_of(task, spec, tokenizer, text=False if silent else tune.text, language=tune.language)
+    head = head_of(task, model, tokenizer, text=False if silent else tune.text, language=tune.language)
     for name in ("dropout", "reading", "mix"):
         value = getattr(tune, name)
         if value is not None and not hasattr(head, name):
@@ -141,15 +141,16 @@ def head_for(task: Task, spec: Model, tokenizer: Tokenizer | None, tune: Tune) -
     return head
 
 
-def _heads(tasks: list[Task], spec: Model, tokenizer: Tokenizer | None, tune: Tune) -> TaskHead:
+def _heads(tasks: list[Task], model: LanguageModel | Model, tokenizer: Tokenizer | None, tune: Tune) -> TaskHead:
     """One that writes all answers, where the model can and all tasks have templates; else a head for each."""
     without = [task.name for task in tasks if task.template is None and task.kind != "generation"]
     if tune.text and without:
         raise UsageError(f"task '{without[0]}' has no template, so its answers cannot be written; leave tune.text out")
+    spec = model.spec if isinstance(model, LanguageModel) else model
     able = spec.shape != "encoder" and spec.head is not None and not without
     if tune.text or (tune.text is None and able and tune.mix is None and tune.reading is None):
         return Generation().resolve(spec)
-    made: list[Any] = [head_for(task, spec, tokenizer, replace(tune, text=False)) for task in tasks]
+    made: list[Any] = [head_for(task, model, tokenizer, replace(tune, text=False)) for task in tasks]
     return Several(tuple(made)).resolve(spec)
 
 

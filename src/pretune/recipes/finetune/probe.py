@@ -46,7 +46,7 @@ def probe(
 ) -> list[Prediction]:
     """What a linear model over the base's features says of examples, learnt from others."""
     body = base_model(tuning.base, seed=tuning.train.seed)
-    model = adapt(body, head_for(task, body.spec, body.tokenizer, Tune(text=False))).eval().to(device)
+    model = adapt(body, head_for(task, body, body.tokenizer, Tune(text=False))).eval().to(device)
     encoder = encoder_for(replace(tuning, method=Full()), task, model, [*train])  # without slots for a prompt
     x, z = (_features(model, encoder, some) for some in (train, judged))
     mean, std = x.mean(0), x.std(0) + 1e-6

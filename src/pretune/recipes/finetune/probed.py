@@ -17,7 +17,6 @@ from pretune.core import config
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.evaluate.baselines.penalised import fit_line
-from pretune.nn.reading import summary
 from pretune.tasks.answer.logits import Floats, logits_of
 from pretune.tasks.encode import Items
 
@@ -31,11 +30,11 @@ class Read(nn.Module):
 
     def __init__(self, model: Adapted, head: SequenceHead) -> None:
         super().__init__()
-        self.model, self.at = model, head.at
+        self.model, self.head = model, head
 
     def forward(self, batch: Batch) -> Tensor:
         """`[C, W]`, a row for each cell."""
-        return summary(self.model.states(batch), batch, self.at)
+        return self.head.pool(self.model.states(batch), batch)
 
 
 def fit_head(model: Adapted, items: Items, *, seed: int, precision: torch.dtype | None = None) -> Floats | None:

@@ -90,7 +90,7 @@ class Tune:
     trained: Full | FirstFrozen | LastOnly | Gradual = Full()  # of what the method leaves to be trained
     decay: float | None = None  # the rate of each part over that of the next above; None: the same for all
     dropout: float | None = None  # of the head; None: its own
-    reading: Reading | None = None  # which states stand for a text; None: as the family's paper does
+    reading: Reading | None = None  # which states stand for a text; None: as the directory states, or the paper
     head: Literal["drawn", "probe"] = "drawn"  # how the head begins: new, or fitted on the frozen model (LP-FT)
     mix: Mixing | None = None  # a BiLSTM over all layers of a frozen model, in place of the usual head (ELMo)
     language: float = 0.0  # the weight of the language model's loss beside a classification; 0.5 in GPT's paper

@@ -5,7 +5,7 @@ from typing import Any
 from pretune.adapt.heads.choice import Choice
 from pretune.adapt.heads.classification import Classification
 from pretune.adapt.heads.generation import Generation
-from pretune.adapt.heads.head import TaskHead
+from pretune.adapt.heads.head import TaskHead, with_pooling
 from pretune.adapt.heads.regression import Regression
 from pretune.adapt.heads.span import Span
 from pretune.adapt.heads.tagging import Tagging
@@ -38,6 +38,8 @@ def head_of(
     if text and task.template is None and task.kind != "generation":
         raise UsageError(f"task '{task.name}' has no template, so its answers cannot be written; leave text out")
     head = Generation() if text else _by_kind(task, language)
+    if isinstance(model, LanguageModel):
+        head = with_pooling(head, model)
     return head.resolve(spec)
 
 
