@@ -1,16 +1,19 @@
 """Minimal pairs and bias pairs: right, wrong and tied; sets; and every form of file."""
 
+import bz2
 import gzip
 import itertools
 import json
+import lzma
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pretune.core.errors import DataError, UsageError
-from pretune.evaluate.pair_files import read_bias_pairs, read_pairs
+from pretune.evaluate.pair_files import read_bias_pairs, read_pair_folder, read_pairs
 from pretune.evaluate.pairs import bias_pairs, minimal_pairs
+from pretune.recipes.evaluate import evaluate
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example
 from tests.use.scorers import causal, ids, masked, scorer
@@ -139,3 +142,50 @@ def test_blimp_comes_in_phenomena(shared_data: Path) -> None:
     assert len({pair.facts["linguistics_term"] for pair in examples}) == 13
     assert set(found.groups) == {pair.facts["linguistics_term"] for pair in some} and len(found.groups) > 10
     assert all(0 <= value <= 1 for value in found.groups.values()) and len({*found.groups.values()}) > 1
+
+
+class TestFolders:
+    """A set in each file."""
+
+    TWO = "The sea was quiet.\nThe sea were quiet.\n\nNobody knew\nKnew nobody\n"
+    JSON = json.dumps({"sentence_good": "It is old.", "sentence_bad": "It are old.", "UID": "other"}) + "\n"
+
+    def folder(self, where: Path) -> Path:
+        (where / "agreement.txt").write_text(self.TWO)
+        (where / "order.txt.bz2").write_bytes(bz2.compress(self.TWO.encode()))
+        (where / "case.jsonl.gz").write_bytes(gzip.compress(self.JSON.encode()))
+        (where / "tense.jsonl.xz").write_bytes(lzma.compress(self.JSON.encode()))
+        for name, text in (("README", "Two lines\nof it\n"), ("README.md.gz", "x"), ("scores.jsonl", '{"a": 1}\n')):
+            (where / name).write_text(text)
+        (where / "empty.txt").touch()
+        (where / ".hidden").write_text("odd\n")
+        return where
+
+    def test_sets_are_named_by_their_file(self, tmp_path: Path) -> None:
+        pairs, skipped = read_pair_folder(self.folder(tmp_path), "bad-first")
+        assert {*skipped} == {"README", "README.md.gz", "scores.jsonl", "empty.txt"}
+        assert [pair.group for pair in pairs] == ["agreement", "agreement", "case", "order", "order", "tense"]
+        assert (pairs[0].text, pairs[0].pair) == ("The sea were quiet.", "The sea was quiet.")
+        (tmp_path / "case.txt").write_text(self.TWO)
+        assert {"case.txt", "case.jsonl.gz"} <= {pair.group for pair in read_pair_folder(tmp_path)[0]}
+
+    def test_zstd(self, tmp_path: Path) -> None:
+        zstandard = pytest.importorskip("zstandard")
+        (tmp_path / "a.txt.zst").write_bytes(zstandard.ZstdCompressor().compress(self.TWO.encode()))
+        assert [pair.group for pair in read_pair_folder(tmp_path)[0]] == ["a", "a"]
+
+    def test_scores_by_set_and_their_mean(self, tmp_path: Path) -> None:
+        (found,) = evaluate(scorer("gpt2"), "minimal_pairs", data=self.folder(tmp_path))
+        assert [*found.groups] == ["agreement", "case", "order", "tense"] and found.counts["sets"] == 4
+        assert found.scores["accuracy"] == pytest.approx(np.mean([*found.groups.values()]))
+        assert any("README" in note for note in found.notes)
+
+    def test_a_damaged_file_is_not_skipped(self, tmp_path: Path) -> None:
+        (tmp_path / "good.txt").write_text(self.TWO)
+        (tmp_path / "odd.txt").write_text("one\ntwo\nthree\n")
+        with pytest.raises(DataError, match=r"odd\.txt:3"):
+            read_pair_folder(tmp_path)
+        (tmp_path / "odd.txt").unlink()
+        (tmp_path / "good.txt").rename(tmp_path / "LICENSE.txt")
+        with pytest.raises(DataError, match=r"LICENSE\.txt"):
+            read_pair_folder(tmp_path)

@@ -61,7 +61,7 @@ def evaluate(
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option("--data", metavar="DIR", help="Where tasks are ($PRETUNE_DATA), or a file of your own."),
+        typer.Option("--data", metavar="DIR", help="Where tasks are ($PRETUNE_DATA), or a file or folder of your own."),
     ] = None,
     shots: Annotated[
         str | None, typer.Option("--shots", metavar="K,...", help="Solved examples before each question: 0,1,32.")

@@ -4,10 +4,13 @@
     The cat are asleep.           …
     …
 
-Lines come in twos, the better sentence first; blank lines are skipped. Files may be compressed.
+Lines come in twos, the better sentence first; blank lines are skipped. Files may be compressed. A folder has a set in
+each file, named by it.
 """
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from pretune.core.errors import DataError, UsageError, nearest_file
@@ -17,6 +20,13 @@ from pretune.tasks.tables import open_table
 
 ORDERS = ("good-first", "bad-first")
 GOOD, BAD = "sentence_good", "sentence_bad"
+COMPRESSED = frozenset({".gz", ".xz", ".zst", ".bz2"})
+TEXTS = frozenset({"", ".txt", ".jsonl", ".json", ".ndjson"})
+"""Extensions of files of pairs."""
+DOCUMENTS = frozenset(
+    {"readme", "license", "licence", "copying", "notice", "citation", "authors", "changelog", "manifest"}
+)
+"""Names of files that are about a folder."""
 
 
 def read_pairs(path: Path, order: str = "good-first") -> list[Example]:
@@ -39,6 +49,46 @@ def read_pairs(path: Path, order: str = "good-first") -> list[Example]:
         good, bad = (first, second) if order == "good-first" else (second, first)
         found.append(Example(text=good, pair=bad, id=str(number)))
     return found
+
+
+def read_pair_folder(path: Path, order: str = "good-first") -> tuple[list[Example], list[str]]:
+    """Read the pairs of each file of a folder, with the file's name as their set; and the names of skipped files.
+
+    Hidden files are passed over. Files about the folder (README, LICENSE, …), of other extensions, empty ones, and
+    JSON lines without both sentences are skipped; any other file that cannot be read as pairs is an error.
+    """
+    found: list[Example] = []
+    skipped: list[str] = []
+    files = sorted(one for one in path.iterdir() if one.is_file() and not one.name.startswith("."))
+    names = Counter(_set_name(one) for one in files)
+    for file in files:
+        if not _holds_pairs(file):
+            skipped.append(file.name)
+            continue
+        name = _set_name(file)
+        found += [replace(pair, group=name if names[name] == 1 else file.name) for pair in read_pairs(file, order)]
+    if not found:
+        looked = f" (skipped: {', '.join(skipped[:5])})" if skipped else ""
+        raise DataError(f"{path}: no file of sentence pairs in this folder{looked}; give .txt or .jsonl files")
+    return found, skipped
+
+
+def _set_name(file: Path) -> str:
+    """The name of a file without the extensions of its form."""
+    name = file
+    while name.suffix.lower() in COMPRESSED | TEXTS - {""}:
+        name = name.with_suffix("")
+    return name.name
+
+
+def _holds_pairs(file: Path) -> bool:
+    inner = file.with_suffix("") if file.suffix.lower() in COMPRESSED else file
+    if inner.suffix.lower() not in TEXTS or inner.stem.lower() in DOCUMENTS:
+        return False
+    first = next((line.strip() for _, line in lines(file) if line.strip()), "")
+    if not first.startswith("{"):
+        return bool(first)
+    return {GOOD, BAD} <= next(iter(Jsonl().rows(file))).values.keys()
 
 
 def _object(row: Row) -> Example:

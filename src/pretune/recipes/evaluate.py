@@ -24,7 +24,7 @@ from pretune.core.errors import CheckpointError, DataError, UsageError, nearest
 from pretune.core.hub import is_hub
 from pretune.evaluate.cloze import last_words, read_blanks
 from pretune.evaluate.few_shot import Trial, few_shot
-from pretune.evaluate.pair_files import read_bias_pairs, read_pairs
+from pretune.evaluate.pair_files import read_bias_pairs, read_pair_folder, read_pairs
 from pretune.evaluate.pairs import bias_pairs, minimal_pairs
 from pretune.evaluate.perplexity import text_perplexity
 from pretune.evaluate.result import Result
@@ -274,8 +274,10 @@ class _Work:
             return bias_pairs(self.model, thinned([*read_bias_pairs(path)], limit), self.asking, tell=tell)
         if name == "cloze":
             return last_words(self.model, thinned(read_blanks(path), limit), self.asking, name=name, tell=tell)
-        pairs = read_pairs(path, self.how.get("order", "good-first"))
-        return minimal_pairs(self.model, thinned(pairs, limit), self.asking, tell=tell)
+        order = self.how.get("order", "good-first")
+        pairs, skipped = read_pair_folder(path, order) if path.is_dir() else (read_pairs(path, order), [])
+        found = minimal_pairs(self.model, thinned(pairs, limit), self.asking, tell=tell)
+        return replace(found, notes=(f"skipped, no pairs: {', '.join(skipped)}",)) if skipped else found
 
     def compared(self, name: str, path: Path) -> Result:
         """Texts whose vectors are compared: with people's scores, or which of two is nearer."""
