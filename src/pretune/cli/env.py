@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from pretune import __version__
+from pretune.cli._csv import AsCsv, check_format, print_csv
 
 _PACKAGES = (
     "torch", "triton", "numpy", "tokenizers", "safetensors", "scikit-learn", "matplotlib", "typer", "rich", "PyYAML",
@@ -37,11 +38,13 @@ _VARIABLES = (
 
 def env(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_csv: AsCsv = False,
 ) -> None:
     """Show versions, devices and settings, for bug reports.
 
     Example: pretune env --json
     """
+    check_format(as_json, as_csv)
     facts = collect()
     if as_json:
         print(json.dumps(facts, indent=2, ensure_ascii=False))
@@ -64,6 +67,9 @@ def env(
         "data": _data(data),
         **{name: value for name, value in facts["variables"].items() if value is not None},
     }
+    if as_csv:
+        print_csv(("name", "value"), lines.items())
+        return
     width = max(map(len, lines))
     for name, value in lines.items():
         print(f"{name:<{width}}  {value}")

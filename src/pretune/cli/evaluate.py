@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pretune.cli._csv import AsCsv, check_format, print_csv
 from pretune.cli._names import DEVICES, among, judged
 from pretune.cli._next import free, hint
 from pretune.cli._progress import progress
@@ -102,6 +103,7 @@ def evaluate(
         Precision | None, typer.Option("--precision", help="bfloat16 on a GPU by default, else float32.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_csv: AsCsv = False,
 ) -> None:
     """Score a model on texts or tasks, with or without examples.
 
@@ -110,6 +112,7 @@ def evaluate(
 
     Example: pretune evaluate runs/books --task blimp,lambada,boolq --shots 0,1,32
     """
+    check_format(as_json, as_csv)
     counts = None if shots is None else _numbers(shots)
     how: dict[str, Any] = {
         "split": split,
@@ -152,10 +155,15 @@ def evaluate(
     if as_json:
         print(json.dumps({"model": model, "results": [each.plain() for each in found]}, indent=2, ensure_ascii=False))
         return
-    print("\n".join(_lines(found)))
+    if as_csv:
+        print_csv(("task", "split", "shots", "score", "part", "value"), _records(found))
+    else:
+        print("\n".join(_lines(found)))
     for each in found:
         for note in each.notes:
             log.say(f"{each.task}: {note}")
+    if as_csv:
+        return
     named = next((each.task for each in found if each.shots is not None), None)
     if named is None:
         hint("show", model)
@@ -229,6 +237,15 @@ def _lines(found: "Sequence[Result]") -> "Iterator[str]":
     for row in rows:
         cells = [f"{cell:{'>' if at in (2, 4) else '<'}{widths[at]}}" for at, cell in enumerate(row)]
         yield "  ".join(cells).rstrip()
+
+
+def _records(found: "Sequence[Result]") -> "Iterator[tuple[object, ...]]":
+    """One record a score; those of parts of a task are of its headline."""
+    for each in found:
+        for name, value in each.scores.items():
+            yield each.task, each.split, each.shots, name, None, value
+        for part, value in each.groups.items():
+            yield each.task, each.split, each.shots, each.headline[0], part, value
 
 
 def shown(name: str, value: float) -> str:

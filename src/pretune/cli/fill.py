@@ -5,12 +5,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pretune.cli._csv import AsCsv, check_format, print_csv
 from pretune.cli._models import Number, opened
 from pretune.cli._names import DEVICES, among
 from pretune.cli._next import hint
 from pretune.cli._prompts import given
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pretune.use.blanks import Blanks
     from pretune.use.unmask import Answer
 
@@ -34,11 +37,13 @@ def fill(
     ] = None,
     dtype: Annotated[Number, typer.Option("--dtype", help="Precision of the weights.")] = Number.FLOAT32,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_csv: AsCsv = False,
 ) -> None:
     """Fill the blanks of texts, the likeliest answers first.
 
     Example: pretune fill runs/books "Paris is the [MASK] of France." --top 3
     """
+    check_format(as_json, as_csv)
     wanted = given(texts or [], source, "text")
     from pretune.use.fill import blanks_of
     from pretune.use.fill import fill as work
@@ -48,14 +53,16 @@ def fill(
     for text in wanted:
         answers = work(found, text, k=top, pieces=pieces)
         blanks = blanks_of(found, text)
-        if as_json:
+        if as_json or as_csv:
             told.append(_plain(text, blanks, answers))
         else:
             _show(blanks, answers)
     if as_json:
         print(json.dumps(told, indent=2, ensure_ascii=False))
+    elif as_csv:
+        print_csv(("text", "blank", "rank", "probability", "word"), _records(told))
     more = ("--pieces", 3) if top >= 20 and pieces is None else ("--top", max(20, 2 * top))
-    hint("fill", model, *(texts or ("--input", source)), *more, silent=as_json or source == "-")
+    hint("fill", model, *(texts or ("--input", source)), *more, silent=as_json or as_csv or source == "-")
 
 
 def _plain(text: str, blanks: "Blanks", answers: "list[list[Answer]]") -> dict[str, Any]:
@@ -63,6 +70,13 @@ def _plain(text: str, blanks: "Blanks", answers: "list[list[Answer]]") -> dict[s
 
     options = [[answer._asdict() for answer in blank] for blank in answers]
     return {"text": text, "blanks": options, "filled": whole(blanks, answers)}
+
+
+def _records(found: "list[dict[str, Any]]") -> "Iterator[tuple[object, ...]]":
+    for one in found:
+        for blank, options in enumerate(one["blanks"], 1):
+            for rank, answer in enumerate(options, 1):
+                yield one["text"], blank, rank, answer["probability"], answer["word"]
 
 
 def _show(blanks: "Blanks", answers: "list[list[Answer]]") -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pretune.cli._csv import AsCsv, check_format, print_csv
 from pretune.cli._embedding import embedding_of, is_embedding, teach
 from pretune.cli._names import DEVICES, among, methods, tasks
 from pretune.cli._names import baselines as known_baselines
@@ -17,7 +18,7 @@ from pretune.cli._signals import ending_well
 from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pretune.recipes.finetune.fine import FineTuned
     from pretune.recipes.finetune.plan import Plan
@@ -116,6 +117,7 @@ def finetune(
         bool, typer.Option("--dry-run", help="Show the settings, the labels, lengths and the cost; touch nothing.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_csv: AsCsv = False,
 ) -> None:
     """Adapt a model to a task, and score it beside baselines.
 
@@ -123,6 +125,9 @@ def finetune(
 
     Example: pretune finetune runs/books --task sst2 --method lora --seeds 3 --out runs/sst2
     """
+    check_format(as_json, as_csv)
+    if as_csv and dry_run:
+        raise UsageError("--csv with --dry-run: settings are no table; use --json")
     from pretune.core.config import parse_assignments
 
     with ending_well():  # importing takes a while
@@ -142,7 +147,7 @@ def finetune(
             epochs=epochs, steps=steps, lr=numbers(lr, "--lr")[0] if lr else None,
             unused={"--test": test, "--text": text, "--pair": pair, "--label": label, "--method": method,
                     "--seeds": seeds, "--labels": labels, "--config": config, "--dry-run": dry_run,
-                    "--forgetting": forgetting},
+                    "--forgetting": forgetting, "--csv": as_csv},
             changes=parse_assignments(settings or []),
         )  # fmt: skip
         return
@@ -163,6 +168,9 @@ def finetune(
     run = work(model, out=out, resume=resume, lr=rates, device=device, **plan, **wishes)
     if os.environ.get("RANK", "0") != "0":  # the first of several processes tells it
         return
+    if as_csv:
+        print_csv(("name", "metric", "split", "score", "low", "high", "run_better_by", "p"), _records(run.scores))
+        return
     print(json.dumps(run.scores, indent=2, ensure_ascii=False) if as_json else "\n".join(_result(run)))
     if not as_json:
         _follow(run, test)
@@ -181,6 +189,15 @@ def _follow(run: "FineTuned", test: Path | None) -> None:
     else:
         hint("report", run, "--out", page)
         other(f"predict {quoted(run)} --input NEW.csv")
+
+
+def _records(scores: "Mapping[str, Any]") -> "Iterator[tuple[object, ...]]":
+    """The run, then its baselines."""
+    metric, result = scores["metric"], scores["result"]
+    split = result["split"]
+    yield "run", metric, split, result["score"], result["low"], result["high"], None, None
+    for one in scores["baselines"]:
+        yield one["name"], metric, split, one["score"], None, None, one["against"]["difference"], one["against"]["p"]
 
 
 def _result(run: "FineTuned") -> "Iterator[str]":

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pretune.cli._csv import AsCsv, check_format, print_csv
 from pretune.cli._next import hint
 from pretune.core import log
 from pretune.core.errors import UsageError, nearest
@@ -25,6 +26,7 @@ def list_(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_csv: AsCsv = False,
 ) -> None:
     """List what there is: families, sizes, objectives, tasks, …
 
@@ -35,9 +37,13 @@ def list_(
     """
     if what is not None and what not in _KINDS:
         raise UsageError(f"cannot list '{what[:60]}'{nearest(what, _KINDS)} (allowed: {', '.join(_KINDS)})")
+    check_format(as_json, as_csv)
     found = {kind: find() for kind, find in _KINDS.items() if what in (None, kind)}
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    if as_csv:
+        print_csv(*_records(found))
         return
     if what is None:
         print("\n\n".join(_brief(kind, list(names)) for kind, names in found.items()))
@@ -160,6 +166,27 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
         longest = max(map(len, texts.values()))
         texts = {name: f"{text:>{longest}}" for name, text in texts.items()}
     return [f"{name:<{width}}  {text}" for name, text in texts.items()]
+
+
+def _records(found: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:
+    """The header and the records of a list; of several lists their kinds and names."""
+    if len(found) > 1:
+        return ["kind", "name"], [[kind, name] for kind, names in found.items() for name in names]
+    ((kind, entries),) = found.items()
+    plain = {name: value if isinstance(value, Mapping) else {_VALUE.get(kind, "about"): value}
+             for name, value in entries.items()}  # fmt: skip
+    columns = list(dict.fromkeys(column for value in plain.values() for column in value))
+    return ["name", *columns], [[name, *(_cell(value.get(one)) for one in columns)] for name, value in plain.items()]
+
+
+_VALUE = {"sizes": "parameters"}
+
+
+def _cell(value: object) -> object:
+    """A value of a list as one field."""
+    if isinstance(value, Mapping):
+        return "; ".join(name if count is None else f"{name} {count}" for name, count in value.items())
+    return "; ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
 def _rows(rows: Mapping[str, int | None], partial: list[str], **_: Any) -> str:

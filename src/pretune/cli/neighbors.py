@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pretune.cli._csv import AsCsv, check_format, print_csv
 from pretune.cli._models import opened
 from pretune.cli._names import DEVICES, among
 from pretune.cli._next import hint
@@ -31,11 +32,13 @@ def neighbors(
         typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu, cuda; found by default."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_csv: AsCsv = False,
 ) -> None:
     """Show words nearest to a word in context, and without.
 
     Example: pretune neighbors runs/books play --in "Kids play in the park." --corpus books.txt
     """
+    check_format(as_json, as_csv)
     texts = read(corpus)
     from pretune.analyze.neighbors import neighbors as work
 
@@ -44,10 +47,16 @@ def neighbors(
         log.warn(f"{found.cut:,} lines are longer than the model reads; only their beginning was looked at")
     if as_json:
         print(json.dumps(_plain(found), indent=2, ensure_ascii=False))
+    elif as_csv:
+        context = [
+            ("context", rank, one.score, one.word, one.line, one.text) for rank, one in enumerate(found.context, 1)
+        ]
+        static = [("static", rank, one.score, one.word, None, None) for rank, one in enumerate(found.static, 1)]
+        print_csv(("kind", "rank", "score", "word", "line", "text"), [*context, *static])
     else:
         _print(found)
     again = ("neighbors", model, word, "--in", sentence, "--corpus", corpus)
-    hint(*again, *(("--same",) if layer == 0 or same else ("--layer", 0)), silent=as_json or corpus == "-")
+    hint(*again, *(("--same",) if layer == 0 or same else ("--layer", 0)), silent=as_json or as_csv or corpus == "-")
 
 
 def _print(found: "Neighbors") -> None:

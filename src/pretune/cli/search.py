@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pretune.cli._csv import AsCsv, check_format, print_csv
 from pretune.cli._models import opened, placed
 from pretune.cli._names import DEVICES, among
 from pretune.cli._next import hint, other, quoted
@@ -42,6 +43,7 @@ def search(
         typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu, cuda; found by default."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_csv: AsCsv = False,
 ) -> None:
     """Find the texts nearest to a query, or answer from them.
 
@@ -49,6 +51,7 @@ def search(
 
     Example: pretune search library "who built the bridge?" -k 3
     """
+    check_format(as_json, as_csv)
     if (query is None) == (queries is None):
         raise UsageError("give a query, or --queries with a file of them; not both")
     if answer != (reader is not None) or (qrels is not None and (queries is None or answer)):
@@ -62,7 +65,7 @@ def search(
     asked = read(queries) if queries is not None else None
     texts, ids = (asked.texts, asked.ids) if asked else ([query or ""], ["1"])
     if qrels is not None:
-        _score(found, ready, texts, ids, qrels, k, as_json)
+        _score(found, ready, texts, ids, qrels, k, as_json, as_csv)
         return
     hits = found.search(texts, k, model=ready, words=words)
     if answer:
@@ -70,15 +73,26 @@ def search(
 
         assert reader is not None
         said = answers(opened(reader, device=device, speaks=True), texts, hits, max_new_tokens=max_new_tokens)
-        _answered(texts, said, hits, as_json)
+        _answered(texts, said, hits, as_json, as_csv)
         return
-    _print(texts, hits, as_json)
+    _print(texts, hits, as_json, as_csv)
+    quiet = as_json or as_csv
     given = [query] if query is not None else ["--queries", queries]
-    hint("search", index, *given, *(() if words else ("--bm25",)), "--hits", k if not words else 2 * k, silent=as_json)
-    other(f"search {quoted(index)} QUESTION --answer --reader MODEL", silent=as_json)
+    hint("search", index, *given, *(() if words else ("--bm25",)), "--hits", k if not words else 2 * k, silent=quiet)
+    other(f"search {quoted(index)} QUESTION --answer --reader MODEL", silent=quiet)
 
 
-def _print(texts: list[str], hits: "list[list[Hit]]", as_json: bool) -> None:
+def _print(texts: list[str], hits: "list[list[Hit]]", as_json: bool, as_csv: bool) -> None:
+    if as_csv:
+        print_csv(
+            ("query", "rank", "score", "id", "text"),
+            (
+                (text, rank, hit.score, hit.id, hit.text)
+                for text, found in zip(texts, hits, strict=True)
+                for rank, hit in enumerate(found, 1)
+            ),
+        )
+        return
     if as_json:
         rows = [
             {"query": text, "hits": [hit._asdict() for hit in found]} for text, found in zip(texts, hits, strict=True)
@@ -94,8 +108,12 @@ def _print(texts: list[str], hits: "list[list[Hit]]", as_json: bool) -> None:
             log.warn("nothing was found: no text has a word of the query")
 
 
-def _answered(texts: list[str], said: list[Any], hits: "list[list[Hit]]", as_json: bool) -> None:
+def _answered(texts: list[str], said: list[Any], hits: "list[list[Hit]]", as_json: bool, as_csv: bool) -> None:
     rows = zip(texts, said, hits, strict=True)
+    if as_csv:
+        read = (" ".join(hit.id for hit in found[: one.read]) for _, one, found in zip(texts, said, hits, strict=True))
+        print_csv(("query", "answer", "read"), zip(texts, (one.text for one in said), read, strict=True))
+        return
     if as_json:
         told = [
             {"query": text, "answer": one.text, "read": [hit.id for hit in found[: one.read]], "prompt": one.prompt}
@@ -108,7 +126,9 @@ def _answered(texts: list[str], said: list[Any], hits: "list[list[Hit]]", as_jso
         log.say(f"from: {', '.join(hit.id for hit in found[: one.read]) or 'nothing'}")
 
 
-def _score(index: "Index", ready: Any, texts: list[str], ids: list[str], qrels: str, k: int, as_json: bool) -> None:
+def _score(
+    index: "Index", ready: Any, texts: list[str], ids: list[str], qrels: str, k: int, as_json: bool, as_csv: bool
+) -> None:
     """Scores of the index, and of BM25 on the same texts beside it."""
     from pretune.evaluate.retrieval import judged, read_judgements
 
@@ -121,6 +141,10 @@ def _score(index: "Index", ready: Any, texts: list[str], ids: list[str], qrels: 
     }
     if as_json:
         print(json.dumps(scores, indent=2))
+        return
+    if as_csv:
+        names = ("ndcg", "mrr", "recall", "queries")
+        print_csv(("search", *names), ((by, *(row[one] for one in names)) for by, row in scores.items()))
         return
     print(f"{'':8}{f'nDCG@{k}':>10}{f'MRR@{k}':>10}{f'recall@{k}':>12}   queries")
     for name, row in scores.items():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from pretune.cli._csv import AsCsv, check_format, print_csv
 from pretune.cli._names import families
 from pretune.cli._names import settings as paths
 from pretune.cli._next import free, hint, other, quoted
@@ -16,6 +17,8 @@ from pretune.cli._tables import WIDTH, Section, print_page
 from pretune.core.errors import UsageError, nearest_file
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pretune.models.cost import Device, Memory
     from pretune.models.pair import Pair
     from pretune.models.spec import Model
@@ -54,6 +57,7 @@ def show(
         typer.Option("--targets", metavar="SHARE", help="Positions with a target; encoders 0.15, others 1."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_csv: AsCsv = False,
 ) -> None:
     """Show a model's size, and what it takes to train it.
 
@@ -61,6 +65,7 @@ def show(
 
     Example: pretune show bert-base --set depth=6 --tokens 3B
     """
+    check_format(as_json, as_csv)
     from pretune.core.config import parse_assignments
 
     label, spec = _find(name, parse_assignments(settings or []))
@@ -73,6 +78,9 @@ def show(
     )
     if as_json:
         print(json.dumps(facts, indent=2, ensure_ascii=False))
+        return
+    if as_csv:
+        print_csv(("table", "row", "name", "value"), records(facts))
         return
     printable = "".join(c if c.isprintable() else "?" for c in label)
     print_page(printable, _about(spec), _sections(spec, facts), _note(facts))
@@ -137,6 +145,18 @@ def collect(
         },
         "spec": to_dict(spec),
     }
+
+
+def records(facts: dict[str, Any]) -> "Iterator[tuple[str, str, str, object]]":
+    """The numbers of all tables, one a record: the table, its row where it has several, the name and the value."""
+    for table, values in facts.items():
+        if table == "spec" or not isinstance(values, dict):
+            continue
+        for name, value in values.items():
+            if isinstance(value, dict):
+                yield from ((table, name, column, cell) for column, cell in value.items())
+            else:
+                yield table, "", name, value
 
 
 def _together(spec: "Model", length: int) -> dict[str, float]:
