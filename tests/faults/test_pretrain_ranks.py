@@ -24,7 +24,7 @@ def ended(children: list[Child], *codes: int) -> None:
 
 
 def losses(run: Path) -> list[float]:
-    lines = [line for line in metrics(run) if "sample" not in line]
+    lines = [line for line in metrics(run) if not {"sample", "event"} & {*line}]
     return [line["held_out"]["loss"] if "held_out" in line else line["loss"] for line in lines]
 
 
@@ -110,6 +110,23 @@ def test_a_run_goes_on_with_another_number_of_ranks(
     work(still(data, out, train__parallel=parallel), first, 75, "signalled", 6, "SIGTERM")
     work(resume(out, f"--set=train.parallel={how if then > 1 else 'ddp'}"), then, 0)
     close(out, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_ranks_average_weights_alike(runs: Nursery, data: Path, tmp_path: Path, how: str) -> None:
+    """The trigger follows from the validation loss, on which all ranks agree; a resumed run keeps it."""
+    asgd = '{"kind":"asgd","lr":0.5,"nonmonotone_interval":0}'
+    more = {"train__optimizer": asgd, "train__eval_every": 1, "train__schedule": "constant"}
+    runs.run(still(data, tmp_path / "alone", **more))
+    ended(runs.ranks(still(data, tmp_path / "ranks", train__parallel=how, **more)), 0, 0)
+    ranks = still(data, tmp_path / "resumed", train__parallel=how, **more)
+    ended(runs.ranks(ranks, 2, ("signalled", 8, "SIGTERM")), 75, 75)
+    ended(runs.ranks(resume(tmp_path / "resumed")), 0, 0)
+    events = [[line for line in metrics(tmp_path / name) if "event" in line] for name in ("alone", "ranks", "resumed")]
+    assert events[0] == events[1] == events[2] and len(events[0]) == 1
+    close(tmp_path / "ranks", tmp_path / "alone")
+    assert same(tmp_path / "ranks", tmp_path / "resumed")
 
 
 def test_one_of_two_ranks_is_asked_to_stop(runs: Nursery, data: Path, alone: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pretune.data.stream import Stream
 from pretune.recipes.saying import NEW, READ, WRITERS, Saying, targets
 from pretune.train.late import Report
 from pretune.train.loop import Loop
+from pretune.train.optim import averaged
 from pretune.train.pace import Pace
 from pretune.train.ranks import Ranks, reshard
 from pretune.train.state import State
@@ -81,7 +82,12 @@ class Samples:
         half = torch.autocast(loop.ranks.device.type, loop.precision, enabled=loop.precision is not None)
         try:
             trainee.work = self.saying
-            with torch.no_grad(), half, torch.compiler.set_stance("force_eager"):  # each length would be compiled anew
+            with (
+                averaged(loop.optimizer),
+                torch.no_grad(),
+                half,
+                torch.compiler.set_stance("force_eager"),
+            ):  # each length would be compiled anew
                 texts: list[str] = trainee(self._rows)
         finally:
             trainee.work = taught

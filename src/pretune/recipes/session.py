@@ -22,11 +22,11 @@ from pretune.recipes.samples import Samples, due, price
 from pretune.recipes.saying import Saying, check
 from pretune.recipes.settings import Settings, Train
 from pretune.recipes.start import first_model, precision_of
-from pretune.train.evaluate import Evaluate, evaluator
+from pretune.train.evaluate import Evaluate, evaluator, warn_of_few_evaluations
 from pretune.train.feed import Feed
 from pretune.train.journal import Journal
 from pretune.train.loop import Loop
-from pretune.train.optim import parameter_groups
+from pretune.train.optim import averaged, parameter_groups
 from pretune.train.pace import Pace
 from pretune.train.ranks import Ranks
 from pretune.train.saving import Saver, restore
@@ -175,7 +175,8 @@ class Session:
                 f"the budget had time for {state.step} steps, in which a model learns next to nothing; use a larger "
                 f"--budget, a smaller model, or smaller steps (train.batch_tokens, {train.batch_tokens:,} now)"
             )
-        return finish(self.where, self.model, self.source, self.settings, journal, loop)
+        with averaged(optimizer):
+            return finish(self.where, self.model, self.source, self.settings, journal, loop)
 
     def _begin(self, loop: Loop, saver: Saver, evaluate: Evaluate | None, pace: Pace, resume: bool) -> None:
         """Before the first step: the settings are written, the untrained model is judged and saved."""
@@ -234,7 +235,10 @@ class Session:
             )
             return None
         stream, count = self.course.held
-        every = distance(self.settings.train, self.course.steps)
+        every, steps = distance(self.settings.train, self.course.steps), self.course.steps
+        if steps is not None or not every:  # else the clock decides
+            evaluations = 1 + math.ceil(steps / every) if steps and every else 2
+            warn_of_few_evaluations(self.settings.train.optimizer, evaluations, journal.note)
 
         def told(loop: Loop, found: dict[str, float]) -> None:
             saver.score = found["loss"]
@@ -243,6 +247,7 @@ class Session:
             if found["loss"] < (math.inf if loop.state.best is None else loop.state.best):
                 loop.state.best, loop.state.best_step = found["loss"], loop.state.step
             journal.evaluated(loop, found)
+            journal.observe(loop, found["loss"])
 
         work = evaluator(stream, count, self.settings.objective.evaluation())
         return Evaluate(work, every, told, left=self.stop.end)

@@ -13,6 +13,7 @@ from pretune.core.types import Batch, Loss
 from pretune.train.counting import over_ranks
 from pretune.train.late import Report
 from pretune.train.loop import DROPOUT, Loop
+from pretune.train.optim import ASGD, Optim, averaged
 from pretune.train.ranks import Ranks, reshard
 from pretune.train.trainee import Work
 
@@ -73,7 +74,10 @@ def evaluate(
 
 
 class Evaluate:
-    """Evaluates every so many steps, and tells it; `left` is called where it had to be left in the middle."""
+    """Evaluates every so many steps, and tells it; `left` is called where it had to be left in the middle.
+
+    Where the optimizer averages weights, `work` and `told` see the averages.
+    """
 
     def __init__(
         self,
@@ -95,14 +99,24 @@ class Evaluate:
         state, begun = loop.state, time.monotonic()
         if state.judged == state.step:
             return
-        found = self.work(loop)
-        self.seconds = time.monotonic() - begun
-        state.evaluating += self.seconds
+        with averaged(loop.optimizer):
+            found = self.work(loop)
+            self.seconds = time.monotonic() - begun
+            state.evaluating += self.seconds
+            if found is not None:
+                state.judged, state.held = state.step, {name: x for name, x in found.items() if math.isfinite(x)}
+                self.told(loop, found)
         if found is None:
             self.left(loop)
-            return
-        state.judged, state.held = state.step, {name: x for name, x in found.items() if math.isfinite(x)}
-        self.told(loop, found)
+
+
+def warn_of_few_evaluations(optimizer: Optim, evaluations: int, warn: Callable[[str], None]) -> None:
+    """Warn that an optimizer which averages weights once the validation loss stops falling will not see that."""
+    if isinstance(optimizer, ASGD) and not optimizer.can_trigger(evaluations):
+        warn(
+            f"asgd averages no weights here: {evaluations} evaluations are too few for its trigger with "
+            f"train.optimizer.nonmonotone_interval {optimizer.nonmonotone_interval}; lower train.eval_every"
+        )
 
 
 def evaluator(held: Held, count: int, work: Work) -> Callable[[Loop], dict[str, float] | None]:

@@ -16,6 +16,7 @@ from pretune.train.cost import Meter, Tariff, Totals, cost, flops_of, peak
 from pretune.train.late import Report
 from pretune.train.loop import Loop
 from pretune.train.metrics import Metrics
+from pretune.train.optim import AveragedDescent
 from pretune.train.progress import Progress
 from pretune.train.summary import Summary, show
 from pretune.train.tally import Tally
@@ -137,6 +138,19 @@ class Journal:
         """Something to read."""
         if self._metrics is not None:
             log.say(text)
+
+    def event(self, step: int, name: str, text: str, **values: Any) -> None:
+        """Log something that happens once, and write it as a line {"step", "event", …} of the metrics."""
+        if self._metrics is not None:
+            self._metrics.write(step, {"event": name, **values})
+        self.tell(f"step {step:,}: {text}")
+
+    def observe(self, loop: Loop, loss: float) -> None:
+        """Give a validation loss to an optimizer that averages weights once the loss stops falling."""
+        optimizer = loop.optimizer
+        if isinstance(optimizer, AveragedDescent) and optimizer.observe(loss):
+            why = f"the validation loss is above one of more than {optimizer.interval} evaluations before"
+            self.event(loop.state.step, "averaging", f"{why}: the weights are averaged from here on")
 
     def sampled(self, step: int, texts: Sequence[str], *, split: str) -> None:
         """Record answers to some texts of a split; the first is shown."""

@@ -10,13 +10,15 @@ from torch import Tensor, nn
 from pretune.core.errors import CheckpointError
 from pretune.train.late import Report
 from pretune.train.loop import Loop
-from pretune.train.optim import load_state, state_tensors
+from pretune.train.optim import AveragedDescent, averaged, load_state, state_tensors
 from pretune.train.ranks import fill, whole
 from pretune.train.state import State
 from pretune.train.store import Found, Store
 
 SECONDS = 300.0
 """Between two checkpoints, where steps are not asked for."""
+TRIGGER = "trigger"
+"""The group of tensors that decide when weights are averaged."""
 
 
 class Saver:
@@ -55,13 +57,14 @@ class Saver:
             self.last_step, self.last_time = loop.state.step, loop.state.elapsed
             begun = time.monotonic()
             self.before(loop)
-            groups = {**gather(loop, self.only), **self.more()}
             state = loop.state.facts()
             progress = state.pop("progress")
-            if progress:
-                groups["history"] = {"progress": torch.tensor(progress, dtype=torch.float64)}
-            if self.store is not None:
-                self.store.save(loop.state.step, groups, {**self.expect, "state": state}, score=self.score)
+            with averaged(loop.optimizer):  # a checkpoint's model is the one that was evaluated
+                groups = {**gather(loop, self.only), **self.more()}
+                if progress:
+                    groups["history"] = {"progress": torch.tensor(progress, dtype=torch.float64)}
+                if self.store is not None:
+                    self.store.save(loop.state.step, groups, {**self.expect, "state": state}, score=self.score)
             self.score = None
             loop.state.saving += time.monotonic() - begun
         if wait and self.store is not None:
@@ -70,8 +73,9 @@ class Saver:
 
 def gather(loop: Loop, only: Collection[str] | None = None) -> dict[str, Mapping[str, Tensor]]:
     """All tensors of a run, whole."""
-    model = loop.trainee.model
-    return {"model": whole(weights(model, only)), "optimizer": whole(state_tensors(loop.optimizer, model))}
+    model, optimizer = loop.trainee.model, loop.optimizer
+    trigger = {TRIGGER: optimizer.trigger_state()} if isinstance(optimizer, AveragedDescent) else {}
+    return {"model": whole(weights(model, only)), "optimizer": whole(state_tensors(optimizer, model)), **trigger}
 
 
 def weights(model: nn.Module, only: Collection[str] | None = None) -> dict[str, Tensor]:
@@ -97,6 +101,9 @@ def restore(
     load_state(optimizer, model, found.tensors("optimizer"))
     for name, tensor in wanted.items():
         fill(tensor, stored[name])
+    if isinstance(optimizer, AveragedDescent):  # saved while the model had the averages
+        optimizer.load_trigger_state(found.tensors(TRIGGER))
+        optimizer.swap()
     facts: dict[str, Any] = dict(found.facts["state"])
     history = found.tensors("history")["progress"].tolist() if "history" in found.groups else []
     return State.of({**facts, "progress": history})

@@ -39,7 +39,7 @@ from pretune.tasks.encode import Items
 from pretune.tasks.example import Example
 from pretune.tasks.splits import subset
 from pretune.train.alone import alone
-from pretune.train.evaluate import Evaluate
+from pretune.train.evaluate import Evaluate, warn_of_few_evaluations
 from pretune.train.feed import Feed
 from pretune.train.journal import Journal
 from pretune.train.loop import Hook, Loop
@@ -158,9 +158,11 @@ class Trial:
         def told(loop: Loop, found: dict[str, float]) -> None:
             judging.told(loop, found)
             journal.evaluated(loop, found)
+            journal.observe(loop, -judging.scores[-1][1])
 
         every = fit.eval_every or evaluations(self.epoch, self.steps)
         evaluate = Evaluate(judge(self._judged), every, told, left=self.stop.end)
+        warn_of_few_evaluations(fit.optimizer, -(-self.steps // every), journal.note)
         watch = Watch(journal.note)
         loop.hooks = [watch, journal, _Later(evaluate), *self.begun.unfreezing, saver, self.stop]
         self.stop.ready(loop, lambda loop: saver.save(loop, wait=True))

@@ -11,7 +11,7 @@ All state is there from the start, lies in tensors and is known by parameter nam
 
 from pretune.train.optim.adafactor import Adafactor
 from pretune.train.optim.adamw import AdamW
-from pretune.train.optim.asgd import ASGD
+from pretune.train.optim.asgd import ASGD, AveragedDescent, averaged
 from pretune.train.optim.clip import clip
 from pretune.train.optim.groups import Group, parameter_groups, parts
 from pretune.train.optim.lamb import Lamb
@@ -27,10 +27,12 @@ __all__ = [
     "SGD",
     "AdamW",
     "Adafactor",
+    "AveragedDescent",
     "Group",
     "Lamb",
     "Muon",
     "Optim",
+    "averaged",
     "clip",
     "load_state",
     "parameter_groups",

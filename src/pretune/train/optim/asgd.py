@@ -1,9 +1,11 @@
-"""Averaged stochastic gradient descent (Polyak and Juditsky, 1992), begun when a caller says so."""
+"""Averaged stochastic gradient descent (Polyak and Juditsky, 1992), triggered by the validation loss (NT-ASGD)."""
 
+import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from pretune.core.config import spec
@@ -15,48 +17,80 @@ from pretune.train.optim.stepping import chunks, counter, settle, taken
 
 @spec
 class ASGD:
-    """Plain descent and, from `trigger()` on, the mean of the weights it passes, which is what is evaluated.
+    """Plain descent and, from the trigger on, the mean of the weights it passes, which is evaluated and saved.
 
     w -= lr (g + weight_decay w);  a += (w - a) / max(1, steps since the trigger - 1)
 
-    AWD-LSTM (Merity et al., 2018): lr 30, weight decay 1.2e-6, gradients clipped to 0.25, averaging from the first time
-    that the validation loss is no better than five evaluations before. Until then the average is the weights.
+    NT-ASGD (Merity et al., 2018): averaging is triggered at the first evaluation whose validation loss is above the
+    lowest of all evaluations but the last `nonmonotone_interval`. Until then the average is the weights. AWD-LSTM: lr
+    30, weight decay 1.2e-6, gradients clipped to 0.25, an interval of 5.
     """
 
     lr: float = 30.0
     weight_decay: float = 1.2e-6
+    nonmonotone_interval: int = 5  # evaluations
 
     def __post_init__(self) -> None:
-        not_negative(lr=self.lr, weight_decay=self.weight_decay)
+        not_negative(lr=self.lr, weight_decay=self.weight_decay, nonmonotone_interval=self.nonmonotone_interval)
+
+    def can_trigger(self, evaluations: int) -> bool:
+        """Tell if a run of so many evaluations, the last at its end, may come to average weights."""
+        return evaluations > self.nonmonotone_interval + 2
 
     def build(self, groups: Sequence[Group]) -> "AveragedDescent":
         return AveragedDescent(self, groups)
 
 
 class AveragedDescent(Optimizer):
-    """The optimiser of `ASGD`; state: `average`, and `since`, which is 0 until triggered and then counts from 1."""
+    """The optimiser of `ASGD`; state: `average`, and `since`, which is 0 until triggered and then counts from 1.
+
+    `losses` are those of all evaluations until the trigger, on which it depends.
+    """
 
     _step_supports_amp_scaling = True
 
     def __init__(self, spec: ASGD, groups: Sequence[Group]) -> None:
         super().__init__([group.described(lr=spec.lr, weight_decay=spec.weight_decay) for group in groups], {})
+        self.interval = spec.nonmonotone_interval
+        self.losses: list[float] = []
+        self.triggered = False
         for group in groups:
             for weight in group.parameters:
                 self.state[weight] = {"since": counter(weight), "average": weight.detach().clone()}
 
+    def observe(self, loss: float) -> bool:
+        """Add the validation loss of an evaluation; True where it triggers averaging."""
+        if self.triggered:
+            return False
+        earlier = self.losses[: max(len(self.losses) - self.interval, 0)]
+        self.losses.append(loss if loss == loss else math.inf)  # NOTE: the minimum of NaN and a number may be either
+        if not earlier or not loss > min(earlier):
+            return False
+        self.trigger()
+        return True
+
     def trigger(self) -> None:
         """Begin to average; where that has begun, nothing happens."""
+        self.triggered = True
         for state in self.state.values():
             state["since"].clamp_(min=1)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Inside, the model has the averaged weights."""
-        self._swap()
+        """Inside, the model has the averaged weights, and `average` has those of the last step."""
+        self.swap()
         try:
             yield
         finally:
-            self._swap()
+            self.swap()
+
+    def trigger_state(self) -> dict[str, Tensor]:
+        """The part of the state that belongs to no parameter, for a checkpoint."""
+        return {"losses": torch.tensor(self.losses, dtype=torch.float64), "triggered": torch.tensor(self.triggered)}
+
+    def load_trigger_state(self, tensors: dict[str, Tensor]) -> None:
+        """Put `trigger_state` back."""
+        self.losses, self.triggered = tensors["losses"].tolist(), bool(tensors["triggered"])
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -74,8 +108,14 @@ class AveragedDescent(Optimizer):
                 settle(ok, weights, new)
 
     @torch.no_grad()
-    def _swap(self) -> None:
+    def swap(self) -> None:
+        """Exchange the weights and their averages."""
         for weight, state in self.state.items():
             kept = weight.detach().clone()
             weight.copy_(state["average"])
             state["average"].copy_(kept)
+
+
+def averaged(optimizer: Optimizer) -> AbstractContextManager[None]:
+    """A context in which the model has the weights that are evaluated and saved: averages where there are any."""
+    return optimizer.averaged() if isinstance(optimizer, AveragedDescent) else nullcontext()
