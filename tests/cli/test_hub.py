@@ -129,7 +129,23 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -
     assert "pip install 'pretune[hub]'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["hf:", "hf:a/b/c", "hf:a b", "hf:../x/../y", "hf:a/b@"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hf:",
+        "hf:a/b/c",
+        "hf:a b",
+        "hf:../x/../y",
+        "hf:../etc",
+        "hf:a/..",
+        "hf:.",
+        "hf:a..b/c",
+        "hf:-a/b",
+        "hf:/etc",
+        "hf:a/b@",
+        "hf:a/b@../../x",
+    ],
+)
 def test_what_is_no_name(hub_library: Library, name: str) -> None:
     with pytest.raises(UsageError, match="is no name on the hub; write hf:OWNER/NAME"):
         hub.located(name)

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,11 @@ class TestFiles:
     @pytest.mark.parametrize("name", ["", "\0", "a" * 300])
     def test_names_that_no_file_can_have(self, name: str) -> None:
         assert nearest_file(name) == ""
+
+    def test_what_is_no_file_is_named(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe")
+        (tmp_path / "file").touch()
+        found = {
+            str(path): nearest_file(path) for path in (tmp_path, tmp_path / "pipe", tmp_path / "file", "/dev/zero")
+        }
+        assert [tail.split()[-1] for tail in found.values()] == ["folder", "pipe", "file", "device"]

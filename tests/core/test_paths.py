@@ -10,6 +10,7 @@ import pytest
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.io import (
     check_manifest,
+    open_in_place,
     parse_json,
     read_bounded,
     read_json,
@@ -114,3 +115,26 @@ class TestBounds:
         data = {"a": [[i, {"b": []}] for i in range(1000)]}
         write_json(tmp_path / "x", data)
         assert read_json(tmp_path / "x", DataError) == data
+
+
+class TestInPlace:
+    def test_a_link_is_not_followed(self, tmp_path: Path) -> None:
+        (tmp_path / "precious").write_text("keep")
+        (tmp_path / "link").symlink_to(tmp_path / "precious")
+        (tmp_path / "loose").symlink_to(tmp_path / "absent")
+        for name in ("link", "loose"):
+            with pytest.raises(UsageError, match=name):
+                open_in_place(tmp_path / name)
+        assert (tmp_path / "precious").read_text() == "keep" and not (tmp_path / "absent").exists()
+
+    def test_what_is_no_file(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(UsageError, match="pipe"):
+            open_in_place(tmp_path / "pipe")
+
+    def test_a_file_keeps_its_content(self, tmp_path: Path) -> None:
+        (tmp_path / "a").write_text("abc")
+        for name, content in (("a", b"abc"), ("new", b"")):
+            descriptor = open_in_place(tmp_path / name)
+            assert os.read(descriptor, 9) == content
+            os.close(descriptor)

@@ -118,6 +118,15 @@ def test_a_place_that_is_not_there(tmp_path: Path) -> None:
         Metrics(tmp_path / "absent")
 
 
+@pytest.mark.parametrize("after", [None, 0])
+def test_a_link_in_its_place_is_not_followed(tmp_path: Path, after: int | None) -> None:
+    (tmp_path / "precious").write_text("keep")
+    (tmp_path / NAME).symlink_to(tmp_path / "precious")
+    with pytest.raises(UsageError, match=NAME):
+        Metrics(tmp_path, after=after)
+    assert (tmp_path / "precious").read_text() == "keep"
+
+
 class TestTrackers:
     @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
     def test_a_missing_package_names_the_extra(

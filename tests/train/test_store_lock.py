@@ -137,3 +137,12 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("hello")
     with pytest.raises(UsageError, match="cannot write"):
         lock(tmp_path / "run").__enter__()
+
+
+def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("keep")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / FILE).symlink_to(tmp_path / "precious")
+    with pytest.raises(UsageError):
+        lock(tmp_path / "run").__enter__()
+    assert (tmp_path / "precious").read_text() == "keep"

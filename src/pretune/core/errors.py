@@ -12,6 +12,7 @@ Raise where the value is used. Anything that is not a `PretuneError` is a bug of
 import difflib
 import itertools
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
@@ -96,6 +97,19 @@ def closest(word: str, options: Iterable[str]) -> str | None:
     return max(alike, key=lambda option: sum(a == b for a, b in zip(option, word, strict=False)), default=None)
 
 
+def kind_of(path: str | os.PathLike[str]) -> str:
+    """Name what a path leads to: a folder, a file, or something that is not stored as one.
+
+    >>> kind_of("/dev/null"), kind_of("/")
+    ('device', 'folder')
+    """
+    mode = Path(path).stat().st_mode
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        return "device"
+    kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
+    return kinds.get(stat.S_IFMT(mode), "file")
+
+
 def nearest_file(path: str | os.PathLike[str]) -> str:
     """The same for a file or folder that is not there: the closest name beside it, or the folder that lacks.
 
@@ -105,7 +119,7 @@ def nearest_file(path: str | os.PathLike[str]) -> str:
     wanted = Path(path)
     try:
         if wanted.name and wanted.exists():  # so it is not what was expected
-            return f"; it is a {'folder' if wanted.is_dir() else 'file'}"
+            return f"; it is a {kind_of(wanted)}"
         lacking = next((one for one in [*reversed(wanted.parents), wanted] if not one.exists()), wanted)
         names = itertools.islice((entry.name for entry in lacking.parent.iterdir()), FILES)
         found = closest(lacking.name, names)

@@ -20,12 +20,23 @@ FILES = ("*.json", "*.safetensors", "vocab.txt", "merges.txt")
 """What is fetched: names, or patterns of them."""
 SKIPPED = ("onnx/*", "openvino/*", "coreml/*", "original/*", "checkpoint-*")
 """Folders that hold the same model in other forms."""
-_NAME = re.compile(r"([\w.-]+/)?[\w.-]+(@[\w./-]+)?", re.ASCII)
+_PART = re.compile(r"\w(?:[\w.-]{0,94}\w)?", re.ASCII)  # what the hub allows as the name of an owner or a repository
+_REVISION = re.compile(r"\w[\w./-]*", re.ASCII)
 
 
 def is_hub(name: str | os.PathLike[str]) -> bool:
     """Whether a model is named by its place on the hub."""
     return os.fspath(name).startswith(PREFIX)
+
+
+def is_repository(name: str) -> bool:
+    """Whether a text is OWNER/NAME, or NAME, as the hub allows them; never a path such as `../x`.
+
+    >>> is_repository("google/bert"), is_repository("gpt2"), is_repository("../../etc"), is_repository("a/b/c")
+    (True, True, False, False)
+    """
+    parts = name.split("/")
+    return len(parts) <= 2 and all(_PART.fullmatch(part) and ".." not in part and "--" not in part for part in parts)
 
 
 def located(name: str | os.PathLike[str]) -> Path:
@@ -34,9 +45,9 @@ def located(name: str | os.PathLike[str]) -> Path:
         return Path(name)
     given = os.fspath(name)
     bare = given.removeprefix(PREFIX)
-    if not _NAME.fullmatch(bare):
+    repository, at, revision = bare.partition("@")
+    if not is_repository(repository) or (at and (not _REVISION.fullmatch(revision) or ".." in revision)):
         raise UsageError(f"'{given[:80]}' is no name on the hub; write hf:OWNER/NAME or hf:OWNER/NAME@REVISION")
-    repository, _, revision = bare.partition("@")
     folder = _fetched(given, repository, revision or None)
     if not any(folder.glob("*.safetensors")):
         raise UsageError(

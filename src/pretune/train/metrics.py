@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from pretune.core.errors import UsageError
-from pretune.core.io import writing
+from pretune.core.io import open_in_place, writing
 
 Value = float | int | str | bool | None | Mapping[str, "Value"]
 
@@ -35,7 +35,7 @@ class Metrics:
     def __init__(self, directory: str | os.PathLike[str], *, after: int | None = None, size: int | None = None) -> None:
         self.path = Path(directory) / NAME
         with writing(self.path):
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._file = open_in_place(self.path)
             self.size = 0 if after is None else _kept(self.path, after, size)
             os.ftruncate(self._file, self.size)
             os.lseek(self._file, 0, os.SEEK_END)

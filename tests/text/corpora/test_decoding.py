@@ -124,3 +124,17 @@ def test_broken_utf16_is_told_and_can_be_replaced() -> None:
 
 def test_a_carriage_return_at_the_edge() -> None:
     assert "".join(decode([b"a\r", b"\nb\r", b"c\r"], "utf-8", "name")) == "a\nb\nc\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding"),
+    [
+        ("na\u00efve".encode("latin1"), "latin1"),
+        ("\u201cna\u00efve\u201d".encode("cp1252"), "cp1252"),
+        ("price: 5 \u20ac".encode("cp1252"), "cp1252"),
+        (b"a\x80 and \x81", "latin1"),  # the second is no character of cp1252
+    ],
+)
+def test_the_likely_encoding_is_suggested(data: bytes, encoding: str) -> None:
+    with pytest.raises(DataError, match=f"iconv -f {encoding} "):
+        list(decode([data], "utf-8", "a.txt"))

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,3 +108,19 @@ def test_faults_are_one_line(hub: dict[tuple[str, str | None, str], Stream], mon
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UsageError, match=r"pip install 'pretune\[hub\]'"):
         open_corpus(["hf:a"])
+
+
+@pytest.mark.parametrize("name", ["hf:../../etc", "hf:..", "hf:./x", "hf:/etc", "hf:a/../b", "hf:", "hf:a/b/..:train"])
+def test_paths_are_no_names(hub: dict[tuple[str, str | None, str], Stream], name: str) -> None:
+    with pytest.raises(UsageError):
+        open_corpus([name])
+
+
+def test_a_folder_here_is_not_taken_for_the_hub(
+    hub: dict[tuple[str, str | None, str], Stream], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub["owner/name", None, "train"] = Stream(ROWS, FEATURES)
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="owner/name"):
+        open_corpus(["hf:owner/name"])

@@ -166,3 +166,30 @@ def test_a_folder_without_text(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_bytes(b"")
     with pytest.raises(DataError, match="skipped: 1 binary files, 1 empty files"):
         open_corpus([str(tmp_path)])
+
+
+def test_what_is_stored_nowhere(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(DataError, match="pipe" if path.is_fifo() else "device"):
+            open_corpus([str(path)])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
+def test_files_of_the_kernel_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: object) -> None:
+        raise AssertionError("read")
+
+    monkeypatch.setattr("pretune.text.corpora.walking.recognise", read)
+    (tmp_path / "link.txt").symlink_to("/proc/self/status")
+    for given in ("/proc/self/status", "/proc/kmsg", str(tmp_path / "link.txt"), str(tmp_path)):
+        with pytest.raises(DataError):
+            open_corpus([given])
+
+
+def test_an_empty_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its content might come from somewhere else, and never end."""
+    (tmp_path / "a.txt").touch()
+    monkeypatch.setattr("pretune.text.corpora.walking.recognise", None)
+    with pytest.raises(DataError, match="empty"):
+        open_corpus([str(tmp_path / "a.txt")])

@@ -6,7 +6,7 @@ final name, and the same fault always gives the same one-line error.
 
 from pretune.core.io.atomic import MANIFEST, atomic_directory, atomic_write, writing
 from pretune.core.io.manifest import check_manifest, sha256, write_manifest
-from pretune.core.io.paths import is_file_name, open_regular, read_bounded, resolve_inside
+from pretune.core.io.paths import is_file_name, open_in_place, open_regular, read_bounded, resolve_inside
 from pretune.core.io.removal import remove, sweep
 from pretune.core.io.strict_json import parse_json, read_json, write_json
 from pretune.core.io.temporary import remove_abandoned
@@ -17,6 +17,7 @@ __all__ = [
     "atomic_write",
     "check_manifest",
     "is_file_name",
+    "open_in_place",
     "open_regular",
     "parse_json",
     "read_bounded",

@@ -9,7 +9,7 @@ from typing import Any
 
 from pretune.core.errors import CheckpointError, nearest, nearest_file
 from pretune.core.io.atomic import MANIFEST
-from pretune.core.io.paths import is_file_name, resolve_inside
+from pretune.core.io.paths import is_file_name, open_regular, resolve_inside
 from pretune.core.io.strict_json import read_json, write_json
 
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -17,7 +17,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 def sha256(path: str | os.PathLike[str]) -> str:
     """The SHA-256 of a file's content, in hexadecimal; the file is never whole in memory."""
-    with Path(path).open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

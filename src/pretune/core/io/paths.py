@@ -5,7 +5,7 @@ import os
 import stat
 from pathlib import Path
 
-from pretune.core.errors import PretuneError, nearest_file
+from pretune.core.errors import PretuneError, UsageError, nearest_file
 
 MAX_NAME = 255
 """Bytes of a file name that every file system takes."""
@@ -59,6 +59,25 @@ def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
         os.close(descriptor)
         raise OSError(0, "not a regular file", os.fspath(path))
     return io.FileIO(descriptor)  # unbuffered: whole chunks are read
+
+
+def open_in_place(path: str | os.PathLike[str]) -> int:
+    """Open a file to change it in place, made if it is not there, and return its descriptor.
+
+    A symbolic link is a UsageError: the content of what it points to would be overwritten. So is anything that is no
+    regular file. NOTE: for every file inside a run that is appended to or truncated; all others are replaced.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as fault:
+        if not Path(path).is_symlink():
+            raise
+        raise UsageError(f"cannot write '{os.fspath(path)}': it is a symbolic link; remove it") from fault
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UsageError(f"cannot write '{os.fspath(path)}': it is not a regular file; remove it")
+    return descriptor
 
 
 def read_bounded(path: str | os.PathLike[str], error: type[PretuneError], limit: int) -> bytes:

@@ -7,6 +7,7 @@ not guessed: a wrong guess would go unnoticed, while invalid UTF-8 is an error t
 
 import codecs
 import itertools
+import re
 import shlex
 import unicodedata
 from collections import Counter
@@ -152,8 +153,22 @@ def _genuine(block: bytes, encoding: str) -> int:
 
 def _broken(fault: UnicodeDecodeError, encoding: str, name: str, offset: int) -> DataError:
     found = fault.object[fault.start : fault.end].hex(" ")[:11]
+    likely = _single_byte(fault.object[fault.start :])
     return DataError(
         f"{name}: byte {offset + fault.start} (hex {found}) is not valid {encoding.upper()}: {fault.reason}; "
-        f"convert it to UTF-8 (from Latin-1: `iconv -f latin1 -t utf-8 {shlex.quote(name)} > NEW`); of a corpus, "
+        f"convert it to UTF-8 (from {likely}: `iconv -f {likely} -t utf-8 {shlex.quote(name)} > NEW`); of a corpus, "
         "`pretune prepare --errors replace` puts U+FFFD in its place"
+    )
+
+
+def _single_byte(data: bytes) -> str:
+    """The encoding of one byte per character that bytes may be in.
+
+    Latin-1 has control characters, which no text has, where Windows has quotation marks, dashes and the euro sign.
+
+    >>> _single_byte("na\u00efve".encode("latin1")), _single_byte("\u201cna\u00efve\u201d".encode("cp1252"))
+    ('latin1', 'cp1252')
+    """
+    return (
+        "cp1252" if re.search(rb"[\x80-\x9f]", data) and not re.search(rb"[\x81\x8d\x8f\x90\x9d]", data) else "latin1"
     )

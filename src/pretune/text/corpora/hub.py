@@ -11,9 +11,11 @@ Hub states.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pretune.core.errors import DataError, PretuneError, UsageError
+from pretune.core.hub import is_repository
 from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import Document
 from pretune.text.corpora.fields import choose_field
@@ -74,7 +76,7 @@ def parse(given: str) -> tuple[list[tuple[str, str | None]], str, str | None]:
     """
     name, *rest = given.removeprefix(PREFIX).split(":")
     parts = name.split("/")
-    if not 1 <= len(parts) <= 3 or len(rest) > 2 or not all(parts):
+    if len(parts) > 3 or len(rest) > 2 or not all(is_repository(part) for part in parts):
         raise UsageError(
             f"'{given}': expected 'hf:name/config:split:column', such as 'hf:roneneldan/TinyStories:train'"
         )
@@ -104,6 +106,10 @@ def open_hub(given: str, field: str | None) -> Hub:
 
 
 def _load(path: str, config: str | None, split: str) -> Iterable[Mapping[str, Any]]:
+    if Path(path).exists():  # the library would read that, whatever it is
+        raise UsageError(
+            f"'{PREFIX}{path}': '{path}' is here, and would be read instead of the Hub's; leave {PREFIX} out"
+        )
     try:
         import datasets
     except ImportError:

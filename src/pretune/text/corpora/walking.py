@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from pretune.core.errors import DataError, UsageError, nearest_file
+from pretune.core.errors import DataError, UsageError, kind_of, nearest_file
 from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.fields import UnfitError
 from pretune.text.corpora.formats import By
 from pretune.text.corpora.items import WHOLE, File
 from pretune.text.corpora.sniffing import recognise
+
+_KERNEL = ("/proc/", "/sys/")  # folders of files without a content of their own
 
 
 class Finder:
@@ -49,7 +51,7 @@ class Finder:
         except (OSError, ValueError) as fault:  # ValueError: a null byte in the name
             raise DataError(f"{name}: {_why(path, fault)}") from None
         if not stat.S_ISREG(status.st_mode):
-            raise DataError(f"{name}: not a regular file; save what it gives to a file first")
+            raise DataError(f"{name}: a {kind_of(path)}, not a file; save what it gives to a file first")
         if self._repeated(status):
             raise UsageError(f"{name}: the file is given twice, which would repeat its text; leave one away")
         return self._file(path, name, status)
@@ -81,6 +83,10 @@ class Finder:
         return files
 
     def _file(self, path: str, name: str, status: os.stat_result) -> File:
+        if os.path.realpath(path).startswith(_KERNEL):  # NOTE: looks regular, and may block or never end
+            raise UnfitError("special_files", f"{name}: made by the kernel as it is read; save it to a file first")
+        if not status.st_size:  # and is not read, for the same reason
+            raise UnfitError("empty_files", f"{name}: the file is empty; leave it out")
         form = recognise(path, name, self.by, self.field, self.errors)
         file = File(path, name, status.st_size, status.st_mtime_ns, form)
         if file.format.kind != "text" and next(file.documents(0, WHOLE, self.errors, Counter()), None) is None:
