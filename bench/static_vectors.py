@@ -27,9 +27,9 @@ import numpy as np
 import torch
 
 from pretune.adapt.static.glove import Glove
-from pretune.adapt.static.vectors import Vectors
 from pretune.adapt.static.word2vec import Word2Vec
-from pretune.adapt.static.words import Words, words_of
+from pretune.adapt.static.words import Words
+from pretune.use.word_vectors import Vectors, words_of
 
 GOAL = 100_000  # words a second
 DATA = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).parents[2] / "shared" / "data")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pretune.recipes.prepare import prepare
     from pretune.recipes.pretrain import pretrain
     from pretune.recipes.quickstart.work import quickstart
+    from pretune.recipes.vectors import train_vectors
     from pretune.text.tokenizer import train_tokenizer
     from pretune.use.embed import embed
     from pretune.use.fill import fill
@@ -65,6 +66,7 @@ __all__ = [
     "search",
     "train_embeddings",
     "train_tokenizer",
+    "train_vectors",
 ]
 
 _PUBLIC = {
@@ -77,6 +79,7 @@ _PUBLIC = {
     "pretrain": "pretune.recipes.pretrain:pretrain",
     "quickstart": "pretune.recipes.quickstart.work:quickstart",
     "train_embeddings": "pretune.recipes.embedding:train_embeddings",
+    "train_vectors": "pretune.recipes.vectors:train_vectors",
     "finetune": "pretune.recipes.finetune.work:finetune",
     "predict": "pretune.recipes.finetune.fine:predict_run",
     "evaluate": "pretune.recipes.evaluate:evaluate",

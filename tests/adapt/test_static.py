@@ -1,6 +1,8 @@
 """Static vectors: gradients against autograd, counts against a loop, files that come back equal, words of a topic."""
 
 import itertools
+import os
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -14,10 +16,10 @@ from hypothesis.extra.numpy import arrays
 
 from pretune.adapt.static import word2vec
 from pretune.adapt.static.glove import Glove, meetings
-from pretune.adapt.static.vectors import Vectors
 from pretune.adapt.static.word2vec import Word2Vec
-from pretune.adapt.static.words import Words, shard_texts, words_of
+from pretune.adapt.static.words import Words, shard_texts
 from pretune.core.errors import DataError, DivergedError, UsageError
+from pretune.use.word_vectors import Vectors, is_word_vectors, words_of
 
 
 def topics(texts: int = 600, seed: int = 0) -> list[list[str]]:
@@ -201,7 +203,14 @@ def test_a_file_of_glove_has_no_first_line(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "found 0"),
-        ("2 2\na 1 2\n", "expected 2 vectors of width 2, found 1"),
+        ("2 2\na 1 2\n", "expected 2 vectors of width 2"),
+        ("2 2\na 10.0 20.0\n", "expected 2 vectors of width 2, found 1"),
+        ("1 2\na 1 2\nb 1 2\n", "expected 1 vectors of width 2, found 2"),
+        ("0 2\n", "expected 0 vectors"),
+        ("999999999999 999999\na 1 2\n", "999999999999 vectors"),  # no memory is asked for
+        ("a 1 2\na 3 4\n", ":2: 'a' has a vector already"),
+        ("a 1 2\n" + "b" * (1 << 20) + " 1 2\n", ":2: a line of"),
+        ("9" * 5000 + " 2\na 1 2\n", ":2: 'a' has 2 numbers"),
         ("1 2\na 1\n", r":2: 'a' has 1 numbers, expected 2"),
         ("a 1 2\nb 1 x\n", ":2: the vector of 'b'"),
         ("a 1 2\nb 1 nan\n", ":2: 'b' has 2 numbers, expected 2 finite"),
@@ -211,6 +220,36 @@ def test_a_file_that_is_not_one_of_vectors_is_told(tmp_path: Path, text: str, me
     (tmp_path / "v.txt").write_text(text)
     with pytest.raises(DataError, match=message):
         Vectors.load(tmp_path / "v.txt")
+
+
+def test_what_is_no_regular_text_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "latin1").write_bytes("café 1 2\n".encode("latin-1"))
+    for path in (tmp_path, tmp_path / "absent", tmp_path / "pipe", Path("/dev/zero"), tmp_path / "latin1"):
+        with pytest.raises(DataError, match=re.escape(str(path))):
+            Vectors.load(path)
+        assert path.name == "latin1" or not is_word_vectors(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("3 2\n", True),
+        ("the 0.5 -1\n", True),
+        ("the cat sat\n", False),
+        ("", False),
+        ("{}", False),
+        ("a 1 nan\n", False),
+    ],
+)
+def test_word_vectors_are_known_by_their_first_line(tmp_path: Path, text: str, expected: bool) -> None:
+    (tmp_path / "v.txt").write_text(text)
+    assert is_word_vectors(tmp_path / "v.txt") is expected
+
+
+def test_an_unknown_mode_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match=r"'skipgram'.*'skip_gram'"):
+        Word2Vec(mode="skipgram")  # type: ignore[arg-type]
 
 
 def test_a_word_with_a_space_cannot_be_written(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ COMMANDS: dict[str, list[str]] = {
     "embed": ["my runs/base", "--input=lines.txt", "--out=OUT.npy"],
     "index": ["my runs/base", "--input=docs.jsonl", "--out=OUT"],
     "search": ["my index", "the lovely sea", "--hits=2"],
+    "vectors": ["my texts", "--kind=ppmi", "--width=8", "--out=OUT.txt"],
     "neighbors": ["my runs/base", "sea", "--in=the sea.", "--corpus=lines.txt"],
     "report": ["my runs/tuned", "--out=OUT.html"],
     "verify": ["my runs/base"],

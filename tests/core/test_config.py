@@ -438,3 +438,37 @@ def test_a_bad_assignment_is_named(item: str) -> None:
 def test_a_path_set_twice_is_refused() -> None:
     with pytest.raises(UsageError, match="'a' is set twice: to '1' and to '2'"):
         parse_assignments(["a=1", "a=2"])
+
+
+def test_a_literal_is_checked_when_a_spec_is_built() -> None:
+    @spec
+    class Choice:
+        """A choice."""
+
+        mode: Literal["one", "two"] = "one"
+        side: Literal["left"] | None = None
+        free: bool | Literal["never"] = "never"
+
+    assert Choice(mode="two", side="left", free=True) == from_dict(
+        Choice, {"mode": "two", "side": "left", "free": True}
+    )
+    for wrong in ({"mode": "tow"}, {"mode": None}, {"mode": 1}, {"side": "right"}):
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            Choice(**wrong)
+
+
+def test_a_check_of_a_spec_runs_after_that_of_its_literals() -> None:
+    @spec
+    class Checked:
+        """A spec with a check."""
+
+        mode: Literal["a", "b"] = "a"
+
+        def __post_init__(self) -> None:
+            if self.mode == "b":
+                raise UsageError("not b today")
+
+    with pytest.raises(UsageError, match="not b today"):
+        Checked(mode="b")
+    with pytest.raises(UsageError, match="mode"):
+        Checked(mode="c")  # type: ignore[arg-type]

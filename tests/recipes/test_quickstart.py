@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from pretune.adapt.static.ppmi import LARGEST
-from pretune.adapt.static.vectors import Vectors
 from pretune.cli import main
 from pretune.core.errors import DataError, Stopped, UsageError
 from pretune.recipes.finetune.fine import FineTuned
@@ -25,6 +24,7 @@ from pretune.recipes.quickstart.texts import NAMES, Review, Texts
 from pretune.recipes.quickstart.tuning import Judge, affordable, bearable, jobs, longest
 from pretune.recipes.quickstart.work import Quickstart, Work, divided, quickstart
 from pretune.text.tokenizer import Tokenizer
+from pretune.use.word_vectors import Vectors
 from tests.conftest import Screen
 
 Capture = pytest.CaptureFixture[str]

@@ -37,6 +37,7 @@ VERBS: Registry[Callable[..., None]] = Registry(
         "embed": "pretune.cli.embed:embed",
         "index": "pretune.cli.index:index",
         "search": "pretune.cli.search:search",
+        "vectors": "pretune.cli.vectors:vectors",
         "neighbors": "pretune.cli.neighbors:neighbors",
         "report": "pretune.cli.report:report",
         "verify": "pretune.cli.verify:verify",

@@ -21,7 +21,9 @@ FORMATS = (".npy", ".parquet", ".jsonl")
 
 
 def embed(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, a Hugging Face directory, or hf:OWNER/NAME.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A run, a Hugging Face directory, hf:OWNER/NAME, or word vectors.")
+    ],
     source: Annotated[
         str, typer.Option("--input", metavar="FILE", help="Texts, one in a line, or .jsonl; - is standard input.")
     ],
@@ -63,6 +65,7 @@ def embed(
     texts = read(source, field)
     from pretune.use.embed import embedder
     from pretune.use.vectors import write
+    from pretune.use.word_vectors import is_word_vectors
 
     how: dict[str, Any] = {
         "pooling": pooling,
@@ -71,7 +74,8 @@ def embed(
         "length": length,
         "prompt": prompt,
     }
-    ask = embedder(opened(model, device=device), tokens=batch_tokens, **how)
+    words = is_word_vectors(model)
+    ask = embedder(model if words else opened(model, device=device), tokens=batch_tokens, **how)
     begun = time.monotonic()
     with progress("embedding") as tell:
         found = ask(texts.texts, telling(tell))
@@ -90,7 +94,9 @@ def embed(
         print(json.dumps(facts, indent=2))
     else:
         print(f"{out}: {len(texts.texts):,} vectors of {ask.width} numbers")
-    if source == "-":
+    if words:
+        hint("evaluate", model, "--task", "stsb", silent=as_json)
+    elif source == "-":
         hint("index", "--help", silent=as_json)
     else:
         column = () if field == "text" else ("--field", field)

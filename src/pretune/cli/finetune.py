@@ -92,6 +92,10 @@ def finetune(
         Path | None,
         typer.Option("--forgetting", metavar="DATA", help="Prepared text: its pre-training loss before and after."),
     ] = None,
+    vectors: Annotated[
+        Path | None,
+        typer.Option("--vectors", metavar="FILE", help="Word vectors of the baseline `vectors` (`pretune vectors`)."),
+    ] = None,
     data: Annotated[
         Path | None, typer.Option("--data", metavar="DIR", help="Where tasks lie; else $PRETUNE_DATA.")
     ] = None,
@@ -147,7 +151,7 @@ def finetune(
             epochs=epochs, steps=steps, lr=numbers(lr, "--lr")[0] if lr else None,
             unused={"--test": test, "--text": text, "--pair": pair, "--label": label, "--method": method,
                     "--seeds": seeds, "--labels": labels, "--config": config, "--dry-run": dry_run,
-                    "--forgetting": forgetting, "--csv": as_csv},
+                    "--forgetting": forgetting, "--csv": as_csv, "--vectors": vectors},
             changes=parse_assignments(settings or []),
         )  # fmt: skip
         return
@@ -159,7 +163,8 @@ def finetune(
     }  # fmt: skip
     rates = numbers(lr, "--lr") if lr else ()
     counts = label_counts(labels) if labels else ()
-    plan: dict[str, Any] = {"seeds": seeds, "labels": counts, "baselines": baselines, "forgetting": forgetting}
+    plan: dict[str, Any] = {"seeds": seeds, "labels": counts, "baselines": baselines}
+    plan |= {"forgetting": forgetting, "vectors": vectors}
     if dry_run:
         tuning = choose(model, lr=rates[0] if rates else None, **wishes)
         _show(tuning, plan_of(tuning, rates, **plan, before=read_tree(config).get("plan")), as_json)

@@ -6,24 +6,34 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pretune.cli._csv import AsCsv, check_format, print_csv
+from pretune.cli._faults import one_line
 from pretune.cli._models import opened
 from pretune.cli._names import DEVICES, among
 from pretune.cli._next import hint
 from pretune.cli._texts import read
 from pretune.core import log
+from pretune.core.errors import DataError, UsageError, nearest
 
 if TYPE_CHECKING:
     from pretune.analyze.neighbors import Neighbors, Occurrence
 
 AROUND = 60
 """Characters shown on each side of an occurrence."""
+MAX_COMPARED = 100_000
+"""Words among which one that is spelled alike is looked for."""
 
 
 def neighbors(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, a Hugging Face directory, or hf:OWNER/NAME.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A run, a Hugging Face directory, hf:OWNER/NAME, or word vectors.")
+    ],
     word: Annotated[str, typer.Argument(metavar="WORD", help="The word to look at.")],
-    sentence: Annotated[str, typer.Option("--in", metavar="TEXT", help="A sentence that has it.")],
-    corpus: Annotated[str, typer.Option("--corpus", metavar="FILE", help="Where to look: a text in each line.")],
+    sentence: Annotated[
+        str | None, typer.Option("--in", metavar="TEXT", help="A sentence that has it; word vectors need none.")
+    ] = None,
+    corpus: Annotated[
+        str | None, typer.Option("--corpus", metavar="FILE", help="Where to look: a text in each line.")
+    ] = None,
     k: Annotated[int, typer.Option("-k", "--hits", metavar="N", help="How many neighbours.")] = 10,
     layer: Annotated[int | None, typer.Option("--layer", metavar="N", help="0 to depth; -1, the last, else.")] = None,
     same: Annotated[bool, typer.Option("--same", help="Only occurrences of the word itself.")] = False,
@@ -39,6 +49,18 @@ def neighbors(
     Example: pretune neighbors runs/books play --in "Kids play in the park." --corpus books.txt
     """
     check_format(as_json, as_csv)
+    from pretune.use.word_vectors import is_word_vectors
+
+    if is_word_vectors(model):
+        unread = {"--in": sentence, "--corpus": corpus, "--layer": layer, "--same": same or None}
+        given = [name for name, value in unread.items() if value is not None]
+        if given:
+            raise UsageError(f"{given[0]} is for models: word vectors know no context; leave it out")
+        _print_static(model, word, k, as_json, as_csv)
+        return
+    if sentence is None or corpus is None:
+        missing = "--in" if sentence is None else "--corpus"
+        raise UsageError(f"missing option '{missing}': a model needs a sentence (--in) and texts to look in (--corpus)")
     texts = read(corpus)
     from pretune.analyze.neighbors import neighbors as work
 
@@ -57,6 +79,31 @@ def neighbors(
         _print(found)
     again = ("neighbors", model, word, "--in", sentence, "--corpus", corpus)
     hint(*again, *(("--same",) if layer == 0 or same else ("--layer", 0)), silent=as_json or as_csv or corpus == "-")
+
+
+def _print_static(path: str, word: str, k: int, as_json: bool, as_csv: bool) -> None:
+    """Print the words nearest to a word in a file of word vectors."""
+    from pretune.use.word_vectors import Vectors
+
+    if k < 1:
+        raise UsageError(f"-k {k} must be at least 1")
+    vectors = Vectors.load(path)
+    name = word if word in vectors else word.lower()
+    if name not in vectors:
+        spelling = nearest(name, vectors.words) if len(vectors) <= MAX_COMPARED else ""
+        raise DataError(f"{path}: has no vector of '{word[:60]}'{spelling}; it has {len(vectors):,} words")
+    found = vectors.nearest(name, k)
+    if as_json:
+        static = [{"word": each, "score": score} for each, score in found]
+        print(json.dumps({"word": name, "words": len(vectors), "static": static}, indent=2, ensure_ascii=False))
+        return
+    if as_csv:
+        print_csv(("kind", "rank", "score", "word"), [("static", i, s, each) for i, (each, s) in enumerate(found, 1)])
+        return
+    for each, score in found:
+        print(f"  {score:.4f}  {one_line(each)}")
+    if found:
+        hint("neighbors", path, found[0][0])
 
 
 def _print(found: "Neighbors") -> None:

@@ -17,6 +17,7 @@ from pretune.adapt.static.word2vec import Word2Vec
 from pretune.core.errors import UsageError, nearest
 from pretune.core.seed import generator
 from pretune.evaluate.baselines import BASELINES, DEFAULT
+from pretune.evaluate.baselines.averaged import Averaged
 from pretune.evaluate.baselines.features import TfIdf
 from pretune.evaluate.baselines.method import Text
 from pretune.evaluate.baselines.regression import Mean, Ridge, RidgeVectors
@@ -26,6 +27,7 @@ from pretune.evaluate.baselines.tagging import FrequentTag, WindowTags
 from pretune.tasks.answer import Prediction
 from pretune.tasks.example import Example
 from pretune.tasks.task import Task
+from pretune.use.word_vectors import Vectors
 
 PROBE, RANDOM = "probe", "random"
 """A linear model on the frozen model's features; the same model from random weights. Whoever has it runs them."""
@@ -59,16 +61,26 @@ def names_of(wish: str) -> tuple[str, ...]:
 
 
 def beside(
-    task: Task, train: Examples, judged: Examples, names: Sequence[str], *, most: int = MOST, seed: int = 0
+    task: Task,
+    train: Examples,
+    judged: Examples,
+    names: Sequence[str],
+    *,
+    most: int = MOST,
+    seed: int = 0,
+    vectors: str | None = None,
 ) -> tuple[list[Beside], dict[str, str]]:
-    """Fit baselines on at most so many training examples and predict a split; and those not run, with the reason."""
+    """Fit baselines on at most so many training examples and predict a split; and those not run, with the reason.
+
+    `vectors` is a file of word vectors for the baseline of averaged vectors, else trained on the task's texts.
+    """
     some = train
     if len(train) > most:
         some = [train[i] for i in sorted(generator(seed, 0).permutation(len(train))[:most].tolist())]
     rows: list[Beside] = []
     absent: dict[str, str] = {}
     for name in ALL:
-        fit, about = _found(task, name)
+        fit, about = _found(task, name, vectors)
         if fit is None:
             absent[name] = about
         elif name not in names:
@@ -82,17 +94,17 @@ def beside(
     return rows, absent
 
 
-def _found(task: Task, name: str) -> tuple[Fit | None, str]:
+def _found(task: Task, name: str, vectors: str | None) -> tuple[Fit | None, str]:
     """How a baseline is fitted to a kind of task and what it is; None and why where it is not."""
     if name in (PROBE, RANDOM):
         return None, "not asked for (`--baselines all`)"
     if task.kind in ("classification", "pair"):
-        return _classes(name), BASELINES.describe(name).rstrip(".")
+        return _classes(name, vectors), BASELINES.describe(name).rstrip(".")
     special: dict[str, dict[str, tuple[Fit, str]]] = {
         "regression": {
             "majority": (_values(Mean()), "The mean score for everything"),
             "svm": (_values(Ridge()), "TF-IDF of words and word pairs, ridge regression"),
-            "vectors": (_values(RidgeVectors()), "Averaged static vectors, ridge regression"),
+            "vectors": (_values(RidgeVectors(vectors=vectors)), "Averaged static vectors, ridge regression"),
         },
         "tagging": {
             "majority": (_tags, "A word's most frequent tag"),
@@ -105,7 +117,7 @@ def _found(task: Task, name: str) -> tuple[Fit | None, str]:
         "choice": {
             "majority": (_place, "The option that is right most often by its place"),
             "svm": (_overlap, "The option that is most like the text by TF-IDF"),
-            "vectors": (_alike, "The option that is most like the text by averaged static vectors"),
+            "vectors": (_alike(vectors), "The option that is most like the text by averaged static vectors"),
         },
         "generation": {"majority": (_lead, "The first words of the text, as many as answers have")},
     }
@@ -118,10 +130,12 @@ def text_of(example: Example) -> Text:
     return example.text if example.pair is None else (example.text, example.pair)
 
 
-def _classes(name: str) -> Fit:
+def _classes(name: str, vectors: str | None) -> Fit:
     def fit(task: Task, train: Examples, judged: Examples, seed: int) -> list[Prediction]:
         labels = [int(example.label or 0) for example in train]
-        found = BASELINES.get(name)().fit([text_of(one) for one in train], labels, seed=seed)
+        method = BASELINES.get(name)
+        baseline = Averaged(vectors=vectors) if method is Averaged else method()
+        found = baseline.fit([text_of(one) for one in train], labels, seed=seed)
         return [Prediction(label=int(label)) for label in found([text_of(one) for one in judged])]
 
     return fit
@@ -155,15 +169,18 @@ def _spans(model: Lead | Near) -> Fit:
     return fit
 
 
-def _alike(task: Task, train: Examples, judged: Examples, seed: int) -> list[Prediction]:
-    texts = [part for one in [*train, *judged] for part in (one.text, one.pair or "", *one.choices) if part.strip()]
-    vectors = Word2Vec(epochs=10, least=2).train(texts, seed=seed)
-    found = []
-    for one in judged:
-        rows = vectors.average([f"{one.text} {one.pair or ''}", *one.choices])
-        rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
-        found.append(_chosen(one, (rows[1:] @ rows[0]).tolist()))
-    return found
+def _alike(path: str | None) -> Fit:
+    def fit(task: Task, train: Examples, judged: Examples, seed: int) -> list[Prediction]:
+        texts = [part for one in [*train, *judged] for part in (one.text, one.pair or "", *one.choices) if part.strip()]
+        vectors = Vectors.load(path) if path else Word2Vec(epochs=10, least=2).train(texts, seed=seed)
+        found = []
+        for one in judged:
+            rows = vectors.average([f"{one.text} {one.pair or ''}", *one.choices])
+            rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
+            found.append(_chosen(one, (rows[1:] @ rows[0]).tolist()))
+        return found
+
+    return fit
 
 
 def _place(task: Task, train: Examples, judged: Examples, seed: int) -> list[Prediction]:

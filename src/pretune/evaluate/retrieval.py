@@ -23,7 +23,6 @@ from pretune.tasks.task import Task
 from pretune.use.bm25 import BM25
 from pretune.use.embed import Embedded, Embedder, Tell, embedder
 from pretune.use.exact import Found, exact
-from pretune.use.modules import prompts_of
 
 BASELINE = "bm25"
 Judgements = Mapping[str, Mapping[str, float]]
@@ -52,7 +51,7 @@ def retrieval(
         found = BM25(texts).search(asked, k)
     else:
         ready = model if isinstance(model, Embedder) else embedder(model, **{"normalise": True, **how})
-        before = (None, None) if isinstance(model, Embedder) or "prompt" in how else prompts_of(ready.encoder.model)
+        before = (None, None) if isinstance(model, Embedder) or "prompt" in how else ready.prompts
         there, queried = _unit(ready.prompted(before[0])(texts, tell)), _unit(ready.prompted(before[1])(asked))
         found = exact([there], queried, k)
     gains = {query.id: dict.fromkeys(query.answers, 1.0) for query in queries}

@@ -2,6 +2,7 @@
 
     pt.embed("runs/small", ["a sentence", "another"])                  # [2, width]
     pt.embed(model, texts, pooling="cls", layer=-2, normalise=True)
+    pt.embed("vectors.txt", texts)                                     # word2vec's text format: means of word vectors
 
 Texts are sorted by length and read in batches without padding; vectors come in the order of the texts, and equal texts
 are read once. While a batch is computed, the next texts are cut into tokens by another thread.
@@ -25,10 +26,11 @@ from pretune.core.types import Batch
 from pretune.data.ragged import Ints
 from pretune.models import checkpoint
 from pretune.use.columns import by_columns
-from pretune.use.modules import encoder_of
+from pretune.use.modules import encoder_of, prompts_of
 from pretune.use.pooling import TextEncoder
 from pretune.use.text import body, reading, tokenizer_of
 from pretune.use.texts import batches, chunks, framed
+from pretune.use.word_vectors import Vectors, is_word_vectors
 
 Floats = NDArray[np.float32]
 Tell = Callable[[int, int], None]
@@ -79,6 +81,11 @@ class Embedder:
     def width(self) -> int:
         """Of the vectors."""
         return self.encoder.width
+
+    @property
+    def prompts(self) -> tuple[str | None, str | None]:
+        """The prompts that the model's directory names for documents and for queries."""
+        return prompts_of(self.encoder.model)
 
     def prompted(self, prompt: str | None) -> "Embedder":
         """The same with another prompt before every text; None changes nothing."""
@@ -148,6 +155,47 @@ class Embedder:
         return self.encoder.static(tokens, offsets)
 
 
+class WordEmbedder(Embedder):
+    """Static word vectors in the place of a model: the vector of a text is the mean of those of its known words."""
+
+    def __init__(self, vectors: Vectors, *, normalise: bool | None = None, **how: Any) -> None:
+        unread = [name for name, value in how.items() if value is not None and (name, value) != ("pooling", "static")]
+        if unread:
+            raise UsageError(f"static word vectors have no {unread[0]}: a text's vector is the mean of its words'")
+        self.vectors, self.normalise = vectors, bool(normalise)
+        self.tokens = self.length = self.tokenizer = None
+
+    @property
+    def static(self) -> bool:
+        """True: there is no context."""
+        return True
+
+    @property
+    def width(self) -> int:
+        """Of the vectors."""
+        return self.vectors.width
+
+    @property
+    def prompts(self) -> tuple[str | None, str | None]:
+        """None: words of a prompt would only move every mean."""
+        return None, None
+
+    def prompted(self, prompt: str | None) -> "WordEmbedder":
+        """Itself; a prompt is refused."""
+        return self if prompt is None else WordEmbedder(self.vectors, prompt=prompt)
+
+    def __call__(self, texts: Sequence[str], tell: Tell | None = None) -> Embedded:
+        """The vectors of texts, in their order; a text without any known word has zeros."""
+        if isinstance(texts, str):
+            raise UsageError("embed takes a list of texts, found one text; put it into a list")
+        vectors = self.vectors.average(texts)
+        if self.normalise:
+            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        if tell is not None:
+            tell(len(texts), len(texts))
+        return Embedded(vectors=vectors, empty=sum(not text.strip() for text in texts))
+
+
 def embed(
     model: str | os.PathLike[str] | nn.Module,
     texts: Sequence[str],
@@ -165,7 +213,8 @@ def embed(
 
     `pooling` is one of mean, cls, max, last, mean_sqrt, weighted and static, or several joined by "+". What is None is
     as the model's directory says (the files of sentence-transformers), or the mean over the last layer. A text longer
-    than the model reads is cut, which is told; one without any token has zeros.
+    than the model reads is cut, which is told; one without any token has zeros. A file of word vectors (word2vec's or
+    GloVe's text format) may stand in the place of a model.
     """
     ask = embedder(model, device=device, tokens=batch_tokens, pooling=pooling, layer=layer, normalise=normalise,
                    length=length, prompt=prompt)  # fmt: skip
@@ -181,6 +230,8 @@ def embedder(
     """A model, or the directory of one, made ready; it is read onto a GPU where there is one and nothing is said."""
     if isinstance(model, TextEncoder):
         return Embedder(model, tokens)
+    if not isinstance(model, nn.Module) and is_word_vectors(model):
+        return WordEmbedder(Vectors.load(model), **how)
     if isinstance(model, nn.Module):
         found = body(model)
         return Embedder(encoder_of(found if device is None else found.to(device), **how), tokens)

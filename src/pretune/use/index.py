@@ -29,9 +29,8 @@ from pretune.core.errors import CheckpointError, DataError, UsageError, nearest_
 from pretune.core.hub import located
 from pretune.use import approximate
 from pretune.use.bm25 import BM25
-from pretune.use.embed import Embedded, Embedder, Tell, embedder
+from pretune.use.embed import Embedded, Embedder, Tell, WordEmbedder, embedder
 from pretune.use.exact import Found, exact
-from pretune.use.modules import prompts_of
 from pretune.use.pooling import Embedding
 
 FACTS = "index.json"
@@ -211,8 +210,10 @@ def build(
         wishes = {"normalise": True, **_given(how)}
         question = wishes.pop("query_prompt", None)
         ready = embedder(model, device=device, **wishes)
+        if isinstance(ready, WordEmbedder):
+            raise UsageError(f"{_place(model)}: word vectors; an index needs the directory of a model")
         if "prompt" not in wishes:
-            document, query = prompts_of(ready.encoder.model)
+            document, query = ready.prompts
             ready, question = ready.prompted(document), query if question is None else question
     found = ready(list(texts), tell)
     where_from = old.facts["model"] if old else _place(model)

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pretune.adapt.static.vectors import Vectors
 from pretune.adapt.static.words import Words
 from pretune.core.config import spec
 from pretune.core.seed import generator
 from pretune.data.ragged import Ints
+from pretune.use.word_vectors import Vectors
 
 Floats = NDArray[np.float64]
 BATCH = 8192

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pretune.adapt.static.vectors import Vectors
 from pretune.adapt.static.words import Words
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import generator
+from pretune.use.word_vectors import Vectors
 
 LARGEST = 20_000
 """Words at most: the matrix of so many takes 1.6 GB."""

@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pretune.adapt.static.vectors import Vectors
 from pretune.adapt.static.words import Words
 from pretune.core.config import spec
 from pretune.core.errors import DivergedError
 from pretune.core.seed import generator
 from pretune.data.ragged import Ints
+from pretune.use.word_vectors import Vectors
 
 BATCH, GROUP, DRAWN, CAP = 2048, 32, 32, 4.0
 """Words in a batch at most, words that share their negatives, how many those are, and occurrences that add up."""

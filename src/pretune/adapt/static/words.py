@@ -1,7 +1,6 @@
 """Texts as numbered words: what static vectors are trained on and looked up with."""
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -11,17 +10,7 @@ from numpy.typing import NDArray
 from pretune.core.errors import DataError, UsageError
 from pretune.data.prepare.handle import Data
 from pretune.text.tokenizer import Tokenizer
-
-_WORD = re.compile(r"\w+(?:['’]\w+)*")
-
-
-def words_of(text: str) -> list[str]:
-    """The words of a text in lower case, without punctuation; an apostrophe inside a word belongs to it.
-
-    >>> words_of("Don't stop: it's 5 o'clock!")
-    ["don't", 'stop', "it's", '5', "o'clock"]
-    """
-    return _WORD.findall(text.lower())
+from pretune.use.word_vectors import words_of
 
 
 def shard_texts(data: str | os.PathLike[str], split: str = "train") -> Iterator[str]:

@@ -8,6 +8,8 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar, dataclass_transform
 
+from pretune.core.errors import UsageError, nearest
+
 T = TypeVar("T")
 
 KIND = "kind"
@@ -16,10 +18,42 @@ KIND = "kind"
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
 def spec(cls: type[T]) -> type[T]:
-    """Make a class a spec: `dataclass(frozen=True, kw_only=True, slots=True)`."""
+    """Make a class a spec: `dataclass(frozen=True, kw_only=True, slots=True)` that checks its literals."""
     if KIND in cls.__annotations__:
         raise TypeError(f"{cls.__name__}: a spec may not have a field named '{KIND}'")
+    inner: Callable[[Any], None] | None = getattr(cls, "__post_init__", None)
+
+    def post_init(self: Any) -> None:
+        check_literals(self)
+        if inner is not None:
+            inner(self)
+
+    cls.__post_init__ = post_init  # type: ignore[attr-defined]
     return dataclasses.dataclass(frozen=True, kw_only=True, slots=True)(cls)
+
+
+def check_literals(spec: Any) -> None:
+    """Refuse a value that a field of literals does not list; what is read from files is checked more strictly."""
+    for name, allowed in _literals(type(spec)).items():
+        value = getattr(spec, name)
+        if not any(type(value) is type(one) and value == one for one in allowed):
+            words = [one for one in allowed if isinstance(one, str)]
+            hint = nearest(value, words) if isinstance(value, str) else ""
+            options = ", ".join(map(repr, allowed))
+            raise UsageError(f"{type(spec).__name__}: {name} cannot be {str(value)[:60]!r}{hint} (allowed: {options})")
+
+
+@functools.cache
+def _literals(cls: type) -> dict[str, tuple[Any, ...]]:
+    """The fields of a spec class that hold literals or None and nothing else, with what each allows."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for name, field in fields(cls).items():
+        parts = _flatten(field.annotation)
+        listed = [part for part in parts if typing.get_origin(part) is Literal]
+        if listed and all(part in (None, types.NoneType) or part in listed for part in parts):
+            values = [value for part in listed for value in typing.get_args(part)]
+            found[name] = (*values, *([None] if len(listed) < len(parts) else []))
+    return found
 
 
 def kind(spec: object) -> str:

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from pretune.adapt.static.vectors import Vectors
 from pretune.adapt.static.word2vec import Word2Vec
 from pretune.core.config import spec
 from pretune.evaluate.baselines.features import averages
 from pretune.evaluate.baselines.linear import tuned
 from pretune.evaluate.baselines.majority import Majority
 from pretune.evaluate.baselines.method import Label, Predict, Text, numbered, sides
+from pretune.use.word_vectors import Vectors
 
 
 @spec

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pretune.adapt.static.vectors import Vectors
-from pretune.adapt.static.words import words_of
 from pretune.evaluate.baselines.method import Text, sides
+from pretune.use.word_vectors import Vectors, words_of
 
 
 class TfIdf:

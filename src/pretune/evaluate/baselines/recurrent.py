@@ -11,9 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretune.adapt.static.vectors import Vectors
 from pretune.adapt.static.word2vec import Word2Vec
-from pretune.adapt.static.words import words_of
 from pretune.core.config import spec
 from pretune.core.seed import generator, mix
 from pretune.core.types import IGNORE, Batch, Loss
@@ -28,6 +26,7 @@ from pretune.train.ranks import Ranks
 from pretune.train.state import State
 from pretune.train.tally import Tally
 from pretune.train.trainee import Trainee
+from pretune.use.word_vectors import Vectors, words_of
 
 UNKNOWN, BETWEEN, FIRST = 0, 1, 2
 """The token of unknown words (and of a text without any), the one between the texts of a pair, the first word's."""

@@ -9,6 +9,7 @@ from pretune.adapt.static.word2vec import Word2Vec
 from pretune.core.config import spec
 from pretune.evaluate.baselines.features import TfIdf, averages
 from pretune.evaluate.baselines.method import Text, sides
+from pretune.use.word_vectors import Vectors
 
 Valued = Callable[[Sequence[Text]], list[float]]
 
@@ -40,18 +41,19 @@ class Ridge:
 class RidgeVectors:
     """The mean word vector of a text (of a pair what two have in common), ridge regression."""
 
+    vectors: str | None = None  # a file in word2vec's or GloVe's text format; None: trained on the task's own texts
     trained: Word2Vec = Word2Vec(epochs=10, least=2)
     choices: tuple[float, ...] = (1.0, 10.0, 100.0, 1000.0)
 
     def fit(self, texts: Sequence[Text], values: Sequence[float], *, seed: int = 0) -> Valued:
-        """Learn from texts (or pairs) with scores; the vectors are trained on these texts."""
+        """Learn from texts (or pairs) with scores; without a file the vectors are trained on these texts."""
         from sklearn.preprocessing import StandardScaler
 
         first, second = sides(texts)
         words = [text for text in [*first, *(second or [])] if text.strip()]
         if len(texts) < 6 or not words:
             return Mean().fit(texts, values)
-        vectors = self.trained.train(words, seed=seed)
+        vectors = Vectors.load(self.vectors) if self.vectors else self.trained.train(words, seed=seed)
         scale = StandardScaler().fit(averages(vectors, texts))
         return _ridge(lambda texts: scale.transform(averages(vectors, texts)), texts, values, self.choices, seed)
 

@@ -19,6 +19,7 @@ class Plan:
     labels: tuple[int | None, ...] = (None,)  # training examples; None: all
     baselines: tuple[str, ...] = ()
     forgetting: str | None = None  # prepared data, on which the pre-training loss is measured before and after
+    vectors: str | None = None  # a file of word vectors, for the baseline `vectors`
 
     def __post_init__(self) -> None:
         for name, values in (("learning rates", self.rates), ("seeds", self.seeds), ("numbers of labels", self.labels)):

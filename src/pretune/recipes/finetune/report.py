@@ -111,7 +111,7 @@ def baselines(
     """All that were asked for, on the split of the result; `more` are those that need the model itself."""
     if plan.baselines:
         log.say(f"baselines: {', '.join(plan.baselines)}")
-    rows, absent = simple(opened, train, plan.baselines)
+    rows, absent = simple(opened, train, plan.baselines, plan.vectors)
     for name, fit in more.items():
         if name in plan.baselines:
             row = fit(train)
@@ -123,15 +123,18 @@ def baselines(
     return rows, absent
 
 
-def simple(opened: Opened, train: Sequence[Example], names: Sequence[str]) -> tuple[list[Beside], dict[str, str]]:
+def simple(
+    opened: Opened, train: Sequence[Example], names: Sequence[str], vectors: str | None = None
+) -> tuple[list[Beside], dict[str, str]]:
     """The baselines of a task; of several, those that all of them have."""
     if not opened.members:
-        return beside(opened.task, train, opened.judged, names)
+        return beside(opened.task, train, opened.judged, names, vectors=vectors)
     judged = opened.judged
     absent: dict[str, str] = {}
     found: dict[str, list[tuple[list[int], Beside]]] = {}
     for member, learnt, mine in zip(opened.members, owned(opened, train), owned(opened, judged), strict=True):
-        rows, without = beside(member.task, [train[at] for at in learnt], [judged[at] for at in mine], names)
+        some, asked = [train[at] for at in learnt], [judged[at] for at in mine]
+        rows, without = beside(member.task, some, asked, names, vectors=vectors)
         absent |= without
         for row in rows:
             found.setdefault(row.name, []).append((mine, row))

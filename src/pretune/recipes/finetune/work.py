@@ -47,6 +47,7 @@ from pretune.train.alone import alone
 from pretune.train.ranks import Ranks, ranks
 from pretune.train.store import Lock, listed
 from pretune.train.watch import Stop
+from pretune.use.word_vectors import Vectors
 
 Facts = dict[str, Any]
 SEEDS = 1000
@@ -63,20 +64,23 @@ def finetune(
     labels: Sequence[int | None] = (),
     baselines: str | None = None,
     forgetting: str | os.PathLike[str] | None = None,
+    vectors: str | os.PathLike[str] | None = None,
     device: str | None = None,
     **wishes: Any,
 ) -> FineTuned:
     """Adapt a model to a task and leave it in `out`, with its scores, those of baselines, and what it cost.
 
     Several rates in `lr` are compared on dev. `seeds` runs give a mean and an interval. `labels` are numbers of
-    training examples, None for all: with several, a curve. `forgetting` is prepared data (`pretune prepare`).
+    training examples, None for all: with several, a curve. `forgetting` is prepared data (`pretune prepare`);
+    `vectors` a file of word vectors (`pretune vectors`) for the baseline of that name.
     Other wishes are those of `choose`: a task by name, or train, dev and test files with their columns; method; epochs
     or steps; settings and changes.
     """
     where = Path(out)
     rates: Sequence[float] = () if lr is None else (lr,) if isinstance(lr, int | float) else lr
     stop = Stop(f"go on with `{going_on('finetune', where)}`", begun=resume)
-    tries: Facts = {"seeds": seeds, "labels": labels, "baselines": baselines, "forgetting": forgetting}
+    tries: Facts = {"seeds": seeds, "labels": labels, "baselines": baselines}
+    tries |= {"forgetting": forgetting, "vectors": vectors}
     with stop.listening():
         if resume:
             tuning, plan = resumed(where, model, rates, tries, **wishes)
@@ -108,6 +112,7 @@ def plan_of(
     labels: Sequence[int | None] = (),
     baselines: str | None = None,
     forgetting: str | os.PathLike[str] | None = None,
+    vectors: str | os.PathLike[str] | None = None,
     before: Any = None,
 ) -> Plan:
     """What a run tries: what is wished for, or what the run that is repeated had tried (`before`)."""
@@ -117,14 +122,18 @@ def plan_of(
         found = config.from_dict(Plan, before, where="plan")
     if seeds is not None and not 1 <= seeds <= SEEDS:
         raise UsageError(f"--seeds {seeds} must be at least 1, and at most {SEEDS:,}")
-    return replace(
+    made = replace(
         found,
         rates=tuple(rates) or found.rates,
         seeds=found.seeds if seeds is None else tuple(range(first, first + seeds)),
         labels=tuple(labels) or found.labels,
         baselines=found.baselines if baselines is None else names_of(baselines),
         forgetting=found.forgetting if forgetting is None else os.fspath(forgetting),
+        vectors=found.vectors if vectors is None else os.fspath(vectors),
     )
+    if made.vectors is not None:
+        Vectors.load(made.vectors)  # a bad file is refused before the training, and not after it
+    return made
 
 
 @contextlib.contextmanager

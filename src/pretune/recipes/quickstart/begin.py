@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from pretune.adapt.static.ppmi import Ppmi
-from pretune.adapt.static.vectors import Floats, Vectors
 from pretune.adapt.static.words import Words
 from pretune.data.prepare import Data
 from pretune.models import catalog, checkpoint
@@ -21,6 +20,7 @@ from pretune.objectives.masked import Masked
 from pretune.recipes.quickstart.plan import Plan
 from pretune.recipes.resolve import fitted, with_heads
 from pretune.text.tokenizer import Tokenizer
+from pretune.use.word_vectors import Floats, Vectors
 
 SPREAD = 0.05
 """The standard deviation of the embeddings: above that of the positions (0.02), so that words are heard."""

@@ -1,18 +1,41 @@
-"""Vectors of words: look-up, averages, neighbours, and the text format of word2vec."""
+"""Vectors of words: look-up, averages, neighbours, and the text format of word2vec.
+
+    vectors = Vectors.load("vectors.txt")
+    vectors["film"], vectors.nearest("film"), vectors.average(["A fine film."])
+
+A file has the header `count width` (GloVe's has none), then one word a line with its numbers. Files of strangers are
+read line by line: what the header claims is compared with the size of the file before any memory is asked for.
+"""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from io import BufferedReader
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pretune.adapt.static.words import words_of
 from pretune.core.errors import DataError, UsageError
-from pretune.core.io import atomic_write
+from pretune.core.io import atomic_write, open_regular
 
 Floats = NDArray[np.float32]
+
+MAX_LINE = 1 << 20
+"""Bytes of one line at most: a word and some 50,000 numbers."""
+_WORD = re.compile(r"\w+(?:['’]\w+)*")
+_HEADER = re.compile(rb"([0-9]{1,12}) ([0-9]{1,6}) ?\r?\n?")
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in lower case, without punctuation; an apostrophe inside a word belongs to it.
+
+    >>> words_of("Don't stop: it's 5 o'clock!")
+    ["don't", 'stop', "it's", '5', "o'clock"]
+    """
+    return _WORD.findall(text.lower())
 
 
 class Vectors:
@@ -88,24 +111,75 @@ class Vectors:
         """Read the text format of word2vec, or that of GloVe, which has no first line."""
         file = Path(path)
         try:
-            # NOTE: not splitlines(), for which characters that may stand in a word end a line.
-            lines = file.read_bytes().decode("utf-8").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
+            with BufferedReader(open_regular(file)) as stream:
+                return cls(*_read(file, stream))
+        except (OSError, ValueError) as error:  # ValueError: a null byte in the name
             raise DataError(f"{file}: no text file of vectors can be read there: {error}") from None
-        head = lines[0].split()
-        said = (int(head[0]), int(head[1])) if len(head) == 2 and all(map(str.isdecimal, head)) else None
-        body = [(number, line.rstrip(" \r").split(" ")) for number, line in enumerate(lines, 1) if line.strip(" \r")]
-        body = body[1:] if said else body
-        width = said[1] if said else len(body[0][1]) - 1 if body else 0
-        if not body or width < 1 or (said and said[0] != len(body)):
-            expected = f"{said[0]} vectors of width {said[1]}" if said else "vectors, one a line"
-            raise DataError(f"{file}: expected {expected}, found {len(body)}; is the file whole?")
-        matrix = np.stack([_row(file, number, fields, width) for number, fields in body])
-        return cls([fields[0] for _, fields in body], matrix)
 
     def _ids(self, text: str | Sequence[str]) -> list[int]:
-        found = words_of(text) if isinstance(text, str) else text
-        return [i for word in found if (i := self.index.get(word)) is not None]
+        words = words_of(text) if isinstance(text, str) else text
+        return [i for word in words if (i := self.index.get(word)) is not None]
+
+
+def is_word_vectors(path: str | os.PathLike[str]) -> bool:
+    """Tell a text file of word vectors by its first line: `count width`, or a word and its numbers."""
+    try:
+        with BufferedReader(open_regular(path)) as stream:
+            line = stream.readline(MAX_LINE)
+    except (OSError, ValueError):
+        return False
+    if _HEADER.fullmatch(line):
+        return True
+    fields = line.rstrip(b" \r\n").split(b" ")
+    try:
+        return len(fields) > 2 and bool(np.isfinite(np.array(fields[1:], dtype=np.float32)).all())
+    except ValueError:
+        return False
+
+
+def _read(file: Path, stream: BinaryIO) -> tuple[list[str], Floats]:
+    """Read the words and their matrix, the memory for which is at most twice the size of the file."""
+    size = os.fstat(stream.fileno()).st_size
+    header = _HEADER.fullmatch(stream.readline(MAX_LINE))
+    count, width = (int(header[1]), int(header[2])) if header else (None, None)
+    if header is None:
+        stream.seek(0)
+    elif not count or not width or count * (2 * width + 2) > size + 1:  # a letter, a space and a digit each, a newline
+        raise DataError(f"{file}: expected {count} vectors of width {width}, found {size} bytes; is the file whole?")
+    words: list[str] = []
+    seen: dict[str, int] = {}
+    rows: list[Floats] = []
+    matrix = np.empty((count or 0, width or 0), dtype=np.float32)
+    for number, line in _lines(file, stream, 1 + (header is not None)):
+        fields = line.split(" ")
+        width = width or len(fields) - 1
+        if width < 1:
+            raise DataError(f"{file}:{number}: '{fields[0][:40]}' has no numbers; is it a file of word vectors?")
+        if (before := seen.setdefault(fields[0], number)) != number:
+            raise DataError(f"{file}:{number}: '{fields[0][:40]}' has a vector already, in line {before}")
+        row = _row(file, number, fields, width)
+        if count is None:
+            rows.append(row)
+        elif len(words) < count:
+            matrix[len(words)] = row
+        words.append(fields[0])
+    if not words or (count is not None and count != len(words)):
+        expected = "vectors, one a line" if count is None else f"{count} vectors of width {width}"
+        raise DataError(f"{file}: expected {expected}, found {len(words)}; is the file whole?")
+    return words, np.stack(rows) if count is None else matrix
+
+
+def _lines(file: Path, stream: BinaryIO, first: int) -> Iterator[tuple[int, str]]:
+    """Yield the lines that have something on them, with their numbers."""
+    for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE), b""), first):
+        if len(line) == MAX_LINE:
+            raise DataError(f"{file}:{number}: a line of {MAX_LINE:,} bytes or more; is it a file of word vectors?")
+        try:
+            text = line.decode("utf-8").rstrip(" \r\n")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{file}:{number}: not UTF-8 ({error.reason} at byte {error.start} of the line)") from None
+        if text:
+            yield number, text
 
 
 def _row(file: Path, number: int, fields: list[str], width: int) -> Floats:

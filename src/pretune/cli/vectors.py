@@ -1,0 +1,99 @@
+"""`pretune vectors`: static word vectors from a corpus."""
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pretune.cli._names import among
+from pretune.cli._next import hint
+from pretune.cli._outs import new_file
+from pretune.cli._progress import progress
+from pretune.cli.tokenizer import By
+from pretune.core import log
+
+
+def vectors(
+    corpus: Annotated[
+        list[str], typer.Argument(metavar="CORPUS", help="Files, folders, globs, pair:A,B, builtin:NAME, hf:NAME.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file, in word2vec's text format.")],
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--kind",
+            metavar="NAME",
+            autocompletion=among("word2vec", "glove", "ppmi"),
+            help="word2vec, glove, or ppmi (counts).",
+        ),
+    ] = "word2vec",
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            "--mode",
+            metavar="NAME",
+            autocompletion=among("skip_gram", "cbow"),
+            help="Of word2vec: skip_gram (default) or cbow.",
+        ),
+    ] = None,
+    width: Annotated[int | None, typer.Option("--width", metavar="N", help="Numbers of a vector; 100.")] = None,
+    window: Annotated[
+        int | None, typer.Option("--window", metavar="N", help="Words on each side; 5, of glove 10.")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option("--epochs", metavar="N", help="Passes: word2vec 5, glove 15; ppmi counts once.")
+    ] = None,
+    min_count: Annotated[
+        int | None, typer.Option("--min-count", metavar="N", help="Rarer words get no vector; 5.")
+    ] = None,
+    max_words: Annotated[
+        int | None, typer.Option("--max-words", metavar="N", help="Only the most frequent words.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the random numbers.")] = 0,
+    by: Annotated[By, typer.Option("--by", help="What makes a document.")] = By.AUTO,
+    field: Annotated[str | None, typer.Option("--field", metavar="NAME", help="Where a table has its text.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Train static word vectors on texts.
+
+    The file is read wherever an embedding model is (embed, evaluate, neighbors, finetune --vectors), and by gensim. The
+    same corpus and seed give the same file.
+
+    Example: pretune vectors books/ --kind word2vec --out vectors.txt
+    """
+    new_file(out)
+    from pretune.recipes.vectors import build_trainer, train_vectors
+
+    options = {"mode": mode, "width": width, "window": window, "epochs": epochs}
+    build_trainer(kind, **options, min_count=min_count, max_words=max_words)
+    start = time.monotonic()
+    with progress("reading") as show:
+
+        def report(share: float) -> None:
+            show(share, "read, now training" if share == 1 else f"{share:.0%} of the corpus")
+
+        trained = train_vectors(
+            corpus,
+            kind=kind,
+            out=out,
+            mode=mode,
+            width=width,
+            window=window,
+            epochs=epochs,
+            min_count=min_count,
+            max_words=max_words,
+            seed=seed,
+            by=by.value,
+            field=field,
+            progress=report,
+        )
+    seconds = round(time.monotonic() - start, 1)
+    if as_json:
+        facts = {"out": str(out), "kind": kind, "words": len(trained), "width": trained.width, "seconds": seconds}
+        print(json.dumps(facts, indent=2))
+        return
+    print(f"{out}: {len(trained):,} words, vectors of {trained.width} numbers, {kind}")
+    log.say(f"took {seconds} s")
+    hint("neighbors", out, trained.words[0])
