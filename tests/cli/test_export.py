@@ -80,7 +80,9 @@ def test_what_half_precision_cannot_hold(capsys: Capture, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "settings", "reason"),
     [
-        ("t5-table-lm", {}, "'t5-table' has none"),
+        ("t5-table-lm", {}, "its shape is not one that 't5' has"),
+        ("t5-table-prefix-lm", {}, "its shape is not one that 't5' has"),
+        ("t5-table-enc-dec-shared", {}, "'t5' cannot say shared"),
         ("bert-tiny", {"encoder.share": 1}, "'bert' cannot say encoder.share"),
         ("gpt2-small", {"head_width": 4}, "'gpt2' cannot say decoder.blocks.0.attention.head_width"),
     ],
@@ -91,6 +93,22 @@ def test_what_no_class_expresses(
     pt.save(catalog.build(name, **SMALL, **settings), tmp_path / "model")
     message = refused(capsys, tmp_path, tmp_path / "model", "--to", "hf", "--out", tmp_path / "out")
     assert message.endswith(f"no Hugging Face class can express this model: {reason}\n")
+
+
+@pytest.mark.parametrize("name", ["t5-table-enc-dec", "t5-table-enc-dec-half"])
+@torch.no_grad()
+def test_a_shape_of_the_table_that_a_class_has(capsys: Capture, tmp_path: Path, name: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="the reference library is not installed")
+    model = catalog.build(name, **SMALL, dropout=0.0).eval()
+    pt.save(model, tmp_path / "model")
+    assert main(["export", str(tmp_path / "model"), "--to", "hf", "--out", str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["class"] == "T5ForConditionalGeneration"
+    theirs = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "out").eval()
+    source, target = [3, 9, 4, 12, 1], [0, 7, 8]
+    wanted = theirs(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([target])).logits[0]
+    for ours in (model, pt.load(tmp_path / "out").eval()):
+        torch.testing.assert_close(ours(pt.batch(source=[source], target=[target])).logits, wanted, rtol=0, atol=1e-5)
+    assert pt.load(tmp_path / "out").spec == model.spec
 
 
 class TestPlaces:

@@ -185,3 +185,47 @@ def test_refusals() -> None:
             RelativeAttention(heads=heads).shape(width=width)
     with pytest.raises(UsageError, match="depth 0"):
         replace(model.spec, depth=0)
+
+
+class TestMemory:
+    def test_two_segments_see_what_one_text_sees_of_its_past(self) -> None:
+        """Where nothing sees what is ahead, a text in two segments gives the states of the whole."""
+        made = stack(depth=2)
+        x = torch.randn(8, W)
+        ranks = [[1, 2, 3, 4, 5, 6, 7, 8]]
+        whole = made(x, lay(ranks, row=8, segments=False), ask=Ask(hidden=True))
+        memory = made.new_memory(8)
+        content = []
+        for part in (slice(0, 4), slice(4, 8)):
+            batch = lay([ranks[0][part]], row=4, segments=False)
+            out = made(x[part], batch, memory=memory, ask=Ask(hidden=True))
+            content.append(out.states)
+        torch.testing.assert_close(torch.cat(content), whole.states, rtol=0, atol=1e-5)
+        assert memory.tokens == 8
+
+    def test_no_gradient_goes_into_it(self) -> None:
+        made, memory = stack(depth=2), stack().new_memory(4)
+        memory.layers = memory.layers[:2]
+        first, second = (torch.randn(4, W, requires_grad=True) for _ in range(2))
+        made(first, pt.batch([[1, 2, 3, 4]]), memory=memory)
+        made(second, pt.batch([[5, 6, 7, 8]]), memory=memory).states.sum().backward()
+        assert first.grad is None and second.grad is not None
+
+    def test_rows_of_several_texts_are_refused(self) -> None:
+        made = stack()
+        for sequences in ([[1, 2], [3]], [[1, 2, 3], [4, 5]]):
+            with pytest.raises(UsageError, match="one sequence"):
+                made(torch.randn(6, W), pt.batch(sequences, row=3), memory=made.new_memory(4))
+        memory = made.new_memory(4)
+        made(torch.randn(4, W), pt.batch([[1, 2], [3, 4]]), memory=memory)
+        with pytest.raises(UsageError, match="2 texts"):
+            made(torch.randn(2, W), pt.batch([[1, 2]]), memory=memory)
+
+    def test_other_models_and_lengths_have_none(self) -> None:
+        with pytest.raises(UsageError, match="at least 1"):
+            stack().new_memory(0)
+        from pretune.models.catalog import resolve
+
+        model = pt.build(resolve("bert", {"width": 16, "depth": 1, "heads": 2, "vocab": 20}))
+        with pytest.raises(UsageError, match="two streams"):
+            model.new_memory(4)

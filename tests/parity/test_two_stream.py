@@ -139,6 +139,47 @@ def test_gradients(reference: Any, ours: Any, slots: int) -> None:
         torch.testing.assert_close(joined, grads[move.theirs].grad, **CLOSE, msg=lambda m, n=move.theirs: f"{n}: {m}")
 
 
+SEGMENTS = ([[0, 2, 0, 1, 3], [1, 0, 0, 2, 0]], [[0, 0, 1, 0, 2], [0, 3, 2, 1, 0]], [[2, 0, 1, 0, 0], [0, 1, 2, 3, 4]])
+"""Orders of three segments of two texts."""
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("length", [3, 7, 100])
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("segmented", [False, True])
+def test_segment_memory(reference: Any, ours: Any, length: int, ordered: bool, segmented: bool) -> None:
+    """Three segments in turn, each with the memory of those before, shorter and longer than a segment."""
+    rng = np.random.default_rng(5)
+    reference.transformer.mem_len = length
+    memory, mems = ours.new_memory(length), None
+    for orders in SEGMENTS:
+        tokens = rng.integers(3, VOCAB, (2, 5))
+        halves = np.array([[0, 0, 0, 1, 1], [0, 1, 1, 1, 1]])
+        rank = torch.tensor(orders)
+        given: dict[str, Tensor] = {"input_ids": torch.from_numpy(tokens)}
+        if segmented:
+            given["token_type_ids"] = torch.from_numpy(halves)
+        if ordered:
+            given["perm_mask"] = ((rank[:, None] > 0) & (rank[:, None] >= rank[:, :, None])).float()
+            given["target_mapping"] = torch.eye(5).expand(2, 5, 5)
+        theirs = reference(**given, mems=mems, use_mems=True, output_hidden_states=True)
+        mems = theirs.mems
+        labels = [[int(t) if ordered and r else -100 for t, r in zip(*pair, strict=True)]
+                  for pair in zip(tokens, orders, strict=True)]  # fmt: skip
+        batch = pt.batch(
+            tokens.tolist(), labels=labels if ordered else None, segments=halves.tolist() if segmented else None
+        )
+        if ordered:
+            batch = replace(batch, order=rank.flatten())
+        out = ours(batch, memory=memory)
+        wanted = theirs.logits.flatten(0, 1)
+        torch.testing.assert_close(out.logits, wanted[batch.targets.index] if ordered else wanted, **EXACT)
+        assert memory.tokens == min(length, mems[0].shape[0])
+        for mine, other in zip(memory.layers, mems, strict=True):
+            torch.testing.assert_close(mine, other.transpose(0, 1), **EXACT)
+    assert len(memory.layers) == len(mems)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [("attn_type", "uni"), ("bi_data", True), ("clamp_len", 8), ("same_length", True), ("d_head", 12)],

@@ -17,7 +17,9 @@ from pretune.nn.cache import Cache
 from pretune.nn.loss import linear_cross_entropy
 from pretune.nn.sample import linear_sample
 from pretune.nn.scope import Backend
+from pretune.nn.segment_memory import SegmentMemory
 from pretune.nn.stack import Ask, StackOutput, TransformerStack
+from pretune.nn.two_stream import TwoStreamStack
 
 
 @dataclass(slots=True)
@@ -60,14 +62,21 @@ class LanguageModel(nn.Module):
         return self.assets.tokenizer
 
     def forward(
-        self, batch: Batch, *, hidden: bool = False, attention: bool = False, cache: Cache | None = None
+        self,
+        batch: Batch,
+        *,
+        hidden: bool = False,
+        attention: bool = False,
+        cache: Cache | None = None,
+        memory: SegmentMemory | None = None,
     ) -> Output:
         """Read a batch. Logits are given at the batch's targets, or at every position where it has none.
 
-        With `cache` (from `new_cache`) what was read is remembered, for `step` to go on from.
+        With `cache` (from `new_cache`) what was read is remembered, for `step` to go on from. With `memory` (from
+        `new_memory`) the segments before are read as well, and this one is added to it.
         """
         ask = Ask(hidden=hidden, attention=attention, backend=self.attention_backend)
-        found, encoded = self._run(batch, ask, cache)
+        found, encoded = self._run(batch, ask, cache, memory)
         cross = None if found.cross is None or batch.source is None else _split(found.cross, batch, batch.source)
         source = None if encoded is None or batch.source is None else _output(encoded, batch.source)
         return replace(_output(found, batch), logits=self.logits(found.states, batch), cross=cross, source=source)
@@ -76,8 +85,12 @@ class LanguageModel(nn.Module):
         """The states `[N, W]` alone, without running the head."""
         return self._run(batch, Ask(backend=self.attention_backend))[0].states
 
-    def _run(self, batch: Batch, ask: Ask, cache: Cache | None = None) -> tuple[StackOutput, StackOutput | None]:
+    def _run(
+        self, batch: Batch, ask: Ask, cache: Cache | None = None, memory: SegmentMemory | None = None
+    ) -> tuple[StackOutput, StackOutput | None]:
         """What the last stack says and, for an encoder-decoder, what the encoder says."""
+        if memory is not None:
+            return self._two_stream()(self._read(batch), batch, ask=ask, memory=memory), None
         read = batch.source if self.spec.both else batch
         if read is None:
             raise UsageError("an encoder-decoder needs a batch with source and target")
@@ -174,6 +187,15 @@ class LanguageModel(nn.Module):
             source_lengths=lengths.clone() if self.spec.both else None,
             ahead=ahead,
         )
+
+    def new_memory(self, length: int) -> SegmentMemory:
+        """An empty memory of the last `length` tokens of the segments before."""
+        return self._two_stream().new_memory(length)
+
+    def _two_stream(self) -> TwoStreamStack:
+        if not isinstance(self.encoder, TwoStreamStack):
+            raise UsageError(f"a segment memory is for models of two streams; this one is of the shape '{self.shape}'")
+        return self.encoder
 
     def step(self, tokens: Tensor, cache: Cache) -> Tensor:
         """Read one more token per sequence `[B]`: the logits `[B, vocab]` for what comes next."""

@@ -5,7 +5,8 @@ A query q scores a key k at distance d (query position minus key position) with
     (q + content) · k  +  (q + position) · r(d)  +  (q + segment) · s[in another segment]
 
 where r(d) is a projection of the sinusoidal encoding of d: nothing depends on where in the text the two stand, and
-there is no longest sequence. Legend: N tokens, R row length, W width, H heads, D width of a head, M targets.
+there is no longest sequence. Legend: N tokens, R row length, W width, H heads, D width of a head, M targets, P tokens
+of a segment memory (`pretune.nn.segment_memory`), which are keys before those of the row; P is 0 without one.
 """
 
 import math
@@ -59,8 +60,8 @@ class Relations:
     """What all layers and both streams ask of a batch."""
 
     rows: int
-    distances: Tensor  # [2R, W] encodings of the distances R - 1, R - 2, …, -R
-    apart: Tensor | None = None  # [rows, 1, R, R] query and key lie in different segments; None: none do
+    distances: Tensor  # [P + 2R, W] encodings of the distances P + R - 1, P + R - 2, …, -R
+    apart: Tensor | None = None  # [rows, 1, R, P + R] query and key lie in different segments; None: none do
     weights: bool = False  # attention weights are to be returned
 
 
@@ -68,7 +69,7 @@ class Relations:
 class Reach:
     """Whom the queries of a stream may see."""
 
-    mask: Tensor | None  # [rows, 1, R, R] True: may attend; None: everything in the row
+    mask: Tensor | None  # [rows, 1, R, P + R] True: may attend; None: everything in the row
     some: Tensor | None = None  # [rows, 1, R, 1] whether there is anything to see; None: there always is
 
 
@@ -102,8 +103,12 @@ class RelativeAttentionLayer(nn.Module):
         self.segments = Parameter(torch.zeros(2, width))  # the same, another
         self.prefix: Prefix | None = None  # learned keys and values before each sequence, at no distance from anything
 
-    def keys(self, x: Tensor, relations: Relations) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys and values `[rows, H, R, D]` of the tokens' states, and keys of the distances `[H, 2R, D]`."""
+    def keys(self, x: Tensor, relations: Relations, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values `[rows, H, P + R, D]` of the memory's `[rows, P, W]` and the tokens' states, and keys of the
+        distances `[H, P + 2R, D]`.
+        """
+        if memory is not None:
+            x = torch.cat((memory.to(x.dtype), x.view(relations.rows, -1, x.shape[-1])), dim=1).flatten(0, 1)
         distances = self.r(relations.distances).view(-1, self.heads, self.head).transpose(0, 1)
         k, v = (part(x).view(-1, self.heads, self.head) for part in (self.k, self.v))
         if self.prefix is not None:
@@ -168,7 +173,7 @@ class RelativeAttentionLayer(nn.Module):
         return (F.dropout(weights, self.dropout, self.training) @ v).to(dtype), text
 
     def _bias(self, q: Tensor, r: Tensor, relations: Relations) -> Tensor:
-        """What distances and segments add to the scores: `[rows, H, R, R]`; of learned keys, which come first, 0."""
+        """What distances and segments add to the scores `[rows, H, R, P + R]`; of learned keys, which come first, 0."""
         bias = shifted((q + self.position[:, None].to(q.dtype)) @ r.transpose(-1, -2))
         if relations.apart is not None:
             alike, other = self.segments.to(q.dtype).view(2, self.heads, self.head, 1).unbind()
@@ -182,19 +187,19 @@ class RelativeAttentionLayer(nn.Module):
 
 
 def shifted(scores: Tensor) -> Tensor:
-    """Scores of queries and distances `[…, R, 2R]`, from R - 1 downwards, as those of queries and keys `[…, R, R]`.
+    """Scores of queries and L distances `[…, R, L]`, from L - R - 1 downwards, as those of keys `[…, R, L - R]`.
 
-    Query i finds key j at the distance i - j, which stands in column j - i + R - 1: in memory each query starts one
-    column before the last one did, so that reading rows of 2R - 1 instead of 2R lines them up.
+    Query i finds key j at the distance L - 2R + i - j, which stands in column j - i + R - 1: each query starts one
+    column before the last one did, so that reading rows of L - 1 instead of L lines them up.
     """
-    R = scores.shape[-2]
-    flat = scores.flatten(-2)[..., R - 1 : R - 1 + R * (2 * R - 1)]
-    return flat.view(*scores.shape[:-2], R, 2 * R - 1)[..., :R]
+    R, L = scores.shape[-2:]
+    flat = scores.flatten(-2)[..., R - 1 : R - 1 + R * (L - 1)]
+    return flat.view(*scores.shape[:-2], R, L - 1)[..., : L - R]
 
 
-def distances(length: int, width: int, device: torch.device) -> Tensor:
-    """Sines, then cosines, of the distances `length` - 1 down to -`length`: `[2 length, width]`, in fp32."""
-    distance = torch.arange(length - 1, -length - 1, -1, device=device, dtype=torch.float32)
+def distances(length: int, width: int, device: torch.device, memory: int = 0) -> Tensor:
+    """Sines, then cosines, of the distances memory + length - 1 down to -length: `[P + 2R, width]`, in fp32."""
+    distance = torch.arange(memory + length - 1, -length - 1, -1, device=device, dtype=torch.float32)
     even = torch.arange(0, width, 2, device=device, dtype=torch.float32)
     angle = distance[:, None] * torch.exp(even * (-math.log(10000.0) / width))
     return torch.cat((angle.sin(), angle.cos()), dim=-1)

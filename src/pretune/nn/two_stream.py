@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
@@ -31,6 +32,7 @@ from pretune.nn.feedforward import FeedForward
 from pretune.nn.processor import Dropout
 from pretune.nn.relative_attention import Places, Reach, Relations, RelativeAttention, distances
 from pretune.nn.scope import View, scope
+from pretune.nn.segment_memory import SegmentMemory
 from pretune.nn.stack import Ask, Stack, StackOutput
 
 
@@ -116,10 +118,14 @@ class TwoStreamLayer(nn.Module):
         relations: Relations,
         reaches: tuple[Reach, Reach | None],
         places: Places | None,
+        memory: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """Content `[N, W]` and queries `[M, W]` after the layer, and the attention weights of each where asked for."""
+        """Content `[N, W]` and queries `[M, W]` after the layer, and the attention weights of each where asked for.
+
+        `memory` `[rows, P, W]` are the states that the layer read in the segments before.
+        """
         read = self.attention_norm.pre(x)
-        keys = self.attention.keys(read, relations)
+        keys = self.attention.keys(read, relations, None if memory is None else self.attention_norm.pre(memory))
         mixed, weights = self.attention(read, keys, relations, reaches[0])
         if g is None or reaches[1] is None:
             return self._after(x, mixed), None, weights, None
@@ -161,19 +167,28 @@ class TwoStreamStack(nn.Module):
         *,
         ask: Ask = Ask(),  # noqa: B008 (a frozen value)
         cache: Cache | None = None,
+        memory: SegmentMemory | None = None,
     ) -> StackOutput:
         """Token rows `[N, table]` of a batch to states: of the content, and at the targets of a batch with an `order`
-        those of the queries. Hidden states and attention weights are likewise those of queries there.
+        those of the queries. Hidden states and attention weights are likewise those of queries there. With `memory`
+        the segments before are read as well, and this one is added to it.
         """
         if source is not None or cache is not None:
             raise UsageError("a two-stream stack reads one side, and nothing goes on from a cache of it")
         x = self.embed(x, None, batch.segments)
         x = x if self.stream is None else x.to(self.stream)
-        relations, reaches, places = self._relations(batch, ask), reached(batch), _places(batch)
+        kept = 0
+        if memory is not None:
+            memory.check(batch)
+            kept = memory.tokens
+        relations, reaches, places = self._relations(batch, ask, kept), reached(batch, kept), _places(batch)
         g = None if places is None else self.embed.dropout(self.query.to(x.dtype).repeat(len(places.index), 1))
         hidden, attention = [_shown(x, g, places)] if ask.hidden else [], []
-        for layer in self:
-            x, g, weights, seen = layer(x, g, relations, reaches, places)
+        for i, layer in enumerate(self):
+            before = None if memory is None else memory.layers[i]
+            if memory is not None:
+                memory.append(i, x, batch.rows)
+            x, g, weights, seen = layer(x, g, relations, reaches, places, before)
             if ask.hidden:
                 hidden.append(_shown(x, g, places))
             if ask.attention:
@@ -195,29 +210,39 @@ class TwoStreamStack(nn.Module):
         for layer in self:
             layer.compile(*args, **options)
 
-    def _relations(self, batch: Batch, ask: Ask) -> Relations:
+    def new_memory(self, length: int) -> SegmentMemory:
+        """Return an empty memory of `length` tokens."""
+        return SegmentMemory(self.spec.depth, length)
+
+    def _relations(self, batch: Batch, ask: Ask, memory: int) -> Relations:
         if ask.backend not in (None, "rows", "naive"):
             raise UsageError(f"attention_backend '{ask.backend}' cannot do two streams; leave it open, or use 'rows'")
-        table = distances(batch.length, self.width, batch.tokens.device).to(self.query.dtype)
+        table = distances(batch.length, self.width, batch.tokens.device, memory).to(self.query.dtype)
         apart = None
         if batch.segments is not None:
             segments = batch.segments.view(batch.rows, 1, -1)
-            apart = segments[..., :, None] != segments[..., None, :]
+            seen = F.pad(segments, (memory, 0))  # the memory is of segment 0, as in the reference
+            apart = segments[..., :, None] != seen[..., None, :]
         told = ask.attention or ask.backend == "naive"
         return Relations(rows=batch.rows, distances=self.embed.dropout(table), apart=apart, weights=told)
 
 
-def reached(batch: Batch) -> tuple[Reach, Reach | None]:
-    """Whom content and queries may see."""
+def reached(batch: Batch, memory: int = 0) -> tuple[Reach, Reach | None]:
+    """Whom content and queries may see; the `memory` before a row is seen by all of it."""
     mask = scope(batch, batch, View(causal=False), "naive", torch.float32).mask
     if batch.order is None:
-        return Reach(mask=mask), None
+        return Reach(mask=_past(mask, memory)), None
     order = batch.order.view(batch.rows, 1, -1)
     query, key = order[..., :, None], order[..., None, :]
     content, before = key <= query, key < query
     if mask is not None:
         content, before = content & mask, before & mask
+    content, before = F.pad(content, (memory, 0), value=True), F.pad(before, (memory, 0), value=True)
     return Reach(mask=content), Reach(mask=before, some=before.any(-1, keepdim=True))
+
+
+def _past(mask: Tensor | None, memory: int) -> Tensor | None:
+    return mask if mask is None or not memory else F.pad(mask, (memory, 0), value=True)
 
 
 def _places(batch: Batch) -> Places | None:

@@ -43,9 +43,17 @@ def check_literals(spec: Any) -> None:
             raise UsageError(f"{type(spec).__name__}: {name} cannot be {str(value)[:60]!r}{hint} (allowed: {options})")
 
 
-@functools.cache
+_LITERALS: dict[type, dict[str, tuple[Any, ...]]] = {}
+
+
 def _literals(cls: type) -> dict[str, tuple[Any, ...]]:
     """The fields of a spec class that hold literals or None and nothing else, with what each allows."""
+    if cls not in _LITERALS:
+        _LITERALS[cls] = _find_literals(cls)
+    return _LITERALS[cls]
+
+
+def _find_literals(cls: type) -> dict[str, tuple[Any, ...]]:
     found: dict[str, tuple[Any, ...]] = {}
     for name, field in fields(cls).items():
         parts = _flatten(field.annotation)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from pretune.models.families.t5 import LAYOUT, stack
 from pretune.models.families.t5 import recipe as t5
-from pretune.models.families.t5 import stack
 from pretune.models.family import Family, Size, Training
 from pretune.models.init import FanIn
 from pretune.models.spec import Model, Special
@@ -87,5 +87,6 @@ t5_table = Family(
         "lm": Size({"shape": "lm"}, 109_628_544),  # P, M
         "prefix-lm": Size({"shape": "prefix-lm"}, 109_628_544),  # P, M
     },
+    layout=LAYOUT,  # what it cannot say (shared halves, language models) is saved in our own names only
 )
 """T5's table of architectures: encoder-decoders, language model, prefix LM at matched cost (Raffel et al., 2020)."""

@@ -35,7 +35,7 @@ def recipe(
 ) -> Model:
     """Two streams over relative distances and segments, post-norm blocks; the head has a bias.
 
-    The paper's memory of the segment before is left out: every sequence is read on its own.
+    The paper's memory of the segment before is `model(batch, memory=…)`; pre-training does without.
     """
     return Model(
         family="xlnet",
