@@ -51,7 +51,7 @@ def test_one_graph_for_changing_batches(name: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize(("rows", "length", "backend"), [(32, 128, "rows"), (4, 1024, "varlen")])
+@pytest.mark.parametrize(("rows", "length", "backend"), [(32, 128, "tiles"), (4, 1024, "varlen")])
 def test_bert_base_compiles_once(rows: int, length: int, backend: str) -> None:
     """On the device: BERT-base in bf16, real compilation, batches of changing composition."""
     model = pt.build("bert-base", device="cuda", positions=1024, dropout=0.0).train()

@@ -93,7 +93,8 @@ class LowRank(nn.Module):
     def finish(self, x: Tensor, y: Tensor) -> Tensor:
         """y = W x with what was learned added."""
         low = F.linear(self.dropout(x).to(self.a.dtype), self.a)
-        return torch.add(y, F.linear(low, self.b).to(y.dtype), alpha=self.scale)
+        # NOTE: not torch.add(…, alpha=): compiled after a matrix product, torch 2.11 to 2.13 leave alpha out.
+        return y + F.linear(low * self.scale, self.b).to(y.dtype)
 
     def product(self) -> Tensor:
         """(alpha / r) B A: what is added to the weight."""

@@ -185,7 +185,8 @@ class QuantisedLowRank(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.weight4(x, self.bias)
         low = F.linear(self.dropout(x).to(self.a.dtype), self.a)
-        return torch.add(y, F.linear(low, self.b).to(y.dtype), alpha=self.scale)
+        # NOTE: not torch.add(…, alpha=): compiled after a matrix product, torch 2.11 to 2.13 leave alpha out.
+        return y + F.linear(low * self.scale, self.b).to(y.dtype)
 
     def product(self) -> Tensor:
         """(alpha / r) B A: what is added to the weight."""
