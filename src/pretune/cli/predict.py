@@ -143,7 +143,7 @@ def _parsed(line: str) -> Any:
     if line[:1] in '{["':
         try:
             found = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return line
         if isinstance(found, dict | str):
             return found

@@ -381,12 +381,7 @@ def _assets(folder: Path) -> dict[str, bytes]:
     for name in ASSETS:
         file = folder / name
         if file.is_file():
-            try:
-                if file.stat().st_size > ASSET_LIMIT:
-                    raise CheckpointError(f"{file}: {file.stat().st_size:,} bytes; at most {ASSET_LIMIT:,} are read")
-                found[name] = file.read_bytes()
-            except OSError as fault:
-                raise CheckpointError(f"{file}: cannot be read: {fault.strerror}") from fault
+            found[name] = io.read_bounded(file, CheckpointError, ASSET_LIMIT)
     return found
 
 

@@ -79,10 +79,7 @@ def read_bytes(file: Path) -> bytes:
             remedy = nearest_file(file) or "; make one with `pretune tokenizer`"
             what = "not a regular file" if file.exists() else f"no such file or directory{remedy}"
             raise CheckpointError(f"{file}: {what}")
-        size = file.stat().st_size
-        if size > LIMIT:
-            raise CheckpointError(f"{file}: {size} bytes are more than the {LIMIT} allowed for a tokenizer")
-        return file.read_bytes()
+        return io.read_bounded(file, CheckpointError, LIMIT)
     except (OSError, ValueError) as fault:  # ValueError: a null byte in the name
         raise CheckpointError(f"{file}: cannot be read: {getattr(fault, 'strerror', None) or fault}") from fault
 
