@@ -177,7 +177,7 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     **{f"{part} of text": (part, lambda f: f.write_text("hello " * 40), "not a .npy file") for part in PARTS},
     **{f"{part} of another type": (part, values(1, 2, dtype="<f4"), "of type '<f4'") for part in PARTS},
     "tokens too wide": ("tokens", values(*range(15), dtype="<u4"), "'<u4', but '<u2' is needed"),
-    "one document less": ("documents", values(0, 7, 12, 15), "holds 4 values, but data.json says 5"),
+    "one document less": ("documents", values(0, 7, 12, 15), "holds 4 values, but 5"),
     "a matrix": ("documents", lambda f: np.save(f, np.zeros((5, 1), dtype=np.int64)), "single dimension"),
     "columns first": ("documents", header(order=("False", "True ")), "not a .npy file|single dimension"),
     "a pickle": ("tokens", lambda f: np.save(f, np.array([{}], dtype=object)), "not a .npy file|of type"),

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from torch import nn
 from pretune.core import config, io
 from pretune.core.errors import CheckpointError, DataError, UsageError, nearest_file
 from pretune.core.hub import located
+from pretune.data.shards.npy import open_npy
 from pretune.use import approximate
 from pretune.use.bm25 import BM25
 from pretune.use.embed import Embedded, Embedder, Tell, WordEmbedder, embedder
@@ -39,7 +40,7 @@ HASHED = 2**28
 """Bytes up to which an index is hashed when it is opened; of larger ones only sizes are looked at."""
 
 METHODS = ("exact", *approximate.METHODS)
-_GRAPH = re.compile(r"graph-\d{5,9}\.faiss")
+_GRAPH = re.compile(r"graph-\d{5,9}\.safetensors")
 
 
 class Hit(NamedTuple):
@@ -50,12 +51,34 @@ class Hit(NamedTuple):
     score: float
 
 
+class IndexFacts(TypedDict):
+    """The content of index.json."""
+
+    form: Literal[1]
+    model: str
+    fingerprint: str
+    embedding: Embedding
+    width: Annotated[int, config.Bounds(1, 2**24)]
+    method: Literal["exact", "hnsw", "ivf"]
+    parts: list[Annotated[int, config.Bounds(1, 2**40)]]
+    cut: config.Count
+    query_prompt: NotRequired[str]
+    file: NotRequired[str]
+
+
+class Row(TypedDict):
+    """A line of a file of texts."""
+
+    id: str
+    text: str
+
+
 @dataclass(frozen=True)
 class Index:
     """An index on disk, opened and checked."""
 
     path: Path
-    facts: dict[str, Any]
+    facts: IndexFacts
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Index":
@@ -66,10 +89,7 @@ class Index:
             raise CheckpointError(f"{where}: no index is there{hint}; make one with `pretune index`")
         size = sum(file.stat().st_size for file in where.iterdir() if file.is_file())
         listed = io.check_manifest(where, hashes=size <= HASHED)["files"]
-        facts = io.read_json(where / FACTS, CheckpointError)
-        if facts.get("form") != FORM or facts.get("method") not in METHODS:
-            raise CheckpointError(f"{where / FACTS}: not an index of this release; build it again with `pretune index`")
-        found = cls(where, facts)
+        found = cls(where, config.read_record(IndexFacts, where / FACTS, CheckpointError))
         for name in found.files():
             if name not in listed:
                 raise CheckpointError(f"{where / FACTS}: needs {name!r:.60}, which {io.MANIFEST} does not list")
@@ -78,6 +98,8 @@ class Index:
 
     def files(self) -> list[str]:
         """The names of its files, but for index.json and the manifest."""
+        if not self.facts["parts"]:
+            raise CheckpointError(f"{self.path / FACTS}: 'parts' is empty, and an index has a text at least")
         numbers = range(len(self.facts["parts"]))
         names = [
             f"{kind}.{end}" for i in numbers for kind, end in ((f"vectors-{i:05}", "npy"), (f"texts-{i:05}", "jsonl"))
@@ -102,19 +124,25 @@ class Index:
     @cached_property
     def parts(self) -> list[NDArray[np.float32]]:
         """Its vectors, mapped from the disk."""
-        names = [f"vectors-{number:05}.npy" for number in range(len(self.facts["parts"]))]
-        try:
-            return [np.load(self.path / name, mmap_mode="r", allow_pickle=False) for name in names]
-        except (ValueError, OSError) as fault:
-            raise CheckpointError(f"{self.path}: its vectors cannot be read ({fault})"[:200]) from None
+        found: list[NDArray[np.float32]] = []
+        for number, count in enumerate(self.facts["parts"]):
+            file = self.path / f"vectors-{number:05}.npy"
+            try:
+                found.append(open_npy(file, "<f4", count, width=self.facts["width"]).view(np.float32))
+            except DataError as fault:
+                raise CheckpointError(str(fault)) from None
+        return found
 
     @cached_property
     def rows(self) -> list[tuple[str, str]]:
         """(id, text) of everything in it."""
         found: list[tuple[str, str]] = []
-        for number in range(len(self.facts["parts"])):
-            lines = (self.path / f"texts-{number:05}.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
-            found += [(row["id"], row["text"]) for row in map(json.loads, lines)]
+        for number, count in enumerate(self.facts["parts"]):
+            file = self.path / f"texts-{number:05}.jsonl"
+            rows = config.read_records(Row, file, CheckpointError)
+            if len(rows) != count:
+                raise CheckpointError(f"{file}: has {len(rows)} texts, but {FACTS} says {count}; build it again")
+            found += [(row["id"], row["text"]) for row in rows]
         return found
 
     @cached_property
@@ -126,12 +154,12 @@ class Index:
         """Scores and numbers `[Q, k]` of the nearest vectors."""
         if self.facts["method"] == "exact":
             return exact(self.parts, vectors, k)
-        return approximate.search(self.path / self.facts["file"], vectors, k)
+        return approximate.search(self.path / self.facts["file"], self.parts, self.facts["method"], vectors, k)
 
     def ask(self, model: str | os.PathLike[str] | nn.Module | None = None, **options: Any) -> Embedder:
         """Its model made ready, from where it lay when the index was built or from `model`; another is refused."""
         given = self.facts["model"] if model is None else model
-        if model is None and not Path(self.facts["model"]).is_dir():
+        if model is None and not os.path.isdir(self.facts["model"]):  # noqa: PTH112 (no error for any name)
             raise CheckpointError(f"{self.path}: its model was {given}, which is not there; give it with --model")
         how = self.how
         wishes: dict[str, Any] = {"pooling": "+".join(how.pooling), "layer": how.layer, "normalise": how.normalise,
@@ -148,6 +176,8 @@ class Index:
                 f"{self.path}: built with another model or pooling ({self.facts['model']}, fingerprint "
                 f"{self.facts['fingerprint'][:12]}, here {found[:12]}); give that model, or build the index again"
             )
+        if ready.width != self.facts["width"]:
+            raise CheckpointError(f"{self.path / FACTS}: 'width' is {self.facts['width']}, the model's {ready.width}")
 
     def search(
         self, queries: Sequence[str], k: int = 10, *, model: Embedder | nn.Module | None = None, words: bool = False
@@ -249,12 +279,13 @@ def _write(
         f"texts-{len(before):05}.jsonl": "".join(f"{line}\n" for line in lines).encode(),
     }
     if facts["method"] != "exact":
-        facts["file"] = f"graph-{len(before):05}.faiss"
+        facts["file"] = f"graph-{len(before):05}.safetensors"
         known = None if old is None else where / old.facts["file"]
-        files[facts["file"]] = approximate.grown(known, found.vectors, facts["method"])
+        parts = [] if old is None else old.parts
+        files[facts["file"]] = approximate.grown(known, parts, found.vectors, facts["method"])
     entries = io.check_manifest(where, hashes=False)["files"] if old else {}
     stale = old.facts.get("file") if old else None
-    entries.pop(stale, None)
+    entries.pop(stale or "", None)
     with io.atomic_directory(where, overwrite=True) as folder:
         for name, data in files.items():
             io.atomic_write(folder / name, data)

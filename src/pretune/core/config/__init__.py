@@ -16,6 +16,23 @@ A config cannot name code: `kind` only chooses among the classes that the field'
 
 from pretune.core.config.edit import diff, parse_assignments, paths, replace
 from pretune.core.config.read import from_dict
+from pretune.core.config.records import Amount, Bounds, Count, Number, check_record, read_record, read_records
 from pretune.core.config.specs import kind, spec, to_dict
 
-__all__ = ["diff", "from_dict", "kind", "parse_assignments", "paths", "replace", "spec", "to_dict"]
+__all__ = [
+    "Amount",
+    "Bounds",
+    "Count",
+    "Number",
+    "check_record",
+    "diff",
+    "from_dict",
+    "kind",
+    "parse_assignments",
+    "paths",
+    "read_record",
+    "read_records",
+    "replace",
+    "spec",
+    "to_dict",
+]

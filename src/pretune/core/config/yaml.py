@@ -48,7 +48,7 @@ def _check(file: Path, data: bytes) -> None:
         if number > MAX_VALUES:
             raise UsageError(f"{file}: more than {MAX_VALUES:,} values; settings have far fewer")
         if isinstance(event, yaml.AliasEvent):
-            raise UsageError(f"{file}: aliases (*{_printable(event.anchor)}) are not allowed; write it out")
+            raise UsageError(f"{file}: aliases (*{_printable(str(event.anchor))}) are not allowed; write it out")
         if getattr(event, "tag", None) is not None:
             raise UsageError(f"{file}: tags ({_printable(event.tag)}) are not allowed; leave it out")
         if isinstance(event, yaml.ScalarEvent) and event.style is None and len(event.value) > MAX_SCALAR:

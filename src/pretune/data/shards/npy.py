@@ -1,4 +1,4 @@
-"""One-dimensional .npy files: appended to without knowing the length, mapped only when they are what they should be.
+""".npy files: appended to without knowing the length, mapped only when they are what they should be.
 
 `numpy.load` reads what `Appender` writes. `open_npy` reads the header by a pattern and evaluates nothing, so that a
 damaged or hostile file costs one line and no memory.
@@ -68,9 +68,11 @@ class Appender:
             self.abandon()
 
 
-def open_npy(path: Path, dtype: DTypeLike, count: int | None = None) -> NDArray[np.generic]:
-    """Map a file that must hold `count` values of `dtype` in one dimension and nothing else."""
-    wanted = np.dtype(dtype)
+def open_npy(
+    path: Path, dtype: DTypeLike, count: int | None = None, *, width: int | None = None
+) -> NDArray[np.generic]:
+    """Map a file that must hold `count` values of `dtype`, or rows of `width` values, and nothing else."""
+    wanted, row = np.dtype(dtype), 1 if width is None else width
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -87,17 +89,19 @@ def open_npy(path: Path, dtype: DTypeLike, count: int | None = None) -> NDArray[
     kind, transposed, shape = found.groups()
     if kind != wanted.str:
         raise DataError(f"{path}: holds values of type '{kind}', but '{wanted.str}' is needed; {_REMEDY}")
-    if transposed == "True" or not re.fullmatch(r"\d{1,18},", shape):
-        raise DataError(f"{path}: has the shape ({shape}), but a single dimension is needed; {_REMEDY}")
-    values = int(shape[:-1])
+    if transposed == "True" or not re.fullmatch(r"\d{1,18}," + ("" if width is None else f" {width}"), shape):
+        needed = "a single dimension" if width is None else f"rows of {width}"
+        raise DataError(f"{path}: has the shape ({shape}), but {needed} is needed; {_REMEDY}")
+    values = int(shape.partition(",")[0])
     if count is not None and values != count:
-        raise DataError(f"{path}: holds {values} values, but data.json says {count}; {_REMEDY}")
-    expected = 10 + length + values * wanted.itemsize
+        raise DataError(f"{path}: holds {values} values, but {count} are expected; {_REMEDY}")
+    expected = 10 + length + values * row * wanted.itemsize
     if size != expected:
         raise DataError(f"{path}: has {size} bytes, but its header says {expected}; {_REMEDY}")
     if not values:  # nothing cannot be mapped
-        return np.empty(0, wanted)
-    return np.memmap(path, wanted, mode="r", offset=10 + length, shape=(values,)).view(np.ndarray)
+        return np.empty(0 if width is None else (0, row), wanted)
+    sizes = (values,) if width is None else (values, row)
+    return np.memmap(path, wanted, mode="r", offset=10 + length, shape=sizes).view(np.ndarray)
 
 
 def _header(dtype: np.dtype[np.generic], count: int) -> bytes:

@@ -1,0 +1,167 @@
+"""Records: JSON files of ours, read through a declaration of their fields, so that no damaged value goes further.
+
+    class Cost(TypedDict):
+        device: str
+        seconds: Amount
+        kwh: NotRequired[Amount | None]
+
+    cost = read_record(Cost, folder / "cost.json", CheckpointError)
+
+Fields that are not declared are left as they are: a file may hold more than one reader needs.
+"""
+
+import dataclasses
+import functools
+import io
+import math
+import os
+import types
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
+
+from pretune.core.config.read import LARGEST, from_dict, join, shown
+from pretune.core.errors import PretuneError, nearest
+from pretune.core.io import open_regular, parse_json, read_json
+
+T = TypeVar("T")
+
+
+class Bounds(NamedTuple):
+    """The least and the largest number of a field: `Annotated[int, Bounds(0, 10)]`."""
+
+    low: float
+    high: float
+
+
+Count = Annotated[int, Bounds(0, 2**60)]
+Number = Annotated[float, Bounds(-1e100, 1e100)]
+"""Far from the ends of floats, so that sums and squares stay finite."""
+Amount = Annotated[float, Bounds(0, 1e100)]
+
+
+def read_record(cls: type[T], path: str | os.PathLike[str], error: type[PretuneError]) -> T:
+    """Read a JSON file as a record; any fault is raised as `error`, with the file and the field."""
+    return check_record(cls, read_json(path, error), error, os.fspath(path))
+
+
+def read_records(cls: type[T], path: str | os.PathLike[str], error: type[PretuneError]) -> list[T]:
+    """Read a file with one record in each line; any fault is raised as `error`, with the file and the line."""
+    where = os.fspath(path)
+    try:
+        with io.BufferedReader(open_regular(path)) as file:
+            return [_line(cls, line, error, f"{where}:{number}") for number, line in enumerate(file, start=1)]
+    except OSError as fault:
+        raise error(f"{where}: cannot be read: {fault.strerror}") from fault
+
+
+def _line(cls: type[T], line: bytes, error: type[PretuneError], where: str) -> T:
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as fault:
+        raise error(f"{where}: not UTF-8 at byte {fault.start}") from None
+    return check_record(cls, parse_json(text, error, where), error, where)
+
+
+def check_record(cls: type[T], data: object, error: type[PretuneError], where: str) -> T:
+    """Return data as a record (`TypedDict`) where every declared field has its type; else raise `error`."""
+    try:
+        _check(cls, data, "")
+    except _FieldError as fault:
+        raise error(f"{where}: {fault}; the file is damaged or of another release") from None
+    return cast(T, data)
+
+
+class _FieldError(Exception):
+    """A field that is missing or not of its type."""
+
+
+def _check(annotation: Any, value: object, path: str) -> None:
+    annotation, bounds = _bare(annotation)
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        _check_union(typing.get_args(annotation), value, path)
+    elif annotation is Any or (origin is Literal and value in typing.get_args(annotation) and type(value) is not bool):
+        return
+    elif typing.is_typeddict(annotation) and isinstance(value, dict):
+        _check_fields(annotation, value, path)
+    elif origin is dict and isinstance(value, dict):
+        for key, inner in value.items():
+            _check(typing.get_args(annotation)[1], inner, join(path, key))
+    elif origin is list and isinstance(value, list):
+        for i, inner in enumerate(value):
+            _check(typing.get_args(annotation)[0], inner, join(path, i))
+    elif dataclasses.is_dataclass(annotation) and isinstance(value, Mapping):
+        _check_spec(annotation, value, path)
+    elif annotation in (int, float) and _is_number(annotation, value):
+        if bounds is not None and not bounds.low <= cast(float, value) <= bounds.high:
+            raise _FieldError(f"{_name(path)} is {shown(value)}, not from {bounds.low:g} to {bounds.high:g}")
+    elif annotation not in (str, bool, types.NoneType, None) or type(value) is not (annotation or types.NoneType):
+        raise _FieldError(f"{_name(path)} is {shown(value)}, expected {_noun(annotation)}")
+
+
+def _check_union(options: tuple[Any, ...], value: object, path: str) -> None:
+    """Accept what one option accepts; of faults, the one that is deepest in the value tells most."""
+    faults = []
+    for option in options:
+        try:
+            return _check(option, value, path)
+        except _FieldError as fault:
+            faults.append(str(fault))
+    inside = [fault for fault in faults if not fault.startswith(f"{_name(path)} is ")]
+    expected = " or ".join(_noun(option) for option in options)
+    raise _FieldError(inside[0] if inside else f"{_name(path)} is {shown(value)}, expected {expected}")
+
+
+def _check_fields(cls: Any, data: dict[str, Any], path: str) -> None:
+    for name, annotation in _hints(cls).items():
+        if name in data:
+            _check(annotation, data[name], join(path, name))
+        elif name in cls.__required_keys__:
+            raise _FieldError(f"{_name(join(path, name))} is missing{nearest(name, data)}")
+
+
+def _check_spec(cls: Any, data: object, path: str) -> None:
+    try:
+        from_dict(cls, data, where=path)
+    except PretuneError as fault:
+        raise _FieldError(str(fault)) from None
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def _bare(annotation: Any) -> tuple[Any, Bounds | None]:
+    """Take `NotRequired` and `Annotated` off an annotation."""
+    bounds = None
+    while (origin := typing.get_origin(annotation)) in (typing.NotRequired, typing.Required, Annotated):
+        if origin is Annotated:
+            bounds = next((extra for extra in annotation.__metadata__ if isinstance(extra, Bounds)), None)
+        annotation = typing.get_args(annotation)[0]
+    return annotation, bounds
+
+
+def _is_number(annotation: type, value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if isinstance(value, float):
+        return annotation is float and math.isfinite(value)
+    return abs(value) <= LARGEST
+
+
+def _name(path: str) -> str:
+    return shown(path) if path else "the content"
+
+
+def _noun(annotation: Any) -> str:
+    annotation, _ = _bare(annotation)
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return " or ".join(_noun(option) for option in typing.get_args(annotation))
+    if typing.get_origin(annotation) is Literal:
+        return " or ".join(map(repr, typing.get_args(annotation)))
+    nouns = {int: "an integer", float: "a number", str: "a text", bool: "true or false", types.NoneType: "null"}
+    if annotation in nouns:
+        return nouns[annotation]
+    return "a list" if typing.get_origin(annotation) is list else "an object"
