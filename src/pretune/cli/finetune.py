@@ -99,6 +99,9 @@ def finetune(
     data: Annotated[
         Path | None, typer.Option("--data", metavar="DIR", help="Where tasks lie; else $PRETUNE_DATA.")
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Train on fewer than 5 examples, or without any of a class.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished run in --out.")] = False,
     config: Annotated[
         Path | None,
@@ -151,7 +154,7 @@ def finetune(
             epochs=epochs, steps=steps, lr=numbers(lr, "--lr")[0] if lr else None,
             unused={"--test": test, "--text": text, "--pair": pair, "--label": label, "--method": method,
                     "--seeds": seeds, "--labels": labels, "--config": config, "--dry-run": dry_run,
-                    "--forgetting": forgetting, "--csv": as_csv, "--vectors": vectors},
+                    "--forgetting": forgetting, "--csv": as_csv, "--vectors": vectors, "--force": force},
             changes=parse_assignments(settings or []),
         )  # fmt: skip
         return
@@ -159,7 +162,7 @@ def finetune(
         "task": task, "type": None if task_type is None else str(task_type), "train": train,
         "dev": dev, "test": test, "text": text, "pair": pair, "label": label,
         "data": data, "method": method, "epochs": epochs, "steps": steps, "settings": config,
-        "changes": parse_assignments(settings or []),
+        "force": force or None, "changes": parse_assignments(settings or []),
     }  # fmt: skip
     rates = numbers(lr, "--lr") if lr else ()
     counts = label_counts(labels) if labels else ()
@@ -230,17 +233,16 @@ def _show(tuning: "Tuning", plan: "Plan", as_json: bool) -> None:
 
 
 def _foreseen(found: dict[str, Any]) -> "Iterator[str]":
+    from pretune.core.counted import join_names
+    from pretune.evaluate.report.facts import used_examples
     from pretune.train.figures import amount, clock, columns, dollars, energy, weight
 
     yield from found["notes"]
     kind = found["kind"] if found["type"] in (None, found["kind"]) else f"{found['type']}, {found['kind']}"
     yield f"{found['task']} ({kind}), scored by {', '.join(found['metrics'])} on {found['headline']}"
-    yield (
-        ", ".join(f"{split} {count:,}" for split, count in found["examples"].items())
-        + f"; {found['used']:,} learnt from"
-    )
+    yield f"examples: {used_examples(found['examples'], found['pool'])}"
     for name, labels in found["balance"].items():
-        shown = ", ".join(f"{label} {_number(count)}" for label, count in [*labels.items()][:20])
+        shown = join_names([f"{label} {_number(count)}" for label, count in labels.items()])
         if shown:
             yield f"labels{f' of {name}' if len(found['balance']) > 1 else ''}: {shown}"
     counts, most = found["counts"], " or ".join(map(str, found["max_length"]))

@@ -6,7 +6,7 @@ parts.train, parts.dev, parts.test, parts.notes
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pretune.core.errors import DataError
@@ -23,6 +23,7 @@ class Parts:
     dev: list[Example]
     test: list[Example]
     notes: tuple[str, ...] = field(default=())
+    pool: Mapping[str, int] = field(default_factory=dict)  # examples of each split before a limit drew from them
 
 
 def load(task: Task, data: str | os.PathLike[str] | None = None, seed: int = 0, labels: int | None = None) -> Parts:

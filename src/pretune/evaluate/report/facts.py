@@ -60,9 +60,27 @@ def tuned(tree: Facts, scores: Facts) -> Rows:
         ("method", f"{tree['method']['kind']}, {share} ({model['trained'] / model['parameters']:.2%})"),
         ("learning rate", f"{model['lr']:g}"),
         ("steps", f"{steps}; weights of step {model['best_step']:,}"),
-        ("examples", ", ".join(f"{split} {count:,}" for split, count in scores["examples"].items() if count)),
+        ("examples", used_examples(scores["examples"], scores.get("pool", {}))),
         ("longest", f"{counted(counts['longest'], 'tokens')}; cut: {counts['cut']:,} of {examples}"),
     ]
+
+
+def used_examples(used: Mapping[str, int], pool: Mapping[str, int]) -> str:
+    """The examples of each split that a run used, and how many they were drawn from where that is more.
+
+    >>> used_examples({"train": 1000, "dev": 546, "test": 0}, {"train": 4907, "dev": 546})
+    'train 1,000 of 4,907, dev 546'
+    """
+    return ", ".join(f"{split} {of_pool(count, pool.get(split))}" for split, count in used.items() if count)
+
+
+def of_pool(count: int, pool: int | None) -> str:
+    """A number of examples, and how many they were drawn from.
+
+    >>> of_pool(1000, 4907), of_pool(1000, 1000), of_pool(1000, None)
+    ('1,000 of 4,907', '1,000', '1,000')
+    """
+    return f"{count:,}" if pool in (None, count) else f"{count:,} of {pool:,}"
 
 
 def cost_rows(cost: Facts) -> Rows:

@@ -40,7 +40,7 @@ FASTER = {"first": 2.0, "random": 3.0}
 RATED = config.kind(AdamW)
 """The optimizer that all of these rates, and those of the methods, are for."""
 
-FIELDS = ("task", "type", "train", "dev", "test", "text", "pair", "label", "data")
+FIELDS = ("task", "type", "train", "dev", "test", "text", "pair", "label", "data", "force")
 
 
 def choose(
@@ -55,7 +55,7 @@ def choose(
     **task: Any,
 ) -> Tuning:
     """The settings of a run. `task` holds what is given of: task, type, train, dev, test, text, pair, label,
-    data.
+    data, force.
 
     `settings` may be a tree, or the file with one: a run.json, or YAML. Other wishes go before it, `changes` too.
     """

@@ -11,7 +11,7 @@ from pretune.models.cost import DEVICES
 from pretune.recipes.finetune.choose import WHOLE, explain_rate
 from pretune.recipes.finetune.lasting import lasting
 from pretune.recipes.finetune.model import begin
-from pretune.recipes.finetune.opening import Opened, balance, open_task, owned
+from pretune.recipes.finetune.opening import Opened, balance, check_sizes, open_task, owned
 from pretune.recipes.finetune.plan import Plan
 from pretune.recipes.finetune.reader import Reader, counted
 from pretune.recipes.finetune.settings import Tuning
@@ -32,6 +32,7 @@ TRIED = 20
 def forecast(tuning: Tuning, plan: Plan) -> dict[str, Any]:
     """Labels, lengths, what is cut off, and the cost on each device we know, of all trials; evaluation left out."""
     opened = open_task(tuning.task)
+    check_sizes(opened, tuning.task, plan.labels)
     train = opened.limited(plan.most, tuning.task.split)
     begun = begin(tuning, opened.task, Ranks(torch.device("cpu")), epoch=1.0)
     reader = Reader.of(tuning, opened, begun.model, train)
@@ -58,7 +59,8 @@ def forecast(tuning: Tuning, plan: Plan) -> dict[str, Any]:
         "kind": "together" if opened.members else opened.task.kind,
         "metrics": list(opened.task.metrics),
         "headline": opened.headline,
-        "examples": {split: len(getattr(opened.parts, split)) for split in ("train", "dev", "test")},
+        "examples": {"train": len(train), "dev": len(opened.parts.dev), "test": len(opened.parts.test)},
+        "pool": dict(opened.parts.pool),
         "used": len(train),
         "balance": _balances(opened, train),
         "counts": config.to_dict(counts),

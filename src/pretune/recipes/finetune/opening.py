@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pretune.core.counted import join_names
+from pretune.core.counted import counted, join_names
 from pretune.core.errors import DataError, UsageError
 from pretune.recipes.finetune.settings import Wanted
 from pretune.tasks import TASKS
@@ -20,8 +20,11 @@ from pretune.tasks.user_types import Spans, SquadFile, TypeReader
 from pretune.text.corpora.builtin import Reviews
 
 AVERAGE = "average"
+SPLITS = ("train", "dev", "test")
 SHARES = (0.8, 0.1, 0.1)
 """Train, dev and test of a task that comes in one piece."""
+LEAST = 5
+"""Training examples below which a run is refused: a handful. Few-shot experiments begin at 8 to 16 of a class."""
 FEW = 30
 """Fewer examples make a score of which one of them moves three points and more."""
 
@@ -95,7 +98,7 @@ def _open(wanted: Wanted) -> Opened:
                 f"--type {wanted.type}: task '{task.name}' is of the type {type_of(task.kind)}; leave it out"
             )
     else:
-        given = {split: getattr(wanted, split) for split in ("train", "dev", "test")}
+        given = {split: getattr(wanted, split) for split in SPLITS}
         files = {split: _file(path) for split, path in given.items() if path is not None}
         task = own_task(files, text=wanted.text, label=wanted.label, pair=wanted.pair, type=wanted.type)
         named = [column for column in (wanted.text, wanted.label, wanted.pair) if column]
@@ -117,6 +120,7 @@ def _open(wanted: Wanted) -> Opened:
         parts = Parts(train=train, dev=dev, test=test)
     else:
         parts = load(task, wanted.data, wanted.split)
+    parts = replace(parts, pool={split: len(getattr(parts, split)) for split in SPLITS})
     if wanted.most is not None:
         parts = _fewer(task, parts, wanted.most, wanted.split)
     few = _few(task, parts) if wanted.name is None else ()
@@ -142,6 +146,33 @@ def _typed(task: Task, wanted: Wanted) -> str:
     return f"type {type_of(task.kind)}{other}{f': {join_names(task.labels)}' if task.labels else ''}"
 
 
+def check_sizes(opened: Opened, wanted: Wanted, counts: Sequence[int | None]) -> None:
+    """Refuse numbers of training examples that are too small to learn from, unless the run is forced."""
+    for count in () if wanted.force else counts:
+        check_size(opened, opened.limited(count, wanted.split))
+
+
+def check_size(opened: Opened, train: Sequence[Example]) -> None:
+    """Refuse training examples that are too few to learn from, and classes that have none."""
+    if opened.members:
+        for member, mine in zip(opened.members, owned(opened, train), strict=True):
+            check_size(member, [train[at] for at in mine])
+        return
+    task, remedy = opened.task, "give more, or train all the same with --force"
+    if len(train) < LEAST:
+        raise DataError(
+            f"task '{task.name}': {counted(len(train), 'training examples')}, at least {LEAST} are needed; {remedy}"
+        )
+    if task.kind in ("classification", "pair"):
+        seen = {example.label for example in train}
+        absent = [repr(name) for number, name in enumerate(task.labels) if number not in seen]
+        if absent:
+            raise DataError(
+                f"task '{task.name}': of {len(task.labels)} classes {len(absent)} have no training example "
+                f"({join_names(absent, 5)}); {remedy}"
+            )
+
+
 def _file(name: str) -> str:
     """A file of one's own, or the one behind the name of the labelled corpus that is built in."""
     return str(Reviews().table()) if name == Reviews().name else name
@@ -152,7 +183,8 @@ def _few(task: Task, parts: Parts) -> Iterator[str]:
     seen = {example.label for example in parts.train}
     none = [name for number, name in enumerate(task.labels) if number not in seen] if task.kind != "tagging" else []
     if none:
-        yield f"train has no example of {', '.join(map(repr, none[:5]))}, so nothing is learnt about it; give more"
+        names = join_names([repr(name) for name in none], 5)
+        yield f"train has no example of {names}, so nothing is learnt about it; give more"
     split, judged = ("test", parts.test) if parts.test else ("dev", parts.dev)
     if 0 < len(judged) < FEW:
         yield f"'{split}' has {len(judged)} examples, too few to tell much; give more, or a file of them with --{split}"
@@ -237,11 +269,12 @@ def together(members: Sequence[Opened]) -> Opened:
     """Opened tasks as one; each is scored by its own metric, and the result is the average."""
     task = several([member.task for member in members])
     notes = tuple(f"{member.task.name}: {note}" for member in members for note in member.parts.notes)
-    splits = {
-        name: [example for member in members for example in getattr(member.parts, name)]
-        for name in ("train", "dev", "test")
+    splits = {name: [example for member in members for example in getattr(member.parts, name)] for name in SPLITS}
+    pool = {
+        name: sum(member.parts.pool.get(name, len(getattr(member.parts, name))) for member in members)
+        for name in SPLITS
     }
-    return Opened(task=task, parts=Parts(notes=notes, **splits), members=tuple(members))
+    return Opened(task=task, parts=Parts(notes=notes, pool=pool, **splits), members=tuple(members))
 
 
 def members(task: Task) -> list[Task]:

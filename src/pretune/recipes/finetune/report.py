@@ -49,7 +49,12 @@ def finish(
         "kind": opened.task.kind,
         "metric": opened.task.metrics[0],
         "notes": list(opened.parts.notes),
-        "examples": {split: len(getattr(opened.parts, split)) for split in ("train", "dev", "test")},
+        "examples": {
+            "train": chosen[0]["labels"],
+            "dev": len(opened.parts.dev),
+            "test": len(opened.parts.test),
+        },
+        "pool": dict(opened.parts.pool),
         "balance": chosen[0]["balance"],
         "counts": chosen[0]["counts"],
         "result": result(opened, chosen),

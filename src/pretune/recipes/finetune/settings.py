@@ -64,6 +64,7 @@ class Wanted:
     each: int | None = None  # the same, at most: of several tasks so many of each; None: all
     most: int | None = None  # so many examples of dev and of test, stratified; None: all, as published
     split: int = 0  # the seed of divisions, and of which labels are kept
+    force: bool = False  # train on fewer than a handful of examples, or without any of a class
 
     def __post_init__(self) -> None:
         if (self.name is None) == (self.train is None):
@@ -174,7 +175,7 @@ class Fit:
 
 HARMLESS = frozenset(
     {f"train.{name}" for name in ("workers", "checkpoint_every", "keep", "log_every", "micro_tokens", "trackers")}
-    | {"train.tariff", "train.graphs", "task.data"}
+    | {"train.tariff", "train.graphs", "task.data", "task.force"}
 )
 """What may change when a run is resumed: none of it changes what is learnt."""
 

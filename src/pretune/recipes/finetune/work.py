@@ -20,15 +20,17 @@ from typing import Any
 
 from pretune.adapt import methods
 from pretune.core import config, io, log
+from pretune.core.counted import join_names
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.evaluate.baselines.table import MOST
 from pretune.evaluate.beside import PROBE, RANDOM, Beside, names_of
+from pretune.evaluate.report.facts import of_pool
 from pretune.recipes.choose import device_of
 from pretune.recipes.finetune.choose import choose, explain_rate, read_tree, spec_of
 from pretune.recipes.finetune.fine import FineTuned
 from pretune.recipes.finetune.kept import TASK, Kept, Member
 from pretune.recipes.finetune.model import head_for, two_ways
-from pretune.recipes.finetune.opening import Opened, balance, open_task, trained_on
+from pretune.recipes.finetune.opening import Opened, balance, check_sizes, open_task, trained_on
 from pretune.recipes.finetune.plan import TRIALS, Plan
 from pretune.recipes.finetune.probe import KINDS, probe
 from pretune.recipes.finetune.report import Fitted, dev_of, finish, predictions_of
@@ -94,6 +96,7 @@ def finetune(
         if tuning.task.name is not None:  # before its files are read
             head_for(trained_on(tuning.task.name), spec_of(tuning.base.path), None, tuning.tune)
         opened = open_task(tuning.task)
+        check_sizes(opened, tuning.task, plan.labels)
         with ranks(device_of(device)) as many:
             if tuning.train.batch < many.world:
                 raise UsageError(
@@ -196,8 +199,10 @@ class Work:
             log.say(f"{self.tuning.base.path}: of its two models the one from the left is adapted; `mix` reads both")
         if len(self.plan.rates) == 1:
             log.say(explain_rate(self.tuning))
-        if counts := balance(self.opened.task, self.opened.parts.train):
-            log.say("train: " + ", ".join(f"{name} {count:,.6g}" for name, count in [*counts.items()][:20]))
+        train = self.opened.limited(self.plan.most, self.tuning.task.split)
+        counts = balance(self.opened.task, train)
+        shown = join_names([f"{name} {count:,.6g}" for name, count in counts.items()])
+        log.say(f"train: {of_pool(len(train), self.opened.parts.pool.get('train'))}{f': {shown}' if shown else ''}")
         with contextlib.ExitStack() as stack:
             lock = None
             if self.ranks.first:
