@@ -86,3 +86,13 @@ def test_a_wrong_wish_is_one_line(base: Path, capsys: Capture, more: list[str], 
     assert main(["finetune", str(base), *more]) == 2
     said = capsys.readouterr().err
     assert told in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("more", [["--dry-run"], []])
+def test_a_device_that_is_not_here_is_refused_by_a_dry_run_too(
+    base: Path, table: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    words = ["finetune", str(base), f"--train={table}", f"--out={tmp_path / 'run'}", "--device=cuda", *more]
+    assert main(words) == 6
+    assert "'cuda'" in capsys.readouterr().err and not (tmp_path / "run").exists()

@@ -121,3 +121,27 @@ def test_exit_codes(capsys: Capture, data: str, tmp_path: Path) -> None:
     )
     assert "no run to resume" in refused(capsys, 4, "pretrain", out, "--resume")
     assert "no such directory" in refused(capsys, 4, *arguments(data, out, f"--from={tmp_path}/no", name=None))
+
+
+@pytest.mark.parametrize("more", [["--dry-run"], []])
+@pytest.mark.parametrize("given", ["--steps=2", "--config=CONFIG"])
+def test_a_device_that_is_not_here_is_refused_by_a_dry_run_too(
+    capsys: Capture, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, more: list[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    name: str | None = "bert-tiny"
+    if "CONFIG" in given:
+        assert main(arguments(data, "--steps=2", "--dry-run", "--json")) == 0
+        (tmp_path / "run.json").write_text(capsys.readouterr().out)
+        given, name = f"--config={tmp_path / 'run.json'}", None
+    words = arguments(None if name is None else data, given, f"--out={tmp_path / 'run'}", *more, name=name)
+    assert "'cuda'" in refused(capsys, 6, *words, "--device=cuda")
+    assert "'cuda:1'" in refused(capsys, 6, *words, "--device=cuda:1")
+    assert "'cpu:0'" in refused(capsys, 2, *words, "--device=cpu:0")
+    assert not (tmp_path / "run").exists()
+
+
+def test_shards_need_torchrun(capsys: Capture, data: str, tmp_path: Path) -> None:
+    words = arguments(data, "--steps=2", f"--out={tmp_path / 'run'}", "--set=train.parallel=fsdp")
+    assert "torchrun" in refused(capsys, 2, *words)
+    assert not (tmp_path / "run/checkpoints").exists()

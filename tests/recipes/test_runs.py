@@ -11,9 +11,12 @@ import torch
 import pretune as pt
 from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
 from pretune.data.prepare import prepare
+from pretune.evaluate.report import report
+from pretune.recipes.course import Course
 from pretune.recipes.run import Run
 from pretune.recipes.samples import Samples
 from pretune.text.tokenizer import Tokenizer
+from pretune.train.figures import SPAN, TRAINING_TIME, clock
 from pretune.train.metrics import read_metrics
 from tests.data.texts import blocks, stories
 from tests.recipes.small import FAST, Prepared, make, shrunk
@@ -105,7 +108,7 @@ class TestLengths:
         begun = time.monotonic()
         found = run(data, tmp_path / "a", budget="4s", changes={"data.short": (0.5, 16), "train.log_every": 1})
         assert time.monotonic() - begun < 8  # twice as long, for a machine at work on other things
-        assert found.summary["seconds"] < 8 and found.summary["steps"] > 4
+        assert found.summary["elapsed"] < 8 and found.summary["steps"] > 4
         told = json.loads((tmp_path / "a/run.json").read_text())
         rates = [line["rate"] for line in read_metrics(tmp_path / "a") if "rate" in line]
         assert max(rates) == pytest.approx(told["train"]["lr"], rel=0.2) and rates[-1] < 0.1 * max(rates)
@@ -319,6 +322,30 @@ class TestWhatIsWritten:
         assert card.startswith("---\nlibrary_name: pretune\ntags: [bert, next_sentence]\nlanguage: [en]\n---\n# a\n")
         for part in ("| parameters | ", "stories.txt", "not stated", "held-out pair accuracy", "<$0.01", "- valid: "):
             assert part in card
+
+    def test_one_time_in_terminal_card_and_report(
+        self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The time of the loop, which energy and price are of; that of the whole command is another number."""
+        begun, real = time.monotonic(), Course.open
+
+        def slow(*given: Any) -> Course:
+            time.sleep(1.2)
+            return real(*given)
+
+        monkeypatch.setattr(Course, "open", slow)
+        found = run(data, tmp_path / "a", begun=begun)
+        cost = json.loads((tmp_path / "a/cost.json").read_text())
+        assert found.summary["seconds"] == cost["run"]["seconds"] == cost["seconds"]
+        assert cost["run"]["elapsed"] > cost["seconds"] + 1.2
+        shown = capsys.readouterr().err
+        (terminal,) = [line.split()[-1] for line in shown.splitlines() if line.split()[:-1] == TRAINING_TIME.split()]
+        card = (tmp_path / "a/README.md").read_text()
+        assert terminal == clock(cost["seconds"]) and f"| {TRAINING_TIME} | {terminal} |" in card
+        page = report([tmp_path / "a"], tmp_path / "report.html").read_text()
+        assert terminal in page and TRAINING_TIME in page
+        for text in (shown, card, page):
+            assert SPAN in text
 
     @pytest.mark.parametrize(
         ("name", "kind", "style"),

@@ -138,6 +138,7 @@ def finetune(
     from pretune.core.config import parse_assignments
 
     with ending_well():  # importing takes a while
+        from pretune.recipes.choose import device_of
         from pretune.recipes.finetune.choose import choose, label_counts, numbers, read_tree
         from pretune.recipes.finetune.work import finetune as work
         from pretune.recipes.finetune.work import plan_of
@@ -169,6 +170,7 @@ def finetune(
     plan: dict[str, Any] = {"seeds": seeds, "labels": counts, "baselines": baselines}
     plan |= {"forgetting": forgetting, "vectors": vectors}
     if dry_run:
+        device_of(device)  # which the run would refuse too
         tuning = choose(model, lr=rates[0] if rates else None, **wishes)
         _show(tuning, plan_of(tuning, rates, **plan, before=read_tree(config).get("plan")), as_json)
         return

@@ -78,7 +78,7 @@ def pretrain(
 
     with ending_well():  # importing takes a while
         from pretune.models.checkpoint import inspect
-        from pretune.recipes.choose import choose
+        from pretune.recipes.choose import choose, device_of
         from pretune.recipes.pretrain import pretrain as work
     if out is None and not dry_run:
         raise UsageError("missing option '--out': where the run goes")
@@ -98,6 +98,7 @@ def pretrain(
         **lengths,
     }
     if dry_run:
+        device_of(device)  # which the run would refuse too
         _show(choose(name, **wishes), as_json)
         return
     assert out is not None

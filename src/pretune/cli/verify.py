@@ -24,9 +24,11 @@ def verify(
     from pretune.adapt.verify import is_adapter, verify_adapter
     from pretune.core.hub import located
     from pretune.models.verify import verify as check
+    from pretune.recipes.restore import check_model
     from pretune.train.store import verify_checkpoints
 
     given, directory = directory, located(directory)
+    check_model(directory)  # a finished run has one, with a manifest
     lines = verify_checkpoints(directory)
     if is_adapter(directory):
         lines = [*verify_adapter(directory), *lines]

@@ -61,7 +61,7 @@ def choose(
         data=os.fspath(wishes["data"]),
         objective=wishes["objective"],
         start=None if wishes["start"] is None else os.fspath(wishes["start"]),
-        device=device_of(device, there=False).partition(":")[0],
+        device=device_of(device).partition(":")[0],
         length=given,
         changes=inner,
     )
@@ -119,12 +119,15 @@ def _inner(where: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{where}.{name}", value
 
 
-def device_of(wish: str | None, *, there: bool = True) -> str:
-    """The device that is wished for, which has to be `there` unless it is only planned with; or a GPU that is found."""
+def device_of(wish: str | None) -> str:
+    """The device that is wished for, which has to be there; or a GPU that is found, or the processor."""
     if wish is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if wish.partition(":")[0] not in ("cpu", "cuda"):
+    kind, _, index = wish.partition(":")
+    if kind not in ("cpu", "cuda") or (":" in wish and not (kind == "cuda" and index.isdecimal())):
         raise UsageError(f"unknown device '{wish[:40]}'; there are cpu and cuda")
-    if there and wish.startswith("cuda") and not torch.cuda.is_available():
+    if kind == "cuda" and not torch.cuda.is_available():
         raise ResourceError(f"device '{wish[:40]}': torch finds no GPU here; use --device cpu")
+    if index and int(index[:9]) >= torch.cuda.device_count():
+        raise ResourceError(f"device '{wish[:40]}': torch finds {torch.cuda.device_count()} GPUs here, from cuda:0 on")
     return wish

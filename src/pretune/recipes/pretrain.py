@@ -16,6 +16,7 @@ from pretune.core import log
 from pretune.recipes.choose import choose, device_of
 from pretune.recipes.history import history
 from pretune.recipes.place import going_on, own
+from pretune.recipes.restore import check_model
 from pretune.recipes.resume import resumed
 from pretune.recipes.run import Run, finished
 from pretune.recipes.session import Session, free
@@ -53,6 +54,7 @@ def pretrain(
             free(where)  # once more when it is locked; now nothing is computed yet
         done = finished(where) if resume else None
         if done is not None:
+            check_model(where)
             log.say(f"{where}: is finished; there is nothing to resume")
             return done
         first = State() if resume else history(settings, wishes.get("settings"), budget=wishes.get("budget"))

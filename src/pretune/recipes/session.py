@@ -58,6 +58,7 @@ class Session:
         state: State | None = None,
     ) -> None:
         self.where, self.ranks, self.stop, self.begun, self.state = where, many, stop, begun, state or State()
+        many.check(settings.train.parallel)
         self._ahead(settings.train)
         self.spec = shapes.shaped(settings.model, settings.objective.shapes)
         self.source = Source.open(

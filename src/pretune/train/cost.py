@@ -46,7 +46,7 @@ class Cost:
 
     device: str
     devices: int
-    seconds: float
+    seconds: float  # the training time, which all other numbers are of
     flops: float
     peak_flops: float | None  # of one device, per second; None: not known
     mfu: float | None  # of the whole time: evaluation, saving and waiting included

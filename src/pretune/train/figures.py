@@ -4,6 +4,11 @@ from collections.abc import Iterator
 
 _LARGE = ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
+TRAINING_TIME = "training time"
+"""The wall-clock time of the training loop, with its evaluations and saves, without start-up and the last files."""
+SPAN = "of the training time"
+"""The span that energy, CO2e and price cover, as terminal, model card and report have it."""
+
 
 def amount(value: float, *, billion: str = "B") -> str:
     """Three digits and a letter: 812k, 3.3B; of units, whose letters are G, T and P: `billion="G"`.

@@ -174,7 +174,7 @@ class Journal:
             title=self.title,
             steps=state.step,
             tokens=state.tokens,
-            seconds=state.elapsed,
+            seconds=paid.seconds,
             cost=paid,
             loss=self.loss,
             held_out=state.held.get("loss"),
@@ -187,7 +187,8 @@ class Journal:
         if loop.ranks.first:
             show(found)
         facts = {name: value for name, value in asdict(found).items() if name not in APART}
-        return {**facts, "held_out": state.held, "best": state.best, "best_step": state.best_step, "cost": paid.facts()}
+        best = {"best": state.best, "best_step": state.best_step}
+        return {**facts, "elapsed": state.elapsed, "held_out": state.held, **best, "cost": paid.facts()}
 
     def _write(self, step: int, values: dict[str, Any]) -> None:
         assert self._metrics is not None and self._log is not None

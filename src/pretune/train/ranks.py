@@ -123,6 +123,14 @@ class Ranks:
             for slope, part in zip(slopes, torch.split(whole, [slope.numel() for slope in slopes]), strict=True):
                 slope.copy_(part.view_as(slope))
 
+    def check(self, how: Parallel) -> None:
+        """Refuse a way of training in parallel that these ranks cannot take."""
+        if how == "fsdp" and not dist.is_initialized():
+            raise UsageError(
+                "train.parallel=fsdp shards a model over the processes of torchrun, and this one was started without; "
+                "start `torchrun --nproc-per-node N -m pretune pretrain …`, or use train.parallel=ddp"
+            )
+
     def wrap(self, module: nn.Module, how: Parallel) -> nn.Module:
         """A module whose gradients come out averaged over the ranks; all must have built the same weights."""
         if self.world == 1 and how == "ddp":

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from pretune.core import log
 from pretune.train.cost import Cost
-from pretune.train.figures import aligned, amount, clock, dollars, energy, weight
+from pretune.train.figures import SPAN, TRAINING_TIME, aligned, amount, clock, dollars, energy, weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A run in numbers, over all processes that it took; seconds are those of the first rank."""
+    """A run in numbers, over all processes that it took; seconds are those of training, on the first rank."""
 
     title: str
     steps: int
@@ -42,7 +42,7 @@ class Summary:
 
     def _spent(self) -> Iterator[tuple[str, str]]:
         seconds = max(self.seconds, 1e-9)
-        yield "time", clock(self.seconds)
+        yield TRAINING_TIME, clock(self.seconds)
         yield "tokens/s", amount(self.tokens / seconds)
         if self.cost.mfu is not None:
             yield "MFU", f"{self.cost.mfu:.1%} of {amount(self.cost.peak_flops or 0, billion='G')}FLOP/s"
@@ -57,7 +57,7 @@ class Summary:
         cost = self.cost
         how = "; ".join(f"{part.what}: {part.how}" for part in cost.energy)
         yield "FLOPs", f"{amount(cost.flops, billion='G')}FLOP"
-        yield "energy", f"{energy(cost.kwh)} ({cost.energy_label}" + (f"; {how})" if how else ")")
+        yield "energy", f"{energy(cost.kwh)} ({'; '.join([cost.energy_label, *([how] if how else []), SPAN])})"
         yield "CO2e", f"{weight(cost.co2e_kg)} (at {cost.grid_g_per_kwh:g} g/kWh)"
         per = [f"${cost.dollars_per_device_hour:g} an hour"] if cost.dollars_per_device_hour else []
         per += [f"${cost.dollars_per_kwh:g} a kWh"] if cost.dollars_per_kwh else []

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pretune.core.counted import counted
-from pretune.train.figures import amount, clock, dollars, energy, weight
+from pretune.train.figures import SPAN, TRAINING_TIME, amount, clock, dollars, energy, weight
 
 Facts = Mapping[str, Any]
 Rows = list[tuple[str, str]]
@@ -89,9 +89,12 @@ def cost_rows(cost: Facts) -> Rows:
     how = "; ".join(f"{part['what']}: {part['how']}" for part in cost["energy"])
     return [
         ("device", f"{cost['devices']} x {cost['device']}"),
-        ("time", clock(cost["seconds"])),
+        (TRAINING_TIME, clock(cost["seconds"])),
         ("FLOPs", f"{amount(cost['flops'], billion='G')}FLOP{of}"),
-        ("energy", f"{energy(cost['kwh'])} ({cost['energy_label']}; {how}; without {', '.join(cost['left_out'])})"),
+        (
+            "energy",
+            f"{energy(cost['kwh'])} ({cost['energy_label']}; {how}; {SPAN}, without {', '.join(cost['left_out'])})",
+        ),
         ("CO2e", f"{weight(cost['co2e_kg'])} (at {cost['grid_g_per_kwh']:g} g/kWh)"),
         ("price", f"{dollars(cost['dollars'])} ({cost['price_label']})"),
     ]

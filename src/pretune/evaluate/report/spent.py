@@ -11,7 +11,7 @@ from pretune.evaluate.report.charts import magnitude_chart
 from pretune.evaluate.report.familiar import driven, familiar
 from pretune.evaluate.report.gather import Ran, Results
 from pretune.evaluate.report.markup import NOTHING, Child, Markup, code, element, joined, note, notes, pairs, table
-from pretune.train.figures import amount, clock, dollars, energy, weight
+from pretune.train.figures import SPAN, TRAINING_TIME, amount, clock, dollars, energy, weight
 
 Facts = Mapping[str, Any]
 SUMS = ("seconds", "flops", "kwh", "co2e_kg", "dollars")
@@ -40,7 +40,8 @@ def cost(runs: Sequence[Ran], results: Sequence[Results]) -> Markup:
     ]
     return joined(
         [
-            table(("", "device", "time", "FLOPs", "energy", "CO2e", "price"), rows),
+            table(("", "device", TRAINING_TIME, "FLOPs", "energy", "CO2e", "price"), rows),
+            note(f"Energy, CO2e and price are {SPAN}."),
             *(
                 [note("Counted is the training of networks, not what preparing text and simple baselines took.")]
                 if results

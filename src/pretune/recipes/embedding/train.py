@@ -30,6 +30,7 @@ from pretune.recipes.embedding.lessons import Lessons, fitted, read
 from pretune.recipes.embedding.stream import stream_of
 from pretune.recipes.place import own
 from pretune.recipes.resolve import RUN
+from pretune.recipes.restore import check_model
 from pretune.recipes.run import COST
 from pretune.recipes.session import CHECKPOINTS, free
 from pretune.tasks import TASKS
@@ -119,6 +120,7 @@ def train_embeddings(
     stop = Stop("go on with the same command and --resume", begun=resume)
     with stop.listening():
         if resume and (where / COST).is_file():
+            check_model(where)
             log.say(f"{where}: is finished; there is nothing to resume")
             return Trained(where, io.read_json(where / SCORES, CheckpointError))
         if not resume:

@@ -38,6 +38,7 @@ from pretune.recipes.finetune.settings import Tuning
 from pretune.recipes.finetune.trial import DONE, PREDICTIONS, Trial, done
 from pretune.recipes.place import going_on, own
 from pretune.recipes.resolve import RUN
+from pretune.recipes.restore import check_model
 from pretune.recipes.run import COST
 from pretune.recipes.session import CHECKPOINTS, free
 from pretune.recipes.settings import rates_of
@@ -87,6 +88,7 @@ def finetune(
         if resume:
             tuning, plan = resumed(where, model, rates, tries, **wishes)
             if (where / COST).is_file():
+                check_model(where)
                 log.say(f"{where}: is finished; there is nothing to resume")
                 return FineTuned.open(where)
         else:
