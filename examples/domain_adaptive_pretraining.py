@@ -4,7 +4,8 @@
 
 Printed is how well the model predicts hidden words of held-out text of the domain, before and after; with a table of
 labelled texts, also what fine-tuning scores from either model. Without a base, a tiny one is first pre-trained on
-docstrings of Python; without texts, the domain is the documentation of pretune. Time: 3 min of one core.
+docstrings of Python; without texts, the domain is the documentation of pretune.
+Time: 3 min of one core of a Neoverse-N1.
 """
 
 import argparse

@@ -4,7 +4,7 @@
 
 Pieces are learnt from bytes, so any script will do, and no character is unknown. Printed is how long they are, how
 well held-out text is predicted, and what the model writes. Without texts it learns docstrings of Python.
-Time: 5 min of one core for 200 steps, after which words are words, and sentences not yet.
+Time: 5 min of one core of a Neoverse-N1 for 200 steps, after which words are words, and sentences not yet.
 """
 
 import argparse
