@@ -41,6 +41,18 @@ def test_public_names_are_documented(file: Path) -> None:
     assert undocumented(file.read_text()) == []
 
 
+def loose_json(source: str) -> list[int]:
+    """The lines of calls that would write NaN, which no strict reader takes."""
+    calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    writers = [call for call in calls if ast.unparse(call.func) in ("json.dumps", "json.dump")]
+    return [call.lineno for call in writers if "allow_nan=False" not in map(ast.unparse, call.keywords)]
+
+
+@pytest.mark.parametrize("file", files(), ids=name_of)
+def test_json_is_written_without_nan(file: Path) -> None:
+    assert loose_json(file.read_text()) == []
+
+
 def uses(source: str, names: Iterable[str]) -> list[str]:
     """Where a source text, its docstrings and comments aside, writes one of the names as a word.
 

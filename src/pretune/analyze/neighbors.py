@@ -26,6 +26,7 @@ from pretune.models.model import LanguageModel
 from pretune.text.templates import Text
 from pretune.text.tokenizer import Tokenizer
 from pretune.use.embed import ROW, TOKENS
+from pretune.use.finite import check_outputs
 from pretune.use.pooling import states_of
 from pretune.use.text import body, reading, tokenizer_of
 from pretune.use.texts import batches, framed
@@ -128,6 +129,7 @@ def _query(
         raise UsageError(f"the word '{word}' stands behind the {model.spec.longest} tokens that the model reads")
     ((_, _, batch),) = batches(made.sequences, tokens=1, row=1)
     states = states_of(model, batch.to(model.tokens.weight.device), layer)
+    check_outputs(states, "states")
     places = np.flatnonzero(words.owner == number)
     pieces = made.sequences.tokens[places].tolist()
     return F.normalize(states[torch.from_numpy(places).to(states.device)].float().mean(0), dim=0), pieces
@@ -175,6 +177,7 @@ def _scores(
         sums = states.new_zeros(len(numbers), states.shape[1])
         rows = states.index_select(0, torch.from_numpy(inside).to(query.device))
         sums.index_add_(0, torch.from_numpy(group.ravel()).to(query.device), rows)
+        check_outputs(rows, "states")
         out[numbers] = (F.normalize(sums, dim=-1) @ query).cpu().numpy()
     return out
 

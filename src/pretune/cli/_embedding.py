@@ -51,7 +51,7 @@ def teach(
     if os.environ.get("RANK", "0") != "0":  # the first of several processes tells it
         return
     if as_json:
-        print(json.dumps(run.scores, indent=2))
+        print(json.dumps(run.scores, indent=2, allow_nan=False))
     else:
         before, after = run.scores["before"], run.scores["after"]
         judged = "".join(f", {name} {before[name]:.4f} -> {value:.4f}" for name, value in after.items())

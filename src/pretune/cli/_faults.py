@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pretune.core.errors import Interrupted, PretuneError, ResourceError, UsageError, closest, nearest
+from pretune.core.errors import Interrupted, NonFiniteError, PretuneError, ResourceError, UsageError, closest, nearest
 from pretune.core.synonyms import ours
 
 READ = {"finetune": "--train", "predict": "--input", "pretrain": "--data", "embed": "--input", "index": "--input"}
@@ -36,6 +36,8 @@ def judge(error: BaseException, *, debug: bool = False) -> tuple[int, str]:
     # NOTE: typer's usage errors are click's or, in new releases, its own copies of them: told apart by their shape.
     if callable(getattr(error, "format_message", None)) and hasattr(error, "exit_code"):
         return UsageError.exit_code, _usage(error)
+    if isinstance(error, ValueError) and "not JSON compliant" in str(error):
+        return NonFiniteError.exit_code, "a result is not a finite number, which JSON has no word for; check the model"
     return 1, f"internal error: {type(error).__name__}: {error}{'' if debug else _kept(error)}"
 
 

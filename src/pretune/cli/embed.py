@@ -91,7 +91,7 @@ def embed(
     }
     told(facts, ask.length)
     if as_json:
-        print(json.dumps(facts, indent=2))
+        print(json.dumps(facts, indent=2, allow_nan=False))
     else:
         print(f"{out}: {len(texts.texts):,} vectors of {ask.width} numbers")
     if words:

@@ -47,7 +47,7 @@ def env(
     check_format(as_json, as_csv)
     facts = collect()
     if as_json:
-        print(json.dumps(facts, indent=2, ensure_ascii=False))
+        print(json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False))
         return
     devices = [f"{device['name']} ({_gibibytes(device['memory'])})" for device in facts["devices"]]
     data, threads = facts["data"], facts["threads"]

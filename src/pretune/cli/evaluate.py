@@ -153,7 +153,14 @@ def evaluate(
                 **how,
             )
     if as_json:
-        print(json.dumps({"model": model, "results": [each.plain() for each in found]}, indent=2, ensure_ascii=False))
+        print(
+            json.dumps(
+                {"model": model, "results": [each.plain() for each in found]},
+                indent=2,
+                ensure_ascii=False,
+                allow_nan=False,
+            )
+        )
         return
     if as_csv:
         print_csv(("task", "split", "shots", "score", "part", "value"), _records(found))

@@ -74,7 +74,11 @@ def export(
         if beside is None:
             log.warn("no Hugging Face class has such a head: it is there, but only pretune reads it")
     facts = {"out": str(out), "class": named, "parameters": count, "dtype": said}
-    print(json.dumps(facts) if as_json else f"{out}: {facts['class']}, {facts['parameters']:,} parameters in {said}")
+    print(
+        json.dumps(facts, allow_nan=False)
+        if as_json
+        else f"{out}: {facts['class']}, {facts['parameters']:,} parameters in {said}"
+    )
     hint("verify", out, silent=as_json)
 
 

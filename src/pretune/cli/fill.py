@@ -58,7 +58,7 @@ def fill(
         else:
             _show(blanks, answers)
     if as_json:
-        print(json.dumps(told, indent=2, ensure_ascii=False))
+        print(json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False))
     elif as_csv:
         print_csv(("text", "blank", "rank", "probability", "word"), _records(told))
     more = ("--pieces", 3) if top >= 20 and pieces is None else ("--top", max(20, 2 * top))

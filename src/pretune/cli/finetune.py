@@ -181,7 +181,7 @@ def finetune(
     if as_csv:
         print_csv(("name", "metric", "split", "score", "low", "high", "run_better_by", "p"), _records(run.scores))
         return
-    print(json.dumps(run.scores, indent=2, ensure_ascii=False) if as_json else "\n".join(_result(run)))
+    print(json.dumps(run.scores, indent=2, ensure_ascii=False, allow_nan=False) if as_json else "\n".join(_result(run)))
     if not as_json:
         _follow(run, test)
 
@@ -226,7 +226,7 @@ def _show(tuning: "Tuning", plan: "Plan", as_json: bool) -> None:
 
     tree, found = {**tuning.plain(), "plan": to_dict(plan)}, forecast(tuning, plan)
     if as_json:
-        print(json.dumps({**tree, "forecast": found}, indent=2, ensure_ascii=False))
+        print(json.dumps({**tree, "forecast": found}, indent=2, ensure_ascii=False, allow_nan=False))
         return
     import yaml
 

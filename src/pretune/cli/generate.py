@@ -155,7 +155,7 @@ def _print(prompts: list[str], answers: "list[list[Text]]", *, as_json: bool, fl
             {"prompt": prompt, "texts": [_plain(one) for one in answer]}
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
-        print(json.dumps(told, indent=2, ensure_ascii=False))
+        print(json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False))
     else:
         print(f"\n{RULE}\n".join(one.text for answer in answers for one in answer))
 

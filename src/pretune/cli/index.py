@@ -81,7 +81,7 @@ def index(
     if made.facts["cut"]:
         log.warn(f"{made.facts['cut']:,} texts were longer than the model reads; only their beginning counts")
     if as_json:
-        print(json.dumps({"out": str(out), "texts": len(made), **made.facts}, indent=2))
+        print(json.dumps({"out": str(out), "texts": len(made), **made.facts}, indent=2, allow_nan=False))
     else:
         print(f"{out}: {len(made):,} texts, vectors of {made.facts['width']} numbers, {made.facts['method']} search")
     hint("search", out, _words(texts.texts), silent=as_json)

@@ -40,7 +40,7 @@ def list_(
     check_format(as_json, as_csv)
     found = {kind: find() for kind, find in _KINDS.items() if what in (None, kind)}
     if as_json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        print(json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False))
         return
     if as_csv:
         print_csv(*_records(found))

@@ -68,7 +68,7 @@ def neighbors(
     if found.cut:
         log.warn(f"{found.cut:,} lines are longer than the model reads; only their beginning was looked at")
     if as_json:
-        print(json.dumps(_plain(found), indent=2, ensure_ascii=False))
+        print(json.dumps(_plain(found), indent=2, ensure_ascii=False, allow_nan=False))
     elif as_csv:
         context = [
             ("context", rank, one.score, one.word, one.line, one.text) for rank, one in enumerate(found.context, 1)
@@ -95,7 +95,11 @@ def _print_static(path: str, word: str, k: int, as_json: bool, as_csv: bool) -> 
     found = vectors.nearest(name, k)
     if as_json:
         static = [{"word": each, "score": score} for each, score in found]
-        print(json.dumps({"word": name, "words": len(vectors), "static": static}, indent=2, ensure_ascii=False))
+        print(
+            json.dumps(
+                {"word": name, "words": len(vectors), "static": static}, indent=2, ensure_ascii=False, allow_nan=False
+            )
+        )
         return
     if as_csv:
         print_csv(("kind", "rank", "score", "word"), [("static", i, s, each) for i, (each, s) in enumerate(found, 1)])

@@ -141,7 +141,7 @@ def prepare(
 
 def _show(data: "Data", as_json: bool) -> None:
     if as_json:
-        print(json.dumps(data.facts(), indent=2, ensure_ascii=False))
+        print(json.dumps(data.facts(), indent=2, ensure_ascii=False, allow_nan=False))
         return
     if data.made and data.slice is None:
         card = data.card

@@ -106,7 +106,7 @@ def pretrain(
     if os.environ.get("RANK", "0") != "0":  # the first of several processes tells it
         return
     if as_json:
-        print(json.dumps(run.summary, indent=2))
+        print(json.dumps(run.summary, indent=2, allow_nan=False))
     else:
         held = "" if run.loss is None else f", held-out loss {run.loss:.4f}"
         print(f"{run}: {run.summary['steps']:,} steps, {run.summary['tokens']:,} tokens{held}")
@@ -121,7 +121,7 @@ def _show(settings: "Settings", as_json: bool) -> None:
 
     tree, cost = settings.plain(), forecast(settings)
     if as_json:
-        print(json.dumps({**tree, "cost": cost}, indent=2))
+        print(json.dumps({**tree, "cost": cost}, indent=2, allow_nan=False))
         return
     import yaml
 

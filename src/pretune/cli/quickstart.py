@@ -50,7 +50,7 @@ def quickstart(
             left = f"remove {quoted(out)} or choose another --out, and run it again" if out.exists() else "run it again"
             raise Interrupted(f"interrupted; a quick start does not go on where it was: {left}") from None
     if as_json:
-        print(json.dumps(found.results, indent=2, ensure_ascii=False))
+        print(json.dumps(found.results, indent=2, ensure_ascii=False, allow_nan=False))
     else:
         print("\n".join([*_table(found.results["rows"]), "", *found.results["story"]]))
     run = out / found.results["runs"][-1]

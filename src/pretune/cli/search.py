@@ -97,7 +97,7 @@ def _print(texts: list[str], hits: "list[list[Hit]]", as_json: bool, as_csv: boo
         rows = [
             {"query": text, "hits": [hit._asdict() for hit in found]} for text, found in zip(texts, hits, strict=True)
         ]
-        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        print(json.dumps(rows, indent=2, ensure_ascii=False, allow_nan=False))
         return
     for text, found in zip(texts, hits, strict=True):
         if len(texts) > 1:
@@ -119,7 +119,7 @@ def _answered(texts: list[str], said: list[Any], hits: "list[list[Hit]]", as_jso
             {"query": text, "answer": one.text, "read": [hit.id for hit in found[: one.read]], "prompt": one.prompt}
             for text, one, found in rows
         ]
-        print(json.dumps(told, indent=2, ensure_ascii=False))
+        print(json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False))
         return
     for _, one, found in rows:
         print(one.text)
@@ -140,7 +140,7 @@ def _score(
         for name, by in (("index", False), ("bm25", True))
     }
     if as_json:
-        print(json.dumps(scores, indent=2))
+        print(json.dumps(scores, indent=2, allow_nan=False))
         return
     if as_csv:
         names = ("ndcg", "mrr", "recall", "queries")

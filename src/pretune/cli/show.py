@@ -77,7 +77,7 @@ def show(
         targets=targets,
     )
     if as_json:
-        print(json.dumps(facts, indent=2, ensure_ascii=False))
+        print(json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False))
         return
     if as_csv:
         print_csv(("table", "row", "name", "value"), records(facts))

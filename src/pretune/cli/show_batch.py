@@ -73,7 +73,7 @@ def show_batch(
         hide=hide or (),
     )
     if as_json:
-        print(json.dumps(made.plain(), indent=2, ensure_ascii=False))
+        print(json.dumps(made.plain(), indent=2, ensure_ascii=False, allow_nan=False))
         return
     show(lambda width, colour: page(made, width, colour))
     given: list[object] = [word for option, words in (("--text", text), ("--hide", hide), ("--set", settings))

@@ -132,7 +132,7 @@ def tokenizer(
             "sampled": read > limit,
             "seconds": round(time.monotonic() - begun, 1),
         }
-        print(json.dumps(facts, indent=2, ensure_ascii=False))
+        print(json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False))
         return
     text = f"{read / 1e6:,.1f} MB of text" if read <= limit else f"a sample of {sample} out of {read / 1e6:,.1f} MB"
     print(f"{out}: {kind}, {made.vocab:,} tokens, style {chosen}, from {text}")

@@ -92,7 +92,7 @@ def vectors(
     seconds = round(time.monotonic() - start, 1)
     if as_json:
         facts = {"out": str(out), "kind": kind, "words": len(trained), "width": trained.width, "seconds": seconds}
-        print(json.dumps(facts, indent=2))
+        print(json.dumps(facts, indent=2, allow_nan=False))
         return
     print(f"{out}: {len(trained):,} words, vectors of {trained.width} numbers, {kind}")
     log.say(f"took {seconds} s")

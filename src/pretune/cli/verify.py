@@ -35,7 +35,14 @@ def verify(
     elif not lines or (directory / "config.json").exists():  # a run has a model of its own when it has ended
         lines = [*check(directory), *lines]
     if as_json:
-        print(json.dumps({"directory": str(directory), "ok": True, "checked": lines}, indent=2, ensure_ascii=False))
+        print(
+            json.dumps(
+                {"directory": str(directory), "ok": True, "checked": lines},
+                indent=2,
+                ensure_ascii=False,
+                allow_nan=False,
+            )
+        )
         return
     for line in lines:
         print(f"ok  {line}")

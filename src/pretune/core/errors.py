@@ -47,6 +47,10 @@ class CheckpointError(PretuneError):
     exit_code = 4
 
 
+class NonFiniteError(CheckpointError):
+    """The weights or the outputs of a model hold NaN or infinity."""
+
+
 class DivergedError(PretuneError):
     """Training went to NaN or infinity and cannot go on."""
 

@@ -85,7 +85,7 @@ def make_plan(
         "rows": shape.rows,
     }
     facts |= {"length": shape.length, "source": shape.source, "sequences": shape.sequences}
-    digest = hashlib.sha256(json.dumps(facts).encode())
+    digest = hashlib.sha256(json.dumps(facts, allow_nan=False).encode())
     for part in (lengths, source):
         digest.update(b"-" if part is None else np.ascontiguousarray(part, dtype="<i8").data)
     folder = cache / f"plan-{digest.hexdigest()[:32]}"

@@ -4,11 +4,11 @@ from collections.abc import Collection
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pretune.core import io
 from pretune.core.config.read import shown
-from pretune.core.errors import CheckpointError
+from pretune.core.errors import CheckpointError, NonFiniteError
 from pretune.models import checkpoint, files
 from pretune.models.files import Stored
 from pretune.models.spec import Model
@@ -55,6 +55,13 @@ def _finite(stored: Collection[Stored]) -> int:
             raise CheckpointError(f"{entry.file}: tensor '{entry.key}' holds {value} at {where}; all must be finite")
         count += tensor.numel()
     return count
+
+
+def check_weights(model: nn.Module, where: str | Path) -> None:
+    """Refuse a loaded model whose weights are not finite, before anything is trained from it."""
+    for name, tensor in checkpoint.weights_of(model):
+        if tensor.is_floating_point() and _first_bad(tensor.detach()) is not None:
+            raise NonFiniteError(f"{where}: '{name}' holds values that are not finite; take an undamaged model")
 
 
 def _first_bad(tensor: Tensor) -> int | None:

@@ -138,7 +138,7 @@ class Settings:
         tree = self.plain()
         tree["train"] = {name: value for name, value in tree["train"].items() if name not in HARMLESS}
         tree["data"] = {name: value for name, value in tree["data"].items() if name != "path"}
-        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(tree, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def edited(sections: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pretune.core import log
 from pretune.core.errors import CheckpointError
 from pretune.core.hub import located
 from pretune.models import checkpoint, shapes
+from pretune.models.verify import check_weights
 from pretune.recipes.settings import Settings, Train
 from pretune.train.ranks import Ranks
 from pretune.train.saving import weights
@@ -69,7 +70,9 @@ def begin_from(model: Any, start: Path) -> None:
 
 
 def _fill(part: Any, start: Path) -> None:
-    loaded, mine = weights(checkpoint.load(start)), weights(part)
+    found = checkpoint.load(start)
+    check_weights(found, start)
+    loaded, mine = weights(found), weights(part)
     new: set[str] = set()
     for name, tensor in mine.items():
         there = loaded.get(name)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from pretune.core.errors import CheckpointError, UsageError
+from pretune.core.errors import CheckpointError, NonFiniteError, UsageError
 from pretune.models import files
 from pretune.use.exact import Floats, Found
 
@@ -65,6 +65,8 @@ def search(file: Path, parts: Sequence[Floats], method: str, queries: Floats, k:
             start += len(part)
         index.nprobe = max(1, index.nlist // 8)
     scores, numbers = index.search(queries, k)
+    if not np.isfinite(scores[numbers >= 0]).all():
+        raise NonFiniteError(f"{file}: holds vectors that are not finite; build it again")
     return scores, numbers.astype(np.int64)
 
 

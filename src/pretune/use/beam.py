@@ -34,6 +34,7 @@ class Beams:
         self.scores, self.texts = whole(count, size, dtype=torch.float32), whole(count, size, most)
         self.best_scores, self.best_texts = whole(count, size, dtype=torch.float32), whole(count, size, most)
         self.best_lengths, self.ended = whole(count, size), whole(count, size, dtype=torch.bool)
+        self.finite = torch.ones((), dtype=torch.bool, device=device)  # whether all logits were
         self.open = whole(count, 1, dtype=torch.bool)  # whether a running text may yet be among the best
         lengths = torch.arange(most + 1, dtype=torch.float64).clamp(min=1) ** search.length_penalty
         self.divisors = lengths.float().to(device)
@@ -48,10 +49,12 @@ class Beams:
         self.scores[:, 0] = 0.0
         self.best_scores.fill_(FAR)
         self.open.fill_(True)
+        self.finite.fill_(True)
 
     def choose(self, logits: Tensor) -> Tensor:
         """Go on with the best texts: the rows `[P n]` that they go on from."""
         prompts, size = self.scores.shape
+        self.finite.logical_and_(torch.isfinite(logits).all())
         known = adjusted(
             logits.float().log_softmax(-1), self.history, self.known, self.count, self.decoding, self.marks
         )

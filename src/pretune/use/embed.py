@@ -26,6 +26,7 @@ from pretune.core.types import Batch
 from pretune.data.ragged import Ints
 from pretune.models import checkpoint
 from pretune.use.columns import by_columns
+from pretune.use.finite import check_outputs
 from pretune.use.modules import encoder_of, prompts_of
 from pretune.use.pooling import TextEncoder
 from pretune.use.text import body, reading, tokenizer_of
@@ -242,5 +243,7 @@ def embedder(
 def _fetch(held: list[tuple[Ints, Tensor]], into: Floats) -> None:
     """Bring vectors to where they belong, all in one copy."""
     if held:
-        into[np.concatenate([ids for ids, _ in held])] = torch.cat([part for _, part in held]).float().cpu().numpy()
+        vectors = torch.cat([part for _, part in held]).float().cpu().numpy()
+        check_outputs(vectors, "vectors")
+        into[np.concatenate([ids for ids, _ in held])] = vectors
         held.clear()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pretune.core.errors import UsageError
+from pretune.core.errors import NonFiniteError, UsageError
 
 ROWS = 2**16
 """Vectors that are looked at together."""
@@ -30,6 +30,8 @@ def exact(parts: Sequence[Floats], queries: Floats, k: int, *, rows: int = ROWS)
     for part in parts:
         for start in range(0, len(part), rows):
             found = queries @ np.asarray(part[start : start + rows]).T
+            if not np.isfinite(found).all():
+                raise NonFiniteError("the index holds vectors that are not finite; build it again with `pretune index`")
             places = np.broadcast_to(np.arange(first + start, first + start + found.shape[1]), found.shape)
             scores, numbers = _best(
                 np.concatenate((scores, found), axis=1), np.concatenate((numbers, places), axis=1), k

@@ -18,6 +18,7 @@ from pretune.models.model import LanguageModel
 from pretune.use.beam import Beams
 from pretune.use.decoding import Beam, Decoding, Sample
 from pretune.use.engine import Engine, Search, engine_for
+from pretune.use.finite import non_finite
 from pretune.use.marks import Marks
 from pretune.use.prefill import limits, prefill, repeated, slots_of
 from pretune.use.rows import Rows, Written
@@ -186,6 +187,8 @@ def _run(engine: Engine, group: Sequence[int], decoding: Decoding, watch: Watch)
     search, count = engine.search, 1
     halted: dict[int, list[int]] = {}
     while True:
+        if not bool(search.finite):
+            raise non_finite("logits")
         if watch.grown is not None and isinstance(search, Rows):
             _show(search, group, watch.grown, halted)
         watch.told(count / decoding.max_new_tokens)

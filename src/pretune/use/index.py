@@ -271,7 +271,10 @@ def _write(
         "parts": [*before, len(found.vectors)],
         "cut": (old.facts["cut"] if old else 0) + found.cut,
     }
-    lines = (json.dumps({"id": name, "text": text}, ensure_ascii=True) for name, text in zip(*rows, strict=True))
+    lines = (
+        json.dumps({"id": name, "text": text}, ensure_ascii=True, allow_nan=False)
+        for name, text in zip(*rows, strict=True)
+    )
     array = memory.BytesIO()
     np.save(array, found.vectors, allow_pickle=False)
     files: dict[str, bytes] = {
@@ -317,7 +320,9 @@ def search(
 def fingerprint(ready: Embedder) -> str:
     """What tells two ways to vectors apart: the settings, the tokenizer, and a thousand values of every weight."""
     found = hashlib.sha256(ready.tokenizer.sha256.encode())
-    found.update(json.dumps([config.to_dict(ready.encoder.how), ready.length], sort_keys=True).encode())
+    found.update(
+        json.dumps([config.to_dict(ready.encoder.how), ready.length], sort_keys=True, allow_nan=False).encode()
+    )
     for name, weight in sorted(ready.encoder.named_parameters()):
         values = weight.detach().flatten()
         picked = values[:: max(1, values.numel() // 1024)].float().cpu().numpy()

@@ -239,4 +239,4 @@ def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
 
 
 def _written(data: object) -> bytes:
-    return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()

@@ -37,6 +37,7 @@ class Rows:
         self.tokens = torch.zeros(rows, dtype=torch.long, device=device)  # the last of them, not yet read
         self.count = torch.zeros((), dtype=torch.long, device=device)  # new tokens of each row
         self.done = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.finite = torch.ones((), dtype=torch.bool, device=device)  # whether all logits were
         self.chance = torch.zeros(rows, decoding.max_new_tokens, dtype=torch.float64, device=device)
         self.begun = np.zeros(rows, dtype=np.int64)
 
@@ -46,6 +47,7 @@ class Rows:
         self.begun = fill_history(self.history, self.known, every)
         self.count.zero_()
         self.done.zero_()
+        self.finite.fill_(True)
         if isinstance(self.decoding.search, Sample):
             self.chance.copy_(chances(seed, requests, *self.shape))
 
@@ -56,6 +58,7 @@ class Rows:
 
     def choose(self, logits: Tensor) -> Tensor | None:
         """Take the next token of each row; no row goes on from another's."""
+        self.finite.logical_and_(torch.isfinite(logits).all())
         logits = adjusted(logits.float(), self.history, self.known, self.count, self.decoding, self.marks)
         token = self._pick(logits)
         self.history.scatter_(1, self.known[:, None], token[:, None])

@@ -44,7 +44,7 @@ def tokenizer_of(model: nn.Module) -> Tokenizer:
         for name in (SPECIAL, CONFIG):  # the later counts
             said |= beside(found, name)
         made = Tokenizer(raw.raw if isinstance(raw, LibraryTokenizer) else raw, said)
-        _KNOWN[found] = raw, _SHARED.setdefault((made.sha256, json.dumps(said, sort_keys=True)), made)
+        _KNOWN[found] = raw, _SHARED.setdefault((made.sha256, json.dumps(said, sort_keys=True, allow_nan=False)), made)
     return _KNOWN[found][1]
 
 

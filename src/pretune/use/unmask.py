@@ -23,6 +23,7 @@ from pretune.models.model import LanguageModel
 from pretune.text.templates import Laid
 from pretune.text.tokenizer import Tokenizer
 from pretune.use.blanks import Blanks
+from pretune.use.finite import check_outputs
 from pretune.use.pieces import pieces_of
 from pretune.use.prefill import rows_of, slots_of
 
@@ -155,6 +156,7 @@ def _logs(model: LanguageModel, asked: Sequence[tuple[Laid, list[int]]]) -> list
         batch = _batch(model, part).to(device)
         logits = model.logits(model.states(batch), batch)
         assert logits is not None
+        check_outputs(logits, "logits")
         found += torch.split(logits.float().log_softmax(-1).cpu(), [len(places) for _, places in part])
     return found
 

@@ -21,7 +21,7 @@ def write(path: Path, vectors: NDArray[np.float32], texts: Sequence[str], ids: S
     elif path.suffix == ".jsonl":
         rows = zip(ids, texts, vectors, strict=True)
         lines = (
-            json.dumps({"id": name, "text": text, "vector": row.tolist()}, ensure_ascii=False)
+            json.dumps({"id": name, "text": text, "vector": row.tolist()}, ensure_ascii=False, allow_nan=False)
             for name, text, row in rows
         )
         io.atomic_write(path, "".join(f"{line}\n" for line in lines))

@@ -69,7 +69,7 @@ class Recipe:
     @property
     def fingerprint(self) -> str:
         """Equal only where the data is."""
-        return hashlib.sha256(json.dumps([FORMAT, self.tokenizer, self.plain()]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([FORMAT, self.tokenizer, self.plain()], allow_nan=False).encode()).hexdigest()
 
     def plain(self) -> dict[str, Any]:
         """Settings and sources, JSON-ready; the tokenizer's hash has a place of its own in data.json."""
@@ -119,7 +119,7 @@ def share(value: str | float) -> float:
 
 def _identity(source: Source) -> str:
     whole = [item.identity() for item in source.items]
-    return hashlib.sha256(json.dumps(whole).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(whole, allow_nan=False).encode()).hexdigest()
 
 
 def _moved(kind: str, now: Sequence[tuple[str, str]], then: Sequence[tuple[str, str]]) -> str | None:

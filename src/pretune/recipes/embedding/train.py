@@ -25,6 +25,7 @@ from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.evaluate.similarity import cosines, triplet_accuracy
 from pretune.metrics.correlation import spearman
 from pretune.models import checkpoint
+from pretune.models.verify import check_weights
 from pretune.recipes.choose import device_of
 from pretune.recipes.embedding.lessons import Lessons, fitted, read
 from pretune.recipes.embedding.stream import stream_of
@@ -147,6 +148,7 @@ class _Lesson:
             teaching, lessons, judged, where, many, stop
         )  # fmt: skip
         body = checkpoint.load(model, device=many.device)
+        check_weights(body, model)
         longest = body.spec.longest
         length = min((limit for limit in (teaching.length, longest) if limit is not None), default=None)
         how = {"pooling": teaching.pooling, "normalise": teaching.normalise, "length": length}
@@ -287,4 +289,7 @@ def _measured(length: int | None, files: dict[str, bytes]) -> dict[str, bytes]:
     name = "tokenizer_config.json"
     if length is None:
         return {}
-    return {name: json.dumps({**json.loads(files[name]), "model_max_length": length}, indent=2).encode() + b"\n"}
+    return {
+        name: json.dumps({**json.loads(files[name]), "model_max_length": length}, indent=2, allow_nan=False).encode()
+        + b"\n"
+    }

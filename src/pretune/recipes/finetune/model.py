@@ -23,6 +23,7 @@ from pretune.models import checkpoint
 from pretune.models.model import LanguageModel, build
 from pretune.models.spec import Model
 from pretune.models.two_way import FOLDER as BACKWARD
+from pretune.models.verify import check_weights
 from pretune.recipes.finetune.opening import members
 from pretune.recipes.finetune.settings import Base, Tune, Tuning
 from pretune.recipes.start import equipped
@@ -110,6 +111,7 @@ def base_model(base: Base, *, seed: int) -> LanguageModel:
         method.merge(model)
     else:
         model = checkpoint.load(folder)
+    check_weights(model, folder)
     if model.tokenizer is None:
         raise CheckpointError(f"{folder}: has no tokenizer, so it cannot read a task's text; put tokenizer.json there")
     if base.tokenizer is not None:

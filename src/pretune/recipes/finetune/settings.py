@@ -247,7 +247,7 @@ class Tuning:
             name: {key: value for key, value in part.items() if not _harmless(f"{name}.{key}")}
             for name, part in self.plain().items()
         }
-        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(tree, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def _harmless(path: str) -> bool:

@@ -20,7 +20,7 @@ from torch import nn
 from pretune.adapt.peft.method import sample
 from pretune.adapt.spending import Spending
 from pretune.core import config, io, log
-from pretune.core.errors import CheckpointError
+from pretune.core.errors import CheckpointError, DivergedError, NonFiniteError
 from pretune.recipes.finetune.choose import WHOLE
 from pretune.recipes.finetune.forgetting import Memory
 from pretune.recipes.finetune.judging import Judging, judge
@@ -230,7 +230,11 @@ class Trial:
         """What the model says of examples: every rank is asked about its share, and all know every answer."""
         rank, world = self.ranks.rank, self.ranks.world
         mine = examples[rank::world]
-        said = self.ranks.gather(self.reader.predict(self.model, mine, self.precision) if mine else [])
+        try:
+            predictions = self.reader.predict(self.model, mine, self.precision) if mine else []
+        except NonFiniteError:  # the base was finite: training made it so
+            raise DivergedError("the fine-tuned model's outputs are not finite; lower the learning rate") from None
+        said = self.ranks.gather(predictions)
         return [said[at % world][at // world] for at in range(len(examples))]
 
     def _finish(self, loop: Loop, journal: Journal, judging: Judging) -> Facts:
@@ -282,7 +286,7 @@ class Trial:
             for number, (task, example, one) in enumerate(zip(tasks, examples, some, strict=True)):
                 name = {"task": task.name} if self.opened.members else {}
                 lines.append({**line(split, example.id or str(number), task, example, one), **name})
-        text = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in lines)
+        text = "".join(json.dumps(one, ensure_ascii=False, allow_nan=False) + "\n" for one in lines)
         io.atomic_write(self.where / PREDICTIONS, text)
 
 

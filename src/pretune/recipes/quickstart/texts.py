@@ -54,7 +54,7 @@ class Texts:
         folder.mkdir(parents=True, exist_ok=True)
         for name, reviews in (("train", self.pool), ("dev", self.dev[:watched]), ("test", self.test)):
             self.table(folder / f"{name}.csv", reviews)
-        lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in self.unlabelled)
+        lines = (json.dumps({"text": text}, ensure_ascii=False, allow_nan=False) + "\n" for text in self.unlabelled)
         io.atomic_write(folder / TEXTS, "".join(lines))
 
     def table(self, path: Path, reviews: Sequence[Review]) -> None:

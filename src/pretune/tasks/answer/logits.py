@@ -19,6 +19,7 @@ from pretune.data.ragged import Ints, spread
 from pretune.data.sequences import Sequences
 from pretune.data.shape import Shape
 from pretune.tasks.encode.items import Items
+from pretune.use.finite import check_outputs
 from pretune.use.text import reading
 
 Tell = Callable[[int, int], None]
@@ -46,6 +47,7 @@ def logits_of(
             with torch.autocast(device.type, precision, enabled=precision is not None):
                 out = model(batch.to(device))
             here = _real(out, batch, row, every)
+            check_outputs(here, "logits")
             size = len(sequences.tokens) if every else len(sequences)
             if found is None:
                 found = np.zeros((size, here.shape[1]), dtype=np.float32)

@@ -106,7 +106,9 @@ class Corpus:
             whole = [[source.name, [item.identity() for item in source.items]] for source in self.sources]
         except OSError as fault:
             raise DataError(f"{fault.filename}: cannot be read any more: {fault.strerror}") from fault
-        return hashlib.sha256(json.dumps([whole, self._errors], ensure_ascii=True).encode()).hexdigest()
+        return hashlib.sha256(
+            json.dumps([whole, self._errors], ensure_ascii=True, allow_nan=False).encode()
+        ).hexdigest()
 
 
 def open_corpus(

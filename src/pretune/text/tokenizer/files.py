@@ -55,7 +55,7 @@ def contents(tokenizer: "Tokenizer") -> dict[str, bytes]:
 
 
 def _json(data: object) -> bytes:
-    return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def read(path: str | os.PathLike[str]) -> tuple[Raw, dict[str, Any]]:

@@ -48,7 +48,7 @@ class Lock:
         who = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         with io.writing(self.path):
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(who).encode(), 0)
+            os.pwrite(descriptor, json.dumps(who, allow_nan=False).encode(), 0)
         self._descriptor = descriptor
         _HELD.add(self)
         return self

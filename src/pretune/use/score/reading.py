@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pretune.core.errors import CheckpointError
 from pretune.core.seed import mix_array, mix_more
 from pretune.core.types import IGNORE, Batch, Targets
 from pretune.data.layout import lay_out
@@ -24,6 +23,7 @@ from pretune.data.ragged import Bools, Ints, begins, spread
 from pretune.data.sequences import Sequences
 from pretune.data.shape import Shape
 from pretune.models.model import LanguageModel
+from pretune.use.finite import check_outputs
 
 ROW = 128
 """The shortest rows: what is shorter shares one. Longer ones have twice that, four times, …"""
@@ -82,8 +82,7 @@ def read(
         at = np.concatenate(places)
         logs[at] = torch.cat([one for one, _ in found]).double().cpu().numpy()
         first[at] = torch.cat([one for _, one in found]).cpu().numpy()
-    if not np.isfinite(logs).all():
-        raise CheckpointError("the model gives probabilities that are no numbers; its weights are not finite")
+    check_outputs(logs, "log-probabilities")
     return Read(logs, first)
 
 
