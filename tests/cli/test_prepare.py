@@ -34,10 +34,10 @@ def test_text_to_shards(capsys: Capture, tmp_path: Path, given: str, tokenizer: 
         for name, one in (("train", train), ("valid", valid))
     )
     follows = f"next: pretune pretrain bert-tiny --data {out} --epochs 10 --out runs/base\n"
-    few = "warning: 595 held-out tokens are few to judge a model by; take more by --holdout SHARE or --valid FILE\n"
+    few = f"warning: {out}: {data.card['lacking']}; name text with --valid, or hold out more with --holdout SHARE\n"
     assert capsys.readouterr() == (
         f"{out}: {said}\n",
-        f"left out: exact duplicates 1 (see {out}/card.md)\n{few}{follows}",
+        f"{few}left out: exact duplicates 1 (see {out}/card.md)\n{follows}",
     )
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     assert main(["prepare", given, "--tokenizer", tokenizer, "--out", str(out), "--holdout", "10%"]) == 0
@@ -64,7 +64,7 @@ def test_every_option_reaches_the_function(capsys: Capture, tmp_path: Path, toke
     settings = dict(Data.open(out).index.settings)
     settings.pop("corpus")
     assert settings == {
-        "version": 1,
+        "version": 2,
         "by": "field",
         "field": "body",
         "errors": "replace",

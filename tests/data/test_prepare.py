@@ -35,10 +35,10 @@ def by_source(data: Data, split_: str) -> list[tuple[str, str]]:
 
 class TestContent:
     def test_every_document_is_there_once(self, corpus: str, tokenizer: Path, tmp_path: Path) -> None:
-        data = pt.prepare([corpus], tokenizer=tokenizer, out=tmp_path / "data")
+        data = pt.prepare([corpus], tokenizer=tokenizer, out=tmp_path / "data", holdout="10%")
         every = [*(story(1000 + number) for number in range(5)), *MANY]
-        assert texts_of(data) == [text for text in every if not held_out(text, 0.01)]
-        assert texts_of(data, "valid") == [text for text in every if held_out(text, 0.01)]
+        assert texts_of(data) == [text for text in every if not held_out(text, 0.1)]
+        assert texts_of(data, "valid") == [text for text in every if held_out(text, 0.1)]
         assert data.card["dropped"]["exact_duplicates"] == 3
         assert data.card["documents_read"] == 308
 
@@ -128,11 +128,30 @@ class TestSplits:
         assert texts_of(data) == [text for text in MANY if text not in valid]  # the others stay where they were
         assert len({source for source, _ in by_source(data, "valid")}) > 1  # and are not those that came first
 
-    def test_chance_may_hold_out_nothing(self, tokenizer: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("chance", [True, False])
+    def test_a_usable_split_by_default(
+        self, tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], chance: bool
+    ) -> None:
+        texts = [text for text in stories(400, 5000) if chance or not held_out(text, 0.01)][:200]
+        data = prepare([blocks(tmp_path / "a.txt", texts)], tokenizer=tokenizer, out=tmp_path / "data")
+        valid = texts_of(data, "valid")
+        assert len(valid) >= 2 and 2048 <= sum(map(len, valid)) <= 0.1 * sum(map(len, texts))
+        assert {*valid} >= {text for text in texts if held_out(text, 0.01)}
+        assert sorted([*texts_of(data), *valid]) == sorted(texts)
+        assert data.card["lacking"] is None and capsys.readouterr().err == ""
+        other = prepare([blocks(tmp_path / "b.txt", texts[::-1])], tokenizer=tokenizer, out=tmp_path / "other")
+        assert {*texts_of(other, "valid")} == {*valid}  # by content, not by order
+
+    def test_a_split_that_cannot_be_usable(
+        self, tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         texts = [text for text in stories(60, 5000) if not held_out(text, 0.01)][:30]
         data = prepare([blocks(tmp_path / "a.txt", texts)], tokenizer=tokenizer, out=tmp_path / "data")
-        assert len(texts_of(data, "valid")) == 1
-        assert sorted([*texts_of(data), *texts_of(data, "valid")]) == sorted(texts)
+        valid = texts_of(data, "valid")
+        assert len(valid) >= 2 and sum(map(len, valid)) <= 0.1 * sum(map(len, texts))
+        why = data.card["lacking"]
+        assert "2,048" in why and f"{len(valid)} documents" in why and "30 documents" in why
+        assert why in capsys.readouterr().err and why[1:] in (data.path / "card.md").read_text()
 
     def test_too_few_documents(self, tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         for holdout, warned in (("1%", True), ("0", False)):
@@ -141,7 +160,7 @@ class TestSplits:
             data = prepare([given], tokenizer=tokenizer, out=out, holdout=holdout)
             assert list(data.index.splits) == ["train"]
             assert ("nothing is held out" in capsys.readouterr().err) == warned
-            assert "Nothing is held out." in (out / "card.md").read_text()
+            assert "Nothing is held out" in (out / "card.md").read_text()
 
     @pytest.mark.parametrize(("given", "number"), [("1%", 0.01), ("0.5%", 0.005), (0.25, 0.25), ("0", 0), ("100%", 1)])
     def test_a_share(self, given: Any, number: float) -> None:

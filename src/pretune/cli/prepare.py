@@ -151,7 +151,7 @@ def _show(data: "Data", as_json: bool) -> None:
             log.say(f"left out: {', '.join(told)} (see {data.path / 'card.md'})")
     print(f"{data}: {'' if data.made else 'up to date, '}{_summary(data)}")
     held = data.index.splits.get("valid")
-    if data.made and data.slice is None and held is not None and 0 < held.tokens < FEW:
+    if data.made and held is not None and held.tokens < FEW and not data.card["lacking"]:
         log.warn(
             f"{held.tokens:,} held-out tokens are few to judge a model by; take more by --holdout SHARE or --valid FILE"
         )

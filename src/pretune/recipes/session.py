@@ -230,8 +230,9 @@ class Session:
 
     def _evaluate(self, journal: Journal, saver: Saver) -> Evaluate | None:
         if self.course.held is None:
+            lack = self.source.data.card.get("lacking") or "nothing to judge by is held out"
             log.warn(
-                f"{self.source.data}: nothing to judge by is held out, so there is no held-out loss; "
+                f"{self.source.data}: {lack}, so there is no held-out loss; "
                 "`pretune prepare --holdout SHARE` holds out more"
             )
             return None

@@ -13,8 +13,8 @@ from typing import Any
 from pretune import __version__
 from pretune.core.counted import counted
 from pretune.core.io import atomic_write, write_json
-from pretune.data.prepare.settings import VALID, Recipe
-from pretune.data.prepare.settle import Settled, SplitFacts
+from pretune.data.prepare.settings import MIN_VALID_DOCUMENTS, MIN_VALID_TOKENS, VALID, Recipe
+from pretune.data.prepare.settle import Settled, SplitFacts, lacking
 from pretune.data.prepare.stage import Stage
 from pretune.data.shards import Shards
 from pretune.text.corpora import Source
@@ -93,6 +93,7 @@ def _card(
         "filters": filters,
         "dropped": settled.dropped,
         "splits": {name: _split(facts) for name, facts in settled.facts.items()},
+        "lacking": lacking(settled.facts, recipe),  # of the validation split
         "samples": _samples(folder, tokenizer),
         "settings": {name: value for name, value in recipe.plain().items() if name != "corpus"},
     }
@@ -229,14 +230,19 @@ def _pairs(splits: Mapping[str, Any]) -> list[str]:
 
 
 def _held_out(card: Mapping[str, Any]) -> str:
-    share = card["settings"]["holdout"]
+    share, lack = card["settings"]["holdout"], card["lacking"]
+    if lack:
+        return f"{lack[:1].upper()}{lack[1:]}."
     if "valid" not in card["splits"]:
         return "Nothing is held out."
     if not share:
         return (
             "The validation split was given by name; text of it that was also in the training text is left out there."
         )
-    return f"Held out: whole documents by a hash of their content, {share:.2%} of them and at most {VALID:,} tokens."
+    return (
+        f"Held out: whole documents by a hash of their content, {share:.2%} of them and at most {VALID:,} tokens; at "
+        f"least {MIN_VALID_DOCUMENTS} documents with {MIN_VALID_TOKENS:,} tokens, where a tenth of the text has them."
+    )
 
 
 def _left_out(card: Mapping[str, Any]) -> list[str]:

@@ -242,12 +242,8 @@ def _checked(data: Data) -> Data:
         log.warn(
             f"{data}: only {data.tokens} tokens to train on, less than one sequence of usual length; give more text"
         )
-    wanted = data.index.settings["holdout"] or data.index.settings["corpus"]["valid"]
-    if data.slice is None and wanted and "valid" not in data.index.splits:
-        log.warn(
-            f"{data}: nothing is held out, for there are too few documents; name validation text with --valid, or cut "
-            "documents finer with --by block or --by line"
-        )
+    if data.slice is None and data.card["lacking"]:
+        log.warn(f"{data}: {data.card['lacking']}; name text with --valid, or hold out more with --holdout SHARE")
     return data
 
 

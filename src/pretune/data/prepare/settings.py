@@ -14,11 +14,17 @@ from pretune.text.corpora import Corpus, Source
 from pretune.text.neardup import NearDuplicates
 from pretune.text.sentences import SPLITTERS
 
-FORMAT = 1
+FORMAT = 2
 """Of the steps from text to shards: another number makes other data of the same text."""
 
 VALID = 5_000_000
 """The most tokens that are held out; more would make every evaluation slower and none better."""
+
+MIN_VALID_DOCUMENTS, MIN_VALID_TOKENS = 2, 2048
+"""A usable validation split: two documents, for objectives that read pairs, and a batch of a run on a CPU."""
+
+MAX_VALID_SHARE = 0.1
+"""The share of all tokens that is held out at most to make a validation split usable."""
 
 
 @spec

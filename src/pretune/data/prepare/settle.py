@@ -5,7 +5,8 @@ All decisions are made over all documents before the first is written:
 1. A text that was there before (but for white space and Unicode form) goes, and training text that validation text has.
 2. On request, so does a text nearly equal to one that stayed.
 3. What is held out has at most `VALID` tokens: the documents with the smallest hashes, so that every source keeps its
-   share. Where chance holds out nothing, one document is, if there is one of at most a tenth of all tokens.
+   share. Where chance holds out less than a usable split, the documents with the next hashes follow, as long as all of
+   them have at most a tenth of all tokens.
 """
 
 from collections import Counter
@@ -17,9 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pretune.core.counted import counted
 from pretune.core.errors import DataError
 from pretune.data.prepare.encoding import Ints
-from pretune.data.prepare.settings import VALID, Recipe
+from pretune.data.prepare.settings import MAX_VALID_SHARE, MIN_VALID_DOCUMENTS, MIN_VALID_TOKENS, VALID, Recipe
 from pretune.data.prepare.stage import Piece, Stage
 from pretune.data.ragged import Bools, spread
 from pretune.data.shards import ShardWriter, Split
@@ -27,7 +29,6 @@ from pretune.text.neardup import NearDuplicates
 
 SPLITS = ("train", "valid")
 _GONE, _TRAIN, _VALID = -1, 0, 1  # what becomes of a document; the others are indices into SPLITS
-_LARGEST = 0.1  # the share of all tokens that a single document may have to be held out alone
 _QUANTILES = (0, 5, 25, 50, 75, 95, 100)
 
 
@@ -136,12 +137,39 @@ def _hold_out(keep: Bools, held: Bools, keys: NDArray[np.uint64], lengths: Ints,
     options = np.flatnonzero(keep & held & (lengths <= VALID))
     options = options[np.argsort(keys[options], kind="stable")]
     chosen = options[np.cumsum(lengths[options]) <= VALID]
-    if not len(chosen) and share > 0:
-        few = np.flatnonzero(keep & (lengths <= min(VALID, _LARGEST * lengths[keep].sum())))
-        chosen = few[np.argsort(keys[few], kind="stable")][:1]
     out = np.zeros_like(held)
     out[chosen] = True
+    if share > 0:
+        _extend(out, keep, keys, lengths)
     return out
+
+
+def _extend(out: Bools, keep: Bools, keys: NDArray[np.uint64], lengths: Ints) -> None:
+    """Hold out more documents, in the order of their hashes, until the validation split is usable."""
+    documents, tokens = int(out.sum()), int(lengths[out].sum())
+    room = int(min(VALID, MAX_VALID_SHARE * lengths[keep].sum())) - tokens
+    others = np.flatnonzero(keep & ~out & (lengths <= room))
+    for number in others[np.argsort(keys[others], kind="stable")].tolist():
+        if (documents >= MIN_VALID_DOCUMENTS and tokens >= MIN_VALID_TOKENS) or room <= 0:
+            return
+        size = int(lengths[number])
+        if size <= room:
+            out[number] = True
+            documents, tokens, room = documents + 1, tokens + size, room - size
+
+
+def lacking(facts: Mapping[str, SplitFacts], recipe: Recipe) -> str | None:
+    """Say what a split that is held out by hash lacks to be usable, and why; None where nothing is asked for."""
+    train, valid = facts["train"], facts.get("valid", SplitFacts())
+    enough = valid.documents >= MIN_VALID_DOCUMENTS and valid.tokens >= MIN_VALID_TOKENS
+    if enough or recipe.valid or not recipe.settings.holdout:
+        return None
+    found = f"{counted(valid.documents, 'documents')} with {counted(valid.tokens, 'tokens')}"
+    usable = f"a usable validation split has {MIN_VALID_DOCUMENTS} documents with {MIN_VALID_TOKENS:,} tokens or more"
+    documents = counted(train.documents + valid.documents, "documents")
+    total = f"{documents} with {counted(train.tokens + valid.tokens, 'tokens')}"
+    held = f"only {found} are held out" if valid.documents else "nothing is held out"
+    return f"{held}: {usable}, and at most a tenth of the text is held out, which has {total}"
 
 
 def _demand_text(fate: NDArray[np.int8], dropped: dict[str, int], stages: Sequence[Stage], recipe: Recipe) -> None:
