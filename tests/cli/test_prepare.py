@@ -59,7 +59,7 @@ def test_every_option_reaches_the_function(capsys: Capture, tmp_path: Path, toke
     valid = [blocks(tmp_path / f"v{number}.txt", [MANY[20 + number]]) for number in range(2)]
     out = str(tmp_path / "data")
     options = ["--field", "body", "--by", "field", "--errors", "replace", "--clean", "nfc,short_pages=3"]
-    options += ["--near", "0.9", "--lang", "en", "--sentences", "naive", "--workers", "1"]
+    options += ["--near", "0.9", "--lang", "en", "--sentences", "naive", "--workers", "1", "--licence", "CC0"]
     assert main(["prepare", str(tmp_path / "a.jsonl"), "--tokenizer", tokenizer, "--out", out, *options]) == 0
     settings = dict(Data.open(out).index.settings)
     settings.pop("corpus")
@@ -73,6 +73,7 @@ def test_every_option_reaches_the_function(capsys: Capture, tmp_path: Path, toke
         "holdout": 0.01,
         "lang": "en",
         "sentences": "naive",
+        "licence": ["CC0"],
     }
     text = blocks(tmp_path / "a.txt", MANY[:9])
     given = [word for one in valid for word in ("--valid", one)]

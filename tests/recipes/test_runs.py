@@ -94,7 +94,7 @@ class TestLengths:
         assert run(data, tmp_path / "a", objective="masked", tokens=256 * 3).summary["steps"] == 3
         found = run(data, tmp_path / "b", objective="masked", epochs=0.5).summary
         tokens = json.loads((data / "card.json").read_text())["splits"]["train"]["tokens"]
-        assert found["tokens"] == pytest.approx(tokens / 2, rel=0.15)
+        assert found["tokens"] == pytest.approx(tokens / 2, abs=256)  # whole steps
 
     def test_short_sequences_first(self, data: Path, tmp_path: Path) -> None:
         short = {"data.short": (0.5, 8), "data.max_length": 64}
@@ -243,7 +243,7 @@ class TestData:
         assert "`pretune prepare --holdout SHARE` holds out more" in told
 
     def test_what_is_held_out_fills_no_batch(self, data: Path, tmp_path: Path) -> None:
-        text = blocks(tmp_path / "a.txt", stories(20))
+        text = blocks(tmp_path / "a.txt", stories(12))
         prepare([text], tokenizer=data / "tokenizer", out=tmp_path / "data", holdout=0.05, workers=0)
         changes = {"train.samples_every": 1, "train.batch_tokens": 1024}
         run(tmp_path / "data", tmp_path / "run", objective="masked", changes=changes)

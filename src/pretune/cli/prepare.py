@@ -81,6 +81,10 @@ def prepare(
     sentences: Annotated[
         str, typer.Option("--sentences", metavar="NAME", autocompletion=splitters, help="The sentence splitter.")
     ] = "rules",
+    licence: Annotated[
+        list[str] | None,
+        typer.Option("--licence", metavar="TEXT", help="Of the text, for the cards; PATTERN=TEXT for some inputs."),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option("--workers", metavar="N", help="Processes; one per core by default, 0 for none.")
     ] = None,
@@ -131,6 +135,7 @@ def prepare(
                     near=near,
                     lang=lang,
                     sentences=sentences,
+                    licence=licence or (),
                     workers=workers,
                     shard=shard,
                     overwrite=overwrite,

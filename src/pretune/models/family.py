@@ -1,7 +1,7 @@
 """What a family file states: a recipe, its published sizes, and how its weights lie on disk."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pretune.models.huggingface import Layout
@@ -20,6 +20,7 @@ class Size:
     settings: Mapping[str, Any]
     params: int
     of: str = "total"
+    training: Mapping[str, Any] = field(default_factory=dict)  # fields of `Training` in which this size differs
 
 
 ADAM = {"kind": "adam_w", "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}
@@ -44,6 +45,7 @@ class Training:
     optimizer: Mapping[str, Any] = field(default_factory=lambda: ADAM)
     schedule: Mapping[str, Any] = field(default_factory=lambda: {"kind": "linear", "warmup": 10_000})
     tokenizer: tuple[str, str, int]  # kind, style, size
+    mixing: Mapping[str, Any] | None = None  # of several corpora, such as one per language; None: by their sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,12 @@ class Family:
     pretraining: Callable[[Model], Pair] | None = None  # with what it is pre-trained, where its paper has a partner
     reading: Reading | None = None  # of a whole sequence by a task's head; None: as its shape is usually read
     choosing: Reading | None = None  # the same for choices among sequences; None: no other
+
+    def training_of(self, size: str | None = None) -> Training | None:
+        """Return how the paper trained a size, or the family where none is named."""
+        if self.training is None or size is None:
+            return self.training
+        return replace(self.training, **self.sizes[size].training)
 
     def spec(self, size: str | None = None, **settings: Any) -> Model:
         """The spec of a size, with some settings changed."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pretune.core.config import kind
+from pretune.core.counted import counted
 from pretune.evaluate.report import facts
 from pretune.evaluate.report.facts import Rows
 from pretune.recipes.reading import Source
@@ -24,7 +25,7 @@ def card(
             "",
             *_said(lines),
             "## What it read",
-            *_read(source.data.card, source.data.fingerprint),
+            *_read(source.data.card, source.data.fingerprint, summary.get("epochs", {})),
             "",
             "## What it cost",
             *table(cost_rows(summary["cost"])),
@@ -71,11 +72,27 @@ def _shown(text: str) -> str:
     return "`" + ("".join("?" if one in "|`" or not one.isprintable() else one for one in text) or " ") + "`"
 
 
-def _read(data: Mapping[str, Any], fingerprint: str) -> Iterator[str]:
+def _read(data: Mapping[str, Any], fingerprint: str, epochs: Mapping[str, float]) -> Iterator[str]:
     yield from (f"- {line}" for line in facts.splits(data))
-    yield from ("", "| source | licence | documents | tokens |", "|---|---|---|---|")
-    yield from ("| " + " | ".join(map(plain, row)) + " |" for row in facts.sources(data))
+    yield from ("", "| source | licence | documents | tokens | epochs |", "|---|---|---|---|---|")
+    for row in facts.sources(data):
+        read = f"{epochs[row[0]]:.3g}" if row[0] in epochs else ""
+        yield "| " + " | ".join(map(plain, (*row, read))) + " |"
+    yield ""
+    yield from (f"- {line}" for line in _left_out(data))
     yield from ("", f"Fingerprint `{fingerprint}`; the data card beside the tokens says more.")
+    if data.get("samples"):
+        yield from ("", "Samples of the training text:", "")
+        yield from (f"- {_shown(one['text'])} ({plain(one['source'])})" for one in data["samples"])
+
+
+def _left_out(data: Mapping[str, Any]) -> Iterator[str]:
+    """The filters of the data and the documents that they dropped; duplicates."""
+    for name, outcome in data.get("filters", {}).items():
+        changed, dropped = counted(outcome["changed"], "documents"), counted(outcome["dropped"], "documents")
+        yield f"filter {plain(name)}: {changed} changed, {dropped} left out"
+    for name, count in data.get("dropped", {}).items():
+        yield f"{name.replace('_', ' ')}: {counted(count, 'documents')} left out"
 
 
 def cost_rows(cost: Mapping[str, Any]) -> Rows:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from pretune.core import log
@@ -52,6 +53,25 @@ class Course:
     def batches(self, phase: int, state: State) -> "Shifted":
         """Those of a phase, by the steps of the run."""
         return Shifted(self.streams[phase], state.phases[phase])
+
+    def epochs(self, state: State) -> dict[str, float]:
+        """How often each source has been read so far, by its name."""
+        first = self.streams[0].samples
+        names, total = first.shards.index.sources, np.zeros(len(first.shards.index.sources))
+        for stream, begun, end in zip(self.streams, state.phases, [*state.phases[1:], state.step], strict=False):
+            if end > begun:
+                epoch, at = stream.where(end - begun - 1)
+                total = total + stream.mixture.epochs(epoch + (at + 1) / len(stream.steps(epoch)))
+        read = np.bincount(first.sources, minlength=len(names)) > 0
+        return {name: round(float(total[at]), 4) for at, name in enumerate(names) if read[at]}
+
+    def shares(self) -> dict[str, float]:
+        """The share of each source in the tokens that are read, where sources are mixed."""
+        mixture = self.streams[0].mixture
+        if len(mixture.groups) < 2:
+            return {}
+        names = self.streams[0].samples.shards.index.sources
+        return {name: float(share) for name, share in zip(names, mixture.shares, strict=True) if share}
 
     def samples(self, state: State, step: int) -> list[int]:
         """The numbers of the samples that a step reads."""

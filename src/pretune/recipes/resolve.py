@@ -50,7 +50,7 @@ def resolve(
     prepared = Data.open(data)
     tokenizer = Tokenizer.load(prepared.tokenizer)
     model = _model(name, tokenizer, start, {path: given.pop(path) for path in [*given] if path.startswith("model.")})
-    paper = FAMILIES.get(model.family).training if model.family in FAMILIES else None
+    paper = _paper(name, model)
     if paper is None:
         raise UsageError(f"no paper's way to train '{model.family}' is known; take a family that has one")
     kinds = {path.removeprefix("objective."): given.pop(path) for path in [*given] if path.startswith("objective.")}
@@ -62,7 +62,7 @@ def resolve(
     settings = Settings(
         model=model,
         objective=chosen,
-        data=_reading(Path(data), paper, model),
+        data=_reading(prepared, paper, model),
         train=_train(paper, model, device, dict(length or {})),
     )
     if lengths and not length:
@@ -159,12 +159,25 @@ def _objective(name: str | None, paper: Training) -> Objective:
     return read_objective(name)
 
 
-def _reading(data: Path, paper: Training, model: Model) -> Reading:
+def _paper(name: str, model: Model) -> Training | None:
+    """Return how the paper trained a model: its size where the name says one."""
+    if model.family not in FAMILIES:
+        return None
+    return FAMILIES.get(model.family).training_of(catalog.find(name)[1] if name else None)
+
+
+def _reading(data: Data, paper: Training, model: Model) -> Reading:
     lengths = [min(length, model.longest or length) for length in paper.lengths]
     short = (0.9, lengths[0]) if len(lengths) > 1 and lengths[0] < lengths[-1] else None
-    return config.from_dict(
-        Reading, {"path": str(data), "samples": paper.samples, "max_length": lengths[-1], "short": short}, where="data"
-    )
+    several = len(data.index.settings.get("corpus", {}).get("train", ())) > 1
+    tree = {
+        "path": str(data),
+        "samples": paper.samples,
+        "max_length": lengths[-1],
+        "short": short,
+        "mixing": dict(paper.mixing) if several and paper.mixing else None,
+    }
+    return config.from_dict(Reading, tree, where="data")
 
 
 def rate(paper: Training, width: int) -> float:

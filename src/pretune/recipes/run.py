@@ -1,6 +1,7 @@
 """A run that is done: a directory that transformers reads, with its settings, its metrics and its cost."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,17 @@ class Run(os.PathLike[str]):
         return checkpoint.load(self.path)
 
 
-def finish(where: Path, model: Any, source: Source, settings: Settings, journal: Journal, loop: Loop) -> Run:
-    """Write what a run leaves behind: the model, its card, its cost."""
-    summary = {"parameters": model.spec.params().total, **journal.summary(loop)}
+def finish(
+    where: Path,
+    model: Any,
+    source: Source,
+    settings: Settings,
+    journal: Journal,
+    loop: Loop,
+    epochs: Mapping[str, float],
+) -> Run:
+    """Write what a run leaves behind: the model, its card, its cost. `epochs` are those of each source."""
+    summary = {"parameters": model.spec.params().total, **journal.summary(loop), "epochs": dict(epochs)}
     model = unsharded(model)
     for part in getattr(model, "folders", lambda: {"": model})().values():
         part.assets.files = source.tokenizer.files()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from pretune.core import io, log
+from pretune.core.counted import join_names
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.models import shapes
 from pretune.recipes.course import Course, distance
@@ -177,7 +178,10 @@ class Session:
                 f"--budget, a smaller model, or smaller steps (train.batch_tokens, {train.batch_tokens:,} now)"
             )
         with averaged(optimizer):
-            return finish(self.where, self.model, self.source, self.settings, journal, loop)
+            epochs = self.course.epochs(state)
+        if self.ranks.first and len(epochs) > 1:
+            log.say(f"epochs of the sources: {join_names([f'{name} {one:.3g}' for name, one in epochs.items()])}")
+        return finish(self.where, self.model, self.source, self.settings, journal, loop, epochs)
 
     def _begin(self, loop: Loop, saver: Saver, evaluate: Evaluate | None, pace: Pace, resume: bool) -> None:
         """Before the first step: the settings are written, the untrained model is judged and saved."""
@@ -186,6 +190,8 @@ class Session:
         if not resume and self.ranks.first:
             io.write_json(self.where / RUN, {**self.settings.plain(), "found": self._found()})
             log.say(explain_rate(self.settings))
+            if shares := self.course.shares():
+                log.say(f"shares of the sources: {join_names([f'{name} {one:.1%}' for name, one in shares.items()])}")
         if resume:
             saver.last_step, saver.last_time = state.step, state.elapsed
         if evaluate:

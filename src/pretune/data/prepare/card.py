@@ -54,6 +54,7 @@ def command(recipe: Recipe) -> str:
         "DATA",
     ]
     words += [word for name, _ in recipe.valid for word in ("--valid", name)]
+    words += [word for text in chosen.licence for word in ("--licence", text)]
     plain = type(chosen)()
     for name in ("holdout", "by", "field", "errors", "clean", "near", "lang", "sentences"):
         value = getattr(chosen, name)

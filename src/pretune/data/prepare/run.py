@@ -15,6 +15,7 @@ from pretune.core.io import MANIFEST, remove_abandoned, write_manifest
 from pretune.data.prepare.card import describe, write_card
 from pretune.data.prepare.encoding import Setup
 from pretune.data.prepare.handle import Data
+from pretune.data.prepare.licences import state_licences
 from pretune.data.prepare.pool import ordered
 from pretune.data.prepare.publish import publishing
 from pretune.data.prepare.settings import Recipe, Settings, share
@@ -61,6 +62,7 @@ def prepare(
     near: float | None = None,
     lang: str = "auto",
     sentences: str = "rules",
+    licence: Sequence[str] = (),
     workers: int | None = None,
     shard: str | None = None,
     overwrite: bool = False,
@@ -70,8 +72,9 @@ def prepare(
 
     `inputs`, `by`, `field` and `errors` are those of `open_corpus`. Validation text is what `valid` names, else the
     share `holdout` of all documents, by a hash of their content. `clean` names cleaners; exact duplicates always go,
-    and with `near` also texts that similar. `lang` is a code for the sentence splitter, guessed by default. `workers`
-    is the number of processes, 0 for none; the result is the same. `shard` "i/n" makes one slice of n (`merge`).
+    and with `near` also texts that similar. `lang` is a code for the sentence splitter, guessed by default. `licence`
+    is the text for the card, of all sources or as "PATTERN=TEXT" of some. `workers` is the number of processes, 0 for
+    none; the result is the same. `shard` "i/n" makes one slice of n (`merge`).
 
     What is there already and was made of the same things stays as it is; other data is an error without `overwrite`.
     """
@@ -85,6 +88,7 @@ def prepare(
         holdout=_share(holdout, valid),
         lang=lang,
         sentences=sentences,
+        licence=tuple([licence] if isinstance(licence, str) else licence),
     )
     settings.check()
     number, count = _slice(shard)
@@ -93,6 +97,8 @@ def prepare(
     corpus, held = _open(inputs, settings), _open(valid, settings) if valid else None
     if len(corpus.sources) + (len(held.sources) if held else 0) > SOURCES:
         raise UsageError(f"more than {SOURCES:,} inputs cannot be told apart; name the folder they are in, or a glob")
+    sources = [*describe(corpus.sources), *(describe(held.sources) if held else [])]
+    known = state_licences(sources, settings.licence)
     if (corpus.bytes or 0) > _LONG:
         log.say(f"hashing {(corpus.bytes or 0) / 1e9:.1f} GB, to notice later whether they have changed")
     snapshot = Snapshot([*corpus.stamps(), *(held.stamps() if held else ())])
@@ -120,7 +126,6 @@ def prepare(
         with StageWriter(stage) as writer:
             with snapshot.guard():  # what is published is what was hashed
                 _encode(work, setup, processes, writer, progress)
-            known = [*describe(corpus.sources), *(describe(held.sources) if held else [])]
             opened = Counter(corpus.counts) + Counter(held.counts if held else {})
             writer.close({"shard": [number, count], "sources": known, "opened": dict(opened)})
         if shard:

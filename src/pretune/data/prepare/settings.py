@@ -39,6 +39,7 @@ class Settings:
     holdout: float = 0.01
     lang: str = "auto"
     sentences: str = "rules"
+    licence: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Refuse what cannot be, before anything is read."""

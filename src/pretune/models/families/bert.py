@@ -125,7 +125,9 @@ bert = Family(
         "medium": Size({"width": 512, "depth": 8, "heads": 8}, 41_373_184, "body_with_pooler"),
         "base": Size({}, 109_482_240, "body_with_pooler"),  # "110M"
         "large": Size({"width": 1024, "depth": 24, "heads": 16}, 335_141_888, "body_with_pooler"),  # "340M"
-        "multilingual": Size({"vocab": 119547}, 177_853_440, "body_with_pooler"),  # mBERT, cased
+        "multilingual": Size(  # mBERT, cased; its languages are mixed by the exponent that its release states
+            {"vocab": 119547}, 177_853_440, "body_with_pooler", {"mixing": {"kind": "smoothed", "alpha": 0.7}}
+        ),
     },
     layout=Layout(
         model_type="bert",

@@ -139,6 +139,7 @@ xlm_roberta = Family(
         optimizer={**ADAM, "betas": (0.9, 0.98)},
         schedule={"kind": "linear", "warmup": 24_000},
         tokenizer=("unigram", "s-mask", 250_002),
+        mixing={"kind": "smoothed", "alpha": 0.3},  # of languages (section 3.1)
     ),
     sizes={
         "base": Size({}, 278_043_648, "body_with_pooler"),  # "270M"
