@@ -1,5 +1,6 @@
 """Static vectors: gradients against autograd, counts against a loop, files that come back equal, words of a topic."""
 
+import contextlib
 import itertools
 import os
 import re
@@ -220,6 +221,21 @@ def test_a_file_that_is_not_one_of_vectors_is_told(tmp_path: Path, text: str, me
     (tmp_path / "v.txt").write_text(text)
     with pytest.raises(DataError, match=message):
         Vectors.load(tmp_path / "v.txt")
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_a_mutated_file_is_read_or_refused(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    content = bytearray(b"3 2\nthe 0.5 -1\nof 2 3e-2\na 1 1\n")
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(content) - 1))
+        content[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+        content = content or bytearray(b" ")
+    path = tmp_path_factory.mktemp("mutated") / "v.txt"
+    path.write_bytes(content)
+    is_word_vectors(path)
+    with contextlib.suppress(DataError):
+        assert np.isfinite(Vectors.load(path).matrix).all()
 
 
 def test_what_is_no_regular_text_file_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adapt.surgery import with_positions, with_vocabulary
+from pretune.adapt.surgery import missing_task_tokens, with_positions, with_task_tokens, with_vocabulary
 from pretune.core.errors import UsageError
 from pretune.models.model import LanguageModel, build
 from pretune.text.tokenizer import Tokenizer, train
@@ -98,3 +98,30 @@ def test_what_cannot_be_done_is_told() -> None:
         with_positions(build(tiny("bert")), 0)
     with pytest.raises(UsageError, match="has no tokenizer"):
         with_vocabulary(build(tiny("bert")), None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "style", "expected"),
+    [
+        ("bpe", "endoftext", ["bos", "sep", "cls"]),
+        ("words", "plain", ["sep"]),  # <s> and </s> are there
+        ("wordpiece", "cls-sep", []),
+        ("bpe", "s-mask", []),
+    ],
+)
+def test_task_tokens_that_a_vocabulary_lacks(kind: str, style: str, expected: list[str]) -> None:
+    assert missing_task_tokens(train(kind, ["a sea and a house"] * 3, vocab=400, style=style)) == expected
+
+
+def test_task_tokens_leave_the_rest_as_it_was(tmp_path: Path) -> None:
+    model = pt.load(tasked.make_base(tmp_path, "gpt", kind="bpe", style="endoftext", dropout=0)).eval()
+    made = with_task_tokens(model, seed=3)
+    assert made.spec.vocab == model.spec.vocab + 3
+    assert torch.equal(made.tokens.weight[:-3], model.tokens.weight)
+    new = made.tokens.weight[-3:].detach()
+    assert new.abs().min() > 0 and new.std() < 0.05
+    assert torch.equal(with_task_tokens(model, seed=3).tokens.weight, made.tokens.weight)
+    assert not torch.equal(with_task_tokens(model, seed=4).tokens.weight[-3:], new)
+    batch = pt.batch([[5, 6, 7], [8, 9]])
+    torch.testing.assert_close(made(batch).logits[:, :-3], model(batch).logits, rtol=0, atol=0)
+    assert with_task_tokens(made) is made

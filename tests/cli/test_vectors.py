@@ -74,6 +74,10 @@ def test_embed_takes_them(home: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "layer" in capsys.readouterr().err
     with pytest.raises(UsageError):
         pt.index(place, ["a text"], out=home / "index")
+    base = tasked.make_base(home / "indexed", "bert-tiny")
+    pt.index(base, ["a text"], out=home / "index")
+    with pytest.raises(UsageError):
+        pt.search(home / "index", ["a text"], model=place)
 
 
 def test_neighbors_takes_them(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

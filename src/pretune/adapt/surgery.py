@@ -7,6 +7,7 @@
 Vocabulary: a token that both have keeps its vector; a new one begins as the mean of the pieces that it was (Hewitt,
 2021, has the mean of all vectors; pieces say more, as in Gee et al., 2022); specials go by their role. So do output
 weights and biases. Positions: a longer table begins as the old one over and over (Beltagy et al., 2020, section 5).
+Task tokens: start, delimiter and extract with random vectors, all else as it was (Radford et al., 2018, section 3.3).
 """
 
 from collections.abc import Callable
@@ -16,16 +17,20 @@ import torch
 from torch import Tensor
 
 from pretune.core.errors import UsageError
+from pretune.core.seed import generator
 from pretune.models.model import LanguageModel, build, empty
 from pretune.models.spec import Model, Special
 from pretune.nn.positions import Learned
 from pretune.nn.stack import Stack
+from pretune.text.templates import Special as TokenPlace
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.library import LibraryTokenizer
 from pretune.use.text import tokenizer_of
 
 Fitted = Callable[[Tensor, int], Tensor]
 """From a tensor to one with so many rows."""
+TASK_TOKENS = {"bos": "<|start|>", "sep": "<|delimiter|>", "cls": "<|extract|>"}
+"""Role and spelling of the tokens around the texts of a task."""
 INSIDE = "##"
 """What WordPiece spells before a piece inside a word."""
 
@@ -77,6 +82,48 @@ def with_vocabulary(model: LanguageModel, tokenizer: Tokenizer) -> LanguageModel
         model.assets, files={**model.assets.files, **tokenizer.files()}, tokenizer=LibraryTokenizer(tokenizer.raw)
     )
     return made
+
+
+def with_task_tokens(model: LanguageModel, *, seed: int = 0) -> LanguageModel:
+    """Return a model with the start, delimiter and extract tokens that its vocabulary lacks, or the same model.
+
+    Their vectors are drawn as the first ones were; the ids of all other tokens stay.
+    """
+    old = tokenizer_of(model)
+    roles = missing_task_tokens(old)
+    if not roles:
+        return model
+    tokenizer, spec = old.with_tokens({role: TASK_TOKENS[role] for role in roles}), model.spec
+    new = [tokenizer.special[role] for role in roles]
+    std = getattr(spec.init, "std", 0.02)
+
+    def fitted(rows: Tensor, count: int) -> Tensor:
+        made = torch.cat((rows, rows.new_zeros(count - len(rows), *rows.shape[1:])))
+        drawn = torch.from_numpy(generator(seed, 0).standard_normal((len(new), *rows.shape[1:]))).to(rows.dtype)
+        made[new] = drawn * std if rows.ndim > 1 else torch.zeros_like(drawn)  # a bias begins at 0
+        return made
+
+    names = _differing(model, replace(spec, vocab=spec.vocab + 1))
+    made = _moved(model, replace(spec, vocab=max(spec.vocab, tokenizer.vocab)), names, fitted)
+    made.assets = replace(
+        model.assets, files={**model.assets.files, **tokenizer.files()}, tokenizer=LibraryTokenizer(tokenizer.raw)
+    )
+    return made
+
+
+def missing_task_tokens(tokenizer: Tokenizer) -> list[str]:
+    """Return the roles among `TASK_TOKENS` that no token of a vocabulary has to itself.
+
+    A layout with tokens on both sides of a text has all it needs, and an end token other than the start is read at.
+    """
+    known, layout = tokenizer.special, tokenizer.template.single
+    if isinstance(layout[0], TokenPlace) and isinstance(layout[-1], TokenPlace):
+        return []
+    eos, bos = known.get("eos"), known.get("bos")
+    started = bos is not None and bos != eos
+    apart = {"bos": started, "sep": known.get("sep") not in (None, bos, eos)}
+    apart["cls"] = known.get("cls") not in (None, bos, eos) or (started and eos is not None)
+    return [role for role in TASK_TOKENS if not apart[role]]
 
 
 def _special(spec: Model, old: Tokenizer, new: Tokenizer) -> Special:

@@ -61,6 +61,7 @@ class Family:
     pretraining: Callable[[Model], Pair] | None = None  # with what it is pre-trained, where its paper has a partner
     reading: Reading | None = None  # of a whole sequence by a task's head; None: as its shape is usually read
     choosing: Reading | None = None  # the same for choices among sequences; None: no other
+    task_tokens: bool = False  # fine-tuning adds start, delimiter and extract tokens that the vocabulary lacks
 
     def training_of(self, size: str | None = None) -> Training | None:
         """Return how the paper trained a size, or the family where none is named."""

@@ -164,7 +164,7 @@ class Index:
         how = self.how
         wishes: dict[str, Any] = {"pooling": "+".join(how.pooling), "layer": how.layer, "normalise": how.normalise,
                   "length": how.length, "prompt": how.prompt}  # fmt: skip
-        ready = embedder(given, **wishes, **options)
+        ready = _checked(embedder(given, **wishes, **options))
         self.check(ready)
         return ready
 
@@ -239,9 +239,7 @@ def build(
     else:
         wishes = {"normalise": True, **_given(how)}
         question = wishes.pop("query_prompt", None)
-        ready = embedder(model, device=device, **wishes)
-        if isinstance(ready, WordEmbedder):
-            raise UsageError(f"{_place(model)}: word vectors; an index needs the directory of a model")
+        ready = _checked(embedder(model, device=device, **wishes))
         if "prompt" not in wishes:
             document, query = ready.prompts
             ready, question = ready.prompted(document), query if question is None else question
@@ -315,6 +313,13 @@ def search(
     """
     found = Index.open(index)
     return found.search(queries, k, model=None if words or model is None else found.ask(model), words=words)
+
+
+def _checked(ready: Embedder) -> Embedder:
+    """Refuse word vectors, which have no settings and weights to be known by."""
+    if isinstance(ready, WordEmbedder):
+        raise UsageError("an index needs the directory of a model, found a file of word vectors")
+    return ready
 
 
 def fingerprint(ready: Embedder) -> str:

@@ -101,6 +101,7 @@ gpt = Family(
         tokenizer=("bpe", "endoftext", 40_478),
     ),
     sizes={"base": Size({}, 116_534_784)},  # "117M"
+    task_tokens=True,
     layout=Layout(
         model_type="openai-gpt",
         template=recipe,

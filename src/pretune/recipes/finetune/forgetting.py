@@ -51,7 +51,7 @@ class Memory:
         self.body, self.ranks, self.precision = body.to(ranks.device), ranks, precision  # its heads too
         self.objective = objective_of(body)
         self.merge = None if isinstance(method, Full | Frozen | Gradual) or not method.merges else method.merge
-        tokenizer: Any = body.tokenizer
+        tokenizer: Any = plain.tokenizer  # the body's may have tokens for the task besides
         longest = body.spec.longest
         room = LENGTH if longest is None else min(LENGTH, longest - positions(method))  # a prefix stands before it
         reading = Reading(path=data, max_length=room)
@@ -115,6 +115,7 @@ def objective_of(body: LanguageModel) -> Objective:
 def _squares(now: Tensor, old: Tensor | None) -> tuple[float, float]:
     """What it moved and how long it was, squared; what was not there was zero."""
     before = torch.zeros_like(now) if old is None else old
+    now = now[: len(before)] if now.dim() and len(now) > len(before) else now  # rows of tokens for the task
     return float((now.double() - before.double()).square().sum()), float(before.double().square().sum())
 
 

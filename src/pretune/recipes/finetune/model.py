@@ -14,12 +14,13 @@ from pretune.adapt.heads.generation import Generation
 from pretune.adapt.heads.head import TaskHead
 from pretune.adapt.heads.several import Several
 from pretune.adapt.mix import MixReading
-from pretune.adapt.surgery import with_positions, with_vocabulary
+from pretune.adapt.surgery import with_positions, with_task_tokens, with_vocabulary
 from pretune.adapt.unfreeze import Gradual, Unfreezing
 from pretune.core import config
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.core.hub import located
 from pretune.models import checkpoint
+from pretune.models.families import FAMILIES
 from pretune.models.model import LanguageModel, build
 from pretune.models.spec import Model
 from pretune.models.two_way import FOLDER as BACKWARD
@@ -63,6 +64,9 @@ def begin(tuning: Tuning, task: Task, ranks: Ranks, *, epoch: float) -> Begun:
     body = base_model(tuning.base, seed=seed)
     right = from_the_right(tuning)
     tune = tuning.tune
+    if adds_tokens(tuning, body, task):
+        body = with_task_tokens(body, seed=seed)
+        body.assets.tokenizer = tokenizer_of(body)
     if right is not None and tune.mix is not None:
         tune = replace(tune, mix=replace(tune.mix, ways="both"))
     model = adapt(body, head_for(task, body, body.tokenizer, tune), seed=seed).to(ranks.device)
@@ -83,6 +87,19 @@ def begin(tuning: Tuning, task: Task, ranks: Ranks, *, epoch: float) -> Begun:
     if gradual is not None:
         hooks.append(gradual.hook(model, epoch=epoch))
     return Begun(model, body, groups, [hook for hook in hooks if isinstance(hook, Unfreezing)])
+
+
+def adds_tokens(tuning: Tuning, body: LanguageModel, task: Task) -> bool:
+    """Say if a run gives its model tokens around texts, as the family's paper did.
+
+    Not where the token table is not trained, where an adapter is saved without it, or where answers are written.
+    """
+    family = FAMILIES.get(body.spec.family) if body.spec.family in FAMILIES else None
+    if family is None or not family.task_tokens or not isinstance(tuning.method, Full | Gradual):
+        return False
+    if not isinstance(tuning.tune.trained, Full | Gradual):
+        return False
+    return not isinstance(head_for(task, body, body.tokenizer, tuning.tune), Generation)
 
 
 def two_ways(base: Base) -> bool:

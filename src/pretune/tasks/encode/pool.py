@@ -103,8 +103,8 @@ def distinct(texts: Sequence[str]) -> tuple[list[str], Ints]:
 def frame_of(tokenizer: Tokenizer, spec: Model) -> Frame:
     """What stands around texts: the tokenizer's layout; for a decoder start, delimiter and end (Radford et al., 2018).
 
-    The end is what a decoder is read at. Where a vocabulary has no token of its own for one of them, the token that
-    ends documents stands there.
+    The end is what a decoder is read at: a `cls` token that is not the start, or else the token that ends documents,
+    which also stands where a vocabulary has no token of its own for the others.
     """
     found = Frame.of(tokenizer.template)
     if spec.shape != "decoder":
@@ -113,7 +113,8 @@ def frame_of(tokenizer: Tokenizer, spec: Model) -> Frame:
     place = [token for token, _ in found.single].index(A)
     before, after = list(found.single[:place]), list(found.single[place + 1 :])
     start = next((known[role] for role in ("bos", "cls", "eos") if role in known), None)
-    end = next((known[role] for role in ("eos", "sep") if role in known), None)
+    ends = [known[role] for role in ("cls", "eos", "sep") if role in known]
+    end = next((token for token in ends if token != start), ends[0] if ends else None)
     between = next((known[role] for role in ("sep", "eos", "bos") if role in known), None)
     if not before and start is not None:
         before = [(start, 0)]

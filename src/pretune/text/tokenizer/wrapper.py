@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Raw
 
 from pretune.core import io
@@ -80,6 +81,13 @@ class Tokenizer:
     def files(self) -> dict[str, bytes]:
         """What `save` writes, by name."""
         return files.contents(self)
+
+    def with_tokens(self, tokens: Mapping[str, str]) -> "Tokenizer":
+        """Return a copy with new special tokens, role -> spelling; their ids come after all others."""
+        raw = files.parse(self.raw.to_str().encode(), "tokenizer")
+        raw.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in tokens.values()])
+        known = {role: self.token(i) for role, i in self.special.items()} | dict(tokens)
+        return Tokenizer(raw, {**self._said, **{f"{role}_token": text for role, text in known.items()}})
 
     def encode_batch(self, texts: Sequence[str], *, literal: bool = False) -> Encoded:
         """The tokens of texts as flat arrays, without special tokens around them.
