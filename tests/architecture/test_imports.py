@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pretune.cli import VERBS
-from tests.architecture.source import SRC, files, imports, name_of
+from tests.architecture.source import PACKAGE, SRC, files, imports, name_of
 
 HEAVY = [
     "torch",
@@ -133,3 +133,17 @@ def test_the_package_is_safe_and_independent_of_its_peers(file: Path) -> None:
 )
 def test_the_law_can_be_broken(source: str, count: int) -> None:
     assert len(faults(source)) == count
+
+
+def test_results_and_messages_have_one_printer() -> None:
+    """Data never reach a terminal but through `core.log`, which escapes control characters."""
+    own = {"core/log.py", "cli/_completion.py"}  # scripts of a shell are no data; errors are escaped by `one_line`
+    found = [
+        f"{name_of(file)}:{node.lineno}"
+        for file in files()
+        if file.relative_to(PACKAGE).as_posix() not in own
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "typer.echo", "sys.stdout.write")
+        if "one_line" not in ast.unparse(node) and "text.getvalue()" not in ast.unparse(node)
+    ]
+    assert found == []

@@ -91,7 +91,7 @@ class TestErrors:
             ("cuda", 6, "pretune: error: out of memory; use a smaller model or batch, or a larger machine"),
             ("cpu", 6, "pretune: error: out of memory; use a smaller model or batch, or a larger machine"),
             ("disk", 6, "pretune: error: /runs/a: No space left on device; free some space"),
-            ("lines", 3, "pretune: error: two lines and \\x1b[31m colour"),
+            ("lines", 3, "pretune: error: two lines and \\u001b[31m colour"),
         ],
     )
     def test_every_end_is_one_line_and_a_code(

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from pretune.core import log
 from pretune.core.errors import UsageError
 
 AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
@@ -25,10 +26,6 @@ def print_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
     writer.writerow(header)
-    shown = _visible if sys.stdout.isatty() else str
-    writer.writerows(["" if cell is None else shown(cell) for cell in row] for row in rows)
+    shown = log.escape if sys.stdout.isatty() else str
+    writer.writerows(["" if cell is None else shown(str(cell)) for cell in row] for row in rows)
     sys.stdout.write(text.getvalue())
-
-
-def _visible(cell: object) -> str:
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(cell))

@@ -8,6 +8,8 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pretune.core import log
+
 Line = list[tuple[str, str]]
 """Pieces of text, each with a style."""
 
@@ -123,7 +125,7 @@ def show(make: Callable[[int, bool], list[Line]]) -> None:
     encoding = sys.stdout.encoding or "utf-8"  # none: text in memory
     if not sys.stdout.isatty():
         lines = ["".join(text for text, _ in line).rstrip() for line in make(WIDTH, False)]
-        print("\n".join(_possible(line, encoding) for line in lines))
+        log.print_result("\n".join(_possible(line, encoding) for line in lines))
         return
     from rich.console import Console
     from rich.text import Text
@@ -131,7 +133,7 @@ def show(make: Callable[[int, bool], list[Line]]) -> None:
     console = Console(highlight=False)
     for line in make(max(min(console.width, WIDEST), 40), True):
         console.print(
-            Text.assemble(*((_possible(text, encoding), style) for text, style in line)),
+            Text.assemble(*((_possible(log.escape(text), encoding), style) for text, style in line)),
             no_wrap=True,
             overflow="ignore",
             crop=False,

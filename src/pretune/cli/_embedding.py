@@ -1,12 +1,12 @@
 """`pretune finetune --type embedding`: vectors learnt by comparison."""
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pretune.cli._next import hint, other, quoted
+from pretune.core import log
 from pretune.core.errors import UsageError, nearest
 
 NAME = "embedding"
@@ -51,10 +51,10 @@ def teach(
     if os.environ.get("RANK", "0") != "0":  # the first of several processes tells it
         return
     if as_json:
-        print(json.dumps(run.scores, indent=2, allow_nan=False))
+        log.print_json(run.scores)
     else:
         before, after = run.scores["before"], run.scores["after"]
         judged = "".join(f", {name} {before[name]:.4f} -> {value:.4f}" for name, value in after.items())
-        print(f"{run}: {run.scores['steps']:,} steps, loss {run.scores['loss']:.4f}{judged}")
+        log.print_result(f"{run}: {run.scores['steps']:,} steps, loss {run.scores['loss']:.4f}{judged}")
     hint("verify", run, silent=as_json)
     other(f"embed {quoted(run)} --input FILE --out vectors.npy", silent=as_json)

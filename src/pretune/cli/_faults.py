@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pretune.core import log
 from pretune.core.errors import Interrupted, NonFiniteError, PretuneError, ResourceError, UsageError, closest, nearest
 from pretune.core.synonyms import ours
 
@@ -60,8 +61,7 @@ def _installed(message: str) -> str:
 
 def one_line(message: str) -> str:
     """A message without line breaks and without characters that could steer the terminal."""
-    message = re.sub(r"\s*[\r\n]+\s*", " ", message.strip())
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+    return log.escape(re.sub(r"\s*[\r\n]+\s*", " ", message.strip()))
 
 
 def _kept(error: BaseException) -> str:

@@ -52,8 +52,8 @@ def _bar(title: str) -> Iterator[Tell]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=1.0, words="")
-        yield lambda share, words: bar.update(task, completed=share, words=words)
+        task = bar.add_task(log.escape(title), total=1.0, words="")
+        yield lambda share, words: bar.update(task, completed=share, words=log.escape(words))
 
 
 def _clock(seconds: float) -> str:

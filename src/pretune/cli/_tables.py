@@ -5,6 +5,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from pretune.core import log
+
 WIDTH = 80
 """Titles and notes are broken here; tables are made to be narrower."""
 
@@ -27,7 +29,7 @@ def print_page(title: str, about: str, sections: Sequence[Section], note: str) -
     lines = [*textwrap.wrap(title, WIDTH), *textwrap.wrap(about, WIDTH)]
     for section in sections:
         lines += ["", *textwrap.wrap(section.title, WIDTH), *_table(section)]
-    print("\n".join([*lines, "", *textwrap.wrap(note, WIDTH)]))
+    log.print_result("\n".join([*lines, "", *textwrap.wrap(note, WIDTH)]))
 
 
 def _table(section: Section) -> Iterator[str]:
@@ -46,17 +48,17 @@ def _draw(title: str, about: str, sections: Sequence[Section], note: str) -> Non
 
     console = Console(highlight=False)
     width = min(console.width, WIDTH)
-    console.print(Text(title, style="bold"), width=width)
-    console.print(Text(about, style="dim"), width=width)
+    console.print(Text(log.escape(title), style="bold"), width=width)
+    console.print(Text(log.escape(about), style="dim"), width=width)
     for section in sections:
         console.print()
-        console.print(Text(section.title, style="bold cyan"), width=width)
+        console.print(Text(log.escape(section.title), style="bold cyan"), width=width)
         table = Table(box=None, show_header=section.header is not None, pad_edge=False, padding=(0, 2, 0, 0))
         for number, name in enumerate(section.header or section.rows[0]):
-            heading = Text(name if section.header else "", style="dim")
+            heading = Text(log.escape(name) if section.header else "", style="dim")
             table.add_column(heading, justify="right" if section.right and number else "left", no_wrap=True)
         for row in section.rows:
-            table.add_row(*map(Text, row))
+            table.add_row(*(Text(log.escape(cell)) for cell in row))
         console.print(Padding(table, (0, 0, 0, 2)))
     console.print()
-    console.print(Text(note, style="dim"), width=width)
+    console.print(Text(log.escape(note), style="dim"), width=width)

@@ -145,7 +145,7 @@ def _never_called() -> None:
 
 def _show_version(value: bool) -> None:
     if value:
-        print(f"pretune {__version__}")
+        log.print_result(f"pretune {__version__}")
         raise typer.Exit
 
 

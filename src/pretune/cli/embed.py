@@ -1,6 +1,5 @@
 """`pretune embed`: vectors of texts."""
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -91,9 +90,9 @@ def embed(
     }
     told(facts, ask.length)
     if as_json:
-        print(json.dumps(facts, indent=2, allow_nan=False))
+        log.print_json(facts)
     else:
-        print(f"{out}: {len(texts.texts):,} vectors of {ask.width} numbers")
+        log.print_result(f"{out}: {len(texts.texts):,} vectors of {ask.width} numbers")
     if words:
         hint("evaluate", model, "--task", "stsb", silent=as_json)
     elif source == "-":

@@ -1,7 +1,6 @@
 """`pretune env`: what a bug report needs."""
 
 import importlib.metadata
-import json
 import os
 import platform
 import shutil
@@ -13,6 +12,7 @@ import typer
 
 from pretune import __version__
 from pretune.cli._csv import AsCsv, check_format, print_csv
+from pretune.core import log
 
 _PACKAGES = (
     "torch", "triton", "numpy", "tokenizers", "safetensors", "scikit-learn", "matplotlib", "typer", "rich", "PyYAML",
@@ -47,7 +47,7 @@ def env(
     check_format(as_json, as_csv)
     facts = collect()
     if as_json:
-        print(json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False))
+        log.print_json(facts)
         return
     devices = [f"{device['name']} ({_gibibytes(device['memory'])})" for device in facts["devices"]]
     data, threads = facts["data"], facts["threads"]
@@ -72,7 +72,7 @@ def env(
         return
     width = max(map(len, lines))
     for name, value in lines.items():
-        print(f"{name:<{width}}  {value}")
+        log.print_result(f"{name:<{width}}  {value}")
 
 
 def collect() -> dict[str, Any]:

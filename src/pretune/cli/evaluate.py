@@ -1,6 +1,5 @@
 """`pretune evaluate`: how good a model is, with or without training for a task."""
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -153,19 +152,12 @@ def evaluate(
                 **how,
             )
     if as_json:
-        print(
-            json.dumps(
-                {"model": model, "results": [each.plain() for each in found]},
-                indent=2,
-                ensure_ascii=False,
-                allow_nan=False,
-            )
-        )
+        log.print_json({"model": model, "results": [each.plain() for each in found]})
         return
     if as_csv:
         print_csv(("task", "split", "shots", "score", "part", "value"), _records(found))
     else:
-        print("\n".join(_lines(found)))
+        log.print_result("\n".join(_lines(found)))
     for each in found:
         for note in each.notes:
             log.say(f"{each.task}: {note}")

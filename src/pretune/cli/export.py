@@ -74,7 +74,7 @@ def export(
         if beside is None:
             log.warn("no Hugging Face class has such a head: it is there, but only pretune reads it")
     facts = {"out": str(out), "class": named, "parameters": count, "dtype": said}
-    print(
+    log.print_result(
         json.dumps(facts, allow_nan=False)
         if as_json
         else f"{out}: {facts['class']}, {facts['parameters']:,} parameters in {said}"

@@ -1,6 +1,5 @@
 """`pretune fill`: what a model would put into blanks."""
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,6 +9,7 @@ from pretune.cli._models import Number, opened
 from pretune.cli._names import DEVICES, among
 from pretune.cli._next import hint
 from pretune.cli._prompts import given
+from pretune.core import log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +58,7 @@ def fill(
         else:
             _show(blanks, answers)
     if as_json:
-        print(json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False))
+        log.print_json(told)
     elif as_csv:
         print_csv(("text", "blank", "rank", "probability", "word"), _records(told))
     more = ("--pieces", 3) if top >= 20 and pieces is None else ("--top", max(20, 2 * top))
@@ -83,9 +83,9 @@ def _show(blanks: "Blanks", answers: "list[list[Answer]]") -> None:
     """The text with the best answers, and below it the answers for each blank."""
     from pretune.use.fill import whole
 
-    print(whole(blanks, answers))
+    log.print_result(whole(blanks, answers))
     for number, options in enumerate(answers):
         if len(answers) > 1:
-            print(f"  blank {number + 1}")
+            log.print_result(f"  blank {number + 1}")
         for answer in options:
-            print(f"  {answer.probability:8.4f}  {answer.word}")
+            log.print_result(f"  {answer.probability:8.4f}  {answer.word}")

@@ -15,6 +15,7 @@ from pretune.cli._names import baselines as known_baselines
 from pretune.cli._names import settings as paths
 from pretune.cli._next import free, hint, other, quoted
 from pretune.cli._signals import ending_well
+from pretune.core import log
 from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -181,7 +182,9 @@ def finetune(
     if as_csv:
         print_csv(("name", "metric", "split", "score", "low", "high", "run_better_by", "p"), _records(run.scores))
         return
-    print(json.dumps(run.scores, indent=2, ensure_ascii=False, allow_nan=False) if as_json else "\n".join(_result(run)))
+    log.print_result(
+        json.dumps(run.scores, indent=2, ensure_ascii=False, allow_nan=False) if as_json else "\n".join(_result(run))
+    )
     if not as_json:
         _follow(run, test)
 
@@ -226,12 +229,14 @@ def _show(tuning: "Tuning", plan: "Plan", as_json: bool) -> None:
 
     tree, found = {**tuning.plain(), "plan": to_dict(plan)}, forecast(tuning, plan)
     if as_json:
-        print(json.dumps({**tree, "forecast": found}, indent=2, ensure_ascii=False, allow_nan=False))
+        log.print_json({**tree, "forecast": found})
         return
     import yaml
 
-    print(yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True), end="")
-    print("\n".join(f"# {line}".rstrip() for line in _foreseen(found)))
+    log.print_result(
+        yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True), end=""
+    )
+    log.print_result("\n".join(f"# {line}".rstrip() for line in _foreseen(found)))
 
 
 def _foreseen(found: dict[str, Any]) -> "Iterator[str]":

@@ -1,6 +1,5 @@
 """`pretune generate`: a model writes on."""
 
-import json
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -144,20 +143,20 @@ def _telling(tell: Tell, texts: int) -> Callable[[float], None]:
 
 
 def _tell(piece: str) -> None:
-    print(piece, end="", flush=True)
+    log.print_result(piece, end="", flush=True)
 
 
 def _print(prompts: list[str], answers: "list[list[Text]]", *, as_json: bool, flowed: bool) -> None:
     if flowed:
-        print()
+        log.print_result()
     elif as_json:
         told = [
             {"prompt": prompt, "texts": [_plain(one) for one in answer]}
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
-        print(json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False))
+        log.print_json(told)
     else:
-        print(f"\n{RULE}\n".join(one.text for answer in answers for one in answer))
+        log.print_result(f"\n{RULE}\n".join(one.text for answer in answers for one in answer))
 
 
 def _plain(one: "Text") -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """`pretune index`: texts and their vectors, to be searched."""
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -81,9 +80,11 @@ def index(
     if made.facts["cut"]:
         log.warn(f"{made.facts['cut']:,} texts were longer than the model reads; only their beginning counts")
     if as_json:
-        print(json.dumps({"out": str(out), "texts": len(made), **made.facts}, indent=2, allow_nan=False))
+        log.print_json({"out": str(out), "texts": len(made), **made.facts})
     else:
-        print(f"{out}: {len(made):,} texts, vectors of {made.facts['width']} numbers, {made.facts['method']} search")
+        log.print_result(
+            f"{out}: {len(made):,} texts, vectors of {made.facts['width']} numbers, {made.facts['method']} search"
+        )
     hint("search", out, _words(texts.texts), silent=as_json)
 
 

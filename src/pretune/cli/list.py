@@ -2,7 +2,6 @@
 
 import ast
 import importlib.util
-import json
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -40,15 +39,15 @@ def list_(
     check_format(as_json, as_csv)
     found = {kind: find() for kind, find in _KINDS.items() if what in (None, kind)}
     if as_json:
-        print(json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False))
+        log.print_json(found)
         return
     if as_csv:
         print_csv(*_records(found))
         return
     if what is None:
-        print("\n\n".join(_brief(kind, list(names)) for kind, names in found.items()))
+        log.print_result("\n\n".join(_brief(kind, list(names)) for kind, names in found.items()))
     else:
-        print("\n".join(_lines(found[what])))
+        log.print_result("\n".join(_lines(found[what])))
         if what == "tasks" and not any(task["rows"] for task in found[what].values()):
             log.say(
                 "no data: the folder that has the published files is named by $PRETUNE_DATA, or --data where it is read"

@@ -1,6 +1,5 @@
 """`pretune neighbors`: a word in context, and beside it the same word without."""
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -68,7 +67,7 @@ def neighbors(
     if found.cut:
         log.warn(f"{found.cut:,} lines are longer than the model reads; only their beginning was looked at")
     if as_json:
-        print(json.dumps(_plain(found), indent=2, ensure_ascii=False, allow_nan=False))
+        log.print_json(_plain(found))
     elif as_csv:
         context = [
             ("context", rank, one.score, one.word, one.line, one.text) for rank, one in enumerate(found.context, 1)
@@ -95,27 +94,23 @@ def _print_static(path: str, word: str, k: int, as_json: bool, as_csv: bool) -> 
     found = vectors.nearest(name, k)
     if as_json:
         static = [{"word": each, "score": score} for each, score in found]
-        print(
-            json.dumps(
-                {"word": name, "words": len(vectors), "static": static}, indent=2, ensure_ascii=False, allow_nan=False
-            )
-        )
+        log.print_json({"word": name, "words": len(vectors), "static": static})
         return
     if as_csv:
         print_csv(("kind", "rank", "score", "word"), [("static", i, s, each) for i, (each, s) in enumerate(found, 1)])
         return
     for each, score in found:
-        print(f"  {score:.4f}  {one_line(each)}")
+        log.print_result(f"  {score:.4f}  {one_line(each)}")
     if found:
         hint("neighbors", path, found[0][0])
 
 
 def _print(found: "Neighbors") -> None:
-    print(f"in context (pieces {' '.join(found.pieces)}; {found.words:,} words looked at)")
+    log.print_result(f"in context (pieces {' '.join(found.pieces)}; {found.words:,} words looked at)")
     for one in found.context:
-        print(f"  {one.score:.4f}  {one.line:>6}  {_shown(one)}")
-    print("without context")
-    print("  " + "  ".join(f"{one.word} {one.score:.3f}" for one in found.static))
+        log.print_result(f"  {one.score:.4f}  {one.line:>6}  {_shown(one)}")
+    log.print_result("without context")
+    log.print_result("  " + "  ".join(f"{one.word} {one.score:.3f}" for one in found.static))
 
 
 def _shown(one: "Occurrence") -> str:

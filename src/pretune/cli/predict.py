@@ -87,7 +87,7 @@ def _say(fine: "FineTuned", examples: list["Example"], first: int) -> tuple[int,
     ready = fine.ready()
     counts = ready.counts(examples)
     for number, (example, said) in enumerate(zip(examples, ready.predict(examples), strict=True), start=first):
-        print(
+        log.print_result(
             json.dumps({"id": example.id or str(number), **said.shown(ready.task)}, ensure_ascii=False, allow_nan=False)
         )
     sys.stdout.flush()

@@ -1,6 +1,5 @@
 """`pretune prepare`: text to token shards."""
 
-import json
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -146,7 +145,7 @@ def prepare(
 
 def _show(data: "Data", as_json: bool) -> None:
     if as_json:
-        print(json.dumps(data.facts(), indent=2, ensure_ascii=False, allow_nan=False))
+        log.print_json(data.facts())
         return
     if data.made and data.slice is None:
         card = data.card
@@ -154,7 +153,7 @@ def _show(data: "Data", as_json: bool) -> None:
         told = [f"{name.replace('_', ' ')} {count:,}" for name, count in left.items() if count]
         if told:
             log.say(f"left out: {', '.join(told)} (see {data.path / 'card.md'})")
-    print(f"{data}: {'' if data.made else 'up to date, '}{_summary(data)}")
+    log.print_result(f"{data}: {'' if data.made else 'up to date, '}{_summary(data)}")
     held = data.index.splits.get("valid")
     if data.made and held is not None and held.tokens < FEW and not data.card["lacking"]:
         log.warn(

@@ -1,6 +1,5 @@
 """`pretune pretrain`: text that was prepared becomes a model."""
 
-import json
 import os
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from pretune.cli._names import DEVICES, among, families, objectives
 from pretune.cli._names import settings as paths
 from pretune.cli._next import free, hint, other, quoted, saying
 from pretune.cli._signals import ending_well
+from pretune.core import log
 from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -106,10 +106,10 @@ def pretrain(
     if os.environ.get("RANK", "0") != "0":  # the first of several processes tells it
         return
     if as_json:
-        print(json.dumps(run.summary, indent=2, allow_nan=False))
+        log.print_json(run.summary)
     else:
         held = "" if run.loss is None else f", held-out loss {run.loss:.4f}"
-        print(f"{run}: {run.summary['steps']:,} steps, {run.summary['tokens']:,} tokens{held}")
+        log.print_result(f"{run}: {run.summary['steps']:,} steps, {run.summary['tokens']:,} tokens{held}")
     hint(*saying(run, inspect(run.path)[0]), silent=as_json)
     tuned = quoted(free(f"{run}-tuned"))
     other(f"finetune {quoted(run)} --train TABLE.csv --out {tuned}  (a table with texts and labels)", silent=as_json)
@@ -121,12 +121,14 @@ def _show(settings: "Settings", as_json: bool) -> None:
 
     tree, cost = settings.plain(), forecast(settings)
     if as_json:
-        print(json.dumps({**tree, "cost": cost}, indent=2, allow_nan=False))
+        log.print_json({**tree, "cost": cost})
         return
     import yaml
 
-    print(yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True), end="")
-    print("\n".join(f"# {line}".rstrip() for line in _costs(cost, settings.train.budget)))
+    log.print_result(
+        yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True), end=""
+    )
+    log.print_result("\n".join(f"# {line}".rstrip() for line in _costs(cost, settings.train.budget)))
 
 
 def _costs(cost: dict[str, Any], budget: float | None) -> "Iterator[str]":

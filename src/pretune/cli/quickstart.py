@@ -1,6 +1,5 @@
 """`pretune quickstart`: the first ten minutes."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,9 +49,9 @@ def quickstart(
             left = f"remove {quoted(out)} or choose another --out, and run it again" if out.exists() else "run it again"
             raise Interrupted(f"interrupted; a quick start does not go on where it was: {left}") from None
     if as_json:
-        print(json.dumps(found.results, indent=2, ensure_ascii=False, allow_nan=False))
+        log.print_json(found.results)
     else:
-        print("\n".join([*_table(found.results["rows"]), "", *found.results["story"]]))
+        log.print_result("\n".join([*_table(found.results["rows"]), "", *found.results["story"]]))
     run = out / found.results["runs"][-1]
     log.say(f"report: {found.page}")
     log.say(f'next: echo "a lovely film" | {command("predict", run, "--input", "-")}')

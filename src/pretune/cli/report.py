@@ -29,7 +29,7 @@ def report(
 
     page = write(runs, out, title=title)
     size = page.stat().st_size
-    print(json.dumps({"report": str(page), "bytes": size}, allow_nan=False) if as_json else f"{page}")
+    log.print_result(json.dumps({"report": str(page), "bytes": size}, allow_nan=False) if as_json else f"{page}")
     if not as_json:
         log.say(f"open {quoted(page)} in a browser; it is one file of {size:,} bytes that can be sent on")
     run = next((one for one in runs if (Path(one) / "config.json").is_file()), None)

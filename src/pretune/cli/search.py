@@ -1,6 +1,5 @@
 """`pretune search`: the texts of an index that are nearest to a query, and answers from them."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -97,13 +96,13 @@ def _print(texts: list[str], hits: "list[list[Hit]]", as_json: bool, as_csv: boo
         rows = [
             {"query": text, "hits": [hit._asdict() for hit in found]} for text, found in zip(texts, hits, strict=True)
         ]
-        print(json.dumps(rows, indent=2, ensure_ascii=False, allow_nan=False))
+        log.print_json(rows)
         return
     for text, found in zip(texts, hits, strict=True):
         if len(texts) > 1:
-            print(f"# {text}")
+            log.print_result(f"# {text}")
         for rank, hit in enumerate(found, 1):
-            print(f"{rank:>3}  {hit.score:.4f}  {hit.id}  {_short(hit.text)}")
+            log.print_result(f"{rank:>3}  {hit.score:.4f}  {hit.id}  {_short(hit.text)}")
         if not found:
             log.warn("nothing was found: no text has a word of the query")
 
@@ -119,10 +118,10 @@ def _answered(texts: list[str], said: list[Any], hits: "list[list[Hit]]", as_jso
             {"query": text, "answer": one.text, "read": [hit.id for hit in found[: one.read]], "prompt": one.prompt}
             for text, one, found in rows
         ]
-        print(json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False))
+        log.print_json(told)
         return
     for _, one, found in rows:
-        print(one.text)
+        log.print_result(one.text)
         log.say(f"from: {', '.join(hit.id for hit in found[: one.read]) or 'nothing'}")
 
 
@@ -140,15 +139,15 @@ def _score(
         for name, by in (("index", False), ("bm25", True))
     }
     if as_json:
-        print(json.dumps(scores, indent=2, allow_nan=False))
+        log.print_json(scores)
         return
     if as_csv:
         names = ("ndcg", "mrr", "recall", "queries")
         print_csv(("search", *names), ((by, *(row[one] for one in names)) for by, row in scores.items()))
         return
-    print(f"{'':8}{f'nDCG@{k}':>10}{f'MRR@{k}':>10}{f'recall@{k}':>12}   queries")
+    log.print_result(f"{'':8}{f'nDCG@{k}':>10}{f'MRR@{k}':>10}{f'recall@{k}':>12}   queries")
     for name, row in scores.items():
-        print(f"{name:8}{row['ndcg']:10.4f}{row['mrr']:10.4f}{row['recall']:12.4f}   {row['queries']:,}")
+        log.print_result(f"{name:8}{row['ndcg']:10.4f}{row['mrr']:10.4f}{row['recall']:12.4f}   {row['queries']:,}")
 
 
 def _short(text: str) -> str:

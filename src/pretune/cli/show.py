@@ -1,6 +1,5 @@
 """`pretune show`: what a model is and what it costs, from its spec alone."""
 
-import json
 import os
 import re
 import textwrap
@@ -14,6 +13,7 @@ from pretune.cli._names import families
 from pretune.cli._names import settings as paths
 from pretune.cli._next import free, hint, other, quoted
 from pretune.cli._tables import WIDTH, Section, print_page
+from pretune.core import log
 from pretune.core.errors import UsageError, nearest_file
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def show(
         targets=targets,
     )
     if as_json:
-        print(json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False))
+        log.print_json(facts)
         return
     if as_csv:
         print_csv(("table", "row", "name", "value"), records(facts))

@@ -1,6 +1,5 @@
 """`pretune show-batch`: what an objective does to a sentence."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ import typer
 from pretune.cli._drawing import Column, Line, beside, cells, cut, padded, prose, show, table
 from pretune.cli._names import SHAPES, among, objectives
 from pretune.cli._next import free, hint, other, quoted
+from pretune.core import log
 
 if TYPE_CHECKING:
     from pretune.recipes.example import Drawn, Example, Side, Sight
@@ -73,7 +73,7 @@ def show_batch(
         hide=hide or (),
     )
     if as_json:
-        print(json.dumps(made.plain(), indent=2, ensure_ascii=False, allow_nan=False))
+        log.print_json(made.plain())
         return
     show(lambda width, colour: page(made, width, colour))
     given: list[object] = [word for option, words in (("--text", text), ("--hide", hide), ("--set", settings))

@@ -1,6 +1,5 @@
 """`pretune tokenizer`: a vocabulary for text of one's own."""
 
-import json
 import re
 import sys
 import time
@@ -132,10 +131,10 @@ def tokenizer(
             "sampled": read > limit,
             "seconds": round(time.monotonic() - begun, 1),
         }
-        print(json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False))
+        log.print_json(facts)
         return
     text = f"{read / 1e6:,.1f} MB of text" if read <= limit else f"a sample of {sample} out of {read / 1e6:,.1f} MB"
-    print(f"{out}: {kind}, {made.vocab:,} tokens, style {chosen}, from {text}")
+    log.print_result(f"{out}: {kind}, {made.vocab:,} tokens, style {chosen}, from {text}")
     documents = ("--by", by.value) if by is not By.AUTO else ()
     texts = ("--field", field) if field is not None else ()
     hint("prepare", *corpus, "--tokenizer", out, *documents, *texts, "--out", free("data"))

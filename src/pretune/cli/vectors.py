@@ -1,6 +1,5 @@
 """`pretune vectors`: static word vectors from a corpus."""
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -92,8 +91,8 @@ def vectors(
     seconds = round(time.monotonic() - start, 1)
     if as_json:
         facts = {"out": str(out), "kind": kind, "words": len(trained), "width": trained.width, "seconds": seconds}
-        print(json.dumps(facts, indent=2, allow_nan=False))
+        log.print_json(facts)
         return
-    print(f"{out}: {len(trained):,} words, vectors of {trained.width} numbers, {kind}")
+    log.print_result(f"{out}: {len(trained):,} words, vectors of {trained.width} numbers, {kind}")
     log.say(f"took {seconds} s")
     hint("neighbors", out, trained.words[0])

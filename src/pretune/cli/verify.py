@@ -1,12 +1,12 @@
 """`pretune verify`: whether a model directory, or a run with its checkpoints, is whole."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pretune.cli._next import free, hint
+from pretune.core import log
 
 
 def verify(
@@ -35,17 +35,10 @@ def verify(
     elif not lines or (directory / "config.json").exists():  # a run has a model of its own when it has ended
         lines = [*check(directory), *lines]
     if as_json:
-        print(
-            json.dumps(
-                {"directory": str(directory), "ok": True, "checked": lines},
-                indent=2,
-                ensure_ascii=False,
-                allow_nan=False,
-            )
-        )
+        log.print_json({"directory": str(directory), "ok": True, "checked": lines})
         return
     for line in lines:
-        print(f"ok  {line}")
+        log.print_result(f"ok  {line}")
     if (directory / "run.json").exists() and any(directory.glob("*config.json")):  # a run that has ended
         hint("export", given, "--to", "hf", "--out", free(f"{directory.resolve().name}-hf"))
     else:

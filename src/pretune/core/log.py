@@ -1,13 +1,37 @@
-"""Messages to the person at the terminal: always on stderr, for stdout belongs to results.
+"""Messages go to stderr, results to stdout; neither lets control characters of the data reach a terminal.
 
-rich draws them where stderr is a terminal, and is imported only then; elsewhere they are plain lines.
+rich draws messages where stderr is a terminal, and is imported only then; elsewhere they are plain lines.
 """
 
+import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 _quiet = False
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def escape(text: str) -> str:
+    r"""Return text with control characters as \uXXXX, so that it can neither steer a terminal nor reorder a line.
+
+    Line breaks and tabs stay. JSON stays the same JSON: it spells these characters in the same way.
+
+    >>> print(escape("red \x1b[31m, cleared \x9b2J"))
+    red \u001b[31m, cleared \u009b2J
+    """
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def print_result(text: str = "", *, end: str = "\n", flush: bool = False) -> None:
+    """Print a result to stdout, escaped. NOTE: the only way to stdout for text that holds data."""
+    print(escape(text), end=end, flush=flush)
+
+
+def print_json(data: object) -> None:
+    """Print data to stdout as indented JSON; NaN and infinity are a ValueError, for no reader would take them."""
+    print_result(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def set_quiet(quiet: bool) -> None:
@@ -45,6 +69,7 @@ def warn(message: str) -> None:
 def _show(message: str, style: str) -> None:
     if _quiet:
         return
+    message = escape(message)
     # NOTE: while rich draws a bar, stderr is its own, which puts lines above the bar; a console would write into it.
     if not sys.stderr.isatty() or hasattr(sys.stderr, "rich_proxied_file"):
         print(message, file=sys.stderr, flush=True)

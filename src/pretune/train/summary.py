@@ -69,7 +69,7 @@ def show(summary: Summary) -> None:
     if log.is_quiet():
         return
     if not sys.stderr.isatty():
-        print("\n".join([summary.title, *aligned(summary.rows())]), file=sys.stderr, flush=True)
+        log.say("\n".join([summary.title, *aligned(summary.rows())]))
         return
     from rich.console import Console
     from rich.table import Table
@@ -79,5 +79,5 @@ def show(summary: Summary) -> None:
     for name, value in summary.rows():
         table.add_row(Text(name, style="dim"), Text(value))
     console = Console(stderr=True, highlight=False)
-    console.print(Text(summary.title, style="bold"))
+    console.print(Text(log.escape(summary.title), style="bold"))
     console.print(table)
