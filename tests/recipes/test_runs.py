@@ -12,12 +12,17 @@ import pretune as pt
 from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
 from pretune.data.prepare import prepare
 from pretune.evaluate.report import report
+from pretune.recipes import session
 from pretune.recipes.course import Course
 from pretune.recipes.run import Run
 from pretune.recipes.samples import Samples
 from pretune.text.tokenizer import Tokenizer
+from pretune.train import evaluate as evaluation
 from pretune.train.figures import SPAN, TRAINING_TIME, clock
+from pretune.train.loop import Loop
 from pretune.train.metrics import read_metrics
+from pretune.train.saving import Saver
+from pretune.train.store import Store
 from tests.data.texts import blocks, stories
 from tests.recipes.small import FAST, Prepared, make, shrunk
 
@@ -103,6 +108,25 @@ class TestLengths:
         assert same(tmp_path / "a", tmp_path / "b")
         assert state(tmp_path / "a")["phases"] == [0, 3]
 
+    def test_the_switch_of_lengths_is_logged(
+        self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Once, in the log and in the metrics; a run that was stopped there and went on has it once, too."""
+        changes = {"data.short": (0.5, 8), "data.max_length": 64, "train.checkpoint_every": 1}
+        run(data, tmp_path / "a", objective="masked", steps=6, changes=changes)
+        logged = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step 3: ") and "64" in line]
+        events = [line for line in read_metrics(tmp_path / "a") if "event" in line]
+        assert len(logged) == 1 and events == [{"step": 3, "event": "length", "length": 64}]
+        for step in (3, 4):
+            out = tmp_path / str(step)
+            with monkeypatch.context() as patch:
+                patch.setattr(Saver, "__call__", lambda self, loop, reports, at=step: 1 / (loop.state.step - at))
+                with pytest.raises(ZeroDivisionError):
+                    run(data, out, objective="masked", steps=6, changes=changes)
+            run(None, out, None, resume=True)
+            assert [line for line in read_metrics(out) if "event" in line] == events
+            assert same(tmp_path / "a", out)
+
     def test_against_the_clock(self, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """It ends in time, its rate comes down to nothing, and it can be repeated bit for bit, also after a stop."""
         begun = time.monotonic()
@@ -124,6 +148,32 @@ class TestLengths:
         run(None, tmp_path / "c", None, resume=True)
         assert same(tmp_path / "a", tmp_path / "c")
         assert state(tmp_path / "b")["planned"] == [*state(tmp_path / "a")["phases"][1:], found.summary["steps"]]
+
+    @pytest.mark.parametrize("slower", [1.0, 2.0])
+    def test_a_budget_has_room_for_the_end(
+        self, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slower: float
+    ) -> None:
+        """By a clock of its own: evaluations, saves and the last files take seconds, later on some more."""
+        begun, spent = time.monotonic(), 0.0
+        monkeypatch.setattr(time, "monotonic", lambda: begun + spent)
+
+        def lasting(owner: Any, name: str, seconds: float) -> None:
+            real = getattr(owner, name)
+
+            def work(*given: Any, **more: Any) -> Any:
+                nonlocal spent
+                spent += seconds * (slower if spent > 50 else 1)
+                return real(*given, **more)
+
+            monkeypatch.setattr(owner, name, work)
+
+        lasting(session.Session, "_ahead", 10.0)
+        lasting(evaluation, "evaluate", 4.0)
+        lasting(Store, "save", 2.0)
+        lasting(Loop, "_gradients", 0.8)
+        lasting(session, "finish", 3.0)
+        found = run(data, tmp_path / "a", budget="100s", begun=begun, changes={"train.samples_every": 0})
+        assert 80 < spent <= 100 and found.summary["steps"] > 20
 
     def test_a_budget_for_a_few_steps_is_told_to_be_too_small(
         self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

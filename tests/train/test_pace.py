@@ -1,5 +1,7 @@
 """How long a run is: by steps, by the clock, and by what another run read off its clock."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -102,3 +104,29 @@ def test_ranks_agree_on_what_a_phase_takes_to_begin() -> None:
     clock.ranks = First(torch.device("cpu"), rank=1, world=2)
     clock.phase(0)
     assert state.lead == 7.0
+
+
+@pytest.mark.parametrize("step", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("slower", [1.0, 2.0, 3.0])
+def test_what_comes_after_the_last_step_is_kept_for(
+    monkeypatch: pytest.MonkeyPatch, step: float, slower: float
+) -> None:
+    """By a clock of its own: halfway the machine becomes slower, the last evaluation and save with it."""
+    now, after = 20.0, 12.0
+    monkeypatch.setattr("pretune.train.pace.time.monotonic", lambda: now)
+    pace, state = Pace(schedule=Linear(), budget=200.0, ends=(0.9, 1.0), reserve=after), State(elapsed=now)
+    clock = Clock(pace, state)
+    speed: Callable[[], float] = lambda: slower if now > 100.0 else 1.0  # noqa: E731
+    for phase in range(2):
+        pace.enter(state)
+        while not pace.over(state, phase):
+            pace.rate(state)
+            state.elapsed = began = now  # the loop knows when a step began, once it has ended
+            now += step * speed()
+            state.step += 1
+            told = {"norm": 1.0, "tokens": 1, "asked": False, "rate": 0.0, "terms": {}, "loss": 0.0}
+            pace(clock, [Report(step=state.step - 1, ok=True, elapsed=began, **told)])  # type: ignore[arg-type]
+        state.phases.append(state.step)
+    now += after * speed()
+    assert 200.0 * 0.8 < now <= 200.0
+    assert state.progress == sorted(state.progress)

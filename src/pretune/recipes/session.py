@@ -28,7 +28,7 @@ from pretune.train.feed import Feed
 from pretune.train.journal import Journal
 from pretune.train.loop import Loop
 from pretune.train.optim import averaged, parameter_groups
-from pretune.train.pace import Pace
+from pretune.train.pace import IN_FLIGHT, Pace
 from pretune.train.ranks import Ranks
 from pretune.train.saving import Saver, restore
 from pretune.train.state import State
@@ -39,7 +39,11 @@ from pretune.train.workers import prepare
 
 CHECKPOINTS = "checkpoints"
 SAVING = 200e6
-"""Bytes per second that a disk is trusted to take, for the time kept back at the end of a budget."""
+"""Bytes per second that a disk is trusted to take, for the time kept back at the end of a budget …"""
+SAVES = 3.0
+"""… and saves like the first one that the end of a run takes: a checkpoint, older ones checked, the model."""
+EXIT = 1.0
+"""Seconds, for the last lines and the end of the process."""
 FEW = 20
 """Steps of a run against the clock below which it is told that it learnt next to nothing: the first two stand still."""
 
@@ -168,6 +172,9 @@ class Session:
             self._phase(loop, phase, pace)
             if phase + 1 < len(self.course.phases):
                 state.phases.append(state.step)
+                before, after = (self.course.phases[number].length for number in (phase, phase + 1))
+                text = f"sequences of {after:,} tokens from here on, after {before:,}"
+                journal.event(state.step, "length", text, length=after)
         if evaluate:
             evaluate.now(loop)
         saver.save(loop, wait=True)
@@ -196,10 +203,23 @@ class Session:
             saver.last_step, saver.last_time = state.step, state.elapsed
         if evaluate:
             evaluate(loop, [])  # where that was not done before it was saved
-        saver.save(loop)
-        size = sum(p.numel() for p in self.model.parameters()) * 4
-        reserve = 1.0 + 5 * size / SAVING + (1.5 * evaluate.seconds if evaluate else 0.0)
-        pace.reserve = reserve if pace.budget is None else self.ranks.share(reserve)  # they end at the same step
+        begun, timed = time.monotonic(), pace.budget is not None and not state.planned
+        saver.save(loop, wait=timed)
+        if timed:
+            reserve = self._reserve(state, evaluate, time.monotonic() - begun)
+            pace.reserve = self.ranks.share(reserve)  # they end at the same step
+
+    def _reserve(self, state: State, evaluate: Evaluate | None, saving: float) -> float:
+        """Seconds from the last step to the end of the command: an evaluation, a checkpoint, the model, the exit.
+
+        A process that resumes a run has evaluated and saved nothing yet: an earlier one did.
+        """
+        size = sum(parameter.numel() for parameter in self.model.parameters()) * 4
+        saves = max(SAVES * saving, 5 * size / SAVING)
+        if evaluate is None:
+            return EXIT + saves
+        earlier = 1 + (state.step // evaluate.every if evaluate.every else 0)
+        return EXIT + saves + 1.25 * (evaluate.seconds or state.evaluating / earlier)
 
     def _phase(self, loop: Loop, phase: int, pace: Pace) -> None:
         loop.state.micro = micro = self._micro(phase, loop.state)
@@ -232,6 +252,9 @@ class Session:
         split = "prompts" if train.prompts else "valid" if held else "train"
         cost = price(seen.shape, self.spec.shape, train.batch_tokens, self.ranks)
         when = due(train.samples_every, pace, state, cost)
+        pace.tail = IN_FLIGHT + (
+            0.0 if train.samples_every == 0 else cost
+        )  # the last look may come after the last step
         return Samples(seen, Saying(self.source.tokenizer, train.prompts), when, partial(journal.sampled, split=split))
 
     def _evaluate(self, journal: Journal, saver: Saver) -> Evaluate | None:

@@ -1,7 +1,8 @@
 """`metrics.jsonl`: what is known of a run's steps, one JSON object a line, in the order of steps.
 
     {"step": 100, "loss": 6.31, "rate": 1e-4, "tokens": 6553600}
-    {"step": 100, "held_out": 6.4}
+    {"step": 100, "held_out": {"loss": 6.4}}
+    {"step": 100, "event": "length", "length": 512}
     {"step": 101, "loss": null, "nonfinite": ["loss"]}
 
 Lines are appended whole. A resumed run cuts off what a crash left half-written and what was said of steps that it will
