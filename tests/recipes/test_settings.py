@@ -1,10 +1,12 @@
 """From wishes to settings: what is typed, what is refused and how, and what a file changes. Nothing is trained."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pretune.core import config
 from pretune.core.errors import PretuneError, UsageError
@@ -15,7 +17,7 @@ from pretune.objectives.next_sentence import NextSentence
 from pretune.objectives.span_masked import SpanMasked
 from pretune.recipes.choose import choose
 from pretune.recipes.duration import seconds
-from pretune.recipes.forecast import forecast
+from pretune.recipes.forecast import HERE, forecast, multiplied
 from pretune.recipes.resolve import with_heads
 from pretune.recipes.settings import Settings
 from pretune.text.tokenizer import Tokenizer
@@ -223,6 +225,23 @@ class TestForecast:
         assert one["seconds"] > 0 and one["dollars"] > 0
         twice = forecast(choose("bert-tiny", data=data, steps=200, device="cpu"))
         assert twice["devices"]["h100"]["seconds"] == pytest.approx(2 * one["seconds"])
+
+    def test_this_machine_has_a_row(self, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Measured for a moment, at the utilisation of a processor; a GPU that the table has is taken from there."""
+        monkeypatch.setattr("pretune.recipes.forecast.multiplied", lambda device, dtype, size: 1e9)
+        settings = choose("bert-tiny", data=data, steps=100, device="cpu")
+        found = forecast(settings)
+        here = found["devices"][HERE]
+        assert next(iter(found["devices"])) == HERE
+        assert here["seconds"] == pytest.approx(found["flops"] / (0.3 * 1e9)) and here["dollars"] > 0
+        monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H200")
+        on_gpu = forecast(settings, "cuda")["devices"]
+        assert on_gpu[HERE] == on_gpu["h200"]
+
+    def test_speed_is_measured_in_a_moment(self) -> None:
+        begun = time.process_time()
+        assert 1e6 < multiplied(torch.device("cpu"), torch.float32, 64) < 1e15
+        assert time.process_time() - begun < 10
 
     def test_how_far_a_budget_comes(self, data: Path) -> None:
         found = forecast(choose("bert-tiny", data=data, budget="10m", device="cpu"))

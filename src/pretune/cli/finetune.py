@@ -171,9 +171,9 @@ def finetune(
     plan: dict[str, Any] = {"seeds": seeds, "labels": counts, "baselines": baselines}
     plan |= {"forgetting": forgetting, "vectors": vectors}
     if dry_run:
-        device_of(device)  # which the run would refuse too
+        here = device_of(device)  # which the run would refuse too
         tuning = choose(model, lr=rates[0] if rates else None, **wishes)
-        _show(tuning, plan_of(tuning, rates, **plan, before=read_tree(config).get("plan")), as_json)
+        _show(tuning, plan_of(tuning, rates, **plan, before=read_tree(config).get("plan")), as_json, here)
         return
     assert out is not None
     run = work(model, out=out, resume=resume, lr=rates, device=device, **plan, **wishes)
@@ -222,12 +222,12 @@ def _result(run: "FineTuned") -> "Iterator[str]":
     yield from told(run.scores)
 
 
-def _show(tuning: "Tuning", plan: "Plan", as_json: bool) -> None:
+def _show(tuning: "Tuning", plan: "Plan", as_json: bool, device: str) -> None:
     """The tree, which `--config` reads, and below it what the run reads and takes, as comments of YAML."""
     from pretune.core.config import to_dict
     from pretune.recipes.finetune.forecast import forecast
 
-    tree, found = {**tuning.plain(), "plan": to_dict(plan)}, forecast(tuning, plan)
+    tree, found = {**tuning.plain(), "plan": to_dict(plan)}, forecast(tuning, plan, device)
     if as_json:
         log.print_json({**tree, "forecast": found})
         return

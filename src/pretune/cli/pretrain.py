@@ -98,8 +98,8 @@ def pretrain(
         **lengths,
     }
     if dry_run:
-        device_of(device)  # which the run would refuse too
-        _show(choose(name, **wishes), as_json)
+        here = device_of(device)  # which the run would refuse too
+        _show(choose(name, **wishes), as_json, here)
         return
     assert out is not None
     run = work(name, out=out, resume=resume, begun=begun, **wishes)
@@ -115,11 +115,11 @@ def pretrain(
     other(f"finetune {quoted(run)} --train TABLE.csv --out {tuned}  (a table with texts and labels)", silent=as_json)
 
 
-def _show(settings: "Settings", as_json: bool) -> None:
+def _show(settings: "Settings", as_json: bool, device: str) -> None:
     """The tree, which `--config` reads, and below it what the run takes, as comments of YAML or as a part of JSON."""
     from pretune.recipes.forecast import forecast
 
-    tree, cost = settings.plain(), forecast(settings)
+    tree, cost = settings.plain(), forecast(settings, device)
     if as_json:
         log.print_json({**tree, "cost": cost})
         return

@@ -1,18 +1,21 @@
 """What a run will take, before anything is built: from its settings and the size of its data."""
 
+import time
 from typing import Any
 
 import numpy as np
+import torch
 
 from pretune.data.prepare import Data
 from pretune.models import shapes
 from pretune.models.cost import DEVICES, GRID
-from pretune.models.devices import Device
+from pretune.models.devices import DOLLARS_PER_KWH, Device
 from pretune.objectives.objective import Vocabulary
 from pretune.recipes.duration import roughly
 from pretune.recipes.resolve import explain_rate
 from pretune.recipes.settings import Settings
 from pretune.text.tokenizer import Tokenizer
+from pretune.train.energy import CORE_WATTS, UNKNOWN_WATTS, known
 from pretune.train.flops import flops_of
 from pretune.train.tally import Tally
 
@@ -20,10 +23,14 @@ _MANY = 1000
 """Sequences of a batch that is large enough for shares to be exact."""
 CORES = 8
 """Of the laptop in the table of devices."""
+HERE = "this machine"
+SECONDS, REPEATS = 0.02, 5
+"""Time of a measurement of this machine's speed, and their number; the fastest counts, for others may be at work."""
 
 
-def forecast(settings: Settings) -> dict[str, Any]:
-    """Parameters, FLOPs, and what the run takes on each device we know; against the clock, how far it comes there.
+def forecast(settings: Settings, device: str = "cpu") -> dict[str, Any]:
+    """Parameters, FLOPs, and what the run takes on this machine's device and on each that we know; against the clock,
+    how far it comes there.
 
     All sequences are taken to be full; tokens are those of both sides of an encoder-decoder.
     """
@@ -40,8 +47,45 @@ def forecast(settings: Settings) -> dict[str, Any]:
         "steps": steps,
         "tokens": tokens,
         "flops": flops,
-        "devices": {one: on_device(found, per_token, flops, settings.train.budget) for one, found in DEVICES.items()},
+        "devices": {
+            one: on_device(found, per_token, flops, settings.train.budget)
+            for one, found in {HERE: this_machine(device), **DEVICES}.items()
+        },
     }
+
+
+def this_machine(device: str) -> Device:
+    """The device of this machine: a GPU as the table has it, else by how fast it multiplies matrices now."""
+    where = torch.device(device)
+    name = torch.cuda.get_device_name(where) if where.type == "cuda" else where.type
+    if (entry := known(name)) is not None:
+        return entry
+    on_gpu = where.type == "cuda"
+    kind, size, watts = ("bf16", 4096, UNKNOWN_WATTS) if on_gpu else ("fp32", 384, CORE_WATTS * torch.get_num_threads())
+    return Device(
+        name=name,
+        flops={kind: multiplied(where, torch.bfloat16 if on_gpu else torch.float32, size)},
+        memory=0.0,  # nobody asks for it
+        watts=watts,
+        dollars_per_hour=watts / 1000 * DOLLARS_PER_KWH,
+        owned=True,
+        utilisation=DEVICES["rtx4090" if on_gpu else "laptop-cpu"].utilisation,
+    )
+
+
+def multiplied(device: torch.device, dtype: torch.dtype, size: int) -> float:
+    """FLOPs per second of products of square matrices, measured in a tenth of a second."""
+    one = torch.ones(size, size, device=device, dtype=dtype)
+    rates: list[float] = []
+    for _ in range(REPEATS + 1):  # the first one warms up
+        begun, count = time.perf_counter(), 0
+        while count == 0 or time.perf_counter() - begun < SECONDS:
+            torch.mm(one, one)
+            count += 1
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        rates.append(2 * size**3 * count / (time.perf_counter() - begun))
+    return max(rates)
 
 
 def on_device(device: Device, per_token: float, flops: float | None, budget: float | None) -> dict[str, float]:

@@ -214,7 +214,7 @@ class Session:
 
         A process that resumes a run has evaluated and saved nothing yet: an earlier one did.
         """
-        size = sum(parameter.numel() for parameter in self.model.parameters()) * 4
+        size: int = sum(parameter.numel() for parameter in self.model.parameters()) * 4
         saves = max(SAVES * saving, 5 * size / SAVING)
         if evaluate is None:
             return EXIT + saves

@@ -18,8 +18,8 @@ from pretune.models.devices import DEVICES, Device
 RAPL = Path("/sys/class/powercap")
 LOAD = 0.8
 """The share of its power limit that a board is assumed to draw while it trains, where it cannot be asked."""
-_UNKNOWN_WATTS = 300.0  # the limit of a board that is not in our table
-_CORE_WATTS = DEVICES["laptop-cpu"].watts / 8  # that machine has eight
+UNKNOWN_WATTS = 300.0  # the limit of a board that is not in our table
+CORE_WATTS = DEVICES["laptop-cpu"].watts / 8  # that machine has eight
 _NOISE = {
     "nvidia",
     "tesla",
@@ -71,8 +71,8 @@ def gauges(device: torch.device, *, host: bool = True) -> list[Gauge]:
         found.append(Assumed("Apple GPU", DEVICES["apple-m2"].watts, f"{DEVICES['apple-m2'].watts:.0f} W"))
     elif packages is None and host:
         threads = torch.get_num_threads()
-        how = f"{_CORE_WATTS:.1f} W for each of {threads} threads"
-        found.append(Assumed("processor", _CORE_WATTS * threads, how))
+        how = f"{CORE_WATTS:.1f} W for each of {threads} threads"
+        found.append(Assumed("processor", CORE_WATTS * threads, how))
     return [*found, packages] if packages else found
 
 
@@ -100,7 +100,7 @@ class Assumed:
 
 def _assumed_board(name: str) -> Assumed:
     device = known(name)
-    watts = device.watts if device else _UNKNOWN_WATTS
+    watts = device.watts if device else UNKNOWN_WATTS
     why = "" if device else " of a board we do not know"
     return Assumed(name, LOAD * watts, f"{LOAD:.0%} of the limit of {watts:.0f} W{why}")
 

@@ -15,7 +15,7 @@ from pretune.recipes.finetune.opening import Opened, balance, check_sizes, open_
 from pretune.recipes.finetune.plan import Plan
 from pretune.recipes.finetune.reader import Reader, counted
 from pretune.recipes.finetune.settings import Tuning
-from pretune.recipes.forecast import on_device
+from pretune.recipes.forecast import HERE, on_device, this_machine
 from pretune.tasks.example import Example
 from pretune.tasks.splits import subset
 from pretune.tasks.task import type_of
@@ -29,8 +29,9 @@ TRIED = 20
 """Batches that are made to know what a step reads."""
 
 
-def forecast(tuning: Tuning, plan: Plan) -> dict[str, Any]:
-    """Labels, lengths, what is cut off, and the cost on each device we know, of all trials; evaluation left out."""
+def forecast(tuning: Tuning, plan: Plan, device: str = "cpu") -> dict[str, Any]:
+    """Labels, lengths, what is cut off, and the cost on this machine's device and on each that we know, of all trials;
+    evaluation left out."""
     opened = open_task(tuning.task)
     check_sizes(opened, tuning.task, plan.labels)
     train = opened.limited(plan.most, tuning.task.split)
@@ -76,7 +77,8 @@ def forecast(tuning: Tuning, plan: Plan) -> dict[str, Any]:
         "flops": total * each,
         "encoding_seconds": round((time.perf_counter() - started) * len(train) / len(some), 1),
         "devices": {
-            name: on_device(device, each / max(read, 1), total * each, None) for name, device in DEVICES.items()
+            name: on_device(one, each / max(read, 1), total * each, None)
+            for name, one in {HERE: this_machine(device), **DEVICES}.items()
         },
     }
 
