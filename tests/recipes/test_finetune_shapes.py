@@ -13,7 +13,9 @@ from pretune.adapt.adapted import Adapted
 from pretune.adapt.heads.generation import Generation
 from pretune.adapt.heads.several import Several
 from pretune.core.errors import DataError, UsageError
-from pretune.evaluate.beside import beside
+from pretune.evaluate.beside import beside, names_of
+from pretune.evaluate.similarity import cosines
+from pretune.metrics.correlation import spearman
 from pretune.models.catalog import resolve
 from pretune.recipes.finetune.fine import FineTuned, evaluate_run
 from pretune.recipes.finetune.inputs import example_of
@@ -76,8 +78,33 @@ def test_passages_some_of_which_have_no_answer(tmp_path: Path, family: str) -> N
     changes = {**QUICK, "data.new_tokens": 4, "data.stride": 8}
     run = finetune(base, task="squad2", data=tmp_path, out=tmp_path / "run", steps=3, changes=changes)
     assert (run.kept.threshold is None) == (family == "t5-small")
-    assert [row["name"] for row in run.scores["baselines"]] == ["majority", "svm"]
+    assert [row["name"] for row in run.scores["baselines"]] == ["first_words", "near_words"]
     assert run.predict([{"question": "what is old?", "context": "the old sea"}])[0]["text"] is not None
+
+
+def test_scored_pairs_have_the_cosine_of_the_base_as_a_baseline(tmp_path: Path) -> None:
+    base = tasked.make_base(tmp_path)
+    draw = random.Random(0)
+    words = ["old", "grey", "sea", "house", "wind", "lovely"]
+    rows = ["sentence1\tsentence2\tscore"]
+    for _ in range(60):
+        one = draw.sample(words, 3)
+        shared = draw.randrange(4)
+        other = one[:shared] + [word for word in words if word not in one][: 3 - shared]
+        rows.append(f"{' '.join(one)}\t{' '.join(other)}\t{shared + 0.5}")
+    table = tmp_path / "own.tsv"
+    table.write_text("\n".join(rows) + "\n")
+    wish = {"train": table, "text": "sentence1", "pair": "sentence2", "label": "score", "steps": 2, "changes": QUICK}
+    run = finetune(base, out=tmp_path / "run", **wish)
+    simple = {row["name"]: row for row in run.scores["baselines"]}
+    assert set(simple) == {"mean", "ridge", "ridge_vectors", "cosine"} and "cosine" not in run.scores["not_run"]
+    judged = [json.loads(line) for line in (run.path / "predictions.jsonl").read_text().splitlines()]
+    split = run.scores["result"]["split"]
+    texts = [(one["input"], one["pair"], one["gold"]) for one in judged if one["split"] == split]
+    found = cosines(base, [(one, other) for one, other, _ in texts])
+    assert simple["cosine"]["scores"]["spearman"] == pytest.approx(spearman([gold for *_, gold in texts], found))
+    random_base = finetune(base, out=tmp_path / "random", method="random", **wish)
+    assert "cosine" in random_base.scores["not_run"]
 
 
 def test_several_tasks_at_once_in_words(tmp_path: Path) -> None:
@@ -209,12 +236,16 @@ class TestBeside:
     def test_scores(self) -> None:
         some = [Example(text=f"{'sea ' * (i % 4)}wind", label=float(i % 4)) for i in range(40)]
         rows, absent = beside(self.task("regression", "pearson_spearman"), some, some, ("majority", "svm", "vectors"))
-        assert [row.name for row in rows] == ["majority", "svm", "vectors"]
+        assert [row.name for row in rows] == ["mean", "ridge", "ridge_vectors"]
+        assert "cosine" not in absent  # there are no pairs
         assert {one.value for one in rows[0].predictions} == {1.5}
         for row in rows[1:]:
             found = score(self.task("regression", "pearson_spearman"), some, row.predictions)
             assert next(iter(found.values())) > 0.9
         assert "bilstm" in absent and "random" in absent
+
+    def test_they_may_be_asked_for_by_their_own_names(self) -> None:
+        assert names_of("mean,ridge,svm") == ("majority", "svm")
 
     def test_choices(self) -> None:
         some = [Example(text="a grey stone", choices=("the stone is grey", "rivers"), label=0) for _ in range(8)]

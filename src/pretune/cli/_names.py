@@ -94,7 +94,7 @@ def baselines(typed: str = "") -> list[str]:
     """Baselines, with commas between them."""
     from pretune.evaluate.baselines import BASELINES
 
-    return _last(["default", "all", "none", *BASELINES, "probe", "random"], typed, ",")
+    return _last(["default", "all", "none", *BASELINES, "probe", "random", "cosine"], typed, ",")
 
 
 def among(*names: str) -> Complete:

@@ -29,10 +29,19 @@ from pretune.tasks.example import Example
 from pretune.tasks.task import Task
 from pretune.use.word_vectors import Vectors
 
-PROBE, RANDOM = "probe", "random"
-"""A linear model on the frozen model's features; the same model from random weights. Whoever has it runs them."""
-ALL = (*BASELINES.names(), PROBE, RANDOM)
-NAMED = {"default": DEFAULT, "all": ALL, "none": ()}
+PROBE, RANDOM, COSINE = "probe", "random", "cosine"
+"""A linear model on the frozen model's features; the same model from random weights; of pairs with scores, the cosine
+of the vectors of the model before fine-tuning. Whoever has it runs them."""
+ALL = (*BASELINES.names(), PROBE, RANDOM, COSINE)
+NAMED = {"default": (*DEFAULT, COSINE), "all": ALL, "none": ()}
+OWN_NAMES = {
+    "regression": {"majority": "mean", "svm": "ridge", "vectors": "ridge_vectors"},
+    "tagging": {"majority": "frequent_tag"},
+    "span": {"majority": "first_words", "svm": "near_words"},
+    "choice": {"majority": "frequent_place", "svm": "tfidf"},
+    "generation": {"majority": "first_words"},
+}
+"""Names of baselines that are something else for a kind of task than the classifier in whose place they stand."""
 
 Examples = Sequence[Example]
 Fit = Callable[[Task, Examples, Examples, int], list[Prediction]]
@@ -46,16 +55,18 @@ class Beside:
     about: str
     predictions: list[Prediction]
     seconds: float
+    slot: str = ""  # the name that it was asked for by, where that is another
 
 
 def names_of(wish: str) -> tuple[str, ...]:
     """The baselines that are asked for: default, all, none, or names with commas between them."""
     if wish in NAMED:
         return NAMED[wish]
-    names = tuple(wish.split(","))
+    places = {own: slot for names in OWN_NAMES.values() for slot, own in names.items()}
+    names = tuple(dict.fromkeys(places.get(name, name) for name in wish.split(",")))
     for name in names:
         if name not in ALL:
-            known = [*NAMED, *ALL]
+            known = [*NAMED, *ALL, *places]
             raise UsageError(f"unknown baseline '{name[:40]}'{nearest(name, known)} (allowed: {', '.join(known)})")
     return names
 
@@ -79,24 +90,33 @@ def beside(
         some = [train[i] for i in sorted(generator(seed, 0).permutation(len(train))[:most].tolist())]
     rows: list[Beside] = []
     absent: dict[str, str] = {}
+    own = OWN_NAMES.get(task.kind, {})
     for name in ALL:
+        if name == COSINE and not is_similarity(task, judged):
+            continue
         fit, about = _found(task, name, vectors)
         if fit is None:
             absent[name] = about
         elif name not in names:
-            absent[name] = "not asked for (`--baselines all`)"
+            absent[own.get(name, name)] = "not asked for (`--baselines all`)"
         else:
             begun = time.perf_counter()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a solver that has not quite come to its end
                 said = fit(task, some, judged, seed)
-            rows.append(Beside(name=name, about=about, predictions=said, seconds=time.perf_counter() - begun))
+            seconds = time.perf_counter() - begun
+            rows.append(Beside(name=own.get(name, name), about=about, predictions=said, seconds=seconds, slot=name))
     return rows, absent
+
+
+def is_similarity(task: Task, examples: Examples) -> bool:
+    """Return whether a task asks for scores of pairs of texts."""
+    return task.kind == "regression" and bool(examples) and all(one.pair is not None for one in examples)
 
 
 def _found(task: Task, name: str, vectors: str | None) -> tuple[Fit | None, str]:
     """How a baseline is fitted to a kind of task and what it is; None and why where it is not."""
-    if name in (PROBE, RANDOM):
+    if name in (PROBE, RANDOM, COSINE):
         return None, "not asked for (`--baselines all`)"
     if task.kind in ("classification", "pair"):
         return _classes(name, vectors), BASELINES.describe(name).rstrip(".")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core import io, log
-from pretune.evaluate.beside import Beside, beside
+from pretune.evaluate.beside import COSINE, Beside, beside, is_similarity
 from pretune.metrics.groups import GROUPED, by_group
 from pretune.metrics.significance import Comparison, against, of_means, over_seeds
 from pretune.recipes.finetune.card import card
@@ -114,14 +114,15 @@ def baselines(
     opened: Opened, train: Sequence[Example], plan: Plan, more: Mapping[str, Fitted]
 ) -> tuple[list[Beside], dict[str, str]]:
     """All that were asked for, on the split of the result; `more` are those that need the model itself."""
-    if plan.baselines:
-        log.say(f"baselines: {', '.join(plan.baselines)}")
+    apart = [] if is_similarity(opened.task, opened.judged) else [COSINE]
+    if names := [name for name in plan.baselines if name not in apart]:
+        log.say(f"baselines: {', '.join(names)}")
     rows, absent = simple(opened, train, plan.baselines, plan.vectors)
     for name, fit in more.items():
-        if name in plan.baselines:
+        if name in plan.baselines and name not in apart:
             row = fit(train)
             if row is None:
-                absent[name] = f"it is not for tasks of the kind '{opened.task.kind}'"
+                absent[name] = f"it is not for this base, or for tasks of the kind '{opened.task.kind}'"
                 continue
             absent.pop(name, None)
             rows.append(row)
@@ -142,9 +143,11 @@ def simple(
         rows, without = beside(member.task, some, asked, names, vectors=vectors)
         absent |= without
         for row in rows:
-            found.setdefault(row.name, []).append((mine, row))
+            found.setdefault(row.slot or row.name, []).append((mine, row))
     made: list[Beside] = []
-    for name, each in found.items():
+    for slot, each in found.items():
+        own = {row.name for _, row in each}
+        name = own.pop() if len(own) == 1 else slot
         if len(each) < len(opened.members):
             absent[name] = "not all of these tasks have it"
             continue

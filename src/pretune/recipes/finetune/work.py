@@ -21,10 +21,11 @@ from typing import Any
 from pretune.adapt import methods
 from pretune.core import config, io, log
 from pretune.core.counted import join_names
-from pretune.core.errors import CheckpointError, DataError, UsageError
+from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
 from pretune.evaluate.baselines.table import MOST
-from pretune.evaluate.beside import PROBE, RANDOM, Beside, names_of
+from pretune.evaluate.beside import COSINE, PROBE, RANDOM, Beside, names_of
 from pretune.evaluate.report.facts import of_pool
+from pretune.evaluate.similarity import cosines
 from pretune.recipes.choose import device_of
 from pretune.recipes.finetune.choose import choose, explain_rate, read_tree, spec_of
 from pretune.recipes.finetune.fine import FineTuned
@@ -42,6 +43,7 @@ from pretune.recipes.restore import check_model
 from pretune.recipes.run import COST
 from pretune.recipes.session import CHECKPOINTS, free
 from pretune.recipes.settings import rates_of
+from pretune.tasks.answer import Prediction
 from pretune.tasks.encode import Items
 from pretune.tasks.example import Example
 from pretune.tasks.own import columns_of
@@ -219,7 +221,7 @@ class Work:
             for tuning in self.plan.rest(self.tuning, best["lr"]):
                 self._try(tuning, lock, resume)
             random = self._random(resume) if RANDOM in self.plan.baselines else None
-            more: dict[str, Fitted] = {PROBE: self._probe, RANDOM: lambda train: random}
+            more: dict[str, Fitted] = {PROBE: self._probe, RANDOM: lambda train: random, COSINE: self._cosine}
             given = (self.where, self.tuning, self.plan, self.opened, self.trials, more)
             found: FineTuned = self.ranks.share(alone(self.ranks, lambda: finish(*given)))
             return found
@@ -257,6 +259,23 @@ class Work:
         said = probe(self.tuning, task, train[:MOST], self.opened.judged, self.ranks.device)
         about, seconds = "A linear model on the frozen model's features", time.perf_counter() - begun
         return Beside(name=PROBE, about=about, predictions=said, seconds=seconds)
+
+    def _cosine(self, train: Sequence[Example]) -> Beside | None:
+        """The cosine of the two texts' vectors, by the base as it is: a baseline of scored pairs."""
+        base, begun = self.tuning.base, time.perf_counter()
+        if base.weights == "random":
+            return None
+        try:
+            pairs = [(one.text, one.pair or "") for one in self.opened.judged]
+            found = cosines(base.path, pairs, device=str(self.ranks.device))
+        except PretuneError as fault:  # a baseline does not end a run that is trained
+            log.warn(f"baseline '{COSINE}': {fault}")
+            return None
+        labels = [float(one.label or 0.0) for one in train]
+        low, high = min(labels), max(labels)
+        said = [Prediction(value=low + (high - low) * float(one)) for one in found]
+        about = "The cosine of the two texts' vectors, by the model before fine-tuning"
+        return Beside(name=COSINE, about=about, predictions=said, seconds=time.perf_counter() - begun)
 
     def _random(self, resume: bool) -> Beside:
         """The same model from random weights, trained whole on the same examples: a baseline."""
