@@ -128,6 +128,23 @@ def test_a_word_is_right_where_each_of_its_tokens_is_the_likeliest() -> None:
     assert last_words(model, [right, wrong]).scores["accuracy"] == 0.5
 
 
+def test_categories_of_blanks(tmp_path: Path) -> None:
+    file = tmp_path / "blanks.jsonl"
+    rows = [{"text": "The ____ was quiet.", "answer": word, "relation": kind}
+            for word, kind in (("sea", "a"), ("house", "a"), ("old", "a"), ("sea", "b"))]  # fmt: skip
+    file.write_text("\n".join(map(json.dumps, rows)))
+    model = scorer("bert")
+    found = last_words(model, read_blanks(file), name="cloze")
+    each = [last_words(model, [one]).scores["accuracy"] for one in read_blanks(file)]
+    assert found.groups == {"a": pytest.approx(sum(each[:3]) / 3), "b": each[3]}
+    assert found.scores["macro_accuracy"] == pytest.approx((sum(each[:3]) / 3 + each[3]) / 2)
+    assert found.scores["accuracy"] == pytest.approx(sum(each) / 4) and found.counts["categories"] == 2
+    del rows[2]["relation"]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError, match=r"blanks\.jsonl:3"):
+        read_blanks(file)
+
+
 def test_blanks_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "blanks.jsonl"
     rows = [{"text": "The ____ was quiet.", "answer": "sea"}, {"text": "Nobody [MASK]", "answer": "knew"}]

@@ -98,7 +98,7 @@ class TestOne:
         other = tasked.scores(tmp_path / "scores.tsv", 60)
         found = finetune(fine, train=other, text="one", pair="two", label="score", out=tmp_path / "run", steps=3)
         assert found.scores["kind"] == "regression" and found.scores["metric"] == "pearson_spearman"
-        assert {row["name"] for row in found.scores["baselines"]} == {"majority", "svm", "vectors"}
+        assert {row["name"] for row in found.scores["baselines"]} == {"mean", "ridge", "ridge_vectors", "cosine"}
         assert "not for tasks of the kind 'regression'" in found.scores["not_run"]["bilstm"]
 
 

@@ -12,8 +12,10 @@ from pretune.cli._next import hint, other, quoted
 from pretune.cli._texts import read
 from pretune.core import log
 from pretune.core.errors import UsageError
+from pretune.core.hub import located
 
 if TYPE_CHECKING:
+    from pretune.recipes.extract import Extracted
     from pretune.use.index import Hit, Index
 
 SHOWN = 300
@@ -34,7 +36,8 @@ def search(
     ] = None,
     answer: Annotated[bool, typer.Option("--answer", help="Let a model answer from the hits.")] = False,
     reader: Annotated[
-        str | None, typer.Option("--reader", metavar="DIR", help="That model: a decoder or an encoder-decoder.")
+        str | None,
+        typer.Option("--reader", metavar="DIR", help="That model: one that writes, or a run of squad1 or squad2."),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", metavar="N", help="Of an answer.")] = 64,
     device: Annotated[
@@ -68,9 +71,14 @@ def search(
         return
     hits = found.search(texts, k, model=ready, words=words)
     if answer:
+        from pretune.recipes.extract import extract_answers, extractive_run
         from pretune.use.answer import answers
 
         assert reader is not None
+        run = extractive_run(located(reader), device=str(placed(device)))
+        if run is not None:
+            _extracted(texts, extract_answers(run, texts, hits), as_json, as_csv)
+            return
         said = answers(opened(reader, device=device, speaks=True), texts, hits, max_new_tokens=max_new_tokens)
         _answered(texts, said, hits, as_json, as_csv)
         return
@@ -123,6 +131,34 @@ def _answered(texts: list[str], said: list[Any], hits: "list[list[Hit]]", as_jso
     for _, one, found in rows:
         log.print_result(one.text)
         log.say(f"from: {', '.join(hit.id for hit in found[: one.read]) or 'nothing'}")
+
+
+def _extracted(texts: list[str], said: "list[Extracted]", as_json: bool, as_csv: bool) -> None:
+    """Answers that stand in a passage, with its id and the score."""
+    rows = [
+        {
+            "query": text,
+            "answer": one.text,
+            "score": one.score,
+            "id": one.hit and one.hit.id,
+            "passage": one.hit and one.hit.text,
+            "span": one.span,
+        }
+        for text, one in zip(texts, said, strict=True)
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=2, ensure_ascii=False))
+    elif as_csv:
+        names = ("query", "answer", "score", "id", "passage")
+        print_csv(names, ([row[name] for name in names] for row in rows))
+    else:
+        for one in said:
+            print(one.text)
+            log.say(
+                "no answer in the hits"
+                if one.hit is None
+                else f"from {one.hit.id}, score {one.score:.4g}: {_short(one.hit.text)}"
+            )
 
 
 def _score(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core import io, log
-from pretune.evaluate.beside import COSINE, Beside, beside, is_similarity
+from pretune.evaluate.beside import COSINE, OWN_NAMES, Beside, beside, is_similarity
 from pretune.metrics.groups import GROUPED, by_group
 from pretune.metrics.significance import Comparison, against, of_means, over_seeds
 from pretune.recipes.finetune.card import card
@@ -116,7 +116,8 @@ def baselines(
     """All that were asked for, on the split of the result; `more` are those that need the model itself."""
     apart = [] if is_similarity(opened.task, opened.judged) else [COSINE]
     if names := [name for name in plan.baselines if name not in apart]:
-        log.say(f"baselines: {', '.join(names)}")
+        own = OWN_NAMES.get(opened.task.kind, {})
+        log.say(f"baselines: {', '.join(own.get(name, name) for name in names)}")
     rows, absent = simple(opened, train, plan.baselines, plan.vectors)
     for name, fit in more.items():
         if name in plan.baselines and name not in apart:
