@@ -93,6 +93,7 @@ def beside(
     own = OWN_NAMES.get(task.kind, {})
     for name in ALL:
         if name == COSINE and not is_similarity(task, judged):
+            absent[name] = "it is for pairs with scores"
             continue
         fit, about = _found(task, name, vectors)
         if fit is None:
