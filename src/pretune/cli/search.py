@@ -147,7 +147,7 @@ def _extracted(texts: list[str], said: "list[Extracted]", as_json: bool, as_csv:
         for text, one in zip(texts, said, strict=True)
     ]
     if as_json:
-        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        print(json.dumps(rows, indent=2, ensure_ascii=False, allow_nan=False))
     elif as_csv:
         names = ("query", "answer", "score", "id", "passage")
         print_csv(names, ([row[name] for name in names] for row in rows))
