@@ -322,7 +322,7 @@ class TestRefused:
         finetune(base, train=table, out=tmp_path / "run", method="lora", steps=2, baselines="none", changes=QUICK)
         other = tasked.make_base(tmp_path / "other", width=48, heads=2)
         kept = json.loads((tmp_path / "run/adapter.json").read_text())
-        kept["base"]["path"] = str(other)
+        kept["base"] |= {"path": str(other), "relative": str(other)}
         (tmp_path / "run/adapter.json").write_text(json.dumps(kept))
         with pytest.raises(CheckpointError, match="another base model"):
             FineTuned.open(tmp_path / "run").predict(["the sea"])

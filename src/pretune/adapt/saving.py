@@ -3,9 +3,10 @@
 Where no class has the head, the body is saved as ever, for anyone to read, and the head beside it under our own names.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +19,12 @@ from pretune.adapt.heads.regression import Regression
 from pretune.adapt.heads.several import OneHead, Several
 from pretune.adapt.heads.span import Span
 from pretune.adapt.heads.tagging import Tagging
-from pretune.adapt.peft.files import OURS, THEIRS, load_adapter, their_head
+from pretune.adapt.peft.base_model import base_directories
+from pretune.adapt.peft.files import OURS, THEIRS, check_base, load_adapter, their_head
 from pretune.adapt.peft.method import Method
 from pretune.core import config, io
 from pretune.core.config.read import shown
-from pretune.core.errors import CheckpointError, PretuneError
+from pretune.core.errors import CheckpointError, PretuneError, UsageError
 from pretune.core.hub import located
 from pretune.models import checkpoint, files
 from pretune.models.checks import optional, rate, size, take, unsupported
@@ -63,16 +65,17 @@ def save(model: AnyModel | Adapted, directory: str | Path, *, overwrite: bool = 
 def load(
     directory: str | Path,
     *,
+    base: str | Path | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     head: Literal["tied"] | None = None,
 ) -> LanguageModel | Adapted:
     """Read a Hugging Face model directory, or one of ours: a model, or one with the task's head that is in it.
 
-    Where the directory is an adapter's, its base model is read from where it says it is. With `head` "tied" a decoder
-    that was saved without its vocabulary head is given it, where that is the token table.
+    Where the directory is an adapter's, its base model is read from where it says it is, or from `base`. With `head`
+    "tied" a decoder that was saved without its vocabulary head is given it, where that is the token table.
     """
-    return read(directory, dtype=dtype, device=device, head=head)[0]
+    return read(directory, base=base, dtype=dtype, device=device, head=head)[0]
 
 
 def read(
@@ -84,54 +87,79 @@ def read(
     head: Literal["tied"] | None = None,
 ) -> tuple[LanguageModel | Adapted, Method | None]:
     """The same, and the method of an adapter that is on the model; `base` is where its base model is now."""
-    folder = located(directory)
+    return _read(located(directory), _Way(base, dtype, device), head)
+
+
+class _Way(NamedTuple):
+    """Where to find the base of an adapter, how to load it, and the adapters that led here."""
+
+    base: str | Path | None
+    dtype: torch.dtype
+    device: torch.device | str
+    chain: tuple[str, ...] = ()
+
+
+def _read(
+    folder: Path, way: _Way, head: Literal["tied"] | None = None
+) -> tuple[LanguageModel | Adapted, Method | None]:
     if not (folder / OURS).is_file():
-        theirs = (folder / THEIRS).is_file() and not (folder / checkpoint.CONFIG).is_file()
-        return _theirs(folder, base, dtype, device) if theirs else (_whole(folder, dtype, device, head), None)
+        if (folder / THEIRS).is_file() and not (folder / checkpoint.CONFIG).is_file():
+            return _theirs(folder, way)
+        if way.base is not None and folder.is_dir():
+            raise UsageError(f"{folder}: is no adapter, so it has no base model; leave --base out")
+        return _whole(folder, way.dtype, way.device, head), None
     said = io.read_json(folder / OURS, CheckpointError)
-    model = _base(folder, said, base, dtype, device)
+    stored = said.get("base")
+    model = _base(folder, stored if isinstance(stored, Mapping) else {}, way)
     if said.get("head") is None:
         return model, load_adapter(model, folder)
     try:
-        made = adapt(model, _kept(said["head"])).to(device, dtype)
+        made = adapt(model, _kept(said["head"])).to(way.device, way.dtype)
     except PretuneError as error:
         raise CheckpointError(f"{folder / OURS}: {error}") from None
     return made.eval(), load_adapter(made.model, folder, head=made.head)
 
 
-def _base(
-    folder: Path, said: Mapping[str, Any], base: str | Path | None, dtype: torch.dtype, device: torch.device | str
-) -> LanguageModel:
-    """The model that an adapter is for; where that is itself a model with a method, it is merged."""
-    told = said.get("base")
-    path = base or (told.get("path") if isinstance(told, Mapping) else None)
-    if not isinstance(path, str | Path):
-        raise CheckpointError(f"{folder}: does not say where its base model is; load it with base=DIRECTORY")
-    found = next((place for place in (located(path), folder / path) if place.is_dir()), None)
-    if found is None:
-        raise CheckpointError(f"{folder}: its base model {shown(str(path))} is not there; load it with base=DIRECTORY")
-    if not (found / OURS).is_file():
-        return checkpoint.load(found, dtype=dtype, device=device)
-    made, method = read(found, dtype=dtype, device=device)
+def _base(folder: Path, stored: Mapping[str, Any], way: _Way) -> LanguageModel:
+    """The model that an adapter is for: of several directories the one whose weights are those it was trained with."""
+    chain = (*way.chain, os.path.realpath(folder))
+    places = base_directories(folder, stored, way.base)
+    for place in places[:-1]:
+        try:
+            model = _base_model(place, folder, way._replace(base=None, chain=chain))
+            check_base(model, folder)
+            return model
+        except CheckpointError:
+            continue
+    return _base_model(places[-1], folder, way._replace(base=None, chain=chain))  # checked with the adapter
+
+
+def _base_model(place: Path, folder: Path, way: _Way) -> LanguageModel:
+    """The model of a directory; where that is itself a model with a method, it is merged."""
+    if not (place / OURS).is_file():
+        return checkpoint.load(place, dtype=way.dtype, device=way.device)
+    if os.path.realpath(place) in way.chain:
+        raise CheckpointError(
+            f"{folder}: its base model '{place}' is an adapter on this one; give another with --base DIR"
+        )
+    made, method = _read(place, way)
     model = made.model if isinstance(made, Adapted) else made
     if method is None or not method.merges:
-        raise CheckpointError(f"{found}: what was learned there cannot be merged into a base model for {folder}")
+        raise CheckpointError(f"{place}: what was learned there cannot be merged into a base model for {folder}")
     method.merge(model)
     return model
 
 
-def _theirs(
-    folder: Path, base: str | Path | None, dtype: torch.dtype, device: torch.device | str
-) -> tuple[LanguageModel | Adapted, Method]:
+def _theirs(folder: Path, way: _Way) -> tuple[LanguageModel | Adapted, Method]:
     """An adapter that the reference wrote, with its head where it has one."""
     said = io.read_json(folder / THEIRS, CheckpointError)
-    model = _base(folder, {"base": {"path": said.get("base_model_name_or_path")}}, base, dtype, device)
+    model = _base(folder, {"path": said.get("base_model_name_or_path")}, way)
     found = their_head(folder, model.spec)
     if found is None:
         return model, load_adapter(model, folder)
     task, tensors = found
     try:
-        made = adapt(model, task).to(device, dtype)
+        made = adapt(model, task).to(way.device, way.dtype)
         assert made.head is not None
         made.head.load_state_dict(tensors, strict=False)  # NOTE: a pooler that was not trained is the base model's
     except (PretuneError, RuntimeError) as error:

@@ -19,16 +19,17 @@ def is_adapter(directory: str | Path) -> bool:
     return (folder / OURS).is_file() or ((folder / THEIRS).is_file() and not (folder / checkpoint.CONFIG).is_file())
 
 
-def verify_adapter(directory: str | Path) -> list[str]:
+def verify_adapter(directory: str | Path, *, base: str | Path | None = None) -> list[str]:
     """Check it and say, one line each, what was checked; the first fault is a CheckpointError.
 
-    The base model is read, for only that tells whether the adapter fits; it is not checked itself.
+    The base model, where the adapter says it is or in `base`, is read, for only that tells whether the adapter fits;
+    it is not checked itself.
     """
     folder = Path(directory)
     lines = [f"{io.MANIFEST}: none here, so the bytes of the files cannot be compared with anything"]
     if (folder / io.MANIFEST).exists():
         lines = [f"{io.MANIFEST}: {len(io.check_manifest(folder)['files'])} files of the sizes and SHA-256 it says"]
-    model, method = saving.read(folder)
+    model, method = saving.read(folder, base=base)
     assert method is not None
     body = model.model if isinstance(model, Adapted) else model
     learned = dict(state(method, body))

@@ -2,7 +2,9 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from pretune.cli._next import quoted
 from pretune.core import log
@@ -16,6 +18,11 @@ if TYPE_CHECKING:
     from pretune.models.model import LanguageModel
 
 
+BaseOption = Annotated[
+    Path | None, typer.Option("--base", metavar="DIR", help="Where the base model of an adapter is now.")
+]
+
+
 class Number(StrEnum):
     """How weights are computed with."""
 
@@ -25,7 +32,12 @@ class Number(StrEnum):
 
 
 def opened(
-    directory: str | Path, *, device: str | None = None, dtype: Number = Number.FLOAT32, speaks: bool = False
+    directory: str | Path,
+    *,
+    base: Path | None = None,
+    device: str | None = None,
+    dtype: Number = Number.FLOAT32,
+    speaks: bool = False,
 ) -> "LanguageModel | Adapted":
     """The model of a directory, where it is to compute; the first GPU there is, unless told otherwise.
 
@@ -40,7 +52,7 @@ def opened(
 
     from pretune.adapt.saving import load
 
-    found = load(folder, dtype=getattr(torch, dtype), device=placed(device), head="tied" if speaks else None)
+    found = load(folder, base=base, dtype=getattr(torch, dtype), device=placed(device), head="tied" if speaks else None)
     model: Any = getattr(found, "model", found)  # what a task's head is on
     if speaks and model is not found and model.spec.head is None and (folder / "task.json").is_file():
         raise UsageError(f"{folder}: a fine-tuned run; ask it with `pretune predict {quoted(folder)} --input FILE`")

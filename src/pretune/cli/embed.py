@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pretune.cli._models import opened
+from pretune.cli._models import BaseOption, opened
 from pretune.cli._names import DEVICES, POOLINGS, among
 from pretune.cli._next import free, hint
 from pretune.cli._outs import new_file
@@ -46,6 +46,7 @@ def embed(
     batch_tokens: Annotated[
         int | None, typer.Option("--batch-tokens", metavar="N", help="Tokens that are read together.")
     ] = None,
+    base: BaseOption = None,
     device: Annotated[
         str | None,
         typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu, cuda; found by default."),
@@ -74,7 +75,7 @@ def embed(
         "prompt": prompt,
     }
     words = is_word_vectors(model)
-    ask = embedder(model if words else opened(model, device=device), tokens=batch_tokens, **how)
+    ask = embedder(model if words else opened(model, base=base, device=device), tokens=batch_tokens, **how)
     begun = time.monotonic()
     with progress("embedding") as tell:
         found = ask(texts.texts, telling(tell))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pretune.cli._csv import AsCsv, check_format, print_csv
+from pretune.cli._models import BaseOption
 from pretune.cli._names import DEVICES, among, judged
 from pretune.cli._next import free, hint
 from pretune.cli._progress import progress
@@ -94,6 +95,7 @@ def evaluate(
     ] = True,
     window: Annotated[int | None, typer.Option("--window", metavar="N", help="Tokens of a window, of --text.")] = None,
     stride: Annotated[int | None, typer.Option("--stride", metavar="N", help="How many of them are judged.")] = None,
+    base: BaseOption = None,
     device: Annotated[
         str | None,
         typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu or cuda; found by default."),
@@ -123,6 +125,7 @@ def evaluate(
         "text_to_text": text_to_text,
         "show": show_prompt,
         "order": str(order),
+        "base": base,
         "words": words,
         "window": window,
         "stride": stride,

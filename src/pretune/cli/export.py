@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pretune.cli._models import BaseOption
 from pretune.cli._next import hint
 from pretune.core import log
 from pretune.core.errors import UsageError
@@ -41,6 +42,7 @@ def export(
     to: Annotated[Form, typer.Option("--to", help="The layout: hf is a Hugging Face directory.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to write it.")],
     dtype: Annotated[Number | None, typer.Option("--dtype", help="How to store the weights; as they are.")] = None,
+    base: BaseOption = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Write into a directory that is not empty.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -57,7 +59,7 @@ def export(
 
     directory = located(directory)
     _apart(directory, out)
-    model, kind = _opened(directory, getattr(torch, dtype) if dtype else None)
+    model, kind = _opened(directory, getattr(torch, dtype) if dtype else None, base)
     spec = model.model.spec if isinstance(model, Adapted) else model.spec
     config = checkpoint.describe(spec)[0]
     if config["model_type"] == checkpoint.NATIVE:
@@ -82,7 +84,9 @@ def export(
     hint("verify", out, silent=as_json)
 
 
-def _opened(directory: Path, kind: "torch.dtype | None") -> "tuple[LanguageModel | Adapted, torch.dtype]":
+def _opened(
+    directory: Path, kind: "torch.dtype | None", base: Path | None
+) -> "tuple[LanguageModel | Adapted, torch.dtype]":
     """The model with the head of a task where it has one, and the type of its weights; an adapter is merged."""
     import torch
 
@@ -95,9 +99,9 @@ def _opened(directory: Path, kind: "torch.dtype | None") -> "tuple[LanguageModel
     if not is_adapter(directory):
         verify(directory)  # what is damaged must not leave with a fresh manifest
         chosen = kind or _stored_as(checkpoint.inspect(directory)[2])
-        return saving.load(directory, dtype=chosen), chosen
-    verify_adapter(directory)
-    model, method = saving.read(directory)
+        return saving.load(directory, base=base, dtype=chosen), chosen
+    verify_adapter(directory, base=base)
+    model, method = saving.read(directory, base=base)
     assert method is not None
     if not method.merges:
         raise UsageError(f"{directory}: what was learned cannot be merged into the model; share the directory itself")

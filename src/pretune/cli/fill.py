@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pretune.cli._csv import AsCsv, check_format, print_csv
-from pretune.cli._models import Number, opened
+from pretune.cli._models import BaseOption, Number, opened
 from pretune.cli._names import DEVICES, among
 from pretune.cli._next import hint
 from pretune.cli._prompts import given
@@ -31,6 +31,7 @@ def fill(
         int | None,
         typer.Option("--pieces", metavar="N", help="Words of up to so many pieces; 1, and 8 where text is written."),
     ] = None,
+    base: BaseOption = None,
     device: Annotated[
         str | None,
         typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu, cuda; found by default."),
@@ -48,7 +49,7 @@ def fill(
     from pretune.use.fill import blanks_of
     from pretune.use.fill import fill as work
 
-    found = opened(model, device=device, dtype=dtype, speaks=True)
+    found = opened(model, base=base, device=device, dtype=dtype, speaks=True)
     told = []
     for text in wanted:
         answers = work(found, text, k=top, pieces=pieces)

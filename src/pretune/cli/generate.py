@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pretune.cli._models import Number, opened
+from pretune.cli._models import BaseOption, Number, opened
 from pretune.cli._names import DEVICES, among
 from pretune.cli._next import hint
 from pretune.cli._progress import Tell, progress
@@ -74,6 +74,7 @@ def generate(
     prefix: Annotated[bool, typer.Option("--prefix", help="Prompts see all of themselves (prefix models).")] = False,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut prompts that are too long.")] = False,
     batch: Annotated[int, typer.Option("--batch", metavar="N", help="Texts that are written together.")] = 64,
+    base: BaseOption = None,
     device: Annotated[
         str | None,
         typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu, cuda; found by default."),
@@ -97,7 +98,7 @@ def generate(
     from pretune.use.decoding import Wishes, decoding
     from pretune.use.write import Told, usual, write
 
-    found = opened(model, device=device, dtype=dtype, speaks=True)
+    found = opened(model, base=base, device=device, dtype=dtype, speaks=True)
     wishes: dict[str, Any] = {
         "max_new_tokens": usual(found) if max_new_tokens is None else max_new_tokens,
         "min_new_tokens": min_new_tokens,

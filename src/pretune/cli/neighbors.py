@@ -6,7 +6,7 @@ import typer
 
 from pretune.cli._csv import AsCsv, check_format, print_csv
 from pretune.cli._faults import one_line
-from pretune.cli._models import opened
+from pretune.cli._models import BaseOption, opened
 from pretune.cli._names import DEVICES, among
 from pretune.cli._next import hint
 from pretune.cli._texts import read
@@ -36,6 +36,7 @@ def neighbors(
     k: Annotated[int, typer.Option("-k", "--hits", metavar="N", help="How many neighbours.")] = 10,
     layer: Annotated[int | None, typer.Option("--layer", metavar="N", help="0 to depth; -1, the last, else.")] = None,
     same: Annotated[bool, typer.Option("--same", help="Only occurrences of the word itself.")] = False,
+    base: BaseOption = None,
     device: Annotated[
         str | None,
         typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu, cuda; found by default."),
@@ -63,7 +64,7 @@ def neighbors(
     texts = read(corpus)
     from pretune.analyze.neighbors import neighbors as work
 
-    found = work(opened(model, device=device), word, sentence, texts.texts, k=k, layer=layer, same=same)
+    found = work(opened(model, base=base, device=device), word, sentence, texts.texts, k=k, layer=layer, same=same)
     if found.cut:
         log.warn(f"{found.cut:,} lines are longer than the model reads; only their beginning was looked at")
     if as_json:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pretune.cli._models import BaseOption
 from pretune.cli._names import DEVICES, among
 from pretune.cli._next import free, hint, quoted
 from pretune.cli._signals import ending_well
@@ -38,6 +39,7 @@ def predict(
         str | None, typer.Option("--task", metavar="NAME", help="Which task, of a run that learnt several together.")
     ] = None,
     batch: Annotated[int, typer.Option("--batch", metavar="N", help="Inputs that are read at a time.")] = CHUNK,
+    base: BaseOption = None,
     device: Annotated[
         str | None,
         typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu or cuda; found by default."),
@@ -62,7 +64,7 @@ def predict(
         from pretune.recipes.finetune.fine import FineTuned
         from pretune.recipes.finetune.inputs import example_of
 
-        fine = FineTuned.open(run, device=device)
+        fine = FineTuned.open(run, device=device, base=base)
         fine = fine if task is None else fine.on(task)
         kept = replace(fine.kept, text=text or fine.kept.text, pair=pair or fine.kept.pair)
         given = (

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from pretune.cli._models import BaseOption
 from pretune.cli._next import free, hint
 from pretune.core import log
 
@@ -13,6 +14,7 @@ def verify(
     directory: Annotated[
         Path, typer.Argument(metavar="MODEL", help="A run, a Hugging Face directory, or hf:OWNER/NAME.")
     ],
+    base: BaseOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check that a model or a run is whole.
@@ -31,7 +33,7 @@ def verify(
     check_model(directory)  # a finished run has one, with a manifest
     lines = verify_checkpoints(directory)
     if is_adapter(directory):
-        lines = [*verify_adapter(directory), *lines]
+        lines = [*verify_adapter(directory, base=base), *lines]
     elif not lines or (directory / "config.json").exists():  # a run has a model of its own when it has ended
         lines = [*check(directory), *lines]
     if as_json:

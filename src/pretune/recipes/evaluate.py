@@ -21,7 +21,7 @@ from torch import nn
 from pretune.adapt.saving import load
 from pretune.core import io
 from pretune.core.errors import CheckpointError, DataError, UsageError, nearest
-from pretune.core.hub import is_hub
+from pretune.core.hub import is_hub, located
 from pretune.evaluate.cloze import last_words, read_blanks
 from pretune.evaluate.few_shot import Trial, few_shot
 from pretune.evaluate.pair_files import read_bias_pairs, read_pair_folder, read_pairs
@@ -63,6 +63,7 @@ class How(TypedDict, total=False):
     length: str | None  # how answers are compared: sum, token or byte
     calibrate: bool
     show: bool  # give the prompt of the first example
+    base: str | os.PathLike[str] | None  # where the base model of an adapter is now
     words: bool  # later pieces of a word are masked with earlier ones (encoders)
     precision: Literal["float32", "bfloat16"] | None  # of the body; bfloat16 on a GPU where it is None
 
@@ -175,6 +176,12 @@ class _Work:
     loaded: nn.Module | None = None
 
     @property
+    def base(self) -> Path | None:
+        """The directory of an adapter's base model, where it is given."""
+        given = self.how.get("base")
+        return None if given is None else located(given)
+
+    @property
     def run(self) -> Path | None:
         """The directory of a fine-tuned run, where it is one."""
         path = None if isinstance(self.given, nn.Module) or is_hub(self.given) else Path(self.given)
@@ -205,7 +212,7 @@ class _Work:
             if isinstance(self.given, nn.Module):
                 self.loaded = self.given if self.device is None else self.given.to(device_of(self.device))
             else:
-                self.loaded = load(Path(self.given), device=device_of(self.device))
+                self.loaded = load(Path(self.given), base=self.base, device=device_of(self.device))
         return self.loaded
 
     @property
@@ -309,7 +316,7 @@ class _Work:
         from pretune.recipes.finetune.fine import evaluate_run
 
         split, most = self.how.get("split"), self.how.get("limit")
-        told = evaluate_run(run, task=task, data=self.data, split=split, most=most, device=self.device)
+        told = evaluate_run(run, task=task, data=self.data, split=split, most=most, device=self.device, base=self.base)
         counts = {"examples": told["examples"]}
         notes = tuple(told["notes"])
         return Result(task=told["task"], split=told["split"], scores=told["scores"], counts=counts, notes=notes)

@@ -23,6 +23,7 @@ from torch.nn import Parameter
 
 from pretune.adapt.heads.head import TaskHead
 from pretune.adapt.peft import EFFICIENT
+from pretune.adapt.peft.base_model import reference_path, stored_paths
 from pretune.adapt.peft.exchange import Unpacked, pack, unpack
 from pretune.adapt.peft.headed import apart, told, with_head
 from pretune.adapt.peft.lora import LowRank
@@ -60,7 +61,10 @@ def save_adapter(
 ) -> None:
     """Write what a method has learned, and a task's head if there is one; all of it or nothing."""
     packed, head = pack(method, model), beside.head
-    found: dict[str, Any] = {"method": config.to_dict(method), "base": {"path": beside.base, **_base(model, method)}}
+    found: dict[str, Any] = {
+        "method": config.to_dict(method),
+        "base": {**stored_paths(beside.base, directory), **_base(model, method)},
+    }
     if beside.task is not None:
         found["head"] = config.to_dict(beside.task)
     tensors = state(method, model)
@@ -76,7 +80,7 @@ def save_adapter(
         io.write_json(folder / OURS, found)
         files.save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)
         if packed is not None:
-            io.write_json(folder / THEIRS, {**packed.config, "base_model_name_or_path": beside.base})
+            io.write_json(folder / THEIRS, {**packed.config, "base_model_name_or_path": reference_path(beside.base)})
             names.append(THEIRS)
         if head is not None:
             kept = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
@@ -100,6 +104,13 @@ def load_adapter(model: LanguageModel, directory: str | Path, *, head: nn.Module
     found.method.apply(model)
     _put(model, found)
     return found.method
+
+
+def check_base(model: LanguageModel, directory: str | Path) -> None:
+    """Refuse a model that is not the base of an adapter of ours."""
+    said = io.read_json(Path(directory) / OURS, CheckpointError)
+    with _about(Path(directory) / OURS):
+        _same_base(model, _method(said.get("method")), said.get("base"))
 
 
 def fingerprint(model: LanguageModel, method: Method) -> str:

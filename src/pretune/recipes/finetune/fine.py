@@ -18,6 +18,7 @@ from pretune.adapt.adapted import Adapted, adapt, one_of
 from pretune.adapt.heads.generation import Generation
 from pretune.core import config, io, log
 from pretune.core.errors import CheckpointError, DataError, UsageError, nearest_file
+from pretune.core.hub import located
 from pretune.recipes.choose import device_of
 from pretune.recipes.finetune.inputs import example_of
 from pretune.recipes.finetune.kept import Kept, Member
@@ -49,17 +50,24 @@ class FineTuned(os.PathLike[str]):
     kept: Kept
     device: str | None = None
     head: int | None = None  # of a task among several that were learnt together
+    base: Path | None = None  # where the base model of an adapter is now
     _ready: "Ready | None" = field(default=None, repr=False)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, device: str | None = None) -> "FineTuned":
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        device: str | None = None,
+        base: str | os.PathLike[str] | None = None,
+    ) -> "FineTuned":
         """A run that is done, or at least has a model."""
         run = Path(path)
         if not run.is_dir():
             raise CheckpointError(f"{run}: no such directory{nearest_file(run)}; give a run of `pretune finetune`")
         kept = Kept.read(run)
         scores = io.read_json(run / SCORES, CheckpointError) if (run / SCORES).is_file() else {}
-        return cls(run, scores, kept, device)
+        return cls(run, scores, kept, device, base=None if base is None else located(base))
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -95,7 +103,7 @@ class FineTuned(os.PathLike[str]):
         if self._ready is None:
             if self.kept.members:
                 self.kept.of(None)  # which of the tasks must be said
-            self._ready = Ready.of(self.path, self.kept, device_of(self.device), self.head)
+            self._ready = Ready.of(self.path, self.kept, device_of(self.device), self.head, self.base)
         return self._ready
 
     def predict(self, inputs: Iterable[Any]) -> list[dict[str, Any]]:
@@ -121,10 +129,10 @@ class Ready:
     precision: torch.dtype | None
 
     @classmethod
-    def of(cls, run: Path, kept: Kept, device: str, head: int | None = None) -> "Ready":
+    def of(cls, run: Path, kept: Kept, device: str, head: int | None = None, base: Path | None = None) -> "Ready":
         """Read a run's model; of several heads, with one of them."""
         task = kept.task()
-        found = methods.load(run)[0]
+        found = methods.load(run, base=base)[0]
         model = found if isinstance(found, Adapted) else adapt(found, Generation())
         model = (model if head is None else one_of(model, head)).eval().to(device)
         encoder = TaskEncoder.of(
@@ -159,13 +167,19 @@ class Ready:
 
 
 def predict_run(
-    run: str | os.PathLike[str], inputs: Iterable[Any], *, task: str | None = None, device: str | None = None
+    run: str | os.PathLike[str],
+    inputs: Iterable[Any],
+    *,
+    task: str | None = None,
+    device: str | None = None,
+    base: str | os.PathLike[str] | None = None,
 ) -> list[dict[str, Any]]:
     """What a fine-tuned run says of texts, pairs of texts, or mappings with fields; one answer each, in order.
 
-    `task` is which one, of a run that learnt several. A run that is asked often is better kept: `FineTuned.open`.
+    `task` is which one, of a run that learnt several; `base` is where the base model of an adapter is now. A run that
+    is asked often is better kept: `FineTuned.open`.
     """
-    fine = FineTuned.open(run, device=device)
+    fine = FineTuned.open(run, device=device, base=base)
     return (fine if task is None else fine.on(task)).predict(inputs)
 
 
@@ -181,13 +195,14 @@ def evaluate_run(
     split: str | None = None,
     most: int | None = None,
     device: str | None = None,
+    base: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
     """The scores of a fine-tuned run on its own task, or on another with the same labels, by that one's metrics.
 
     On test by default, or on dev where test has no answers; `most` takes so many examples, stratified. Where the run
     had divided the one split that there is, it is divided again: no example that was trained on is asked.
     """
-    fine = FineTuned.open(run, device=device)
+    fine = FineTuned.open(run, device=device, base=base)
     if fine.kept.members:
         fine = fine.on(task if isinstance(task, str) else fine.kept.name)
     own, ready = fine.kept.task(), fine.ready()
