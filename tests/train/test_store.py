@@ -188,7 +188,7 @@ def test_a_state_that_is_none(change: dict[str, object], tmp_path: Path) -> None
     folder = tmp_path / "checkpoints/step-00000001"
     write_json(folder / "state.json", {**read_json(folder / "state.json", CheckpointError), **change})
     write_manifest(folder, ["model.safetensors", "state.json"], {"step": 1, "run": {}})
-    with pytest.raises(CheckpointError, match=r"state.json: not the state of a checkpoint"):
+    with pytest.raises(CheckpointError, match=r"state\.json: "):
         check(folder)
 
 

@@ -9,6 +9,7 @@ from pretune.core.errors import CheckpointError
 from pretune.recipes.choose import read_tree
 from pretune.recipes.run import finished
 from pretune.recipes.settings import Settings
+from pretune.train.saving import state_of
 from pretune.train.state import State
 from pretune.train.store import Store
 
@@ -33,11 +34,9 @@ def history(settings: Settings, given: Any, *, budget: Any = None) -> State:
         return _none(str(fault))
     if found is None or "history" not in found.groups:
         return _none(f"{run / CHECKPOINTS}: no checkpoint tells what it read off the clock")
-    state = found.facts["state"]
-    log.say(f"{run}: its {state['step']:,} steps are repeated, however long they take")
-    return State(
-        progress=found.tensors("history")["progress"].tolist(), planned=[*state["phases"][1:], int(state["step"])]
-    )
+    state = state_of(found)
+    log.say(f"{run}: its {state.step:,} steps are repeated, however long they take")
+    return State(progress=state.progress, planned=[*state.phases[1:], state.step])
 
 
 def _none(why: str) -> State:

@@ -16,10 +16,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
-from pretune.core.errors import UsageError
-from pretune.core.io import open_in_place, writing
+from pretune.core import config
+from pretune.core.errors import CheckpointError, UsageError
+from pretune.core.io import open_in_place, parse_json, writing
+from pretune.train.run_files import MetricsLine
 
 Value = float | int | str | bool | None | Mapping[str, "Value"]
 
@@ -102,10 +104,11 @@ def _kept(path: Path, after: int, most: int | None) -> int:
 
 def _line(text: bytes) -> dict[str, Any] | None:
     try:
-        line = json.loads(text)
-    except ValueError:
+        line = parse_json(text.decode(), CheckpointError, NAME)
+        config.check_record(MetricsLine, line, CheckpointError, NAME)
+    except (UnicodeDecodeError, CheckpointError):
         return None
-    return line if isinstance(line, dict) and isinstance(line.get("step"), int) else None
+    return cast(dict[str, Any], line)
 
 
 def _finite(name: str, value: Value, lost: list[str]) -> Any:

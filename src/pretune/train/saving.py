@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -104,6 +103,15 @@ def restore(
     if isinstance(optimizer, AveragedDescent):  # saved while the model had the averages
         optimizer.load_trigger_state(found.tensors(TRIGGER))
         optimizer.swap()
-    facts: dict[str, Any] = dict(found.facts["state"])
-    history = found.tensors("history")["progress"].tolist() if "history" in found.groups else []
-    return State.of({**facts, "progress": history})
+    return state_of(found)
+
+
+def state_of(found: Found) -> State:
+    """Read the state of the run that a checkpoint holds."""
+    facts = found.facts.get("state")
+    if not isinstance(facts, dict):
+        raise CheckpointError(f"{found.folder}: has no state of a run; copy or make the directory again")
+    progress = found.tensors("history").get("progress") if "history" in found.groups else torch.empty(0)
+    if progress is None or progress.ndim != 1:
+        raise CheckpointError(f"{found.folder}: its history has no progress; copy or make the directory again")
+    return State.of({**facts, "progress": progress.tolist()})

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, get_type_hints
 
+from pretune.core import config
 from pretune.core.errors import CheckpointError
 
 
@@ -39,9 +40,11 @@ class State:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "State":
-        """From JSON; a CheckpointError names what is missing or unknown."""
+        """From JSON; a CheckpointError names what is missing, unknown or of a wrong type."""
         names = {part.name for part in fields(cls)}
         for name in sorted(names ^ set(facts)):
             what = "misses" if name in names else "has the unknown entry"
             raise CheckpointError(f"the state of the run {what} '{name}'; it was written by another version")
+        for name, annotation in get_type_hints(cls).items():
+            config.check_record(annotation, facts[name], CheckpointError, f"'{name}' of the state of the run")
         return cls(**{**facts, "anchor": tuple(facts["anchor"])})

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pretune.adapt.peft.method import adopt, drawn, fresh, linears, replaced, train_only
+from pretune.adapt.peft.method import MAX_SIZE, adopt, drawn, fresh, linears, replaced, train_only
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
@@ -42,9 +42,9 @@ class Adapter:
     rate: ClassVar[float] = 1e-3
 
     def __post_init__(self) -> None:
-        if self.bottleneck < 1 or not self.after:
+        if not 1 <= self.bottleneck <= MAX_SIZE or not self.after:
             raise UsageError(
-                f"adapters need a bottleneck of at least 1, found {self.bottleneck}, and a place after a layer"
+                f"adapters need a bottleneck of 1 to {MAX_SIZE:,}, found {self.bottleneck}, and a place after a layer"
             )
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:

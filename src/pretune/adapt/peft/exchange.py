@@ -6,7 +6,7 @@ a product that others trained gives each part the whole A and its rows of B.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ from pretune.models.spec import Model
 
 ROOT = "base_model.model."
 KINDS = ("LORA", "IA3", "PROMPT_TUNING", "PREFIX_TUNING")
-Blocks = Mapping[str, list[list[Any]]]
+Blocks = Mapping[str, Sequence[Sequence[Any]]]
 """Their layer -> our layers in it with the rank of each, where it holds a block diagonal."""
 
 
@@ -208,6 +208,8 @@ def _unpack_lora(
         parts = dict(zip(place.ours, place.unpack(b) if len(place.ours) > 1 else [b], strict=True))
         at = 0
         for path, part_rank in blocks.get(place.theirs) or [[path, 0] for path in place.ours]:
+            if path not in parts:
+                raise CheckpointError(f"key 'blocks' names {shown(path)} in '{name}', which this model has not there")
             columns = slice(at, at + part_rank) if part_rank else slice(None)
             out[f"{path}.a"], out[f"{path}.b"] = a[columns].contiguous(), parts[path][:, columns].contiguous()
             scales[path] = own

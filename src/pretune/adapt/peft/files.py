@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from safetensors.torch import load_file
@@ -39,6 +39,14 @@ from pretune.models.spec import Model
 
 OURS, THEIRS = "adapter.json", "adapter_config.json"
 WEIGHTS, HEAD = "adapter_model.safetensors", "head.safetensors"
+
+
+class AdapterFile(TypedDict, total=False):
+    """adapter.json."""
+
+    method: Any
+    base: Any
+    blocks: dict[str, list[tuple[str, config.Count]]] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +150,7 @@ def _examine(model: LanguageModel, folder: Path) -> Unpacked:
             found = unpack(io.read_json(folder / THEIRS, CheckpointError), tensors, model.spec, {})
         _fits(model, found, folder, all_of_them=False)
         return found
-    said = io.read_json(folder / OURS, CheckpointError)
+    said = config.read_record(AdapterFile, folder / OURS, CheckpointError)
     with _about(folder / OURS):
         method = _method(said.get("method"))
         _same_base(model, method, said.get("base"))

@@ -17,7 +17,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pretune.adapt.peft.method import TARGETS, Target, adopt, drawn, fresh, linears, plain, replaced, train_only
+from pretune.adapt.peft.method import (
+    MAX_SIZE,
+    TARGETS,
+    Target,
+    adopt,
+    drawn,
+    fresh,
+    linears,
+    plain,
+    replaced,
+    train_only,
+)
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
@@ -63,9 +74,9 @@ class Lora:
 
 def check(what: str, rank: int, alpha: float, dropout: float, targets: tuple[str, ...]) -> None:
     """Refuse what no product can be made of."""
-    if rank < 1 or not alpha > 0 or not 0 <= dropout < 1:
+    if not 1 <= rank <= MAX_SIZE or not alpha > 0 or not 0 <= dropout < 1:
         raise UsageError(
-            f"{what} needs rank >= 1, alpha > 0 and dropout from 0 to below 1; found rank {rank}, "
+            f"{what} needs a rank from 1 to {MAX_SIZE:,}, alpha > 0 and dropout from 0 to below 1; found rank {rank}, "
             f"alpha {alpha:g}, dropout {dropout:g}"
         )
     if not targets or any(target not in TARGETS for target in targets):

@@ -21,6 +21,8 @@ Target = Literal["q", "k", "v", "out", "up", "gate", "down"]
 """The linear layers of a block: of its attentions (to itself, and to the source), and of its feed-forward layer."""
 
 TARGETS: tuple[Target, ...] = ("q", "k", "v", "out", "up", "gate", "down")
+MAX_SIZE = 2**14
+"""Ranks, bottlenecks and virtual tokens: beyond all use, and small enough that a hostile file takes no memory."""
 SAMPLE = 64
 """So many numbers of each matrix enter a fingerprint."""
 LAYERS = (MultiHeadAttention, RelativeAttentionLayer, FeedForwardLayer)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pretune.adapt.peft.method import drawn, fresh, train_only
+from pretune.adapt.peft.method import MAX_SIZE, drawn, fresh, train_only
 from pretune.adapt.peft.start import real_tokens
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
@@ -53,10 +53,11 @@ class Prefix:
     rate: ClassVar[float] = 1e-2
 
     def __post_init__(self) -> None:
-        if self.count < 0 or self.tokens == () or (self.hidden is not None and self.hidden < 1):
+        hidden = 1 if self.hidden is None else self.hidden
+        if not 0 <= self.count <= MAX_SIZE or self.tokens == () or not 1 <= hidden <= MAX_SIZE:
             raise UsageError(
-                f"a prefix of {self.count} columns made by {self.hidden} hidden units; it needs at least 0, "
-                "tokens to start from or null, and at least 1 hidden unit or null"
+                f"a prefix of {self.count} columns made by {self.hidden} hidden units; it needs 0 to {MAX_SIZE:,}, "
+                f"tokens to start from or null, and 1 to {MAX_SIZE:,} hidden units or null"
             )
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:

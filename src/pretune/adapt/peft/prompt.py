@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pretune.adapt.peft.method import fresh, train_only
+from pretune.adapt.peft.method import MAX_SIZE, fresh, train_only
 from pretune.adapt.peft.start import real_tokens
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
@@ -32,8 +32,9 @@ class Prompt:
     rate: ClassVar[float] = 0.03
 
     def __post_init__(self) -> None:
-        if self.count < 0 or self.tokens == ():
-            raise UsageError(f"a prompt of {self.count} vectors; it needs at least 0, and tokens to start from or null")
+        if not 0 <= self.count <= MAX_SIZE or self.tokens == ():
+            wanted = f"it needs 0 to {MAX_SIZE:,}, and tokens to start from or null"
+            raise UsageError(f"a prompt of {self.count} vectors; {wanted}")
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
         """Give the model a table for the slots: its name."""

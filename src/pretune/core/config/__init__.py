@@ -16,7 +16,16 @@ A config cannot name code: `kind` only chooses among the classes that the field'
 
 from pretune.core.config.edit import diff, parse_assignments, paths, replace
 from pretune.core.config.read import from_dict
-from pretune.core.config.records import Amount, Bounds, Count, Number, check_record, read_record, read_records
+from pretune.core.config.records import (
+    Amount,
+    Bounds,
+    Count,
+    Number,
+    check_record,
+    read_record,
+    read_records,
+    read_spec,
+)
 from pretune.core.config.specs import kind, spec, to_dict
 
 __all__ = [
@@ -32,6 +41,7 @@ __all__ = [
     "paths",
     "read_record",
     "read_records",
+    "read_spec",
     "replace",
     "spec",
     "to_dict",

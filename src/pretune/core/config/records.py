@@ -72,6 +72,15 @@ def check_record(cls: type[T], data: object, error: type[PretuneError], where: s
     return cast(T, data)
 
 
+def read_spec(cls: type[T], path: str | os.PathLike[str], error: type[PretuneError]) -> T:
+    """Read a JSON file of ours as a spec; any fault is raised as `error`, with the file and the field."""
+    data = read_json(path, error)
+    try:
+        return from_dict(cls, data, where=os.fspath(path))
+    except PretuneError as fault:
+        raise error(str(fault)) from None
+
+
 class _FieldError(Exception):
     """A field that is missing or not of its type."""
 
@@ -88,6 +97,9 @@ def _check(annotation: Any, value: object, path: str) -> None:
     elif origin is dict and isinstance(value, dict):
         for key, inner in value.items():
             _check(typing.get_args(annotation)[1], inner, join(path, key))
+    elif origin is tuple and isinstance(value, list | tuple) and len(value) == len(typing.get_args(annotation)):
+        for i, (part, inner) in enumerate(zip(typing.get_args(annotation), value, strict=True)):
+            _check(part, inner, join(path, i))
     elif origin is list and isinstance(value, list):
         for i, inner in enumerate(value):
             _check(typing.get_args(annotation)[0], inner, join(path, i))
@@ -164,4 +176,6 @@ def _noun(annotation: Any) -> str:
     nouns = {int: "an integer", float: "a number", str: "a text", bool: "true or false", types.NoneType: "null"}
     if annotation in nouns:
         return nouns[annotation]
+    if typing.get_origin(annotation) is tuple:
+        return f"a list of {len(typing.get_args(annotation))}"
     return "a list" if typing.get_origin(annotation) is list else "an object"

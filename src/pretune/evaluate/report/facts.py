@@ -35,7 +35,7 @@ def learnt(tree: Facts, summary: Facts) -> Rows:
         ("sequence length", lengths(tree["data"])),
         ("optimiser", optimiser(train)),
         ("seed", str(train["seed"])),
-        *((f"held-out {term.replace('_', ' ')}", f"{value:.4g}") for term, value in held.items()),
+        *((f"held-out {term.replace('_', ' ')}", f"{value:.4g}") for term, value in held.items() if value is not None),
     ]
 
 
@@ -111,9 +111,10 @@ def score_rows(scores: Facts) -> Iterator[tuple[str, ...]]:
 
 def interval(found: Facts) -> str:
     """The interval over seeds, and their standard deviation; nothing for one seed."""
-    if found.get("std") is None:
+    if any(found.get(name) is None for name in ("std", "low", "high")):
         return ""
-    return f"{found['low']:.4f} to {found['high']:.4f} ({len(found['each'])} seeds, std {found['std']:.4f})"
+    seeds = len(found.get("each", ()))
+    return f"{found['low']:.4f} to {found['high']:.4f} ({seeds} seeds, std {found['std']:.4f})"
 
 
 def difference(gap: Facts) -> str:

@@ -6,8 +6,6 @@
 A run that is at work or was killed has no cost.json yet: what there is of it is shown.
 """
 
-import json
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,34 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core import io
+from pretune.core.config import check_record, read_record, read_records
 from pretune.core.errors import CheckpointError, DataError, UsageError, nearest_file
+from pretune.core.io.strict_json import LIMIT
 from pretune.train.metrics import NAME as METRICS
 from pretune.train.metrics import read_metrics
+from pretune.train.run_files import CardFile, CostFile, PredictionLine, ResultsFile, ScoresFile, Tree, Trial
 
 Facts = Mapping[str, Any]
 RUN, COST, SCORES, TRIAL = "run.json", "cost.json", "scores.json", "trial.json"
 PREDICTIONS, RESULTS, CARD = "predictions.jsonl", "results.json", "card.json"
-JUDGED = (
-    "task", "kind", "metric", "notes", "examples", "counts.longest", "result.split", "result.score", "model.trained",
-    "baselines", "not_run", "curve", "forgetting",
-)  # fmt: skip
-PAID = (
-    "device",
-    "devices",
-    "seconds",
-    "flops",
-    "mfu",
-    "kwh",
-    "energy",
-    "energy_label",
-    "left_out",
-    "co2e_kg",
-    "dollars",
-)
 LEARNT = ("objective.kind", "data.max_length", "train.lr", "train.seed", "train.optimizer.kind", "train.schedule.kind")
 TUNED = ("base.path", "method.kind", "train.batch")
-READ = ("splits", "sources")
-"""What the page asks of scores.json, cost.json, run.json and card.json; a run of ours has it all."""
+"""Settings in run.json that the page asks of pre-training, and of fine-tuning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +99,7 @@ def gather(path: str | os.PathLike[str]) -> list[Ran | Results]:
     if (where / RESULTS).is_file():
         results = read_results(where)
         found.append(results)
-        runs = results.about.get("runs", ())
-        found += [read_run(io.resolve_inside(where, name, DataError, where / RESULTS, nested=True)) for name in runs]
+        found += [read_run(run) for run in _named(where, results.about.get("runs", ()))]
     if (where / RUN).is_file():
         found.append(read_run(where))
     if not found:
@@ -127,25 +109,23 @@ def gather(path: str | os.PathLike[str]) -> list[Ran | Results]:
 
 def read_run(where: Path) -> Ran:
     """A run from its files; those that are damaged are errors, those that are missing are not."""
-    tree = io.read_json(where / RUN, CheckpointError)
+    tree = read_record(Tree, where / RUN, CheckpointError)
     tuned = "base" in tree
     _whole(tree, TUNED if tuned else LEARNT if "objective" in tree else (), where / RUN)
-    cost = io.read_json(where / COST, CheckpointError) if (where / COST).is_file() else None
-    if cost is not None:
-        _whole(cost, PAID, where / COST)
-    summary = (cost or {}).get("run")
-    scores = io.read_json(where / SCORES, CheckpointError) if tuned and (where / SCORES).is_file() else None
-    if scores is not None:
-        _whole(scores, JUDGED, where / SCORES)
+    cost = read_record(CostFile, where / COST, CheckpointError) if (where / COST).is_file() else None
+    summary: Facts = {} if cost is None else cost.get("run", {})
+    scored = tuned and (where / SCORES).is_file()
+    scores = read_record(ScoresFile, where / SCORES, CheckpointError) if scored else None
+    said = (where / PREDICTIONS).is_file()
     journal = _journal(where, scores)
     return Ran(
         path=where,
         tree=tree,
         cost=cost,
-        summary=summary if isinstance(summary, dict) else {},
+        summary=summary,
         lines=read_metrics(journal) if journal else (),
         scores=scores,
-        said=_lines(where / PREDICTIONS),
+        said=read_records(PredictionLine, where / PREDICTIONS, CheckpointError) if said else (),
         card=_card(where, str((tree.get("data") or {}).get("path") or "")),
     )
 
@@ -166,7 +146,7 @@ def _journal(where: Path, scores: Facts | None) -> Path | None:
     kept = {name: (scores or {}).get("model", {}).get(name) for name in ("lr", "seed", "labels")}
     for folder in found:
         if folder != where and (folder / TRIAL).is_file():
-            trial = io.read_json(folder / TRIAL, CheckpointError)
+            trial: Facts = read_record(Trial, folder / TRIAL, CheckpointError)
             if all(trial.get(name) == value for name, value in kept.items()):
                 return folder
     return next(iter(found), None)
@@ -176,19 +156,15 @@ def read_results(where: Path) -> Results:
     """The rows of results.json, checked."""
     path = where / RESULTS
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as fault:
-        raise DataError(f"{path}: cannot be read: {fault}") from fault
+        text = io.read_bounded(path, DataError, LIMIT).decode()
+    except UnicodeDecodeError as fault:
+        raise DataError(f"{path}: not UTF-8 at byte {fault.start}") from None
     data = io.parse_json(text, DataError, str(path))
-    about = data if isinstance(data, dict) else {"rows": data}
-    rows = about.get("rows")
-    if not isinstance(rows, list) or not rows:
+    about = check_record(ResultsFile, data if isinstance(data, dict) else {"rows": data}, DataError, str(path))
+    rows = about["rows"]
+    if not rows:
         raise DataError(f"{path}: no rows; a list of objects with method, labels, mean and seeds is needed")
-    for number, row in enumerate(rows, start=1):
-        _check(row, f"{path}: row {number}")
-    runs = about.get("runs", [])
-    if not isinstance(runs, list) or not all(isinstance(name, str) for name in runs):
-        raise DataError(f"{path}: 'runs' is {str(runs)[:60]!r}; a list of directories beside it is needed")
+    runs = _named(where, about.get("runs", []))
     card = _card(where, str(about["data"])) if about.get("data") else None
     return Results(
         path=where,
@@ -199,49 +175,24 @@ def read_results(where: Path) -> Results:
     )
 
 
-def _others(where: Path, named: Sequence[str]) -> Iterator[tuple[Path, Facts]]:
+def _others(where: Path, named: Sequence[Path]) -> Iterator[tuple[Path, Facts]]:
     """What runs cost that lie in a folder, or in a folder of it, and are not among those that are named."""
-    shown = {(where / name).resolve() for name in named}
+    shown = {path.resolve() for path in named}
     for file in sorted([*where.glob(f"*/{COST}"), *where.glob(f"*/*/{COST}")]):
         if file.parent.resolve() not in shown and (file.parent / RUN).is_file():
-            cost = io.read_json(file, CheckpointError)
-            _whole(cost, PAID, file)
-            yield file.parent.resolve(), cost
+            yield file.parent.resolve(), read_record(CostFile, file, CheckpointError)
 
 
-def _check(row: Any, where: str) -> None:
-    if not isinstance(row, dict) or not isinstance(row.get("method"), str):
-        raise DataError(f"{where}: no 'method'; an object with method, labels, mean and seeds is needed")
-    for name in ("labels", "mean"):
-        value = row.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise DataError(f"{where}: '{name}' is {value!r}; a number is needed")
-    if not isinstance(row.get("seeds", 1), int | list):
-        raise DataError(f"{where}: 'seeds' is {row['seeds']!r}; a number or a list of seeds is needed")
+def _named(where: Path, names: Sequence[str]) -> list[Path]:
+    """The directories of runs that results name."""
+    return [io.resolve_inside(where, name, DataError, where / RESULTS, nested=True) for name in names]
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    found: list[dict[str, Any]] = []
-    for number, text in enumerate(path.read_bytes().splitlines(), start=1):
-        try:
-            line = json.loads(text)
-        except ValueError:
-            line = None
-        if not isinstance(line, dict):
-            raise CheckpointError(f"{path}:{number}: not a JSON object; fine-tune again, or delete the file")
-        found.append(line)
-    return found
-
-
-def _card(where: Path, named: str) -> dict[str, Any] | None:
+def _card(where: Path, named: str) -> CardFile | None:
     """The data card; a relative path is that of where the run was started, perhaps above its directory."""
     if not named:
         return None
     for folder in (Path(), where, *where.resolve().parents[:3]):
         if (folder / named / CARD).is_file():
-            card = io.read_json(folder / named / CARD, DataError)
-            _whole(card, READ, folder / named / CARD)
-            return card
+            return read_record(CardFile, folder / named / CARD, DataError)
     return None

@@ -4,14 +4,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pretune.core.config import check_record
 from pretune.core.counted import counted
+from pretune.core.errors import CheckpointError
 from pretune.evaluate.report.charts import Series, line_chart
-from pretune.evaluate.report.gather import Ran
+from pretune.evaluate.report.gather import PREDICTIONS, Ran
 from pretune.evaluate.report.markup import NOTHING, Child, Markup, element, joined, note, table
+from pretune.train.run_files import RightScore, RightTags
 
 Facts = Mapping[str, Any]
 CLASSES = 12
 """As many as a matrix has room for; of more the most frequent mistakes are listed."""
+GOLD: dict[str, type[Any]] = {"regression": RightScore, "tagging": RightTags}
 MISTAKES, SHOWN = 8, 300
 DOTS = 400
 
@@ -29,6 +33,9 @@ def _of(run: Ran) -> Iterator[Markup]:
     said = [one for one in run.said if one.get("split") == split and one.get("gold") is not None]
     if not said:
         return
+    if record := GOLD.get(kind):
+        for one in said:
+            check_record(record, one, CheckpointError, f"{run.path / PREDICTIONS} of a task of {kind}")
     if kind == "regression":
         yield from _scattered(said)
     elif kind == "tagging":
@@ -97,6 +104,8 @@ def _mistake(one: Facts) -> Markup:
 
 def _scattered(said: Sequence[Facts]) -> Iterator[Markup]:
     points = [(float(one["gold"]), float(one["score"])) for one in said if "score" in one]
+    if not points:
+        return
     step = max(len(points) // DOTS, 1)
     ends = (min(x for x, _ in points), max(x for x, _ in points))
     dots = Series("examples", tuple(points[::step]), style="dots")

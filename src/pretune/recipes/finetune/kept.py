@@ -52,7 +52,7 @@ class Kept:
         """From a run's directory."""
         if not (run / TASK).is_file():
             raise CheckpointError(f"{run}: has no {TASK}: not a fine-tuned run; make one with `pretune finetune`")
-        return config.from_dict(cls, io.read_json(run / TASK, CheckpointError), where=TASK)
+        return config.read_spec(cls, run / TASK, CheckpointError)
 
     def of(self, name: str | None) -> tuple[int, "Kept"]:
         """The number of a task among those learnt together, and what is known of it alone."""

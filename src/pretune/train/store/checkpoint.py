@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretune.core import io
+from pretune.core import config, io
 from pretune.core.config.read import shown
 from pretune.core.errors import CheckpointError, nearest
 from pretune.core.io.strict_json import LIMIT
 from pretune.models import files
+from pretune.train.run_files import StateFile
 from pretune.train.store.snapshot import Taken
 
 STATE = "state.json"
@@ -43,7 +44,11 @@ class Found:
         """The tensors of a group, on the CPU; names that shared one tensor share one again."""
         with files.opened(self._file(group)) as stored:
             found = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118 (not a mapping)
-        return found | {name: found[first] for name, first in self.tied.get(group, {}).items()}
+        tied = self.tied.get(group, {})
+        for first in tied.values():
+            if first not in found:
+                raise CheckpointError(f"{self.folder / STATE}: {shown(first)} is tied, but not in '{group}'; {_REMEDY}")
+        return found | {name: found[first] for name, first in tied.items()}
 
     @torch.no_grad()
     def into(self, group: str, targets: Mapping[str, Tensor]) -> None:
@@ -151,20 +156,12 @@ def _parse(folder: Path, state: dict[str, Any]) -> Found:
     where = folder / STATE
     if state.get("format") != FORMAT:
         raise CheckpointError(f"{where}: has format {shown(state.get('format'))}, this version reads {FORMAT}")
-    match state:
-        case {
-            "step": int(step),
-            "score": float() | int() | None as score,
-            "groups": [*groups],
-            "facts": dict(facts),
-            "tied": dict(tied),
-        } if all(isinstance(group, str) and _GROUP.fullmatch(group) for group in groups) and _names_names(tied):
-            return Found(folder=folder, step=step, score=score, facts=facts, groups=tuple(groups), tied=tied)
-    raise CheckpointError(f"{where}: not the state of a checkpoint; {_REMEDY}")
-
-
-def _names_names(tied: dict[str, Any]) -> bool:
-    return all(isinstance(pairs, dict) and all(isinstance(to, str) for to in pairs.values()) for pairs in tied.values())
+    read = config.check_record(StateFile, state, CheckpointError, str(where))
+    for group in read["groups"]:
+        if not _GROUP.fullmatch(group):
+            raise CheckpointError(f"{where}: {shown(group)} is no name of a group of tensors; {_REMEDY}")
+    groups, step, score = tuple(read["groups"]), read["step"], read["score"]
+    return Found(folder=folder, step=step, score=score, facts=read["facts"], groups=groups, tied=read["tied"])
 
 
 def _names(state: Mapping[str, Any]) -> list[str]:

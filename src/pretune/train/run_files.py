@@ -1,0 +1,369 @@
+"""Declarations of the JSON files of runs and of prepared data, as far as others than their writers read them.
+
+What a file holds beyond that is left as it is. Settings (run.json, task.json) are read in full as specs; `Tree` is
+what a report shows of them.
+"""
+
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+from pretune.core.config import Amount, Bounds, Count, Number
+
+Positive = Annotated[int, Bounds(1, 2**60)]
+
+
+class Energy(TypedDict):
+    """A part of cost.json: where energy went, and how that is known."""
+
+    what: str
+    how: str
+
+
+class Summary(TypedDict, total=False):
+    """The end of a run, as cost.json repeats it."""
+
+    parameters: Count
+    steps: Count
+    tokens: Count
+    skipped: Count
+    held_out: dict[str, Number | None] | None
+
+
+class CostFile(TypedDict):
+    """cost.json."""
+
+    device: str
+    devices: Count
+    seconds: Amount
+    flops: Amount
+    mfu: Amount | None
+    kwh: Amount
+    energy: list[Energy]
+    energy_label: str
+    left_out: list[str]
+    co2e_kg: Amount
+    grid_g_per_kwh: Amount
+    dollars: Amount
+    price_label: str
+    run: NotRequired[Summary]
+
+
+class Score(TypedDict):
+    """A result: a mean over seeds, with its interval where there are several."""
+
+    score: Number
+    std: NotRequired[Number | None]
+    low: NotRequired[Number | None]
+    high: NotRequired[Number | None]
+    each: NotRequired[list[Number]]
+    dev: NotRequired[Number]
+    scores: NotRequired[dict[str, Number]]
+
+
+class Result(Score):
+    """The result of a run."""
+
+    split: str
+    examples: Count
+    seeds: list[int]
+
+
+class Point(Score):
+    """The result for one number of labels."""
+
+    labels: Count
+    baselines: dict[str, Number]
+
+
+class Difference(TypedDict):
+    """By how much a run is better than a baseline."""
+
+    difference: Number
+    low: Number
+    high: Number
+    p: Number
+
+
+class Baseline(TypedDict):
+    """A baseline's score."""
+
+    name: str
+    score: Number
+    against: Difference
+
+
+class KeptModel(TypedDict):
+    """The model in the directory of a fine-tuned run."""
+
+    lr: Number
+    seed: int
+    labels: int | None
+    steps: Count
+    best_step: Count
+    trained: Count
+    parameters: Positive
+
+
+class Judgement(TypedDict):
+    """An evaluation in the course of a trial."""
+
+    step: Count
+    dev: Number
+
+
+class Trial(TypedDict):
+    """A trial of a fine-tuned run, as scores.json and trial.json have it."""
+
+    lr: Number
+    seed: int
+    labels: int | None
+    course: NotRequired[list[Judgement]]
+
+
+class Loss(TypedDict):
+    """A pre-training loss."""
+
+    loss: Number
+
+
+class Forgetting(TypedDict):
+    """The pre-training loss before and after fine-tuning."""
+
+    before: Loss
+    after: Loss
+    distance: Number
+
+
+class Lengths(TypedDict):
+    """Examples by their lengths."""
+
+    longest: Count
+    cut: Count
+    examples: Count
+
+
+class ScoresFile(TypedDict):
+    """scores.json of a fine-tuned run."""
+
+    task: str
+    kind: str
+    metric: str
+    notes: list[str]
+    examples: dict[str, Count]
+    counts: Lengths
+    result: Result
+    model: KeptModel
+    baselines: list[Baseline]
+    not_run: dict[str, str]
+    curve: list[Point]
+    forgetting: Forgetting | None
+    trials: NotRequired[list[Trial]]
+
+
+class Kind(TypedDict):
+    """A spec of which only the kind is shown."""
+
+    kind: str
+
+
+class Attention(TypedDict, total=False):
+    """A part of a block."""
+
+    heads: Count
+
+
+class Block(TypedDict, total=False):
+    """A block of a stack."""
+
+    attention: Attention | None
+
+
+class Stack(TypedDict, total=False):
+    """An encoder or a decoder."""
+
+    depth: Count
+    blocks: list[Block] | None
+
+
+class ModelTree(TypedDict, total=False):
+    """A model's shape."""
+
+    family: str
+    width: Count | None
+    vocab: Count | None
+    encoder: Stack | None
+    decoder: Stack | None
+
+
+class DataTree(TypedDict, total=False):
+    """The data of a run."""
+
+    path: str | None
+    max_length: Count
+    short: tuple[Number, Count] | None
+
+
+class TrainTree(TypedDict, total=False):
+    """The settings of training."""
+
+    lr: Number
+    seed: int
+    optimizer: Kind
+    schedule: Kind
+    batch: Count
+    batch_tokens: Count
+    start: str | None
+
+
+class Base(TypedDict):
+    """The model that was fine-tuned."""
+
+    path: str
+    weights: NotRequired[str | None]
+
+
+class Machine(TypedDict):
+    """The machine that a run found itself on."""
+
+    device: str
+    precision: str
+    torch: str
+    threads: Count
+
+
+class TaskTree(TypedDict, total=False):
+    """The task of a fine-tuned run."""
+
+    name: str | None
+    labels: Count | None
+
+
+class Tree(TypedDict, total=False):
+    """run.json."""
+
+    model: ModelTree
+    objective: Kind
+    data: DataTree | None
+    train: TrainTree
+    found: Machine | None
+    base: Base
+    method: Kind
+    loss: Kind
+    task: TaskTree | None
+    embedding: Any
+
+
+class CardSplit(TypedDict):
+    """The amount of text in a split."""
+
+    tokens: Count
+    documents: Count
+    bytes: Count
+
+
+class Amounts(TypedDict, total=False):
+    """The amount of a source that is trained on."""
+
+    documents: Count
+    tokens: Count
+
+
+class CardSource(TypedDict):
+    """A source of text."""
+
+    name: str
+    licence: NotRequired[str | None]
+    train: NotRequired[Amounts]
+
+
+class Vocabulary(TypedDict):
+    """The tokenizer of prepared data."""
+
+    vocab: Count
+
+
+class CardFile(TypedDict):
+    """card.json of prepared data."""
+
+    splits: dict[str, CardSplit]
+    sources: list[CardSource]
+    languages: NotRequired[dict[str, Number] | None]
+    skipped: NotRequired[dict[str, Any] | None]
+    dropped: NotRequired[dict[str, Any] | None]
+    tokenizer: NotRequired[Vocabulary | None]
+    command: NotRequired[str]
+    fingerprint: NotRequired[str]
+
+
+class PredictionLine(TypedDict, total=False):
+    """A line of predictions.jsonl."""
+
+    split: str
+    id: str | int
+    score: Number
+    tags: list[str]
+    words: list[str]
+    probabilities: dict[str, Number] | list[Number] | None
+
+
+class RightScore(TypedDict):
+    """The right answer of a line of predictions.jsonl, for regression."""
+
+    gold: Number
+
+
+class RightTags(TypedDict):
+    """The right answer of a line of predictions.jsonl, for tagging."""
+
+    gold: list[str]
+
+
+class ResultsRow(TypedDict):
+    """A row of results.json."""
+
+    method: str
+    labels: Number
+    mean: Number
+    seeds: NotRequired[Count | list[int]]
+    std: NotRequired[Number | None]
+    low: NotRequired[Number | None]
+    high: NotRequired[Number | None]
+    each: NotRequired[list[Number] | None]
+    about: NotRequired[str | None]
+    group: NotRequired[str | None]
+
+
+class Stage(TypedDict, total=False):
+    """A stage of a comparison."""
+
+    name: str
+    about: str
+    seconds: Amount
+    notes: list[str] | None
+
+
+class ResultsFile(TypedDict):
+    """results.json of a comparison."""
+
+    rows: list[ResultsRow]
+    runs: NotRequired[list[str]]
+    data: NotRequired[str | None]
+    stages: NotRequired[list[Stage] | None]
+    examples: NotRequired[Count | None]
+
+
+class MetricsLine(TypedDict):
+    """A line of metrics.jsonl."""
+
+    step: Count
+    loss: NotRequired[Number | None]
+
+
+class StateFile(TypedDict):
+    """state.json of a checkpoint."""
+
+    format: Literal[1]
+    step: Count
+    score: Number | None
+    groups: list[str]
+    tied: dict[str, dict[str, str]]
+    facts: dict[str, Any]
