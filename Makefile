@@ -17,7 +17,7 @@ setup: $(VENV)/.dev ## Make .venv with the package, the development tools and th
 
 START := runs/quickstart
 BUDGET ?= 6m
-quickstart: $(VENV)/.start ## Install for use, then see in minutes what pre-training buys: film reviews, few labels, a report
+quickstart: $(VENV)/.start ## Install for use, then see in minutes what a pre-trained encoder gains with few labels
 	@if [ -e $(START) ]; then mv $(START) $(START)-$$(date +%Y%m%d-%H%M%S) && echo "the last one is kept beside it: $(START)-…"; fi
 	$(BIN)/pretune quickstart --budget $(BUDGET) --out $(START)
 

@@ -77,7 +77,7 @@ _PUBLIC = {
     "prepare": "pretune.recipes.prepare:prepare",
     "objective": "pretune.objectives:named",
     "pretrain": "pretune.recipes.pretrain:pretrain",
-    "quickstart": "pretune.recipes.quickstart.work:quickstart",
+    "quickstart": "pretune.recipes.quickstart:quickstart",
     "train_embeddings": "pretune.recipes.embedding:train_embeddings",
     "train_vectors": "pretune.recipes.vectors:train_vectors",
     "finetune": "pretune.recipes.finetune.work:finetune",

@@ -18,7 +18,7 @@ def test_ctrl_c_says_what_to_do(
             (out / "texts").mkdir(parents=True)
         raise stop
 
-    monkeypatch.setattr("pretune.recipes.quickstart.work.quickstart", work)
+    monkeypatch.setattr("pretune.recipes.quickstart.quickstart", work)
     out = tmp_path / "q"
     for budget, told in (
         ("1m", "where it was: run it again"),
