@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pretune.adapt.static.ppmi import Ppmi
 from pretune.core import io, log
 from pretune.core.config import spec
 from pretune.core.errors import DataError, Interrupted, PretuneError, Stopped, UsageError
@@ -44,6 +43,7 @@ from pretune.recipes.finetune.choose import spec_of
 from pretune.recipes.finetune.work import finetune
 from pretune.recipes.prepare import prepare
 from pretune.recipes.pretrain import pretrain
+from pretune.recipes.vectors import train_vectors
 from pretune.tasks.example import Example
 from pretune.tasks.own import own_task
 from pretune.tasks.splits import subset
@@ -239,7 +239,8 @@ class Work:
         io.atomic_write(corpus, "".join(lines))
         train_tokenizer("wordpiece", corpus, field="text", vocab=self.plan.vocab, lowercase=True).save(tokenizer)
         prepare([corpus], tokenizer=tokenizer, out=self.where / "data", field="text")
-        Ppmi(width=128, window=30, least=2).train([one.text for one in self.rest]).save(self.where / "vectors.txt")
+        vectors = self.where / "vectors.txt"
+        train_vectors(corpus, kind="ppmi", field="text", width=128, window=30, min_count=2, out=vectors)
 
     def fit_baselines(self) -> None:
         """Fit the simple baselines for all numbers of labels and seeds."""
