@@ -235,7 +235,7 @@ class Work:
         corpus.parent.mkdir(parents=True, exist_ok=True)
         self.write_table("dev", self.rest[: self.plan.dev])
         self.write_table("test", self.test)
-        lines = [json.dumps({"text": one.text}, ensure_ascii=False) + "\n" for one in self.rest]
+        lines = [json.dumps({"text": one.text}, ensure_ascii=False, allow_nan=False) + "\n" for one in self.rest]
         io.atomic_write(corpus, "".join(lines))
         train_tokenizer("wordpiece", corpus, field="text", vocab=self.plan.vocab, lowercase=True).save(tokenizer)
         prepare([corpus], tokenizer=tokenizer, out=self.where / "data", field="text")
