@@ -37,6 +37,7 @@ from pretune.evaluate.report import report
 from pretune.metrics.significance import Comparison, of_means, over_seeds
 from pretune.models import checkpoint
 from pretune.models.catalog import build
+from pretune.models.families import FAMILIES
 from pretune.recipes.choose import device_of
 from pretune.recipes.duration import seconds
 from pretune.recipes.finetune.choose import spec_of
@@ -77,9 +78,9 @@ class Plan:
     dev: int = 100  # reviews watched in training; they decide nothing
     length: int = 64  # tokens of a review
     batch: int = 16
-    model: str = "bert-tiny"  # pre-trained here
-    vocab: int = 8192  # … with a vocabulary of this size
-    pretrain: float = 1 / 6  # … for this share of the budget
+    size: str = "tiny"  # of the small model
+    vocab: int = 8192  # of the small model
+    pretrain: float = 1 / 6  # share of the budget in which the small model is pre-trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +98,13 @@ ROWS = {
     "majority": Row("majority class", "baseline", "the more frequent label for every review"),
     "svm": Row("TF-IDF + SVM", "baseline", "weighted words and word pairs, a linear support vector machine"),
     "static": Row("averaged static vectors", "baseline", "vectors of words from their co-occurrence in the reviews"),
-    "random": Row("random weights", "random", "a small BERT trained on the labels alone", "full+random", 1e-3),
-    "own": Row("pre-trained here", "pretrained", "the same small BERT after pre-training here", "full", 1e-3),
-    "frozen": Row("feature extraction", "pretrained", "the encoder as it is, a linear classifier", "frozen", 1e-5),
-    "lora": Row("LoRA", "pretrained", "low-rank updates of the encoder", "lora", 2e-3),
-    "full": Row("full fine-tuning", "pretrained", "all weights of the encoder are trained", "full", 1e-4),
+    "random": Row("random weights", "random", "a small encoder trained on the labels alone", "full+random", 1e-3),
+    "own": Row("pre-trained here", "pretrained", "the same small encoder after pre-training here", "full", 1e-3),
+    "frozen": Row(
+        "feature extraction", "pretrained", "the large encoder as it is, a linear classifier", "frozen", 1e-5
+    ),
+    "lora": Row("LoRA", "pretrained", "low-rank updates of the large encoder", "lora", 2e-3),
+    "full": Row("full fine-tuning", "pretrained", "all weights of the large encoder are trained", "full", 1e-4),
 }
 SMALL = ("random", "own")
 """Rows of the small model; those below it are of the encoder."""
@@ -217,8 +220,8 @@ class Work:
             "read": (f"{len(self.rest):,} reviews without labels give a vocabulary and word vectors", self.read),
             "baselines": ("simple methods, with all numbers of labels", self.fit_baselines),
             "few labels": (f"a pre-trained encoder with {few:,} labels", lambda: self.measure(first)),
-            "pre-train": (f"a small BERT predicts masked words for {clock(limit)}", lambda: self.pretrain(limit)),
-            "fine-tune": (f"the small BERT, and the encoder with {most:,} labels", lambda: self.measure(second)),
+            "pre-train": (f"a small encoder predicts masked words for {clock(limit)}", lambda: self.pretrain(limit)),
+            "fine-tune": (f"the small encoder, and the large one with {most:,} labels", lambda: self.measure(second)),
             "repeat": ("other methods and seeds while time is left", lambda: self.measure(third, optional=True)),
         }
         for number, (name, (about, work)) in enumerate(stages.items(), start=1):
@@ -260,7 +263,8 @@ class Work:
         words = tokenizer.encode_batch(vectors.words, literal=True)
         whole = np.diff(words.offsets) == 1
         ids, rows = words.ids[words.offsets[:-1][whole]], torch.from_numpy(vectors.matrix[whole])
-        model = build(self.plan.model, vocab=tokenizer.vocab)
+        family = next(name for name in FAMILIES if FAMILIES.get(name).shape == "encoder")  # the plainest
+        model = build(f"{family}-{self.plan.size}", vocab=tokenizer.vocab)
         with torch.no_grad():
             model.tokens.weight[torch.from_numpy(ids).long()] = rows / rows.std() * 0.1
         model.assets.files = tokenizer.files()
