@@ -147,13 +147,13 @@ def _extracted(texts: list[str], said: "list[Extracted]", as_json: bool, as_csv:
         for text, one in zip(texts, said, strict=True)
     ]
     if as_json:
-        print(json.dumps(rows, indent=2, ensure_ascii=False, allow_nan=False))
+        log.print_json(rows)
     elif as_csv:
         names = ("query", "answer", "score", "id", "passage")
         print_csv(names, ([row[name] for name in names] for row in rows))
     else:
         for one in said:
-            print(one.text)
+            log.print_result(one.text)
             log.say(
                 "no answer in the hits"
                 if one.hit is None
