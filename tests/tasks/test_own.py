@@ -317,3 +317,18 @@ def test_a_column_called_text_is_the_text(write) -> None:  # type: ignore[no-unt
     assert [(one.text, one.pair) for one in own_task({"train": path}).read("train")] == [("a", None), ("d", None)]
     with pytest.raises(DataError, match=r"b\.csv"):
         own_task({"test": write("b.csv", "one,label\na,x\n")}, labels=("x", "y"), paired=True)
+
+
+@pytest.mark.parametrize("where", [1, 3, 40])
+@pytest.mark.parametrize("ending", ["csv", "txt"])
+def test_a_quote_that_is_never_closed_is_refused(write, where: int, ending: str) -> None:  # type: ignore[no-untyped-def]
+    lines = rows(["a", "b"] * 50).splitlines()
+    lines[where - 1] = f'"{lines[where - 1]}'
+    with pytest.raises(DataError, match=rf"a\.{ending}:{where}:"):
+        own_task({"train": write(f"a.{ending}", "\n".join(lines) + "\n")})
+
+
+def test_long_lists_of_labels_end_with_how_many_more(write) -> None:  # type: ignore[no-untyped-def]
+    train = write("a.csv", rows([f"class {at % 200}" for at in range(400)]))
+    with pytest.raises(DataError, match="and 180 more"):
+        own_task({"train": train, "dev": write("b.csv", rows(["another"]))})

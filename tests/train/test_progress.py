@@ -65,6 +65,53 @@ def test_a_line_every_ten_seconds_and_at_the_end(capsys: Capture) -> None:
     ]
 
 
+class Beside:
+    """Evaluation that took so many seconds so far, and so many more are expected."""
+
+    def __init__(self, later: float) -> None:
+        self.seconds, self.later = 0.0, later
+
+    def spent(self) -> float:
+        return self.seconds
+
+    def ahead(self, pace: float, step: int) -> float:
+        return self.later
+
+
+def left(err: str) -> list[int]:
+    """Seconds that were left, line by line."""
+    return [60 * int(minutes) + int(seconds) for minutes, seconds in re.findall(r"(\d+):(\d\d) left", err)]
+
+
+def test_the_time_left_covers_what_follows_the_steps(capsys: Capture) -> None:
+    run(Clock(), 50, 0.5, total=50, outlook=Beside(90.0))
+    assert left(capsys.readouterr().err) == [104, 94, 90]
+
+
+def test_evaluation_between_steps_is_not_taken_for_a_slow_step(capsys: Capture) -> None:
+    clock, beside = Clock(), Beside(0.0)
+    with Progress("tiny", now=clock, total=60, every=1, outlook=beside) as shown:
+        for step in range(1, 41):
+            clock.time += 1
+            if step == 38:
+                clock.time += 300
+                beside.seconds += 300
+            shown(step, elapsed=float(step))
+    assert abs(left(capsys.readouterr().err)[-1] - 20) <= 1
+
+
+def test_the_time_left_is_smoothed(capsys: Capture) -> None:
+    """Slow and fast steps in turn, 0.48 s in the mean: the expected end moves by less than half of the run."""
+    clock, ends = Clock(), []
+    with Progress("tiny", now=clock, total=2000, every=1) as shown:
+        for step in range(1, 1001):
+            clock.time += 2.0 if step % 100 < 20 else 0.1
+            shown(step, elapsed=clock.time)
+            found = left(capsys.readouterr().err)
+            ends += [clock.time + found[0]] if step > 500 else []
+    assert max(ends) - min(ends) < 480 and abs(ends[-1] - 100 - 960) < 240
+
+
 def test_a_line_every_so_many_steps(capsys: Capture) -> None:
     run(Clock(), 9, 0.001, every=4)
     assert re.findall(r"step \d+", capsys.readouterr().err) == ["step 1", "step 5", "step 9"]

@@ -23,7 +23,7 @@ from pretune.evaluate.result import Result
 from pretune.metrics.perplexity import bits, perplexity
 from pretune.use.score import PLAIN, Asking, Passages, judge, passages
 from pretune.use.score.judging import Tell, both_ways, form_of, limit
-from pretune.use.text import body, tokenizer_of
+from pretune.use.text import body, count_unknown, describe_unknown, tokenizer_of
 
 WIDE, NARROW = 512, 128
 """Tokens of a window where nothing limits it; where each of its tokens costs a copy of it."""
@@ -83,7 +83,6 @@ def text_perplexity(
     nats, tokens = -float(found.sums.sum()), int(found.counts.sum())
     words, size = sum(len(text.split()) for text in texts), sum(len(text.encode()) for text in texts)
     kind = "pseudo_perplexity" if both else "perplexity"
-    unknown = tokenizer_of(model).special.get("unk")
     counts = {
         "documents": len(texts),
         "tokens": tokens,
@@ -91,13 +90,12 @@ def text_perplexity(
         "bytes": size,
         "windows": len(cut),
         "unscored": int(cut.judged.sum()) - tokens,
-        "unknown": 0 if unknown is None else int((read.tokens == unknown).sum()),
+        "unknown": count_unknown(tokenizer_of(model), read.tokens),
     }
     notes = [f"windows of {room} tokens, {stride} judged in each"]
     if counts["unknown"]:
-        notes.append(
-            f"{counts['unknown']} tokens are unknown to the tokenizer, which makes words and bytes look likely"
-        )
+        told = describe_unknown(counts["unknown"], len(read.tokens))
+        notes.append(f"{told}, which makes words and bytes look likely")
     return Result(
         task="perplexity",
         scores={

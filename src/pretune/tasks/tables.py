@@ -18,7 +18,7 @@ from typing import Literal
 
 from pretune.core.errors import DataError, nearest, nearest_file
 from pretune.tasks.rows import Jsonl, Row, fault, text_of
-from pretune.text.corpora.tables import delimited_rows
+from pretune.text.corpora.tables import UnclosedQuoteError, delimited_rows
 
 _SAMPLE = 50
 _LONGEST_NAME = 100
@@ -112,8 +112,13 @@ def _delimited(path: Path, ending: str, named: Sequence[str], alone: bool) -> Ta
     if ending == ".csv":
         tries = [(",", True), (";", True), ("\t", True), ("|", True), (",", False)]
     best: tuple[tuple[int, int, int], str, bool, list[str]] | None = None
+    unclosed: dict[str, UnclosedQuoteError] = {}
     for place, (delimiter, quoted) in enumerate(tries):
-        rows = _sample(path, delimiter, quoted)
+        if not quoted and delimiter in unclosed:
+            continue  # without quotes the row would be read as it is, with a quote in its text
+        rows, broken = _sample(path, delimiter, quoted)
+        if broken is not None and delimiter != "\t":
+            unclosed[delimiter] = broken
         if not rows or len(rows[0]) < 2:
             continue
         even = sum(len(row) == len(rows[0]) for row in rows)
@@ -122,7 +127,12 @@ def _delimited(path: Path, ending: str, named: Sequence[str], alone: bool) -> Ta
         if best is None or rank > best[0]:
             best = (rank, delimiter, quoted, rows[0])
     if best is None and alone:
-        best = ((0, 0, 0), _ALONE, True, _sample(path, _ALONE, True)[0])
+        rows, broken = _sample(path, _ALONE, True)
+        if broken is not None and not rows:
+            raise broken
+        best = ((0, 0, 0), _ALONE, True, rows[0])
+    if best is None and unclosed:
+        raise next(iter(unclosed.values()))
     if best is None:
         raise DataError(
             f"{path}: no table: no delimiter (tab, comma, semicolon, |) gives two columns or more in a row; a text and "
@@ -137,15 +147,18 @@ def _delimited(path: Path, ending: str, named: Sequence[str], alone: bool) -> Ta
     return Table(path=path, form="delimited", columns=columns, delimiter=delimiter, quoted=quoted, header=header)
 
 
-def _sample(path: Path, delimiter: str, quoted: bool) -> list[list[str]]:
+def _sample(path: Path, delimiter: str, quoted: bool) -> tuple[list[list[str]], UnclosedQuoteError | None]:
+    """The first rows, up to one that is damaged; and the fault, where that is a quote that is never closed."""
     rows: list[list[str]] = []
     try:
         for _, cells in itertools.islice(delimited_rows(text_of(path), delimiter, quoted, str(path)), _SAMPLE):
             rows.append(cells)
+    except UnclosedQuoteError as unclosed:
+        return rows, unclosed
     except DataError as broken:
         if "bad row" not in str(broken):
             raise
-    return rows
+    return rows, None
 
 
 def _is_header(first: Sequence[str], named: Sequence[str]) -> bool:

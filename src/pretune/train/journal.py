@@ -17,7 +17,7 @@ from pretune.train.late import Report
 from pretune.train.loop import Loop
 from pretune.train.metrics import Metrics
 from pretune.train.optim import AveragedDescent
-from pretune.train.progress import Progress
+from pretune.train.progress import Outlook, Progress
 from pretune.train.summary import Summary, show
 from pretune.train.tally import Tally
 from pretune.train.trackers import Trackers
@@ -47,6 +47,7 @@ class Journal:
         trackers: Sequence[str] = (),
         tariff: Tariff = Tariff(),  # noqa: B008 (a frozen value)
         settings: Mapping[str, Any] | None = None,
+        outlook: Outlook | None = None,
     ) -> None:
         self.where, self.title, self.every, self.tariff = where, title, every, tariff
         self.loss: float | None = None
@@ -60,7 +61,7 @@ class Journal:
             host=first,
         )
         rate = peak(loop.ranks.device, loop.precision)
-        self._progress = Progress(title, total=total, budget=budget, peak=rate) if first else None
+        self._progress = Progress(title, total=total, budget=budget, peak=rate, outlook=outlook) if first else None
         self._metrics: Metrics | None = None
         self._log: Trackers | None = None
         self._open = ExitStack()

@@ -3,16 +3,18 @@
     with Progress("bert-mini", total=10_000) as show:
         show(step, loss=3.2, tokens=tokens_so_far, flops=flops_so_far, elapsed=seconds_so_far)
 
-Rates are those of the last half minute. Telling it of every step is cheap.
+Rates are those of the last half minute; the time that is left follows a smoothed mean. Telling it of every step is
+cheap.
 """
 
 import contextlib
+import math
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from pretune.core import log
 from pretune.train.figures import amount, clock
@@ -22,17 +24,29 @@ _FRAMES = 0.1  # … between changes of the bar
 _WINDOW = 30.0  # … that rates are taken over
 
 
+class Outlook(Protocol):
+    """Work of a run beside its steps: evaluation between them, and what follows the last of them."""
+
+    def spent(self) -> float:
+        """Seconds of such work so far."""
+
+    def ahead(self, pace: float, step: int) -> float:
+        """Seconds of it that are still expected after a step; `pace` is the mean seconds of a step."""
+
+
 class _Moment(NamedTuple):
     time: float
     step: int
     tokens: int
     flops: float
+    spent: float  # seconds beside the steps
 
 
 class Progress:
     """Shows a run of `total` steps, or of `budget` seconds; nothing with --quiet. `peak` FLOPs per second give the MFU.
 
-    Where there is no terminal, `every` asks for a line every so many steps instead of every ten seconds.
+    Where there is no terminal, `every` asks for a line every so many steps instead of every ten seconds. `outlook`
+    adds what is done beside the steps (evaluation, baselines) to the time that is left.
     """
 
     def __init__(
@@ -43,10 +57,12 @@ class Progress:
         budget: float | None = None,
         peak: float | None = None,
         every: int | None = None,
+        outlook: Outlook | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._title, self._total, self._budget, self._peak, self._every = title, total, budget, peak, every
-        self._now = now
+        self._now, self._outlook = now, outlook
+        self._pace = _Pace()
         self._recent: deque[_Moment] = deque()
         self._shown: tuple[float, int] | None = None  # when, and which step
         self._bar: Any = None
@@ -72,7 +88,11 @@ class Progress:
         if log.is_quiet():
             return
         now = self._now()
-        self._recent.append(_Moment(now, step, tokens, flops))
+        spent = 0.0 if self._outlook is None else self._outlook.spent()
+        if self._recent:
+            last = self._recent[-1]
+            self._pace.add(step - last.step, now - last.time - (spent - last.spent))
+        self._recent.append(_Moment(now, step, tokens, flops, spent))
         while len(self._recent) > 2 and now - self._recent[0].time > _WINDOW:
             self._recent.popleft()
         if self._due(now, step):
@@ -116,10 +136,26 @@ class Progress:
             return min(elapsed / self._budget, 1.0), max(self._budget - elapsed, 0.0)
         if self._total is None:
             return 0.0, None
-        first, last = self._recent[0], self._recent[-1]
-        steps = last.step - first.step
-        left = (self._total - step) * (last.time - first.time) / steps if steps > 0 else None
-        return min(step / max(self._total, 1), 1.0), left
+        share, pace = min(step / max(self._total, 1), 1.0), self._pace.seconds
+        if pace is None:
+            return share, None
+        return share, (self._total - step) * pace + (0.0 if self._outlook is None else self._outlook.ahead(pace, step))
+
+
+class _Pace:
+    """Mean seconds of a step, in which older steps lose weight over a third of the run so far, or half a minute."""
+
+    def __init__(self) -> None:
+        self._steps = self._seconds = self._total = 0.0
+
+    def add(self, steps: int, seconds: float) -> None:
+        self._total += seconds
+        kept = math.exp(-seconds / max(_WINDOW, self._total / 3))
+        self._steps, self._seconds = self._steps * kept + steps, self._seconds * kept + seconds
+
+    @property
+    def seconds(self) -> float | None:
+        return self._seconds / self._steps if self._steps else None
 
 
 def _bar() -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from pretune.core import io
@@ -71,3 +72,18 @@ def beside(model: LanguageModel, name: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise CheckpointError(f"{name}: expected a JSON object at the top level")
     return found
+
+
+def count_unknown(tokenizer: Tokenizer, ids: NDArray[Any]) -> int:
+    """How many tokens stand for text that the vocabulary does not have."""
+    unknown = tokenizer.special.get("unk")
+    return 0 if unknown is None else int((ids == unknown).sum())
+
+
+def describe_unknown(count: int, total: int) -> str:
+    """Unknown tokens in a message.
+
+    >>> describe_unknown(300, 1200)
+    '300 of 1,200 tokens (25 %) are unknown to the tokenizer'
+    """
+    return f"{count:,} of {total:,} tokens ({100 * count / max(total, 1):.2g} %) are unknown to the tokenizer"

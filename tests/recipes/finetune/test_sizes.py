@@ -10,6 +10,7 @@ import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import DataError
 from pretune.evaluate.report.facts import tuned
+from pretune.recipes.finetune.outlook import TrialOutlook
 from tests.recipes import tasked
 
 Capture = pytest.CaptureFixture[str]
@@ -64,7 +65,8 @@ def test_fewer_than_a_handful_is_refused(base: Path, table: Path, tmp_path: Path
     assert main([*given, "--dry-run"]) == 3
     assert main([*given, out, "--force"]) == 0
     assert main(["--quiet", "finetune", out, "--resume"]) == 0
-    assert main([*given, "--labels=5", f"--out={tmp_path / 'five'}"]) == 0
+    five = [word.replace("=4", "=5") for word in given]
+    assert main([*five, f"--out={tmp_path / 'five'}"]) == 0
 
 
 def test_a_class_without_examples_is_refused(base: Path, tmp_path: Path) -> None:
@@ -75,3 +77,45 @@ def test_a_class_without_examples_is_refused(base: Path, tmp_path: Path) -> None
     assert "--force" in str(fault.value)
     assert run(base, table, tmp_path / "run", labels=(6,), force=True)["examples"]["train"] == 6
     assert run(base, table, tmp_path / "more", labels=(8,))["examples"]["train"] == 8
+
+
+@pytest.mark.parametrize("counts", ["10,all", "10", "all"])
+def test_two_statements_of_the_examples_are_refused(base: Path, table: Path, tmp_path: Path, counts: str) -> None:
+    given = ["--quiet", "finetune", str(base), f"--train={table}", "--set", "task.labels=20", f"--labels={counts}"]
+    assert main([*given, f"--out={tmp_path / 'run'}"]) == 2 and not (tmp_path / "run").exists()
+    assert main([*given, "--dry-run"]) == 2
+    given[-1] = "--labels=20"
+    assert main([*given, "--dry-run"]) == 0
+
+
+def test_text_that_the_vocabulary_does_not_have_is_warned_of(base: Path, tmp_path: Path, capsys: Capture) -> None:
+    rows = [("这部电影很好看" if at % 2 else "这部电影不好看", "ab"[at % 2]) for at in range(40)]
+    table = tasked.table(tmp_path / "own.csv", ("text", "label"), rows)
+    scores = run(base, table, tmp_path / "run")
+    warning = "are unknown to the tokenizer"
+    assert capsys.readouterr().err.count(warning) == 1
+    assert any(warning in note for note in scores["notes"]) and warning in (tmp_path / "run" / "README.md").read_text()
+    assert main(["--quiet", "finetune", str(base), f"--train={table}", "--dry-run"]) == 0
+    assert warning in capsys.readouterr().out
+
+
+def test_known_text_is_not_warned_of(base: Path, table: Path, tmp_path: Path) -> None:
+    assert not any("unknown" in note for note in run(base, table, tmp_path / "run")["notes"])
+
+
+def test_the_time_left_counts_evaluation_and_baselines(base: Path, table: Path, tmp_path: Path) -> None:
+    found: list[TrialOutlook] = []
+
+    class Watched(TrialOutlook):
+        def __init__(self, **given: Any) -> None:
+            super().__init__(**given)
+            found.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pretune.recipes.finetune.trial.TrialOutlook", Watched)
+        pt.finetune(base, train=table, out=tmp_path / "run", steps=4, seeds=2, baselines="majority,svm")
+    first, second = found
+    assert (first.rest.trials, second.rest.trials) == (1, 0) and first.rest.baselines > 0
+    assert first.last == 20 and first.predictions >= first.last and first.spent() > 0
+    assert first.ahead(1.0, 4) > first.rest.baselines + 4.0  # the second trial's four steps of a second, too
+    assert second.ahead(1.0, 0) > second.ahead(1.0, 4) > second.rest.baselines

@@ -182,3 +182,33 @@ def test_an_unclear_field_lists_what_there_is() -> None:
 def test_an_error_comes_back_from_another_process() -> None:
     again = pickle.loads(pickle.dumps(UnfitError("empty_files", "a: the file is empty")))
     assert (type(again), again.reason, str(again)) == (UnfitError, "empty_files", "a: the file is empty")
+
+
+@pytest.mark.parametrize("where", [1, 2, 5, 8])
+@pytest.mark.parametrize("cell", ["text", "id"])
+def test_a_quote_that_is_never_closed_is_refused(tmp_path: Path, where: int, cell: str) -> None:
+    rows = ["id,text", *(f"{at},words {at}" for at in range(7))]
+    first, second = rows[where - 1].split(",")
+    rows[where - 1] = f'{first},"{second}' if cell == "text" else f'"{first},{second}'
+    with pytest.raises(DataError, match=rf"^a\.csv:{where}:"):
+        look(tmp_path, "a.csv", "\n".join(rows) + "\n")
+    if where > 1:
+        with pytest.raises(DataError, match=rf"^a\.txt:{where}:"):
+            look(tmp_path, "a.txt", "\n".join(rows) + "\n", field="text")
+    assert look(tmp_path, "a.tsv", "\n".join(rows).replace(",", "\t")).kind == "csv"  # a character there
+
+
+def test_a_quote_in_a_text_between_semicolons(tmp_path: Path) -> None:
+    found = look(tmp_path, "a.csv", 'id;text\n1;he said,"no\n2;and left\n').delimited
+    assert found is not None and (found.delimiter, found.header) == (";", ("id", "text"))
+
+
+@pytest.mark.parametrize("quote", ["", '"'])
+@pytest.mark.parametrize("ending", ["csv", "tsv", "csv.gz"])
+def test_a_header_longer_than_the_sample(tmp_path: Path, quote: str, ending: str) -> None:
+    names = ["text", *(f"{'column' * 10}_{at}" for at in range(6000))]  # more than 2**18 characters
+    delimiter = "\t" if ending == "tsv" else ","
+    rows = [delimiter.join(f"{quote}{cell}{quote}" for cell in row) for row in (names, ["x"] * len(names))]
+    content = ("\n".join(rows) + "\n").encode()
+    found = look(tmp_path, f"a.{ending}", gzip.compress(content) if ending.endswith("gz") else content)
+    assert found.delimited is not None and found.delimited.header == tuple(names)

@@ -53,7 +53,7 @@ def forecast(tuning: Tuning, plan: Plan, device: str = "cpu") -> dict[str, Any]:
     total = sum(steps) * len(plan.seeds) + steps[0] * (len(plan.rates) - 1)
     trained = sum(parameter.numel() for parameter in begun.trained.values())
     return {
-        "notes": list(opened.parts.notes),
+        "notes": [*opened.parts.notes, *reader.unknown(train)],
         "rate": explain_rate(tuning) if len(plan.rates) == 1 else None,
         "task": opened.task.name,
         "type": None if opened.members else type_of(opened.task.kind),

@@ -32,6 +32,11 @@ class Plan:
         return len(self.rates) == len(self.seeds) == len(self.labels) == 1
 
     @property
+    def count(self) -> int:
+        """The number of trials."""
+        return len(self.rates) - 1 + len(self.seeds) * len(self.labels)
+
+    @property
     def most(self) -> int | None:
         """The largest number of labels: that of the result."""
         return None if None in self.labels else max(count for count in self.labels if count is not None)

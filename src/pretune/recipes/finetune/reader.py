@@ -15,6 +15,12 @@ from pretune.recipes.finetune.settings import Tuning
 from pretune.tasks.answer import Prediction, predict
 from pretune.tasks.encode import Alternating, Counts, Items, TaskEncoder, TaskStream, mixed
 from pretune.tasks.example import Example
+from pretune.use.text import count_unknown, describe_unknown
+
+UNKNOWN = 0.05
+"""The share of unknown tokens that is worth a warning; text of the vocabulary's own language has well below 1 %."""
+SAMPLE = 1000
+"""Examples whose tokens are counted for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,20 @@ class Reader:
                 )
             parts.append(encoder.encode([examples[at] for at in mine]))
         return tuple(parts)
+
+    def unknown(self, examples: Sequence[Example]) -> list[str]:
+        """A note where a large share of the tokens of some examples is unknown: text of another language or script."""
+        some = examples[:: max(len(examples) // SAMPLE, 1)]
+        texts = [text for one in some for text in (one.text, one.pair or "", *one.choices) if text]
+        rules = self.encoders[0].rules
+        ids = rules.pool(texts).ids
+        count = count_unknown(rules.tokenizer, ids)
+        if count < UNKNOWN * len(ids):
+            return []
+        return [
+            f"train: {describe_unknown(count, len(ids))}, and little can be learnt from them; take a model whose "
+            "vocabulary has this language"
+        ]
 
     def stream(self, items: Sequence[Items], tuning: Tuning, *, fixed: bool = False) -> TaskStream | Alternating:
         """The batches of a run: of one task, of all that are written together, or of one task after another."""

@@ -48,7 +48,7 @@ def finish(
         "task": opened.task.name,
         "kind": opened.task.kind,
         "metric": opened.task.metrics[0],
-        "notes": list(opened.parts.notes),
+        "notes": [*opened.parts.notes, *chosen[0].get("notes", ())],
         "examples": {
             "train": chosen[0]["labels"],
             "dev": len(opened.parts.dev),

@@ -27,6 +27,7 @@ from pretune.recipes.finetune.judging import Judging, judge
 from pretune.recipes.finetune.lasting import evaluations, lasting
 from pretune.recipes.finetune.model import base_model, begin
 from pretune.recipes.finetune.opening import Opened, balance, scored, tasks_of
+from pretune.recipes.finetune.outlook import Rest, TrialOutlook
 from pretune.recipes.finetune.probed import center, fit_head
 from pretune.recipes.finetune.reader import Reader, counted
 from pretune.recipes.finetune.settings import Tuning
@@ -70,6 +71,7 @@ class Trial:
         *,
         encoded: dict[int | None, tuple[Items, ...]] | None = None,
         forgetting: str | None = None,
+        rest: Rest = Rest(),  # noqa: B008 (a frozen value)
     ) -> None:
         self.tuning, self.opened, self.where, self.ranks, self.stop = tuning, opened, where, ranks, stop
         self.task, fit = opened.task, tuning.train
@@ -84,6 +86,9 @@ class Trial:
         known = {} if encoded is None else encoded  # of trials before, by the number of labels
         if tuning.task.labels not in known:
             known[tuning.task.labels] = self.reader.encode(self.train)
+        self.notes = self.reader.unknown(self.train)
+        for note in self.notes if len(known) == 1 and encoded is not None and ranks.first else ():
+            log.warn(note)
         self.items = known[tuning.task.labels]
         if tuning.tune.head == "probe":
             fitted = lambda: fit_head(self.model, self.items[0], seed=fit.seed, precision=self.precision)  # noqa: E731
@@ -92,6 +97,16 @@ class Trial:
         self.stream = self.reader.stream(self.items, tuning, fixed=ranks.device.type == "cuda")
         self.epoch = len(self.stream.steps(0))
         self.steps = lasting(fit, self.epoch, few=config.kind(tuning.method) not in WHOLE)
+        self.every = fit.eval_every or evaluations(self.epoch, self.steps)
+        parts = opened.parts
+        self.outlook = TrialOutlook(
+            steps=self.steps,
+            every=self.every,
+            judged=min(len(parts.dev), self._most()),
+            last=len(parts.dev) + (len(parts.test) if opened.headline == "test" else 0),
+            batch=fit.batch,
+            rest=rest,
+        )
         for hook in self.begun.unfreezing:
             hook.epoch, hook.steps = self.epoch, self.steps  # NOTE: known only now: examples are encoded for a model
         fit.schedule.factor(0, self.steps)  # whether it fits
@@ -160,7 +175,7 @@ class Trial:
             journal.evaluated(loop, found)
             journal.observe(loop, -judging.scores[-1][1])
 
-        every = fit.eval_every or evaluations(self.epoch, self.steps)
+        every = self.every
         evaluate = Evaluate(judge(self._judged), every, told, left=self.stop.end)
         warn_of_few_evaluations(fit.optimizer, -(-self.steps // every), journal.note)
         watch = Watch(journal.note)
@@ -216,12 +231,17 @@ class Trial:
             trackers=fit.trackers,
             tariff=fit.tariff,
             settings=self.tuning.plain(),
+            outlook=self.outlook,
         )
+
+    def _most(self) -> int:
+        """Examples of dev that choices are made on, at most."""
+        return self.tuning.train.judge or (WRITTEN if self.reader.written else JUDGED)
 
     def _judged(self) -> dict[str, float]:
         """The score on dev, or on as much of it as choices are made on."""
         dev = self.opened.parts.dev
-        most = self.tuning.train.judge or (WRITTEN if self.reader.written else JUDGED)
+        most = self._most()
         groups = self.opened.groups(dev)
         some = subset(dev, most, self.tuning.task.split, groups) if len(dev) > most else dev
         return scored(self.opened, some, self._predict(some))
@@ -229,12 +249,13 @@ class Trial:
     def _predict(self, examples: Sequence[Example]) -> list[Prediction]:
         """What the model says of examples: every rank is asked about its share, and all know every answer."""
         rank, world = self.ranks.rank, self.ranks.world
-        mine = examples[rank::world]
+        mine, begun = examples[rank::world], time.monotonic()
         try:
             predictions = self.reader.predict(self.model, mine, self.precision) if mine else []
         except NonFiniteError:  # the base was finite: training made it so
             raise DivergedError("the fine-tuned model's outputs are not finite; lower the learning rate") from None
         said = self.ranks.gather(predictions)
+        self.outlook.add(len(examples), time.monotonic() - begun)
         return [said[at % world][at // world] for at in range(len(examples))]
 
     def _finish(self, loop: Loop, journal: Journal, judging: Judging) -> Facts:
@@ -263,6 +284,7 @@ class Trial:
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "counts": config.to_dict(counted(self.items)),
             "balance": balance(self.task, self.train),
+            "notes": self.notes,
             "memory": _memory(self.ranks),
             "threshold": threshold,
             "forgetting": None if self.memory is None else self.memory.compare(),

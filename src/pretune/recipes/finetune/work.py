@@ -32,6 +32,7 @@ from pretune.recipes.finetune.fine import FineTuned
 from pretune.recipes.finetune.kept import TASK, Kept, Member
 from pretune.recipes.finetune.model import head_for, two_ways
 from pretune.recipes.finetune.opening import Opened, balance, check_sizes, open_task, trained_on
+from pretune.recipes.finetune.outlook import Rest, baseline_seconds
 from pretune.recipes.finetune.plan import TRIALS, Plan
 from pretune.recipes.finetune.probe import KINDS, probe
 from pretune.recipes.finetune.report import Fitted, dev_of, finish, predictions_of
@@ -129,6 +130,10 @@ def plan_of(
         found = config.from_dict(Plan, before, where="plan")
     if seeds is not None and not 1 <= seeds <= SEEDS:
         raise UsageError(f"--seeds {seeds} must be at least 1, and at most {SEEDS:,}")
+    limit = tuning.task.labels
+    if limit is not None and labels and tuple(labels) != (limit,):
+        shown = ",".join("all" if count is None else str(count) for count in labels)
+        raise UsageError(f"--labels {shown} and task.labels={limit} both state the training examples; keep one of them")
     made = replace(
         found,
         rates=tuple(rates) or found.rates,
@@ -235,8 +240,9 @@ class Work:
             if where != self.where:
                 log.say(f"{where.name}:")
             trial = Trial(
-                tuning, self.opened, where, self.ranks, self.stop, encoded=self.encoded, forgetting=self.plan.forgetting
-            )
+                tuning, self.opened, where, self.ranks, self.stop, encoded=self.encoded,
+                forgetting=self.plan.forgetting, rest=self._rest(),
+            )  # fmt: skip
             found = trial.run(lock if where == self.where else None, resume=resume)
             full = [one for one in self.trials if one["labels"] == found["labels"]]
             if self.ranks.first:
@@ -246,6 +252,13 @@ class Work:
                 if where != self.where:
                     io.remove(where / CHECKPOINTS)
         self.trials.append(found)
+
+    def _rest(self) -> Rest:
+        """What follows the trial that is next: other trials, among them that of random weights, and baselines."""
+        train = self.opened.limited(self.plan.most, self.tuning.task.split)
+        names = [name for name in self.plan.baselines if name != RANDOM]
+        trials = self.plan.count - len(self.trials) - 1 + (RANDOM in self.plan.baselines)
+        return Rest(trials=max(trials, 0), baselines=baseline_seconds(names, train, self.opened.judged))
 
     def _done(self, where: Path, resume: bool) -> Facts | None:
         """What the first rank finds of a trial that has come to its end."""
@@ -285,7 +298,8 @@ class Work:
         where = self.where / TRIALS / RANDOM
         found = self._done(where, resume)
         if found is None:
-            found = Trial(tuning, self.opened, where, self.ranks, self.stop).run(None, resume=resume)
+            rest = replace(self._rest(), trials=0)
+            found = Trial(tuning, self.opened, where, self.ranks, self.stop, rest=rest).run(None, resume=resume)
             if self.ranks.first:
                 io.write_json(where / DONE, found)
                 io.remove(where / CHECKPOINTS)

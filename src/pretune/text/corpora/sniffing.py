@@ -18,10 +18,10 @@ from pathlib import PurePath
 from pretune.core.errors import DataError
 from pretune.text.corpora.decoding import Errors, decode, encoding_of
 from pretune.text.corpora.fields import NAMES, UnfitError, choose_field
-from pretune.text.corpora.formats import By, Delimited, Format
+from pretune.text.corpora.formats import ROW, By, Delimited, Format
 from pretune.text.corpora.parquet import parquet_columns
 from pretune.text.corpora.streams import chunks, compression_of
-from pretune.text.corpora.tables import delimited_rows, jsonl_rows
+from pretune.text.corpora.tables import UnclosedQuoteError, delimited_rows, jsonl_rows
 
 _HEAD = 2**18
 _ROWS = 100  # rows looked at to choose a field, or to see that a table is one
@@ -83,6 +83,8 @@ def _table(
             for column, value in row.items():
                 columns[column] = columns.get(column, False) or isinstance(value, str)
         return replace(plain, kind="jsonl", by="field", field=choose_field(columns, field, name))
+    if cut and "\n" not in text and (ending in _DELIMITERS or field is not None):
+        text, cut = _first_line(whole())
     if ending in _DELIMITERS:
         how, rows = _delimited(text, cut, _DELIMITERS[ending], name)
     elif field is not None and (found := _with_field(text, cut, field, name)):
@@ -96,6 +98,18 @@ def _table(
     if how.header.count(chosen) > 1:
         raise DataError(f"{name}: the header has the column '{chosen}' twice; rename one")
     return replace(plain, kind="csv", by="field", field=chosen, delimited=how)
+
+
+def _first_line(parts: Iterator[str]) -> tuple[str, bool]:
+    """A first line that is longer than what is usually looked at, and some of what follows; and whether it is cut."""
+    found: list[str] = []
+    size = 0
+    for part in parts:
+        found.append(part)
+        size += len(part)
+        if "\n" in part or size > ROW:
+            return "".join(found), True
+    return "".join(found), False
 
 
 def _looks_like_jsonl(text: str, cut: bool) -> bool:
@@ -116,10 +130,14 @@ def _is_object(line: str) -> bool:
 
 def _delimited(text: str, cut: bool, delimiters: str, name: str) -> tuple[Delimited, Sequence[Sequence[str]]]:
     """How a file that is called a table is written, with its first rows."""
-    single = None
+    single, unclosed = None, None
     for delimiter in delimiters:
         for quoted in _quoting(text, delimiter):
-            numbered = _sample(text, cut, delimiter, quoted, name)
+            try:
+                numbered = _sample(text, cut, delimiter, quoted, name)
+            except UnclosedQuoteError as fault:
+                unclosed = unclosed or fault
+                break  # NOTE: without quotes the row would be read as it is, with a quote in its text
             rows = [row for _, row in numbered]
             if not rows or any(len(row) != len(rows[0]) for row in rows):
                 continue
@@ -131,6 +149,8 @@ def _delimited(text: str, cut: bool, delimiters: str, name: str) -> tuple[Delimi
             if len(rows[0]) > 1:
                 return found
             single = single or (found if not set(rows[0][0]) & set(delimiters) else None)
+    if unclosed:
+        raise unclosed
     if single:
         return single
     raise _uneven(_sample(text, cut, delimiters[0], delimiters[0] != "\t", name), name)
@@ -149,22 +169,36 @@ def _uneven(rows: Sequence[tuple[int, Sequence[str]]], name: str) -> DataError:
 
 def _with_field(text: str, cut: bool, field: str, name: str) -> tuple[Delimited, Sequence[Sequence[str]]] | None:
     """How a file is written if it is a table with this field; None when it is none."""
+    unclosed = None
     for delimiter in ",\t;|":
         for quoted in _quoting(text, delimiter):
-            rows = [row for _, row in _sample(text, cut, delimiter, quoted, name)]
+            try:
+                rows = [row for _, row in _sample(text, cut, delimiter, quoted, name)]
+            except UnclosedQuoteError as fault:
+                unclosed = unclosed or (fault if field in text.partition("\n")[0].split(delimiter) else None)
+                break
             if len(rows) > 1 and field in rows[0] and all(len(row) == len(rows[0]) for row in rows):
                 return Delimited(delimiter=delimiter, quoted=quoted, header=tuple(rows[0])), rows[1:]
+    if unclosed:
+        raise unclosed
     return None
 
 
 def _sample(text: str, cut: bool, delimiter: str, quoted: bool, name: str) -> list[tuple[int, list[str]]]:
-    """The first rows; a row that was cut off is left out, and none are given when the quotes make no sense."""
+    """The first rows; a row that was cut off is left out, and none are given when the quotes make no sense.
+
+    A quote that is never closed is an error, except in TSV, where it is mostly a character like others.
+    """
     rows: list[tuple[int, list[str]]] = []
     try:
         for row in delimited_rows([text], delimiter, quoted, name):
             rows.append(row)
             if len(rows) > _ROWS:
                 return rows
+    except UnclosedQuoteError:
+        if cut or delimiter == "\t":
+            return rows if cut else []
+        raise
     except DataError:
         return rows if cut else []
     return rows[:-1] if cut and len(rows) > 1 else rows

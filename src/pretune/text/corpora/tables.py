@@ -16,6 +16,10 @@ from pretune.text.corpora.formats import ROW, Delimited
 from pretune.text.corpora.splitting import split
 
 
+class UnclosedQuoteError(DataError):
+    """A row of a table whose quote opens and is never closed."""
+
+
 def read_jsonl(
     chunks: Iterable[str], field: str, name: str, line: int, errors: Errors, counts: Counter[str]
 ) -> Iterator[tuple[str, int]]:
@@ -77,7 +81,12 @@ def delimited_rows(chunks: Iterable[str], delimiter: str, quoted: bool, name: st
                 yield before + 1, row
             before = reader.line_num
     except csv.Error as fault:
-        raise DataError(f"{name}:{before + 1}: bad row: {fault}") from None
+        where = f"{name}:{before + 1}: bad row"
+        if "end of data" in str(fault):
+            raise UnclosedQuoteError(
+                f"{where}: a quote opens in it and is never closed; close it, or double it"
+            ) from None
+        raise DataError(f"{where}: {fault}") from None
 
 
 def _lines(chunks: Iterable[str], name: str, line: int) -> Iterator[tuple[int, str]]:
