@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pretune.recipes.finetune.work import finetune
     from pretune.recipes.prepare import prepare
     from pretune.recipes.pretrain import pretrain
-    from pretune.recipes.quickstart.work import quickstart
+    from pretune.recipes.quickstart import quickstart
     from pretune.recipes.vectors import train_vectors
     from pretune.text.tokenizer import train_tokenizer
     from pretune.use.embed import embed

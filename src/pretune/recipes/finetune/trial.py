@@ -79,7 +79,7 @@ class Trial:
         self.precision = precision_of(fit.running(), ranks)
         if ranks.device.type == "cuda":
             gc.collect()  # NOTE: a trial before may be held by cycles, which Python has no reason to look for
-            torch.cuda.init()  # NOTE: nothing has used the GPU yet where the precision is given
+            torch.cuda.init()  # type: ignore[no-untyped-call]  # NOTE: nothing has used it where the precision is given
             torch.cuda.reset_peak_memory_stats(ranks.device)
         self.begun = begin(tuning, self.task, ranks, epoch=1.0)
         self.model = self.begun.model
