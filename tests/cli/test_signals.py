@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from pretune.cli import main
+from pretune.cli._signals import INTERRUPTED
+from pretune.core.errors import Interrupted
 from tests.conftest import ROOT
 from tests.data.texts import MANY, blocks, byte_tokenizer
 
@@ -45,6 +47,8 @@ RUN = """
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell ignores it
 sys.argv[1:] = {arguments!r}
 from pretune.cli import main
+from pretune.cli._signals import INTERRUPTED
+from pretune.core.errors import Interrupted
 sys.exit(main())
 """
 
@@ -91,3 +95,7 @@ def test_signals_of_a_program_that_calls_main_stay_as_they_were() -> None:
     before = signal.getsignal(signal.SIGINT)
     assert main(["--version"]) == 0
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_one_exit_code() -> None:
+    assert Interrupted.exit_code == INTERRUPTED

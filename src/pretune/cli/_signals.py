@@ -1,4 +1,7 @@
-"""Signals that end a command: Ctrl-C at any time, and SIGTERM while there is nothing to save."""
+"""Signals that end a command: Ctrl-C at any time, and SIGTERM while there is nothing to save.
+
+NOTE: imported before Ctrl-C is handled, so it imports next to nothing.
+"""
 
 import contextlib
 import os
@@ -7,9 +10,8 @@ import threading
 from collections.abc import Iterator
 from typing import NoReturn
 
-from pretune.core.errors import Interrupted, Stopped
-
-INTERRUPTED = Interrupted.exit_code
+INTERRUPTED = 130
+"""The exit code of `Interrupted`."""
 
 
 def exit_at_once(number: int = signal.SIGINT, frame: object = None) -> NoReturn:
@@ -24,6 +26,8 @@ def ending_well() -> Iterator[None]:
 
     Once one of them has come, a second does not disturb the removal. A third ends the process at once.
     """
+    from pretune.core.errors import Stopped
+
     count = 0
 
     def stop(number: int, frame: object) -> None:
