@@ -92,6 +92,8 @@ def _left_out(data: Mapping[str, Any]) -> Iterator[str]:
         changed, dropped = counted(outcome["changed"], "documents"), counted(outcome["dropped"], "documents")
         yield f"filter {plain(name)}: {changed} changed, {dropped} left out"
     for name, count in data.get("dropped", {}).items():
+        if not count and name != "exact_duplicates":
+            continue
         yield f"{name.replace('_', ' ')}: {counted(count, 'documents')} left out"
 
 
