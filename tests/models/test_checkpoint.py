@@ -102,7 +102,7 @@ def test_an_asset_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(checkpoint, "ASSET_LIMIT", 10)
     folder = directory(tmp_path / "m")
     (folder / "vocab.txt").write_text("a" * 11)
-    with pytest.raises(CheckpointError, match=r"vocab.txt: 11 bytes; at most 10 are read"):
+    with pytest.raises(CheckpointError, match=r"vocab.txt: 11 bytes"):
         pt.load(folder)
 
 
