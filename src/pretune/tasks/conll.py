@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pretune.core.config import spec
+from pretune.core.counted import join_names
 from pretune.core.errors import DataError
 from pretune.tasks.example import Example
 from pretune.tasks.rows import lines
@@ -51,7 +52,7 @@ class Columns:
             tags = tuple(iob2([self._cell(cells, self.tag, name, line) for line, cells in block]))
             for (line, _), tag in zip(block, tags, strict=True):
                 if self.labels and tag not in self.labels:
-                    raise DataError(f"{name}:{line}: tag {tag[:40]!r} is not one of {', '.join(self.labels)}")
+                    raise DataError(f"{name}:{line}: tag {tag[:40]!r} is not one of {join_names(self.labels)}")
             group = None if document < 0 else str(document)
             yield Example(text=" ".join(words), words=words, tags=tags, id=str(start), group=group)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pretune.core.config import spec
+from pretune.core.counted import join_names
 from pretune.core.errors import DataError
 from pretune.tasks.conll import sentences
 from pretune.tasks.example import Example
@@ -44,7 +45,7 @@ class Conllu:
                     words.append(cells[1])
                     tags.append(cells[self.tag])
                     if self.labels and tags[-1] not in self.labels:
-                        raise DataError(f"{name}:{line}: tag {tags[-1][:40]!r} is not one of {', '.join(self.labels)}")
+                        raise DataError(f"{name}:{line}: tag {tags[-1][:40]!r} is not one of {join_names(self.labels)}")
             if words:
                 yield Example(
                     text=comments.get("text", " ".join(words)),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pretune.core.config import spec
+from pretune.core.counted import join_names
 from pretune.core.errors import DataError, nearest
 from pretune.tasks.example import Example
 from pretune.text.corpora.decoding import HEAD, decode, encoding_of
@@ -176,7 +177,7 @@ def index(row: Row, column: str, labels: tuple[str, ...]) -> int:
     """Which of the labels a row has."""
     value = row.get(column)
     if str(value) not in labels:
-        raise fault(f"{row.where}: label {str(value)[:40]!r} in '{column}' is not one of {', '.join(labels)}")
+        raise fault(f"{row.where}: label {str(value)[:40]!r} in '{column}' is not one of {join_names(labels)}")
     return labels.index(str(value))
 
 

@@ -17,6 +17,7 @@ from pretune.adapt import methods
 from pretune.adapt.adapted import Adapted, adapt, one_of
 from pretune.adapt.heads.generation import Generation
 from pretune.core import config, io, log
+from pretune.core.counted import join_names
 from pretune.core.errors import CheckpointError, DataError, UsageError, nearest_file
 from pretune.core.hub import located
 from pretune.recipes.choose import device_of
@@ -213,8 +214,8 @@ def evaluate_run(
         ready, own = ready.on(found), found
     if found.kind != own.kind or (own.labels and set(found.labels) != set(own.labels)):
         raise UsageError(
-            f"{fine}: learnt '{own.name}' ({own.kind}: {', '.join(own.labels[:10])}), which is not what '{found.name}' "
-            f"asks ({found.kind}: {', '.join(found.labels[:10])})"
+            f"{fine}: learnt '{own.name}' ({own.kind}: {join_names(own.labels, 10)}), which is not what '{found.name}' "
+            f"asks ({found.kind}: {join_names(found.labels, 10)})"
         )
     opened = _divided(fine.path, found, data)
     if opened is not None and split in (None, "train", "dev", "test"):

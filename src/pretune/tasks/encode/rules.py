@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from pretune.core.counted import join_names
 from pretune.core.errors import DataError
 from pretune.core.types import IGNORE
 from pretune.data.frame import Frame
@@ -116,4 +117,4 @@ def name_of(example: Example) -> str:
 
 
 def _names(task: Task) -> str:
-    return f" ({', '.join(task.labels)[:120]})" if task.labels else ""
+    return f" ({join_names(task.labels, 10)})" if task.labels else ""
