@@ -32,7 +32,8 @@ def slowly(family: str, text: str, given: bool, most: int) -> str:
     model = scorer(family)
     tokenizer = tokenizer_of(model)
     ids, special, written = tokenizer.encode(text, literal=True), tokenizer.special, list[int]()
-    ends = {*model.spec.special.eos, *tokenizer.sentinels} if family == "t5" else {*model.spec.special.eos}
+    # A sentinel ends what fills a blank; where no blank is asked for, it is a token like any other.
+    ends = {*model.spec.special.eos, *(() if given else tokenizer.sentinels)}
     while len(written) < most:
         if family == "gpt2":
             batch = pt.batch([[special["bos"] if "bos" in special else special["eos"], *ids, *written]])
