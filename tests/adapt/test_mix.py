@@ -100,7 +100,7 @@ def test_a_mix_is_a_head_of_every_kind(name: str, head: str, tmp_path: Path) -> 
     model = adapt(copy.deepcopy(model_of(name)), HEADS[head], seed=1).eval()
     batch = lay(model.model.spec, text(6, 3, 8))
     logits = model(batch)
-    assert len(logits) == (len(batch.tokens) if head in ("tagging", "span") else batch.cells)
+    assert len(logits) == (len(batch.tokens) if head in ("tagging", "span") else 3)
     pt.save(model, tmp_path / "run")
     again = pt.load(tmp_path / "run")
     assert isinstance(again, Adapted) and again.spec == model.spec
@@ -122,6 +122,7 @@ def test_both_ways_are_mixed_as_elmo_does(head: str, tmp_path: Path) -> None:
     second, reader.backwards = reader.backwards, None
     expected = reader(both, batch)
     reader.backwards = second
+    expected = expected if head == "tagging" else expected[batch.sequence_cells()]
     torch.testing.assert_close(model(batch), expected, rtol=0, atol=0)
     freeze(model, Frozen())
     assert not any(weight.requires_grad for weight in second.parameters()) and reader.out.weight.requires_grad

@@ -74,8 +74,7 @@ def answers(model: Adapted, batch: pt.Batch) -> list[torch.Tensor]:
     """What is said of every sequence: one row, or one for each token."""
     with torch.no_grad():
         out = model(replace(batch, targets=None))
-    cells = [int(batch.sequence[start]) for start, _ in batch.spans()]
-    return batch.split(out) if isinstance(model.spec, Tagging | Span | Generation) else [out[cell] for cell in cells]
+    return batch.split(out) if isinstance(model.spec, Tagging | Span | Generation) else [*out]
 
 
 CELLS = [(family, head) for family in FAMILIES for head in HEADS]

@@ -45,13 +45,12 @@ def said(theirs: Any, ours: Adapted, head: str) -> tuple[torch.Tensor, torch.Ten
     mask = torch.ones_like(tokens)
     batch = pt.batch(tokens.tolist())
     found = ours(batch)
-    cells = [int(batch.sequence[start]) for start, _ in batch.spans()]
     if head == "choice":
-        return theirs(input_ids=tokens[None], attention_mask=mask[None]).logits[0, :, None], found[cells]
+        return theirs(input_ids=tokens[None], attention_mask=mask[None]).logits[0, :, None], found
     out = theirs(input_ids=tokens, attention_mask=mask)
     if head == "span":
         return torch.stack((out.start_logits, out.end_logits), -1), found.view(2, -1, 2)
-    return out.logits, found[cells] if head == "classification" else found.view(2, -1, found.shape[-1])
+    return out.logits, found if head == "classification" else found.view(2, -1, found.shape[-1])
 
 
 CELLS = [

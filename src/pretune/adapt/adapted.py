@@ -1,7 +1,7 @@
 """A model with a head for a task on it: what is trained, saved and asked.
 
 model = adapt(pt.load("runs/bert"), Classification(classes=2, labels=("bad", "good")))
-model(batch)                         # logits, one row for each cell of the batch
+model(batch)                         # logits, one row for each sequence of the batch
 Trainee(model, model.spec)           # for the loop: the head's spec is what it learns
 pt.save(model, "runs/sst2")
 """
@@ -13,16 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pretune.adapt.heads.choice import Choice
 from pretune.adapt.heads.classification import Classification
 from pretune.adapt.heads.generation import Generation
 from pretune.adapt.heads.head import TaskHead, with_pooling
+from pretune.adapt.heads.regression import Regression
 from pretune.adapt.heads.several import Heads, Several
 from pretune.adapt.mix import layers
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
-from pretune.models.model import LanguageModel
+from pretune.models.model import LanguageModel, check_call
 from pretune.models.spec import PARTS, ModelShape
 from pretune.nn.scope import Backend
+
+SEQUENCES = (Classification, Regression, Choice)
+"""Heads that read whole sequences."""
 
 
 class Adapted(nn.Module):
@@ -61,13 +66,22 @@ class Adapted(nn.Module):
             return torch.stack(found)
         return torch.stack(layers(self.model, batch, "last")[0])
 
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        check_call(arguments, options)
+        return super().__call__(*arguments, **options)
+
     def forward(self, batch: Batch) -> Tensor:
-        """Logits: of every cell, of every token, or over the vocabulary, as the head is."""
+        """Logits, as the head is: one row for each sequence `[S, K]`, in order and without filler, or for each token.
+
+        Rows of tokens are those of the flat batch (`Batch.split` takes them), filler included. NOTE: the head itself
+        has a row for each cell, which needs no look at the batch; losses are computed from those.
+        """
         states = self.states(batch)
         out: Tensor | None = self.model.logits(states, batch) if self.head is None else self.head(states, batch)
         if out is None:
             raise UsageError("this model has no vocabulary head")
-        return out
+        spec = self.spec.heads[batch.task] if isinstance(self.spec, Several) else self.spec
+        return out.index_select(0, batch.sequence_cells()) if isinstance(spec, SEQUENCES) else out
 
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile the body block by block; the head is small."""

@@ -10,6 +10,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from pretune.core.errors import UsageError
+
 IGNORE = -100
 """The label of a spare target slot: it gives no loss and is not counted."""
 
@@ -71,8 +73,22 @@ class Batch:
         pairs = zip(range(self.cells), offsets[:-1], offsets[1:], strict=True)
         return [(start, end) for cell, start, end in pairs if start < end and owner[start] == cell]
 
+    def sequence_cells(self) -> Tensor:
+        """The cells `[S]` that are sequences, in order; filler and spare cells are left out. Waits for the device."""
+        starts, cells = self.offsets[:-1].long(), torch.arange(self.cells, device=self.offsets.device)
+        owners = self.sequence[starts.clamp(max=self.sequence.shape[0] - 1)]
+        return ((self.offsets[1:] > self.offsets[:-1]) & (owners == cells)).nonzero().flatten()
+
     def split(self, values: Tensor) -> list[Tensor]:
-        """One tensor per sequence out of a flat `[N, …]` one; filler is dropped."""
+        """One tensor per sequence out of a flat `[N, …]` one; filler is dropped. Others are a UsageError."""
+        tokens = self.tokens.shape[0]
+        rows = values.shape[0] if isinstance(values, Tensor) and values.ndim else None
+        if rows != tokens:
+            found = f"{rows} rows" if rows is not None else f"a {type(values).__name__} without rows"
+            raise UsageError(
+                f"values of {tokens} rows can be split, one for each token of the batch; found {found} (logits at "
+                "targets, or of a head that gives a row for each sequence, are not split)"
+            )
         return [values[start:end] for start, end in self.spans()]
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
@@ -90,7 +106,9 @@ class Output:
     """What a model says of a batch. Only what was asked for is there; the rest is None."""
 
     states: Tensor  # [N, W] after the final norm
-    logits: Tensor | None = None  # [N, vocab], or [M, vocab] at the target rows when the batch has targets
+    logits: Tensor | None = (
+        None  # [N, vocab], which `Batch.split` takes; or [M, vocab] at the target rows when the batch has targets
+    )
     hidden: tuple[Tensor, ...] | None = None  # depth + 1 tensors [N, W], the last after the final norm
     attention: tuple[tuple[Tensor, ...], ...] | None = None  # per layer, per sequence: [heads, n, n]
     cross: tuple[tuple[Tensor, ...], ...] | None = None  # per layer, per sequence: [heads, n, source n]

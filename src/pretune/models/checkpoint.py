@@ -199,7 +199,7 @@ def describe(spec: Model) -> tuple[dict[str, Any], tuple[Rule, ...], str, Mappin
 def _remedy(folder: Path) -> str:
     """What to do about a folder that is no model; it may be a run that has not come to its end."""
     if (folder / "adapter_model.safetensors").is_file():
-        return "it is an adapter: give its base model, or merge them with `pretune export`"
+        return "it is an adapter: load it with `pt.load`, or merge it with `pretune export`"
     if (folder / "checkpoints").is_dir():
         return "it is a run that has not ended: go on with --resume"
     inside = next((one.parent for one in islice(folder.glob(f"*/{CONFIG}"), 1)), None)

@@ -1,5 +1,6 @@
 """The module a spec builds: flat tokens in, states and logits out."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,6 +61,10 @@ class LanguageModel(nn.Module):
     def tokenizer(self) -> Any:
         """The tokenizer that came with the weights, or None."""
         return self.assets.tokenizer
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        check_call(arguments, options)
+        return super().__call__(*arguments, **options)
 
     def forward(
         self,
@@ -261,3 +266,16 @@ def _split(layers: tuple[Tensor, ...], queries: Batch, keys: Batch) -> tuple[tup
             parts.append(part)
         cut.append(tuple(parts))
     return tuple(cut)
+
+
+def check_call(arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Refuse what models of other libraries are called with: a tensor of ids, texts, `input_ids`."""
+    given = arguments[0] if arguments else options.get("batch")
+    if isinstance(given, Batch):
+        return
+    name = next((name for name in options if name != "batch"), None) if not arguments and given is None else None
+    found = f"'{name}'" if name else "nothing" if given is None else f"a {type(given).__name__}"
+    raise UsageError(
+        f"a model takes a batch, found {found}; write model(pt.batch([[101, 7592, 102], …])), and for texts "
+        "pt.batch([model.tokenizer.encode(text).ids for text in texts])"
+    )

@@ -1,5 +1,6 @@
 """`pretune.fill`: what a model would put into the blanks of a text."""
 
+import os
 from collections.abc import Sequence
 from typing import overload
 
@@ -8,29 +9,32 @@ from torch import nn
 from pretune.core.errors import UsageError
 from pretune.use.blanks import Blanks
 from pretune.use.infill import infill
-from pretune.use.text import body, reading, tokenizer_of
+from pretune.use.text import body, load_model, reading, tokenizer_of
 from pretune.use.unmask import Answer, unmask
 
+AnyModel = nn.Module | str | os.PathLike[str]
+"""A model, or the directory of one."""
 WRITTEN = 8
 """Pieces that an encoder-decoder may write into a blank, unless asked otherwise."""
 
 
 @overload
-def fill(model: nn.Module, texts: str, *, k: int = 5, pieces: int | None = None) -> list[list[Answer]]:
+def fill(model: AnyModel, texts: str, *, k: int = 5, pieces: int | None = None) -> list[list[Answer]]:
     """One text: a list of answers for each blank."""
 
 
 @overload
-def fill(model: nn.Module, texts: list[str], *, k: int = 5, pieces: int | None = None) -> list[list[list[Answer]]]:
+def fill(model: AnyModel, texts: list[str], *, k: int = 5, pieces: int | None = None) -> list[list[list[Answer]]]:
     """Several texts: a list of those for each."""
 
 
 def fill(
-    model: nn.Module, texts: str | list[str], *, k: int = 5, pieces: int | None = None
+    model: AnyModel, texts: str | list[str], *, k: int = 5, pieces: int | None = None
 ) -> list[list[Answer]] | list[list[list[Answer]]]:
     """For each blank of a text the `k` best answers: `Answer(word, probability, tokens)`; for several texts a list.
 
         pt.fill(model, "The movie was [MASK].")[0][0].word
+        pt.fill("runs/books", "The movie was [MASK].")
 
     A blank is written as the model's own mask token (or a sentinel: <extra_id_0>), or as [MASK], <mask> or ___ in any
     text that has none of those.
@@ -41,6 +45,7 @@ def fill(
         raise UsageError(f"{k} answers; at least 1 has to be asked for")
     if pieces is not None and pieces < 1:
         raise UsageError(f"words of up to {pieces} pieces; at least 1 is needed")
+    model = load_model(model)
     if not isinstance(texts, str):
         return [fill(model, text, k=k, pieces=pieces) for text in texts]
     found = body(model)

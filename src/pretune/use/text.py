@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -12,6 +14,7 @@ from torch import nn
 
 from pretune.core import io
 from pretune.core.errors import CheckpointError, UsageError
+from pretune.models import checkpoint
 from pretune.models.model import LanguageModel
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.files import CONFIG, SPECIAL
@@ -19,6 +22,16 @@ from pretune.text.tokenizer.library import LibraryTokenizer
 
 _KNOWN: "WeakKeyDictionary[LanguageModel, tuple[Any, Tokenizer]]" = WeakKeyDictionary()
 _SHARED: "WeakValueDictionary[tuple[str, str], Tokenizer]" = WeakValueDictionary()  # by what their files say
+
+
+def load_model(model: nn.Module | str | os.PathLike[str]) -> nn.Module:
+    """Return a model as it is, or the one of a directory or a name on the hub, on a GPU where there is one."""
+    if isinstance(model, nn.Module):
+        return model
+    if not isinstance(model, str | os.PathLike):
+        raise UsageError(f"expected a model, its directory, or hf:OWNER/NAME, found a {type(model).__name__}")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return checkpoint.load(Path(model), device=device, head="tied")
 
 
 def body(model: nn.Module) -> LanguageModel:

@@ -1,5 +1,6 @@
 """`pretune.generate`: texts in, texts out."""
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Unpack
 
@@ -15,7 +16,7 @@ from pretune.use.prompts import encode, spelled
 from pretune.use.rows import Written
 from pretune.use.stop import Stops
 from pretune.use.stream import Continuation, Stream, Tell
-from pretune.use.text import body, tokenizer_of
+from pretune.use.text import body, load_model, tokenizer_of
 
 NEW = 64
 
@@ -38,7 +39,7 @@ class Told(NamedTuple):
 
 
 def generate(
-    model: nn.Module,
+    model: nn.Module | str | os.PathLike[str],
     prompts: Sequence[str],
     *,
     stop: Sequence[str] = (),
@@ -54,7 +55,7 @@ def generate(
 
         pt.generate(model, ["Once upon"], max_new_tokens=10, top_k=50, top_p=0.95)
         pt.generate(model, ["Once upon"], temperature=0)                 # greedy
-        pt.generate(model, ["Once upon"], beams=4, num=2)
+        pt.generate("runs/gpt", ["Once upon"], beams=4, num=2)           # a directory; load one that is asked often
 
     `wishes`: max_new_tokens (64, or what `usual` gives), min_new_tokens, temperature (1; 0 is greedy), top_k, top_p,
     min_p, seed, beams, length_penalty, early_stopping, num (texts for each prompt, one after the other in the list),
@@ -64,6 +65,7 @@ def generate(
     With `prefix` a prompt sees all of itself, as a prefix language model was trained to read it.
     `stream` is called with pieces of the one text that is written, as they come.
     """
+    model = load_model(model)
     wishes.setdefault("max_new_tokens", usual(model))
     found = write(
         model,

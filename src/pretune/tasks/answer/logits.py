@@ -74,5 +74,7 @@ def packed(sequences: Sequences, tokens: int) -> Iterator[tuple[Ints, Ints, Batc
 def _real(out: Tensor, batch: Batch, row: Ints, every: bool) -> Floats:
     """The rows of logits that are of sequences, or of their tokens; filler is left out."""
     values = out.float().cpu()
+    if not every and len(values) == len(row):  # of sequences already; a layout has more cells than those
+        return values.numpy()
     where = batch.sequence >= 0 if every else torch.from_numpy(np.arange(len(row)) + row)
     return values[where].numpy()
