@@ -134,7 +134,7 @@ def test_wishes_that_cannot_be(here: Path, options: dict[str, Any], words: str) 
 def test_the_verb(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["finetune", "model", "--task", "embedding", "--train", "pairs.tsv", "--out", "run", "--device", "cpu"]
     assert main([*arguments, "--method", "lora", "--quiet"]) == 2
-    assert "--method is not for --task embedding" in capsys.readouterr().err
+    assert "--method is not for the type embedding" in capsys.readouterr().err
     assert main([*arguments, "--set", "lose=triplet", "--quiet"]) == 2
     assert "unknown setting 'lose'; did you mean 'loss'?" in capsys.readouterr().err
     options = ["--dev", "triplets.jsonl", "--steps", "2", "--lr", "1e-3", "--set", "batch=6"]
