@@ -148,7 +148,8 @@ class ScoresFile(TypedDict):
     kind: str
     metric: str
     notes: list[str]
-    examples: dict[str, Count]
+    examples: dict[str, Count]  # that were used
+    pool: NotRequired[dict[str, Count]]  # that these were drawn from
     counts: Lengths
     result: Result
     model: KeptModel
@@ -198,7 +199,7 @@ class DataTree(TypedDict, total=False):
     """The data of a run."""
 
     path: str | None
-    max_length: Count
+    max_length: Count | None  # None in a fine-tuned run: what the model and the task allow
     short: tuple[Number, Count] | None
 
 

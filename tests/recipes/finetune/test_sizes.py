@@ -38,6 +38,9 @@ def test_what_is_written_is_what_was_used(base: Path, table: Path, tmp_path: Pat
     assert "train: 20 of 80: bad 10, good 10" in capsys.readouterr().err
     assert "train 20 of 80, dev 10, test 10" in (tmp_path / "run" / "README.md").read_text()
     assert json.loads((tmp_path / "run" / "scores.json").read_text())["examples"]["train"] == 20
+    page = tmp_path / "report.html"
+    assert main(["--quiet", "report", str(tmp_path / "run"), f"--out={page}"]) == 0
+    assert "train 20 of 80, dev 10, test 10" in page.read_text()
 
 
 def test_the_largest_number_of_a_curve_counts(base: Path, table: Path, tmp_path: Path) -> None:

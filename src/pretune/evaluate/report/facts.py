@@ -42,6 +42,8 @@ def learnt(tree: Facts, summary: Facts) -> Rows:
 def lengths(data: Facts) -> str:
     """The longest sequence, after the shorter ones that came first."""
     short, longest = data.get("short"), data["max_length"]
+    if longest is None:
+        return "not stated"
     return f"{longest:,}" if short is None or short[1] >= longest else f"{short[1]:,} then {longest:,}"
 
 
