@@ -290,7 +290,7 @@ class TestSettings:
 
     def test_every_setting_is_in_the_command(self, tokenizer: Path) -> None:
         names = {field.name for field in dataclasses.fields(Settings)}
-        assert names == {"by", "field", "errors", "clean", "near", "holdout", "lang", "sentences"}
+        assert names == {"by", "field", "errors", "clean", "near", "holdout", "lang", "sentences", "licence"}
 
 
 def test_a_handle_is_a_path(corpus: str, tokenizer: Path, tmp_path: Path) -> None:
