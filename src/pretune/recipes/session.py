@@ -42,8 +42,8 @@ SAVING = 200e6
 """Bytes per second that a disk is trusted to take, for the time kept back at the end of a budget …"""
 SAVES = 3.0
 """… and saves like the first one that the end of a run takes: a checkpoint, older ones checked, the model."""
-EXIT = 1.0
-"""Seconds, for the last lines and the end of the process."""
+EXIT, BUSY = 1.0, 3.0
+"""Seconds, for the last lines and the end of the process; on a machine with other work up to so many times more."""
 FEW = 20
 """Steps of a run against the clock below which it is told that it learnt next to nothing: the first two stand still."""
 
@@ -215,11 +215,12 @@ class Session:
         A process that resumes a run has evaluated and saved nothing yet: an earlier one did.
         """
         size: int = sum(parameter.numel() for parameter in self.model.parameters()) * 4
-        saves = max(SAVES * saving, 5 * size / SAVING)
+        busy = (time.monotonic() - self.begun) / max(time.process_time(), 1e-3)  # what starting took, by the work in it
+        ending = EXIT * min(max(busy, 1.0), BUSY) + max(SAVES * saving, 5 * size / SAVING)
         if evaluate is None:
-            return EXIT + saves
+            return ending
         earlier = 1 + (state.step // evaluate.every if evaluate.every else 0)
-        return EXIT + saves + 1.25 * (evaluate.seconds or state.evaluating / earlier)
+        return ending + 1.25 * (evaluate.seconds or state.evaluating / earlier)
 
     def _phase(self, loop: Loop, phase: int, pace: Pace) -> None:
         loop.state.micro = micro = self._micro(phase, loop.state)
