@@ -178,7 +178,7 @@ def test_modules_there_and_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"modules.json": b"{}"}, "expected a list of modules"),
+        ({"modules.json": b"{}"}, "modules.json"),
         ({"modules.json": b'[{"type": "x.Transformer", "path": ""}]'}, "no Pooling"),
         ({"modules.json": b'[{"type": "x.CNN", "path": "1"}]'}, "'CNN' is not supported"),
         ({"modules.json": b'[{"type": "x.Pooling", "path": "1_P"}]'}, "1_P/config.json: missing"),

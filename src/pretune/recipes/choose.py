@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pretune.core import config, io
+from pretune.core.config.read import shown
 from pretune.core.config.yaml import read_yaml
 from pretune.core.errors import ResourceError, UsageError, nearest
 from pretune.data.prepare import Data
@@ -53,6 +54,8 @@ def choose(
     inner = {**dict(_paths(tree)), **(changes or {})}
     for path, name in APART.items():
         value = inner.pop(path, None)
+        if value is not None and not isinstance(value, str | os.PathLike):
+            raise UsageError(f"{path}: expected a text, found {shown(value)}")
         wishes[name] = value if wishes[name] is None else wishes[name]
     if wishes["data"] is None or (wishes["model"] is None and wishes["start"] is None):
         raise UsageError("a run needs a model and --data; or a --config that names them")

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack
 from torch import nn
 
 from pretune.adapt.saving import load
-from pretune.core import io
+from pretune.core import config
 from pretune.core.errors import CheckpointError, DataError, UsageError, nearest
 from pretune.core.hub import is_hub, located
 from pretune.evaluate.cloze import last_words, read_blanks
@@ -37,6 +37,7 @@ from pretune.recipes.resolve import RUN
 from pretune.tasks import TASKS
 from pretune.tasks.task import Task
 from pretune.text.corpora import open_corpus
+from pretune.train.run_files import Tree
 from pretune.use.embed import embedder
 from pretune.use.score import Asking
 
@@ -202,7 +203,7 @@ class _Work:
         """How long the sequences were that a run was pre-trained on, where it is one of ours."""
         if isinstance(self.given, nn.Module) or is_hub(self.given) or not (Path(self.given) / RUN).is_file():
             return None
-        tree = io.read_json(Path(self.given) / RUN, CheckpointError)
+        tree = config.read_record(Tree, Path(self.given) / RUN, CheckpointError)
         return (tree.get("data") or {}).get("max_length") if "objective" in tree else None
 
     @property

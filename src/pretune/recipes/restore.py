@@ -3,13 +3,14 @@
 import shlex
 from pathlib import Path
 
-from pretune.core import io
+from pretune.core import config, io
 from pretune.core.errors import CheckpointError
 from pretune.models.checkpoint import PARTNERS
 from pretune.recipes.place import going_on
 from pretune.recipes.resolve import RUN
 from pretune.recipes.run import COST
 from pretune.recipes.session import CHECKPOINTS
+from pretune.train.run_files import HeadlineFile
 from pretune.train.store import Store
 
 TRIAL, SCORES = "trial.json", "scores.json"
@@ -50,7 +51,7 @@ def _remedy(where: Path) -> str:
 
 def _trial(where: Path) -> Path:
     """Return the directory of the trial whose model the run has: the run itself, where there was only one trial."""
-    chosen = io.read_json(where / SCORES, CheckpointError).get("model", {})
+    chosen = config.read_record(HeadlineFile, where / SCORES, CheckpointError).get("model", {})
     for file in sorted(where.glob(f"trials/labels-*/{TRIAL}")):
         facts = io.read_json(file, CheckpointError)
         if all(facts.get(name) == chosen.get(name) for name in NAMED):

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from pretune.core import io
+from pretune.core import config, io
 from pretune.core.errors import CheckpointError
 from pretune.data.prepare import Data
 from pretune.recipes.choose import choose
@@ -11,6 +11,7 @@ from pretune.recipes.duration import LENGTHS
 from pretune.recipes.resolve import RUN
 from pretune.recipes.settings import Settings
 from pretune.text.tokenizer import Tokenizer
+from pretune.train.run_files import FoundFile
 
 
 def resumed(where: Path, model: str | None, **wishes: Any) -> Settings:
@@ -22,7 +23,10 @@ def resumed(where: Path, model: str | None, **wishes: Any) -> Settings:
     if not (where / RUN).is_file():
         raise CheckpointError(f"{where}: there is no run to resume ({RUN} is missing); start it without --resume")
     tree = io.read_json(where / RUN, CheckpointError)
-    stored, found = Settings.of(tree, where=str(where / RUN)), tree.get("found", {})
+    stored, found = (
+        Settings.of(tree, where=str(where / RUN)),
+        config.check_record(FoundFile, tree, CheckpointError, str(where / RUN)).get("found", {}),
+    )
     if model is None and wishes.get("settings") is None:
         wished = choose(**{**wishes, "settings": stored})
     else:

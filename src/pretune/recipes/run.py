@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor
 
-from pretune.core import io
+from pretune.core import config, io
 from pretune.core.errors import CheckpointError
 from pretune.models import checkpoint, shapes
 from pretune.recipes.card import card
@@ -18,6 +18,7 @@ from pretune.train.journal import Journal
 from pretune.train.loop import Loop
 from pretune.train.metrics import read_metrics
 from pretune.train.ranks import fill, whole
+from pretune.train.run_files import CostFile
 from pretune.train.saving import weights
 
 COST = "cost.json"
@@ -74,9 +75,9 @@ def finished(where: Path) -> Run | None:
     """The run in a directory, if it has come to its end."""
     if not (where / COST).is_file():
         return None
-    cost = io.read_json(where / COST, CheckpointError)
+    cost: dict[str, Any] = {**config.read_record(CostFile, where / COST, CheckpointError)}
     about = cost.pop("run", None)
-    return Run(where, {**about, "cost": cost}) if isinstance(about, dict) else None
+    return None if about is None else Run(where, {**about, "cost": cost})
 
 
 def unsharded(model: Any) -> Any:

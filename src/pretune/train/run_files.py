@@ -1,4 +1,4 @@
-"""Declarations of the JSON files of runs and of prepared data, as far as others than their writers read them.
+"""Declarations of the JSON files of runs, as far as others than their writers read them.
 
 What a file holds beyond that is left as it is. Settings (run.json, task.json) are read in full as specs; `Tree` is
 what a report shows of them.
@@ -117,6 +117,48 @@ class Trial(TypedDict):
     seed: int
     labels: int | None
     course: NotRequired[list[Judgement]]
+
+
+class TrialSummary(TypedDict):
+    """The end of a trial."""
+
+    seconds: Amount
+    cost: CostFile
+
+
+class TrialFile(Trial):
+    """trial.json: a trial that has come to its end."""
+
+    steps: Count
+    best_step: Count
+    scores: dict[str, dict[str, Number]]
+    trained: Count
+    parameters: Positive
+    counts: "Lengths"
+    balance: Any
+    threshold: Number | None
+    summary: TrialSummary
+    said: dict[str, list[dict[str, Any]]]
+
+
+class Headline(TypedDict, total=False):
+    """The result in scores.json, as far as a model in use needs it."""
+
+    score: Number | None
+
+
+class HeadlineFile(TypedDict, total=False):
+    """scores.json, as far as a model in use needs it."""
+
+    result: Headline
+    model: dict[str, Any]
+
+
+class FoundFile(TypedDict, total=False):
+    """run.json, as far as a run that goes on compares it."""
+
+    found: dict[str, Any]
+    before: dict[str, Number]
 
 
 class Loss(TypedDict):
@@ -251,48 +293,6 @@ class Tree(TypedDict, total=False):
     loss: Kind
     task: TaskTree | None
     embedding: Any
-
-
-class CardSplit(TypedDict):
-    """The amount of text in a split."""
-
-    tokens: Count
-    documents: Count
-    bytes: Count
-
-
-class Amounts(TypedDict, total=False):
-    """The amount of a source that is trained on."""
-
-    documents: Count
-    tokens: Count
-
-
-class CardSource(TypedDict):
-    """A source of text."""
-
-    name: str
-    licence: NotRequired[str | None]
-    train: NotRequired[Amounts]
-
-
-class Vocabulary(TypedDict):
-    """The tokenizer of prepared data."""
-
-    vocab: Count
-
-
-class CardFile(TypedDict):
-    """card.json of prepared data."""
-
-    splits: dict[str, CardSplit]
-    sources: list[CardSource]
-    languages: NotRequired[dict[str, Number] | None]
-    skipped: NotRequired[dict[str, Any] | None]
-    dropped: NotRequired[dict[str, Any] | None]
-    tokenizer: NotRequired[Vocabulary | None]
-    command: NotRequired[str]
-    fingerprint: NotRequired[str]
 
 
 class PredictionLine(TypedDict, total=False):

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatch
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from safetensors import SafetensorError
@@ -16,6 +16,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
+from pretune.core import config, io
 from pretune.core.errors import CheckpointError
 from pretune.models.model import LanguageModel
 from pretune.models.sentence_files import LENGTH, MODULES, PROMPTS
@@ -59,6 +60,19 @@ class Dense(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return _ACTIVATIONS[self.activation](super().forward(x))
+
+
+class _Module(TypedDict):
+    """An entry of modules.json."""
+
+    type: str
+    path: str
+
+
+class _Modules(TypedDict):
+    """The content of modules.json, which is a list."""
+
+    modules: list[_Module]
 
 
 def encoder_of(model: LanguageModel, **changes: Any) -> TextEncoder:
@@ -145,14 +159,9 @@ def write(encoder: TextEncoder) -> dict[str, bytes]:
 
 def _listed(files: Mapping[str, bytes]) -> list[tuple[str, str]]:
     """(kind, folder) of every module, in order."""
-    try:
-        entries = json.loads(files[MODULES])
-        found = [(entry["type"].rpartition(".")[2], entry["path"]) for entry in entries]
-        if isinstance(entries, list):
-            return found
-    except (ValueError, TypeError, KeyError, AttributeError):
-        pass
-    raise CheckpointError(f"{MODULES}: expected a list of modules, each with a 'type' and a 'path'")
+    entries = {"modules": _parsed(files, MODULES)}
+    modules = config.check_record(_Modules, entries, CheckpointError, MODULES)["modules"]
+    return [(entry["type"].rpartition(".")[2], entry["path"]) for entry in modules]
 
 
 def _pooling(found: Mapping[str, Any], width: int) -> tuple[Pooling, ...]:
@@ -229,13 +238,18 @@ def _named(found: Mapping[str, Any], names: Iterable[Any]) -> str | None:
 def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     if name not in files:
         raise CheckpointError(f"{name}: missing, though {MODULES} names its folder; copy the directory again")
-    try:
-        found = json.loads(files[name])
-    except ValueError as fault:
-        raise CheckpointError(f"{name}: not readable JSON ({fault})") from None
+    found = _parsed(files, name)
     if not isinstance(found, dict):
         raise CheckpointError(f"{name}: expected an object, found {type(found).__name__}")
     return found
+
+
+def _parsed(files: Mapping[str, bytes], name: str) -> Any:
+    try:
+        text = files[name].decode()
+    except UnicodeDecodeError as fault:
+        raise CheckpointError(f"{name}: not UTF-8 at byte {fault.start}") from None
+    return io.parse_json(text, CheckpointError, name)
 
 
 def _written(data: object) -> bytes:

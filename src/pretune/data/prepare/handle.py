@@ -3,13 +3,56 @@
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
+from pretune.core.config import Count, Number, read_record
 from pretune.core.errors import DataError
-from pretune.core.io import read_json
 from pretune.data.prepare.card import JSON
 from pretune.data.prepare.stage import FILE as SLICE
+from pretune.data.prepare.stage import SliceFile
 from pretune.data.shards import Index, Shards, read_index
+
+
+class CardSplit(TypedDict):
+    """The amount of text in a split."""
+
+    tokens: Count
+    documents: Count
+    bytes: Count
+
+
+class Amounts(TypedDict, total=False):
+    """The amount of a source that is trained on."""
+
+    documents: Count
+    tokens: Count
+
+
+class CardSource(TypedDict):
+    """A source of text."""
+
+    name: str
+    licence: NotRequired[str | None]
+    train: NotRequired[Amounts]
+
+
+class Vocabulary(TypedDict):
+    """The tokenizer of prepared data."""
+
+    vocab: Count
+
+
+class CardFile(TypedDict):
+    """card.json of prepared data."""
+
+    splits: dict[str, CardSplit]
+    sources: list[CardSource]
+    languages: NotRequired[dict[str, Number] | None]
+    skipped: NotRequired[dict[str, Any] | None]
+    dropped: NotRequired[dict[str, Any] | None]
+    tokenizer: NotRequired[Vocabulary | None]
+    command: NotRequired[str]
+    fingerprint: NotRequired[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +103,14 @@ class Data(os.PathLike[str]):
     @property
     def card(self) -> dict[str, Any]:
         """The content of card.json."""
-        return read_json(self.path / JSON, DataError)
+        return {**read_record(CardFile, self.path / JSON, DataError)}
 
     @property
     def slice(self) -> str | None:
         """'1/4' for the first of four slices, which have no splits until they are merged; None for whole data."""
         if not (self.path / SLICE).is_file():
             return None
-        return "/".join(str(number) for number in read_json(self.path / SLICE, DataError)["shard"])
+        return "/".join(str(number) for number in read_record(SliceFile, self.path / SLICE, DataError)["shard"])
 
     def shards(self, split: str = "train") -> Shards:
         """The tokens of a split."""

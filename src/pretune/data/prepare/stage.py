@@ -16,13 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pretune.core.config import Count, read_record
 from pretune.core.errors import CheckpointError, DataError
-from pretune.core.io import check_manifest, read_json, resolve_inside, write_json, writing
+from pretune.core.io import check_manifest, resolve_inside, write_json, writing
 from pretune.data.prepare.encoding import Chunk, Ints
 from pretune.data.shards.npy import Appender, open_npy
 
@@ -153,21 +154,29 @@ class _Long:
         return {**row, "signatures": self._signature, _SIDES: None}
 
 
+class SliceFile(TypedDict):
+    """The facts of a stage."""
+
+    documents: Count
+    counts: dict[str, Count]
+    languages: dict[str, Count]
+    shard: tuple[Count, Count]
+    units: list[str]
+    sources: NotRequired[list[Any]]
+    opened: NotRequired[dict[str, Any]]
+
+
 class Stage:
     """A stage, to be read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.facts = read_json(folder / FILE, DataError)
-        try:
-            self.documents = int(self.facts["documents"])
-            self.counts = Counter[str](self.facts["counts"])
-            self.languages = Counter[str](self.facts["languages"])
-            self.number, self.count = (int(part) for part in self.facts["shard"])
-            names = [*self.facts["units"]]
-        except (KeyError, TypeError, ValueError):
-            raise DataError(f"{folder / FILE}: is damaged or incomplete; prepare the slice again") from None
-        self._units = [resolve_inside(folder, name, DataError, folder / FILE) for name in names]
+        found = read_record(SliceFile, folder / FILE, DataError)
+        self.facts: dict[str, Any] = {**found}
+        self.documents, self.counts = found["documents"], Counter(found["counts"])
+        self.languages = Counter(found["languages"])
+        self.number, self.count = found["shard"]
+        self._units = [resolve_inside(folder, name, DataError, folder / FILE) for name in found["units"]]
 
     @classmethod
     def open(cls, folder: Path) -> "Stage":

@@ -16,9 +16,10 @@ from pretune.core import io
 from pretune.core.config import check_record, read_record, read_records
 from pretune.core.errors import CheckpointError, DataError, UsageError, nearest_file
 from pretune.core.io.strict_json import LIMIT
+from pretune.data.prepare.handle import CardFile
 from pretune.train.metrics import NAME as METRICS
 from pretune.train.metrics import read_metrics
-from pretune.train.run_files import CardFile, CostFile, PredictionLine, ResultsFile, ScoresFile, Tree, Trial
+from pretune.train.run_files import CostFile, PredictionLine, ResultsFile, ScoresFile, Tree, Trial
 
 Facts = Mapping[str, Any]
 RUN, COST, SCORES, TRIAL = "run.json", "cost.json", "scores.json", "trial.json"

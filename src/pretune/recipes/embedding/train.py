@@ -42,6 +42,7 @@ from pretune.train.loop import Loop
 from pretune.train.optim import parameter_groups
 from pretune.train.optim.adamw import AdamW
 from pretune.train.ranks import Ranks, ranks
+from pretune.train.run_files import FoundFile
 from pretune.train.saving import Saver, restore
 from pretune.train.schedules import Linear
 from pretune.train.state import State
@@ -192,7 +193,11 @@ class _Lesson:
         found: Found | None = self.ranks.share(store.latest(self.expect) if resume and store else None)
         if resume and found is None:
             raise CheckpointError(f"{self.where / CHECKPOINTS}: no checkpoint yet; start it again without --resume")
-        before = io.read_json(self.where / RUN, CheckpointError).get("before", {}) if found else self._judge()
+        before = (
+            config.read_record(FoundFile, self.where / RUN, CheckpointError).get("before", {})
+            if found
+            else self._judge()
+        )
         state = State() if found is None else restore(found, self.model, optimizer)
         self.ranks.alike(self.model.parameters())
         schedule = Linear(warmup=fit.warmup)

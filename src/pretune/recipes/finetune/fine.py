@@ -9,14 +9,14 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
 from pretune.adapt import methods
 from pretune.adapt.adapted import Adapted, adapt, one_of
 from pretune.adapt.heads.generation import Generation
-from pretune.core import config, io, log
+from pretune.core import config, log
 from pretune.core.counted import join_names
 from pretune.core.errors import CheckpointError, DataError, UsageError, nearest_file
 from pretune.core.hub import located
@@ -37,6 +37,7 @@ from pretune.tasks.splits import subset
 from pretune.tasks.tables import open_table
 from pretune.tasks.task import Task, type_of
 from pretune.tasks.user_types import is_squad
+from pretune.train.run_files import HeadlineFile
 from pretune.use.text import tokenizer_of
 
 SCORES = "scores.json"
@@ -67,7 +68,8 @@ class FineTuned(os.PathLike[str]):
         if not run.is_dir():
             raise CheckpointError(f"{run}: no such directory{nearest_file(run)}; give a run of `pretune finetune`")
         kept = Kept.read(run)
-        scores = io.read_json(run / SCORES, CheckpointError) if (run / SCORES).is_file() else {}
+        there = (run / SCORES).is_file()
+        scores = {**config.read_record(HeadlineFile, run / SCORES, CheckpointError)} if there else {}
         return cls(run, scores, kept, device, base=None if base is None else located(base))
 
     def __fspath__(self) -> str:
@@ -247,7 +249,7 @@ def table_task(run: str | os.PathLike[str], file: str | os.PathLike[str], **role
     kept = Kept.read(where)
     if kept.members or "," in kept.name:
         raise UsageError(f"{where}: learnt '{kept.name}', several tasks that no single table asks; name a --task")
-    wanted = config.from_dict(Wanted, io.read_json(where / RUN, CheckpointError).get("task"), where="task")
+    wanted = _wanted(where)
     if wanted.train is not None and _same(wanted.train, file):
         log.warn(
             f"{file}: the run was trained on it, and knows these answers; {where / SCORES} has what it says of others"
@@ -271,6 +273,16 @@ def columns_in(file: str | os.PathLike[str], *columns: str | None) -> tuple[str 
     return columns if all(column in there for column in named) else (None,) * len(columns)
 
 
+class _RunFile(TypedDict):
+    """run.json, as far as its task is asked for."""
+
+    task: Wanted
+
+
+def _wanted(run: Path) -> Wanted:
+    return config.from_dict(Wanted, config.read_record(_RunFile, run / RUN, CheckpointError)["task"], where="task")
+
+
 def _same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
     """Whether two paths lead to one file; a path of a run may lead nowhere by now."""
     first, second = Path(one), Path(other)
@@ -281,7 +293,7 @@ def _divided(run: Path, task: Task, data: str | os.PathLike[str] | None) -> Open
     """A run's own task, divided as it was, where train or dev came out of another split; None where nothing did."""
     if {"train", "dev"} <= set(task.available(data)):
         return None
-    wanted = config.from_dict(Wanted, io.read_json(run / RUN, CheckpointError).get("task"), where="task")
+    wanted = _wanted(run)
     if task.name not in (wanted.name or "").split(","):
         return None
     place = None if data is None else os.fspath(data)

@@ -45,6 +45,7 @@ from pretune.train.feed import Feed
 from pretune.train.journal import Journal
 from pretune.train.loop import Hook, Loop
 from pretune.train.ranks import Ranks
+from pretune.train.run_files import TrialFile
 from pretune.train.saving import Saver, restore, weights
 from pretune.train.state import State
 from pretune.train.store import Found, Lock, Store
@@ -326,7 +327,9 @@ class _Later:
 
 def done(where: Path) -> dict[str, Any] | None:
     """What is known of a trial that has come to its end."""
-    return io.read_json(where / DONE, CheckpointError) if (where / DONE).is_file() else None
+    if not (where / DONE).is_file():
+        return None
+    return {**config.read_record(TrialFile, where / DONE, CheckpointError)}
 
 
 def fingerprint(examples: Sequence[Example]) -> str:

@@ -28,7 +28,7 @@ from pretune.evaluate.report.facts import of_pool
 from pretune.evaluate.similarity import cosines
 from pretune.recipes.choose import device_of
 from pretune.recipes.finetune.choose import choose, explain_rate, read_tree, spec_of
-from pretune.recipes.finetune.fine import FineTuned
+from pretune.recipes.finetune.fine import SCORES, FineTuned
 from pretune.recipes.finetune.kept import TASK, Kept, Member
 from pretune.recipes.finetune.model import head_for, two_ways
 from pretune.recipes.finetune.opening import Opened, balance, check_sizes, open_task, trained_on
@@ -51,6 +51,7 @@ from pretune.tasks.own import columns_of
 from pretune.tasks.task import type_of
 from pretune.train.alone import alone
 from pretune.train.ranks import Ranks, ranks
+from pretune.train.run_files import ScoresFile
 from pretune.train.store import Lock, listed
 from pretune.train.watch import Stop
 from pretune.use.word_vectors import Vectors
@@ -93,6 +94,7 @@ def finetune(
             if (where / COST).is_file():
                 check_model(where)
                 log.say(f"{where}: is finished; there is nothing to resume")
+                config.read_record(ScoresFile, where / SCORES, CheckpointError)
                 return FineTuned.open(where)
         else:
             vacant(where)

@@ -104,5 +104,5 @@ def _read(descriptor: int) -> str:
     try:
         who = json.loads(data) if data else {}
         return f"a run (pid {int(who['pid'])} on {who['host']!r:.80}, since {who['since']!r:.40})" if who else ""
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return "a run that cannot be told"
