@@ -98,16 +98,14 @@ ROWS = {
     "majority": Row("majority class", "baseline", "the more frequent label for every review"),
     "svm": Row("TF-IDF + SVM", "baseline", "weighted words and word pairs, a linear support vector machine"),
     "static": Row("averaged static vectors", "baseline", "vectors of words from their co-occurrence in the reviews"),
-    "random": Row("random weights", "random", "a small encoder trained on the labels alone", "full+random", 1e-3),
-    "own": Row("pre-trained here", "pretrained", "the same small encoder after pre-training here", "full", 1e-3),
-    "frozen": Row(
-        "feature extraction", "pretrained", "the large encoder as it is, a linear classifier", "frozen", 1e-5
-    ),
-    "lora": Row("LoRA", "pretrained", "low-rank updates of the large encoder", "lora", 2e-3),
-    "full": Row("full fine-tuning", "pretrained", "all weights of the large encoder are trained", "full", 1e-4),
+    "random": Row("random weights", "random", "a small model, trained on the labels alone", "full+random", 1e-3),
+    "own": Row("pre-trained here", "pretrained", "the same small model, pre-trained here", "full", 1e-3),
+    "frozen": Row("feature extraction", "pretrained", "a linear classifier on the frozen encoder", "frozen", 1e-5),
+    "lora": Row("LoRA", "pretrained", "low-rank updates of the pre-trained encoder", "lora", 2e-3),
+    "full": Row("full fine-tuning", "pretrained", "all weights of the pre-trained encoder", "full", 1e-4),
 }
 SMALL = ("random", "own")
-"""Rows of the small model; those below it are of the encoder."""
+"""Rows of the small model; the other networks are the pre-trained encoder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +218,8 @@ class Work:
             "read": (f"{len(self.rest):,} reviews without labels give a vocabulary and word vectors", self.read),
             "baselines": ("simple methods, with all numbers of labels", self.fit_baselines),
             "few labels": (f"a pre-trained encoder with {few:,} labels", lambda: self.measure(first)),
-            "pre-train": (f"a small encoder predicts masked words for {clock(limit)}", lambda: self.pretrain(limit)),
-            "fine-tune": (f"the small encoder, and the large one with {most:,} labels", lambda: self.measure(second)),
+            "pre-train": (f"a small model predicts masked words, at most {clock(limit)}", lambda: self.pretrain(limit)),
+            "fine-tune": (f"the small model, and the encoder with {most:,} labels", lambda: self.measure(second)),
             "repeat": ("other methods and seeds while time is left", lambda: self.measure(third, optional=True)),
         }
         for number, (name, (about, work)) in enumerate(stages.items(), start=1):
