@@ -82,7 +82,7 @@ class Batch:
     def split(self, values: Tensor) -> list[Tensor]:
         """One tensor per sequence out of a flat `[N, …]` one; filler is dropped. Others are a UsageError."""
         tokens = self.tokens.shape[0]
-        rows = values.shape[0] if isinstance(values, Tensor) and values.ndim else None
+        rows = values.shape[0] if getattr(values, "ndim", 0) else None
         if rows != tokens:
             found = f"{rows} rows" if rows is not None else f"a {type(values).__name__} without rows"
             raise UsageError(
