@@ -32,7 +32,7 @@ def test_an_array(model: str, lines: str, tmp_path: Path, capsys: pytest.Capture
     np.testing.assert_allclose(np.load(out), pt.embed(model, TEXTS), atol=1e-6)
     told = capsys.readouterr()
     assert told.out == f"{out}: 8 vectors of 32 numbers\n"
-    assert "1 texts are empty" in told.err and "next: pretune index" in told.err
+    assert "1 empty text" in told.err and "next: pretune index" in told.err
 
 
 def test_formats_agree(model: str, lines: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -263,7 +263,7 @@ def test_without_a_training_split_shots_are_taken_out(table: dict[str, Path]) ->
     assert found.counts["examples"] == 7
     assert any("taken out of 'train'" in note for note in found.notes)
     many = few_shot(scorer("gpt2"), task, 40)
-    assert any("40 shots were asked for, there are 10" in note for note in many.notes)
+    assert any("asked for 40 shots, found 10" in note for note in many.notes)
     assert many.counts["shots_dropped"] and any("fewer shots" in note for note in many.notes)
 
 

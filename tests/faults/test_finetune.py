@@ -215,7 +215,7 @@ class TestInputs:
         assert len(lines) == len(ODD)
         for line in lines:
             assert line["label"] in ("bad", "good") and abs(sum(line["probabilities"].values()) - 1) < 1e-3
-        assert "were cut" in told and "no text that the tokenizer knows" in told
+        assert "cut" in told and "without text that the tokenizer knows" in told
 
     def test_they_can_be_learnt_from(self, base: Path, tmp_path: Path) -> None:
         rows = [(text, "good" if i % 2 else "bad") for i, text in enumerate([*ODD.values()] * 4) if text.strip()]

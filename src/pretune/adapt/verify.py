@@ -9,6 +9,7 @@ from pretune.adapt.adapted import Adapted
 from pretune.adapt.peft.files import OURS, THEIRS
 from pretune.adapt.peft.method import state
 from pretune.core import config, io
+from pretune.core.counted import counted
 from pretune.core.errors import CheckpointError
 from pretune.models import checkpoint
 
@@ -28,7 +29,10 @@ def verify_adapter(directory: str | Path, *, base: str | Path | None = None) -> 
     folder = Path(directory)
     lines = [f"{io.MANIFEST}: none here, so the bytes of the files cannot be compared with anything"]
     if (folder / io.MANIFEST).exists():
-        lines = [f"{io.MANIFEST}: {len(io.check_manifest(folder)['files'])} files of the sizes and SHA-256 it says"]
+        lines = [
+            f"{io.MANIFEST}: {counted(len(io.check_manifest(folder)['files']), 'files')} "
+            f"of the sizes and SHA-256 it says"
+        ]
     model, method = saving.read(folder, base=base)
     assert method is not None
     body = model.model if isinstance(model, Adapted) else model

@@ -7,6 +7,7 @@ from typing import Any
 
 from pretune.cli._next import hint, other, quoted
 from pretune.core import log
+from pretune.core.counted import counted
 from pretune.core.errors import UsageError, nearest
 
 NAME = "embedding"
@@ -55,6 +56,6 @@ def teach(
     else:
         before, after = run.scores["before"], run.scores["after"]
         judged = "".join(f", {name} {before[name]:.4f} -> {value:.4f}" for name, value in after.items())
-        log.print_result(f"{run}: {run.scores['steps']:,} steps, loss {run.scores['loss']:.4f}{judged}")
+        log.print_result(f"{run}: {counted(run.scores['steps'], 'steps')}, loss {run.scores['loss']:.4f}{judged}")
     hint("verify", run, silent=as_json)
     other(f"embed {quoted(run)} --input FILE --out vectors.npy", silent=as_json)

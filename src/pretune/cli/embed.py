@@ -14,6 +14,7 @@ from pretune.cli._outs import new_file
 from pretune.cli._progress import progress
 from pretune.cli._texts import read
 from pretune.core import log
+from pretune.core.counted import counted
 from pretune.core.errors import UsageError
 
 FORMATS = (".npy", ".parquet", ".jsonl")
@@ -93,7 +94,7 @@ def embed(
     if as_json:
         log.print_json(facts)
     else:
-        log.print_result(f"{out}: {len(texts.texts):,} vectors of {ask.width} numbers")
+        log.print_result(f"{out}: {counted(len(texts.texts), 'vectors')} of {ask.width} numbers")
     if words:
         hint("evaluate", model, "--task", "stsb", silent=as_json)
     elif source == "-":
@@ -109,7 +110,7 @@ def telling(tell: Callable[[float, str], None]) -> Callable[[int, int], None]:
 
     def say(done: int, total: int) -> None:
         rate = done / max(time.monotonic() - begun, 1e-9)
-        tell(done / max(total, 1), f"{done:,} texts, {rate:,.0f} a second")
+        tell(done / max(total, 1), f"{counted(done, 'texts')}, {rate:,.0f} a second")
 
     return say
 
@@ -117,6 +118,8 @@ def telling(tell: Callable[[float, str], None]) -> Callable[[int, int], None]:
 def told(facts: dict[str, Any], length: int | None) -> None:
     """Say what became of texts that are unlike the others."""
     if facts["cut"]:
-        log.warn(f"{facts['cut']:,} texts were cut to {length} tokens ({facts['lost_tokens']:,} tokens lost)")
+        log.warn(
+            f"{counted(facts['cut'], 'texts')} cut to {length} tokens ({counted(facts['lost_tokens'], 'tokens')} lost)"
+        )
     if facts["empty"]:
-        log.warn(f"{facts['empty']:,} texts are empty; each has the vector of a text without words")
+        log.warn(f"{counted(facts['empty'], 'empty texts')}; each has the vector of a text without words")

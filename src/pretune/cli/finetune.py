@@ -16,6 +16,7 @@ from pretune.cli._names import settings as paths
 from pretune.cli._next import free, hint, other, quoted
 from pretune.cli._signals import ending_well
 from pretune.core import log
+from pretune.core.counted import counted
 from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -262,9 +263,10 @@ def _foreseen(found: dict[str, Any]) -> "Iterator[str]":
     share = found["trained"] / found["parameters"]
     yield f"{found['trained']:,} of {found['parameters']:,} parameters are trained ({share:.2%})"
     flops = f"{amount(found['flops'], billion='G')}FLOP"
-    trials = "1 trial" if found["trials"] == 1 else f"{found['trials']} trials"
+    trials = counted(found["trials"], "trials")
     yield (
-        f"{trials}, {found['steps']:,} steps, {found['tokens']:,} tokens, {flops}; with one device, estimated, without "
+        f"{trials}, {counted(found['steps'], 'steps')}, "
+        f"{counted(found['tokens'], 'tokens')}, {flops}; with one device, estimated, without "
         "evaluation and baselines:"
     )
     rows = [

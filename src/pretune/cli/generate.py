@@ -14,6 +14,7 @@ from pretune.cli._next import hint
 from pretune.cli._progress import Tell, progress
 from pretune.cli._prompts import given, unescaped
 from pretune.core import log
+from pretune.core.counted import counted
 from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -134,13 +135,16 @@ def generate(
     _print(texts, answers, as_json=as_json, flowed=flows)
     empty, every = sum(not text.new for answer in answers for text in answer), len(answers) * num
     if empty:
-        log.warn(f"{empty:,} of {every:,} texts have nothing new: they ended at once, or are special tokens alone")
+        log.warn(
+            f"{empty:,} of {counted(every, 'texts')} without anything "
+            f"new: they ended at once, or are special tokens alone"
+        )
     more = ("--num", 3) if num == beams == 1 else ("--temperature", 0)
     hint("generate", model, *(prompts or ("--input", source)), *more, silent=as_json or source == "-")
 
 
 def _telling(tell: Tell, texts: int) -> Callable[[float], None]:
-    return lambda share: tell(share, f"{texts:,} texts")
+    return lambda share: tell(share, counted(texts, "texts"))
 
 
 def _tell(piece: str) -> None:

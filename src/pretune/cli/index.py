@@ -14,6 +14,7 @@ from pretune.cli._progress import progress
 from pretune.cli._texts import read
 from pretune.cli.embed import telling
 from pretune.core import log
+from pretune.core.counted import counted
 
 
 class Method(StrEnum):
@@ -78,12 +79,13 @@ def index(
             **how,
         )
     if made.facts["cut"]:
-        log.warn(f"{made.facts['cut']:,} texts were longer than the model reads; only their beginning counts")
+        log.warn(f"{counted(made.facts['cut'], 'texts')} longer than the model reads; only the beginning counts")
     if as_json:
         log.print_json({"out": str(out), "texts": len(made), **made.facts})
     else:
         log.print_result(
-            f"{out}: {len(made):,} texts, vectors of {made.facts['width']} numbers, {made.facts['method']} search"
+            f"{out}: {counted(len(made), 'texts')}, vectors of "
+            f"{made.facts['width']} numbers, {made.facts['method']} search"
         )
     hint("search", out, _words(texts.texts), silent=as_json)
 

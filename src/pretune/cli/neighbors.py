@@ -11,6 +11,7 @@ from pretune.cli._names import DEVICES, among
 from pretune.cli._next import hint
 from pretune.cli._texts import read
 from pretune.core import log
+from pretune.core.counted import counted
 from pretune.core.errors import DataError, UsageError, nearest
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def neighbors(
 
     found = work(opened(model, base=base, device=device), word, sentence, texts.texts, k=k, layer=layer, same=same)
     if found.cut:
-        log.warn(f"{found.cut:,} lines are longer than the model reads; only their beginning was looked at")
+        log.warn(f"{counted(found.cut, 'lines')} longer than the model reads; only the beginning was looked at")
     if as_json:
         log.print_json(_plain(found))
     elif as_csv:
@@ -107,7 +108,7 @@ def _print_static(path: str, word: str, k: int, as_json: bool, as_csv: bool) -> 
 
 
 def _print(found: "Neighbors") -> None:
-    log.print_result(f"in context (pieces {' '.join(found.pieces)}; {found.words:,} words looked at)")
+    log.print_result(f"in context (pieces {' '.join(found.pieces)}; {counted(found.words, 'words')} looked at)")
     for one in found.context:
         log.print_result(f"  {one.score:.4f}  {one.line:>6}  {_shown(one)}")
     log.print_result("without context")

@@ -14,6 +14,7 @@ from pretune.cli._names import DEVICES, among
 from pretune.cli._next import free, hint, quoted
 from pretune.cli._signals import ending_well
 from pretune.core import log
+from pretune.core.counted import counted
 from pretune.core.errors import DataError, UsageError, nearest_file
 
 if TYPE_CHECKING:
@@ -78,9 +79,9 @@ def predict(
     if not total:
         raise DataError(f"{inputs}: no inputs; give at least one")
     if cut:
-        log.warn(f"{cut:,} of {total:,} inputs were longer than {kept.max_length} tokens and were cut")
+        log.warn(f"{cut:,} of {counted(total, 'inputs')} cut: longer than {kept.max_length} tokens")
     if empty:
-        log.warn(f"{empty:,} of {total:,} inputs have no text that the tokenizer knows")
+        log.warn(f"{empty:,} of {counted(total, 'inputs')} without text that the tokenizer knows")
     hint("report", run, "--out", free("report.html"), silent=as_json)
 
 

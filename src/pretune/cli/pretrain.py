@@ -12,6 +12,7 @@ from pretune.cli._names import settings as paths
 from pretune.cli._next import free, hint, other, quoted, saying
 from pretune.cli._signals import ending_well
 from pretune.core import log
+from pretune.core.counted import counted
 from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -109,7 +110,9 @@ def pretrain(
         log.print_json(run.summary)
     else:
         held = "" if run.loss is None else f", held-out loss {run.loss:.4f}"
-        log.print_result(f"{run}: {run.summary['steps']:,} steps, {run.summary['tokens']:,} tokens{held}")
+        log.print_result(
+            f"{run}: {counted(run.summary['steps'], 'steps')}, {counted(run.summary['tokens'], 'tokens')}{held}"
+        )
     hint(*saying(run, inspect(run.path)[0]), silent=as_json)
     tuned = quoted(free(f"{run}-tuned"))
     other(f"finetune {quoted(run)} --train TABLE.csv --out {tuned}  (a table with texts and labels)", silent=as_json)
@@ -138,7 +141,8 @@ def _costs(cost: dict[str, Any], budget: float | None) -> "Iterator[str]":
     yield f"{cost['parameters']:,} parameters, {amount(cost['flops_per_token'], billion='G')}FLOP a token"
     if budget is None:
         yield (
-            f"{cost['steps']:,} steps, {cost['tokens']:,} tokens, {amount(cost['flops'], billion='G')}FLOP; with one "
+            f"{counted(cost['steps'], 'steps')}, {counted(cost['tokens'], 'tokens')}, "
+            f"{amount(cost['flops'], billion='G')}FLOP; with one "
             "device, estimated:"
         )
     else:

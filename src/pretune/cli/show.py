@@ -14,6 +14,7 @@ from pretune.cli._names import settings as paths
 from pretune.cli._next import free, hint, other, quoted
 from pretune.cli._tables import WIDTH, Section, print_page
 from pretune.core import log
+from pretune.core.counted import counted
 from pretune.core.errors import UsageError, nearest_file
 
 if TYPE_CHECKING:
@@ -323,7 +324,7 @@ def _stack(stack: "AnyStack", width: int) -> str:
         (
             f"{stack.depth} layer{'s' if stack.depth > 1 else ''}",
             "" if stack.share is None else f" ({stack.share} of their own)",
-            f", width {width}, hidden {block.feedforward.hidden}, {heads} heads of {head}",
+            f", width {width}, hidden {block.feedforward.hidden}, {counted(heads, 'heads')} of {head}",
             "" if kv_heads == heads else f", keys {kv_heads}",
             "" if block.attention.window is None else f", window {block.attention.window}",
             "" if len(stack.blocks) == 1 else f" (the first of {len(stack.blocks)} kinds of layers in turn)",

@@ -12,6 +12,7 @@ from pretune.cli._outs import new_file
 from pretune.cli._progress import progress
 from pretune.cli.tokenizer import By
 from pretune.core import log
+from pretune.core.counted import counted
 
 
 def vectors(
@@ -93,6 +94,6 @@ def vectors(
         facts = {"out": str(out), "kind": kind, "words": len(trained), "width": trained.width, "seconds": seconds}
         log.print_json(facts)
         return
-    log.print_result(f"{out}: {len(trained):,} words, vectors of {trained.width} numbers, {kind}")
+    log.print_result(f"{out}: {counted(len(trained), 'words')}, vectors of {trained.width} numbers, {kind}")
     log.say(f"took {seconds} s")
     hint("neighbors", out, trained.words[0])

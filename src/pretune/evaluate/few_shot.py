@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import nn
 
+from pretune.core.counted import counted
 from pretune.core.errors import DataError, UsageError
 from pretune.evaluate.prompting import Choosing, Chosen, Prompter, probabilities
 from pretune.evaluate.prompts import Prompt, options, prompt_of, text_to_text
@@ -185,18 +186,21 @@ def notes_of(
     source, split = splits
     if solved:
         classes = 0 if any(example.choices for example in solved) else len(task.labels)
-        mixed = f", balanced over {classes} classes" if classes else ""
-        many = "1 shot" if len(solved) == 1 else f"{len(solved)} shots"
+        mixed = f", balanced over {counted(classes, 'classes')}" if classes else ""
+        many = counted(len(solved), "shots")
         notes.append(f"{many} of '{source}'{mixed}, seed {trial.seed}, the same for all questions")
         if source == split:
             notes.append(f"there is no other split to train on: the shots were taken out of '{source}'")
     if len(solved) < shots:
-        notes.append(f"{shots} shots were asked for, there are {len(solved)}")
+        notes.append(f"asked for {counted(shots, 'shots')}, found {len(solved)}")
     short = [len(solved) - count for count in lost.dropped if count]
     if short:
-        notes.append(f"{len(short)} questions had fewer shots, {min(short)} at least: more do not fit into the model")
+        notes.append(
+            f"{counted(len(short), 'questions')} with fewer shots, "
+            f"{min(short)} at least: more do not fit into the model"
+        )
     if lost.cut:
-        notes.append(f"{lost.cut} texts are longer than the model and lost their beginning")
+        notes.append(f"{counted(lost.cut, 'texts')} cut at the beginning: longer than the model")
     return tuple(notes)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from pretune.core import io
 from pretune.core.config.read import shown
+from pretune.core.counted import counted
 from pretune.core.errors import CheckpointError, NonFiniteError
 from pretune.models import checkpoint, files
 from pretune.models.files import Stored
@@ -41,7 +42,7 @@ def _hashes(folder: Path) -> str:
     for file in [folder / "config.json", *files.weight_files(folder)]:
         if file.name not in listed:
             raise CheckpointError(f"{file}: not listed in {io.MANIFEST}; copy or make the directory again")
-    return f"{io.MANIFEST}: {len(listed)} files of the sizes and SHA-256 it says"
+    return f"{io.MANIFEST}: {counted(len(listed), 'files')} of the sizes and SHA-256 it says"
 
 
 def _finite(stored: Collection[Stored]) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pretune.core import io, log
-from pretune.core.counted import join_names
+from pretune.core.counted import counted, join_names
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.models import shapes
 from pretune.recipes.course import Course, distance
@@ -181,7 +181,8 @@ class Session:
         state.elapsed = time.monotonic() - loop.begun
         if train.budget is not None and state.step < FEW and self.ranks.first:
             log.warn(
-                f"the budget had time for {state.step} steps, in which a model learns next to nothing; use a larger "
+                f"the budget had time for {counted(state.step, 'steps')}, "
+                f"in which a model learns next to nothing; use a larger "
                 f"--budget, a smaller model, or smaller steps (train.batch_tokens, {train.batch_tokens:,} now)"
             )
         with averaged(optimizer):

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pretune.core.counted import counted
 from pretune.core.errors import DataError
 from pretune.tasks.example import Example
 from pretune.tasks.splits import divide, subset
@@ -58,4 +59,7 @@ def load(task: Task, data: str | os.PathLike[str] | None = None, seed: int = 0, 
 
 def _divided(missing: str, name: str, size: int, shares: Sequence[float], seed: int) -> str:
     percent = "/".join(f"{share:.0%}".removesuffix("%") for share in shares)
-    return f"no {missing} split is there: '{name}' ({size} examples) was divided {percent}, stratified, seed {seed}"
+    return (
+        f"no {missing} split is there: '{name}' ({counted(size, 'examples')}) "
+        f"was divided {percent}, stratified, seed {seed}"
+    )

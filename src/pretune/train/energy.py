@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from pretune.core.counted import counted
 from pretune.models.devices import DEVICES, Device
 
 RAPL = Path("/sys/class/powercap")
@@ -71,7 +72,7 @@ def gauges(device: torch.device, *, host: bool = True) -> list[Gauge]:
         found.append(Assumed("Apple GPU", DEVICES["apple-m2"].watts, f"{DEVICES['apple-m2'].watts:.0f} W"))
     elif packages is None and host:
         threads = torch.get_num_threads()
-        how = f"{CORE_WATTS:.1f} W for each of {threads} threads"
+        how = f"{CORE_WATTS:.1f} W for each of {counted(threads, 'threads')}"
         found.append(Assumed("processor", CORE_WATTS * threads, how))
     return [*found, packages] if packages else found
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import nn
 
 from pretune.core import log
+from pretune.core.counted import counted
 from pretune.core.errors import UsageError
 from pretune.use.decoding import decoding
 from pretune.use.generate import check
@@ -48,7 +49,7 @@ def answers(
     prompts = [prompt(reader, question, found, room, least) for question, found in zip(questions, hits, strict=True)]
     dropped = sum(len(found) - read for found, (_, read) in zip(hits, prompts, strict=True))
     if dropped:
-        log.warn(f"{dropped:,} hits did not fit into the reader's {longest} tokens and were left out")
+        log.warn(f"{counted(dropped, 'hits')} left out: no room in the reader's {longest} tokens")
     how = decoding(max_new_tokens=max_new_tokens, temperature=0)
     texts = write(reader, [text for text, _ in prompts], how, stop=Stops("\n", after=True))
     return [Answer(found[0].new.strip(), read, text) for found, (text, read) in zip(texts, prompts, strict=True)]

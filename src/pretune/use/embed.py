@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pretune.core import log
+from pretune.core.counted import counted
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.data.ragged import Ints
@@ -221,7 +222,10 @@ def embed(
                    length=length, prompt=prompt)  # fmt: skip
     found = ask(texts, tell)
     if found.cut:
-        log.warn(f"{found.cut:,} of {len(texts):,} texts were cut to {ask.length} tokens ({found.lost:,} tokens lost)")
+        log.warn(
+            f"{found.cut:,} of {counted(len(texts), 'texts')} cut to "
+            f"{ask.length} tokens ({counted(found.lost, 'tokens')} lost)"
+        )
     return found.vectors
 
 

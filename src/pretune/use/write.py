@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, Unpack
 from torch import nn
 
 from pretune.core import log
+from pretune.core.counted import counted
 from pretune.core.errors import UsageError
 from pretune.use.decoding import Beam, Decoding, Wishes, decoding
 from pretune.use.generate import ROWS, Watch, check, complete
@@ -109,7 +110,7 @@ def write(
     marks = Marks.of(found, start=first)
     given, cut = encode(found, tokenizer, prompts, marks, new=how.max_new_tokens, truncate=truncate)
     if cut:
-        log.warn(f"{cut:,} tokens of prompts were cut: they and {how.max_new_tokens} new ones do not fit the model")
+        log.warn(f"{counted(cut, 'tokens')} of prompts cut: with {how.max_new_tokens} new ones do not fit the model")
     follow = [Continuation(tokenizer, () if found.spec.both else ids) for ids in given]
     stream = _stream(told.pieces, stops, how, len(prompts))
     if stream is not None and not found.spec.both:

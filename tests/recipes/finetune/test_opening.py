@@ -89,7 +89,7 @@ def test_what_was_trained_on_is_said_of_dev_and_test(tmp_path: Path) -> None:
     files = {split: str(tmp_path / f"{split}.csv") for split in rows}
     notes = open_task(Wanted(**files, text="text", label="label")).parts.notes
     assert [note for note in notes if "in train too" in note] == [
-        "'dev': 1 of 2 examples stand in train too, and are nothing new"
+        "'dev': 1 of 2 examples in train too, and nothing new"
     ]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from pretune.core import log
+from pretune.core.counted import counted
 from pretune.core.errors import DataError, UsageError
 from pretune.core.io import MANIFEST, remove_abandoned, write_manifest
 from pretune.data.prepare.card import describe, write_card
@@ -245,7 +246,8 @@ def _checked(data: Data) -> Data:
     """Warn of what is allowed and yet hardly meant."""
     if data.slice is None and data.tokens < SHORT:
         log.warn(
-            f"{data}: only {data.tokens} tokens to train on, less than one sequence of usual length; give more text"
+            f"{data}: only {counted(data.tokens, 'tokens')} to train "
+            f"on, less than one sequence of usual length; give more text"
         )
     if data.slice is None and data.card["lacking"]:
         log.warn(f"{data}: {data.card['lacking']}; name text with --valid, or hold out more with --holdout SHARE")

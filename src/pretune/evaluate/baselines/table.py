@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pretune.core.counted import counted
 from pretune.core.errors import UsageError
 from pretune.core.seed import generator
 from pretune.evaluate.baselines import BASELINES, DEFAULT
@@ -39,7 +40,7 @@ class Table:
     def __str__(self) -> str:
         lines = [f"{'method':<10} {'score':>7} {'seconds':>8}"]
         lines += [f"{row.method:<10} {row.score:>7.4f} {row.seconds:>8.1f}" for row in self.rows]
-        seen = f"trained on {self.trained_on:,} of {self.of:,} rows"
+        seen = f"trained on {self.trained_on:,} of {counted(self.of, 'rows')}"
         return "\n".join([*lines, f"{seen}; not run: {', '.join(self.left_out) or 'none'}"])
 
 

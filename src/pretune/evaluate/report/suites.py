@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pretune.core.counted import counted
 from pretune.evaluate.report.gather import Ran
 from pretune.evaluate.report.markup import Markup, element, joined, note, table
 from pretune.metrics.averages import SUITES, suite_averages, suite_members
@@ -42,7 +43,7 @@ def _setting(run: Ran) -> Setting:
     return (
         f"{Path(base).name or base}{weights}",
         str(tree["method"]["kind"]),
-        "" if limit is None else f"{limit:,} labels",
+        "" if limit is None else counted(limit, "labels"),
     )
 
 

@@ -21,6 +21,7 @@ import torch
 from pretune.adapt.contrastive import Compared, Comparing, Comparison
 from pretune.core import config, io, log
 from pretune.core.config import spec
+from pretune.core.counted import counted
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.evaluate.similarity import cosines, triplet_accuracy
 from pretune.metrics.correlation import spearman
@@ -165,7 +166,7 @@ class _Lesson:
         if (made.sequences.lengths == 0).any():
             raise DataError("a text has no token in this tokenizer; leave empty texts out")
         if made.cut:
-            log.warn(f"{made.cut:,} of {len(made.sequences):,} texts were cut to {ready.length} tokens")
+            log.warn(f"{made.cut:,} of {counted(len(made.sequences), 'texts')} cut to {ready.length} tokens")
         self.steps = teaching.steps or max(1, round(self.stream.epoch * teaching.epochs))
         self.expect = {
             "config": hashlib.sha256(repr((teaching, self.loss, self.encoder.how)).encode()).hexdigest(),
@@ -182,8 +183,9 @@ class _Lesson:
                 store = Store(self.where / CHECKPOINTS, keep=2, on_note=log.warn)
                 store.tidy(lock)
             log.say(
-                f"{len(self.lessons.texts):,} examples of {self.lessons.columns} texts, {config.kind(self.loss)}, "
-                f"{self.steps:,} steps"
+                f"{counted(len(self.lessons.texts), 'examples')} of "
+                f"{self.lessons.columns} texts, {config.kind(self.loss)}, "
+                f"{counted(self.steps, 'steps')}"
             )
             return self._train(stack, store, resume)
 

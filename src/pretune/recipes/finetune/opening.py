@@ -116,7 +116,9 @@ def _open(wanted: Wanted) -> Opened:
     if set(there) == {"train"}:
         whole = list(there["train"].read())
         train, dev, test = divide(whole, SHARES, wanted.split, task.together)
-        notes.append(f"one split only: {len(whole)} examples were divided 80/10/10, stratified, seed {wanted.split}")
+        notes.append(
+            f"one split only: {counted(len(whole), 'examples')} divided 80/10/10, stratified, seed {wanted.split}"
+        )
         parts = Parts(train=train, dev=dev, test=test)
     else:
         parts = load(task, wanted.data, wanted.split)
@@ -187,7 +189,10 @@ def _few(task: Task, parts: Parts) -> Iterator[str]:
         yield f"train has no example of {names}, so nothing is learnt about it; give more"
     split, judged = ("test", parts.test) if parts.test else ("dev", parts.dev)
     if 0 < len(judged) < FEW:
-        yield f"'{split}' has {len(judged)} examples, too few to tell much; give more, or a file of them with --{split}"
+        yield (
+            f"'{split}' has {counted(len(judged), 'examples')}, too few "
+            f"to tell much; give more, or a file of them with --{split}"
+        )
 
 
 def _repeated(parts: Parts) -> Iterator[str]:
@@ -196,7 +201,7 @@ def _repeated(parts: Parts) -> Iterator[str]:
     for split in ("dev", "test"):
         examples: list[Example] = getattr(parts, split)
         if found := sum(_asked(example) in known for example in examples):
-            yield f"'{split}': {found:,} of {len(examples):,} examples stand in train too, and are nothing new"
+            yield f"'{split}': {found:,} of {counted(len(examples), 'examples')} in train too, and nothing new"
 
 
 def _asked(example: Example) -> int:
@@ -214,7 +219,10 @@ def _fewer(task: Task, parts: Parts, most: int, seed: int) -> Parts:
         if len(examples) > most:
             kept[split] = subset(examples, most, seed, task.groups(examples))
             count = len(kept[split])
-            notes.append(f"'{split}': {count} of {len(examples)} examples, so scores are not those of the whole split")
+            notes.append(
+                f"'{split}': {count} of {counted(len(examples), 'examples')}, "
+                f"so scores are not those of the whole split"
+            )
     return replace(parts, dev=kept["dev"], test=kept["test"], notes=tuple(notes))
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from pretune.core.counted import counted
 from pretune.core.errors import CheckpointError
 from pretune.train.store.checkpoint import Found, check, listed, step_of
 
@@ -31,7 +32,7 @@ def verify_checkpoints(directory: Path) -> list[str]:
 
 
 def _line(found: Found, best: float | None) -> str:
-    line = f"{FOLDER}/{found.folder.name}: {len(found.groups) + 1} files of the sizes and SHA-256 it says"
+    line = f"{FOLDER}/{found.folder.name}: {counted(len(found.groups) + 1, 'files')} of the sizes and SHA-256 it says"
     if found.score is None:
         return line
     return f"{line}, held-out loss {found.score:.4f}{', the best so far' if found.score == best else ''}"
