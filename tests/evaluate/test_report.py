@@ -132,6 +132,13 @@ class TestSections:
         assert '<section id="scores">' not in page
         assert "lora" in section(page, "ran") and "not finished" in section(page, "ran")
 
+    def test_settings_that_are_left_to_the_run(self, tmp_path: Path) -> None:
+        """A fine-tuned run has no longest sequence in its settings unless one was given."""
+        run = files.tuned(tmp_path / "films")
+        tree = json.loads((run / "run.json").read_text())
+        files.write(run / "run.json", {**tree, "data": {"max_length": None}})
+        assert '<section id="scores">' in made([run], tmp_path)
+
     def test_columns_without_a_value_are_left_out(self, tmp_path: Path) -> None:
         scores = section(made([files.tuned(tmp_path / "films", baselines=[])], tmp_path), "scores")
         assert "better by" not in scores and "interval over seeds" in scores

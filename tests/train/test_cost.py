@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from pretune.core.config import from_dict, to_dict
+from pretune.core.counted import counted
 from pretune.data.layout import batch
 from pretune.models.catalog import resolve
 from pretune.models.cost import flops_per_token
@@ -236,7 +237,7 @@ class TestMeter:
         (gauge,) = energy.gauges(CPU)
         threads = torch.get_num_threads()
         assert isinstance(gauge, Assumed) and not gauge.measured
-        assert gauge.how == f"assumed: 5.6 W for each of {threads} threads"
+        assert gauge.how == f"assumed: 5.6 W for each of {counted(threads, 'threads')}"
         before = time.monotonic()
         first = gauge.joules()
         time.sleep(0.05)
