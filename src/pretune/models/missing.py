@@ -3,13 +3,37 @@
 from pathlib import Path
 
 from pretune.core.errors import CheckpointError, nearest_file
-from pretune.models.families import FAMILIES
+from pretune.core.hub import is_repository
+from pretune.models.families import FAMILIES, OWNERS, SIZES
+
+GIVE = "; give a run, a Hugging Face directory, or"
 
 
 def missing(folder: Path) -> CheckpointError:
-    """The error to raise; the name of a family is no model yet."""
-    if any(f"{folder}-".startswith(f"{family}-") for family in FAMILIES):
-        remedy = f"; it names a family: train one with `pretune pretrain {folder}`, or give a run, or hf:OWNER/NAME"
+    """The error to raise: a model of the hub is written hf:OWNER/NAME, and the name of a family is no model yet."""
+    name, published = str(folder), hub_name(str(folder))
+    if name in FAMILIES or any(name == f"{family}-{size}" for family, sizes in SIZES.items() for size in sizes):
+        other = published or "hf:OWNER/NAME"
+        remedy = f"; it names a family: train one with `pretune pretrain {name}`, or give a run, or {other}"
+    elif published is not None and "/" not in name:
+        remedy = f"{GIVE} {published}"
     else:
-        remedy = nearest_file(folder) or "; give a run, a Hugging Face directory, or hf:OWNER/NAME"
+        remedy = nearest_file(folder) or f"{GIVE} hf:OWNER/NAME"
+        if published is not None and not folder.parent.exists():
+            remedy += f"; a model of the hub is {published}"
     return CheckpointError(f"{folder}: no such directory{remedy}")
+
+
+def hub_name(name: str) -> str | None:
+    """Return how a model of the hub is written here; None where a text cannot be the name of one.
+
+    >>> hub_name("owner/model"), hub_name("my-model"), hub_name("../x")
+    ('hf:owner/model', None, None)
+    """
+    if not is_repository(name):
+        return None
+    if "/" in name:
+        return f"hf:{name}"
+    names = ((start, owner) for owner, starts in OWNERS.items() for start in starts)
+    owner = next((o for start, o in names if name == start or (start[-1] == "-" and name.startswith(start))), None)
+    return None if owner is None else f"hf:{owner}/{name}"

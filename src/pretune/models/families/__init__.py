@@ -94,3 +94,19 @@ MODEL_TYPES = {
     "mbart": "mbart",
 }
 """The `model_type` of a config.json -> the family that reads it."""
+
+OWNERS: dict[str, tuple[str, ...]] = {
+    "google-bert": ("bert-base-", "bert-large-"),
+    "FacebookAI": ("roberta-base", "roberta-large", "xlm-roberta-base", "xlm-roberta-large"),
+    "openai-community": ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "openai-gpt"),
+    "google-t5": ("t5-small", "t5-base", "t5-large", "t5-3b", "t5-11b"),
+    "google": ("electra-small-", "electra-base-", "electra-large-", "flan-t5-", "mt5-small", "mt5-base", "mt5-large"),
+    "facebook": ("bart-base", "bart-large", "bart-large-", "mbart-large-", "opt-125m", "opt-350m", "opt-1.3b"),
+    "albert": ("albert-",),
+    "xlnet": ("xlnet-base-", "xlnet-large-"),
+    "distilbert": ("distilbert-base-", "distilroberta-base", "distilgpt2"),
+    "EleutherAI": ("pythia-", "gpt-neo-"),
+    "microsoft": ("deberta-base", "deberta-v3-"),
+    "sentence-transformers": ("all-MiniLM-", "all-mpnet-", "paraphrase-", "multi-qa-"),
+}
+"""Owners on the hub, and the names (or how they begin) of those models that are widely known without one."""
