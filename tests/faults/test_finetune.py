@@ -63,7 +63,7 @@ class TestKilled:
     ) -> None:
         straight, out = tmp_path / "straight" / "run", tmp_path / "killed" / "run"
         runs.run(command(base, table, straight, *more))
-        runs.run(command(base, table, out, *more), ["signalled", 7, "SIGKILL"], code=-signal.SIGKILL)
+        runs.run(command(base, table, out, *more), ["killed_after_saving", 7], code=-signal.SIGKILL)
         assert steps_of(out)[-1] == "step-00000006"
         runs.run([*command(base, table, out, *more), "--resume"])
         assert same(out, straight)
@@ -73,7 +73,7 @@ class TestKilled:
     ) -> None:
         mine, out, more = tmp_path / "base", tmp_path / "run", ("--method=lora", "--set=train.keep=2")
         shutil.copytree(base, mine)
-        runs.run(command(mine, table, out, *more), ["signalled", 7, "SIGKILL"], code=-signal.SIGKILL)
+        runs.run(command(mine, table, out, *more), ["killed_after_saving", 7], code=-signal.SIGKILL)
         held = sum(path.stat().st_size for path in (out / "checkpoints" / steps_of(out)[-1]).iterdir())
         assert held < (base / "model.safetensors").stat().st_size
         model = pt.load(mine)
@@ -110,7 +110,7 @@ class TestKilled:
         self, runs: Nursery, base: Path, table: Path, tmp_path: Path
     ) -> None:
         out = tmp_path / "run"
-        runs.run(command(base, table, out), ["signalled", 7, "SIGKILL"], code=-signal.SIGKILL)
+        runs.run(command(base, table, out), ["killed_after_saving", 7], code=-signal.SIGKILL)
         child = runs.run(["finetune", f"--out={out}", "--resume", "--steps=40"], code=4)
         assert "train.steps was 12 and cannot become 40" in child.line
         child = runs.run(["finetune", f"--out={out}", "--resume", "--seeds=3"], code=4)
