@@ -139,7 +139,7 @@ def test_in_finetuning_the_best_is_an_average(
     monkeypatch.setattr(trial, "scored", lambda *given: dict.fromkeys(real(*given), scores.pop(0) if scores else 0.5))
     changes = {"train.optimizer": {**SGD, "lr": 0.05}, "train.eval_every": 1, "train.schedule": {"kind": "constant"}}
     out = tmp_path / "run"
-    found = finetune(base, train=table, out=out, steps=STEPS, baselines="none", changes=changes)
+    found = finetune(base, train=table, out=out, steps=STEPS, baselines="none", changes=changes, device="cpu")
     assert found.scores["trials"][0]["best_step"] == STEPS and not scores
     events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines() if '"event"' in line]
     assert events == [{"step": TRIGGERED, "event": "averaging"}]

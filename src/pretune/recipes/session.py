@@ -185,11 +185,11 @@ class Session:
                 f"in which a model learns next to nothing; use a larger "
                 f"--budget, a smaller model, or smaller steps (train.batch_tokens, {train.batch_tokens:,} now)"
             )
-        with averaged(optimizer):
-            epochs = self.course.epochs(state)
+        epochs = self.course.epochs(state)
         if self.ranks.first and len(epochs) > 1:
             log.say(f"epochs of the sources: {join_names([f'{name} {one:.3g}' for name, one in epochs.items()])}")
-        return finish(self.where, self.model, self.source, self.settings, journal, loop, epochs)
+        with averaged(optimizer):  # the weights that were evaluated
+            return finish(self.where, self.model, self.source, self.settings, journal, loop, epochs)
 
     def _begin(self, loop: Loop, saver: Saver, evaluate: Evaluate | None, pace: Pace, resume: bool) -> None:
         """Before the first step: the settings are written, the untrained model is judged and saved."""
