@@ -14,8 +14,11 @@ MAX_PATH = 4096
 
 
 def stored_paths(base: str | None, directory: str | Path) -> dict[str, str | None]:
-    """Return what `adapter.json` says of the way to a base: absolute, and relative to the adapter's directory."""
-    if base is None or is_hub(base):
+    """Return what `adapter.json` says of the way to a base: absolute, and relative to the adapter's directory.
+
+    A path that leads nowhere from here is stored as it is, and looked up from the adapter.
+    """
+    if base is None or is_hub(base) or not Path(base).is_dir():
         return {"path": base}
     absolute = str(Path(base).resolve())
     try:
