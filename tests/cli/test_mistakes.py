@@ -101,8 +101,8 @@ MEANT = [
 
 WRONG = [
     # what is there, but not what was expected
-    (["finetune", BASE, "--train=my texts", "--out=o"], 3, "my texts: no such file; it is a folder"),
-    (["predict", "file", "--input=lines.txt"], 4, "file: no such directory; it is a file"),
+    (["finetune", BASE, "--train=my texts", "--out=o"], 3, "my texts: it is a folder, not a file"),
+    (["predict", "file", "--input=lines.txt"], 4, "file: it is a file, not a directory"),
     (["predict", BASE, "--input=lines.txt"], 4, "not a fine-tuned run; make one with `pretune finetune`"),
     (["fill", TUNED, "a ___."], 2, "a fine-tuned run; ask it with `pretune predict 'my runs/tuned' --input FILE`"),
     (["generate", TUNED, "the sea"], 2, "a fine-tuned run; ask it with `pretune predict 'my runs/tuned' --input FILE`"),

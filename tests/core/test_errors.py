@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from pretune.core.errors import PretuneError, nearest, nearest_file
+from pretune.core.errors import PretuneError, explain_missing, nearest, nearest_file
 
 
 def test_exit_codes_are_the_documented_ones_and_differ() -> None:
@@ -58,7 +58,8 @@ class TestFiles:
     def test_what_is_no_file_is_named(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")
         (tmp_path / "file").touch()
-        found = {
-            str(path): nearest_file(path) for path in (tmp_path, tmp_path / "pipe", tmp_path / "file", "/dev/zero")
-        }
-        assert [tail.split()[-1] for tail in found.values()] == ["folder", "pipe", "file", "device"]
+        for path, kind in ((tmp_path, "folder"), (tmp_path / "pipe", "pipe"), ("/dev/zero", "device")):
+            assert explain_missing(path) == f"it is a {kind}, not a file"
+        assert explain_missing(tmp_path / "file", "directory") == "it is a file, not a directory"
+        assert explain_missing(tmp_path / "fil").startswith("no such file; did you mean")
+        assert explain_missing("\0", remedy="; make one") == "no such file; make one"

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pretune.core.errors import DataError, UsageError, nearest_file
+from pretune.core.errors import DataError, UsageError, explain_missing
 
 
 def unescaped(text: str) -> str:
@@ -40,7 +40,7 @@ def _read(source: str, name: str) -> str:
     try:
         data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
     except FileNotFoundError:
-        raise DataError(f"{name}: no such file{nearest_file(source)}") from None
+        raise DataError(f"{name}: {explain_missing(source)}") from None
     except (OSError, ValueError) as fault:  # ValueError: a null byte in the name
         raise DataError(f"{name}: cannot be read: {getattr(fault, 'strerror', None) or fault}") from None
     try:

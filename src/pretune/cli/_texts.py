@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from pretune.core.errors import DataError, nearest, nearest_file
+from pretune.core.errors import DataError, explain_missing, nearest
 
 
 class Texts(NamedTuple):
@@ -26,7 +26,7 @@ def read(source: str, field: str = "text") -> Texts:
 
     name, path = "standard input" if source == "-" else source, Path(source)
     if source != "-" and not path.exists():
-        raise DataError(f"{name}: no such file{nearest_file(source)}")
+        raise DataError(f"{name}: {explain_missing(source)}")
     if source != "-" and path.is_dir():
         one = f"`cat {shlex.quote(str(path))}/*.txt > texts.txt` makes one of text files"
         raise DataError(f"{name}: a folder; give one file with a text in each line ({one})")

@@ -15,7 +15,7 @@ from pretune.cli._next import free, hint, quoted
 from pretune.cli._signals import ending_well
 from pretune.core import log
 from pretune.core.counted import counted
-from pretune.core.errors import DataError, UsageError, nearest_file
+from pretune.core.errors import DataError, UsageError, explain_missing
 
 if TYPE_CHECKING:
     from pretune.recipes.finetune.fine import FineTuned
@@ -102,7 +102,7 @@ def _read(inputs: str, kept: "Kept", asked: list[str]) -> Iterator[tuple[str, An
     path = Path(inputs)
     if inputs != "-" and not path.is_file():
         one = f"; a text itself is piped in: echo {quoted(inputs)} | pretune predict RUN --input -"
-        raise DataError(f"{inputs}: no such file{nearest_file(inputs) or (one if ' ' in inputs else '')}")
+        raise DataError(f"{inputs}: {explain_missing(inputs, remedy=one if ' ' in inputs else '')}")
     suffixes = {suffix.lower() for suffix in path.suffixes}
     if inputs == "-" or not suffixes & {".csv", ".tsv", ".jsonl", ".json", ".conll", ".conllu", ".ndjson"}:
         yield from _lines(inputs)

@@ -15,7 +15,7 @@ from pretune.cli._next import free, hint, other, quoted
 from pretune.cli._tables import WIDTH, Section, print_page
 from pretune.core import log
 from pretune.core.counted import counted
-from pretune.core.errors import UsageError, nearest_file
+from pretune.core.errors import UsageError, explain_missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -196,7 +196,7 @@ def _find(name: str, changes: dict[str, str]) -> "tuple[str, Model]":
             return _changed(name, changes), config.replace(spec, paths)
         if os.sep in name:
             raise UsageError(
-                f"{name}: no such directory, and no name that `pretune list` knows{nearest_file(name)}"
+                f"{name}: {explain_missing(name, 'directory')}; nor is it a name that `pretune list` knows"
             ) from None
         raise
     return _changed(f"{family}-{size}", changes), catalog.resolve(name, changes)

@@ -114,6 +114,20 @@ def kind_of(path: str | os.PathLike[str]) -> str:
     return kinds.get(stat.S_IFMT(mode), "file")
 
 
+def explain_missing(path: str | os.PathLike[str], expected: str = "file", remedy: str = "") -> str:
+    """Return why a path is not the file or directory that was expected; `remedy` is for where no name is near.
+
+    >>> explain_missing("/dev/null"), explain_missing("9f3/x", "directory")
+    ('it is a device, not a file', "no such directory; there is no folder '9f3'")
+    """
+    try:
+        if Path(path).name and Path(path).exists():
+            return f"it is a {kind_of(path)}, not a {expected}"
+    except (OSError, ValueError):  # no name at all
+        pass
+    return f"no such {expected}{nearest_file(path) or remedy}"
+
+
 def nearest_file(path: str | os.PathLike[str]) -> str:
     """The same for a file or folder that is not there: the closest name beside it, or the folder that lacks.
 
@@ -122,8 +136,6 @@ def nearest_file(path: str | os.PathLike[str]) -> str:
     """
     wanted = Path(path)
     try:
-        if wanted.name and wanted.exists():  # so it is not what was expected
-            return f"; it is a {kind_of(wanted)}"
         lacking = next((one for one in [*reversed(wanted.parents), wanted] if not one.exists()), wanted)
         names = itertools.islice((entry.name for entry in lacking.parent.iterdir()), FILES)
         found = closest(lacking.name, names)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from pretune.core.errors import DataError, nearest_file
+from pretune.core.errors import DataError, explain_missing
 from pretune.evaluate.pairs import shares
 from pretune.evaluate.result import Result
 from pretune.metrics.perplexity import perplexity
@@ -72,7 +72,7 @@ def read_blanks(path: Path) -> list[Example]:
     A `category` or `relation` is the example's group; either all lines have one or none has.
     """
     if not path.is_file():
-        raise DataError(f"{path}: no such file{nearest_file(path)}; give JSON lines with text and answer with --data")
+        raise DataError(f"{path}: {explain_missing(path)}; give JSON lines with text and answer with --data")
     found: list[Example] = []
     for row in Jsonl().rows(path):
         parts = re.split(r"_{2,}|\[MASK\]", row.text("text"))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from pretune.core.errors import DataError, UsageError, nearest_file
+from pretune.core.errors import DataError, UsageError, explain_missing
 from pretune.tasks.example import Example
 from pretune.tasks.rows import Jsonl, Row, lines
 from pretune.tasks.tables import open_table
@@ -34,7 +34,7 @@ def read_pairs(path: Path, order: str = "good-first") -> list[Example]:
     if order not in ORDERS:
         raise UsageError(f"unknown order '{order[:40]}' ({' or '.join(ORDERS)})")
     if not path.is_file():
-        raise DataError(f"{path}: no such file{nearest_file(path)}; give a file of sentence pairs with --data")
+        raise DataError(f"{path}: {explain_missing(path)}; give a file of sentence pairs with --data")
     rows = [(number, line.strip()) for number, line in lines(path) if line.strip()]
     if not rows:
         raise DataError(
@@ -99,8 +99,8 @@ def _object(row: Row) -> Example:
 def read_bias_pairs(path: Path) -> Iterator[Example]:
     """Rows of a table with `sent_more` (the more stereotyped sentence), `sent_less`, and perhaps `bias_type`."""
     if not path.is_file():
-        hint = nearest_file(path)
-        raise DataError(f"{path}: no such file{hint}; give a table with sent_more and sent_less with --data")
+        why = explain_missing(path)
+        raise DataError(f"{path}: {why}; give a table with sent_more and sent_less with --data")
     table = open_table(path, ["sent_more", "sent_less"])
     for row in table.rows():
         group = str(row.values["bias_type"]) if row.values.get("bias_type") else None

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pretune.core.errors import CheckpointError, nearest_file
+from pretune.core.errors import CheckpointError, explain_missing, nearest_file
 from pretune.core.hub import is_repository
 from pretune.models.families import FAMILIES, OWNERS, SIZES
 
@@ -18,6 +18,8 @@ def missing(folder: Path) -> CheckpointError:
     elif published is not None and "/" not in name:
         remedy = f"{GIVE} {published}"
     else:
+        if folder.exists():
+            return CheckpointError(f"{folder}: {explain_missing(folder, 'directory')}")
         remedy = nearest_file(folder) or f"{GIVE} hf:OWNER/NAME"
         if published is not None and not folder.parent.exists():
             remedy += f"; a model of the hub is {published}"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Literal
 
-from pretune.core.errors import DataError, nearest, nearest_file
+from pretune.core.errors import DataError, explain_missing, nearest
 from pretune.tasks.rows import Jsonl, Row, fault, text_of
 from pretune.text.corpora.tables import UnclosedQuoteError, delimited_rows
 
@@ -93,7 +93,7 @@ def open_table(path: str | os.PathLike[str], named: Sequence[str] = (), *, alone
     """
     path = Path(path)
     if not path.is_file():
-        raise DataError(f"{path}: no such file{nearest_file(path)}")
+        raise DataError(f"{path}: {explain_missing(path)}")
     ending = _ending(path)
     first = next((line for line in "".join(itertools.islice(text_of(path), 1)).split("\n") if line.strip()), "")
     if not first:

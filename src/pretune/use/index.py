@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from pretune.core import config, io
-from pretune.core.errors import CheckpointError, DataError, UsageError, nearest_file
+from pretune.core.errors import CheckpointError, DataError, UsageError, explain_missing
 from pretune.core.hub import located
 from pretune.data.shards.npy import open_npy
 from pretune.use import approximate
@@ -85,7 +85,7 @@ class Index:
         """Open a directory that `build` wrote; one that is damaged or no index is refused."""
         where = Path(path)
         if not (where / FACTS).is_file():
-            hint = "" if where.is_dir() else nearest_file(where)
+            hint = "" if where.is_dir() else f"; {explain_missing(where, 'directory')}"
             raise CheckpointError(f"{where}: no index is there{hint}; make one with `pretune index`")
         size = sum(file.stat().st_size for file in where.iterdir() if file.is_file())
         listed = io.check_manifest(where, hashes=size <= HASHED)["files"]

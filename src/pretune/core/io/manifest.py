@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pretune.core.errors import CheckpointError, nearest, nearest_file
+from pretune.core.errors import CheckpointError, explain_missing, nearest
 from pretune.core.io.atomic import MANIFEST
 from pretune.core.io.paths import is_file_name, open_regular, resolve_inside
 from pretune.core.io.strict_json import read_json, write_json
@@ -52,7 +52,7 @@ def check_manifest(directory: str | os.PathLike[str], hashes: bool = True) -> di
 
 def _check(folder: Path, hashes: bool) -> dict[str, Any]:
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such directory{nearest_file(folder)}")
+        raise CheckpointError(f"{folder}: {explain_missing(folder, 'directory')}")
     where = folder / MANIFEST
     if not where.exists():
         raise CheckpointError(f"{folder}: no {MANIFEST}, so the directory is incomplete; copy or make it again")

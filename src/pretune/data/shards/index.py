@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pretune.core.errors import DataError, UsageError, nearest, nearest_file
+from pretune.core.errors import DataError, UsageError, explain_missing, nearest
 from pretune.core.io import read_json, write_json
 
 FILE = "data.json"
@@ -104,7 +104,7 @@ def read_index(directory: Path) -> Index:
     """Read data.json; whatever is not as `write_index` writes it is a DataError that names the field."""
     where = directory / FILE
     if not directory.is_dir():
-        raise DataError(f"{directory}: no such directory{nearest_file(directory) or '; give one of `pretune prepare`'}")
+        raise DataError(f"{directory}: {explain_missing(directory, 'directory', '; give one of `pretune prepare`')}")
     if not where.is_file():
         raise DataError(f"{directory}: no {FILE} in it, so it is no prepared data; make some with `pretune prepare`")
     data = read_json(where, DataError)

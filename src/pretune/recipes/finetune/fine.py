@@ -18,7 +18,7 @@ from pretune.adapt.adapted import Adapted, adapt, one_of
 from pretune.adapt.heads.generation import Generation
 from pretune.core import config, log
 from pretune.core.counted import join_names
-from pretune.core.errors import CheckpointError, DataError, UsageError, nearest_file
+from pretune.core.errors import CheckpointError, DataError, UsageError, explain_missing
 from pretune.core.hub import located
 from pretune.recipes.choose import device_of
 from pretune.recipes.finetune.inputs import example_of
@@ -66,7 +66,7 @@ class FineTuned(os.PathLike[str]):
         """A run that is done, or at least has a model."""
         run = Path(path)
         if not run.is_dir():
-            raise CheckpointError(f"{run}: no such directory{nearest_file(run)}; give a run of `pretune finetune`")
+            raise CheckpointError(f"{run}: {explain_missing(run, 'directory')}; give a run of `pretune finetune`")
         kept = Kept.read(run)
         there = (run / SCORES).is_file()
         scores = {**config.read_record(HeadlineFile, run / SCORES, CheckpointError)} if there else {}
