@@ -29,7 +29,6 @@ def mixed(pieces: set[str]) -> list[str]:
 
 
 def main() -> None:
-    import sentencepiece
 
     from pretune.text.tokenizer import train
 
@@ -37,6 +36,8 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=5)
     parser.add_argument("--vocab", type=int, default=8000)
     options = parser.parse_args()
+    import sentencepiece
+
     lines = [line for text in texts(int(options.megabytes * 1e6)) for line in text.splitlines() if line.strip()]
     with lzma.open(ROOT / "wikipedia-en" / "valid.txt.xz", "rt", encoding="utf-8") as file:
         valid = [line for line in file.read().splitlines() if line.strip()]

@@ -1,16 +1,20 @@
 """Ctrl-C at any moment: exit code 130, no traceback, and nothing unfinished left behind."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from pretune.cli import main
-from pretune.cli._signals import INTERRUPTED
-from pretune.core.errors import Interrupted
+from pretune.cli._signals import INTERRUPTED, ending_well
+from pretune.core.errors import Interrupted, Stopped
+from pretune.train.watch import Stop
 from tests.conftest import ROOT
 from tests.data.texts import MANY, blocks, byte_tokenizer
 
@@ -99,3 +103,12 @@ def test_signals_of_a_program_that_calls_main_stay_as_they_were() -> None:
 
 def test_one_exit_code() -> None:
     assert Interrupted.exit_code == INTERRUPTED
+
+
+@pytest.mark.parametrize("block", [ending_well, Stop("resume it").listening], ids=["command", "run"])
+def test_a_library_cannot_swallow_a_request_to_stop(block: Callable[[], AbstractContextManager[None]]) -> None:
+    """While torch is imported, a signal may arrive under one of its `except Exception: pass`."""
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Stopped), block(), contextlib.suppress(Exception):
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -406,5 +406,5 @@ class TestSignals:
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
-        told = process.communicate(timeout=60)[1]
+        told = process.communicate(timeout=300)[1]
         assert process.returncode == 75, told

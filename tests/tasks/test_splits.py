@@ -106,11 +106,11 @@ def test_faults() -> None:
         ("wnli", (635, 71, 0), ()),
         ("copa", (400, 100, 0), ()),
         ("sst5", (8544, 1101, 2210), ()),
-        ("boolq", (2616, 327, 327), ("no train split is there: 'dev' (3270 examples) was divided 80/10/10",)),
-        ("qnli", (4370, 546, 547), ("no train split is there: 'dev' (5463 examples) was divided 80/10/10",)),
-        ("mr", (8530, 1066, 1066), ("no train split is there: 'all' (10662 examples) was divided 80/10/10",)),
+        ("boolq", (2616, 327, 327), ("no train split is there: 'dev' (3,270 examples) was divided 80/10/10",)),
+        ("qnli", (4370, 546, 547), ("no train split is there: 'dev' (5,463 examples) was divided 80/10/10",)),
+        ("mr", (8530, 1066, 1066), ("no train split is there: 'all' (10,662 examples) was divided 80/10/10",)),
         ("samsum", (736, 82, 819), ("no train split is there: 'dev' (818 examples) was divided 90/10",)),
-        ("scitail", (1701, 213, 212), ("no train split is there: 'test' (2126 examples) was divided 80/10/10",)),
+        ("scitail", (1701, 213, 212), ("no train split is there: 'test' (2,126 examples) was divided 80/10/10",)),
     ],
 )
 def test_tasks_for_a_run(name: str, sizes: tuple[int, int, int], said: tuple[str, ...], shared_data: Path) -> None:

@@ -26,7 +26,7 @@ def ending_well() -> Iterator[None]:
 
     Once one of them has come, a second does not disturb the removal. A third ends the process at once.
     """
-    from pretune.core.errors import Stopped
+    from pretune.core.errors import Stopped, StopRequest
 
     count = 0
 
@@ -36,7 +36,8 @@ def ending_well() -> Iterator[None]:
         if count == 1 and number == signal.SIGINT:
             raise KeyboardInterrupt
         if count == 1:
-            raise Stopped(f"stopped by {signal.Signals(number).name}; nothing was kept, run the command again")
+            name = signal.Signals(number).name
+            raise StopRequest(Stopped(f"stopped by {name}; nothing was kept, run the command again"))
         if count == 2:  # NOTE: not print, which may be in the middle of a line of its own.
             os.write(2, b"pretune: removing what is unfinished; press Ctrl-C again to stop at once\n")
         else:
@@ -51,6 +52,8 @@ def ending_well() -> Iterator[None]:
             signal.signal(number, stop)
     try:
         yield
+    except StopRequest as request:
+        raise request.error from None
     finally:
         for number, handler in before.items():
             if handler is not None:  # None: set by something that is not Python

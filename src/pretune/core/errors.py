@@ -75,6 +75,17 @@ class Interrupted(PretuneError):
     exit_code = 130
 
 
+class StopRequest(BaseException):
+    """Raised by a handler of signals while there is nothing to save; `error` is raised where handling ends.
+
+    NOTE: no Exception, which a library that is being imported may catch and forget.
+    """
+
+    def __init__(self, error: PretuneError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 def nearest(word: str, options: Iterable[str]) -> str:
     """The tail of a message that names the option closest to `word`, or nothing when none is close.
 

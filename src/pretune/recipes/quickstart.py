@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from pretune.core import io, log
 from pretune.core.config import spec
-from pretune.core.errors import DataError, Interrupted, PretuneError, Stopped, UsageError
+from pretune.core.errors import DataError, Interrupted, PretuneError, Stopped, StopRequest, UsageError
 from pretune.core.seed import generator
 from pretune.evaluate.baselines.averaged import Averaged
 from pretune.evaluate.baselines.linear import SVM
@@ -141,10 +141,10 @@ def quickstart(
     command = " ".join(["pretune quickstart", *parts, "--out", shlex.quote(f"{where}-again")])
     try:
         work.run()
-    except (Stopped, Interrupted, KeyboardInterrupt) as stop:
+    except (Stopped, Interrupted, KeyboardInterrupt, StopRequest) as stop:
         if not work.hits:
             raise
-        error: type[PretuneError] = Stopped if isinstance(stop, Stopped) else Interrupted
+        error: type[PretuneError] = Stopped if isinstance(stop, Stopped | StopRequest) else Interrupted
         raise error(f"stopped early; the results so far are in {work.finish(command).page}") from None
     return work.finish(command)
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from pretune.core.errors import DivergedError, Interrupted, PretuneError, Stopped
+from pretune.core.errors import DivergedError, Interrupted, PretuneError, Stopped, StopRequest
 from pretune.train.late import Report
 from pretune.train.loop import Loop
 
@@ -107,7 +107,8 @@ class Stop:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self._loop is None:
-            raise self._error(number, f"; {self.again}" if self.begun else " before there was anything to save")
+            how = f"; {self.again}" if self.begun else " before there was anything to save"
+            raise StopRequest(self._error(number, how))
         if number == signal.SIGINT and self._loop.asked:
             raise KeyboardInterrupt
         self._loop.asked = number
@@ -125,6 +126,8 @@ class Stop:
             before[number] = signal.signal(number, self._ask)
         try:
             yield
+        except StopRequest as request:
+            raise request.error from None
         finally:
             for asked, handler in before.items():
                 signal.signal(asked, handler)
