@@ -128,8 +128,8 @@ def _tiles(runs: Sequence[Ran], results: Sequence[Results]) -> Markup:
                 f"best {one.about.get('metric', 'score')} at {counted(most, 'labels')}: {best['method']}",
             )
         )
-        if (gain := bought(one.rows, most)) is not None:
-            tiles.append((f"{gain:+.3f}", f"best pre-trained over random weights at {counted(most, 'labels')}"))
+        if (gain := lead(one.rows, most)) is not None:
+            tiles.append((f"{gain:+.3f}", f"best pre-trained over the best baseline at {counted(most, 'labels')}"))
     for run in [run for run in runs if run.scores][: 0 if results else 3]:
         assert run.scores is not None
         found, beneath = run.scores["result"], best_baseline(run)
@@ -146,10 +146,10 @@ def _tiles(runs: Sequence[Ran], results: Sequence[Results]) -> Markup:
     return element("div", *shown, kind="tiles") if shown else Markup("")
 
 
-def bought(rows: Sequence[Mapping[str, Any]], labels: int) -> float | None:
-    """What pre-training is worth: the best that began with it less the best from random weights."""
+def lead(rows: Sequence[Mapping[str, Any]], labels: int) -> float | None:
+    """Return the lead of the best pre-trained row over the best simple baseline; None where one is missing."""
     means = {
         group: [float(row["mean"]) for row in rows if row["labels"] == labels and row.get("group") == group]
-        for group in ("pretrained", "random")
+        for group in ("pretrained", "baseline")
     }
-    return max(means["pretrained"]) - max(means["random"]) if all(means.values()) else None
+    return max(means["pretrained"]) - max(means["baseline"]) if all(means.values()) else None
