@@ -1,7 +1,7 @@
 """The package as text: what the architecture tests read."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from tests.conftest import ROOT
@@ -18,6 +18,11 @@ def files() -> list[Path]:
 def name_of(file: Path) -> str:
     """A file's path below src/, for messages and test ids."""
     return str(file.relative_to(SRC))
+
+
+def violations_of(law: Callable[[Path], list[str]], among: Iterable[Path] | None = None) -> list[str]:
+    """All violations of a law, each with its file."""
+    return [f"{name_of(file)}: {fault}" for file in (files() if among is None else among) for fault in law(file)]
 
 
 def folder_of(file: Path) -> str:

@@ -3,15 +3,13 @@
 import ast
 import json
 import os
-import resource
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from pretune.cli import VERBS
-from tests.architecture.source import PACKAGE, SRC, files, imports, name_of
+from tests.architecture.source import PACKAGE, SRC, files, imports, name_of, violations_of
 
 HEAVY = [
     "torch",
@@ -38,6 +36,8 @@ UNSAFE_CALLS = {
     "os.popen",
     *(f"yaml.{name}" for name in ("load", "load_all", "unsafe_load", "unsafe_load_all", "full_load", "full_load_all")),
 }
+MAX_MODULES = 300
+"""Modules that `pretune --help` loads at most, Python's own included; 163 when this was written."""
 UNSAFE_KEYWORDS = {"allow_pickle", "shell", "trust_remote_code"}
 
 
@@ -62,15 +62,10 @@ def test_help_is_light(arguments: list[str]) -> None:
     assert json.loads(out.splitlines()[-1]) == []
 
 
-def test_help_takes_less_than_a_third_of_a_second() -> None:
-    def once() -> float:
-        # Time on the processor, which other tests running at the same time do not change.
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        python("from pretune.cli import main; main(['--help'])")
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    assert min(once() for _ in range(3)) < 0.3
+def test_help_imports_few_modules() -> None:
+    """`bench/startup.py` measures the time; it follows from what is imported."""
+    out = python("import sys; from pretune.cli import main; main(['--help']); print(); print(len(sys.modules))")
+    assert int(out.splitlines()[-1]) < MAX_MODULES
 
 
 def test_public_names_resolve() -> None:
@@ -108,9 +103,8 @@ def faults(source: str) -> list[str]:
     return bad
 
 
-@pytest.mark.parametrize("file", files(), ids=name_of)
-def test_the_package_is_safe_and_independent_of_its_peers(file: Path) -> None:
-    assert faults(file.read_text()) == []
+def test_the_package_is_safe_and_independent_of_its_peers() -> None:
+    assert violations_of(lambda file: faults(file.read_text())) == []
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,16 @@ from pathlib import Path
 import pytest
 
 from pretune.core.registry import Registry
-from tests.architecture.source import PACKAGE, SRC, docstrings, files, name_of
+from tests.architecture.source import PACKAGE, SRC, docstrings, files, name_of, violations_of
 
 LONGEST = 450
 SHAPELESS = {"utils", "util", "helpers", "helper", "common", "misc", "base", "tools"}
 FAMILIES = PACKAGE / "models" / "families"
 
 
-@pytest.mark.parametrize("file", files(), ids=name_of)
-def test_a_file_is_one_idea(file: Path) -> None:
-    assert len(file.read_text().splitlines()) <= LONGEST
-    assert file.stem not in SHAPELESS
+def test_a_file_is_one_idea() -> None:
+    assert [name_of(file) for file in files() if len(file.read_text().splitlines()) > LONGEST] == []
+    assert [name_of(file) for file in files() if file.stem in SHAPELESS] == []
 
 
 def undocumented(source: str) -> list[str]:
@@ -36,9 +35,8 @@ def undocumented(source: str) -> list[str]:
     return missing if ast.get_docstring(tree) or not tree.body else ["the module", *missing]
 
 
-@pytest.mark.parametrize("file", files(), ids=name_of)
-def test_public_names_are_documented(file: Path) -> None:
-    assert undocumented(file.read_text()) == []
+def test_public_names_are_documented() -> None:
+    assert violations_of(lambda file: undocumented(file.read_text())) == []
 
 
 def loose_json(source: str) -> list[int]:
@@ -48,9 +46,8 @@ def loose_json(source: str) -> list[int]:
     return [call.lineno for call in writers if "allow_nan=False" not in map(ast.unparse, call.keywords)]
 
 
-@pytest.mark.parametrize("file", files(), ids=name_of)
-def test_json_is_written_without_nan(file: Path) -> None:
-    assert loose_json(file.read_text()) == []
+def test_json_is_written_without_nan() -> None:
+    assert violations_of(lambda file: [f"line {line}" for line in loose_json(file.read_text())]) == []
 
 
 def uses(source: str, names: Iterable[str]) -> list[str]:
@@ -90,9 +87,9 @@ def families() -> Registry[object]:
     return registry
 
 
-@pytest.mark.parametrize("file", [file for file in files() if FAMILIES not in file.parents], ids=name_of)
-def test_no_family_is_known_outside_its_file(file: Path) -> None:
-    assert uses(file.read_text(), families().names()) == []
+def test_no_family_is_known_outside_its_file() -> None:
+    names, others = families().names(), [file for file in files() if FAMILIES not in file.parents]
+    assert violations_of(lambda file: uses(file.read_text(), names), others) == []
 
 
 @pytest.mark.parametrize(
