@@ -91,7 +91,7 @@ def read(
 
 
 class _Way(NamedTuple):
-    """Where to find the base of an adapter, how to load it, and the adapters that led here."""
+    """Search path of an adapter's base, its loading options, and the adapters that led here."""
 
     base: str | Path | None
     dtype: torch.dtype

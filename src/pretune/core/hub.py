@@ -30,7 +30,7 @@ def is_hub(name: str | os.PathLike[str]) -> bool:
 
 
 def is_repository(name: str) -> bool:
-    """Whether a text is OWNER/NAME, or NAME, as the hub allows them; never a path such as `../x`.
+    """Say if a text is OWNER/NAME, or NAME, as the hub allows them; never a path such as `../x`.
 
     >>> is_repository("google/bert"), is_repository("gpt2"), is_repository("../../etc"), is_repository("a/b/c")
     (True, True, False, False)
