@@ -1,4 +1,4 @@
-"""gelu and dropout on a CPU, forward and backward: those of `nn/processor.py` beside torch's.
+"""gelu and dropout on a CPU, forward and backward: those of `nn/activations.py` beside torch's.
 
     PYTHONPATH=src python bench/activations.py [--elements 524288] [--repeats 30] [--out result.json]
 
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretune.nn.processor import dropout, gelu
+from pretune.nn.activations import dropout, gelu
 
 WARM = 3
 P = 0.1

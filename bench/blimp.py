@@ -21,14 +21,14 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 import pretune as pt
-from pretune.evaluate.pairs import minimal_pairs
+from pretune.evaluation.minimal_pairs import minimal_pairs
+from pretune.inference.scoring import Asking, judge, passages
+from pretune.inference.scoring.logprobs import form_of
 from pretune.models.catalog import resolve
 from pretune.models.model import build
-from pretune.recipes.evaluate import thinned
+from pretune.runs.evaluate import thinned
 from pretune.tasks import TASKS
 from pretune.text.tokenizer import Tokenizer, train
-from pretune.use.score import Asking, judge, passages
-from pretune.use.score.judging import form_of
 
 KINDS = {
     "encoder": ("wordpiece", "cls-sep"),

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pretune.train.store import Store
+from pretune.training.checkpoints import Store
 
 
 def tensors(params: int, device: str) -> dict[str, dict[str, Tensor]]:

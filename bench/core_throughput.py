@@ -39,7 +39,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 import pretune as pt
 from pretune.core.types import Batch, Targets
 from pretune.models.cost import flops_per_token
-from pretune.train.replay import Replay
+from pretune.training.cuda_graph import Replay
 
 PEAK = 989e12  # datasheet bf16 rate of an H100 or H200
 PEERS = {

@@ -27,16 +27,16 @@ import numpy as np
 import torch
 
 import pretune as pt
-from pretune.data.frame import Frame
+from pretune.data.batch_shape import Shape
 from pretune.data.samples import Documents, Sentences
-from pretune.data.shape import Shape
+from pretune.data.sequence_template import Frame
 from pretune.data.shards import Shards
 from pretune.data.stream import Stream
 from pretune.models.catalog import resolve
-from pretune.objectives.objective import Vocabulary
-from pretune.recipes.resolve import with_heads
+from pretune.objectives.base import Vocabulary
+from pretune.runs.defaults import with_heads
 from pretune.text.tokenizer import Tokenizer
-from pretune.train.optim import AdamW, clip, parameter_groups, step
+from pretune.training.optim import AdamW, clip, parameter_groups, step
 
 LENGTH, TOKENS, STEPS = 128, 2048, 2
 BEST = "transformers at its best"

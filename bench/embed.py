@@ -27,9 +27,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 import pretune as pt
-from pretune.use import modules
-from pretune.use.embed import embedder
-from pretune.use.pooling import Embedding, TextEncoder
+from pretune.inference import sentence_modules
+from pretune.inference.embed import embedder
+from pretune.inference.pooling import Embedding, TextEncoder
 
 ROOT = Path(__file__).resolve().parent.parent
 GOALS = {"cpu": 1.5, "cuda": 2.0}
@@ -60,7 +60,7 @@ def made(folder: Path) -> Path:
     tokenizer = pt.train_tokenizer("wordpiece", [folder / "text.txt"], vocab=8192)
     model = pt.build("bert", seed=0, width=384, depth=6, heads=12, hidden=1536, vocab=tokenizer.vocab, positions=512)
     model.assets.files, model.assets.tokenizer = tokenizer.files(), tokenizer.raw
-    model.assets.modules = modules.write(TextEncoder(model, Embedding(normalise=True)))
+    model.assets.modules = sentence_modules.write(TextEncoder(model, Embedding(normalise=True)))
     pt.save(model, folder / "model")
     return folder / "model"
 

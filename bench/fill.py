@@ -18,11 +18,11 @@ from typing import Any, cast
 import numpy as np
 
 from pretune.data.packing import best_fit
-from pretune.data.sides import Sided
+from pretune.data.parallel import Sided
 from pretune.data.stream import Stream, planned
 from pretune.objectives import named
-from pretune.objectives.objective import ModelShape
-from pretune.recipes.reading import Reading, SampleName, Source
+from pretune.objectives.base import ModelShape
+from pretune.runs.training_data import Reading, SampleName, Source
 
 MOST = 40
 

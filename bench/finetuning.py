@@ -25,7 +25,7 @@ WARMUP = 0.1
 def ours(base: Path, args: argparse.Namespace) -> dict[str, Any]:
     """`pretune finetune`."""
     from pretune.core import log
-    from pretune.recipes.finetune.work import finetune
+    from pretune.runs.finetune.sweep import finetune
 
     log.set_quiet(True)
     changes: dict[str, Any] = {
@@ -73,8 +73,8 @@ def theirs(base: Path, args: argparse.Namespace) -> dict[str, Any]:
     )
 
     from pretune.metrics import METRICS, headline
-    from pretune.recipes.finetune.opening import open_task
-    from pretune.recipes.finetune.settings import Wanted
+    from pretune.runs.finetune.config import Wanted
+    from pretune.runs.finetune.task_data import open_task
 
     transformers.logging.set_verbosity_error()
     transformers.set_seed(args.seed)

@@ -24,9 +24,9 @@ import torch
 import transformers
 
 import pretune as pt
-from pretune.use.decoding import Decoding
-from pretune.use.generate import complete
-from pretune.use.marks import Marks
+from pretune.inference.decode import complete
+from pretune.inference.generation_config import Decoding
+from pretune.inference.generation_tokens import Marks
 
 PROMPT = 32
 GOALS = {1: 8.0, 64: 3.0}

@@ -67,11 +67,11 @@ def training(family: str, objective: str) -> Pair:
     from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
     import pretune as pt
-    from pretune.data.shape import Shape
+    from pretune.data.batch_shape import Shape
     from pretune.models.catalog import resolve
-    from pretune.objectives.objective import Vocabulary
-    from pretune.recipes.reading import Reading, Source
-    from pretune.recipes.resolve import with_heads
+    from pretune.objectives.base import Vocabulary
+    from pretune.runs.defaults import with_heads
+    from pretune.runs.training_data import Reading, Source
 
     torch.manual_seed(0)
     chosen = pt.objective(objective)

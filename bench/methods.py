@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 import pretune as pt
-from pretune.adapt.peft import nf4
-from pretune.adapt.peft.lora import Lora
-from pretune.adapt.peft.method import TARGETS, Method, linears
-from pretune.adapt.peft.prefix import Prefix
-from pretune.adapt.peft.qlora import Qlora, footprint
+from pretune.adaptation.peft import nf4
+from pretune.adaptation.peft.base import TARGETS, Method, linears
+from pretune.adaptation.peft.lora import Lora
+from pretune.adaptation.peft.prefix import Prefix
+from pretune.adaptation.peft.qlora import Qlora, footprint
 from pretune.core.errors import UsageError
 from pretune.models.model import LanguageModel
 

@@ -30,9 +30,9 @@ from pretune.data.counters import Counters
 from pretune.data.ragged import bounds
 from pretune.data.sequences import Sequences
 from pretune.objectives import OBJECTIVES
+from pretune.objectives.base import ModelShape, Objective, Vocabulary
 from pretune.objectives.masked import Masked
 from pretune.objectives.mixture import Mixture
-from pretune.objectives.objective import ModelShape, Objective, Vocabulary
 
 GOAL, RATE = 5.0, 2e6
 VOCAB = 30_000

@@ -24,16 +24,16 @@ from typing import Any
 import numpy as np
 
 from pretune.core.types import IGNORE
+from pretune.data.batch_shape import Shape
 from pretune.data.counters import Counters
-from pretune.data.frame import A, B, Frame
 from pretune.data.layout import lay_out
-from pretune.data.lengths import LengthSchedule, Phase
+from pretune.data.length_schedule import LengthSchedule, Phase
 from pretune.data.pairs import SegmentPairs
 from pretune.data.plan import make_plan
 from pretune.data.ragged import Ints, bounds
 from pretune.data.samples import Blocks, Documents, Sentences
+from pretune.data.sequence_template import A, B, Frame
 from pretune.data.sequences import Sequences
-from pretune.data.shape import Shape
 from pretune.data.shards import Index, Shards, ShardWriter, Split, write_index
 from pretune.data.stream import Stream, sided
 

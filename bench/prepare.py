@@ -88,9 +88,9 @@ def ours(options: argparse.Namespace) -> dict[str, Any]:
 
 def fill(data: Any) -> dict[str, float]:
     """How full rows are when whole sentences and documents are packed into them."""
-    from pretune.data.frame import Frame
+    from pretune.data.batch_shape import Shape
     from pretune.data.samples import Documents, Sentences
-    from pretune.data.shape import Shape
+    from pretune.data.sequence_template import Frame
     from pretune.data.stream import Stream
     from pretune.text.tokenizer import Tokenizer
 

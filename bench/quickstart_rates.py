@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from pretune.core import log
-from pretune.recipes.choose import device_of
-from pretune.recipes.quickstart import ROWS, SMALL, Plan, Work, find_encoder, read_reviews
+from pretune.runs.build_config import device_of
+from pretune.runs.quickstart import ROWS, SMALL, Plan, Work, find_encoder, read_reviews
 
 DEV = 2000
 """Reviews that stand in for those of the test."""

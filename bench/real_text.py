@@ -30,9 +30,9 @@ import torch
 import transformers
 
 import pretune as pt
-from pretune.recipes.course import Course
-from pretune.train.late import Report
-from pretune.train.loop import Loop
+from pretune.runs.data_phases import Course
+from pretune.training.async_metrics import Report
+from pretune.training.loop import Loop
 
 WARM, WINDOW, ROUNDS = 30, 30, 3
 EAGER, COMPILED, ALIKE = "transformers", "transformers + compile", "transformers + compile, like lengths"

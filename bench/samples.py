@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 import pretune as pt
-from pretune.recipes import samples, session
-from pretune.train.loop import Loop
+from pretune.runs import pretrain_run, samples
+from pretune.training.loop import Loop
 
 
 def timed(looks: list[tuple[int, float]], reckoned: list[float]) -> None:
@@ -39,7 +39,7 @@ def timed(looks: list[tuple[int, float]], reckoned: list[float]) -> None:
         return reckoned[-1]
 
     samples.Samples._ask = asked  # type: ignore[method-assign]
-    session.price = priced  # type: ignore[assignment, attr-defined]
+    pretrain_run.price = priced  # type: ignore[assignment, attr-defined]
 
 
 def main() -> None:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pretune.evaluate.retrieval import judged, named, retrieval
+from pretune.evaluation.retrieval import judged, named, retrieval
+from pretune.inference.embed import embedder
+from pretune.inference.exact_search import exact
 from pretune.metrics.correlation import spearman
 from pretune.tasks import TASKS
-from pretune.use.embed import embedder
-from pretune.use.exact import exact
 
 POOLINGS = ("cls", "max", "mean", "last")
 YEARS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb")

@@ -27,7 +27,7 @@ from pathlib import Path
 
 FIRST = """
 import os, sys, time
-from pretune.train.loop import Loop
+from pretune.training.loop import Loop
 whole, run = Loop._tell, Loop.run
 print("imported", time.time(), time.process_time(), flush=True)
 def opened(self):

@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pretune.adapt.static.glove import Glove
-from pretune.adapt.static.word2vec import Word2Vec
-from pretune.adapt.static.words import Words
-from pretune.use.word_vectors import Vectors, words_of
+from pretune.adaptation.static.glove import Glove
+from pretune.adaptation.static.word2vec import Word2Vec
+from pretune.adaptation.static.word_ids import Words
+from pretune.inference.word_vectors import Vectors, words_of
 
 GOAL = 100_000  # words a second
 DATA = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).parents[2] / "shared" / "data")

@@ -15,8 +15,8 @@ import torch
 
 import pretune as pt
 from pretune.core.config import parse_assignments
-from pretune.train.late import Report
-from pretune.train.loop import Loop
+from pretune.training.async_metrics import Report
+from pretune.training.loop import Loop
 
 WARM, TIMED, TRACED = 20, 30, 5
 

@@ -70,7 +70,7 @@ def cell(stages: Stages, task: str, method: str, seed: int, args: argparse.Names
 
 def alone(stages: Stages, task: str, method: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """A run of one task, with what is done before it."""
-    from pretune.recipes.finetune.work import finetune
+    from pretune.runs.finetune.sweep import finetune
 
     start = stages.start(task, method, seed)
     changes = {**TASKS.get(task, {}), "train.seed": seed, "train.batch": args.batch, **start.changes, **args.set}

@@ -73,8 +73,8 @@ class Stages:
     def domain(self, task: str, seed: int, where: Path) -> tuple[Path, Facts]:
         """Go on pre-training on the texts of a task's training examples, without their labels."""
         import pretune as pt
-        from pretune.recipes.finetune.opening import open_task
-        from pretune.recipes.finetune.settings import Wanted
+        from pretune.runs.finetune.config import Wanted
+        from pretune.runs.finetune.task_data import open_task
 
         begun = time.perf_counter()
         examples = open_task(Wanted(name=task, data=str(self.data))).limited(self.limit(task, "task.labels"), 0)
@@ -101,7 +101,7 @@ class Stages:
 
     def multi(self, task: str, seed: int) -> Facts:
         """A cell of a task out of the run that learns all tasks of its group, measured as the other cells are."""
-        from pretune.recipes.finetune.fine import evaluate_run
+        from pretune.runs.finetune.finetuned_run import evaluate_run
         from pretune.tasks import TASKS
 
         group = next(group for group in GROUPS if task in group)
@@ -133,7 +133,7 @@ class Stages:
 
     def tuned(self, task: str, seed: int, where: Path, limits: Mapping[str, Any]) -> Any:
         """A run of `full`."""
-        from pretune.recipes.finetune.work import finetune
+        from pretune.runs.finetune.sweep import finetune
 
         fit = {"train.seed": seed, "train.batch": self.batch}
         wishes: Facts = {"epochs": self.epochs, "steps": self.steps, "changes": {**limits, **fit, **self.set}}

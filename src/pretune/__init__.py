@@ -14,28 +14,28 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pretune.adapt.saving import load, save
-    from pretune.analyze.neighbors import neighbors
+    from pretune.adaptation.io import load, save
+    from pretune.analysis.neighbors import neighbors
     from pretune.core.types import Batch, Loss, Output
     from pretune.data.layout import batch
-    from pretune.evaluate.report import report
+    from pretune.inference.embed import embed
+    from pretune.inference.fill import fill
+    from pretune.inference.generate import generate
+    from pretune.inference.index import Index, search
+    from pretune.inference.index import build as index
+    from pretune.inference.scoring import score
     from pretune.models.catalog import build
     from pretune.objectives import named as objective
-    from pretune.recipes.embedding import train_embeddings
-    from pretune.recipes.evaluate import evaluate
-    from pretune.recipes.finetune.fine import predict_run as predict
-    from pretune.recipes.finetune.work import finetune
-    from pretune.recipes.prepare import prepare
-    from pretune.recipes.pretrain import pretrain
-    from pretune.recipes.quickstart import quickstart
-    from pretune.recipes.vectors import train_vectors
+    from pretune.reports import report
+    from pretune.runs.embedding import train_embeddings
+    from pretune.runs.evaluate import evaluate
+    from pretune.runs.finetune.finetuned_run import predict_run as predict
+    from pretune.runs.finetune.sweep import finetune
+    from pretune.runs.prepare import prepare
+    from pretune.runs.pretrain import pretrain
+    from pretune.runs.quickstart import quickstart
+    from pretune.runs.vectors import train_vectors
     from pretune.text.tokenizer import train_tokenizer
-    from pretune.use.embed import embed
-    from pretune.use.fill import fill
-    from pretune.use.index import Index, search
-    from pretune.use.index import build as index
-    from pretune.use.score import score
-    from pretune.use.write import generate
 
 __version__ = "0.1.0"
 
@@ -70,29 +70,29 @@ __all__ = [
 ]
 
 _PUBLIC = {
-    "load": "pretune.adapt.saving:load",
-    "save": "pretune.adapt.saving:save",
+    "load": "pretune.adaptation.io:load",
+    "save": "pretune.adaptation.io:save",
     "build": "pretune.models.catalog:build",
     "train_tokenizer": "pretune.text.tokenizer:train_tokenizer",
-    "prepare": "pretune.recipes.prepare:prepare",
+    "prepare": "pretune.runs.prepare:prepare",
     "objective": "pretune.objectives:named",
-    "pretrain": "pretune.recipes.pretrain:pretrain",
-    "quickstart": "pretune.recipes.quickstart:quickstart",
-    "train_embeddings": "pretune.recipes.embedding:train_embeddings",
-    "train_vectors": "pretune.recipes.vectors:train_vectors",
-    "finetune": "pretune.recipes.finetune.work:finetune",
-    "predict": "pretune.recipes.finetune.fine:predict_run",
-    "evaluate": "pretune.recipes.evaluate:evaluate",
-    "report": "pretune.evaluate.report:report",
-    "score": "pretune.use.score:score",
+    "pretrain": "pretune.runs.pretrain:pretrain",
+    "quickstart": "pretune.runs.quickstart:quickstart",
+    "train_embeddings": "pretune.runs.embedding:train_embeddings",
+    "train_vectors": "pretune.runs.vectors:train_vectors",
+    "finetune": "pretune.runs.finetune.sweep:finetune",
+    "predict": "pretune.runs.finetune.finetuned_run:predict_run",
+    "evaluate": "pretune.runs.evaluate:evaluate",
+    "report": "pretune.reports:report",
+    "score": "pretune.inference.scoring:score",
     "batch": "pretune.data.layout:batch",
-    "embed": "pretune.use.embed:embed",
-    "fill": "pretune.use.fill:fill",
-    "generate": "pretune.use.write:generate",
-    "index": "pretune.use.index:build",
-    "Index": "pretune.use.index:Index",
-    "search": "pretune.use.index:search",
-    "neighbors": "pretune.analyze.neighbors:neighbors",
+    "embed": "pretune.inference.embed:embed",
+    "fill": "pretune.inference.fill:fill",
+    "generate": "pretune.inference.generate:generate",
+    "index": "pretune.inference.index:build",
+    "Index": "pretune.inference.index:Index",
+    "search": "pretune.inference.index:search",
+    "neighbors": "pretune.analysis.neighbors:neighbors",
     "Batch": "pretune.core.types:Batch",
     "Output": "pretune.core.types:Output",
     "Loss": "pretune.core.types:Loss",

@@ -13,7 +13,7 @@ from pretune.core.registry import Registry
 from tests.architecture.source import PACKAGE, SRC, docstrings, files, name_of, violations_of
 
 LONGEST = 450
-SHAPELESS = {"utils", "util", "helpers", "helper", "common", "misc", "base", "tools"}
+SHAPELESS = {"utils", "util", "helpers", "helper", "common", "misc", "tools"}
 FAMILIES = PACKAGE / "models" / "families"
 
 

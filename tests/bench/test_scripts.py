@@ -179,8 +179,8 @@ def test_core_throughput(run: Run, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_real_text(run: Run, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NOTE: it puts hooks of its own into the loop, which are taken out again."""
-    from pretune.recipes.course import Course
-    from pretune.train.loop import Loop
+    from pretune.runs.data_phases import Course
+    from pretune.training.loop import Loop
 
     monkeypatch.setattr(Loop, "run", Loop.run)
     monkeypatch.setattr(Course, "open", Course.open)

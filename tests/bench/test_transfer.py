@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.bench.test_guard import BENCH, load
-from tests.recipes import tasked
-from tests.recipes.test_finetune_shapes import two_tasks
+from tests.runs import tasked
+from tests.runs.test_finetune_shapes import two_tasks
 
 STAGED = ("full", "decay", "extra", "domain", "intermediate", "multi")
 FIELDS = {"task", "method", "seed", "metric", "split", "score", "scores", "dev", "lr", "steps", "best_step", "trained"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pretune.cli import app, main
-from pretune.cli._faults import judge
+from pretune.cli._errors import judge
 from pretune.core.errors import UsageError
 from pretune.core.registry import Registry
 from tests.conftest import ROOT

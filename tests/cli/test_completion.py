@@ -101,11 +101,11 @@ def test_a_home_that_cannot_be_written(capsys: Capture, tmp_path: Path, monkeypa
 
 def test_names_are_those_that_verbs_take() -> None:
     """What is written down, so that nothing is imported for it, is what importing it gives."""
+    from pretune.inference.pooling import POOLINGS
     from pretune.models.families import FAMILIES, SIZES, STYLED
-    from pretune.objectives.objective import MODEL_SHAPES
-    from pretune.recipes.evaluate import FILES
-    from pretune.recipes.finetune.choose import MORE
-    from pretune.use.pooling import POOLINGS
+    from pretune.objectives.base import MODEL_SHAPES
+    from pretune.runs.evaluate import FILES
+    from pretune.runs.finetune.build_config import MORE
 
     assert {family: tuple(FAMILIES.get(family).sizes) for family in FAMILIES} == SIZES, "update SIZES"
     trained = {family: FAMILIES.get(family).training for family in [*FAMILIES][::-1]}
@@ -129,12 +129,12 @@ def _special(style: str) -> set[str]:
 
 def test_paths_are_settings() -> None:
     """Each path is in the tree of the verb that takes it."""
-    from pretune.adapt.peft.lora import Lora
+    from pretune.adaptation.peft.lora import Lora
     from pretune.core.config import paths
     from pretune.models.catalog import knobs_of
     from pretune.models.families import FAMILIES
-    from pretune.recipes.finetune.settings import Cut, Fit, Tune
-    from pretune.recipes.settings import Reading, Train
+    from pretune.runs.config import Reading, Train
+    from pretune.runs.finetune.config import Cut, Fit, Tune
 
     knobs = {*knobs_of(FAMILIES.get("bert"))}
     trees = {

@@ -14,8 +14,8 @@ from pretune.cli._csv import print_csv
 from pretune.cli.finetune import _records
 from pretune.models import catalog
 from pretune.tasks import TASKS
-from tests.evaluate import report_files as files
-from tests.use.readers import TEXTS, encoder
+from tests.inference.readers import TEXTS, encoder
+from tests.reports import report_files as files
 
 Read = Callable[..., list[dict[str, str]]]
 

@@ -11,7 +11,7 @@ import pytest
 
 import pretune as pt
 from pretune.cli import main
-from tests.use.readers import TEXTS, encoder
+from tests.inference.readers import TEXTS, encoder
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import pytest
 
 import pretune as pt
 from pretune.cli import main
-from pretune.recipes.finetune.fine import evaluate_run
+from pretune.runs.finetune.finetuned_run import evaluate_run
 from pretune.tasks import TASKS
-from tests.recipes import tasked
-from tests.recipes.small import FAST, make, shrunk
+from tests.runs import tasked
+from tests.runs.small import FAST, make, shrunk
 
 Capture = pytest.CaptureFixture[str]
 

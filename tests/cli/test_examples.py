@@ -12,8 +12,8 @@ import pretune as pt
 from pretune.cli import VERBS, main
 from tests.cli import world
 from tests.cli.asked import examples
-from tests.recipes import tasked
-from tests.use import speakers
+from tests.inference import speakers
+from tests.runs import tasked
 
 SHORT = {
     "pretrain": {"--budget 10m": f"--steps 1 {shlex.join(world.SMALL)}"},
@@ -22,7 +22,7 @@ SHORT = {
 }
 """What would take minutes, or data that are not here, and what is run in its place."""
 ELSEWHERE = {
-    "quickstart": "takes minutes (tests/recipes/test_quickstart.py)",
+    "quickstart": "takes minutes (tests/runs/test_quickstart.py)",
     "evaluate": "needs the data of its tasks (tests/cli/test_evaluate.py)",
 }
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 import pretune as pt
 from pretune.cli import main
-from pretune.models import catalog, files
+from pretune.models import catalog, tensor_files
 from pretune.models.model import LanguageModel
 from pretune.models.verify import verify
 
@@ -129,13 +129,13 @@ class TestPlaces:
     def test_a_full_disk_leaves_nothing(
         self, capsys: Capture, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        real = files.save_file
+        real = tensor_files.save_file
 
         def full(tensors: dict[str, torch.Tensor], file: Path, metadata: dict[str, str]) -> None:
             real(tensors, file, metadata=metadata)
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(files, "save_file", full)
+        monkeypatch.setattr(tensor_files, "save_file", full)
         message = refused(capsys, tmp_path, folder, "--to", "hf", "--out", tmp_path / "out", code=6)
         assert "the disk is full" in message
 

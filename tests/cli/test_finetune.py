@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from pretune.cli import main
-from tests.recipes import tasked
+from tests.runs import tasked
 
 Capture = pytest.CaptureFixture[str]
 

@@ -9,7 +9,7 @@ import pytest
 
 from pretune.cli import _progress, main
 from pretune.cli._prompts import unescaped
-from tests.recipes.small import FAST, make, shrunk
+from tests.runs.small import FAST, make, shrunk
 
 Capture = pytest.CaptureFixture[str]
 MADE = {"gpt2-small": ("bpe", "endoftext"), "bert-tiny": ("wordpiece", "cls-sep"), "t5-small": ("unigram", "sentinels")}

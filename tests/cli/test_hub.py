@@ -13,7 +13,7 @@ import pretune as pt
 from pretune.cli import main
 from pretune.core import hub
 from pretune.core.errors import PretuneError, ResourceError, UsageError
-from tests.recipes import tasked
+from tests.runs import tasked
 
 NAME = "hf:someone/small"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

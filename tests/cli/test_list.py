@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pretune.adapt import METHODS, MORE
+from pretune.adaptation import METHODS, MORE
 from pretune.cli import main
 from pretune.metrics import METRICS
 from pretune.models import catalog

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pretune.cli import main
-from tests.recipes import tasked
+from tests.runs import tasked
 
 MINE = {"texts/": "letters", "TEXTS/": "letters", "TABLE.csv": "judged.csv", "labelled.csv": "judged.csv",
         "new.csv": "unread.csv", "NEW.csv": "unread.csv"}  # fmt: skip

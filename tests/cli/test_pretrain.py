@@ -10,7 +10,7 @@ import yaml
 from pretune.cli import main
 from pretune.data.prepare import prepare
 from tests.data.texts import blocks
-from tests.recipes.small import FAST, make, shrunk
+from tests.runs.small import FAST, make, shrunk
 
 Capture = pytest.CaptureFixture[str]
 

@@ -19,7 +19,7 @@ def test_ctrl_c_says_what_to_do(
             (out / "texts").mkdir(parents=True)
         raise stop
 
-    monkeypatch.setattr("pretune.recipes.quickstart.quickstart", work)
+    monkeypatch.setattr("pretune.runs.quickstart.quickstart", work)
     out = tmp_path / "q"
     for budget, told in (
         ("1m", "where it was: run it again"),
@@ -37,7 +37,7 @@ def test_csv_has_a_record_for_each_row(
     row = {"method": "LoRA", "labels": 200, "mean": 0.5, "low": None, "high": None, "seeds": [{"seed": 0}]}
     results = {"rows": [row], "story": ["It is a tie."], "use": ["pretune list"]}
     work = lambda out, **options: SimpleNamespace(results=results, page=out / "report.html")  # noqa: E731
-    monkeypatch.setattr("pretune.recipes.quickstart.quickstart", work)
+    monkeypatch.setattr("pretune.runs.quickstart.quickstart", work)
     assert main(["--quiet", "quickstart", f"--out={tmp_path / 'q'}", "--csv"]) == 0
     assert capsys.readouterr().out.splitlines() == ["method,labels,mean,low,high,seeds", "LoRA,200,0.5,,,1"]
     assert main(["quickstart", f"--out={tmp_path / 'q'}", "--csv", "--json"]) == 2

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from pretune.cli import main
-from pretune.cli._ranks import idle
+from pretune.cli._torchrun import idle
 
 Capture = pytest.CaptureFixture[str]
 

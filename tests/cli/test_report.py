@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pretune.cli import main
-from tests.evaluate import report_files as files
+from tests.reports import report_files as files
 
 
 def test_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

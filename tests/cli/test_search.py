@@ -8,7 +8,7 @@ import pytest
 
 import pretune as pt
 from pretune.cli import main
-from tests.use.readers import TEXTS, decoder, encoder
+from tests.inference.readers import TEXTS, decoder, encoder
 
 
 @pytest.fixture

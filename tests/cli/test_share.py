@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adapt import METHODS
-from pretune.adapt.adapted import Adapted, adapt
-from pretune.adapt.heads.classification import Classification
-from pretune.adapt.methods import prepare, save
+from pretune.adaptation import METHODS
+from pretune.adaptation.adapted import Adapted, adapt
+from pretune.adaptation.heads.classification import Classification
+from pretune.adaptation.methods import prepare, save
 from pretune.cli import main
-from tests.recipes import tasked
+from tests.runs import tasked
 
 Capture = pytest.CaptureFixture[str]
 LABELS = ("bad", "good")

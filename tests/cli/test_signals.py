@@ -14,7 +14,7 @@ import pytest
 from pretune.cli import main
 from pretune.cli._signals import INTERRUPTED, ending_well
 from pretune.core.errors import Interrupted, Stopped
-from pretune.train.watch import Stop
+from pretune.training.guards import Stop
 from tests.conftest import ROOT
 from tests.data.texts import MANY, blocks, byte_tokenizer
 

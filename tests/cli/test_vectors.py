@@ -9,8 +9,8 @@ import pytest
 import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import DataError, UsageError
-from pretune.use.word_vectors import Vectors
-from tests.recipes import tasked
+from pretune.inference.word_vectors import Vectors
+from tests.runs import tasked
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_evaluate_takes_them(home: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_baseline_of_averaged_vectors_takes_them(home: Path) -> None:
-    from pretune.evaluate.beside import beside
+    from pretune.evaluation.baselines.run import beside
     from pretune.tasks.example import Example
     from pretune.tasks.task import Task
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pretune as pt
 from pretune.cli import main
-from tests.recipes import tasked
-from tests.use import speakers
+from tests.inference import speakers
+from tests.runs import tasked
 
 SMALL = ["--set", "model.width=32", "--set", "model.heads=2", "--set", "data.max_length=32",
          "--set", "train.batch_tokens=256"]  # fmt: skip

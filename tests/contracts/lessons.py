@@ -16,35 +16,35 @@ from torch import nn
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE, Batch
+from pretune.data.batch_shape import Shape
 from pretune.data.counters import Counters
-from pretune.data.frame import B, Frame
 from pretune.data.layout import lay_out
+from pretune.data.parallel import twice
 from pretune.data.ragged import Bools, Ints, spread
+from pretune.data.sequence_template import B, Frame
 from pretune.data.sequences import Sequences
-from pretune.data.shape import Shape
-from pretune.data.sides import twice
-from pretune.models import shapes
+from pretune.models import trained_model
 from pretune.models.catalog import resolve
 from pretune.models.model import build
 from pretune.nn.heads import SpanHead
 from pretune.objectives import OBJECTIVES
-from pretune.objectives.boundary import Boundary
+from pretune.objectives.base import Lesson, ModelShape, Objective, Vocabulary
 from pretune.objectives.causal import Causal
 from pretune.objectives.denoising import Denoising
 from pretune.objectives.masked import Masked
 from pretune.objectives.mixture import Mixture, Part, denoisers
 from pretune.objectives.multitask_masked import MultitaskMasked
 from pretune.objectives.next_sentence import NextSentence
-from pretune.objectives.noises import (
+from pretune.objectives.noise import (
     DocumentRotation,
     SentencePermutation,
     TextInfilling,
     TokenDeletion,
     TokenMasking,
 )
-from pretune.objectives.objective import Lesson, ModelShape, Objective, Vocabulary
 from pretune.objectives.replaced_token import ReplacedToken
 from pretune.objectives.sentence_order import SentenceOrder
+from pretune.objectives.span_boundary import Boundary
 from pretune.objectives.span_corruption import SpanCorruption
 from pretune.objectives.span_masked import SpanMasked
 from pretune.objectives.supervised import Supervised
@@ -92,7 +92,7 @@ def _encoder(vocab: int) -> nn.Module:
 
 def _partnered(family: str, shape: ModelShape, vocab: int) -> nn.Module:
     spec = resolve(family, {**SMALL, "vocab": vocab, "positions": 2 * LONG, "dropout": 0.0})
-    return shapes.build(shapes.shaped(spec, [shape]))
+    return trained_model.build(trained_model.shaped(spec, [shape]))
 
 
 SMALL = {"width": 32, "depth": 2, "heads": 2, "hidden": 48}

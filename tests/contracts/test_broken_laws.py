@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretune.nn import cache, scope, stack
+from pretune.nn import attention_mask, cache, stack
 from tests.contracts import laws
 from tests.contracts.tiny import model_of
 
-rule = scope.may_attend
+rule = attention_mask.may_attend
 
 
 def everybody(q: Tensor, k: Tensor, distance: Tensor, ahead: Any, sight: Any, **how: Any) -> Tensor:
@@ -72,7 +72,7 @@ def test_another_rule_is_noticed(
     broken: Callable[..., Tensor], law: Callable[..., None], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     law(model_of(name))
-    monkeypatch.setattr(scope, "may_attend", broken)
+    monkeypatch.setattr(attention_mask, "may_attend", broken)
     with pytest.raises(AssertionError):
         law(model_of(name))
 

@@ -9,23 +9,23 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adapt.adapted import Adapted, adapt
-from pretune.adapt.heads import HEADS
-from pretune.adapt.heads.choice import Choice, group_labels, together
-from pretune.adapt.heads.classification import Classification
-from pretune.adapt.heads.generation import Generation
-from pretune.adapt.heads.sides import both_sides
-from pretune.adapt.heads.span import END, START, Span, best
-from pretune.adapt.heads.tagging import Tagging
+from pretune.adaptation.adapted import Adapted, adapt
+from pretune.adaptation.heads import HEADS
+from pretune.adaptation.heads.choice import Choice, group_labels, together
+from pretune.adaptation.heads.classification import Classification
+from pretune.adaptation.heads.encoder_decoder import both_sides
+from pretune.adaptation.heads.generation import Generation
+from pretune.adaptation.heads.span import END, START, Span, best
+from pretune.adaptation.heads.tagging import Tagging
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE
+from pretune.data.batch_shape import Shape
 from pretune.data.layout import lay_out
 from pretune.data.sequences import Sequences
-from pretune.data.shape import Shape
 from pretune.models.families import FAMILIES
 from pretune.models.model import build
-from pretune.nn.reading import Reading
-from pretune.train.trainee import Trainee
+from pretune.nn.pooling import Reading
+from pretune.training.loss_module import Trainee
 from tests.contracts.tiny import rough, text, tiny
 
 LENGTHS, ROW = (6, 3, 8, 2, 5, 4), 14

@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 import pretune as pt
-from pretune.adapt.peft import EFFICIENT
-from pretune.adapt.peft.files import Beside, load_adapter, save_adapter
-from pretune.adapt.peft.lora import Lora
-from pretune.adapt.peft.method import TARGETS, Method, linears, state
-from pretune.adapt.peft.nf4 import dequantise, quantise, steps_of, values_of
-from pretune.adapt.peft.qlora import Qlora
+from pretune.adaptation.peft import EFFICIENT
+from pretune.adaptation.peft.base import TARGETS, Method, linears, state
+from pretune.adaptation.peft.io import Beside, load_adapter, save_adapter
+from pretune.adaptation.peft.lora import Lora
+from pretune.adaptation.peft.nf4 import dequantise, quantise, steps_of, values_of
+from pretune.adaptation.peft.qlora import Qlora
 from pretune.core.errors import CheckpointError, UsageError
+from pretune.models.bidirectional_lm import build_two_way, two_way
 from pretune.models.model import LanguageModel
-from pretune.models.two_way import build_two_way, two_way
 from tests.contracts import laws
 from tests.contracts.laws import equal, read
 from tests.contracts.tiny import CASES, DECODERS, PAIRS, lay, model_of, text

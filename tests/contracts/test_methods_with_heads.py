@@ -11,20 +11,20 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adapt.adapted import Adapted, adapt
-from pretune.adapt.freeze import Frozen, Full
-from pretune.adapt.heads import HEADS
-from pretune.adapt.methods import METHODS, AnyMethod, hooks, load, positions, prepare, save, slots
-from pretune.adapt.peft.qlora import Qlora
-from pretune.adapt.unfreeze import Gradual
+from pretune.adaptation.adapted import Adapted, adapt
+from pretune.adaptation.freeze import Frozen, Full
+from pretune.adaptation.gradual_unfreezing import Gradual
+from pretune.adaptation.heads import HEADS
+from pretune.adaptation.methods import METHODS, AnyMethod, hooks, load, positions, prepare, save, slots
+from pretune.adaptation.peft.qlora import Qlora
 from pretune.core.errors import CheckpointError, UsageError
+from pretune.data.batch_shape import Shape
 from pretune.data.layout import lay_out
-from pretune.data.shape import Shape
-from pretune.data.slots import reserve
+from pretune.data.virtual_tokens import reserve
 from pretune.models.families import FAMILIES
 from pretune.models.model import LanguageModel, build
-from pretune.train.optim.groups import parameter_groups
-from pretune.train.trainee import Trainee
+from pretune.training.loss_module import Trainee
+from pretune.training.optim.groups import parameter_groups
 from tests.contracts.test_heads import ROWS, SETTINGS, answers, both_sides, sequences
 from tests.contracts.tiny import rough, tiny
 

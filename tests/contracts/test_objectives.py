@@ -14,12 +14,12 @@ from pretune.core import config
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE, Loss
 from pretune.data.counters import Counters
-from pretune.data.draws import Known
+from pretune.data.epoch_order import Known
 from pretune.data.ragged import Ints
 from pretune.data.sequences import Sequences
 from pretune.data.stream import planned
 from pretune.objectives import OBJECTIVES
-from pretune.objectives.objective import MODEL_SHAPES, Lesson, ModelShape, Objective, Vocabulary
+from pretune.objectives.base import MODEL_SHAPES, Lesson, ModelShape, Objective, Vocabulary
 from pretune.text.styles import KINDS
 from tests.contracts.lessons import (
     CASES,

@@ -18,7 +18,7 @@ from pretune.core import config
 from pretune.models.catalog import knobs_of, resolve
 from pretune.models.families import FAMILIES
 from pretune.models.family import Family, Size
-from pretune.models.huggingface import look
+from pretune.models.hf.config import look
 from pretune.models.model import LanguageModel, build
 from pretune.models.spec import Model
 from pretune.nn.attention import Attention

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pretune.adapt import METHODS
+from pretune.adaptation import METHODS
 from pretune.cli import main
 from pretune.core import config
 from pretune.core.errors import nearest
@@ -10,8 +10,8 @@ from pretune.core.synonyms import SYNONYMS, ours
 from pretune.models.catalog import knobs_of
 from pretune.models.families import FAMILIES
 from pretune.objectives import OBJECTIVES
-from pretune.recipes.finetune.settings import Cut, Fit
-from pretune.recipes.settings import Reading, Train
+from pretune.runs.config import Reading, Train
+from pretune.runs.finetune.config import Cut, Fit
 
 
 def test_each_stands_for_something_there_is() -> None:

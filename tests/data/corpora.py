@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from pretune.data.draws import Draws
-from pretune.data.frame import A, B, Frame
+from pretune.data.epoch_order import Draws
 from pretune.data.mixing import Mixture
 from pretune.data.samples import Samples
+from pretune.data.sequence_template import A, B, Frame
 from pretune.data.sequences import Sequences
 from pretune.data.shards import Index, Shards, ShardWriter, Split, write_index
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import pretune as pt
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE
+from pretune.data.batch_shape import Shape
 from pretune.data.layout import lay_out
 from pretune.data.sequences import PER_SEQUENCE, PER_TOKEN, Sequences, join
-from pretune.data.shape import Shape
 
 
 @st.composite

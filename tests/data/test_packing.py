@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import UsageError
-from pretune.data import balanced as even
-from pretune.data.balanced import balanced
-from pretune.data.exact import WAYS, exact_fit
+from pretune.data import balanced_packing as even
+from pretune.data.balanced_packing import balanced
+from pretune.data.exact_packing import WAYS, exact_fit
 from pretune.data.packing import best_fit, pack
 from pretune.data.ragged import Ints
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 import pretune as pt
 from pretune.core.errors import UsageError
-from pretune.data.prepare import Data, card, prepare, run, settle
+from pretune.data.batch_shape import Shape
+from pretune.data.prepare import Data, card, dedup_split, prepare, run
 from pretune.data.prepare.settings import Settings, share
 from pretune.data.samples import Documents
-from pretune.data.shape import Shape
 from pretune.data.stream import Stream
 from pretune.text.corpora import held_out, open_corpus
 from pretune.text.sentences import split_sentences
@@ -119,7 +119,7 @@ class TestSplits:
         assert "given by name" in (data.path / "card.md").read_text()
 
     def test_at_most_so_many_tokens(self, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(settle, "VALID", 2000)
+        monkeypatch.setattr(dedup_split, "VALID", 2000)
         given = [blocks(tmp_path / f"{n}.txt", MANY[n * 100 : n * 100 + 100]) for n in range(3)]
         data = prepare(given, tokenizer=tokenizer, out=tmp_path / "data", holdout="30%")
         valid = texts_of(data, "valid")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
-from pretune.data.prepare import merge, prepare, run, units
+from pretune.data.prepare import merge, prepare, run, work_units
 from pretune.data.prepare.pool import ordered
 from pretune.data.shards import Shards
 from pretune.text.corpora import items
@@ -95,7 +95,7 @@ class TestSameBytes:
             return
         with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
             folder = Path(name)
-            patch.setattr(units, "UNIT", size)
+            patch.setattr(work_units, "UNIT", size)
             rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
             (folder / "a.jsonl").write_text(rows)
             options = {"tokenizer": tokenizer, "holdout": 0.3}
@@ -123,8 +123,8 @@ class TestLongDocuments:
     @pytest.fixture
     def pieces(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(items, "split", functools.partial(split, longest=1000))
-        monkeypatch.setattr(units, "_LARGE", 500)
-        monkeypatch.setattr(units, "UNIT", 400)
+        monkeypatch.setattr(work_units, "_LARGE", 500)
+        monkeypatch.setattr(work_units, "UNIT", 400)
 
     def test_pieces_become_one_document(self, tokenizer: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
         texts = [story(1), story(2, 60), story(3), story(4, 90), story(2, 60), story(5), story(4, 91)]
@@ -293,8 +293,8 @@ class TestMerge:
             prepare([corpus], tokenizer=tokenizer, out=tmp_path / "out", shard=shard)
 
     def test_slices_are_of_like_size(self) -> None:
-        found = [units.Place(None, False, size) for size in (5, 1, 1, 8, 1, 1, 1, 4, 2)]  # type: ignore[arg-type]
+        found = [work_units.Place(None, False, size) for size in (5, 1, 1, 8, 1, 1, 1, 4, 2)]  # type: ignore[arg-type]
         for count in range(1, 12):
-            cut = [units.slice_of(found, number, count) for number in range(1, count + 1)]
+            cut = [work_units.slice_of(found, number, count) for number in range(1, count + 1)]
             assert [place for part in cut for place in part] == found
-        assert [sum(place.size for place in units.slice_of(found, number, 3)) for number in (1, 2, 3)] == [7, 9, 8]
+        assert [sum(place.size for place in work_units.slice_of(found, number, 3)) for number in (1, 2, 3)] == [7, 9, 8]

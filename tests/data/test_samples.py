@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
-from pretune.data.frame import A, B, Frame
 from pretune.data.pairs import SegmentPairs
 from pretune.data.samples import Blocks, Documents, Samples, Sentences, demand
+from pretune.data.sequence_template import A, B, Frame
 from pretune.data.sequences import Sequences
 from pretune.data.shards import Shards
 from tests.data.corpora import CLS, FRAMES, SEP, bits, documents, every, opened, split, texts

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
 from pretune.core.types import IGNORE, Batch
+from pretune.data.batch_shape import Shape
 from pretune.data.counters import Counters
-from pretune.data.lengths import LengthSchedule, Phase, Stage
+from pretune.data.length_schedule import LengthSchedule, Phase, Stage
 from pretune.data.mixing import Smoothed, Weighted
 from pretune.data.pairs import SegmentPairs
 from pretune.data.ragged import Ints, bounds
 from pretune.data.samples import Blocks, Documents, Sentences
 from pretune.data.sequences import Sequences
-from pretune.data.shape import Shape
 from pretune.data.shards import Shards
 from pretune.data.stream import Staged, Stream
 from tests.conftest import ROOT

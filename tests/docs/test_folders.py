@@ -12,7 +12,7 @@ from pretune.cli import main
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 FOLDERS = sorted(path.parent.name for path in (ROOT / "src" / "pretune").glob("*/__init__.py"))
-DRAWN = ("core", "train", "analyze", "recipes", "cli")
+DRAWN = ("core", "training", "analysis", "runs", "cli")
 """Pages whose examples are run here; others have tests of their own."""
 
 
@@ -46,7 +46,7 @@ def test_the_commands_of_the_command_line(capsys: pytest.CaptureFixture[str]) ->
 
 def test_files_that_a_page_names_are_there() -> None:
     """In the tables of the pages of folders: `loop.py`, `store/`."""
-    for name in ("core", "train"):
+    for name in ("core", "training"):
         page = (DOCS / f"{name}.md").read_text(encoding="utf-8")
         named = {
             word

@@ -4,10 +4,10 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from pretune.adapt.peft import EFFICIENT
+from pretune.adaptation.peft import EFFICIENT
 from pretune.objectives import OBJECTIVES
-from pretune.recipes.finetune.settings import Fit, Tune
-from pretune.recipes.settings import Train
+from pretune.runs.config import Train
+from pretune.runs.finetune.config import Fit, Tune
 from pretune.text.styles import KINDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text(encoding="utf-8")

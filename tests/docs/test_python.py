@@ -18,25 +18,25 @@ import pytest
 import pretune as pt
 from pretune.text.tokenizer import train
 from tests.conftest import ROOT
-from tests.recipes import tasked
-from tests.recipes.small import VOCAB
+from tests.runs import tasked
+from tests.runs.small import VOCAB
 
 ELSEWHERE = {"data", "extending"}
-TASKS = {"evaluate", "finetune", "tasks", "embeddings"}
+TASKS = {"evaluation", "finetune", "tasks", "embeddings"}
 """Pages that read published tasks."""
 SHORTER: Mapping[str, Mapping[str, str]] = {
     "text": {', "builtin:docs"': ""},
     "tokenizers": {"vocab=8000)  #": f"vocab={VOCAB['unigram']})  #"},
     "models": {'resolve("electra-small")': 'resolve("electra-small", {"width": 32, "depth": 1, "heads": 2})'},
     "finetune": {'method="lora", out': 'method="lora", steps=2, changes={"task.labels": 40, "task.most": 20}, out'},
-    "evaluate": {'"blimp,boolq"': '"mr,boolq"', "limit=500": "limit=8"},
+    "evaluation": {'"blimp,boolq"': '"mr,boolq"', "limit=500": "limit=8"},
     "tasks": {"predict(model, encoder, parts.dev)": "predict(model, encoder, dev)", "task, parts.dev,": "task, dev,"},
     "embeddings": {'out="runs/vectors"': 'out="runs/vectors", steps=2', "batch=128, epochs=2": "batch=4, epochs=1"},
     "pretrain": {'budget="10m"': "steps=2", '"train.lr": 1e-3': '"train.lr": 1e-3, "model.width": 32'},
 }
 """What would take long, and what is run instead."""
 FIRST = {
-    ("use", 1): 'model = pt.load("runs/small")',
+    ("inference", 1): 'model = pt.load("runs/small")',
     ("tasks", 2): "tasks, trains = [task, task], [parts.train, parts.train]",
     ("tasks", 3): "model = adapt(base, head_of(task, base)); dev = parts.dev[:20]",
 }
@@ -85,7 +85,7 @@ def names(page: str) -> dict[str, Any]:
     """What a reader has by the time that a page uses it."""
     texts = tasked.corpus(60)
     found: dict[str, Any] = {"pt": pt, "texts": texts}
-    if page == "adapt":
+    if page == "adaptation":
         found |= {"batch": pt.batch([[1, 2, 3], [4, 5]])}
     if page == "baselines":
         labels = ["wet" if "sea" in text else "dry" for text in texts]
@@ -105,7 +105,7 @@ def test_a_page(
     if page in TASKS:
         shared: Path = request.getfixturevalue("shared_data")
         (home / "data/tasks").symlink_to(shared / "tasks")
-    if page == "report":
+    if page == "reports":
         pt.finetune("runs/small", train="train.csv", steps=1, baselines="none", out="runs/sst2")
         shutil.rmtree("runs/books")
         pt.pretrain("bert-tiny", data="data", steps=1, out="runs/books", changes={"model.width": 32})
@@ -123,5 +123,5 @@ def test_a_page(
 
 
 def test_blocks_are_found_with_their_output() -> None:
-    assert len(pages()) > 14 and {"adapt", "metrics", "tasks", "use"} <= {*pages()}
+    assert len(pages()) > 14 and {"adaptation", "metrics", "tasks", "inference"} <= {*pages()}
     assert len(snippets("tasks")) == 5 and all(output for _, output in snippets("metrics"))

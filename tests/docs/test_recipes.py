@@ -1,4 +1,4 @@
-"""docs/recipes.md: its table is the code's, and every command on it is one that the command line takes.
+"""docs/runs.md: its table is the code's, and every command on it is one that the command line takes.
 
 `PYTHONPATH=src:. python -m tests.docs.test_recipes` writes the table into the page.
 """
@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import typer
 
-from pretune.adapt import METHODS
+from pretune.adaptation import METHODS
 from pretune.cli import app
 from pretune.core.config import parse_assignments
 from pretune.models.families import FAMILIES
 from pretune.models.family import Training
 from pretune.objectives import OBJECTIVES
 
-PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
+PAGE = Path(__file__).parents[2] / "docs" / "runs.md"
 MARKS = ("<!-- made by `python -m tests.docs.test_recipes`; do not edit -->\n", "<!-- end -->\n")
 HEAD = (
     "family",
@@ -104,9 +104,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_command(line: str, home: Path) -> None:
     """Its options exist, and what it sets is what such a run has: the settings are resolved, and nothing is run."""
-    from pretune.recipes.choose import choose
-    from pretune.recipes.finetune.choose import choose as choose_tuning
-    from pretune.recipes.finetune.choose import numbers
+    from pretune.runs.build_config import choose
+    from pretune.runs.finetune.build_config import choose as choose_tuning
+    from pretune.runs.finetune.build_config import numbers
 
     verb, given = parsed(line)
     changes = parse_assignments(given.get("settings") or [])

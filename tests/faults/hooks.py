@@ -10,15 +10,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pretune.adapt.heads.classification import Classification
+from pretune.adaptation.heads.classification import Classification
 from pretune.core.types import Loss
 from pretune.objectives.masked import Masked
-from pretune.recipes.finetune import report
-from pretune.recipes.reading import Source
-from pretune.train import evaluate
-from pretune.train.evaluate import Evaluate
-from pretune.train.late import Late
-from pretune.train.saving import Saver
+from pretune.runs.finetune import results
+from pretune.runs.training_data import Source
+from pretune.training import validation
+from pretune.training.async_metrics import Late
+from pretune.training.checkpointing import Saver
+from pretune.training.validation import Evaluate
 from tests.faults import deaths
 
 ending = contextlib.ExitStack()
@@ -69,13 +69,13 @@ def signalled_while_judging(nth: int, name: str) -> None:
         real(self, loop)
 
     def over_ranks(loss: Loss, ranks: Any) -> Loss:
-        if ranks is evaluate.ONE and count == nth:
+        if ranks is validation.ONE and count == nth:
             ask(name)
             time.sleep(0.1)
         return summed(loss, ranks)
 
     Evaluate.now = now  # type: ignore[method-assign]
-    summed, evaluate.over_ranks = evaluate.over_ranks, over_ranks
+    summed, validation.over_ranks = validation.over_ranks, over_ranks
 
 
 def signalled_while_saving(step: int, name: str) -> None:
@@ -199,7 +199,7 @@ def writes_nothing(folder: str) -> None:
 
 def slow_baselines(seconds: float, then: str | None = None) -> None:
     """Whoever fits baselines takes so long, and then gets a signal."""
-    real = report.baselines
+    real = results.baselines
 
     def baselines(*given: Any) -> Any:
         time.sleep(seconds)
@@ -207,4 +207,4 @@ def slow_baselines(seconds: float, then: str | None = None) -> None:
             ask(then)
         return real(*given)
 
-    report.baselines = baselines
+    results.baselines = baselines

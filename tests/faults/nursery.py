@@ -28,9 +28,9 @@ def main() -> None:
     import torch.distributed.fsdp
     import torch.testing  # noqa: F401
 
-    import pretune.recipes.finetune.work
-    import pretune.recipes.pretrain
-    import pretune.train.feed  # noqa: F401
+    import pretune.runs.finetune.sweep
+    import pretune.runs.pretrain
+    import pretune.training.dataloader  # noqa: F401
     from tests.faults import hooks  # noqa: F401
 
     gc.collect()

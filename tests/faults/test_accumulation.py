@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from pretune.data.prepare import prepare
 from pretune.objectives import OBJECTIVES
-from pretune.objectives.objective import ModelShape
-from pretune.recipes.pretrain import pretrain
+from pretune.objectives.base import ModelShape
+from pretune.runs.pretrain import pretrain
 from tests.data.texts import stories
 from tests.faults.runs import Nursery, arguments, made_data, metrics
 

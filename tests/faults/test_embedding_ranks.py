@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.faults.runs import Child, Nursery, metrics
-from tests.recipes import tasked
+from tests.runs import tasked
 
 STEPS = 10
 

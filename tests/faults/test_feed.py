@@ -19,8 +19,8 @@ LIMIT = 60.0  # seconds for anything; machines may be slow
 START = """
 import signal, sys, time
 from pretune.core.errors import PretuneError
-from pretune.train.feed import Feed
-from tests.train.counting import Counting
+from pretune.training.dataloader import Feed
+from tests.training.counting import Counting
 """
 
 

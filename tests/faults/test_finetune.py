@@ -12,7 +12,7 @@ import torch
 import pretune as pt
 from pretune.cli import main
 from tests.faults.runs import Nursery, metrics, steps_of
-from tests.recipes import tasked
+from tests.runs import tasked
 
 Capture = pytest.CaptureFixture[str]
 FAST = ("--steps=12", "--baselines=none", "--set=train.checkpoint_every=3", "--set=train.log_every=1", "--lr=1e-2")

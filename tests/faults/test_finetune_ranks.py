@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from pretune.data.prepare import prepare
 from tests.data.texts import blocks
 from tests.faults.runs import ENVIRONMENT, Child, Nursery, metrics, steps_of
-from tests.recipes import tasked
-from tests.recipes.test_finetune_shapes import two_tasks
+from tests.runs import tasked
+from tests.runs.test_finetune_shapes import two_tasks
 
 STEPS = 10
 FAST = {"optimizer": "sgd", "batch": 8, "eval_every": 5, "log_every": 1, "checkpoint_every": 2}

@@ -18,25 +18,25 @@ import torch
 import yaml
 
 import pretune as pt
-from pretune.adapt.peft.files import Beside, load_adapter, save_adapter
-from pretune.adapt.peft.lora import Lora
-from pretune.adapt.saving import load as load_model
+from pretune.adaptation.io import load as load_model
+from pretune.adaptation.peft.io import Beside, load_adapter, save_adapter
+from pretune.adaptation.peft.lora import Lora
 from pretune.core.errors import PretuneError
 from pretune.core.io import MANIFEST, write_manifest
-from pretune.evaluate.report import report
-from pretune.recipes.choose import choose
-from pretune.recipes.finetune.choose import choose as choose_tuning
-from pretune.recipes.finetune.kept import Kept
-from pretune.train.saving import state_of
-from pretune.train.state import State
-from pretune.train.store.checkpoint import check, describe, write
-from pretune.train.store.snapshot import Taken
-from pretune.use.embed import embedder
-from pretune.use.index import Index, build
+from pretune.inference.embed import embedder
+from pretune.inference.index import Index, build
+from pretune.reports import report
+from pretune.runs.build_config import choose
+from pretune.runs.finetune.build_config import choose as choose_tuning
+from pretune.runs.finetune.saved_task import Kept
+from pretune.training.checkpointing import state_of
+from pretune.training.checkpoints.checkpoint import check, describe, write
+from pretune.training.checkpoints.snapshot import Taken
+from pretune.training.train_state import State
 from tests.contracts.tiny import model_of
-from tests.evaluate import report_files
 from tests.faults.mutations import mutate, restructure, scramble
-from tests.use.readers import TEXTS, encoder
+from tests.inference.readers import TEXTS, encoder
+from tests.reports import report_files
 
 KEYS = ["kind", "step", "labels", "parts", "file", "path", "score", "name", "r", "lora_alpha", "peft_type", "run"]
 SEED = 18

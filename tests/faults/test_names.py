@@ -14,9 +14,9 @@ from pretune.core.io import write_manifest
 from pretune.data.prepare.stage import FILE as SLICE
 from pretune.data.prepare.stage import Stage
 from pretune.data.shards import Shards
-from pretune.evaluate.report.gather import gather
-from pretune.models import files
+from pretune.models import tensor_files
 from pretune.models.verify import verify
+from pretune.reports.load import gather
 from tests.data.corpora import random_documents
 from tests.data.corpora import write as write_shards
 from tests.faults.strangers import WEIGHTS, directory
@@ -46,9 +46,9 @@ def sharded(folder: Path) -> Path:
     half = len(tensors) // 2
     table = {}
     for number, part in enumerate((list(tensors)[:half], list(tensors)[half:])):
-        files.save({key: tensors[key] for key in part}, folder / f"part-{number}.safetensors")
+        tensor_files.save({key: tensors[key] for key in part}, folder / f"part-{number}.safetensors")
         table |= dict.fromkeys(part, f"part-{number}.safetensors")
-    (folder / files.INDEX).write_text(json.dumps({"weight_map": table}))
+    (folder / tensor_files.INDEX).write_text(json.dumps({"weight_map": table}))
     return folder
 
 

@@ -13,8 +13,8 @@ import pretune as pt
 from pretune.cli.app import main
 from pretune.core import io
 from pretune.core.errors import CheckpointError, NonFiniteError
-from pretune.use.index import FACTS
-from tests.recipes import tasked
+from pretune.inference.index import FACTS
+from tests.runs import tasked
 
 TEXT = "the old sea."
 
@@ -126,7 +126,7 @@ def test_finetune_ends_before_training(
 
 
 def test_a_number_that_json_lacks_is_no_internal_error(capsys: pytest.CaptureFixture[str]) -> None:
-    from pretune.cli._faults import judge
+    from pretune.cli._errors import judge
 
     with pytest.raises(ValueError, match="JSON") as caught:
         json.dumps(float("nan"), allow_nan=False)

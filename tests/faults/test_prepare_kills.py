@@ -10,7 +10,7 @@ import pytest
 
 from pretune.core.errors import DataError, UsageError
 from pretune.core.io import atomic, atomic_directory, remove_abandoned
-from pretune.data.prepare import merge, prepare, run, settle
+from pretune.data.prepare import dedup_split, merge, prepare, run
 from pretune.data.prepare.stage import StageWriter
 from pretune.data.shards import ShardWriter
 from pretune.text.corpora import items
@@ -24,7 +24,7 @@ POINTS: dict[str, tuple[Any, str, bool]] = {
     "while reading": (StageWriter, "add", True),
     "after reading": (StageWriter, "close", True),
     "before deciding": (run, "_settle", False),
-    "after deciding": (settle, "decide", True),
+    "after deciding": (dedup_split, "decide", True),
     "between shards": (ShardWriter, "close", True),
     "before the card": (run, "write_card", False),
     "before the manifests": (run, "_seal", False),

@@ -21,8 +21,8 @@ from torch import Tensor
 from pretune.cli import main
 from pretune.core.errors import CheckpointError, PretuneError, ResourceError, UsageError
 from pretune.core.io import MANIFEST
-from pretune.train.store import Found, Lock, Store
-from pretune.train.store.checkpoint import check, listed
+from pretune.training.checkpoints import Found, Lock, Store
+from pretune.training.checkpoints.checkpoint import check, listed
 from tests.faults.deaths import Dead, die, ended, fail, forked, seem_dead, watched
 
 FILES = [MANIFEST, "model.safetensors", "optimizer.safetensors", "state.json"]

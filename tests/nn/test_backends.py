@@ -14,9 +14,9 @@ from pretune.core.errors import UsageError
 from pretune.models.catalog import build, resolve
 from pretune.nn import attention as attention_module
 from pretune.nn import stack as stack_module
+from pretune.nn.attention_mask import BIASED, LONG, WIDEST, Sight, View, lacks, pick, scope
 from pretune.nn.backends import attend
 from pretune.nn.positions import Alibi, RelativeBias
-from pretune.nn.scope import BIASED, LONG, WIDEST, Sight, View, lacks, pick, scope
 
 HEADS, SCALE = 4, 0.3
 MIXED = (6, 3, 8, 1, 5)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pretune.data.counters import Counters
 from pretune.data.ragged import bounds
 from pretune.data.sequences import Sequences
-from pretune.objectives.objective import Vocabulary
+from pretune.objectives.base import Vocabulary
 
 PAD, EOS, BOS, MASK = 0, 1, 2, 3
 SENTINELS = tuple(range(999, 899, -1))

@@ -6,8 +6,8 @@ import torch
 import pretune as pt
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE
+from pretune.models.bidirectional_lm import TwoWayModel, build_two_way, two_way
 from pretune.models.catalog import resolve
-from pretune.models.two_way import TwoWayModel, build_two_way, two_way
 from pretune.objectives.bidirectional import Bidirectional, previous
 from pretune.objectives.causal import Causal
 from tests.contracts.tiny import rough

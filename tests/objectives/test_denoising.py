@@ -13,7 +13,7 @@ from pretune.core.errors import UsageError
 from pretune.data.counters import Counters
 from pretune.data.sequences import Sequences
 from pretune.objectives.denoising import Denoising
-from pretune.objectives.noises import (
+from pretune.objectives.noise import (
     DocumentRotation,
     Noise,
     SentencePermutation,

@@ -24,7 +24,7 @@ def test_every_objective_is_on_the_page() -> None:
 
 
 def test_the_public_name_is_a_function_whatever_was_imported() -> None:
-    importlib.import_module("pretune.objectives.objective")
+    importlib.import_module("pretune.objectives.base")
     assert pretune.objective("masked", rate=0.3).rate == 0.3
 
 

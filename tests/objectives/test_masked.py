@@ -11,8 +11,8 @@ from pretune.data.counters import Counters
 from pretune.data.ragged import bounds
 from pretune.data.sequences import Sequences
 from pretune.objectives import named
+from pretune.objectives.base import Vocabulary
 from pretune.objectives.masked import LONGEST, Masked
-from pretune.objectives.objective import Vocabulary
 from tests.objectives.texts import CLS, MASK, SEP, VOCABULARY, text
 
 

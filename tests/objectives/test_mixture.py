@@ -14,7 +14,7 @@ from pretune.objectives.masked import Masked
 from pretune.objectives.masked_seq2seq import MaskedSeq2seq
 from pretune.objectives.mixture import Mixture, Part, denoisers
 from pretune.objectives.multitask_masked import MultitaskMasked
-from pretune.objectives.noises import DocumentRotation
+from pretune.objectives.noise import DocumentRotation
 from pretune.objectives.prefix import Prefix
 from pretune.objectives.span_corruption import SpanCorruption
 from tests.contracts.restoring import sides

@@ -8,10 +8,10 @@ import torch
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE
+from pretune.data.batch_shape import Shape
 from pretune.data.layout import lay_out
-from pretune.data.shape import Shape
 from pretune.models.catalog import build
-from pretune.nn.scope import Sight
+from pretune.nn.attention_mask import Sight
 from pretune.objectives.multitask_masked import MultitaskMasked
 from tests.objectives.seq2seq_cases import EOS, MASK, VOCABULARY, made, rng, uniform
 

@@ -10,19 +10,19 @@ import torch.nn.functional as F
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE
+from pretune.data.batch_shape import Shape
 from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
 from pretune.data.pairs import SegmentPairs
-from pretune.data.shape import Shape
 from pretune.data.stream import Stream
 from pretune.models.catalog import resolve
 from pretune.models.model import LanguageModel, build
 from pretune.nn.heads import SpanHead
-from pretune.objectives.boundary import Boundary
+from pretune.objectives.base import Vocabulary
 from pretune.objectives.masked import Masked
 from pretune.objectives.next_sentence import NextSentence
-from pretune.objectives.objective import Vocabulary
 from pretune.objectives.sentence_order import SentenceOrder
+from pretune.objectives.span_boundary import Boundary
 from pretune.objectives.span_masked import SpanMasked
 from tests.contracts.tiny import rough
 from tests.data.corpora import CLS, FRAMES, SEP, opened

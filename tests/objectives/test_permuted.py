@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE
+from pretune.data.batch_shape import Shape
 from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
 from pretune.data.ragged import bounds
 from pretune.data.sequences import Sequences
-from pretune.data.shape import Shape
 from pretune.models import catalog
-from pretune.objectives.objective import Vocabulary
+from pretune.objectives.base import Vocabulary
 from pretune.objectives.permuted import Permuted
 
 VOCABULARY = Vocabulary(size=50)

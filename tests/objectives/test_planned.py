@@ -11,28 +11,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretune.core.types import IGNORE
+from pretune.data.batch_shape import Shape
 from pretune.data.counters import Counters
 from pretune.data.mixing import Weighted
 from pretune.data.pairs import SegmentPairs
+from pretune.data.parallel import Sides
 from pretune.data.samples import Blocks, Documents, Samples, Sentences
-from pretune.data.shape import Shape
-from pretune.data.sides import Sides
 from pretune.data.stream import Stream, sided
+from pretune.objectives.base import ModelShape, Objective, Vocabulary
 from pretune.objectives.causal import Causal
 from pretune.objectives.denoising import Denoising
 from pretune.objectives.mixture import Mixture, MixtureLesson, Part, denoisers
-from pretune.objectives.noises import (
+from pretune.objectives.noise import (
     DocumentRotation,
     SentencePermutation,
     TextInfilling,
     TokenDeletion,
     TokenMasking,
 )
-from pretune.objectives.objective import ModelShape, Objective, Vocabulary
 from pretune.objectives.prefix import Prefix
 from pretune.objectives.span_corruption import SpanCorruption
 from pretune.objectives.supervised import Supervised
-from tests.data import test_sides
+from tests.data import test_parallel
 from tests.data.corpora import CLS, FRAMES, SEP, every, opened, random_documents, some_documents, split
 from tests.data.test_stream import same
 
@@ -87,10 +87,12 @@ def test_what_is_known_before_a_cut(given: Any, kind: str, frame: str, full: int
         assert all((one == other[draws.samples]).all() for one, other in zip(known, samples.known(), strict=True))
 
 
-@given(test_sides.documents, st.sampled_from(["around", "behind", "none"]), st.sampled_from([None, "framed", "bare"]))
+@given(
+    test_parallel.documents, st.sampled_from(["around", "behind", "none"]), st.sampled_from([None, "framed", "bare"])
+)
 def test_what_is_known_of_sides(given: list[tuple[int, int]], frame: str, apart: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        samples = Sides(limit=24, apart=apart).open(test_sides.write(Path(folder), given), FRAMES[frame])
+        samples = Sides(limit=24, apart=apart).open(test_parallel.write(Path(folder), given), FRAMES[frame])
         draws = every(samples)
         cut, known = samples.cut(draws), samples.known(draws)
         assert known.special.tolist() == [sum(part) for part in split(cut, "special")]
@@ -117,11 +119,11 @@ def test_every_sample_once_and_in_its_row(
 
 
 @settings(max_examples=40)
-@given(test_sides.documents, st.sampled_from(sorted(OBJECTIVES)), st.integers(0, 2**32), st.booleans())
+@given(test_parallel.documents, st.sampled_from(sorted(OBJECTIVES)), st.integers(0, 2**32), st.booleans())
 def test_pairs_once_and_in_their_rows(given: list[tuple[int, int]], name: str, seed: int, decoder: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         kind = Sides(limit=20, apart="bare" if decoder else "framed")
-        samples = kind.open(test_sides.write(Path(folder), given), FRAMES["around"])
+        samples = kind.open(test_parallel.write(Path(folder), given), FRAMES["around"])
         stream = stream_of(samples, name, "decoder" if decoder else "encoder-decoder", seed=seed)
         found = [int(s) for step in stream.steps(0) for s in stream.sequences(step)[0].samples]
         assert sorted(found) == list(range(len(samples)))

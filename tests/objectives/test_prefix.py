@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretune.core.types import IGNORE
+from pretune.data.batch_shape import Shape
 from pretune.data.layout import lay_out
 from pretune.data.sequences import Sequences
-from pretune.data.shape import Shape
 from pretune.objectives.prefix import Prefix, split_points
 from tests.contracts.restoring import prefixed
 from tests.objectives.seq2seq_cases import BOS, EOS, PAD, VOCABULARY, framed, lists, made, rng, uniform

@@ -12,16 +12,16 @@ import pretune as pt
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix_more
 from pretune.core.types import IGNORE, Batch, Targets
+from pretune.data.batch_shape import Shape
 from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
 from pretune.data.ragged import bounds
 from pretune.data.sequences import Sequences
-from pretune.data.shape import Shape
 from pretune.models.catalog import resolve
-from pretune.models.pair import GeneratorDiscriminator, build_pair, with_generator
-from pretune.nn.sample import linear_sample
+from pretune.models.generator_discriminator import GeneratorDiscriminator, build_pair, with_generator
+from pretune.nn.token_sampling import linear_sample
+from pretune.objectives.base import Vocabulary
 from pretune.objectives.masked import Masked
-from pretune.objectives.objective import Vocabulary
 from pretune.objectives.replaced_token import _STEP, ReplacedToken, _mixed, chances, filled_in
 from tests.contracts.tiny import rough
 
@@ -136,11 +136,11 @@ def test_draws_follow_the_softmax() -> None:
 
 
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pretune.nn import sample
+    from pretune.nn import token_sampling
 
     rows, table, chance = torch.randn(300, 8), torch.randn(50, 8), torch.rand(300)
     whole = linear_sample(rows, table, None, chance)
-    monkeypatch.setitem(sample.BLOCK_BYTES, "cpu", 1)  # 64 rows at a time
+    monkeypatch.setitem(token_sampling.BLOCK_BYTES, "cpu", 1)  # 64 rows at a time
     assert torch.equal(linear_sample(rows, table, None, chance), whole)
 
 

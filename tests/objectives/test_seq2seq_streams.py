@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pytest
 
 from pretune.core.types import IGNORE
+from pretune.data.batch_shape import Shape
 from pretune.data.samples import Blocks, Documents
-from pretune.data.shape import Shape
 from pretune.data.shards import Shards
 from pretune.data.stream import Stream
 from pretune.objectives import OBJECTIVES
-from pretune.objectives.objective import ModelShape, Vocabulary
+from pretune.objectives.base import ModelShape, Vocabulary
 from tests.data.corpora import CLS, FRAMES, SEP, opened, random_documents
 
 EXTRA = tuple(range(1_000_149, 1_000_050, -1))

@@ -12,7 +12,7 @@ from pretune.core.errors import UsageError
 from pretune.core.seed import mix_array
 from pretune.core.types import IGNORE
 from pretune.data.sequences import Sequences
-from pretune.objectives.choose import ordinary
+from pretune.objectives.segment_sampling import ordinary
 from pretune.objectives.seq2seq import Spans
 from pretune.objectives.span_corruption import SpanCorruption, composed, gaps
 from tests.contracts.restoring import sides, spans_put_back

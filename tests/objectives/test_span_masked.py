@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from pretune.core.config import from_dict, to_dict
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE
+from pretune.data.batch_shape import Shape
 from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
 from pretune.data.ragged import bounds
 from pretune.data.sequences import Sequences
-from pretune.data.shape import Shape
 from pretune.models.catalog import resolve
 from pretune.models.cost import parts
 from pretune.models.model import LanguageModel, build
 from pretune.models.spec import Model
 from pretune.nn.heads import SpanHead
-from pretune.objectives.boundary import Boundary, edges
-from pretune.objectives.choose import Words
+from pretune.objectives.segment_sampling import Words
+from pretune.objectives.span_boundary import Boundary, edges
 from pretune.objectives.span_masked import Geometric, SpanMasked, cut
 from tests.contracts.tiny import rough
 from tests.objectives.texts import MASK, VOCABULARY, text

@@ -4,7 +4,7 @@ import numpy as np
 
 from pretune.data.ragged import bounds
 from pretune.data.sequences import Sequences
-from pretune.objectives.objective import Vocabulary
+from pretune.objectives.base import Vocabulary
 
 PAD, UNK, CLS, SEP, MASK, BOS, EOS = 0, 1, 2, 3, 500, 1005, 1006
 SPECIAL = (PAD, UNK, CLS, SEP, MASK, BOS, EOS)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretune.recipes.finetune.work import finetune
-from tests.recipes import tasked
+from pretune.runs.finetune.sweep import finetune
+from tests.runs import tasked
 
 transformers = pytest.importorskip("transformers")
 

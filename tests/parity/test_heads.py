@@ -13,15 +13,15 @@ pytest.importorskip("transformers", reason="the reference library is not install
 import transformers as tf
 
 import pretune as pt
-from pretune.adapt.adapted import Adapted, adapt
-from pretune.adapt.heads.choice import group_labels
-from pretune.adapt.heads.sides import both_sides
+from pretune.adaptation.adapted import Adapted, adapt
+from pretune.adaptation.heads.choice import group_labels
+from pretune.adaptation.heads.encoder_decoder import both_sides
 from pretune.core.errors import CheckpointError
 from pretune.core.types import IGNORE
+from pretune.data.batch_shape import Shape
 from pretune.data.layout import lay_out
 from pretune.data.sequences import Sequences
-from pretune.data.shape import Shape
-from pretune.models.headed import HEAD
+from pretune.models.hf.heads import HEAD
 from tests.parity.cases import BART, ELECTRA, ENCODER, GPT, LLAMA, MPT, NEOX, OPT, T5, VOCAB, XLNET, Case, case
 
 EOS = 2
@@ -273,8 +273,8 @@ def test_bad_labels_are_refused(key: str, value: Any, says: str, tmp_path: Path)
 
 def test_a_head_of_no_class_leaves_the_body_readable(tmp_path: Path) -> None:
     """Mean pooling is in no class: the body is a BertModel to others, and the head is there for us."""
-    from pretune.adapt.heads.classification import Classification
-    from pretune.nn.reading import Reading
+    from pretune.adaptation.heads.classification import Classification
+    from pretune.nn.pooling import Reading
 
     reference = built(case("x", tf.BertModel, tf.BertConfig, BERT))
     reference.save_pretrained(tmp_path / "a")

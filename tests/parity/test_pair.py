@@ -12,7 +12,7 @@ import transformers as tf
 
 import pretune as pt
 from pretune.models.catalog import resolve
-from pretune.models.pair import build_pair, with_generator
+from pretune.models.generator_discriminator import build_pair, with_generator
 from pretune.objectives.replaced_token import ReplacedToken, chances, filled_in
 from tests.contracts.tiny import rough
 from tests.parity.test_parity import EXACT, assert_rows, padded

@@ -12,7 +12,7 @@ from torch import Tensor
 pytest.importorskip("transformers", reason="the reference library is not installed")
 
 import pretune as pt
-from pretune.models.checkpoint import describe
+from pretune.models.hf.checkpoint import describe
 from tests.parity.cases import CASES, VOCAB, Case
 
 EXACT = {"rtol": 0.0, "atol": 1e-5}
@@ -145,7 +145,7 @@ def test_gradients(case: Case, reference: Any, ours: Any) -> None:
     assert said is not None
     mean_loss(said if ours.detector is None else said[batch.targets.index], batch.targets.labels).backward()
     _, rules, _, _ = describe(ours.spec)
-    from pretune.models.weights import plan
+    from pretune.models.hf.weights import plan
 
     grads = dict(reference.named_parameters())
     mine = dict(ours.named_parameters())

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adapt.peft.files import load_adapter, save_adapter
-from pretune.adapt.peft.ia3 import IA3
-from pretune.adapt.peft.lora import Lora
-from pretune.adapt.peft.method import Method
-from pretune.adapt.peft.prefix import Prefix
-from pretune.adapt.peft.prompt import Prompt
-from pretune.adapt.peft.qlora import Qlora
+from pretune.adaptation.peft.base import Method
+from pretune.adaptation.peft.ia3 import IA3
+from pretune.adaptation.peft.io import load_adapter, save_adapter
+from pretune.adaptation.peft.lora import Lora
+from pretune.adaptation.peft.prefix import Prefix
+from pretune.adaptation.peft.prompt import Prompt
+from pretune.adaptation.peft.qlora import Qlora
 from pretune.core.errors import CheckpointError
 from pretune.models.model import LanguageModel
 from tests.parity.cases import CASES

@@ -8,9 +8,9 @@ import torch
 import transformers as tf
 
 import pretune as pt
-from pretune.adapt.adapted import Adapted, adapt
-from pretune.adapt.heads import HEADS
-from pretune.adapt.methods import METHODS, load, prepare, save
+from pretune.adaptation.adapted import Adapted, adapt
+from pretune.adaptation.heads import HEADS
+from pretune.adaptation.methods import METHODS, load, prepare, save
 from pretune.core.errors import CheckpointError
 from tests.parity.test_peft import TOKENS, base, stir
 

@@ -22,7 +22,7 @@ from pretune.core.types import IGNORE
 from pretune.data.counters import Counters
 from pretune.data.ragged import bounds
 from pretune.data.sequences import Sequences
-from pretune.objectives.objective import Vocabulary
+from pretune.objectives.base import Vocabulary
 from pretune.objectives.permuted import Permuted
 
 COUNT, LENGTH, SPECIAL = 120, 384, (0, 383)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pretune as pt
-from tests.use.scorers import TEXTS, tokenizer
+from tests.inference.scorers import TEXTS, tokenizer
 
 transformers = pytest.importorskip("transformers")
 

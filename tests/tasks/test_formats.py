@@ -10,7 +10,7 @@ import pytest
 
 from pretune.core.errors import DataError
 from pretune.tasks import TASKS
-from pretune.tasks.answer import Prediction, score
+from pretune.tasks.decode import Prediction, score
 from pretune.tasks.example import Example
 
 

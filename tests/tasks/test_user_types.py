@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pretune.core.errors import DataError, UsageError
-from pretune.tasks.own import columns_of, own_task
 from pretune.tasks.task import Task
+from pretune.tasks.user_table import columns_of, own_task
 
 
 def table(folder: Path, rows: list[dict[str, Any]], name: str = "own.jsonl") -> Path:

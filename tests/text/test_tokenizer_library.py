@@ -10,7 +10,7 @@ from tokenizers import models, pre_tokenizers
 
 from pretune.core.errors import DataError, UsageError
 from pretune.text.tokenizer import Tokenizer
-from pretune.text.tokenizer.library import LibraryTokenizer
+from pretune.text.tokenizer.backend import LibraryTokenizer
 
 WRONG = [None, 5, b"bytes", ["a"], {"a": 1}, 1.5]
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pretune.cli._next import hint, other, quoted
+from pretune.cli._hints import hint, other, quoted
 from pretune.core import log
 from pretune.core.counted import counted
 from pretune.core.errors import UsageError, nearest
@@ -42,7 +42,7 @@ def teach(
         if value:
             raise UsageError(f"{name} is not for the type {NAME}; see docs/embeddings.md for what is")
     from pretune.core.config import paths
-    from pretune.recipes.embedding.train import Teaching, train_embeddings
+    from pretune.runs.embedding.train import Teaching, train_embeddings
 
     known = paths(Teaching())
     for name in changes:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pretune.cli._next import quoted
+from pretune.cli._hints import quoted
 from pretune.core import log
 from pretune.core.errors import ResourceError, UsageError
 from pretune.core.hub import located
@@ -14,7 +14,7 @@ from pretune.core.hub import located
 if TYPE_CHECKING:
     import torch
 
-    from pretune.adapt.adapted import Adapted
+    from pretune.adaptation.adapted import Adapted
     from pretune.models.model import LanguageModel
 
 
@@ -45,12 +45,12 @@ def opened(
     """
     folder = located(directory)
     if not folder.exists():  # told before devices are looked for
-        from pretune.models.missing import missing
+        from pretune.models.not_found import missing
 
         raise missing(folder)
     import torch
 
-    from pretune.adapt.saving import load
+    from pretune.adaptation.io import load
 
     found = load(folder, base=base, dtype=getattr(torch, dtype), device=placed(device), head="tied" if speaks else None)
     model: Any = getattr(found, "model", found)  # what a task's head is on

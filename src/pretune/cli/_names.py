@@ -43,7 +43,7 @@ def objectives(typed: str = "") -> list[str]:
 
 def methods(typed: str = "") -> list[str]:
     """Methods of fine-tuning; several may stand together: lora+gradual."""
-    from pretune.adapt import METHODS, MORE
+    from pretune.adaptation import METHODS, MORE
 
     return _last([*METHODS, *MORE], typed, "+")
 
@@ -92,7 +92,7 @@ def splitters(typed: str = "") -> list[str]:
 
 def baselines(typed: str = "") -> list[str]:
     """Baselines, with commas between them."""
-    from pretune.evaluate.baselines import BASELINES
+    from pretune.evaluation.baselines import BASELINES
 
     return _last(["default", "all", "none", *BASELINES, "probe", "random", "cosine"], typed, ",")
 

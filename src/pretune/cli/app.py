@@ -12,9 +12,9 @@ import typer
 
 from pretune import __version__
 from pretune.cli import _completion
-from pretune.cli._faults import judge, one_line
+from pretune.cli._errors import judge, one_line
 from pretune.cli._help import plain
-from pretune.cli._ranks import idle
+from pretune.cli._torchrun import idle
 from pretune.core import log
 from pretune.core.errors import Interrupted, Stopped
 from pretune.core.registry import Registry

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from pretune.cli._hints import free, hint
+from pretune.cli._inputs import read
 from pretune.cli._models import BaseOption, opened
 from pretune.cli._names import DEVICES, POOLINGS, among
-from pretune.cli._next import free, hint
-from pretune.cli._outs import new_file
+from pretune.cli._output import new_file
 from pretune.cli._progress import progress
-from pretune.cli._texts import read
 from pretune.core import log
 from pretune.core.counted import counted
 from pretune.core.errors import UsageError
@@ -64,9 +64,9 @@ def embed(
         raise UsageError(f"--out '{out}': a name that ends in {', '.join(FORMATS)} is expected")
     new_file(out)
     texts = read(source, field)
-    from pretune.use.embed import embedder
-    from pretune.use.vectors import write
-    from pretune.use.word_vectors import is_word_vectors
+    from pretune.inference.embed import embedder
+    from pretune.inference.vector_files import write
+    from pretune.inference.word_vectors import is_word_vectors
 
     how: dict[str, Any] = {
         "pooling": pooling,

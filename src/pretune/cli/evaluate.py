@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pretune.cli._csv import AsCsv, check_format, print_csv
+from pretune.cli._hints import free, hint
 from pretune.cli._models import BaseOption
 from pretune.cli._names import DEVICES, among, judged
-from pretune.cli._next import free, hint
 from pretune.cli._progress import progress
 from pretune.cli._prompts import unescaped
 from pretune.cli._signals import ending_well
@@ -20,7 +20,7 @@ from pretune.core.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pretune.evaluate.result import Result
+    from pretune.evaluation.result import Result
     from pretune.tasks.task import Task
 
 
@@ -132,7 +132,7 @@ def evaluate(
         "precision": None if precision is None else str(precision),
     }
     with ending_well():
-        from pretune.recipes.evaluate import evaluate as work
+        from pretune.runs.evaluate import evaluate as work
 
         own = _own(None if shots else model, train, test, column or [])
         if own is not None and split is not None and split not in own.splits:
@@ -197,14 +197,14 @@ def _own(model: str | None, train: Path | None, test: Path | None, columns: list
         if train is not None or columns:
             raise UsageError("--train and --column go with --test, the table that is evaluated")
         return None
-    from pretune.tasks.own import own_task
+    from pretune.tasks.user_table import own_task
 
     roles = dict(part.partition("=")[::2] for part in columns)
     wrong = next((role for role in roles if role not in ("text", "pair", "label") or not roles[role]), None)
     if wrong is not None:
         raise UsageError(f"--column '{wrong[:40]}' must be text=NAME, pair=NAME or label=NAME")
     if model is not None and (Path(model) / "task.json").is_file():
-        from pretune.recipes.finetune.fine import table_task
+        from pretune.runs.finetune.finetuned_run import table_task
 
         if train is not None:
             raise UsageError("--train gives shots, and a fine-tuned run answers without; add --shots, or leave it out")

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pretune.cli._hints import hint
 from pretune.cli._models import BaseOption
-from pretune.cli._next import hint
 from pretune.core import log
 from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
 
-    from pretune.adapt.adapted import Adapted
-    from pretune.models.files import Stored
+    from pretune.adaptation.adapted import Adapted
     from pretune.models.model import LanguageModel
     from pretune.models.spec import Model
+    from pretune.models.tensor_files import Stored
 
 
 class Form(StrEnum):
@@ -52,10 +52,10 @@ def export(
     """
     import torch
 
-    from pretune.adapt import saving
-    from pretune.adapt.adapted import Adapted
+    from pretune.adaptation import io
+    from pretune.adaptation.adapted import Adapted
     from pretune.core.hub import located
-    from pretune.models import checkpoint
+    from pretune.models.hf import checkpoint
 
     directory = located(directory)
     _apart(directory, out)
@@ -68,10 +68,10 @@ def export(
     for name, tensor in checkpoint.weights_of(model):
         if not torch.isfinite(tensor).all():
             raise UsageError(f"{directory}: '{name}' has values too large for {said}; use --dtype bfloat16 or float32")
-    saving.save(model, out, overwrite=overwrite)
+    io.save(model, out, overwrite=overwrite)
     named, count = config["architectures"][0], spec.params().total
     if isinstance(model, Adapted) and model.head is not None:
-        beside, count = saving.class_of(model), count + sum(one.numel() for one in model.head.parameters())
+        beside, count = io.class_of(model), count + sum(one.numel() for one in model.head.parameters())
         named = named if beside is None else beside.config["architectures"][0]
         if beside is None:
             log.warn("no Hugging Face class has such a head: it is there, but only pretune reads it")
@@ -90,18 +90,18 @@ def _opened(
     """The model with the head of a task where it has one, and the type of its weights; an adapter is merged."""
     import torch
 
-    from pretune.adapt import saving
-    from pretune.adapt.adapted import Adapted
-    from pretune.adapt.verify import is_adapter, verify_adapter
-    from pretune.models import checkpoint
+    from pretune.adaptation import io
+    from pretune.adaptation.adapted import Adapted
+    from pretune.adaptation.verify import is_adapter, verify_adapter
+    from pretune.models.hf import checkpoint
     from pretune.models.verify import verify
 
     if not is_adapter(directory):
         verify(directory)  # what is damaged must not leave with a fresh manifest
         chosen = kind or _stored_as(checkpoint.inspect(directory)[2])
-        return saving.load(directory, base=base, dtype=chosen), chosen
+        return io.load(directory, base=base, dtype=chosen), chosen
     verify_adapter(directory, base=base)
-    model, method = saving.read(directory, base=base)
+    model, method = io.read(directory, base=base)
     assert method is not None
     if not method.merges:
         raise UsageError(f"{directory}: what was learned cannot be merged into the model; share the directory itself")
@@ -120,12 +120,12 @@ def _stored_as(stored: "dict[str, Stored]") -> "torch.dtype":
     """The one type all weights have in their files, or float32 where there are several."""
     import torch
 
-    from pretune.models import files
+    from pretune.models import tensor_files
 
     names = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
     found = set()
     for file in {entry.file for entry in stored.values()}:
-        with files.opened(file) as tensors:
+        with tensor_files.opened(file) as tensors:
             found |= {tensors.get_slice(entry.key).get_dtype() for entry in stored.values() if entry.file == file}
     return names.get(found.pop(), torch.float32) if len(found) == 1 else torch.float32
 

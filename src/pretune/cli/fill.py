@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pretune.cli._csv import AsCsv, check_format, print_csv
+from pretune.cli._hints import hint
 from pretune.cli._models import BaseOption, Number, opened
 from pretune.cli._names import DEVICES, among
-from pretune.cli._next import hint
 from pretune.cli._prompts import given
 from pretune.core import log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pretune.use.blanks import Blanks
-    from pretune.use.unmask import Answer
+    from pretune.inference.mask_positions import Blanks
+    from pretune.inference.unmask import Answer
 
 
 def fill(
@@ -46,8 +46,8 @@ def fill(
     """
     check_format(as_json, as_csv)
     wanted = given(texts or [], source, "text")
-    from pretune.use.fill import blanks_of
-    from pretune.use.fill import fill as work
+    from pretune.inference.fill import blanks_of
+    from pretune.inference.fill import fill as work
 
     found = opened(model, base=base, device=device, dtype=dtype, speaks=True)
     told = []
@@ -67,7 +67,7 @@ def fill(
 
 
 def _plain(text: str, blanks: "Blanks", answers: "list[list[Answer]]") -> dict[str, Any]:
-    from pretune.use.fill import whole
+    from pretune.inference.fill import whole
 
     options = [[answer._asdict() for answer in blank] for blank in answers]
     return {"text": text, "blanks": options, "filled": whole(blanks, answers)}
@@ -82,7 +82,7 @@ def _records(found: "list[dict[str, Any]]") -> "Iterator[tuple[object, ...]]":
 
 def _show(blanks: "Blanks", answers: "list[list[Answer]]") -> None:
     """The text with the best answers, and below it the answers for each blank."""
-    from pretune.use.fill import whole
+    from pretune.inference.fill import whole
 
     log.print_result(whole(blanks, answers))
     for number, options in enumerate(answers):

@@ -10,10 +10,10 @@ import typer
 
 from pretune.cli._csv import AsCsv, check_format, print_csv
 from pretune.cli._embedding import embedding_of, is_embedding, teach
+from pretune.cli._hints import free, hint, other, quoted
 from pretune.cli._names import DEVICES, among, methods, tasks
 from pretune.cli._names import baselines as known_baselines
 from pretune.cli._names import settings as paths
-from pretune.cli._next import free, hint, other, quoted
 from pretune.cli._signals import ending_well
 from pretune.core import log
 from pretune.core.counted import counted
@@ -22,9 +22,9 @@ from pretune.core.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pretune.recipes.finetune.fine import FineTuned
-    from pretune.recipes.finetune.plan import Plan
-    from pretune.recipes.finetune.settings import Tuning
+    from pretune.runs.finetune.config import Tuning
+    from pretune.runs.finetune.finetuned_run import FineTuned
+    from pretune.runs.finetune.sweep_plan import Plan
 
 
 class TaskType(StrEnum):
@@ -140,10 +140,10 @@ def finetune(
     from pretune.core.config import parse_assignments
 
     with ending_well():  # importing takes a while
-        from pretune.recipes.choose import device_of
-        from pretune.recipes.finetune.choose import choose, label_counts, numbers, read_tree
-        from pretune.recipes.finetune.work import finetune as work
-        from pretune.recipes.finetune.work import plan_of
+        from pretune.runs.build_config import device_of
+        from pretune.runs.finetune.build_config import choose, label_counts, numbers, read_tree
+        from pretune.runs.finetune.sweep import finetune as work
+        from pretune.runs.finetune.sweep import plan_of
     if out is None and not dry_run:
         raise UsageError("missing option '--out': where the run goes")
     if task is not None and is_embedding(task) and task_type not in (None, TaskType.EMBEDDING):
@@ -215,8 +215,8 @@ def _records(scores: "Mapping[str, Any]") -> "Iterator[tuple[object, ...]]":
 
 
 def _result(run: "FineTuned") -> "Iterator[str]":
-    from pretune.recipes.finetune.card import HEADER, rows, told
-    from pretune.train.figures import columns
+    from pretune.core.format import columns
+    from pretune.runs.finetune.model_card import HEADER, rows, told
 
     yield f"{run}"
     yield from columns([("", *HEADER), *rows(run.scores)])
@@ -226,7 +226,7 @@ def _result(run: "FineTuned") -> "Iterator[str]":
 def _show(tuning: "Tuning", plan: "Plan", as_json: bool, device: str) -> None:
     """The tree, which `--config` reads, and below it what the run reads and takes, as comments of YAML."""
     from pretune.core.config import to_dict
-    from pretune.recipes.finetune.forecast import forecast
+    from pretune.runs.finetune.estimate import forecast
 
     tree, found = {**tuning.plain(), "plan": to_dict(plan)}, forecast(tuning, plan, device)
     if as_json:
@@ -242,8 +242,8 @@ def _show(tuning: "Tuning", plan: "Plan", as_json: bool, device: str) -> None:
 
 def _foreseen(found: dict[str, Any]) -> "Iterator[str]":
     from pretune.core.counted import join_names
-    from pretune.evaluate.report.facts import used_examples
-    from pretune.train.figures import amount, clock, columns, dollars, energy, weight
+    from pretune.core.format import amount, clock, columns, dollars, energy, weight
+    from pretune.reports.facts import used_examples
 
     yield from found["notes"]
     kind = found["kind"] if found["type"] in (None, found["kind"]) else f"{found['type']}, {found['kind']}"

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pretune.cli._hints import hint
 from pretune.cli._models import BaseOption, Number, opened
 from pretune.cli._names import DEVICES, among
-from pretune.cli._next import hint
 from pretune.cli._progress import Tell, progress
 from pretune.cli._prompts import given, unescaped
 from pretune.core import log
@@ -18,7 +18,7 @@ from pretune.core.counted import counted
 from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from pretune.use.write import Text
+    from pretune.inference.generate import Text
 
 
 RULE = "-" * 8
@@ -96,8 +96,8 @@ def generate(
     if batch < 1:
         raise UsageError(f"--batch {batch} must be at least 1")
     texts = given(prompts or [], source, "prompt")
-    from pretune.use.decoding import Wishes, decoding
-    from pretune.use.write import Told, usual, write
+    from pretune.inference.generate import Told, usual, write
+    from pretune.inference.generation_config import Wishes, decoding
 
     found = opened(model, base=base, device=device, dtype=dtype, speaks=True)
     wishes: dict[str, Any] = {

@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
+from pretune.cli._hints import hint
+from pretune.cli._inputs import read
 from pretune.cli._models import placed
 from pretune.cli._names import DEVICES, POOLINGS, among
-from pretune.cli._next import hint
-from pretune.cli._outs import new_folder
+from pretune.cli._output import new_folder
 from pretune.cli._progress import progress
-from pretune.cli._texts import read
 from pretune.cli.embed import telling
 from pretune.core import log
 from pretune.core.counted import counted
@@ -61,7 +61,7 @@ def index(
     """
     new_folder(out)
     texts = read(source, field)
-    from pretune.use.index import build
+    from pretune.inference.index import build
 
     named = any(text != str(i) for i, text in enumerate(texts.ids, 1))
     how: dict[str, Any] = {"pooling": pooling, "layer": layer, "normalise": normalise, "length": length}

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from pretune.cli._csv import AsCsv, check_format, print_csv
-from pretune.cli._next import hint
+from pretune.cli._hints import hint
 from pretune.core import log
 from pretune.core.errors import UsageError, nearest
 
@@ -81,7 +81,7 @@ def objectives() -> dict[str, dict[str, Any]]:
 
 def methods() -> dict[str, str]:
     """Every method of fine-tuning with the first line of its docstring, and names for settings; without torch."""
-    from pretune.adapt import METHODS, MORE
+    from pretune.adaptation import METHODS, MORE
 
     return {**{name: METHODS.describe(name).removesuffix(".") for name in METHODS}, **MORE}
 

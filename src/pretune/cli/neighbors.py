@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pretune.cli._csv import AsCsv, check_format, print_csv
-from pretune.cli._faults import one_line
+from pretune.cli._errors import one_line
+from pretune.cli._hints import hint
+from pretune.cli._inputs import read
 from pretune.cli._models import BaseOption, opened
 from pretune.cli._names import DEVICES, among
-from pretune.cli._next import hint
-from pretune.cli._texts import read
 from pretune.core import log
 from pretune.core.counted import counted
 from pretune.core.errors import DataError, UsageError, nearest
 
 if TYPE_CHECKING:
-    from pretune.analyze.neighbors import Neighbors, Occurrence
+    from pretune.analysis.neighbors import Neighbors, Occurrence
 
 AROUND = 60
 """Characters shown on each side of an occurrence."""
@@ -50,7 +50,7 @@ def neighbors(
     Example: pretune neighbors runs/books play --in "Kids play in the park." --corpus books.txt
     """
     check_format(as_json, as_csv)
-    from pretune.use.word_vectors import is_word_vectors
+    from pretune.inference.word_vectors import is_word_vectors
 
     if is_word_vectors(model):
         unread = {"--in": sentence, "--corpus": corpus, "--layer": layer, "--same": same or None}
@@ -63,7 +63,7 @@ def neighbors(
         missing = "--in" if sentence is None else "--corpus"
         raise UsageError(f"missing option '{missing}': a model needs a sentence (--in) and texts to look in (--corpus)")
     texts = read(corpus)
-    from pretune.analyze.neighbors import neighbors as work
+    from pretune.analysis.neighbors import neighbors as work
 
     found = work(opened(model, base=base, device=device), word, sentence, texts.texts, k=k, layer=layer, same=same)
     if found.cut:
@@ -84,7 +84,7 @@ def neighbors(
 
 def _print_static(path: str, word: str, k: int, as_json: bool, as_csv: bool) -> None:
     """Print the words nearest to a word in a file of word vectors."""
-    from pretune.use.word_vectors import Vectors
+    from pretune.inference.word_vectors import Vectors
 
     if k < 1:
         raise UsageError(f"-k {k} must be at least 1")

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pretune.cli._hints import free, hint, quoted
 from pretune.cli._models import BaseOption
 from pretune.cli._names import DEVICES, among
-from pretune.cli._next import free, hint, quoted
 from pretune.cli._signals import ending_well
 from pretune.core import log
 from pretune.core.counted import counted
 from pretune.core.errors import DataError, UsageError, explain_missing
 
 if TYPE_CHECKING:
-    from pretune.recipes.finetune.fine import FineTuned
-    from pretune.recipes.finetune.kept import Kept
+    from pretune.runs.finetune.finetuned_run import FineTuned
+    from pretune.runs.finetune.saved_task import Kept
     from pretune.tasks.example import Example
 
 CHUNK = 512
@@ -62,8 +62,8 @@ def predict(
     with ending_well():
         from dataclasses import replace
 
-        from pretune.recipes.finetune.fine import FineTuned
-        from pretune.recipes.finetune.inputs import example_of
+        from pretune.runs.finetune.finetuned_run import FineTuned
+        from pretune.runs.finetune.inputs import example_of
 
         fine = FineTuned.open(run, device=device, base=base)
         fine = fine if task is None else fine.on(task)
@@ -107,7 +107,7 @@ def _read(inputs: str, kept: "Kept", asked: list[str]) -> Iterator[tuple[str, An
     if inputs == "-" or not suffixes & {".csv", ".tsv", ".jsonl", ".json", ".conll", ".conllu", ".ndjson"}:
         yield from _lines(inputs)
         return
-    from pretune.tasks.tables import open_table
+    from pretune.tasks.table_reader import open_table
 
     named = [column for column in (kept.text, kept.pair) if column]
     table = open_table(path, named, alone=True)
@@ -132,7 +132,7 @@ def _sentences(path: Path, universal: bool) -> Iterator[tuple[str, Any]]:
 def _lines(inputs: str) -> Iterator[tuple[str, Any]]:
     """Lines of text or JSON; a mistake is told with the number of its line."""
     if inputs != "-":
-        from pretune.tasks.rows import lines
+        from pretune.tasks.table_rows import lines
 
         yield from ((f"{inputs}:{number}", _parsed(line)) for number, line in lines(Path(inputs)))
         return

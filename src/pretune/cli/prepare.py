@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pretune.cli._hints import free, hint, learning, other, quoted
 from pretune.cli._names import cleaners, splitters
-from pretune.cli._next import free, hint, learning, other, quoted
 from pretune.cli._progress import progress
 from pretune.cli._signals import ending_well
 from pretune.core import log
@@ -103,7 +103,7 @@ def prepare(
     Documents of two sides: pair:train.en,train.de (aligned files), pair:captions.tsv:en,de (columns), task:sst2.
     """
     from pretune.data.prepare import merge as join
-    from pretune.recipes.prepare import prepare as work
+    from pretune.runs.prepare import prepare as work
 
     begun = time.monotonic()
     with ending_well():

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pretune.cli._hints import free, hint, other, quoted, saying
 from pretune.cli._names import DEVICES, among, families, objectives
 from pretune.cli._names import settings as paths
-from pretune.cli._next import free, hint, other, quoted, saying
 from pretune.cli._signals import ending_well
 from pretune.core import log
 from pretune.core.counted import counted
@@ -18,7 +18,7 @@ from pretune.core.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pretune.recipes.settings import Settings
+    from pretune.runs.config import Settings
 
 
 def pretrain(
@@ -78,9 +78,9 @@ def pretrain(
     from pretune.core.config import parse_assignments
 
     with ending_well():  # importing takes a while
-        from pretune.models.checkpoint import inspect
-        from pretune.recipes.choose import choose, device_of
-        from pretune.recipes.pretrain import pretrain as work
+        from pretune.models.hf.checkpoint import inspect
+        from pretune.runs.build_config import choose, device_of
+        from pretune.runs.pretrain import pretrain as work
     if out is None and not dry_run:
         raise UsageError("missing option '--out': where the run goes")
     lengths: dict[str, Any] = {
@@ -120,7 +120,7 @@ def pretrain(
 
 def _show(settings: "Settings", as_json: bool, device: str) -> None:
     """The tree, which `--config` reads, and below it what the run takes, as comments of YAML or as a part of JSON."""
-    from pretune.recipes.forecast import forecast
+    from pretune.runs.estimate import forecast
 
     tree, cost = settings.plain(), forecast(settings, device)
     if as_json:
@@ -135,7 +135,7 @@ def _show(settings: "Settings", as_json: bool, device: str) -> None:
 
 
 def _costs(cost: dict[str, Any], budget: float | None) -> "Iterator[str]":
-    from pretune.train.figures import amount, clock, columns, dollars, energy, weight
+    from pretune.core.format import amount, clock, columns, dollars, energy, weight
 
     yield cost["rate"]
     yield f"{cost['parameters']:,} parameters, {amount(cost['flops_per_token'], billion='G')}FLOP a token"

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pretune.cli._csv import AsCsv, check_format, print_csv
-from pretune.cli._next import quoted
-from pretune.cli._outs import new_folder
+from pretune.cli._hints import quoted
+from pretune.cli._output import new_folder
 from pretune.cli._signals import ending_well
 from pretune.core import log
 from pretune.core.errors import Interrupted
@@ -45,7 +45,7 @@ def quickstart(
     fewer steps and seeds; report.html shows all results.
     """
     check_format(as_json, as_csv)
-    from pretune.recipes.quickstart import quickstart as work
+    from pretune.runs.quickstart import quickstart as work
 
     new_folder(out)
     with ending_well():
@@ -68,7 +68,7 @@ def quickstart(
 
 def _table(rows: "Sequence[dict[str, Any]]") -> "Iterator[str]":
     """Methods down, numbers of labels across; how many seeds stands in brackets."""
-    from pretune.train.figures import columns
+    from pretune.core.format import columns
 
     counts = sorted({row["labels"] for row in rows})
     cells = {(row["method"], row["labels"]): f"{row['mean']:.3f} ({len(row['seeds'])})" for row in rows}

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pretune.cli._next import hint, quoted
+from pretune.cli._hints import hint, quoted
 from pretune.core import log
 
 
@@ -25,7 +25,7 @@ def report(
 
     Example: pretune report runs/books runs/sst2 --out report.html
     """
-    from pretune.evaluate.report import report as write
+    from pretune.reports import report as write
 
     page = write(runs, out, title=title)
     size = page.stat().st_size

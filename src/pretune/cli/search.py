@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pretune.cli._csv import AsCsv, check_format, print_csv
+from pretune.cli._hints import hint, other, quoted
+from pretune.cli._inputs import read
 from pretune.cli._models import opened, placed
 from pretune.cli._names import DEVICES, among
-from pretune.cli._next import hint, other, quoted
-from pretune.cli._texts import read
 from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.core.hub import located
 
 if TYPE_CHECKING:
-    from pretune.recipes.extract import Extracted
-    from pretune.use.index import Hit, Index
+    from pretune.inference.index import Hit, Index
+    from pretune.runs.extract import Extracted
 
 SHOWN = 300
 """Characters of a hit that are shown."""
@@ -60,7 +60,7 @@ def search(
         raise UsageError("--answer goes with --reader, and --qrels with --queries")
     if query is not None and not query.strip():
         raise UsageError("the query is empty; write something to look for")
-    from pretune.use.index import Index
+    from pretune.inference.index import Index
 
     found = Index.open(index)
     ready = None if words and qrels is None else found.ask(model, device=str(placed(device)))
@@ -71,8 +71,8 @@ def search(
         return
     hits = found.search(texts, k, model=ready, words=words)
     if answer:
-        from pretune.recipes.extract import extract_answers, extractive_run
-        from pretune.use.answer import answers
+        from pretune.inference.rag import answers
+        from pretune.runs.extract import extract_answers, extractive_run
 
         assert reader is not None
         run = extractive_run(located(reader), device=str(placed(device)))
@@ -165,7 +165,7 @@ def _score(
     index: "Index", ready: Any, texts: list[str], ids: list[str], qrels: str, k: int, as_json: bool, as_csv: bool
 ) -> None:
     """Scores of the index, and of BM25 on the same texts beside it."""
-    from pretune.evaluate.retrieval import judged, read_judgements
+    from pretune.evaluation.retrieval import judged, read_judgements
 
     judgements = read_judgements(qrels)
     scores = {

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pretune.cli._csv import AsCsv, check_format, print_csv
+from pretune.cli._hints import free, hint, other, quoted
 from pretune.cli._names import families
 from pretune.cli._names import settings as paths
-from pretune.cli._next import free, hint, other, quoted
 from pretune.cli._tables import WIDTH, Section, print_page
 from pretune.core import log
 from pretune.core.counted import counted
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pretune.models.cost import Device, Memory
-    from pretune.models.pair import Pair
+    from pretune.models.generator_discriminator import Pair
     from pretune.models.spec import Model
     from pretune.nn.two_stream import AnyStack
 
@@ -163,7 +163,7 @@ def records(facts: dict[str, Any]) -> "Iterator[tuple[str, str, str, object]]":
 def _together(spec: "Model", length: int) -> dict[str, float]:
     """The FLOPs of pre-training where that takes a second model, which is thrown away afterwards."""
     from pretune.models.cost import flops_per_token, usual_targets
-    from pretune.models.shapes import models
+    from pretune.models.trained_model import models
 
     pair = _partnered(spec)
     if pair is None:
@@ -184,7 +184,8 @@ def _find(name: str, changes: dict[str, str]) -> "tuple[str, Model]":
     """What to call it, and its spec. A name of the catalogue comes before a directory: write ./NAME for that."""
     from pretune.core import config
     from pretune.core.hub import located
-    from pretune.models import catalog, checkpoint
+    from pretune.models import catalog
+    from pretune.models.hf import checkpoint
 
     folder = located(name)
     try:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pretune.cli._drawing import Column, Line, beside, cells, cut, padded, prose, show, table
+from pretune.cli._hints import free, hint, other, quoted
 from pretune.cli._names import SHAPES, among, objectives
-from pretune.cli._next import free, hint, other, quoted
+from pretune.cli._render import Column, Line, beside, cells, cut, padded, prose, show, table
 from pretune.core import log
 
 if TYPE_CHECKING:
-    from pretune.recipes.example import Drawn, Example, Side, Sight
+    from pretune.runs.show_batch import Drawn, Example, Side, Sight
 
 MOST = 24
 """So many tokens of a grid are drawn."""
@@ -60,7 +60,7 @@ def show_batch(
     Example: pretune show-batch span_corruption --text "Thank you for inviting me." --hide "for inviting"
     """
     from pretune.core.config import parse_assignments
-    from pretune.recipes.example import example
+    from pretune.runs.show_batch import example
     from pretune.text.tokenizer import Tokenizer
 
     made = example(

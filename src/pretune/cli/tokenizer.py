@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
+from pretune.cli._hints import free, hint
 from pretune.cli._names import kinds, styles
-from pretune.cli._next import free, hint
-from pretune.cli._outs import new_folder
+from pretune.cli._output import new_folder
 from pretune.cli._progress import progress
 from pretune.core import log
 from pretune.core.errors import UsageError

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from pretune.cli._hints import hint
 from pretune.cli._names import among
-from pretune.cli._next import hint
-from pretune.cli._outs import new_file
+from pretune.cli._output import new_file
 from pretune.cli._progress import progress
 from pretune.cli.tokenizer import By
 from pretune.core import log
@@ -64,7 +64,7 @@ def vectors(
     Example: pretune vectors books/ --kind word2vec --out vectors.txt
     """
     new_file(out)
-    from pretune.recipes.vectors import build_trainer, train_vectors
+    from pretune.runs.vectors import build_trainer, train_vectors
 
     options = {"mode": mode, "width": width, "window": window, "epochs": epochs}
     build_trainer(kind, **options, min_count=min_count, max_words=max_words)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from pretune.cli._hints import free, hint
 from pretune.cli._models import BaseOption
-from pretune.cli._next import free, hint
 from pretune.core import log
 
 
@@ -23,11 +23,11 @@ def verify(
 
     Example: pretune verify runs/books
     """
-    from pretune.adapt.verify import is_adapter, verify_adapter
+    from pretune.adaptation.verify import is_adapter, verify_adapter
     from pretune.core.hub import located
     from pretune.models.verify import verify as check
-    from pretune.recipes.restore import check_model
-    from pretune.train.store import verify_checkpoints
+    from pretune.runs.restore import check_model
+    from pretune.training.checkpoints import verify_checkpoints
 
     given, directory = directory, located(directory)
     check_model(directory)  # a finished run has one, with a manifest

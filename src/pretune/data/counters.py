@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix, mix_more
-from pretune.data.draws import Draws
+from pretune.data.epoch_order import Draws
 from pretune.data.ragged import Ints, spread
 from pretune.data.sequences import Sequences
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE, Batch, Targets
+from pretune.data.batch_shape import Shape
 from pretune.data.ragged import Ints, bounds
 from pretune.data.sequences import Sequences
-from pretune.data.shape import Shape
 
 Tokens = Sequence[int] | NDArray[np.integer]
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError
 from pretune.data.counters import Purpose, shuffled
-from pretune.data.draws import Draws
+from pretune.data.epoch_order import Draws
 from pretune.data.ragged import Ints
 
 Floats = NDArray[np.float64]

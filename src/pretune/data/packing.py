@@ -17,8 +17,8 @@ from functools import partial
 import numpy as np
 
 from pretune.core.errors import UsageError
-from pretune.data.balanced import balanced
-from pretune.data.exact import WAYS, exact_fit
+from pretune.data.balanced_packing import balanced
+from pretune.data.exact_packing import WAYS, exact_fit
 from pretune.data.ragged import Ints
 
 GAPS, WIDE = 0.001, 0.08

@@ -22,10 +22,10 @@ from pretune.core.errors import DataError, UsageError
 from pretune.core.seed import mix
 from pretune.core.types import IGNORE
 from pretune.data.counters import Purpose, keys_of, unit
-from pretune.data.draws import Draws, Known
-from pretune.data.frame import Frame
+from pretune.data.epoch_order import Draws, Known
 from pretune.data.ragged import Ints, windows
 from pretune.data.samples import inner, marked, sources_at
+from pretune.data.sequence_template import Frame
 from pretune.data.sequences import Sequences
 from pretune.data.shards import Shards
 

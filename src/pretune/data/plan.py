@@ -18,10 +18,10 @@ import numpy as np
 
 from pretune.core.errors import DataError, PretuneError, UsageError
 from pretune.core.io import atomic_directory, read_json, write_json
+from pretune.data.batch_shape import Shape
 from pretune.data.counters import Purpose, shuffled
 from pretune.data.packing import pack
 from pretune.data.ragged import Ints, bounds
-from pretune.data.shape import Shape
 from pretune.data.shards.npy import Appender, open_npy
 
 WINDOW = 2**18

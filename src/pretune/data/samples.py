@@ -16,9 +16,9 @@ import numpy as np
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError
-from pretune.data.draws import Draws, Known
-from pretune.data.frame import A, Frame, Pieces
+from pretune.data.epoch_order import Draws, Known
 from pretune.data.ragged import Ints, bounds, spread, windows
+from pretune.data.sequence_template import A, Frame, Pieces
 from pretune.data.sequences import Sequences
 from pretune.data.shards import Shards
 

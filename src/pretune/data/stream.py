@@ -19,16 +19,16 @@ import numpy as np
 
 from pretune.core.errors import DataError, UsageError
 from pretune.core.types import IGNORE, Batch
+from pretune.data.batch_shape import Shape
 from pretune.data.counters import Counters
-from pretune.data.draws import Draws, Known
+from pretune.data.epoch_order import Draws, Known
 from pretune.data.layout import lay_out
-from pretune.data.lengths import Stage
+from pretune.data.length_schedule import Stage
 from pretune.data.mixing import Mixing, Mixture
 from pretune.data.plan import WINDOW, Plan, make_plan
 from pretune.data.ragged import Ints
 from pretune.data.samples import Samples
 from pretune.data.sequences import Sequences
-from pretune.data.shape import Shape
 
 _KEPT = 2  # plans in memory: of the epoch that is read, and of the one before or after it
 _FEW = 4  # a row may always hold so many

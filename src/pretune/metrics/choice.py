@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from pretune.core.errors import DataError
-from pretune.metrics.inputs import finite, paired
+from pretune.metrics.checks import finite, paired
 
 
 def choice_accuracy(gold: Iterable[int], predicted: Iterable[Sequence[float]]) -> float:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pretune.core.errors import DataError
-from pretune.metrics.inputs import labels as checked
-from pretune.metrics.inputs import ratio
+from pretune.metrics.checks import labels as checked
+from pretune.metrics.checks import ratio
 
 
 def accuracy(gold: Iterable[Any], predicted: Iterable[Any]) -> float:

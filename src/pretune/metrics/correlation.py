@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pretune.metrics.checks import numbers
 from pretune.metrics.classification import averaged
-from pretune.metrics.inputs import numbers
 
 Floats = NDArray[np.float64]
 

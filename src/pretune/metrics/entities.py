@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any
 
 from pretune.core.errors import DataError, UsageError, nearest
-from pretune.metrics.inputs import harmonic, paired, ratio
+from pretune.metrics.checks import harmonic, paired, ratio
 
 Entity = tuple[str, int, int]
 """Type, start and end (exclusive) in its sentence."""

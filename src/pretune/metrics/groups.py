@@ -10,8 +10,8 @@ from itertools import chain
 from typing import Any
 
 from pretune.core.errors import DataError
+from pretune.metrics.checks import paired
 from pretune.metrics.classification import averaged, f1
-from pretune.metrics.inputs import paired
 
 GROUPED = ("multirc", "gender_parity")
 """Metrics whose unit is a group of examples: a limit that parts a group changes what they measure."""

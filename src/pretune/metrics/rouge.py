@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from pretune.core.errors import DataError
-from pretune.metrics.inputs import harmonic, paired, texts
+from pretune.metrics.checks import harmonic, paired, texts
 from pretune.metrics.porter import stem
 
 _TOKEN = re.compile("[a-z0-9]+")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pretune.core.errors import DataError
 from pretune.core.seed import generator
 from pretune.metrics import Metric, headline
-from pretune.metrics.inputs import finite
+from pretune.metrics.checks import finite
 
 Floats = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from pretune.core.errors import DataError, UsageError
-from pretune.metrics.inputs import paired, texts
+from pretune.metrics.checks import paired, texts
 
 
 def bleu(gold: Iterable[str | Sequence[str]], predicted: Iterable[str], **settings: Any) -> float:

@@ -11,14 +11,14 @@ from pretune.core.config.read import shown
 from pretune.core.config.specs import members
 from pretune.core.config.text import parse
 from pretune.core.errors import UsageError, nearest
+from pretune.models.bidirectional_lm import TwoWay, TwoWayModel
 from pretune.models.families import FAMILIES
 from pretune.models.family import Family
+from pretune.models.generator_discriminator import GeneratorDiscriminator, Pair
 from pretune.models.model import LanguageModel
-from pretune.models.pair import GeneratorDiscriminator, Pair
-from pretune.models.shapes import AnyModel, AnySpec
-from pretune.models.shapes import build as build_any
 from pretune.models.spec import Model
-from pretune.models.two_way import TwoWay, TwoWayModel
+from pretune.models.trained_model import AnyModel, AnySpec
+from pretune.models.trained_model import build as build_any
 
 
 def names() -> list[str]:

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pretune.models.huggingface import Layout
-from pretune.models.pair import Pair
+from pretune.models.generator_discriminator import Pair
+from pretune.models.hf.config import Layout
 from pretune.models.spec import Model
-from pretune.nn.reading import Reading
+from pretune.nn.pooling import Reading
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ ADAM_LARGE = {"kind": "adam_w", "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How its paper trained a family: names and numbers, which `pretune.recipes` turns into a run.
+    """How its paper trained a family: names and numbers, which `pretune.runs` turns into a run.
 
     `lr` is that of models of `width`; narrower ones learn at proportionally higher rates. Batch sizes are the paper's.
     """

@@ -14,12 +14,12 @@ from pretune.core.types import Batch, Loss, Output
 from pretune.models.init import initialise
 from pretune.models.memory import fits
 from pretune.models.spec import Model, ModelShape
+from pretune.nn.attention_mask import Backend
 from pretune.nn.cache import Cache
 from pretune.nn.loss import linear_cross_entropy
-from pretune.nn.sample import linear_sample
-from pretune.nn.scope import Backend
 from pretune.nn.segment_memory import SegmentMemory
 from pretune.nn.stack import Ask, StackOutput, TransformerStack
+from pretune.nn.token_sampling import linear_sample
 from pretune.nn.two_stream import TwoStreamStack
 
 

@@ -10,9 +10,10 @@ from pretune.core import io
 from pretune.core.config.read import shown
 from pretune.core.counted import counted
 from pretune.core.errors import CheckpointError, NonFiniteError
-from pretune.models import checkpoint, files
-from pretune.models.files import Stored
+from pretune.models import tensor_files
+from pretune.models.hf import checkpoint
 from pretune.models.spec import Model
+from pretune.models.tensor_files import Stored
 
 CHUNK = 1 << 22
 """How many numbers are looked at together, so that memory stays bounded."""
@@ -28,7 +29,7 @@ def verify(directory: str | Path) -> list[str]:
     spec, _, stored = checkpoint.inspect(folder)
     lines.append(f"config.json: family {shown(spec.family)}, {spec.params().total:,} parameters")
     lines.append(f"tensors: {len(stored)}, with the names and shapes that the config asks for")
-    lines.append(f"values: {_finite(files.headers(folder).values()):,}, all finite")
+    lines.append(f"values: {_finite(tensor_files.headers(folder).values()):,}, all finite")
     lines.append(_tokenizer(folder, spec))
     lines += [f"{name}: readable" for name in _texts(folder)]
     partners = [name for name in checkpoint.PARTNERS if (folder / name).is_dir()]
@@ -39,7 +40,7 @@ def _hashes(folder: Path) -> str:
     if not (folder / io.MANIFEST).exists():
         return f"{io.MANIFEST}: none here, so the bytes of the files cannot be compared with anything"
     listed = io.check_manifest(folder)["files"]
-    for file in [folder / "config.json", *files.weight_files(folder)]:
+    for file in [folder / "config.json", *tensor_files.weight_files(folder)]:
         if file.name not in listed:
             raise CheckpointError(f"{file}: not listed in {io.MANIFEST}; copy or make the directory again")
     return f"{io.MANIFEST}: {counted(len(listed), 'files')} of the sizes and SHA-256 it says"
@@ -48,7 +49,7 @@ def _hashes(folder: Path) -> str:
 def _finite(stored: Collection[Stored]) -> int:
     """Look at every number, file by file; how many there are."""
     count = 0
-    for entry, tensor in zip(stored, files.values(stored), strict=True):
+    for entry, tensor in zip(stored, tensor_files.values(stored), strict=True):
         bad = _first_bad(tensor)
         if bad is not None:
             where = [int(part) for part in torch.unravel_index(torch.tensor(bad), tensor.shape)]

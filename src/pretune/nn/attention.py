@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
+from pretune.nn.attention_mask import Scope
 from pretune.nn.backends import attend
 from pretune.nn.cache import LayerCache, Step
 from pretune.nn.norm import Norm
 from pretune.nn.positions.rotary import rotate
 from pretune.nn.prefix import Prefix, put_before
-from pretune.nn.scope import Scope
 
 FUSE_FROM = 256
 """From this many tokens on, one product with the joined weights of q, k and v beats three."""

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from pretune.nn.processor import dropout as dropped
-from pretune.nn.scope import Scope
+from pretune.nn.activations import dropout as dropped
+from pretune.nn.attention_mask import Scope
 
 Attended = tuple[Tensor, Tensor | None]
 

@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
+from pretune.nn.activations import Dropout
 from pretune.nn.attention import Attention, MultiHeadAttention
+from pretune.nn.attention_mask import Scope
 from pretune.nn.cache import LayerCache, Step
 from pretune.nn.feedforward import FeedForward, FeedForwardLayer
 from pretune.nn.norm import Norm
-from pretune.nn.processor import Dropout
-from pretune.nn.scope import Scope
 
 
 @spec

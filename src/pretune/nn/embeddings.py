@@ -9,8 +9,8 @@ from typing import Literal
 from torch import Tensor, nn
 
 from pretune.core.config import spec
+from pretune.nn.activations import Dropout
 from pretune.nn.norm import Norm
-from pretune.nn.processor import Dropout
 
 
 @spec

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretune.core.config import spec
-from pretune.nn.processor import Dropout, gelu, gelu_tanh
+from pretune.nn.activations import Dropout, gelu, gelu_tanh
 
 ActivationName = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "identity"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

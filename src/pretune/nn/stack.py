@@ -11,14 +11,14 @@ from torch.utils.checkpoint import checkpoint
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
+from pretune.nn.activations import Dropout
+from pretune.nn.attention_mask import Backend, Facts, Scope, View, lacks, pick, scope
 from pretune.nn.block import Block, TransformerBlock
 from pretune.nn.cache import Cache, LayerCache, Step
 from pretune.nn.embeddings import Embed
 from pretune.nn.norm import Norm
 from pretune.nn.positions import Position
 from pretune.nn.prefix import remember
-from pretune.nn.processor import Dropout
-from pretune.nn.scope import Backend, Facts, Scope, View, lacks, pick, scope
 
 
 @spec

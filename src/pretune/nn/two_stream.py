@@ -25,13 +25,13 @@ from torch.nn import Parameter
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE, Batch
+from pretune.nn.activations import Dropout
+from pretune.nn.attention_mask import View, scope
 from pretune.nn.block import Block, Norms
 from pretune.nn.cache import Cache
 from pretune.nn.embeddings import Embed
 from pretune.nn.feedforward import FeedForward
-from pretune.nn.processor import Dropout
 from pretune.nn.relative_attention import Places, Reach, Relations, RelativeAttention, distances
-from pretune.nn.scope import View, scope
 from pretune.nn.segment_memory import SegmentMemory
 from pretune.nn.stack import Ask, Stack, StackOutput
 

@@ -6,7 +6,7 @@ from pretune.core.config import replace
 from pretune.core.registry import Registry
 
 if TYPE_CHECKING:
-    from pretune.objectives.objective import Objective
+    from pretune.objectives.base import Objective
 
 OBJECTIVES: "Registry[type[Objective]]" = Registry(
     "objective",

@@ -20,8 +20,8 @@ from torch import Tensor
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE, Batch, Loss, Targets
+from pretune.objectives.base import ModelShape, Vocabulary, check_shape, vocabulary_count
 from pretune.objectives.causal import CausalLesson
-from pretune.objectives.objective import ModelShape, Vocabulary, check_shape, vocabulary_count
 
 
 @runtime_checkable

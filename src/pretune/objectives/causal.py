@@ -19,7 +19,7 @@ from pretune.core.types import IGNORE, Batch, Loss
 from pretune.data.counters import Counters
 from pretune.data.ragged import Ints
 from pretune.data.sequences import Sequences
-from pretune.objectives.objective import ModelShape, Reader, Vocabulary, check_shape, vocabulary_count
+from pretune.objectives.base import ModelShape, Reader, Vocabulary, check_shape, vocabulary_count
 
 
 @spec

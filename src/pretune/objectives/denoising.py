@@ -21,11 +21,11 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE, Batch, Loss
 from pretune.data.counters import Counters
-from pretune.data.draws import Known
+from pretune.data.epoch_order import Known
 from pretune.data.ragged import Ints
 from pretune.data.sequences import Sequences
-from pretune.objectives.noises import Noise, SentencePermutation, TextInfilling
-from pretune.objectives.objective import ModelShape, Reader, Vocabulary, check_shape, vocabulary_count
+from pretune.objectives.base import ModelShape, Reader, Vocabulary, check_shape, vocabulary_count
+from pretune.objectives.noise import Noise, SentencePermutation, TextInfilling
 from pretune.objectives.seq2seq import OneSide, TwoSides, known, masking, side
 
 

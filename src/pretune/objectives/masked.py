@@ -21,9 +21,9 @@ from pretune.core.types import IGNORE, Batch, Loss
 from pretune.data.counters import Counters
 from pretune.data.ragged import Ints
 from pretune.data.sequences import Sequences
-from pretune.objectives.choose import Words, bits_at, filled, ordinary, rounded, shuffled, some
-from pretune.objectives.disguise import Disguise, Split, check_shares
-from pretune.objectives.objective import ModelShape, Reader, Vocabulary, check_shape, spare, vocabulary_count
+from pretune.objectives.base import ModelShape, Reader, Vocabulary, check_shape, spare, vocabulary_count
+from pretune.objectives.mask_replacement import Disguise, Split, check_shares
+from pretune.objectives.segment_sampling import Words, bits_at, filled, ordinary, rounded, shuffled, some
 
 LONGEST = 16
 """Tokens of a word: a longer one, such as a line of dashes in characters, is masked as several."""

@@ -27,9 +27,9 @@ from pretune.core.types import Batch, Loss
 from pretune.data.counters import Counters
 from pretune.data.ragged import Ints, begins, bounds, spread
 from pretune.data.sequences import Sequences
-from pretune.objectives.choose import bits_at, ordinary, rounded
-from pretune.objectives.disguise import Disguise, Split, check_shares
-from pretune.objectives.objective import ModelShape, Reader, Vocabulary, check_shape, vocabulary_count
+from pretune.objectives.base import ModelShape, Reader, Vocabulary, check_shape, vocabulary_count
+from pretune.objectives.mask_replacement import Disguise, Split, check_shares
+from pretune.objectives.segment_sampling import bits_at, ordinary, rounded
 from pretune.objectives.seq2seq import TwoSides, known, masking
 
 

@@ -26,16 +26,11 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE, Batch, Loss
 from pretune.data.counters import Counters
-from pretune.data.draws import Known
+from pretune.data.epoch_order import Known
 from pretune.data.ragged import Bools, Ints, bounds, spread
 from pretune.data.sequences import Sequences
 from pretune.data.stream import Lesson, planned, varies
-from pretune.objectives.causal import Causal
-from pretune.objectives.denoising import Denoising
-from pretune.objectives.masked import Masked
-from pretune.objectives.masked_seq2seq import MaskedSeq2seq
-from pretune.objectives.multitask_masked import MultitaskMasked
-from pretune.objectives.objective import (
+from pretune.objectives.base import (
     MODEL_SHAPES,
     ModelShape,
     Reader,
@@ -44,6 +39,11 @@ from pretune.objectives.objective import (
     spare,
     vocabulary_count,
 )
+from pretune.objectives.causal import Causal
+from pretune.objectives.denoising import Denoising
+from pretune.objectives.masked import Masked
+from pretune.objectives.masked_seq2seq import MaskedSeq2seq
+from pretune.objectives.multitask_masked import MultitaskMasked
 from pretune.objectives.prefix import UNEQUAL, Prefix
 from pretune.objectives.seq2seq import known
 from pretune.objectives.span_corruption import SpanCorruption

@@ -26,12 +26,12 @@ from pretune.core.types import Batch, Loss
 from pretune.data.counters import Counters
 from pretune.data.ragged import Ints
 from pretune.data.sequences import Sequences
-from pretune.nn.scope import Sight
-from pretune.objectives.choose import totals
-from pretune.objectives.disguise import Disguise, Split, check_shares
+from pretune.nn.attention_mask import Sight
+from pretune.objectives.base import ModelShape, Reader, Vocabulary, check_shape, spare, vocabulary_count
+from pretune.objectives.mask_replacement import Disguise, Split, check_shares
 from pretune.objectives.masked import choose_tokens, hidden
-from pretune.objectives.objective import ModelShape, Reader, Vocabulary, check_shape, spare, vocabulary_count
 from pretune.objectives.prefix import split_points
+from pretune.objectives.segment_sampling import totals
 
 Shares = tuple[float, float, float, float]
 """How often a sequence is read in both directions, from the left, from the right, and as sequence to sequence."""

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from pretune.core.config import spec
 from pretune.core.types import Batch, Loss
+from pretune.objectives.base import ModelShape, Reader, Vocabulary, check_shape, pair_count, pair_loss
 from pretune.objectives.masked import Masked, MaskedLesson
-from pretune.objectives.objective import ModelShape, Reader, Vocabulary, check_shape, pair_count, pair_loss
 from pretune.objectives.span_masked import SpanLesson, SpanMasked
 
 Masking = Masked | SpanMasked

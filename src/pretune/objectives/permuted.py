@@ -27,8 +27,8 @@ from pretune.core.types import IGNORE, Batch, Loss
 from pretune.data.counters import Counters
 from pretune.data.ragged import Bools, Ints, begins, spread
 from pretune.data.sequences import Sequences
-from pretune.objectives.choose import Bits, before, shuffled, totals
-from pretune.objectives.objective import ModelShape, Reader, Vocabulary, check_shape, spare, vocabulary_count
+from pretune.objectives.base import ModelShape, Reader, Vocabulary, check_shape, spare, vocabulary_count
+from pretune.objectives.segment_sampling import Bits, before, shuffled, totals
 
 _FIRST, _LENGTH, _PLACE, _ORDER = range(4)
 """What random numbers are for. NOTE: a changed number changes what is drawn in every run."""

@@ -21,12 +21,12 @@ from torch import Tensor
 from pretune.core.config import spec
 from pretune.core.types import IGNORE, Batch, Loss
 from pretune.data.counters import Counters
-from pretune.data.draws import Known
+from pretune.data.epoch_order import Known
 from pretune.data.ragged import Ints, begins, bounds
 from pretune.data.sequences import Sequences
+from pretune.objectives.base import ModelShape, Reader, Vocabulary, check_shape, spare, vocabulary_count
 from pretune.objectives.causal import next_tokens
-from pretune.objectives.choose import ordinary
-from pretune.objectives.objective import ModelShape, Reader, Vocabulary, check_shape, spare, vocabulary_count
+from pretune.objectives.segment_sampling import ordinary
 from pretune.objectives.seq2seq import TwoSides, closed, known
 
 UNEQUAL = 2.0

@@ -27,8 +27,8 @@ from torch import Tensor
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE, Batch, Loss, Targets
+from pretune.objectives.base import ModelShape, Vocabulary, check_shape, vocabulary_count
 from pretune.objectives.masked import Masked, MaskedLesson
-from pretune.objectives.objective import ModelShape, Vocabulary, check_shape, vocabulary_count
 
 USUAL = Masked(split=(0.85, 0.0, 0.15))
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from pretune.core.config import spec
 from pretune.core.types import Batch, Loss
+from pretune.objectives.base import ModelShape, Reader, Vocabulary, check_shape
 from pretune.objectives.masked import Masked, MaskedLesson
 from pretune.objectives.next_sentence import Masking, with_pair_count, with_pair_loss
-from pretune.objectives.objective import ModelShape, Reader, Vocabulary, check_shape
 from pretune.objectives.span_masked import SpanLesson
 
 

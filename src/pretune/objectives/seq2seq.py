@@ -22,7 +22,7 @@ from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE
 from pretune.data.ragged import Bools, Ints, bounds, spread
 from pretune.data.sequences import Sequences
-from pretune.objectives.objective import ModelShape, Vocabulary
+from pretune.objectives.base import ModelShape, Vocabulary
 
 
 class Spans(NamedTuple):

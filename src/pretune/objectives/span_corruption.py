@@ -26,11 +26,11 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE, Batch, Loss
 from pretune.data.counters import Counters
-from pretune.data.draws import Known
+from pretune.data.epoch_order import Known
 from pretune.data.ragged import Ints, begins, bounds, spread
 from pretune.data.sequences import Sequences
-from pretune.objectives.choose import Bits, before, ordinary, some
-from pretune.objectives.objective import ModelShape, Reader, Vocabulary, check_shape, vocabulary_count
+from pretune.objectives.base import ModelShape, Reader, Vocabulary, check_shape, vocabulary_count
+from pretune.objectives.segment_sampling import Bits, before, ordinary, some
 from pretune.objectives.seq2seq import OneSide, Spans, TwoSides, check_rate, closed, known, side
 
 

@@ -24,10 +24,10 @@ from pretune.core.types import IGNORE, Batch, Loss
 from pretune.data.counters import Counters, unit
 from pretune.data.ragged import Ints, begins, bounds, spread
 from pretune.data.sequences import Sequences
-from pretune.objectives.boundary import Boundary, boundary_loss
-from pretune.objectives.choose import Bits, Words, before, bits_at, rounded, shuffled
-from pretune.objectives.disguise import Disguise, Split, check_shares
-from pretune.objectives.objective import ModelShape, Reader, Vocabulary, check_shape, spare, vocabulary_count
+from pretune.objectives.base import ModelShape, Reader, Vocabulary, check_shape, spare, vocabulary_count
+from pretune.objectives.mask_replacement import Disguise, Split, check_shares
+from pretune.objectives.segment_sampling import Bits, Words, before, bits_at, rounded, shuffled
+from pretune.objectives.span_boundary import Boundary, boundary_loss
 
 
 @spec

@@ -1,9 +1,9 @@
 """Text to text: read a source, write the target that belongs to it.
 
 Paper: Raffel et al. (2020), T5, whose pre-training also mixes labelled tasks in (section 3.5.2): every task is a source
-and a target in words. Input: documents of two sides (`pretune.data.sides`), prepared from parallel text or from a task
-by its template. Nothing is drawn. Siblings: `prefix` parts any text at random; `mixture` reads pairs this way and other
-documents by other objectives; `translation` has an encoder read both sides.
+and a target in words. Input: documents of two sides (`pretune.data.parallel`), prepared from parallel text or from a
+task by its template. Nothing is drawn. Siblings: `prefix` parts any text at random; `mixture` reads pairs this way and
+other documents by other objectives; `translation` has an encoder read both sides.
 
     source   translate English to German: That is good. </s>
     tokens   <pad> Das ist gut .
@@ -22,10 +22,10 @@ from torch import Tensor
 from pretune.core.config import spec
 from pretune.core.types import Batch, Loss
 from pretune.data.counters import Counters
-from pretune.data.draws import Known
+from pretune.data.epoch_order import Known
 from pretune.data.ragged import Ints, bounds
 from pretune.data.sequences import Sequences
-from pretune.objectives.objective import ModelShape, Reader, Vocabulary, check_shape, vocabulary_count
+from pretune.objectives.base import ModelShape, Reader, Vocabulary, check_shape, vocabulary_count
 from pretune.objectives.seq2seq import OneSide, TwoSides, known, side
 
 

@@ -3,8 +3,8 @@
 Paper: Lample and Conneau (2019), XLM. What is hidden on one side can be read off the other, so the model learns which
 words translate which. The paper gives each language an embedding and counts positions anew in the second sentence; here
 the segments are the languages, and positions go on, as in an ordinary pair. The rate is kept on each side by itself.
-Input: documents of two sides (`pretune.data.sides`); those of one side among them are masked as they are, so that both
-objectives of the paper can be had in one run. Siblings: `masked` reads one language at a time.
+Input: documents of two sides (`pretune.data.parallel`); those of one side among them are masked as they are, so that
+both objectives of the paper can be had in one run. Siblings: `masked` reads one language at a time.
 
     text     [CLS] the  cat   sits  [SEP] die   Katze sitzt [SEP]
     tokens   [CLS] the [MASK] sits  [SEP] die   Katze [MASK] [SEP]
@@ -23,10 +23,10 @@ from pretune.core.types import Batch, Loss
 from pretune.data.counters import Counters, unit
 from pretune.data.ragged import Ints
 from pretune.data.sequences import Sequences
-from pretune.objectives.choose import bits_at, ordinary, rounded, some
-from pretune.objectives.disguise import Disguise, Split, check_shares
+from pretune.objectives.base import ModelShape, Reader, Vocabulary, check_shape, spare, vocabulary_count
+from pretune.objectives.mask_replacement import Disguise, Split, check_shares
 from pretune.objectives.masked import hidden
-from pretune.objectives.objective import ModelShape, Reader, Vocabulary, check_shape, spare, vocabulary_count
+from pretune.objectives.segment_sampling import bits_at, ordinary, rounded, some
 
 
 @spec

@@ -64,8 +64,8 @@ TASKS: "Registry[Task]" = Registry(
         "samsum": "pretune.tasks.summarization:SAMSUM",
         "cnndm": "pretune.tasks.summarization:CNNDM",
         "multi30k": "pretune.tasks.translation:MULTI30K",
-        "blimp": "pretune.tasks.scoring:BLIMP",
-        "lambada": "pretune.tasks.scoring:LAMBADA",
+        "blimp": "pretune.tasks.lm_tasks:BLIMP",
+        "lambada": "pretune.tasks.lm_tasks:LAMBADA",
         "cranfield": "pretune.tasks.cranfield:CRANFIELD",
     },
 )

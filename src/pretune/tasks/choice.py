@@ -5,7 +5,7 @@ import zlib
 
 from pretune.core.errors import DataError
 from pretune.tasks.example import Example
-from pretune.tasks.rows import Csv, Jsonl, Row, Rows, index
+from pretune.tasks.table_rows import Csv, Jsonl, Row, Rows, index
 from pretune.tasks.task import File, Split, Task
 from pretune.tasks.template import Template
 

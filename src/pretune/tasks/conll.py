@@ -15,7 +15,7 @@ from pretune.core.config import spec
 from pretune.core.counted import join_names
 from pretune.core.errors import DataError
 from pretune.tasks.example import Example
-from pretune.tasks.rows import lines
+from pretune.tasks.table_rows import lines
 from pretune.tasks.task import File, Split, Task
 
 _DOCUMENT = "-DOCSTART-"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pretune.core.errors import DataError
 from pretune.tasks.example import Example
-from pretune.tasks.rows import lines
+from pretune.tasks.table_rows import lines
 from pretune.tasks.task import File, Split, Task
 
 

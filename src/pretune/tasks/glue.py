@@ -4,7 +4,7 @@ The folders may also have the names they have in the published archive (`CoLA`, 
 test files are not public; where a labelled test set is known from the task's source it is read.
 """
 
-from pretune.tasks.rows import Fields, Jsonl, Rows, Tsv
+from pretune.tasks.table_rows import Fields, Jsonl, Rows, Tsv
 from pretune.tasks.task import File, Split, Task
 from pretune.tasks.template import Template
 

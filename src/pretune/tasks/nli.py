@@ -4,7 +4,7 @@ of relatedness, too."""
 from dataclasses import dataclass
 
 from pretune.tasks.example import Example
-from pretune.tasks.rows import Fields, Jsonl, Row, Rows, Tsv, index, score
+from pretune.tasks.table_rows import Fields, Jsonl, Row, Rows, Tsv, index, score
 from pretune.tasks.task import File, Split, Task
 from pretune.tasks.template import Template
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pretune.core.errors import DataError
 from pretune.tasks.example import Example
-from pretune.tasks.rows import Jsonl, Row
+from pretune.tasks.table_rows import Jsonl, Row
 from pretune.tasks.task import File, Split, Task
 from pretune.tasks.template import Template
 

@@ -11,7 +11,7 @@ from typing import Any
 from pretune.core.errors import DataError
 from pretune.core.io.strict_json import parse_json
 from pretune.tasks.example import Example
-from pretune.tasks.rows import text_of
+from pretune.tasks.table_rows import text_of
 from pretune.tasks.task import File, Split, Task
 from pretune.tasks.template import Template
 

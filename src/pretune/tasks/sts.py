@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pretune.tasks.example import Example
-from pretune.tasks.rows import Tsv, score
+from pretune.tasks.table_rows import Tsv, score
 from pretune.tasks.task import File, Split, Task
 from pretune.tasks.template import Template
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pretune.core.errors import DataError
 from pretune.tasks.example import Example
-from pretune.tasks.rows import Csv, Fields, Jsonl, Rows, lines, text_of
+from pretune.tasks.table_rows import Csv, Fields, Jsonl, Rows, lines, text_of
 from pretune.tasks.task import File, Split, Task
 from pretune.tasks.template import Template
 

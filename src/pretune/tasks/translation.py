@@ -6,7 +6,7 @@ from pathlib import Path
 from pretune.core.config import spec
 from pretune.core.errors import DataError
 from pretune.tasks.example import Example
-from pretune.tasks.rows import lines
+from pretune.tasks.table_rows import lines
 from pretune.tasks.task import File, Split, Task
 from pretune.tasks.template import Template
 

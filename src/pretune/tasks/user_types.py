@@ -18,8 +18,8 @@ from pretune.core.errors import DataError, UsageError
 from pretune.tasks import squad
 from pretune.tasks.conll import iob2
 from pretune.tasks.example import Example
-from pretune.tasks.rows import Row, fault
-from pretune.tasks.tables import Table, open_table, pick_column
+from pretune.tasks.table_reader import Table, open_table, pick_column
+from pretune.tasks.table_rows import Row, fault
 
 COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
     "tagging": {"text": ("words", "tokens"), "label": ("tags", "ner_tags", "pos_tags", "labels")},

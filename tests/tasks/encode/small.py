@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from pretune.adapt.adapted import Adapted, adapt
+from pretune.adaptation.adapted import Adapted, adapt
 from pretune.models.catalog import resolve
 from pretune.models.model import LanguageModel, build
 from pretune.tasks.encode import TaskEncoder, head_of

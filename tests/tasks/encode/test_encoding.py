@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretune.adapt.adapted import adapt
-from pretune.adapt.heads.span import END, START
+from pretune.adaptation.adapted import adapt
+from pretune.adaptation.heads.span import END, START
 from pretune.core.errors import DataError, UsageError
 from pretune.core.types import IGNORE
 from pretune.tasks.encode import TaskEncoder, TaskStream, head_of
 from pretune.tasks.encode.choice import split
-from pretune.tasks.encode.pool import shares
 from pretune.tasks.encode.span import characters_of, passage, tokens_of
+from pretune.tasks.encode.token_pool import shares
 from pretune.tasks.example import Example
 from pretune.tasks.task import Kind
 from pretune.text.templates import truncate

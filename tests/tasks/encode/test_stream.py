@@ -15,7 +15,7 @@ from pretune.data.mixing import Smoothed
 from pretune.data.sequences import Sequences
 from pretune.tasks.encode import Items, TaskStream, mixed
 from pretune.tasks.encode.items import Counts
-from pretune.train.feed import Feed
+from pretune.training.dataloader import Feed
 from tests.tasks.encode.small import encoder_for, examples_of, task_of
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from pretune import __version__
 from pretune.core.counted import counted
 from pretune.core.io import atomic_write, write_json
+from pretune.data.prepare.dedup_split import Settled, SplitFacts, lacking
 from pretune.data.prepare.settings import MIN_VALID_DOCUMENTS, MIN_VALID_TOKENS, VALID, Recipe
-from pretune.data.prepare.settle import Settled, SplitFacts, lacking
 from pretune.data.prepare.stage import Stage
 from pretune.data.shards import Shards
 from pretune.text.corpora import Source

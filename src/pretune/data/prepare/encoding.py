@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pretune.data.prepare.units import Unit
+from pretune.data.prepare.work_units import Unit
 from pretune.text.cleaning import Filter, content_key, named_filters
 from pretune.text.corpora import held_out
 from pretune.text.corpora.document import pieces

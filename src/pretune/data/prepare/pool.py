@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from pretune.core.errors import PretuneError, ResourceError
-from pretune.core.faults import Fault
+from pretune.core.remote_error import Fault
 
 _FULL = "out of memory; use fewer workers, or a larger machine"
 

@@ -14,15 +14,15 @@ from pretune.core.counted import counted
 from pretune.core.errors import DataError, UsageError
 from pretune.core.io import MANIFEST, remove_abandoned, write_manifest
 from pretune.data.prepare.card import describe, write_card
+from pretune.data.prepare.dedup_split import settle
 from pretune.data.prepare.encoding import Setup
-from pretune.data.prepare.handle import Data
 from pretune.data.prepare.licences import state_licences
 from pretune.data.prepare.pool import ordered
+from pretune.data.prepare.prepared_data import Data
 from pretune.data.prepare.publish import publishing
 from pretune.data.prepare.settings import Recipe, Settings, share
-from pretune.data.prepare.settle import settle
 from pretune.data.prepare.stage import Stage, StageWriter
-from pretune.data.prepare.units import Place, places, slice_of, units
+from pretune.data.prepare.work_units import Place, places, slice_of, units
 from pretune.data.shards import Index, Split, read_index, token_dtype, write_index
 from pretune.data.shards.index import FILE as INDEX
 from pretune.text.corpora import Corpus, open_corpus

@@ -4,21 +4,21 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from pretune.models.checks import size, take
 from pretune.models.families.bert import ACTIVATIONS
 from pretune.models.family import ADAM, Family, Size, Training
-from pretune.models.headed import headed, tokenwise
-from pretune.models.huggingface import Entry, Fixed, Key, Layout, Odd, both, look
+from pretune.models.hf.checks import size, take
+from pretune.models.hf.config import Entry, Fixed, Key, Layout, Odd, both, look
+from pretune.models.hf.heads import headed, tokenwise
+from pretune.models.hf.weights import Row, Rule, rules
 from pretune.models.spec import Model, Special
-from pretune.models.weights import Row, Rule, rules
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
 from pretune.nn.embeddings import Embed
 from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head
 from pretune.nn.norm import LayerNorm
+from pretune.nn.pooling import Reading
 from pretune.nn.positions import Learned
-from pretune.nn.reading import Reading
 from pretune.nn.stack import Stack
 
 

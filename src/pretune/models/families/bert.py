@@ -1,18 +1,18 @@
 """BERT (Devlin et al., 2019): a bidirectional encoder trained to fill masked words and to judge sentence pairs."""
 
 from pretune.models.family import Family, Size, Training
-from pretune.models.headed import headed, tokenwise
-from pretune.models.huggingface import Fixed, Key, Layout
+from pretune.models.hf.config import Fixed, Key, Layout
+from pretune.models.hf.heads import headed, tokenwise
+from pretune.models.hf.weights import rules
 from pretune.models.spec import Model, Special
-from pretune.models.weights import rules
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
 from pretune.nn.embeddings import Embed
 from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head, PairHead, Pooler, Transform
 from pretune.nn.norm import LayerNorm
+from pretune.nn.pooling import Reading
 from pretune.nn.positions import Learned
-from pretune.nn.reading import Reading
 from pretune.nn.stack import Stack
 
 ACTIVATIONS = {

@@ -4,18 +4,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pretune.models.checks import size, take
 from pretune.models.families.bert import ACTIVATION, ACTIVATIONS, ENCODER_KEYS, LAYER
 from pretune.models.families.bert import recipe as bert
 from pretune.models.family import Family, Size, Training
-from pretune.models.headed import headed, tokenwise
-from pretune.models.huggingface import Fixed, Key, Layout, Odd
-from pretune.models.pair import Pair, with_generator
+from pretune.models.generator_discriminator import Pair, with_generator
+from pretune.models.hf.checks import size, take
+from pretune.models.hf.config import Fixed, Key, Layout, Odd
+from pretune.models.hf.heads import headed, tokenwise
+from pretune.models.hf.weights import rules
 from pretune.models.spec import Model
-from pretune.models.weights import rules
 from pretune.nn.embeddings import Factor
 from pretune.nn.heads import Detector
-from pretune.nn.reading import Reading
+from pretune.nn.pooling import Reading
 
 
 def recipe(

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pretune.models.checks import size, take
 from pretune.models.family import ADAM, Family, Size, Training
-from pretune.models.headed import scored
-from pretune.models.huggingface import Key, Layout, Odd
+from pretune.models.hf.checks import size, take
+from pretune.models.hf.config import Key, Layout, Odd
+from pretune.models.hf.heads import scored
+from pretune.models.hf.weights import Fused, Rule, Turned, rules
 from pretune.models.init import Normal
 from pretune.models.spec import Model
-from pretune.models.weights import Fused, Rule, Turned, rules
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
 from pretune.nn.embeddings import Embed

@@ -5,16 +5,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pretune.models.checks import optional, size, take
 from pretune.models.families.bert import ACTIVATIONS
 from pretune.models.families.gpt import DECODER_KEYS, block_rules, width_of
 from pretune.models.families.gpt import recipe as gpt
 from pretune.models.family import ADAM_LARGE, Family, Size, Training
-from pretune.models.headed import scored, tokenwise
-from pretune.models.huggingface import Fixed, Key, Layout, Odd
+from pretune.models.hf.checks import optional, size, take
+from pretune.models.hf.config import Fixed, Key, Layout, Odd
+from pretune.models.hf.heads import scored, tokenwise
+from pretune.models.hf.weights import rules
 from pretune.models.init import Normal
 from pretune.models.spec import Model, Special
-from pretune.models.weights import rules
 from pretune.nn.block import Norms
 from pretune.nn.norm import LayerNorm
 from pretune.nn.stack import Stack

@@ -7,13 +7,13 @@ from typing import Any
 from pretune.core.config import to_dict
 from pretune.core.config.read import shown
 from pretune.core.errors import CheckpointError
-from pretune.models.checks import Check, choice, inside, optional, positive, rate, size, take
 from pretune.models.families.bert import ACTIVATIONS
 from pretune.models.family import ADAM_LARGE, Family, Size, Training
-from pretune.models.headed import headed, scored, tokenwise
-from pretune.models.huggingface import Fixed, Key, Layout, Odd
+from pretune.models.hf.checks import Check, choice, inside, optional, positive, rate, size, take
+from pretune.models.hf.config import Fixed, Key, Layout, Odd
+from pretune.models.hf.heads import headed, scored, tokenwise
+from pretune.models.hf.weights import rules
 from pretune.models.spec import Model, Special
-from pretune.models.weights import rules
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
 from pretune.nn.feedforward import FeedForward

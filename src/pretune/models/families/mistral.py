@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from pretune.models.checks import optional, size
 from pretune.models.families import llama
 from pretune.models.family import ADAM_LARGE, Family, Size, Training
-from pretune.models.headed import scored, tokenwise
-from pretune.models.huggingface import Key, Layout
+from pretune.models.hf.checks import optional, size
+from pretune.models.hf.config import Key, Layout
+from pretune.models.hf.heads import scored, tokenwise
+from pretune.models.hf.weights import rules
 from pretune.models.spec import Model
-from pretune.models.weights import rules
 from pretune.nn.norm import RMSNorm
 
 

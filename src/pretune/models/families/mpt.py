@@ -5,12 +5,12 @@ from typing import Any
 
 from pretune.core.config.read import shown
 from pretune.core.errors import CheckpointError
-from pretune.models.checks import inside, optional, positive, rate, size, take
 from pretune.models.family import ADAM_LARGE, Family, Size, Training
-from pretune.models.headed import scored, tokenwise
-from pretune.models.huggingface import IGNORED, Fixed, Key, Layout, Odd
+from pretune.models.hf.checks import inside, optional, positive, rate, size, take
+from pretune.models.hf.config import IGNORED, Fixed, Key, Layout, Odd
+from pretune.models.hf.heads import scored, tokenwise
+from pretune.models.hf.weights import Fused, Rule, rules
 from pretune.models.spec import Model
-from pretune.models.weights import Fused, Rule, rules
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
 from pretune.nn.feedforward import FeedForward

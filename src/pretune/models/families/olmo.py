@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from pretune.models.checks import optional, positive
 from pretune.models.families import llama
 from pretune.models.family import ADAM_LARGE, Family, Size, Training
-from pretune.models.headed import scored
-from pretune.models.huggingface import Key, Layout
+from pretune.models.hf.checks import optional, positive
+from pretune.models.hf.config import Key, Layout
+from pretune.models.hf.heads import scored
+from pretune.models.hf.weights import rules
 from pretune.models.spec import Model, Special
-from pretune.models.weights import rules
 from pretune.nn.block import Norms
 from pretune.nn.norm import LayerNorm, RMSNorm
 from pretune.nn.positions import Rotary

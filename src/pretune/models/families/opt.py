@@ -5,15 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 from pretune.core.config import to_dict
-from pretune.models.checks import flag, optional, size, take
 from pretune.models.families.bert import ACTIVATIONS
 from pretune.models.families.gpt2 import recipe as gpt2
 from pretune.models.family import ADAM_LARGE, Family, Size, Training
-from pretune.models.headed import scored, tokenwise
-from pretune.models.huggingface import Fixed, Key, Layout, Odd, look
+from pretune.models.hf.checks import flag, optional, size, take
+from pretune.models.hf.config import Fixed, Key, Layout, Odd, look
+from pretune.models.hf.heads import scored, tokenwise
+from pretune.models.hf.weights import rules
 from pretune.models.init import Normal
 from pretune.models.spec import Model, Special
-from pretune.models.weights import rules
 from pretune.nn.block import Norms
 from pretune.nn.embeddings import Factor
 from pretune.nn.feedforward import FeedForward

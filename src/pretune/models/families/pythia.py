@@ -5,10 +5,10 @@ from dataclasses import replace
 from pretune.models.families import llama
 from pretune.models.families.bert import ACTIVATIONS
 from pretune.models.family import ADAM_LARGE, Family, Size, Training
-from pretune.models.headed import scored, tokenwise
-from pretune.models.huggingface import Key, Layout
+from pretune.models.hf.config import Key, Layout
+from pretune.models.hf.heads import scored, tokenwise
+from pretune.models.hf.weights import Interleaved, Rule, rules
 from pretune.models.spec import Model, Special
-from pretune.models.weights import Interleaved, Rule, rules
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
 from pretune.nn.feedforward import FeedForward

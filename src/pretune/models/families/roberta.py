@@ -6,15 +6,15 @@ from functools import partial
 from pretune.models.families.bert import ACTIVATION, ACTIVATIONS, ENCODER_KEYS, LAYER, POOLED
 from pretune.models.families.bert import recipe as bert
 from pretune.models.family import ADAM, Family, Size, Training
-from pretune.models.headed import headed, tokenwise
-from pretune.models.huggingface import Fixed, Key, Layout
+from pretune.models.hf.config import Fixed, Key, Layout
+from pretune.models.hf.heads import headed, tokenwise
+from pretune.models.hf.weights import rules
 from pretune.models.spec import Model, Special
-from pretune.models.weights import rules
 from pretune.nn.block import Norms
 from pretune.nn.heads import Transform
 from pretune.nn.norm import LayerNorm
+from pretune.nn.pooling import Reading
 from pretune.nn.positions import Learned
-from pretune.nn.reading import Reading
 from pretune.nn.stack import Stack
 
 

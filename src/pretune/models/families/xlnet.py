@@ -6,19 +6,19 @@ from typing import Any
 
 from torch import Tensor
 
-from pretune.models.checks import size, take, unsupported
 from pretune.models.families.bert import ACTIVATIONS
 from pretune.models.family import Family, Size, Training
-from pretune.models.headed import headed, tokenwise
-from pretune.models.huggingface import Fixed, Key, Layout, Odd
+from pretune.models.hf.checks import size, take, unsupported
+from pretune.models.hf.config import Fixed, Key, Layout, Odd
+from pretune.models.hf.heads import headed, tokenwise
+from pretune.models.hf.weights import Rule, rules
 from pretune.models.spec import Model, Special
-from pretune.models.weights import Rule, rules
 from pretune.nn.block import Norms
 from pretune.nn.embeddings import Embed
 from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head
 from pretune.nn.norm import LayerNorm
-from pretune.nn.reading import Reading
+from pretune.nn.pooling import Reading
 from pretune.nn.relative_attention import RelativeAttention
 from pretune.nn.two_stream import TwoStream, TwoStreamBlock
 

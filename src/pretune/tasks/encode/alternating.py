@@ -16,10 +16,10 @@ import numpy as np
 
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
+from pretune.data.batch_shape import Shape
 from pretune.data.counters import Purpose, shuffled
 from pretune.data.mixing import Smoothed
 from pretune.data.ragged import Ints
-from pretune.data.shape import Shape
 from pretune.tasks.encode.stream import TaskStream
 
 

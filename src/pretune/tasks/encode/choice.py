@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from pretune.adapt.heads.choice import group_labels
+from pretune.adaptation.heads.choice import group_labels
 from pretune.core.errors import DataError
 from pretune.core.seed import mix
 from pretune.data.ragged import Ints, bounds
+from pretune.tasks.encode.base import Rules, classes, name_of
 from pretune.tasks.encode.items import Counts, Items, made
-from pretune.tasks.encode.rules import Rules, classes, name_of
 from pretune.tasks.example import Example
 
 MOST = 8

@@ -6,22 +6,22 @@ from typing import Any, Self
 
 import numpy as np
 
-from pretune.adapt.adapted import Adapted
-from pretune.adapt.heads.classification import Classification
-from pretune.adapt.heads.generation import Generation
-from pretune.adapt.heads.head import TaskHead
-from pretune.adapt.heads.sides import both_sides
+from pretune.adaptation.adapted import Adapted
+from pretune.adaptation.heads.base import TaskHead
+from pretune.adaptation.heads.classification import Classification
+from pretune.adaptation.heads.encoder_decoder import both_sides
+from pretune.adaptation.heads.generation import Generation
 from pretune.core.errors import DataError, UsageError
 from pretune.data.ragged import Ints
-from pretune.data.slots import reserve
-from pretune.tasks.encode import choice, span, tagging, whole, written
+from pretune.data.virtual_tokens import reserve
+from pretune.inference.text_model import tokenizer_of
+from pretune.tasks.encode import choice, sequence, span, tagging, text_to_text
+from pretune.tasks.encode.base import Rules
 from pretune.tasks.encode.items import Items, compact
-from pretune.tasks.encode.pool import frame_of
-from pretune.tasks.encode.rules import Rules
+from pretune.tasks.encode.token_pool import frame_of
 from pretune.tasks.example import Example
 from pretune.tasks.task import Kind, Task
 from pretune.text.tokenizer import Tokenizer
-from pretune.use.text import tokenizer_of
 
 LENGTHS: dict[Kind, int] = {"choice": 256, "span": 384, "generation": 512}
 """The usual length of a sequence by kind, where the model allows it; of all others it is `USUAL`."""
@@ -34,9 +34,9 @@ WRITTEN, NAMED = 64, 16
 """Tokens of an answer that is written: a text, and the name of a label."""
 
 _KINDS: dict[str, Callable[..., Items]] = {
-    "classification": whole.encode,
-    "pair": whole.encode,
-    "regression": whole.encode,
+    "classification": sequence.encode,
+    "pair": sequence.encode,
+    "regression": sequence.encode,
     "tagging": tagging.encode,
     "span": span.encode,
     "choice": choice.encode,
@@ -122,7 +122,7 @@ class TaskEncoder:
         if not examples:
             raise DataError(f"task '{self.task.name}': no examples to encode; give at least one")
         if self.written:
-            return self._placed(written.encode(self.rules, examples, training=training))
+            return self._placed(text_to_text.encode(self.rules, examples, training=training))
         found = _KINDS[self.task.kind](self.rules, examples, training=training)
         return self._placed(replace(found, sequences=both_sides(found.sequences, self.rules.spec)))
 

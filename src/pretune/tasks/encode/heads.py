@@ -2,19 +2,19 @@
 
 from typing import Any
 
-from pretune.adapt.heads.choice import Choice
-from pretune.adapt.heads.classification import Classification
-from pretune.adapt.heads.generation import Generation
-from pretune.adapt.heads.head import TaskHead, with_pooling
-from pretune.adapt.heads.regression import Regression
-from pretune.adapt.heads.span import Span
-from pretune.adapt.heads.tagging import Tagging
+from pretune.adaptation.heads.base import TaskHead, with_pooling
+from pretune.adaptation.heads.choice import Choice
+from pretune.adaptation.heads.classification import Classification
+from pretune.adaptation.heads.generation import Generation
+from pretune.adaptation.heads.regression import Regression
+from pretune.adaptation.heads.span import Span
+from pretune.adaptation.heads.tagging import Tagging
 from pretune.core.errors import UsageError
+from pretune.inference.text_model import tokenizer_of
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
 from pretune.tasks.task import Task
 from pretune.text.tokenizer import Tokenizer
-from pretune.use.text import tokenizer_of
 
 
 def head_of(

@@ -12,13 +12,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from pretune.adapt.heads.span import END, START
+from pretune.adaptation.heads.span import END, START
 from pretune.core.errors import DataError
 from pretune.core.types import IGNORE
 from pretune.data.ragged import Bools, Ints, spread
+from pretune.tasks.encode.base import Rules, name_of
 from pretune.tasks.encode.items import Counts, Items, made
-from pretune.tasks.encode.pool import Laid, Pool, distinct, room
-from pretune.tasks.encode.rules import Rules, name_of
+from pretune.tasks.encode.token_pool import Laid, Pool, distinct, room
 from pretune.tasks.example import Example
 
 

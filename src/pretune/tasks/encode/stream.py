@@ -16,12 +16,12 @@ import numpy as np
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE, Batch
+from pretune.data.batch_shape import Shape
 from pretune.data.layout import lay_out
 from pretune.data.mixing import Mixture, Smoothed, Weighted
 from pretune.data.packing import pack
 from pretune.data.ragged import Ints
 from pretune.data.sequences import Sequences
-from pretune.data.shape import Shape
 from pretune.tasks.encode.items import Items
 
 LONG = 512

@@ -15,9 +15,9 @@ import numpy as np
 from pretune.core.errors import DataError
 from pretune.core.types import IGNORE
 from pretune.data.ragged import Ints, begins, bounds
+from pretune.tasks.encode.base import Rules, missing, name_of
 from pretune.tasks.encode.items import Counts, Items, made
-from pretune.tasks.encode.pool import Pool
-from pretune.tasks.encode.rules import Rules, missing, name_of
+from pretune.tasks.encode.token_pool import Pool
 from pretune.tasks.example import Example
 
 

@@ -13,6 +13,7 @@ from pretune.text.corpora.builtin import BUILTINS
 from pretune.text.corpora.builtin import PREFIX as BUILTIN
 from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import Document
+from pretune.text.corpora.file_discovery import Finder, shown
 from pretune.text.corpora.formats import By
 from pretune.text.corpora.heldout import split_off
 from pretune.text.corpora.hub import PREFIX as HUB
@@ -21,7 +22,6 @@ from pretune.text.corpora.items import WHOLE, Item, Span
 from pretune.text.corpora.pairs import PREFIX as PAIR
 from pretune.text.corpora.pairs import open_pairs
 from pretune.text.corpora.snapshot import Stamp
-from pretune.text.corpora.walking import Finder, shown
 
 
 @dataclass(frozen=True, slots=True)

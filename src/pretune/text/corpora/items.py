@@ -7,9 +7,9 @@ from typing import Protocol
 
 from pretune.core.errors import DataError
 from pretune.core.io import sha256
-from pretune.text.corpora.cutting import cut_points
 from pretune.text.corpora.decoding import Errors, decode
 from pretune.text.corpora.document import LONGEST, Document, pieces
+from pretune.text.corpora.file_ranges import cut_points
 from pretune.text.corpora.formats import Format
 from pretune.text.corpora.parquet import parquet_spans, read_parquet
 from pretune.text.corpora.snapshot import Stamp

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pretune.core.errors import DataError, UsageError
 from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import LONGEST, Document
+from pretune.text.corpora.file_discovery import Finder
 from pretune.text.corpora.items import WHOLE, File, Span
 from pretune.text.corpora.snapshot import Stamp
-from pretune.text.corpora.walking import Finder
 
 PREFIX = "pair:"
 HALF = "half_pairs"

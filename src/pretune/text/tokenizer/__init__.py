@@ -10,7 +10,7 @@ styles are data: `pretune.text.styles`. Layouts and truncation: `pretune.text.te
 """
 
 from pretune.text.tokenizer.encode import Encoded
+from pretune.text.tokenizer.tokenizer import Tokenizer
 from pretune.text.tokenizer.training import Plan, train, train_tokenizer
-from pretune.text.tokenizer.wrapper import Tokenizer
 
 __all__ = ["Encoded", "Plan", "Tokenizer", "train", "train_tokenizer"]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
 from pretune.core.errors import DataError
-from pretune.text.tokenizer.faults import told_as
+from pretune.text.tokenizer.errors import told_as
 from pretune.text.tokenizer.units import follows, probes, split, split_simply, valid
 
 UNITS = 2**18

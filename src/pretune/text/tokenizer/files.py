@@ -17,10 +17,10 @@ from pretune.core import io
 from pretune.core.errors import CheckpointError, nearest_file
 from pretune.core.hub import located
 from pretune.text.templates import Special, Template, Text
-from pretune.text.tokenizer.faults import told_as
+from pretune.text.tokenizer.errors import told_as
 
 if TYPE_CHECKING:
-    from pretune.text.tokenizer.wrapper import Tokenizer
+    from pretune.text.tokenizer.tokenizer import Tokenizer
 
 TOKENIZER, CONFIG, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 LIMIT = 256 * 2**20

@@ -24,7 +24,7 @@ from pretune.text.corpora.formats import By
 from pretune.text.styles import SENTINEL, Kind, Style, kind_of, style_of
 from pretune.text.tokenizer import counting, pipeline, unigram
 from pretune.text.tokenizer.sample import Sample
-from pretune.text.tokenizer.wrapper import MOST, Tokenizer
+from pretune.text.tokenizer.tokenizer import MOST, Tokenizer
 
 _PART = 2**24
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

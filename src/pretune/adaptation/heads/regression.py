@@ -1,0 +1,45 @@
+"""A number for a sequence or a pair of them, such as how alike two sentences are: mean squared error.
+
+Paper: as for `classification`, with one output (STS-B in Devlin et al., 2019). Labels are floats; -100 means none.
+
+    [CLS] a dog runs [SEP] a dog is running [SEP]  ->  4.6
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Self
+
+from torch import Tensor, nn
+
+from pretune.adaptation.heads.base import Learner, known, labelled, reading_of, sequence_head
+from pretune.adaptation.scalar_mix import Mixing
+from pretune.core.config import spec
+from pretune.core.types import IGNORE, Batch, Loss
+from pretune.models.model import LanguageModel
+from pretune.models.spec import Model
+from pretune.nn.pooling import Reading
+
+
+@spec
+class Regression:
+    """One number for every sequence, by squared error."""
+
+    reading: Reading | None = None  # None: as the family's paper does
+    dropout: float = 0.1
+    mix: Mixing | None = None  # all layers of a frozen model are read, in place of `reading`
+
+    def resolve(self, spec: Model) -> Self:
+        return self if self.reading else replace(self, reading=reading_of(spec))
+
+    def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
+        if self.mix is not None:
+            return self.mix.build(model, 1, tagging=False, seed=seed)
+        return sequence_head(model, self.reading or reading_of(model.spec), 1, self.dropout, seed)
+
+    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
+        return {"loss": known(labelled(batch))}
+
+    def loss(self, model: Learner, batch: Batch) -> Loss:
+        labels = labelled(batch)
+        error = model.head(model.states(batch), batch).squeeze(-1).float() - labels
+        return Loss(sum=error.where(labels != IGNORE, 0.0).square().sum(), count=known(labels))

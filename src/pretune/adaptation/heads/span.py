@@ -1,0 +1,88 @@
+"""Where in a text the answer is: a score for every token to be its start, and one to be its end.
+
+Paper: Devlin et al. (2019), sections 4.2 and 4.3. No answer is the span of the first token alone ([CLS]). A sequence's
+targets stand at its tokens: `START` at the first of the answer, `END` at the last, their sum where that is one token.
+Siblings: `tagging`.
+
+    tokens   [CLS] who sang ? [SEP] it  was Nina Simone . [SEP]
+    targets  -     -   -    - -     -   -   1    2      - -
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from pretune.adaptation.heads.base import Learner, token_head
+from pretune.adaptation.heads.segment_sum import log_totals
+from pretune.adaptation.heads.tagging import targets_of
+from pretune.adaptation.scalar_mix import Mixing
+from pretune.core.config import spec
+from pretune.core.errors import UsageError
+from pretune.core.types import Batch, Loss
+from pretune.models.model import LanguageModel
+from pretune.models.spec import Model
+
+START, END = 1, 2
+
+
+@spec
+class Span:
+    """Start and end of an answer among the tokens of every sequence, by cross-entropy over its positions."""
+
+    dropout: float = 0.0
+    mix: Mixing | None = None  # all layers of a frozen model are read, in place of the last states
+
+    def resolve(self, spec: Model) -> Self:
+        return self
+
+    def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
+        if self.mix is not None:
+            return self.mix.build(model, 2, tagging=True, seed=seed)
+        return token_head(model, 2, self.dropout, seed)
+
+    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
+        return {"loss": _marked(targets_of(batch).labels, START).sum()}
+
+    def loss(self, model: Learner, batch: Batch) -> Loss:
+        """The mean of the start's and the end's, summed over sequences."""
+        targets = targets_of(batch)
+        logits = model.head(model.states(batch), batch).float()  # [N, 2]
+        owner = torch.where(batch.sequence < 0, batch.cells, batch.sequence)
+        totals = log_totals(logits, owner, batch.cells + 1)  # [C + 1, 2]
+        each = totals[owner[targets.index]] - logits[targets.index]  # [M, 2]
+        marked = torch.stack((_marked(targets.labels, START), _marked(targets.labels, END)), dim=-1)
+        return Loss(sum=each.where(marked, 0.0).sum() / 2, count=marked[:, 0].sum())
+
+
+def _marked(labels: Tensor, which: int) -> Tensor:
+    return (labels > 0) & (labels & which > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The best span of one sequence: its first and last token, its score, and by how much no answer scores higher."""
+
+    start: int
+    end: int
+    score: float
+    null: float
+
+
+def best(logits: Tensor, allowed: Tensor, *, longest: int = 30) -> Answer:
+    """The likeliest span of at most `longest` tokens among those allowed, from one sequence's logits `[n, 2]`.
+
+    No answer is worth giving where `null` is above a threshold, which is chosen on data that was held out (0 is fair).
+    """
+    if longest < 1 or not bool(allowed.any()):
+        raise UsageError(f"an answer needs at least one token that may be in it and longest >= 1, found {longest}")
+    scores = logits.detach().float().cpu()
+    outside = ~allowed.cpu()
+    starts, ends = (scores[:, side].masked_fill(outside, -torch.inf) for side in (0, 1))
+    sums = starts[:, None] + ends[None]  # [n, n]
+    sums = sums.masked_fill(~torch.ones_like(sums, dtype=torch.bool).triu().tril(longest - 1), -torch.inf)
+    start, end = divmod(int(sums.argmax()), len(scores))
+    score = float(sums[start, end])
+    return Answer(start, end, score, float(scores[0].sum()) - score)

@@ -1,0 +1,61 @@
+"""A tag for every token: names, parts of speech.
+
+Paper: Devlin et al. (2019), section 5.3: a linear layer on every token's state; the first token of a word carries the
+word's label, the others none. Of an encoder-decoder the decoder's states are read, with the text on both sides (Lewis
+et al., 2020). Siblings: `span` points at two tokens.
+
+    tokens   [CLS] John  lives in  Par  ##is  [SEP]
+    targets  -     B-PER O     O   B-LOC -    -
+"""
+
+from collections.abc import Mapping
+from typing import Self
+
+from torch import Tensor, nn
+
+from pretune.adaptation.heads.base import Learner, check_classes, known, token_head
+from pretune.adaptation.heads.classification import cross_entropy
+from pretune.adaptation.scalar_mix import Mixing
+from pretune.core.config import spec
+from pretune.core.errors import UsageError
+from pretune.core.types import Batch, Loss, Targets
+from pretune.models.model import LanguageModel
+from pretune.models.spec import Model
+
+
+@spec
+class Tagging:
+    """One of several tags for every token, by cross-entropy at the batch's targets."""
+
+    classes: int
+    labels: tuple[str, ...] = ()  # their names, in order
+    dropout: float = 0.1
+    mix: Mixing | None = None  # all layers of a frozen model are read, in place of the last states
+
+    def __post_init__(self) -> None:
+        check_classes(self.classes, self.labels)
+
+    def resolve(self, spec: Model) -> Self:
+        return self
+
+    def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
+        if self.mix is not None:
+            return self.mix.build(model, self.classes, tagging=True, seed=seed)
+        return token_head(model, self.classes, self.dropout, seed)
+
+    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
+        return {"loss": known(targets_of(batch).labels)}
+
+    def loss(self, model: Learner, batch: Batch) -> Loss:
+        targets = targets_of(batch)
+        states = model.states(batch)
+        if self.mix is not None:
+            return cross_entropy(model.head(states, batch).index_select(0, targets.index), targets.labels)
+        return cross_entropy(model.head(states.index_select(0, targets.index)), targets.labels)
+
+
+def targets_of(batch: Batch) -> Targets:
+    """Where the labels of tokens are, and what they are."""
+    if batch.targets is None:
+        raise UsageError("this head learns from labels of tokens, and the batch has none; give the data targets")
+    return batch.targets

@@ -1,0 +1,109 @@
+"""Adapters (Houlsby et al., 2019): after every sublayer a bottleneck with a residual, and the norms' parameters.
+
+The way up starts at zero, so that the model starts as it was. The activation lies between, so nothing can be merged.
+Relations: `LoRA` is the same bottleneck without the activation, beside the layer instead of after it.
+
+    sublayer ── W ──┬─────────────────────── + ── dropout, residual, norm
+                    └── down ── GELU ── up ──┘
+                        [width -> bottleneck -> width]
+"""
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from pretune.adaptation.peft.base import MAX_SIZE, adopt, drawn, fresh, linears, replaced, train_only
+from pretune.core.config import spec
+from pretune.core.errors import UsageError
+from pretune.core.seed import mix
+from pretune.models.model import LanguageModel
+from pretune.nn.feedforward import ACTIVATIONS, ActivationName
+from pretune.training.optim.groups import NORMS
+
+Place = Literal["attention", "feedforward"]
+LAST: dict[str, str] = {"attention": "out", "feedforward": "down"}
+"""The layer of each sublayer that writes; attention to a source is attention."""
+
+
+@spec
+class Adapter:
+    """Bottlenecks after attention and feed-forward layers, and the norms (Houlsby et al., 2019)."""
+
+    bottleneck: int = 64
+    activation: ActivationName = "gelu"
+    after: tuple[Place, ...] = ("attention", "feedforward")  # feed-forward alone: Pfeiffer et al., 2021
+    norms: bool = True  # whether the norms of the blocks are trained as well
+
+    merges: ClassVar[bool] = False
+    rate: ClassVar[float] = 1e-3
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bottleneck <= MAX_SIZE or not self.after:
+            raise UsageError(
+                f"adapters need a bottleneck of 1 to {MAX_SIZE:,}, found {self.bottleneck}, and a place after a layer"
+            )
+
+    def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
+        """Put a bottleneck after every sublayer: the names of their parameters, and of the norms'."""
+        fresh(model)
+        places = [LAST[place] for place in self.after]
+        for number, (_, owner, name, linear) in enumerate(linears(model, places)):
+            assert isinstance(linear, nn.Linear)
+            setattr(owner, name, Bottlenecked(linear, self, mix(seed, number) >> 1))
+        return train_only(model, self.names(model))
+
+    def names(self, model: LanguageModel) -> tuple[str, ...]:
+        """Down and up with their biases, and the norms of the stacks."""
+        found = [
+            f"{path}.adapter.{name}"
+            for path, _, _, layer in replaced(model)
+            if isinstance(layer, Bottlenecked)
+            for name, _ in layer.adapter.named_parameters()
+        ]
+        for path, module in model.named_modules():
+            if self.norms and isinstance(module, NORMS) and path.startswith(("encoder.", "decoder.")):
+                found += [f"{path}.{name}" for name, _ in module.named_parameters()]
+        return tuple(found)
+
+    def merge(self, model: LanguageModel) -> None:
+        """Refuse: the activation stands between the weights."""
+        raise UsageError("adapters cannot be merged into the weights: keep them beside the model, or use LoRA or IA3")
+
+
+class Bottlenecked(nn.Module):
+    """A linear layer, and the adapter that reads what it writes."""
+
+    adapts: ClassVar[bool] = True
+    weight: Parameter
+    bias: Parameter | None
+
+    def __init__(self, linear: nn.Linear, spec: Adapter, seed: int) -> None:
+        super().__init__()
+        self.adapter = Bottleneck(linear, spec, seed)
+        adopt(self, linear)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.linear(x, self.weight, self.bias)
+        out: Tensor = y + self.adapter(y)
+        return out
+
+
+class Bottleneck(nn.Module):
+    """up(activate(down(x)))"""
+
+    def __init__(self, linear: nn.Linear, spec: Adapter, seed: int) -> None:
+        super().__init__()
+        width, like = linear.out_features, linear.weight
+        self.down = drawn((spec.bottleneck, width), 1 / math.sqrt(width), like, seed)
+        self.down_bias = Parameter(torch.zeros(spec.bottleneck, device=like.device))
+        self.up = Parameter(torch.zeros(width, spec.bottleneck, device=like.device))
+        self.up_bias = Parameter(torch.zeros(width, device=like.device))
+        self.activate = ACTIVATIONS[spec.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.activate(F.linear(x.to(self.down.dtype), self.down, self.down_bias))
+        return F.linear(hidden, self.up, self.up_bias).to(x.dtype)

@@ -1,0 +1,80 @@
+"""BitFit (Ben Zaken et al., 2022): the biases are trained and nothing else.
+
+Nothing is put into the model, so there is nothing to merge: the trained biases are its own. A family without biases in
+its linear layers (T5, Llama) gets them, as zeros, and its spec says so from then on: such a model is saved in a layout
+that has them. Relations: the cheapest of all; `IA3` multiplies where this adds.
+
+    y = W x + b        W frozen, b trained; of norms the shift, not the gain
+"""
+
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch import nn
+from torch.nn import Parameter
+
+from pretune.adaptation.peft.base import TARGETS, fresh, linears, train_only
+from pretune.core.config import spec
+from pretune.models.model import LanguageModel
+from pretune.models.spec import Model
+from pretune.nn.attention import MultiHeadAttention
+from pretune.nn.block import Block
+from pretune.nn.feedforward import FeedForwardLayer
+from pretune.nn.relative_attention import RelativeAttentionLayer
+from pretune.nn.stack import Stack
+
+BODY = ("encoder.", "decoder.", "pooler.")
+QUERY_BIASES = ("content", "position", "segment")
+"""The vectors that attention by distance adds to its queries."""
+
+
+@spec
+class Bitfit:
+    """BitFit: only the biases are trained (Ben Zaken et al., 2022)."""
+
+    merges: ClassVar[bool] = True
+    rate: ClassVar[float] = 3e-3
+
+    def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
+        """Free the biases of the body, after adding those that are missing: their names."""
+        fresh(model)
+        for _, owner, _, linear in linears(model, TARGETS):
+            if isinstance(owner, MultiHeadAttention | FeedForwardLayer) and getattr(linear, "bias", None) is None:
+                assert isinstance(linear, nn.Linear)
+                linear.bias = Parameter(torch.zeros_like(linear.weight[:, 0]))
+        model.spec = with_biases(model.spec)
+        return train_only(model, self.names(model))
+
+    def names(self, model: LanguageModel) -> tuple[str, ...]:
+        """The biases of the body, those of norms included; the heads' are not among them."""
+        found = [name for name, _ in model.named_parameters() if name.endswith(".bias") and name.startswith(BODY)]
+        for path, module in model.named_modules():
+            if isinstance(module, RelativeAttentionLayer):
+                found += [f"{path}.{name}" for name in QUERY_BIASES]
+        return tuple(found)
+
+    def merge(self, model: LanguageModel) -> None:
+        """Nothing is left to do: what was trained are the model's own biases."""
+
+
+def with_biases(model: Model) -> Model:
+    """A spec whose linear layers have biases."""
+    encoder, decoder = model.encoder, model.decoder
+    return replace(
+        model,
+        encoder=_with_biases(encoder) if isinstance(encoder, Stack) else encoder,
+        decoder=None if decoder is None else _with_biases(decoder),
+    )
+
+
+def _with_biases(stack: Stack) -> Stack:
+    def block(old: Block) -> Block:
+        return replace(
+            old,
+            attention=replace(old.attention, bias=True),
+            cross=None if old.cross is None else replace(old.cross, bias=True),
+            feedforward=replace(old.feedforward, bias=True),
+        )
+
+    return replace(stack, blocks=tuple(map(block, stack.blocks)))

@@ -1,0 +1,101 @@
+"""IA3 (Liu et al., 2022): keys, values and hidden activations of feed-forward layers times learned vectors.
+
+All vectors start as ones. Relations: `LoRA` adds a product where this rescales; both merge into the weights.
+
+    k = scale * (K x)        v = scale * (V x)        feed-forward: down(scale * activate(up(x)))
+"""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from pretune.adaptation.peft.base import TARGETS, Target, adopt, fresh, linears, plain, replaced, train_only
+from pretune.core.config import spec
+from pretune.core.errors import UsageError
+from pretune.models.model import LanguageModel
+
+
+@spec
+class IA3:
+    """Learned vectors that rescale keys, values and hidden activations (Liu et al., 2022)."""
+
+    targets: tuple[Target, ...] = ("k", "v", "down")
+    inputs: tuple[Target, ...] = ("down",)  # those that are rescaled where they read, the others where they write
+
+    merges: ClassVar[bool] = True
+    rate: ClassVar[float] = 1e-2
+
+    def __post_init__(self) -> None:
+        if not self.targets or any(target not in TARGETS for target in self.targets):
+            raise UsageError(f"IA3 targets {', '.join(self.targets) or 'none'}; choose from {', '.join(TARGETS)}")
+
+    def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
+        """Put a vector of ones at every target of every block: their names. The seed has nothing to do."""
+        fresh(model)
+        for _, owner, name, linear in linears(model, self.targets):
+            assert isinstance(linear, nn.Linear)
+            setattr(owner, name, ScaledInput(linear) if name in self.inputs else Scaled(linear))
+        return train_only(model, self.names(model))
+
+    def names(self, model: LanguageModel) -> tuple[str, ...]:
+        """The vector of every target."""
+        return tuple(
+            f"{path}.scale" for path, _, _, layer in replaced(model) if isinstance(layer, Scaled | ScaledInput)
+        )
+
+    @torch.no_grad()
+    def merge(self, model: LanguageModel) -> None:
+        """Multiply rows (or, for what is read, columns) of the weights, and put the plain layers back."""
+        for _, owner, name, layer in replaced(model):
+            if isinstance(layer, Scaled | ScaledInput):
+                layer.absorb()
+                setattr(owner, name, plain(layer))
+
+
+class Scaled(nn.Module):
+    """scale * (W x + b)"""
+
+    adapts: ClassVar[bool] = True
+    weight: Parameter
+    bias: Parameter | None
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        adopt(self, linear)
+        self.scale = Parameter(torch.ones(linear.out_features, device=linear.weight.device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.finish(x, F.linear(x, self.weight, self.bias))
+
+    def finish(self, x: Tensor, y: Tensor) -> Tensor:
+        """y = W x + b rescaled."""
+        return y * self.scale.to(y.dtype)
+
+    def absorb(self) -> None:
+        """Into the rows of the weight, and the bias."""
+        self.weight.mul_(self.scale[:, None])
+        if self.bias is not None:
+            self.bias.mul_(self.scale)
+
+
+class ScaledInput(nn.Module):
+    """W (scale * x) + b"""
+
+    adapts: ClassVar[bool] = True
+    weight: Parameter
+    bias: Parameter | None
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        adopt(self, linear)
+        self.scale = Parameter(torch.ones(linear.in_features, device=linear.weight.device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x * self.scale.to(x.dtype), self.weight, self.bias)
+
+    def absorb(self) -> None:
+        """Into the columns of the weight."""
+        self.weight.mul_(self.scale)

@@ -1,0 +1,113 @@
+"""Low-rank adaptation (Hu et al., 2022): beside a frozen weight W stands a product of two thin matrices.
+
+y = W x + (alpha / r) B A x: A is drawn and B is zero, so that the model starts as it was. After training the product is
+added to W, and reading costs what it cost before. Relations: `IA3` trains one vector where this has two matrices;
+an `Adapter` comes after a layer, with an activation, and so cannot be merged.
+
+         x ──┬── W (frozen) ─────────── + ── y
+             └── dropout ── A ── B ─────┘
+                          [r, in] [out, r]
+"""
+
+import math
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from pretune.adaptation.peft.base import (
+    MAX_SIZE,
+    TARGETS,
+    Target,
+    adopt,
+    drawn,
+    fresh,
+    linears,
+    plain,
+    replaced,
+    train_only,
+)
+from pretune.core.config import spec
+from pretune.core.errors import UsageError
+from pretune.core.seed import mix
+from pretune.models.model import LanguageModel
+
+
+@spec
+class Lora:
+    """LoRA: low-rank products beside linear layers: rank, alpha, targets, dropout (Hu et al., 2022)."""
+
+    rank: int = 8
+    alpha: float = 16.0
+    targets: tuple[Target, ...] = ("q", "v")  # the paper's choice; all seven is what later work finds best
+    dropout: float = 0.0  # of what A reads
+
+    merges: ClassVar[bool] = True
+    rate: ClassVar[float] = 1e-3
+
+    def __post_init__(self) -> None:
+        check("LoRA", self.rank, self.alpha, self.dropout, self.targets)
+
+    def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
+        """Put a product beside every target of every block: the names of all A and B."""
+        fresh(model)
+        for number, (_, owner, name, linear) in enumerate(linears(model, self.targets)):
+            assert isinstance(linear, nn.Linear)
+            setattr(owner, name, LowRank(linear, self, mix(seed, number) >> 1))
+        return train_only(model, self.names(model))
+
+    def names(self, model: LanguageModel) -> tuple[str, ...]:
+        """A and B of every target."""
+        found = [(path, layer) for path, _, _, layer in replaced(model) if isinstance(layer, LowRank)]
+        return tuple(f"{path}.{part}" for path, _ in found for part in ("a", "b"))
+
+    @torch.no_grad()
+    def merge(self, model: LanguageModel) -> None:
+        """Add the products to the weights, computed in fp32 at least, and put the plain layers back."""
+        for _, owner, name, layer in replaced(model):
+            if isinstance(layer, LowRank):
+                layer.weight.copy_(layer.product() + layer.weight)
+                setattr(owner, name, plain(layer))
+
+
+def check(what: str, rank: int, alpha: float, dropout: float, targets: tuple[str, ...]) -> None:
+    """Refuse what no product can be made of."""
+    if not 1 <= rank <= MAX_SIZE or not alpha > 0 or not 0 <= dropout < 1:
+        raise UsageError(
+            f"{what} needs a rank from 1 to {MAX_SIZE:,}, alpha > 0 and dropout from 0 to below 1; found rank {rank}, "
+            f"alpha {alpha:g}, dropout {dropout:g}"
+        )
+    if not targets or any(target not in TARGETS for target in targets):
+        raise UsageError(f"{what} targets {', '.join(targets) or 'none'}; choose from {', '.join(TARGETS)}")
+
+
+class LowRank(nn.Module):
+    """`a` [r, in], `b` [out, r]; `finish` is what attention calls when it has taken the product with W itself."""
+
+    adapts: ClassVar[bool] = True
+    weight: Parameter
+    bias: Parameter | None
+
+    def __init__(self, linear: nn.Linear, spec: Lora, seed: int) -> None:
+        super().__init__()
+        adopt(self, linear)
+        self.scale = spec.alpha / spec.rank
+        self.a = drawn((spec.rank, linear.in_features), 1 / math.sqrt(linear.in_features), linear.weight, seed)
+        self.b = Parameter(torch.zeros(linear.out_features, spec.rank, device=linear.weight.device))
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.finish(x, F.linear(x, self.weight, self.bias))
+
+    def finish(self, x: Tensor, y: Tensor) -> Tensor:
+        """y = W x with what was learned added."""
+        low = F.linear(self.dropout(x).to(self.a.dtype), self.a)
+        # NOTE: not torch.add(…, alpha=): compiled after a matrix product, torch 2.11 to 2.13 leave alpha out.
+        return y + F.linear(low * self.scale, self.b).to(y.dtype)
+
+    def product(self) -> Tensor:
+        """(alpha / r) B A: what is added to the weight."""
+        exact = torch.promote_types(self.a.dtype, torch.float32)
+        return self.scale * (self.b.to(exact) @ self.a.to(exact))

@@ -1,0 +1,86 @@
+"""A prefix in the reference's layout: one row for each column, with the keys and values of all layers in turn.
+
+In the reference an encoder-decoder has a prefix before the decoder's own keys alone. It lays its layers out twice and
+reads every other pair of them, so that of an even number of layers the upper half has the prefix of the lower half.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pretune.adaptation.peft.prefix import Prefix
+from pretune.core.errors import CheckpointError
+from pretune.models.families import FAMILIES
+from pretune.models.hf.checkpoint import NATIVE, describe
+from pretune.models.spec import Model
+from pretune.nn.stack import Stack
+
+TABLE = "prompt_embeddings"
+
+
+def pack_prefix(method: Prefix, found: Mapping[str, Tensor], spec: Model) -> tuple[dict[str, Any], Tensor] | None:
+    """Config and table `[P, layers 2 width]`; None where the reference has no place for such a prefix."""
+    shape = _shape(spec)
+    if shape is None or not method.count or (spec.both and method.sides != ("decoder",)):
+        return None
+    heads, head = shape
+    places = _places(spec)
+    if len(set(places)) < len(places):
+        return None
+    side = "decoder" if spec.decoder is not None else "encoder"
+    table = torch.empty(method.count, len(places), 2, heads * head)
+    for layer, place in enumerate(places):
+        for i, part in enumerate(("keys", "values")):
+            table[:, place, i] = found[f"{side}.{layer}.attention.prefix.{part}"].reshape(method.count, -1)
+    config = {
+        "peft_type": "PREFIX_TUNING",
+        "task_type": {"encoder-decoder": "SEQ_2_SEQ_LM", "decoder": "CAUSAL_LM"}.get(spec.shape, "FEATURE_EXTRACTION"),
+        "num_virtual_tokens": method.count,
+        "token_dim": heads * head,
+        "num_transformer_submodules": 2 if spec.both else 1,
+        "num_attention_heads": heads,
+        "num_layers": len(places),
+        "encoder_hidden_size": heads * head,
+        "prefix_projection": False,
+    }
+    return config, table.flatten(1)
+
+
+def unpack_prefix(count: int, table: Tensor | None, spec: Model) -> tuple[Prefix, dict[str, Tensor]]:
+    """A prefix of the reference's in our names."""
+    shape = _shape(spec)
+    if shape is None:
+        raise CheckpointError("a prefix of the reference's has no place in this model, whose layers differ from its")
+    heads, head = shape
+    places = _places(spec)
+    wanted = [count, len(places) * 2 * heads * head]
+    if table is None or list(table.shape) != wanted:
+        found = "missing" if table is None else f"of the shape {list(table.shape)}"
+        raise CheckpointError(f"tensor '{TABLE}' is {found}; this model asks for {wanted}")
+    side = "decoder" if spec.decoder is not None else "encoder"
+    parts = table.view(count, len(places), 2, heads, head)
+    out = {
+        f"{side}.{layer}.attention.prefix.{part}": parts[:, place, i].contiguous()
+        for layer, place in enumerate(places)
+        for i, part in enumerate(("keys", "values"))
+    }
+    return Prefix(count=count, sides=("decoder",) if spec.both else Prefix().sides), out
+
+
+def _shape(spec: Model) -> tuple[int, int] | None:
+    """Key heads and their width, where all layers of the side that has the prefix agree and are the reference's."""
+    stack, family = spec.last, FAMILIES.get(spec.family) if spec.family in FAMILIES else None
+    if family is not None and family.layout is not None and not family.layout.caches:
+        return None  # the reference would pass over the prefix without a word
+    if not isinstance(stack, Stack) or stack.share is not None or describe(spec)[0]["model_type"] == NATIVE:
+        return None
+    shapes = {block.attention.shape(width=spec.width)[1:] for block in stack.blocks}
+    return shapes.pop() if len(shapes) == 1 else None
+
+
+def _places(spec: Model) -> list[int]:
+    """Where the pair of each layer stands in the table."""
+    depth = spec.last.depth
+    return [2 * layer % depth if spec.both else layer for layer in range(depth)]

@@ -1,0 +1,74 @@
+"""Prompt-tuning (Lester et al., 2021): learned vectors stand before the text, where tokens would be embedded.
+
+The data layout reserves the room (`data.slots.reserve`, with the same count): the first positions of each sequence are
+slots, whatever row it lies in, and the model fills them from its table. In an encoder-decoder the encoder reads them.
+Relations: prefix-tuning has such vectors in every block; this has them below the first alone.
+
+    layout   .  .  the cat        input   p0 p1 the cat        p: trained
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from pretune.adaptation.peft.base import MAX_SIZE, fresh, train_only
+from pretune.adaptation.peft.token_init import real_tokens
+from pretune.core.config import spec
+from pretune.core.errors import UsageError
+from pretune.core.types import Batch
+from pretune.models.model import LanguageModel
+
+
+@spec
+class Prompt:
+    """Prompt-tuning: learned vectors before the text, at the input alone (Lester et al., 2021)."""
+
+    count: int = 20
+    tokens: tuple[int, ...] | None = None  # whose rows the vectors start as, in turn; None: some that are drawn
+
+    merges: ClassVar[bool] = False
+    rate: ClassVar[float] = 0.03
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.count <= MAX_SIZE or self.tokens == ():
+            wanted = f"it needs 0 to {MAX_SIZE:,}, and tokens to start from or null"
+            raise UsageError(f"a prompt of {self.count} vectors; {wanted}")
+
+    def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
+        """Give the model a table for the slots: its name."""
+        fresh(model)
+        model.prompt = PromptTable(self._start(model, seed))
+        return train_only(model, self.names(model))
+
+    def names(self, model: LanguageModel) -> tuple[str, ...]:
+        """The table."""
+        return () if model.prompt is None else ("prompt.table",)
+
+    def merge(self, model: LanguageModel) -> None:
+        """Refuse: the vectors are input, not weights."""
+        raise UsageError("a prompt cannot be merged into the weights: it is read with every text")
+
+    def _start(self, model: LanguageModel, seed: int) -> Tensor:
+        tokens = real_tokens(model, self.count, self.tokens, seed)
+        return model.tokens.weight.detach().index_select(0, tokens).clone()
+
+
+class PromptTable(nn.Module):
+    """`table` [P, width of the token table]: a row for each slot."""
+
+    adapts: ClassVar[bool] = True
+
+    def __init__(self, start: Tensor) -> None:
+        super().__init__()
+        self.table = Parameter(start)
+
+    def forward(self, rows: Tensor, batch: Batch) -> Tensor:
+        """Token rows `[N, …]` with the table's in the slots: the first positions of every sequence."""
+        count = self.table.shape[0]
+        if not count:
+            return rows
+        slot = (batch.positions < count) & (batch.sequence >= 0)
+        filled = self.table.index_select(0, batch.positions.clamp(max=count - 1))
+        return torch.where(slot[:, None], filled.to(rows.dtype), rows)

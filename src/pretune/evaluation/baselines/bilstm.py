@@ -1,0 +1,181 @@
+"""A bidirectional LSTM with attention over static vectors: the neural baseline without pre-training on other text."""
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pretune.adaptation.static.word2vec import Word2Vec
+from pretune.core.config import spec
+from pretune.core.seed import generator, mix
+from pretune.core.types import IGNORE, Batch, Loss
+from pretune.data.layout import batch
+from pretune.data.ragged import Ints
+from pretune.evaluation.baselines.base import Label, Predict, Text, numbered
+from pretune.evaluation.baselines.majority import Majority
+from pretune.inference.word_vectors import Vectors, words_of
+from pretune.nn.recurrent import AdditiveAttention, BiLSTM
+from pretune.training.batch_stats import Tally
+from pretune.training.distributed import Ranks
+from pretune.training.loop import Loop
+from pretune.training.loss_module import Trainee
+from pretune.training.optim import AdamW, parameter_groups
+from pretune.training.train_state import State
+
+UNKNOWN, BETWEEN, FIRST = 0, 1, 2
+"""The token of unknown words (and of a text without any), the one between the texts of a pair, the first word's."""
+
+
+@spec
+class Recurrent:
+    """A BiLSTM with attention over word vectors, trained on the task's texts, a tenth of which chooses the epoch."""
+
+    hidden: int = 64
+    words: int = 150  # of a text; the rest is cut off
+    dropout: float = 0.3
+    epochs: int = 5
+    steps: int = 200  # at least; where texts are few, epochs are more
+    size: int = 32  # texts in a step
+    optim: AdamW = AdamW(lr=2e-3)
+    start: Word2Vec = Word2Vec(width=64, least=2)  # the vectors it begins with
+
+    def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predict:
+        """Learn from labelled texts (or pairs, read one after the other with a mark between them)."""
+        classes, y = numbered(labels)
+        if len(classes) < 2:
+            return Majority().fit(texts, labels)
+        both = [part for text in texts for part in ([text] if isinstance(text, str) else text)]
+        vectors = self.start.train(both, seed=seed)
+        tokens = [self._tokens(text, vectors) for text in texts]
+        order = generator(seed, 0).permutation(len(texts))
+        held, rest = np.split(order, [len(order) // 10])
+        with torch.random.fork_rng(devices=[]):  # what it draws is its own: nobody else's numbers change
+            torch.manual_seed(mix(seed, 1) >> 1)
+            model = Reader(self, vectors, len(classes))
+            self._train(model, _Epochs(tokens, y, rest, self.size, seed), lambda: _right(model, tokens, y, held))
+
+        def predict(texts: Sequence[Text]) -> list[Label]:
+            return [classes[i] for i in _said(model, [self._tokens(text, vectors) for text in texts])]
+
+        return predict
+
+    def _train(self, model: "Reader", epochs: "_Epochs", judge: Callable[[], float]) -> None:
+        """Train for all epochs, and go back to the first of those with the most held-out texts right."""
+        rounds = max(self.epochs, -(-self.steps // epochs.steps))
+        steps = epochs.steps * rounds
+        loop = Loop(
+            trainee=Trainee(model, _Work()),
+            optimizer=self.optim.build(parameter_groups(model)),
+            batches=epochs,
+            state=State(),
+            ranks=Ranks(torch.device("cpu")),
+            rate=lambda state: 1 - state.step / steps,
+            until=partial(_over, 0),
+            seed=epochs.seed,
+        )
+        best, kept = -math.inf, model.state_dict()
+        for epoch in range(1, rounds + 1):
+            loop.until = partial(_over, epoch * epochs.steps)
+            loop.run()
+            found = judge()
+            if found > best:
+                best, kept = found, copy.deepcopy(model.state_dict())
+        model.load_state_dict(kept)
+
+    def _tokens(self, text: Text, vectors: Vectors) -> list[int]:
+        if not isinstance(text, str):
+            return [*self._tokens(text[0], vectors), BETWEEN, *self._tokens(text[1], vectors)]
+        unknown = UNKNOWN - FIRST
+        found = [vectors.index.get(word, unknown) + FIRST for word in words_of(text)[: self.words]]
+        return found or [UNKNOWN]
+
+
+class Reader(nn.Module):
+    """Tokens to one row of logits for each cell `[C, classes]`."""
+
+    def __init__(self, spec: Recurrent, vectors: Vectors, classes: int) -> None:
+        super().__init__()
+        lstm = BiLSTM(hidden=spec.hidden)
+        rows = np.concatenate((vectors.unknown[None], np.zeros_like(vectors.unknown[None]), vectors.matrix))
+        self.tokens = nn.Embedding(len(rows), vectors.width, _weight=torch.from_numpy(rows))
+        self.encoder = lstm.build(width=vectors.width)
+        self.pool = AdditiveAttention(hidden=spec.hidden).build(width=lstm.width)
+        self.out = nn.Linear(lstm.width, classes)
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def forward(self, batch: Batch) -> Tensor:
+        states = self.encoder(self.dropout(self.tokens(batch.tokens)), batch)
+        out: Tensor = self.out(self.dropout(self.pool(states, batch)))
+        return out
+
+
+class _Work:
+    """Cross-entropy at the labels of cells."""
+
+    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
+        assert batch.labels is not None
+        return {"loss": (batch.labels != IGNORE).sum()}
+
+    def loss(self, model: Reader, batch: Batch) -> Loss:
+        assert batch.labels is not None
+        total = F.cross_entropy(model(batch), batch.labels, ignore_index=IGNORE, reduction="sum")
+        return Loss(sum=total, count=(batch.labels != IGNORE).sum())
+
+
+class _Epochs:
+    """Batches of labelled texts, every epoch in another order."""
+
+    waited = 0.0
+
+    def __init__(self, tokens: list[list[int]], y: Ints, rows: Ints, size: int, seed: int) -> None:
+        self.tokens, self.y, self.rows, self.size, self.seed = tokens, y, rows, size, seed
+        self.steps = -(-len(rows) // size)
+        self.seen = Tally()
+        self._step = 0
+
+    def __next__(self) -> list[Batch]:
+        epoch, at = divmod(self._step, self.steps)
+        order = generator(self.seed, 2, epoch).permutation(self.rows)
+        take = order[at * self.size : (at + 1) * self.size]
+        self._step += 1
+        return [_packed([self.tokens[i] for i in take], self.y[take])]
+
+    def split(self, micro: int) -> None:
+        """Texts this short fit as they are."""
+
+
+def _packed(tokens: list[list[int]], y: Ints | None = None) -> Batch:
+    """Texts in one row, without filler, so that the first cells are the texts in their order."""
+    made = batch(tokens, row=sum(map(len, tokens)))
+    labels = torch.full((made.cells,), IGNORE)
+    if y is not None:
+        labels[: len(tokens)] = torch.from_numpy(y)
+    return replace(made, labels=labels)
+
+
+def _over(end: int, state: State) -> bool:
+    return state.step >= end
+
+
+@torch.no_grad()
+def _said(model: Reader, tokens: list[list[int]], size: int = 128) -> list[int]:
+    """The likeliest class of each text."""
+    model.eval()
+    found: list[int] = []
+    for at in range(0, len(tokens), size):
+        part = tokens[at : at + size]
+        found += model(_packed(part))[: len(part)].argmax(1).tolist()
+    model.train()
+    return found
+
+
+def _right(model: Reader, tokens: list[list[int]], y: Ints, rows: Ints) -> float:
+    """The share of held-out texts that are right; with none to look at the first epoch is as good as any."""
+    said = np.array(_said(model, [tokens[i] for i in rows]), dtype=np.int64)
+    return float((said == y[rows]).mean()) if len(rows) else 0.0

@@ -1,0 +1,74 @@
+"""Baselines for scores: the mean of those seen, and ridge regression over TF-IDF or averaged word vectors."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pretune.adaptation.static.word2vec import Word2Vec
+from pretune.core.config import spec
+from pretune.evaluation.baselines.base import Text, sides
+from pretune.evaluation.baselines.features import TfIdf, averages
+from pretune.inference.word_vectors import Vectors
+
+Valued = Callable[[Sequence[Text]], list[float]]
+
+
+@spec
+class Mean:
+    """The mean score for everything."""
+
+    def fit(self, texts: Sequence[Text], values: Sequence[float], *, seed: int = 0) -> Valued:
+        """Average the scores."""
+        mean = float(np.mean(values))
+        return lambda texts: [mean] * len(texts)
+
+
+@spec
+class Ridge:
+    """TF-IDF of words and word pairs, ridge regression, its penalty found by cross-validation."""
+
+    choices: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
+
+    def fit(self, texts: Sequence[Text], values: Sequence[float], *, seed: int = 0) -> Valued:
+        """Learn from texts (or pairs) with scores; predictions stay within those seen."""
+        if len(texts) < 6:
+            return Mean().fit(texts, values)
+        return _ridge(TfIdf(texts), texts, values, self.choices, seed)
+
+
+@spec
+class RidgeVectors:
+    """The mean word vector of a text (of a pair what two have in common), ridge regression."""
+
+    vectors: str | None = None  # a file in word2vec's or GloVe's text format; None: trained on the task's own texts
+    trained: Word2Vec = Word2Vec(epochs=10, least=2)
+    choices: tuple[float, ...] = (1.0, 10.0, 100.0, 1000.0)
+
+    def fit(self, texts: Sequence[Text], values: Sequence[float], *, seed: int = 0) -> Valued:
+        """Learn from texts (or pairs) with scores; without a file the vectors are trained on these texts."""
+        from sklearn.preprocessing import StandardScaler
+
+        first, second = sides(texts)
+        words = [text for text in [*first, *(second or [])] if text.strip()]
+        if len(texts) < 6 or not words:
+            return Mean().fit(texts, values)
+        vectors = Vectors.load(self.vectors) if self.vectors else self.trained.train(words, seed=seed)
+        scale = StandardScaler().fit(averages(vectors, texts))
+        return _ridge(lambda texts: scale.transform(averages(vectors, texts)), texts, values, self.choices, seed)
+
+
+def _ridge(
+    features: Callable[[Sequence[Text]], Any],
+    texts: Sequence[Text],
+    values: Sequence[float],
+    choices: Sequence[float],
+    seed: int,
+) -> Valued:
+    from sklearn.linear_model import Ridge as Model
+    from sklearn.model_selection import GridSearchCV, KFold
+
+    y, split = np.asarray(values, dtype=np.float64), KFold(3, shuffle=True, random_state=seed)
+    found = GridSearchCV(Model(random_state=seed), {"alpha": list(choices)}, cv=split).fit(features(texts), y)
+    low, high = float(y.min()), float(y.max())
+    return lambda texts: np.clip(found.predict(features(texts)), low, high).tolist() if texts else []

@@ -1,0 +1,107 @@
+"""Files of sentence pairs: any of one's own, and those of CrowS-Pairs.
+
+    The cat is asleep.            {"sentence_good": "The cat is asleep.", "sentence_bad": "The cat are asleep."}
+    The cat are asleep.           …
+    …
+
+Lines come in twos, the better sentence first; blank lines are skipped. Files may be compressed. A folder has a set in
+each file, named by it.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from pretune.core.errors import DataError, UsageError, explain_missing
+from pretune.tasks.example import Example
+from pretune.tasks.table_reader import open_table
+from pretune.tasks.table_rows import Jsonl, Row, lines
+
+ORDERS = ("good-first", "bad-first")
+GOOD, BAD = "sentence_good", "sentence_bad"
+COMPRESSED = frozenset({".gz", ".xz", ".zst", ".bz2"})
+TEXTS = frozenset({"", ".txt", ".jsonl", ".json", ".ndjson"})
+"""Extensions of files of pairs."""
+DOCUMENTS = frozenset(
+    {"readme", "license", "licence", "copying", "notice", "citation", "authors", "changelog", "manifest"}
+)
+"""Names of files that are about a folder."""
+
+
+def read_pairs(path: Path, order: str = "good-first") -> list[Example]:
+    """The pairs of a file, each with the better sentence as its text; `order` is that of lines."""
+    if order not in ORDERS:
+        raise UsageError(f"unknown order '{order[:40]}' ({' or '.join(ORDERS)})")
+    if not path.is_file():
+        raise DataError(f"{path}: {explain_missing(path)}; give a file of sentence pairs with --data")
+    rows = [(number, line.strip()) for number, line in lines(path) if line.strip()]
+    if not rows:
+        raise DataError(
+            f"{path}: no sentences; two lines a pair are expected, the better sentence first, or JSON lines"
+        )
+    if rows[0][1].startswith("{"):
+        return [_object(row) for row in Jsonl().rows(path)]
+    if len(rows) % 2:
+        raise DataError(f"{path}:{rows[-1][0]}: the last of {len(rows)} lines has no partner; lines come in pairs")
+    found = []
+    for (number, first), (_, second) in zip(rows[::2], rows[1::2], strict=True):
+        good, bad = (first, second) if order == "good-first" else (second, first)
+        found.append(Example(text=good, pair=bad, id=str(number)))
+    return found
+
+
+def read_pair_folder(path: Path, order: str = "good-first") -> tuple[list[Example], list[str]]:
+    """Read the pairs of each file of a folder, with the file's name as their set; and the names of skipped files.
+
+    Hidden files are passed over. Files about the folder (README, LICENSE, …), of other extensions, empty ones, and
+    JSON lines without both sentences are skipped; any other file that cannot be read as pairs is an error.
+    """
+    found: list[Example] = []
+    skipped: list[str] = []
+    files = sorted(one for one in path.iterdir() if one.is_file() and not one.name.startswith("."))
+    names = Counter(_set_name(one) for one in files)
+    for file in files:
+        if not _holds_pairs(file):
+            skipped.append(file.name)
+            continue
+        name = _set_name(file)
+        found += [replace(pair, group=name if names[name] == 1 else file.name) for pair in read_pairs(file, order)]
+    if not found:
+        looked = f" (skipped: {', '.join(skipped[:5])})" if skipped else ""
+        raise DataError(f"{path}: no file of sentence pairs in this folder{looked}; give .txt or .jsonl files")
+    return found, skipped
+
+
+def _set_name(file: Path) -> str:
+    """The name of a file without the extensions of its form."""
+    name = file
+    while name.suffix.lower() in COMPRESSED | TEXTS - {""}:
+        name = name.with_suffix("")
+    return name.name
+
+
+def _holds_pairs(file: Path) -> bool:
+    inner = file.with_suffix("") if file.suffix.lower() in COMPRESSED else file
+    if inner.suffix.lower() not in TEXTS or inner.stem.lower() in DOCUMENTS:
+        return False
+    first = next((line.strip() for _, line in lines(file) if line.strip()), "")
+    if not first.startswith("{"):
+        return bool(first)
+    return {GOOD, BAD} <= next(iter(Jsonl().rows(file))).values.keys()
+
+
+def _object(row: Row) -> Example:
+    group = next((str(row.values[name]) for name in ("UID", "group") if name in row.values), None)
+    return Example(text=row.text(GOOD), pair=row.text(BAD), group=group, id=row.where.rpartition(":")[2])
+
+
+def read_bias_pairs(path: Path) -> Iterator[Example]:
+    """Rows of a table with `sent_more` (the more stereotyped sentence), `sent_less`, and perhaps `bias_type`."""
+    if not path.is_file():
+        why = explain_missing(path)
+        raise DataError(f"{path}: {why}; give a table with sent_more and sent_less with --data")
+    table = open_table(path, ["sent_more", "sent_less"])
+    for row in table.rows():
+        group = str(row.values["bias_type"]) if row.values.get("bias_type") else None
+        yield Example(text=row.text("sent_more"), pair=row.text("sent_less"), group=group)

@@ -1,0 +1,1 @@
+"""Hugging Face files: configs, weights, heads and whole checkpoints, both ways."""

@@ -1,0 +1,405 @@
+"""Models on disk: Hugging Face directories in, Hugging Face directories out.
+
+What is read is checked before anything is allocated: the config against what we can compute, the names and shapes in
+the safetensors headers against the spec.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pretune.core import config, io
+from pretune.core.config.read import shown
+from pretune.core.errors import CheckpointError, PretuneError, UsageError, nearest
+from pretune.core.hub import located
+from pretune.models import sentence_transformers_files, tensor_files
+from pretune.models.bidirectional_lm import FOLDER as BACKWARD
+from pretune.models.bidirectional_lm import TwoWayModel
+from pretune.models.families import FAMILIES, MODEL_TYPES
+from pretune.models.generator_discriminator import FOLDER as GENERATOR
+from pretune.models.generator_discriminator import GeneratorDiscriminator
+from pretune.models.hf.config import Layout, refuse_code, same
+from pretune.models.hf.detect import recognise, with_head
+from pretune.models.hf.heads import HEAD, Headed, apart
+from pretune.models.hf.weights import Move, Rule, plan
+from pretune.models.memory import fits
+from pretune.models.model import LanguageModel, empty
+from pretune.models.not_found import missing
+from pretune.models.spec import Model
+from pretune.models.tensor_files import Stored
+from pretune.models.trained_model import AnyModel
+
+NATIVE = "pretune"
+"""The model_type of what no Hugging Face class can express: our own names, our own spec."""
+
+ASSETS = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt",
+    "added_tokens.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "generation_config.json",
+)  # fmt: skip
+"""Small files that stay with the weights, as they are."""
+
+PARTNERS = (GENERATOR, BACKWARD)
+"""Folders inside a model's directory that hold the model it was trained with."""
+
+CONFIG = "config.json"
+CONFIG_LIMIT = 16 << 20
+ASSET_LIMIT = 64 << 20
+SHARD_BYTES = 5 * 10**9
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A task's head, as it is saved with the body: config keys, tensors, and what the body's tensors begin with."""
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    prefix: str = ""
+
+
+def load(
+    directory: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    head: Literal["tied"] | None = None,
+) -> LanguageModel:
+    """Read a Hugging Face model directory, or one of ours. It comes in evaluation mode, in fp32 unless asked.
+
+    With `head` "tied" a decoder that was saved without its vocabulary head is given it, where that is the token table.
+    """
+    if not dtype.is_floating_point:
+        raise UsageError(f"weights cannot be {dtype}; choose torch.float32, torch.bfloat16 or another float")
+    folder = located(directory)
+    model, moves, stored = _examine(folder, head)
+    spec = model.spec
+    fits(spec, dtype, device)
+    sizes = {name: tensor.shape for name, tensor in weights_of(model)}
+    present = sorted((move for move in moves if move.theirs in stored), key=lambda move: stored[move.theirs].file)
+    for move, tensor in zip(present, tensor_files.values(stored[move.theirs] for move in present), strict=True):
+        parts = move.packing.unpack(tensor, [sizes[name][0] for name in move.ours], spec)
+        for name, part in zip(move.ours, parts, strict=True):
+            # NOTE: always a copy: what was read lies in the mapped file, which may change, at any address.
+            _assign(model, name, part.to(device, dtype, copy=True, memory_format=torch.contiguous_format))
+    for move in moves:
+        if move.theirs not in stored:
+            for name in move.ours:
+                _assign(model, name, torch.zeros(sizes[name], device=device, dtype=dtype))
+    model.assets.files = _assets(folder)
+    model.assets.modules = sentence_transformers_files.read(folder)
+    model.assets.tokenizer = _tokenizer(folder, spec)
+    return model.eval()
+
+
+def load_pair(
+    directory: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> GeneratorDiscriminator:
+    """A discriminator with the generator that lies in its directory, as `save` writes them."""
+    discriminator, generator = (load(Path(directory) / name, dtype=dtype, device=device) for name in ("", GENERATOR))
+    with _about(Path(directory) / GENERATOR):
+        return GeneratorDiscriminator(discriminator, generator)
+
+
+def load_two_way(
+    directory: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> TwoWayModel:
+    """A decoder with the one from the right that lies in its directory, as `save` writes them."""
+    forwards, backwards = (load(Path(directory) / name, dtype=dtype, device=device) for name in ("", BACKWARD))
+    with _about(Path(directory) / BACKWARD):
+        return TwoWayModel(forwards, backwards)
+
+
+def save(
+    model: AnyModel,
+    directory: str | Path,
+    *,
+    overwrite: bool = False,
+    shard: int = SHARD_BYTES,
+    head: Beside | None = None,
+) -> None:
+    """Write a directory that `transformers` reads, where it has the family; all of it or nothing.
+
+    Of two models that were trained together one is the directory, and the other lies in a folder of its own inside.
+    """
+    parts = {"": model} if isinstance(model, LanguageModel) else model.folders()
+    with io.atomic_directory(Path(directory), overwrite=overwrite) as folder:
+        for name, part in parts.items():
+            (folder / name).mkdir(exist_ok=True)
+            names = _write(part, folder / name, shard, head)
+            _clear(Path(directory) / name, names)
+
+
+def _write(model: LanguageModel, folder: Path, shard: int, head: Beside | None) -> list[str]:
+    """The files of one model, with their manifest; their names."""
+    if any(getattr(module, "adapts", False) is True for module in model.modules()):
+        raise UsageError(
+            "a method is on this model, and no layout has its weights; merge it first, or save the adapter alone"
+        )
+    spec = model.spec
+    found, rules, strip, twins = describe(spec)
+    found["dtype"] = str(model.tokens.weight.dtype).removeprefix("torch.")
+    ours = {name: tensor.detach().cpu() for name, tensor in weights_of(model)}
+    tensors = {
+        move.theirs.removeprefix(strip): move.packing.pack([ours[name] for name in move.ours], spec).contiguous()
+        for move in plan(ours, rules)
+    }
+    if spec.head is not None and not spec.head.tied:  # only a tied head shares its bias with its twin
+        tensors |= {twin: tensors[name].clone() for name, twin in twins.items() if name in tensors}
+    if head is not None:
+        found |= head.config
+        tensors = {head.prefix + name: tensor for name, tensor in tensors.items()} | dict(head.tensors)
+    kept = dict(model.assets.files)
+    io.write_json(folder / CONFIG, found)
+    names = [CONFIG, *tensor_files.write(folder, tensors, shard), *kept]
+    for name, data in kept.items():
+        io.atomic_write(folder / name, data)
+    if spec.decoder is not None and "generation_config.json" not in kept:
+        io.write_json(folder / "generation_config.json", _generation(found))
+        names.append("generation_config.json")
+    names += sentence_transformers_files.write(folder, {} if head else model.assets.modules)
+    io.write_manifest(folder, names)
+    return names
+
+
+def inspect(directory: str | Path) -> tuple[Model, list[Move], dict[str, Stored]]:
+    """All that can be known without reading a weight: the spec, the moves, and that names and shapes agree."""
+    model, moves, stored = _examine(located(directory))
+    return model.spec, moves, stored
+
+
+def head_of(folder: Path) -> tuple[dict[str, Any], Headed | None, dict[str, Stored]] | None:
+    """The head for a task in a directory: its config, its class in `transformers` if it is one, its tensors."""
+    found = io.read_json(folder / CONFIG, CheckpointError, CONFIG_LIMIT)
+    layout = None if found.get("model_type") == NATIVE else _layout(found)
+    task = None if layout is None else layout.task(found)
+    if task is None and HEAD not in found:
+        return None
+    return found, task, apart(tensor_files.headers(folder), task, "")[1]
+
+
+def describe(spec: Model) -> tuple[dict[str, Any], tuple[Rule, ...], str, Mapping[str, str]]:
+    """The config of a spec, the rules of its tensor names, the prefix to strip from them, and the twins to write.
+
+    Where the family's Hugging Face config says all of it, that is the config; where it misses only what does not change
+    the computation (a dropout), the spec is added under our name; otherwise the directory is ours alone.
+    """
+    layout = FAMILIES.get(spec.family).layout if spec.family in FAMILIES else None
+    found = None if layout is None else _express(layout, spec)
+    if layout is None or found is None:
+        return {"model_type": NATIVE, NATIVE: config.to_dict(spec)}, _identity(spec), "", {}
+    bare = layout.classes[found["architectures"][0]] <= {"pooler"}
+    return found, layout.rules_of(spec), layout.prefix if bare else "", layout.twins
+
+
+def _remedy(folder: Path) -> str:
+    """What to do about a folder that is no model; it may be a run that has not come to its end."""
+    if (folder / "adapter_model.safetensors").is_file():
+        return "it is an adapter: load it with `pt.load`, or merge it with `pretune export`"
+    if (folder / "checkpoints").is_dir():
+        return "it is a run that has not ended: go on with --resume"
+    inside = next((one.parent for one in islice(folder.glob(f"*/{CONFIG}"), 1)), None)
+    hint = "" if inside is None else f", such as '{inside}'"
+    return f"give a run of `pretune pretrain` or a Hugging Face directory{hint}"
+
+
+def weights_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor that is saved: parameters (each once, wherever it is shared) and buffers."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _examine(folder: Path, head: str | None = None) -> tuple[LanguageModel, list[Move], dict[str, Stored]]:
+    """What `inspect` tells, with the empty module in place of the spec."""
+    if not folder.is_dir():
+        if folder.exists():
+            raise CheckpointError(f"{folder}: not a directory; give the one that holds it, a run or a model")
+        raise missing(folder)
+    if not (folder / CONFIG).exists():
+        raise CheckpointError(f"{folder}: no {CONFIG} in it, so it is no model; {_remedy(folder)}")
+    found = io.read_json(folder / CONFIG, CheckpointError, CONFIG_LIMIT)
+    spec, rules, stored, optional = _understand(folder, found, head)
+    model = empty(spec)
+    moves = plan([name for name, _ in weights_of(model)], rules)
+    _check(folder, model, moves, stored, optional)
+    return model, moves, stored
+
+
+def _express(layout: Layout, spec: Model) -> dict[str, Any] | None:
+    """The layout's config of a spec, or None where it cannot say it."""
+    try:
+        found = layout.write(spec)
+        again = layout.read(found, spec.parts, tied=spec.head is not None and spec.head.tied)
+        plan([name for name, _ in weights_of(empty(spec))], layout.rules_of(spec))
+    except (PretuneError, KeyError, AttributeError, TypeError, StopIteration, AssertionError):
+        return None
+    if not same(again, spec):
+        return None
+    return found if again == spec else {**found, NATIVE: config.to_dict(spec)}
+
+
+def _understand(
+    folder: Path, found: dict[str, Any], head: str | None
+) -> tuple[Model, tuple[Rule, ...], dict[str, Stored], tuple[str, ...]]:
+    """The spec that a config and its tensors stand for, with the rules and the tensors under their full names."""
+    if found.get("model_type") == NATIVE:
+        with _about(folder / CONFIG):
+            spec = _native(found)
+        stored = tensor_files.headers(folder)
+        if HEAD in found:
+            stored, _ = apart(stored, None, "")
+        with _about(folder / CONFIG):
+            _plausible(spec, stored)
+        return spec, _identity(spec), stored, ()
+    with _about(folder / CONFIG):
+        refuse_code(found)
+        layout = _layout(found)
+        promised, tied = layout.claims(found)
+        task = layout.task(found)
+    stored = tensor_files.headers(folder)
+    if task is not None or HEAD in found:
+        stored, _ = apart(stored, task, layout.prefix)
+    stored, parts, tied = recognise(layout, promised, tied, stored)
+    with _about(folder / CONFIG):
+        if head == "tied":
+            parts = with_head(layout, parts, tied)
+        spec = layout.read(found, parts, tied=tied)
+        if NATIVE in found:
+            spec = _refined(found, spec)
+        _plausible(spec, stored)
+    return spec, layout.rules_of(spec), stored, layout.zeros
+
+
+@contextmanager
+def _about(config: Path) -> Iterator[None]:
+    """What is wrong with what a config says, with the name of its file."""
+    try:
+        yield
+    except PretuneError as error:
+        raise CheckpointError(f"{config}: {error}") from None
+
+
+def _layout(found: Mapping[str, Any]) -> Layout:
+    """The layout that reads a config."""
+    kind = found.get("model_type")
+    if not isinstance(kind, str) or kind not in MODEL_TYPES:
+        hint = nearest(kind, MODEL_TYPES) if isinstance(kind, str) else ""
+        known = ", ".join(sorted(MODEL_TYPES))
+        raise CheckpointError(f"key 'model_type' = {shown(kind)} is not supported{hint}; known: {known}")
+    layout = FAMILIES.get(MODEL_TYPES[kind]).layout
+    assert layout is not None
+    return layout
+
+
+def _native(found: Mapping[str, Any]) -> Model:
+    """The spec of a directory that is ours alone."""
+    refuse_code(found)
+    allowed = ("model_type", NATIVE, "dtype", "architectures", HEAD)
+    for name in found:
+        if name not in allowed:
+            raise CheckpointError(f"unknown key {shown(name)}{nearest(name, allowed)} (allowed: {', '.join(allowed)})")
+    return config.from_dict(Model, found.get(NATIVE), where=NATIVE)
+
+
+def _refined(found: Mapping[str, Any], spec: Model) -> Model:
+    """The spec that our own key adds to a Hugging Face config; it must compute the same."""
+    said = config.from_dict(Model, found[NATIVE], where=NATIVE)
+    if not same(said, spec):
+        at = next(iter(config.diff(spec, said)), "kind")
+        raise CheckpointError(
+            f"key '{NATIVE}' and the other keys contradict each other at {at}; remove '{NATIVE}' to follow the others"
+        )
+    return said
+
+
+def _plausible(spec: Model, stored: Mapping[str, Stored]) -> None:
+    """Refuse what even an empty module would take long to show: many more layers than there are tensors."""
+    layers = sum(len(stack.layers) for stack in spec.stacks)
+    if layers > max(len(stored), 200):
+        raise CheckpointError(f"{layers} layers are asked for, but the weights are {len(stored)} tensors in all")
+
+
+def _check(
+    folder: Path, model: LanguageModel, moves: list[Move], stored: dict[str, Stored], optional: tuple[str, ...]
+) -> None:
+    """Every tensor there, none too many, every shape right, all of them floats: from the headers alone."""
+    ours = dict(weights_of(model))
+    wanted = {move.theirs for move in moves}
+    extra = [there for name, there in stored.items() if name not in wanted]
+    for move in moves:
+        if move.theirs not in stored:
+            if move.theirs in optional:
+                continue
+            hint = nearest(move.theirs, [there.key for there in islice(extra, 1000) if there.key.isprintable()])
+            raise CheckpointError(f"{tensor_files.main_file(folder)}: tensor '{move.theirs}' is missing{hint}")
+        there = stored[move.theirs]
+        asked = move.packing.pack([ours[name] for name in move.ours], model.spec).shape
+        if there.shape != tuple(asked):
+            raise CheckpointError(
+                f"{there.file}: tensor {shown(there.key)} has shape {_shape(there.shape)}, "
+                f"but the config asks for {_shape(asked)}"
+            )
+        if there.dtype not in tensor_files.FLOATS:
+            raise CheckpointError(
+                f"{there.file}: tensor {shown(there.key)} holds {there.dtype}; "
+                f"weights must be one of {', '.join(sorted(tensor_files.FLOATS))}"
+            )
+    for there in extra:
+        raise CheckpointError(f"{there.file}: tensor {shown(there.key)} has no place in this model")
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, shape[:8]))}{', ...' if len(shape) > 8 else ''}]"
+
+
+def _clear(directory: Path, names: Collection[str]) -> None:
+    """Take the weights of another save away: of a single file and several, only one may be there to be read."""
+    stale = [name for name in tensor_files.weight_names(directory) if name not in names]
+    for name in [io.MANIFEST, *stale] if stale else []:
+        (directory / name).unlink(missing_ok=True)
+
+
+def _identity(spec: Model) -> tuple[Rule, ...]:
+    return tuple(Rule(name, name) for name, _ in weights_of(empty(spec)))
+
+
+def _assign(model: nn.Module, name: str, tensor: Tensor) -> None:
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    if leaf in module._buffers:
+        module._buffers[leaf] = tensor
+    else:
+        setattr(module, leaf, nn.Parameter(tensor))
+
+
+def _assets(folder: Path) -> dict[str, bytes]:
+    found = {}
+    for name in ASSETS:
+        file = folder / name
+        if file.is_file():
+            found[name] = io.read_bounded(file, CheckpointError, ASSET_LIMIT)
+    return found
+
+
+def _tokenizer(folder: Path, spec: Model) -> Any:
+    """The tokenizer of a directory, or None; it may be smaller than the vocabulary, never larger."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return None
+    from pretune.text.tokenizer.backend import LibraryTokenizer
+    from pretune.text.tokenizer.files import parse, read_bytes
+
+    tokenizer = LibraryTokenizer(parse(read_bytes(file), str(file)))
+    last = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    if last >= spec.vocab:
+        raise CheckpointError(f"{file}: a token has the id {last}; the model's vocabulary has {spec.vocab}")
+    return tokenizer
+
+
+def _generation(found: dict[str, Any]) -> dict[str, Any]:
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    return {name: found[name] for name in names if found.get(name) is not None}

@@ -1,0 +1,283 @@
+"""A `config.json` as data: which key stands for which place in the spec tree, both ways.
+
+A key is read, known not to matter, or refused: nothing that changes the computation is passed over in silence, and
+nothing that names code is followed.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from pretune.core import config
+from pretune.core.config.read import shown
+from pretune.core.errors import CheckpointError, PretuneError, nearest
+from pretune.models.hf.checks import Check, choice, flag, number, optional, rate, size, take, token, unsupported
+from pretune.models.hf.heads import HEAD, Headed
+from pretune.models.hf.weights import Rule
+from pretune.models.spec import PARTS, Model
+
+IGNORED = frozenset(
+    """
+    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels architectures
+    attn_implementation bad_words_ids begin_suppress_tokens chunk_size_feed_forward classif_dropout
+    classifier_activation classifier_dropout directionality diversity_penalty do_sample dtype early_stopping
+    encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task force_bos_token_to_be_generated
+    forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label init_device is_decoder is_encoder_decoder
+    keys_to_ignore_at_inference label2id language length_penalty max_length min_length model_type n_ctx
+    no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
+    output_hidden_states output_past output_scores pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+    pooler_size_per_head pooler_type predict_special_tokens prefix pretraining_tp problem_type remove_invalid_values
+    repetition_penalty return_dict return_dict_in_generate save_step sep_token_id summary_activation
+    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params
+    temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p
+    unk_token_id use_bfloat16 use_cache verbose xla_device
+    """.split()  # noqa: SIM905 (a list of this length reads better as words)
+)
+"""Keys that do not change what the model computes: labels, generation, training, bookkeeping of old releases."""
+
+CODE = ("auto_map", "custom_generate", "custom_pipelines", "trust_remote_code")
+"""Keys that name code to run."""
+
+ROLES = {"pad_token_id": "special.pad", "bos_token_id": "special.bos", "decoder_start_token_id": "special.start"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key and the paths in the tree it sets (`*` stands for every block of the pattern).
+
+    `default` is what the reference assumes where the file is silent, in our words; its type says what is allowed.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    default: Any
+    values: Mapping[str, Any] | None = None  # their value -> ours, in order of preference on the way out
+    aliases: tuple[str, ...] = ()  # other spellings
+    check: Check | None = None  # where the default does not say it
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
+
+    def read(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        value = take(found, *self.names, check=self.check or self._usual, default=self.default)
+        return dict.fromkeys(self.paths, value)
+
+    def write(self, spec: Model) -> dict[str, Any]:
+        value = look(spec, self.paths[0])
+        if self.values is not None:
+            value = next((theirs for theirs, ours in self.values.items() if ours == value), value)
+        return {self.name: value}
+
+    def _usual(self, key: str, value: Any) -> Any:
+        if self.values is not None:
+            return choice(key, value, self.values)
+        if self.paths[0].endswith("dropout"):
+            return rate(key, value)
+        check: Check = {bool: flag, int: size, float: number}[type(self.default)]
+        return check(key, value)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A key we support only at some values; absent or null is fine."""
+
+    name: str
+    allowed: tuple[Any, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def read(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        value = found.get(self.name)
+        # NOTE: types first: 1 is not true, nor 0 false.
+        if value is not None and not any(
+            value == other and isinstance(value, bool) == isinstance(other, bool) for other in self.allowed
+        ):
+            raise unsupported(self.name, value, self.allowed)
+        return {}
+
+    def write(self, spec: Model) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Odd:
+    """Keys that need a word of their own: several keys for one place, or one key for several."""
+
+    names: tuple[str, ...]
+    read: Callable[[Mapping[str, Any]], dict[str, Any]]
+    write: Callable[[Model], dict[str, Any]]
+
+
+Entry = Key | Fixed | Odd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a family lies on disk: its config keys, its tensor names, and its classes with the parts each has."""
+
+    model_type: str
+    template: Callable[[], Model]  # with the reference's token roles, and tied where the reference is
+    entries: tuple[Entry, ...]
+    rules: tuple[Rule, ...] | Callable[[Model], tuple[Rule, ...]]
+    classes: Mapping[str, frozenset[str]]  # class -> which of `PARTS` it has; the full one first
+    prefix: str = ""  # of the body's tensors in every class but the bare one
+    head: str | None = None  # the tensor of the vocabulary matrix, kept only where it is not the token table's
+    copies: tuple[str, ...] = ()  # other names under which the token table may appear
+    ignored: frozenset[str] = frozenset()  # keys that do not matter in this family
+    skipped: tuple[str, ...] = ()  # patterns of tensors that are not weights
+    twins: Mapping[str, str] = field(default_factory=dict)  # tensor -> a second one that the reference computes with
+    zeros: tuple[str, ...] = ()  # tensors that are zero where they are missing
+    marks: Mapping[str, str] = field(default_factory=dict)  # part -> the tensor that shows it is there
+    headed: Mapping[str, Headed] = field(default_factory=dict)  # class with a head for a task -> what it has
+    caches: bool = True  # whether the reference's classes take keys and values that were computed before
+
+    @cached_property
+    def base(self) -> Model:
+        """What a silent config stands for, but for the sizes that its keys give."""
+        return self.template()
+
+    def claims(self, found: Mapping[str, Any]) -> tuple[frozenset[str] | None, bool]:
+        """What a config promises of its tensors: the parts (None: it names no class), and that the head is tied."""
+        name = _class(found)
+        if name is not None and (not isinstance(name, str) or name not in {**self.classes, **self.headed}):
+            raise unsupported("architectures", name, [*self.classes, *self.headed])
+        usual = self.base.head is not None and self.base.head.tied
+        tied = take(found, "tie_word_embeddings", check=optional(flag), default=None)
+        parts = None if name is None else self.classes.get(name, frozenset())
+        return parts, usual if tied is None else tied
+
+    def task(self, found: Mapping[str, Any]) -> Headed | None:
+        """What the class that a config names has for a task, where it has something."""
+        name = _class(found)
+        task = self.headed.get(name) if isinstance(name, str) else None
+        for key in task.keys if task else ():
+            key.read(found)
+        return task
+
+    def read(self, found: Mapping[str, Any], parts: frozenset[str], *, tied: bool) -> Model:
+        """The spec of a config, with the parts and the tying that its tensors show."""
+        self._refuse_unknown(found)
+        changes, keys = _roles(found), {}
+        for entry in self.entries:
+            named = [name for name in entry.names if name in found] or [*entry.names]
+            for path, value in entry.read(found).items():
+                for place in spread(self.base, path):
+                    changes[place], keys[place] = value, named[:1]
+        for part in PARTS:
+            if part in self.base.parts and part not in parts:
+                changes = {path: value for path, value in changes.items() if path.split(".")[0] != part}
+                changes[part] = None
+        if "head" in parts:
+            changes["head.tied"] = tied
+        try:
+            return config.replace(self.base, changes)
+        except PretuneError as error:
+            raise CheckpointError(f"{_blamed(str(error), keys)}{error}") from None
+
+    def write(self, spec: Model) -> dict[str, Any]:
+        """The config of a spec. It may say less than the spec does: read it back and compare."""
+        out: dict[str, Any] = {"architectures": [self.best_class(spec.parts)], "model_type": self.model_type}
+        for entry in self.entries:
+            out.update(entry.write(spec))
+        out.update({name: look(spec, place) for name, place in ROLES.items()})
+        eos = spec.special.eos
+        out["eos_token_id"] = None if not eos else eos[0] if len(eos) == 1 else list(eos)
+        if spec.head is not None:
+            out.setdefault("tie_word_embeddings", spec.head.tied)
+        return out
+
+    def rules_of(self, spec: Model) -> tuple[Rule, ...]:
+        return self.rules(spec) if callable(self.rules) else self.rules
+
+    def best_class(self, parts: frozenset[str]) -> str:
+        """The class that has the most of these parts and no others."""
+        fitting = [name for name, has in self.classes.items() if has <= parts]
+        if not fitting and not parts:  # NOTE: the bare class may be saved without its pooler
+            fitting = [name for name, has in self.classes.items() if has == {"pooler"}]
+        if not fitting:
+            raise CheckpointError(f"no class of model_type '{self.model_type}' has these parts: {', '.join(parts)}")
+        return max(fitting, key=lambda name: len(self.classes[name]))
+
+    def _refuse_unknown(self, found: Mapping[str, Any]) -> None:
+        known = {name for entry in self.entries for name in entry.names}
+        known |= {*ROLES, "eos_token_id", "tie_word_embeddings", "pretune", HEAD}
+        for name, value in found.items():
+            if name not in known | IGNORED | self.ignored and value not in (None, False, {}, []):
+                raise CheckpointError(
+                    f"key {shown(name)} = {shown(value)} is not known for model_type '{self.model_type}'"
+                    f"{nearest(name, known)}; what it changes cannot be reproduced"
+                )
+
+
+def refuse_code(found: Mapping[str, Any]) -> None:
+    """Config is data: keys that name code are refused whatever they say, and never followed."""
+    remedy = "which is never run; remove the key to read the directory without that code"
+    for name in CODE:
+        if name in found:
+            raise CheckpointError(f"key '{name}' names code, {remedy}")
+    for name in ("_attn_implementation", "attn_implementation"):
+        if isinstance(found.get(name), str) and "/" in found[name]:  # a kernel to fetch
+            raise CheckpointError(f"key '{name}' = {shown(found[name])} names code, {remedy}")
+    if found.get("quantization_config") is not None:
+        raise CheckpointError("key 'quantization_config': quantised weights are not supported; use the original ones")
+
+
+def _class(found: Mapping[str, Any]) -> Any:
+    """What a config gives as its class; None: nothing."""
+    classes = found.get("architectures") or [None]
+    return classes[0] if isinstance(classes, list) else classes
+
+
+def look(spec: object, path: str) -> Any:
+    """The value at a path; of `*` the first; None where a part on the way is absent."""
+    for part in path.split("."):
+        if spec is None:
+            return None
+        spec = spec[0 if part == "*" else int(part)] if isinstance(spec, tuple) else getattr(spec, part)
+    return spec
+
+
+def spread(spec: object, path: str) -> list[str]:
+    """The paths a path with `*` stands for."""
+    before, star, after = path.partition("*")
+    if not star:
+        return [path]
+    return [f"{before}{i}{after}" for i in range(len(look(spec, before.rstrip("."))))]
+
+
+def same(a: Model, b: Model) -> bool:
+    """Whether two specs compute the same: names, dropout, initialisation and token roles aside."""
+    return bool(_bare(config.to_dict(a)) == _bare(config.to_dict(b)))
+
+
+def both(paths: Iterable[str]) -> tuple[str, ...]:
+    """Paths in the encoder and in the decoder."""
+    return tuple(f"{stack}.{path}" for path in paths for stack in ("encoder", "decoder"))
+
+
+def _bare(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _bare(value) for key, value in tree.items() if key not in ("dropout", "init", "family", "special")}
+    return [_bare(value) for value in tree] if isinstance(tree, list) else tree
+
+
+def _roles(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Which tokens have a meaning; an explicit null means none."""
+    roles: dict[str, Any] = {place: token(name, found[name]) for name, place in ROLES.items() if name in found}
+    if "eos_token_id" in found:
+        given = found["eos_token_id"]
+        ends = [token("eos_token_id", end) for end in (given if isinstance(given, list) else [given])]
+        roles["special.eos"] = tuple(end for end in ends if end is not None)
+    return roles
+
+
+def _blamed(error: str, keys: Mapping[str, list[str]]) -> str:
+    """The keys that set the places an error speaks of."""
+    words = set(re.findall(r"\w+", error))
+    blamed = {f"'{name}'" for place, names in keys.items() if place.rpartition(".")[2] in words for name in names}
+    return f"key {', '.join(sorted(blamed))}: " if blamed else ""

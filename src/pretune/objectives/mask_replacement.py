@@ -1,0 +1,61 @@
+"""What a token that is to be predicted is shown as: the mask, another token drawn at random, or itself.
+
+The shares 80/10/10 are BERT's (Devlin et al., 2019, appendix C.2): fine-tuning never shows the mask, so the model must
+not learn that only masks have to be thought about.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pretune.core.errors import UsageError
+from pretune.core.types import IGNORE
+from pretune.data.ragged import Ints
+from pretune.objectives.base import Vocabulary
+from pretune.objectives.segment_sampling import Bits
+
+Split = tuple[float, float, float]
+"""Shares of the chosen tokens: masked, replaced, kept."""
+
+_HALF = np.uint64(32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Disguise:
+    """The shares, and what of the vocabulary they need."""
+
+    split: Split
+    mask: int
+    others: Ints  # all ordinary ids, where some are drawn
+
+    @classmethod
+    def of(cls, split: Split, vocabulary: Vocabulary, objective: str) -> "Disguise":
+        """That of an objective; an error where the vocabulary lacks a mask or has nothing to draw from."""
+        others = vocabulary.ordinary() if split[1] else np.empty(0, dtype=np.int64)
+        if split[1] and not len(others):
+            raise UsageError(
+                f"{objective} draws random tokens, and all {vocabulary.size} of this tokenizer are special"
+            )
+        return cls(split, vocabulary.need("mask", objective) if split[0] else IGNORE, others)
+
+    def tokens(self, tokens: Ints, bits: Bits, kinds: Bits | None = None) -> Ints:
+        """[K] what tokens are shown as: a share of the lot by the upper half of 64 random bits, a token by the lower.
+
+        With `kinds` those decide on the share, so that tokens with the same bits there are shown alike.
+        """
+        lot = (bits if kinds is None else kinds) >> _HALF
+        masked, replaced, _ = self.split
+        if replaced:
+            drawn = (bits & np.uint64(2**32 - 1)) * np.uint64(len(self.others)) >> _HALF
+            tokens = np.where(lot < (masked + replaced) * 2.0**32, self.others[drawn], tokens)
+        return np.where(lot < masked * 2.0**32, self.mask, tokens)
+
+
+def check_shares(rate: float, split: Split, copies: int | None) -> None:
+    """Refuse numbers that mean nothing."""
+    if not 0 < rate <= 1:
+        raise UsageError(f"a rate of masking lies above 0 and up to 1, found {rate}")
+    if min(split) < 0 or abs(sum(split) - 1) > 1e-6:
+        raise UsageError(f"the shares masked, replaced and kept are 0 or more and sum to 1, found {split}")
+    if copies is not None and copies < 1:
+        raise UsageError(f"static masking has 1 copy or more, found {copies}; leave copies empty to mask anew")

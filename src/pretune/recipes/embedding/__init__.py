@@ -1,5 +1,0 @@
-"""Vectors by comparison: a model learns which texts belong together."""
-
-from pretune.recipes.embedding.train import Trained, train_embeddings
-
-__all__ = ["Trained", "train_embeddings"]

@@ -1,0 +1,290 @@
+"""Scores: fine-tuned runs beside each other and beside baselines on the same split; rows of results.json."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pretune.core.counted import counted
+from pretune.metrics.significance import Comparison, margin, of_means, over_seeds, student
+from pretune.reports import facts
+from pretune.reports.charts import Series, interval_chart, line_chart
+from pretune.reports.load import Ran, Results
+from pretune.reports.markup import Child, Markup, element, joined, notes, table
+
+Facts = Mapping[str, Any]
+CLEAR = 0.05
+"""A p below this is called a difference."""
+MEANS = ("accuracy", "choice_accuracy", "exact_match")
+"""Metrics that are means over examples, which predictions alone can be compared by."""
+GROUPS = {"pretrained": 0, "random": 1, "baseline": 7, "other": 3}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A run or a baseline in the table of a test set."""
+
+    name: str
+    score: float
+    run: Ran | None = None
+    baseline: str = ""  # its name in scores.json
+
+
+def scores(runs: Sequence[Ran]) -> Markup:
+    """A table for each test set and metric."""
+    tuned = [run for run in runs if run.scores]
+    keys = dict.fromkeys(map(test_set, tuned))  # in the order that they were given
+    return joined(_group([run for run in tuned if test_set(run) == key]) for key in keys)
+
+
+def test_set(run: Ran) -> tuple[str, str, str, int, frozenset[str]]:
+    """Return the identity of a test set: task, metric, split, size, and example ids where all were predicted."""
+    scores = run.scores or {}
+    split, examples = str(scores["result"]["split"]), int(scores["result"]["examples"])
+    ids = frozenset(str(one.get("id")) for one in run.said if one.get("split") == split)
+    return run.judged, str(scores["metric"]), split, examples, ids if len(ids) == examples else frozenset()
+
+
+def ranking(runs: Sequence[Ran]) -> list[Row]:
+    """Return runs of one test set and their baselines, the best score first; of equal ones runs first.
+
+    A baseline that runs share is one row. Where its scores differ (the runs had other training examples), there is a
+    row for each score, which names the runs.
+    """
+    found: dict[str, dict[float, list[str]]] = {}
+    rows = [Row(name=run.name, score=float(run.scores["result"]["score"]), run=run) for run in runs if run.scores]
+    for run in runs:
+        for one in run.scores["baselines"] if run.scores else ():
+            found.setdefault(str(one["name"]), {}).setdefault(float(one["score"]), []).append(run.name)
+    for name, scores in found.items():
+        for score, names in scores.items():
+            shown = name if len(scores) == 1 else f"{name}, {', '.join(names)}"
+            rows.append(Row(name=shown, score=score, baseline=name))
+    return sorted(rows, key=lambda row: -row.score)
+
+
+def _group(runs: Sequence[Ran]) -> Markup:
+    _, metric, split, examples, _ = test_set(runs[0])
+    ordered = ranking(runs)
+    best = next(row.run for row in ordered if row.run is not None)
+    gaps = [gap(best, row) for row in ordered]
+    results = [row.run.scores["result"] if row.run and row.run.scores else {} for row in ordered]
+    ends = [(one.get("low"), row.score, one.get("high")) for row, one in zip(ordered, results, strict=True)]
+    span = spread(ends)
+    rows: list[Sequence[Child]] = []
+    for row, found, end, apart in zip(ordered, results, ends, gaps, strict=True):
+        top = len(ordered) > 1 and row.score == ordered[0].score
+        seeds = facts.interval(found) or "one seed" if found else ""
+        told = (facts.difference(apart), f"{apart['p']:.3g}") if apart else ("", "")
+        name = row.name if row.run else f"{row.name} (baseline)"
+        rows.append((name, _best(f"{row.score:.4f}", top), interval_chart(*end, span), seeds, *told))
+    better = "run better by" if len(runs) == 1 else f"{best.name} better by"
+    return joined(
+        [
+            element("h3", f"{Path(runs[0].judged).name}: {metric} on {counted(examples, 'examples')} of {split}"),
+            *(element("p", line) for line in verdict(ordered)),
+            table(("", metric, "", "interval over seeds", better, "p"), rows, kind="scores"),
+            notes(*_notes(runs)),
+        ]
+    )
+
+
+def gap(best: Ran, row: Row) -> Facts | None:
+    """Return the paired comparison of the best run with another row; None where none was made."""
+    if row.run is not None:
+        found = paired(best, row.run)
+        return None if found is None else asdict(found)
+    for one in (best.scores or {})["baselines"]:
+        if one["name"] == row.baseline and float(one["score"]) == row.score:
+            return dict(one["against"])
+    return None
+
+
+def best_baseline(run: Ran) -> Facts | None:
+    """The strongest of them."""
+    return max(run.scores["baselines"], key=lambda one: float(one["score"]), default=None) if run.scores else None
+
+
+def verdict(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the conclusion of a table: its best run against its best baseline, then against the next run."""
+    ours, simple = [row for row in rows if row.run], [row for row in rows if row.run is None]
+    best = ours[0]
+    assert best.run is not None
+    if simple:
+        yield _against(best, simple[0], gap(best.run, simple[0]), every=len(ours) > 1)
+    if len(ours) > 1 and (apart := gap(best.run, ours[1])):
+        p = f"p = {apart['p']:.3g}"
+        if apart["p"] < CLEAR:
+            yield f"Of the {len(ours)} runs {best.name} is the best ({p} against {ours[1].name})."
+        else:
+            yield f"{best.name} and {ours[1].name}, the best two of {len(ours)} runs, cannot be told apart ({p})."
+
+
+def _against(run: Row, simple: Row, apart: Facts | None, *, every: bool) -> str:
+    """Return the sentence that compares the best run with the best baseline."""
+    size = f"{abs(run.score - simple.score):.4f}"
+    if apart is None:
+        first, last = (run, simple) if run.score >= simple.score else (simple, run)
+        told = "they were not compared example by example, so this may be chance"
+        return f"{first.name} is ahead of {last.name} by {size}, the best run and the best simple baseline; {told}."
+    p = apart["p"]
+    if p < CLEAR:
+        return f"{run.name} is better than {simple.name}, the best of the simple baselines, by {size} (p = {p:.3g})."
+    if apart["high"] < 0:
+        whom = f"every run, {run.name} the best of them," if every else run.name
+        return f"{simple.name}, a simple baseline, is better than {whom} by {size}: here it is the one to use."
+    return f"{run.name} and {simple.name}, the best of the simple baselines, cannot be told apart (p = {p:.3g})."
+
+
+def _notes(runs: Sequence[Ran]) -> Iterator[str]:
+    yield from dict.fromkeys(line for run in runs if run.scores for line in facts.told(run.scores))
+    yield (
+        "Intervals are 95 %: over seeds by Student's t, of differences by a paired bootstrap over examples; p is the "
+        "share of resampled test sets on which the run is not better. Runs are compared with each other by the "
+        "predictions of their saved models."
+    )
+
+
+def paired(run: Ran, other: Ran) -> Comparison | None:
+    """Compare two runs by the predictions of their saved models; None where these are not of the same examples.
+
+    The metric must be a mean over examples.
+    """
+    if run is other or test_set(run)[1] not in MEANS:
+        return None
+    ours, theirs = _right(run), _right(other)
+    if not ours or ours.keys() != theirs.keys():
+        return None
+    names = sorted(ours)
+    return of_means([ours[one] for one in names], [theirs[one] for one in names])
+
+
+def _right(run: Ran) -> dict[str, float]:
+    """Whether each example of the result's split was answered rightly."""
+    split = test_set(run)[2]
+    return {
+        str(one["id"]): float(one["gold"] == one.get("label"))
+        for one in run.said
+        if one.get("split") == split and one.get("gold") is not None and "label" in one
+    }
+
+
+def spread(rows: Sequence[tuple[float | None, float, float | None]]) -> tuple[float, float]:
+    """A scale that holds all values and their intervals."""
+    values = [value for row in rows for value in row if value is not None]
+    low, high = min(values), max(values)
+    edge = 0.06 * (high - low) or 0.01
+    return low - edge, high + edge
+
+
+def compared(results: Results) -> Markup:
+    """Rows of results.json: methods by number of labels, and how surely."""
+    counts = sorted({row["labels"] for row in results.rows})
+    methods = list(dict.fromkeys(row["method"] for row in results.rows))
+    cells = {(row["method"], row["labels"]): row for row in results.rows}
+    top = {count: max(row["mean"] for row in results.rows if row["labels"] == count) for count in counts}
+    clear, legend = _beside(results)
+    rows: list[Sequence[Child]] = []
+    for method in methods:
+        found = [cells.get((method, count)) for count in counts]
+        about = next((str(row["about"]) for row in found if row and row.get("about")), "")
+        shown: list[Child] = [
+            "" if row is None else _mean(row, clear.get((method, count), ""), best=row["mean"] == top[count])
+            for row, count in zip(found, counts, strict=True)
+        ]
+        rows.append((joined([method, element("small", about)]) if about else method, *shown))
+    metric = str(results.about.get("metric", "score"))
+    told = [str(results.about[name]) for name in ("task", "split") if results.about.get(name)]
+    of = (
+        f" on {counted(results.about['examples'], 'examples')}"
+        if isinstance(results.about.get("examples"), int)
+        else ""
+    )
+    return joined(
+        [
+            element("h3", f"{metric}{of}{' of ' if told else ''}{', '.join(told)}"),
+            table(("", *(counted(count, "labels") for count in counts)), rows),
+            notes(
+                "± is half of the 95 % interval over seeds (Student's t); a single seed has none. The best is "
+                f"bold.{legend}"
+            ),
+        ]
+    )
+
+
+def _beside(results: Results) -> tuple[dict[tuple[str, int], str], str]:
+    """Marks of networks that differ from the best simple baseline by more than chance, and what the marks say.
+
+    None where the metric is not a share of examples, or their number is not told.
+    """
+    examples = results.about.get("examples")
+    if results.about.get("metric") not in MEANS or not isinstance(examples, int):
+        return {}, ""
+    simple: dict[int, float] = {}
+    for row in results.rows:
+        if row.get("group") == "baseline":
+            simple[row["labels"]] = max(row["mean"], simple.get(row["labels"], 0.0))
+    clear: dict[tuple[str, int], str] = {}
+    for row in results.rows:
+        best = simple.get(row["labels"])
+        if best is None or row.get("group") not in ("pretrained", "random"):
+            continue
+        lead = row["mean"] - best
+        if abs(lead) > margin(row["mean"], best, examples):
+            clear[row["method"], row["labels"]] = " ▲" if lead > 0 else " ▼"
+    told = (
+        f" ▲ is ahead of the best simple baseline with as many labels, ▼ behind it, by more than two standard "
+        f"errors of {counted(examples, 'examples')}; without a mark that difference could be chance."
+    )
+    return clear, told if simple else ""
+
+
+def label_chart(results: Results) -> Markup:
+    """The same as lines over labels; nothing for one number of labels."""
+    if len({row["labels"] for row in results.rows}) < 2:
+        return Markup("")
+    shares = all(0 <= row["mean"] <= 1 for row in results.rows)
+    low, high = (0.0, 1.0) if shares else (-math.inf, math.inf)  # what an interval cannot go beyond
+    series: list[Series] = []
+    for place, method in enumerate(dict.fromkeys(row["method"] for row in results.rows)):
+        rows = sorted((row for row in results.rows if row["method"] == method), key=lambda row: float(row["labels"]))
+        kept = [(row["labels"], row["mean"], half(row)) for row in rows]
+        band = tuple((x, max(y - reach, low), min(y + reach, high)) for x, y, reach in kept if reach is not None)
+        simple = any(row.get("group", "baseline") in ("baseline", "random") for row in rows)
+        points = tuple((x, y) for x, y, _ in kept)
+        series.append(
+            Series(method, points, band if len(band) == len(kept) > 1 else (), place, "dashed" if simple else "")
+        )
+    metric = str(results.about.get("metric", "score"))
+    return line_chart(series, x="labels (logarithmic)", y=f"{metric} by labels", log=True)
+
+
+def half(row: Facts) -> float | None:
+    """Half of the interval over seeds, from what a row has: ends, the scores of seeds, or a standard deviation."""
+    if _number(row.get("low")) and _number(row.get("high")):
+        return float(row["high"] - row["low"]) / 2
+    each = row.get("each")
+    if isinstance(each, list) and len(each) > 1:
+        found = over_seeds(each)
+        return (found.high or 0.0) - found.mean
+    seeds = row.get("seeds", 1)
+    count = len(seeds) if isinstance(seeds, list) else int(seeds)
+    if _number(row.get("std")) and count > 1:
+        return student(0.95, count - 1) * float(row["std"]) / math.sqrt(count)
+    return None
+
+
+def _mean(row: Facts, mark: str, *, best: bool) -> Markup:
+    """A mean with half of its interval, which may stand in a line of its own where there is little room."""
+    reach = half(row)
+    beside: list[Child] = [] if reach is None else [" ±", Markup("&nbsp;"), f"{reach:.3f}"]
+    return element("span", f"{row['mean']:.3f}", *beside, mark, kind="value best" if best else "value")
+
+
+def _best(text: str, best: bool) -> Child:
+    return element("span", text, kind="best") if best else text
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,71 @@
+"""How long a run is, and a schedule of the learning rate that fits into it."""
+
+import math
+import re
+from collections.abc import Collection
+from typing import Any
+
+from pretune.core import config
+from pretune.core.errors import UsageError
+from pretune.runs.config import Settings, Train
+from pretune.training.schedules import InverseSquareRoot
+
+LENGTHS = ("steps", "tokens", "epochs", "budget")
+"""What says how long a run is: one of them."""
+CLOCK_WARMUP, CLOCK_DECAY = 0.05, 0.2
+"""Shares of a run against the clock: of its rise where the paper has steps, of its fall where the paper has none."""
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PART = re.compile(r"(\d+\.?\d*|\.\d+)\s*(s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)(?![a-z])\s*")
+
+
+def seconds(text: str) -> float:
+    """A length of time as people write it; a number without its unit could be minutes or seconds, and is refused.
+
+    >>> seconds("10m"), seconds("90s"), seconds("5 min"), seconds("1h30m")
+    (600.0, 90.0, 300.0, 5400.0)
+    """
+    written = text.strip()
+    parts = _PART.findall(written)
+    found = sum(float(number) * _UNITS[unit[0]] for number, unit in parts)
+    if _PART.sub("", written) or not 0 < found < math.inf:
+        number = re.fullmatch(r"\d*\.?\d+", written) is not None and float(written) > 0
+        units = f"{written[:20]}m for minutes, {written[:20]}s for seconds" if number else "90s, 10m or 1.5h"
+        raise UsageError(f"cannot read the time '{text[:40]}'; write {units}")
+    return found
+
+
+def roughly(train: Train, tokens: int) -> int | None:
+    """About how many steps a run on so many tokens of data has; None where the clock decides."""
+    if train.budget is not None:
+        return None
+    if train.steps is not None:
+        return train.steps
+    read = train.tokens if train.tokens is not None else (train.epochs or 1.0) * tokens
+    return max(round(read / train.batch_tokens), 1)
+
+
+def fit(settings: Settings, tokens: int, given: Collection[str]) -> Settings:
+    """The settings with a schedule that fits into the run, on data of so many tokens; what was `given` stays.
+
+    Papers count in steps, and most of them took a million. A warm-up, or the time at the peak before an inverse square
+    root, takes at most a tenth of the run. Against the clock a warm-up is a twentieth of the time, and whatever the
+    schedule, it comes down to zero at the bell.
+    """
+    if "train.schedule" in given:
+        return settings
+    steps, schedule = roughly(settings.train, tokens), settings.train.schedule
+    tree = config.to_dict(schedule)
+    changes: dict[str, Any] = {}
+    if steps is not None:
+        changes = {name: steps // 10 for name in ("warmup", "hold") if tree.get(name, 0) > max(steps // 10, 0.999)}
+    elif isinstance(schedule, InverseSquareRoot):
+        if not any(path.startswith("train.schedule.") for path in given):
+            rise = CLOCK_WARMUP if schedule.warmup else 0.0
+            return settings.changed(
+                {"train.schedule": {"kind": "stable", "warmup": rise, "decay": CLOCK_DECAY, "shape": "linear"}}
+            )
+    else:
+        changes = {"warmup": CLOCK_WARMUP} if tree.get("warmup", 0) >= 1 else {}
+        changes |= {"floor": 0.0} if tree.get("floor") else {}
+    found = {f"train.schedule.{name}": value for name, value in changes.items()}
+    return settings.changed({path: value for path, value in found.items() if path not in given})

@@ -1,0 +1,29 @@
+"""Where a run may go, not among files of something else, of which it would replace some; and how it goes on there."""
+
+import shlex
+from pathlib import Path
+
+from pretune.core.errors import UsageError
+from pretune.runs.defaults import RUN
+
+LOGS = (".log", ".out", ".err", ".jsonl")
+"""What may lie there before: what a scheduler or a shell has opened for the run's own output."""
+
+
+def own(where: Path) -> None:
+    """Refuse a directory that has files, but no run; one killed before its first checkpoint has its settings there."""
+    if not where.is_dir() or (where / RUN).exists():  # what is no directory is told when it is written
+        return
+    others = sorted(
+        one.name for one in where.iterdir() if not one.name.startswith(".") and one.suffix.lower() not in LOGS
+    )
+    if others:
+        raise UsageError(
+            f"{where}: holds something else already ({', '.join(others[:3])}{', …' if others[3:] else ''}); choose "
+            "another --out"
+        )
+
+
+def going_on(verb: str, where: Path) -> str:
+    """What to type to go on with the run that is there."""
+    return f"pretune {verb} --out {shlex.quote(str(where))} --resume"

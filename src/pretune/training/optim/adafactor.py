@@ -1,0 +1,137 @@
+"""Adaptive rates with sublinear memory (Shazeer and Stern, 2018)."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from pretune.core.config import spec
+from pretune.training.optim.checks import not_negative, positive
+from pretune.training.optim.conditional_step import chunks, counter, gradients, settle, taken
+from pretune.training.optim.groups import Group
+
+
+@spec
+class Adafactor:
+    """A matrix's squared gradients are kept as row and column means only, and no momentum at all.
+
+    b = 1 - steps^-decay;  R = b R + (1 - b) mean_rows(g² + eps_0);  C likewise;  V = R C / mean(R)
+    u = g / √V;  u /= max(1, rms(u) / clip);  w -= lr max(eps_1, rms(w)) u        (without `scaled`: w -= lr u)
+
+    T5: lr 0.01 under `InverseSquareRoot(hold=10_000)` for pre-training, which is the paper's "relative step"
+    min(0.01, 1 / √steps), and a constant 0.001 for fine-tuning; scaled, decay 0.8, clip 1.
+    """
+
+    lr: float = 1e-2
+    decay: float = 0.8
+    clip: float = 1.0
+    eps: tuple[float, float] = (1e-30, 1e-3)
+    weight_decay: float = 0.0
+    factored: bool = True  # False: the squares of every weight, as Adam has them
+    scaled: bool = True  # rates are relative to each weight's own size
+
+    def __post_init__(self) -> None:
+        not_negative(lr=self.lr, weight_decay=self.weight_decay)
+        positive(decay=self.decay, clip=self.clip, **{f"eps.{i}": eps for i, eps in enumerate(self.eps)})
+
+    def build(self, groups: Sequence[Group]) -> "FactoredMoments":
+        return FactoredMoments(self, groups)
+
+
+class FactoredMoments(Optimizer):
+    """The optimiser of `Adafactor`; state: `step`, and `rows` and `columns` of matrices or `squares` of the rest.
+
+    Weights of one shape are worked on together, as one tensor [k, …].
+    """
+
+    _step_supports_amp_scaling = True
+
+    def __init__(self, spec: Adafactor, groups: Sequence[Group]) -> None:
+        super().__init__([group.described(lr=spec.lr, weight_decay=spec.weight_decay) for group in groups], {})
+        self.spec = spec
+        for group in groups:
+            for weight in group.parameters:
+                self.state[weight] = {"step": counter(weight), **self._moments(weight)}
+
+    def _moments(self, weight: Tensor) -> dict[str, Tensor]:
+        squares = torch.zeros_like(weight).detach()
+        if self.spec.factored and weight.ndim >= 2:
+            return {"rows": squares.mean(-1), "columns": squares.mean(-2)}
+        return {"squares": squares}
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step over all weights that have a gradient."""
+        ok = taken(self)
+        for group in self.param_groups:
+            for weights in chunks(group, alike=True):
+                # NOTE: sharded weights go one at a time: stacking them would move them between devices.
+                for some in [[weight] for weight in weights] if isinstance(weights[0], DTensor) else [weights]:
+                    self._step(some, group, ok)
+
+    def _step(self, weights: list[Tensor], group: dict[str, Any], ok: Tensor | None) -> None:
+        states = [self.state[weight] for weight in weights]
+        slopes = _stack(gradients(weights))
+        counts = torch.stack([state["step"] for state in states]) + 1
+        new, change = self._moved(states, slopes, counts)
+        rates: Tensor = group["lr"] * (self._sizes(weights) if self.spec.scaled else torch.ones_like(counts))
+        updated = torch._foreach_sub(weights, _unstack(change.mul_(_beside(rates, change))))
+        if group["weight_decay"]:
+            shrunk = _unstack(rates * group["weight_decay"])
+            updated = torch._foreach_sub(updated, [w * share for w, share in zip(weights, shrunk, strict=True)])
+        for key, values in new.items():
+            settle(ok, [state[key] for state in states], _unstack(values))
+        settle(ok, [state["step"] for state in states], _unstack(counts))
+        settle(ok, weights, updated)
+
+    def _moved(self, states: list[Any], slopes: Tensor, counts: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """The moments after these gradients, and the clipped direction."""
+        squares = slopes.square().add_(self.spec.eps[0])
+        keep = 1 - counts**-self.spec.decay
+        parts = {"rows": -1, "columns": -2} if "rows" in states[0] else {"squares": None}
+        new = {}
+        for key, along in parts.items():
+            old, now = _stack([state[key] for state in states]), squares if along is None else squares.mean(along)
+            share = _beside(keep, now)
+            new[key] = old * share + now * (1 - share)
+        if "rows" in new:
+            rows, columns = new["rows"], new["columns"]
+            change = slopes * (rows / rows.mean(-1, keepdim=True)).rsqrt()[..., None]
+            change.mul_(columns.rsqrt()[..., None, :])
+        else:
+            change = new["squares"].rsqrt().mul_(slopes)
+        return new, change.div_(_beside((_rms(change) / self.spec.clip).clamp(min=1), change))
+
+    def _sizes(self, weights: list[Tensor]) -> Tensor:
+        """[k] the root mean square of each weight."""
+        norms = torch.stack([_whole(norm) for norm in torch._foreach_norm(weights)])
+        return norms.div(math.sqrt(weights[0].numel())).clamp(min=self.spec.eps[1])
+
+
+def _rms(values: Tensor) -> Tensor:
+    """[k] of [k, …]"""
+    if values.ndim == 1:
+        return values.abs()
+    norms = torch.linalg.vector_norm(values, dim=tuple(range(1, values.ndim)))
+    return _whole(norms).div(math.sqrt(values[0].numel()))
+
+
+def _stack(values: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(values)) if len(values) > 1 else values[0].unsqueeze(0)
+
+
+def _unstack(values: Tensor) -> list[Tensor]:
+    return list(values.unbind(0)) if values.shape[0] > 1 else [values.squeeze(0)]
+
+
+def _beside(numbers: Tensor, values: Tensor) -> Tensor:
+    """[k] as [k, 1, …], to be multiplied with [k, …]."""
+    return numbers.view(-1, *[1] * (values.ndim - 1))
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,47 @@
+"""Adam with decoupled weight decay (Kingma and Ba, 2015; Loshchilov and Hutter, 2019)."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from pretune.core.config import spec
+from pretune.training.optim.checks import below_one, not_negative
+from pretune.training.optim.conditional_step import counter
+from pretune.training.optim.groups import Group
+
+
+@spec
+class AdamW:
+    """torch's fused kernel, on CPU and CUDA alike.
+
+    m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g²;  w -= lr (m̂ / (√v̂ + eps) + weight_decay w)
+
+    The papers: BERT 1e-4, betas (0.9, 0.999), eps 1e-6, decay 0.01, without bias correction in its code; RoBERTa 6e-4,
+    (0.9, 0.98), 1e-6, 0.01; ELECTRA 5e-4 (small), (0.9, 0.999), 1e-6, 0.01; GPT-3 6e-4 (small), (0.9, 0.95), 1e-8, 0.1.
+    """
+
+    lr: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    bias_correction: bool = True
+
+    def __post_init__(self) -> None:
+        not_negative(lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
+        below_one(**{f"betas.{i}": beta for i, beta in enumerate(self.betas)})
+
+    def build(self, groups: Sequence[Group]) -> torch.optim.AdamW:
+        """The optimiser of these weights, which must already lie where they are trained."""
+        described = [group.described(lr=self.lr, weight_decay=self.weight_decay) for group in groups]
+        optimizer = torch.optim.AdamW(described, betas=self.betas, eps=self.eps, fused=True)
+        # NOTE: the correction is 1 - beta^steps: after infinitely many steps it is exactly 1, which is none at all.
+        begun = 0.0 if self.bias_correction else math.inf
+        for group in groups:
+            for weight in group.parameters:
+                optimizer.state[weight] = {
+                    "step": counter(weight, begun),
+                    "exp_avg": torch.zeros_like(weight),
+                    "exp_avg_sq": torch.zeros_like(weight),
+                }
+        return optimizer

@@ -1,0 +1,121 @@
+"""Averaged stochastic gradient descent (Polyak and Juditsky, 1992), triggered by the validation loss (NT-ASGD)."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pretune.core.config import spec
+from pretune.training.optim.checks import not_negative
+from pretune.training.optim.conditional_step import chunks, counter, settle, taken
+from pretune.training.optim.groups import Group
+from pretune.training.optim.sgd import decayed
+
+
+@spec
+class ASGD:
+    """Plain descent and, from the trigger on, the mean of the weights it passes, which is evaluated and saved.
+
+    w -= lr (g + weight_decay w);  a += (w - a) / max(1, steps since the trigger - 1)
+
+    NT-ASGD (Merity et al., 2018): averaging is triggered at the first evaluation whose validation loss is above the
+    lowest of all evaluations but the last `nonmonotone_interval`. Until then the average is the weights. AWD-LSTM: lr
+    30, weight decay 1.2e-6, gradients clipped to 0.25, an interval of 5.
+    """
+
+    lr: float = 30.0
+    weight_decay: float = 1.2e-6
+    nonmonotone_interval: int = 5  # evaluations
+
+    def __post_init__(self) -> None:
+        not_negative(lr=self.lr, weight_decay=self.weight_decay, nonmonotone_interval=self.nonmonotone_interval)
+
+    def can_trigger(self, evaluations: int) -> bool:
+        """Tell if a run of so many evaluations, the last at its end, may come to average weights."""
+        return evaluations > self.nonmonotone_interval + 2
+
+    def build(self, groups: Sequence[Group]) -> "AveragedDescent":
+        return AveragedDescent(self, groups)
+
+
+class AveragedDescent(Optimizer):
+    """The optimiser of `ASGD`; state: `average`, and `since`, which is 0 until triggered and then counts from 1.
+
+    `losses` are those of all evaluations until the trigger, on which it depends.
+    """
+
+    _step_supports_amp_scaling = True
+
+    def __init__(self, spec: ASGD, groups: Sequence[Group]) -> None:
+        super().__init__([group.described(lr=spec.lr, weight_decay=spec.weight_decay) for group in groups], {})
+        self.interval = spec.nonmonotone_interval
+        self.losses: list[float] = []
+        self.triggered = False
+        for group in groups:
+            for weight in group.parameters:
+                self.state[weight] = {"since": counter(weight), "average": weight.detach().clone()}
+
+    def observe(self, loss: float) -> bool:
+        """Add the validation loss of an evaluation; True where it triggers averaging."""
+        if self.triggered:
+            return False
+        earlier = self.losses[: max(len(self.losses) - self.interval, 0)]
+        self.losses.append(loss if loss == loss else math.inf)  # NOTE: the minimum of NaN and a number may be either
+        if not earlier or not loss > min(earlier):
+            return False
+        self.trigger()
+        return True
+
+    def trigger(self) -> None:
+        """Begin to average; where that has begun, nothing happens."""
+        self.triggered = True
+        for state in self.state.values():
+            state["since"].clamp_(min=1)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, the model has the averaged weights, and `average` has those of the last step."""
+        self.swap()
+        try:
+            yield
+        finally:
+            self.swap()
+
+    def trigger_state(self) -> dict[str, Tensor]:
+        """The part of the state that belongs to no parameter, for a checkpoint."""
+        return {"losses": torch.tensor(self.losses, dtype=torch.float64), "triggered": torch.tensor(self.triggered)}
+
+    def load_trigger_state(self, tensors: dict[str, Tensor]) -> None:
+        """Put `trigger_state` back."""
+        self.losses, self.triggered = tensors["losses"].tolist(), bool(tensors["triggered"])
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step over all weights that have a gradient."""
+        ok = taken(self)
+        for group in self.param_groups:
+            for weights in chunks(group):
+                change = decayed(weights, group["weight_decay"])
+                new = torch._foreach_sub(weights, change, alpha=group["lr"])
+                averages = [self.state[weight]["average"] for weight in weights]
+                since = [self.state[weight]["since"] for weight in weights]
+                shares = [1 / (count - 1).clamp(min=1) for count in since]
+                settle(ok, averages, [a.lerp(w, share) for a, w, share in zip(averages, new, shares, strict=True)])
+                settle(ok, since, [count + (count > 0) for count in since])
+                settle(ok, weights, new)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the weights and their averages."""
+        for weight, state in self.state.items():
+            kept = weight.detach().clone()
+            weight.copy_(state["average"])
+            state["average"].copy_(kept)
+
+
+def averaged(optimizer: Optimizer) -> AbstractContextManager[None]:
+    """A context in which the model has the weights that are evaluated and saved: averages where there are any."""
+    return optimizer.averaged() if isinstance(optimizer, AveragedDescent) else nullcontext()

@@ -1,0 +1,83 @@
+"""What is said at the end of a run: a table, on stderr, for stdout belongs to results."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pretune.core import log
+from pretune.core.format import SPAN, TRAINING_TIME, aligned, amount, clock, dollars, energy, weight
+from pretune.training.cost import Cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A run in numbers, over all processes that it took; seconds are those of training, on the first rank."""
+
+    title: str
+    steps: int
+    tokens: int
+    seconds: float
+    cost: Cost
+    loss: float | None = None
+    held_out: float | None = None
+    more: Mapping[str, float] = field(default_factory=dict)  # of held-out text
+    skipped: int = 0
+    waiting: float = 0.0  # seconds for data
+    saving: float = 0.0  # … that checkpoints stopped the run
+    evaluating: float = 0.0
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Names and values."""
+        return [*self._learnt(), *self._spent(), *self._paid()]
+
+    def _learnt(self) -> Iterator[tuple[str, str]]:
+        if self.loss is not None:
+            yield "loss", f"{self.loss:.4f}"
+        if self.held_out is not None:
+            yield "held-out loss", f"{self.held_out:.4f}"
+        for name, value in self.more.items():
+            yield f"held-out {name.replace('_', ' ')}", f"{value:.4g}"
+        yield "steps", f"{self.steps:,}" + (f" ({self.skipped:,} skipped: not finite)" if self.skipped else "")
+        yield "tokens", f"{self.tokens:,}"
+
+    def _spent(self) -> Iterator[tuple[str, str]]:
+        seconds = max(self.seconds, 1e-9)
+        yield TRAINING_TIME, clock(self.seconds)
+        yield "tokens/s", amount(self.tokens / seconds)
+        if self.cost.mfu is not None:
+            yield "MFU", f"{self.cost.mfu:.1%} of {amount(self.cost.peak_flops or 0, billion='G')}FLOP/s"
+        for name, part in (
+            ("waiting for data", self.waiting),
+            ("saving", self.saving),
+            ("evaluating", self.evaluating),
+        ):
+            yield name, f"{part / seconds:.1%}"
+
+    def _paid(self) -> Iterator[tuple[str, str]]:
+        cost = self.cost
+        how = "; ".join(f"{part.what}: {part.how}" for part in cost.energy)
+        yield "FLOPs", f"{amount(cost.flops, billion='G')}FLOP"
+        yield "energy", f"{energy(cost.kwh)} ({'; '.join([cost.energy_label, *([how] if how else []), SPAN])})"
+        yield "CO2e", f"{weight(cost.co2e_kg)} (at {cost.grid_g_per_kwh:g} g/kWh)"
+        per = [f"${cost.dollars_per_device_hour:g} an hour"] if cost.dollars_per_device_hour else []
+        per += [f"${cost.dollars_per_kwh:g} a kWh"] if cost.dollars_per_kwh else []
+        yield "price", f"{dollars(cost.dollars)} ({cost.price_label}: {', '.join(per) or 'nothing is paid for'})"
+
+
+def show(summary: Summary) -> None:
+    """Print a run's table; nothing with --quiet."""
+    if log.is_quiet():
+        return
+    if not sys.stderr.isatty():
+        log.say("\n".join([summary.title, *aligned(summary.rows())]))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 2))
+    for name, value in summary.rows():
+        table.add_row(Text(name, style="dim"), Text(value))
+    console = Console(stderr=True, highlight=False)
+    console.print(Text(log.escape(summary.title), style="bold"))
+    console.print(table)

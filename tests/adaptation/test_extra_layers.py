@@ -1,0 +1,62 @@
+"""New blocks on top of a model: what it had stays as it was, and the result is saved like any other."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import pretune as pt
+from pretune.adaptation.extra_layers import taller
+from pretune.adaptation.freeze import LastOnly, freeze
+from pretune.core.errors import UsageError
+from pretune.runs.finetune.sweep import finetune
+from tests.contracts.tiny import CASES, lay, model_of, text
+from tests.runs import tasked
+
+SHARED = [name for name, spec in CASES.items() if spec.shared or spec.last.share is not None]
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name not in SHARED])
+@torch.no_grad()
+def test_below_the_new_blocks_nothing_is_new(case: str) -> None:
+    model = model_of(case)
+    depth, batch = model.spec.last.depth, lay(model.spec, text(5, 3))
+    made = taller(model, 2, seed=1).eval()
+    assert made.spec.last.depth == depth + 2 and made.spec.depth >= model.spec.depth
+    assert set(model.state_dict()) < set(made.state_dict())
+    was, now = model(batch, hidden=True).hidden, made(batch, hidden=True).hidden
+    assert len(now) == depth + 3
+    for old, new in zip(was[:depth], now[:depth], strict=True):  # the last may be the one after the final norm
+        torch.testing.assert_close(new, old)
+    new_blocks = set(made.state_dict()) - set(model.state_dict())
+    assert {name.split(".")[1] for name in new_blocks} == {str(depth), str(depth + 1)}
+    assert set(freeze(made, LastOnly(layers=2))) >= {name for name, _ in made.named_parameters() if name in new_blocks}
+
+
+def test_what_has_no_room() -> None:
+    assert SHARED
+    for case in SHARED:
+        with pytest.raises(UsageError, match="share their weights"):
+            taller(model_of(case), 1)
+    with pytest.raises(UsageError, match="0 extra blocks"):
+        taller(model_of("bert-base"), 0)
+
+
+def test_a_run_with_blocks_on_top(tmp_path: Path) -> None:
+    """It learns what there is to learn, its body is the base's, and it is read again with its new blocks."""
+    base, table = tasked.make_base(tmp_path), tasked.classes(tmp_path / "own.csv")
+    quick = {"train.judge": 20, "data.max_length": 32}
+    run = finetune(
+        base, train=table, out=tmp_path / "run", method="extra", steps=60, lr=1e-2, baselines="none", changes=quick
+    )
+    assert run.score is not None and run.score > 0.9
+    before, after = pt.load(base), pt.load(run).model
+    assert (before.spec.depth, after.spec.depth) == (2, 4)
+    old, new = before.encoder.state_dict(), after.encoder.state_dict()
+    assert all(torch.equal(tensor, new[name]) for name, tensor in old.items())
+    with pytest.raises(UsageError, match=r"base.extra 1: a file of 'lora' has no room"):
+        finetune(base, train=table, out=tmp_path / "no", method="lora", changes={"base.extra": 1})
+    with pytest.raises(UsageError, match=r"'lora' on new weights: its file would have no base"):
+        finetune(base, train=table, out=tmp_path / "no", method="lora+random")
+    with pytest.raises(UsageError, match=r"base.extra -1 must be 0 or more"):
+        finetune(base, train=table, out=tmp_path / "no", changes={"base.extra": -1})

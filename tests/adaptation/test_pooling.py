@@ -1,0 +1,104 @@
+"""Heads on sentence encoders: the pooling of the directory, kept by saved runs."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pretune as pt
+from pretune.adaptation.adapted import Adapted, adapt
+from pretune.adaptation.heads.base import reading_of
+from pretune.adaptation.heads.choice import Choice
+from pretune.adaptation.heads.classification import Classification
+from pretune.adaptation.heads.regression import Regression
+from pretune.cli.app import main
+from pretune.core.errors import UsageError
+from pretune.inference.sentence_modules import encoder_of, write
+from pretune.inference.text_model import tokenizer_of
+from pretune.models.hf import checkpoint
+from pretune.models.model import LanguageModel
+from pretune.nn.pooling import Reading
+from tests.runs import tasked
+
+POOLINGS = ("mean", "cls", "max", "last", "mean_sqrt", "weighted", "cls+max+mean")
+TEXTS = ["the old sea.", "a quiet house, long winter light.", "stone"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tasked.make_base(tmp_path_factory.mktemp("base"))
+
+
+def sentence_encoder(base: Path, pooling: str = "mean") -> LanguageModel:
+    """A model with the files of sentence-transformers."""
+    model = checkpoint.load(base)
+    model.assets.modules = write(encoder_of(model, pooling=pooling, normalise=True))
+    return model
+
+
+def logits(model: Adapted) -> np.ndarray[Any, Any]:
+    """The logits of the texts, one row each."""
+    tokenizer = tokenizer_of(model)
+    ids = [tokenizer.template.apply(tokenizer.encode(text)).ids for text in TEXTS]
+    with torch.no_grad():
+        return np.concatenate([model(pt.batch([one]))[:1].numpy() for one in ids])
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_a_head_reads_the_vectors_of_the_directory(pooling: str, base: Path) -> None:
+    model = sentence_encoder(base, pooling)
+    made = adapt(model, Classification(classes=3)).eval()
+    vectors = pt.embed(model, TEXTS, normalise=False)
+    assert made.head is not None
+    weight, bias = (made.head.get_parameter(f"out.{name}").detach().numpy() for name in ("weight", "bias"))
+    np.testing.assert_allclose(logits(made), vectors @ weight.T + bias, atol=1e-5)
+
+
+def test_every_head_for_sequences_does(base: Path) -> None:
+    model = sentence_encoder(base, "max")
+    for head in (Classification(classes=2), Regression(), Choice()):
+        assert adapt(model, head).spec.reading == Reading(at="max")  # type: ignore[attr-defined]
+
+
+def test_what_is_said_of_the_head_comes_first(base: Path) -> None:
+    model = sentence_encoder(base)
+    said = Reading(at="last", layer="own")
+    assert adapt(model, Classification(classes=2, reading=said)).spec.reading == said  # type: ignore[attr-defined]
+
+
+def test_without_such_files_it_is_the_family_s(base: Path) -> None:
+    model = checkpoint.load(base)
+    assert adapt(model, Classification(classes=2)).spec.reading == reading_of(model.spec)  # type: ignore[attr-defined]
+
+
+def test_gradients_of_the_maximum_are_finite_beside_empty_cells(base: Path) -> None:
+    model = sentence_encoder(base, "max")
+    made = adapt(model, Classification(classes=2))
+    batch = pt.batch([[1, 2, 3]])
+    labels = torch.full((batch.cells,), -100)
+    labels[0] = 1
+    batch = type(batch)(**{name: getattr(batch, name) for name in batch.__slots__} | {"labels": labels})
+    assert int(batch.offsets[-1] - batch.offsets[-2]) == 0  # a spare cell
+    made.spec.loss(made, batch).mean().backward()
+    assert all(bool(p.grad.isfinite().all()) for p in made.parameters() if p.grad is not None)
+
+
+def test_a_pooler_has_one_place() -> None:
+    with pytest.raises(UsageError):
+        Reading(at="first", layer="pooler", concat=("max",))
+
+
+@pytest.mark.parametrize("method", ["frozen", "lora"])
+def test_a_run_predicts_and_exports_with_it(
+    method: str, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    encoder, run = tmp_path / "encoder", tmp_path / "run"
+    pt.save(sentence_encoder(base), encoder)
+    pt.finetune(encoder, train=tasked.classes(tmp_path / "t.csv", 60), method=method, steps=3, out=run)
+    found = pt.load(run)
+    assert isinstance(found, Adapted) and found.spec.reading == Reading(at="mean")  # type: ignore[attr-defined]
+    assert main(["export", str(run), "--to", "hf", "--out", str(tmp_path / "share")]) == 0
+    shared = pt.load(tmp_path / "share")
+    np.testing.assert_allclose(logits(shared), logits(found), atol=1e-4)  # type: ignore[arg-type]

@@ -1,0 +1,72 @@
+"""Vectors by counting: the counts, the matrix, and its directions, each against the plainest way to get them."""
+
+import math
+import random
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from pretune.adaptation.static import ppmi as counting
+from pretune.adaptation.static.ppmi import Ppmi, meetings, ppmi
+from pretune.adaptation.static.word_ids import Words
+from pretune.core.errors import UsageError
+
+TEXTS = [["a", "b", "c", "a"], ["c", "b"], ["d"], ["b", "a", "b"]]
+
+
+def test_words_meet_within_a_window_and_a_text() -> None:
+    words = Words.of(TEXTS, least=1)
+    met: Counter[tuple[str, str]] = Counter()
+    for text in TEXTS:
+        for i, one in enumerate(text):
+            met.update((one, text[j]) for j in range(max(0, i - 2), min(len(text), i + 3)) if j != i)
+    found = meetings(words, 2)
+    for i, one in enumerate(words.words):
+        for j, other in enumerate(words.words):
+            assert found[i, j] == met[one, other], (one, other)
+
+
+def test_the_matrix_is_that_of_the_paper() -> None:
+    counts = np.array([[4, 2, 0], [2, 0, 1], [0, 1, 6]], dtype=np.float32)
+    rows = counts.sum(1)
+    smooth = rows**0.75 / (rows**0.75).sum()
+    found = ppmi(torch.from_numpy(counts.copy()), 0.75)
+    for i in range(3):
+        for j in range(3):
+            share = counts[i, j] / (rows[i] * smooth[j])
+            assert found[i, j] == pytest.approx(max(0.0, math.log(share)) if share else 0.0, abs=1e-5)
+
+
+def texts(count: int = 300) -> list[list[str]]:
+    """Two subjects, each with words of its own."""
+    rng = random.Random(0)
+    subjects = [[f"{name}{i}" for i in range(8)] for name in ("sea", "sky")]
+    return [[rng.choice([*subjects[i % 2], "and", "the"]) for _ in range(12)] for i in range(count)]
+
+
+def test_the_directions_are_those_of_a_whole_decomposition() -> None:
+    words = Words.of(texts(), least=1)
+    found = torch.from_numpy(Ppmi(width=4, least=1).fit(words).matrix)
+    u, s, _ = torch.linalg.svd(ppmi(meetings(words, 5), 0.75))
+    torch.testing.assert_close(found @ found.T, (u[:, :4] * s[:4]) @ u[:, :4].T, atol=2e-2, rtol=0)
+
+
+def test_words_of_one_subject_are_near_each_other_and_the_same_seed_gives_the_same() -> None:
+    vectors = Ppmi(width=4, least=1).train(texts())
+    for name in ("sea", "sky"):
+        assert {word[:3] for word, _ in vectors.nearest(f"{name}0", 7)} == {name}
+    assert (Ppmi(width=4, least=1).train(texts()).matrix == vectors.matrix).all()
+
+
+def test_more_columns_than_words_are_zeros() -> None:
+    found = Ppmi(width=10, least=1).train(TEXTS)
+    assert found.width == 10 and not found.matrix[:, len(found) :].any()
+
+
+def test_too_many_words_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "LARGEST", 2)
+    with pytest.raises(UsageError, match=r"a matrix of 4 words; 2 fit, so set `most`"):
+        replace(Ppmi(), least=1, most=None).train(TEXTS)

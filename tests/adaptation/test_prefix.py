@@ -1,0 +1,147 @@
+"""What a prefix is: tokens that are not there, seen by all sequences, in every backend and from the cache."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pretune as pt
+from pretune.adaptation.peft.io import load_adapter, save_adapter
+from pretune.adaptation.peft.prefix import Prefix
+from pretune.core.errors import UsageError
+from pretune.core.types import Targets
+from pretune.models.model import LanguageModel
+from tests.contracts import laws
+from tests.contracts.laws import equal, read
+from tests.contracts.tiny import CASES, DECODERS, lay, model_of, text
+
+P = 4
+
+
+def stirred(case: str, size: float = 0.3, **settings: Any) -> LanguageModel:
+    model = copy.deepcopy(model_of(case))
+    names = Prefix(count=P, **settings).apply(model)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for name in names:
+            parameter = model.get_parameter(name)
+            parameter.add_(size * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+@pytest.mark.parametrize("case", DECODERS)
+def test_a_prefix_of_real_tokens_is_those_tokens(case: str) -> None:
+    """A decoder reads on as if they came before the text, whatever its positions, windows and shared keys are."""
+    if CASES[case].last.share is not None:
+        pytest.skip("layers that are one have one prefix")
+    model = copy.deepcopy(model_of(case))
+    sentences, tokens = text(4, 6, 3), (11, 7, 40, 2)
+    expected = [found[P:] for found in read(model, [[*tokens, *sentence] for sentence in sentences], row=21)]
+    Prefix(count=P, tokens=tokens).apply(model)
+    equal(torch.cat(read(model, sentences, row=9)), torch.cat(expected))
+    laws.cache_is_no_cache(model, (4, 1, 3))
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["bert-base", "t5-base", "made-windows"]
+    + [pytest.param(case, marks=pytest.mark.slow) for case in ("gpt2-small", "llama3-8b", "mistral-7b", "mpt-7b")],
+)
+def test_backends_agree(case: str) -> None:
+    model = stirred(next(name for name in CASES if name.startswith(case.rpartition("-")[0])))
+    able = 0
+    for row, sentences in ((13, text(6, 3, 8, 1, 5)), (None, text(6, 6))):
+        model.attention_backend = "naive"
+        expected = torch.cat(read(model, sentences, row=row))
+        for backend in ("rows", "flex", "plain"):
+            model.attention_backend = backend  # type: ignore[assignment]
+            try:
+                equal(torch.cat(read(model, sentences, row=row)), expected)
+                able += 1
+            except UsageError as error:
+                assert backend == "plain", error
+    assert able >= 4
+    model.attention_backend = "varlen"
+    with pytest.raises(UsageError, match="'varlen' cannot do"):
+        read(model, text(3))
+
+
+@pytest.mark.parametrize("case", ["bert-base", "gpt2-small", "t5-base", "xlnet-base"])
+def test_weights_are_those_of_the_text(case: str) -> None:
+    model = stirred(case)
+    batch = lay(model.spec, text(6, 3), row=11)
+    with torch.no_grad():
+        found = model(batch, attention=True).attention
+    for layer in found:
+        assert [weights.shape[1:] for weights in layer] == [(6, 6), (3, 3)]
+        assert all((weights.sum(-1) < 1).all() for weights in layer), "the prefix takes its share"
+
+
+@pytest.mark.parametrize("case", ["bert-base", "gpt2-small", "xlnet-base"])
+def test_attention_dropout_reaches_the_prefix(case: str) -> None:
+    model = stirred(case)
+    for module in model.modules():
+        if isinstance(getattr(module, "prefix", None), torch.nn.Module):
+            module.dropout = 0.5
+    batch = lay(model.spec, text(6, 3), row=11)
+    quiet = model(batch).logits
+    model.train()
+    torch.manual_seed(1)
+    loud = model(batch).logits
+    assert (loud - quiet).abs().max() > 1e-3
+    loud.sum().backward()
+    assert all(model.get_parameter(name).grad.abs().sum() > 0 for name in Prefix(count=P).names(model))
+
+
+def test_queries_of_two_streams_see_it() -> None:
+    """Even the first in an order, which sees nothing else."""
+    plain, model = model_of("xlnet-base"), stirred("xlnet-base")
+    batch = pt.batch(text(5))
+    order = torch.tensor([1, 2, 3, 4, 5])
+    batch = replace(batch, order=order, targets=Targets(index=torch.arange(5), labels=torch.ones(5, dtype=torch.long)))
+    with torch.no_grad():
+        before, after = plain(batch).logits, model(batch).logits
+    assert ((before - after).abs().amax(-1) > 1e-3).all()
+
+
+@pytest.mark.parametrize("case", ["bert-base", "t5-base", "xlnet-base"])
+def test_a_network_makes_it_and_is_folded(case: str, tmp_path: Path) -> None:
+    plain = copy.deepcopy(model_of(case))
+    Prefix(count=P).apply(plain, seed=4)
+    model, method = copy.deepcopy(model_of(case)), Prefix(count=P, hidden=5)
+    names = method.apply(model, seed=4)
+    sentences = text(6, 3, 8)
+    equal(torch.cat(read(model, sentences)), torch.cat(read(plain, sentences)), 0.0)  # it starts at the same place
+    shared = [name for name in names if ".trunk." in name]
+    assert len(shared) == 3, "one first layer for all blocks"
+    model = stirred(case, hidden=5)
+    expected = torch.cat(read(model, sentences))
+    save_adapter(model, method, tmp_path / "adapter")
+    again = copy.deepcopy(model_of(case))
+    assert load_adapter(again, tmp_path / "adapter") == Prefix(count=P)
+    equal(torch.cat(read(again, sentences)), expected, 1e-6)
+
+
+def test_a_side_may_be_left_out() -> None:
+    model = copy.deepcopy(model_of("t5-base"))
+    names = Prefix(count=P, sides=("decoder",)).apply(model)
+    assert names and all(name.startswith("decoder.") for name in names)
+    with pytest.raises(UsageError, match="a prefix for decoder; this model has none of these"):
+        Prefix(sides=("decoder",)).apply(copy.deepcopy(model_of("bert-base")))
+
+
+def test_positions_run_out_in_words() -> None:
+    model = stirred("bert-base")
+    with pytest.raises(UsageError, match="21 tokens; this model's positions end at 24, of which its prefix takes 4"):
+        read(model, text(21))
+    read(model, text(20))
+    model = stirred("gpt2-small")
+    with pytest.raises(UsageError, match="a cache of 21 tokens; this model's positions end at 24, of which its prefix"):
+        model.new_cache(1, 21)
+    with pytest.raises(UsageError, match="a prefix of 24: this model's positions end at 24"):
+        Prefix(count=24).apply(copy.deepcopy(model_of("bert-base")))
+    with pytest.raises(UsageError, match="a prefix of -1 columns"):
+        Prefix(count=-1)

@@ -1,0 +1,74 @@
+"""Slots in the layout, and what a prompt does with them."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+import pretune as pt
+from pretune.adaptation.peft.prompt import Prompt
+from pretune.core.errors import UsageError
+from pretune.core.types import IGNORE
+from pretune.data.sequences import Sequences
+from pretune.data.virtual_tokens import reserve
+from tests.contracts.laws import equal, read
+from tests.contracts.tiny import model_of, text
+
+
+def test_slots_stand_before_each_sequence() -> None:
+    given = Sequences(
+        tokens=np.array([5, 6, 7, 8]),
+        offsets=np.array([0, 3, 3, 4]),
+        special=np.array([True, False, False, False]),
+        targets=np.array([IGNORE, 9, IGNORE, 4]),
+        prefix=np.array([2, 0, 0]),
+    )
+    made = reserve(given, 2)
+    assert made.tokens.tolist() == [0, 0, 5, 6, 7, 0, 0, 0, 0, 8]
+    assert made.offsets.tolist() == [0, 5, 7, 10]
+    assert made.special is not None and made.special.tolist() == [
+        True,
+        True,
+        True,
+        False,
+        False,
+        True,
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert made.targets is not None and made.targets.tolist() == [*[IGNORE] * 3, 9, *[IGNORE] * 5, 4]
+    assert made.prefix is not None and made.prefix.tolist() == [4, 0, 0]
+    assert made.words is None
+    same = reserve(given, 0)
+    assert same.tokens.tolist() == given.tokens.tolist() and same.offsets.tolist() == given.offsets.tolist()
+    both = reserve(Sequences(tokens=given.tokens, offsets=given.offsets, source=given), 2)
+    assert both.tokens.tolist() == given.tokens.tolist()
+    assert both.source is not None and both.source.tokens.tolist() == made.tokens.tolist()
+    with pytest.raises(UsageError, match="-1 slots"):
+        reserve(given, -1)
+
+
+@pytest.mark.parametrize("case", ["bert-base", "gpt2-small", "llama3-8b"])
+def test_a_prompt_of_real_tokens_is_those_tokens(case: str) -> None:
+    """Whatever stands in the slots, and wherever in a row they are."""
+    model = copy.deepcopy(model_of(case))
+    sentences = text(4, 6, 3)
+    expected = read(model, [[11, 7, *sentence] for sentence in sentences], row=17)
+    Prompt(count=2, tokens=(11, 7)).apply(model)
+    for slot in (0, 30):
+        found = read(model, [[slot, slot, *sentence] for sentence in sentences], row=17)
+        equal(torch.cat(found), torch.cat(expected), 1e-6)
+
+
+def test_a_prompt_starts_from_real_tokens() -> None:
+    model = copy.deepcopy(model_of("bert-base"))
+    assert Prompt(count=5).apply(model) == ("prompt.table",)
+    table = model.get_parameter("prompt.table")
+    assert all((row == model.tokens.weight).all(-1).any() for row in table)
+    with pytest.raises(UsageError, match="applied to this model already"):
+        Prompt(count=5).apply(model)
+    with pytest.raises(UsageError, match=r"tokens \[99\]: the vocabulary has the ids 0 to 60"):
+        Prompt(count=1, tokens=(99,)).apply(pt.build(model.spec))

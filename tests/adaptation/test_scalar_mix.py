@@ -1,0 +1,135 @@
+"""A learned mix of layers: its formula, what is trained, and that any family can be read."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import pretune as pt
+from pretune.adaptation.adapted import Adapted, adapt
+from pretune.adaptation.freeze import Frozen, freeze
+from pretune.adaptation.heads.base import TaskHead
+from pretune.adaptation.heads.choice import Choice
+from pretune.adaptation.heads.classification import Classification
+from pretune.adaptation.heads.regression import Regression
+from pretune.adaptation.heads.span import Span
+from pretune.adaptation.heads.tagging import Tagging
+from pretune.adaptation.scalar_mix import LayerMix, Mixing, MixReader, MixReading, layers
+from pretune.core.errors import UsageError
+from pretune.models.bidirectional_lm import mirrored
+from pretune.nn.norm import LayerNorm
+from pretune.nn.recurrent import AdditiveAttention, BiLSTM
+from tests.contracts.tiny import CASES, lay, model_of, text
+
+SMALL = MixReader(classes=3, lstm=BiLSTM(hidden=8), pool=AdditiveAttention(hidden=4), dropout=0.0)
+TAGGER = MixReader(classes=3, lstm=BiLSTM(hidden=8), pool=None, dropout=0.0)
+
+
+@pytest.mark.parametrize("name", {name.partition("-")[0]: name for name in CASES}.values())
+def test_the_layers_of_every_family_can_be_read(name: str) -> None:
+    model = copy.deepcopy(model_of(name)).train()  # that one is shared by all tests
+    hidden, batch = layers(model, lay(model.spec, text(6, 3, 8)))
+    assert model.training and not any(layer.requires_grad for layer in hidden)
+    logits = SMALL.build(width=model.spec.width, layers=len(hidden))(hidden, batch)
+    assert logits.shape == (batch.cells, 3) and torch.isfinite(logits).all()
+    tags = TAGGER.build(width=model.spec.width, layers=len(hidden))(hidden, batch)
+    assert tags.shape == (len(batch.tokens), 3)
+
+
+def test_a_mix_is_weighed_by_a_softmax_and_scaled() -> None:
+    torch.manual_seed(0)
+    mix = LayerMix().build(width=4, layers=3)
+    hidden = tuple(torch.randn(5, 4) for _ in range(3))
+    torch.testing.assert_close(mix(hidden), sum(hidden) / 3)
+    with torch.no_grad():
+        mix.s.copy_(torch.tensor([0.0, 1.0, -1.0]))
+        mix.gamma.fill_(2.0)
+    share = mix.s.softmax(0)
+    torch.testing.assert_close(mix(hidden), 2 * (share[0] * hidden[0] + share[1] * hidden[1] + share[2] * hidden[2]))
+    with pytest.raises(UsageError, match="2 layers for a mix of 3"):
+        mix(hidden[:2])
+
+
+def test_a_mix_finds_the_layer_that_tells() -> None:
+    torch.manual_seed(0)
+    model = model_of(next(iter(CASES)))
+    _, batch = layers(model, lay(model.spec, text(6, 3, 8, 5)))
+    owners = [int(batch.sequence[start]) for start, _ in batch.spans()]
+    labels = torch.full((batch.cells,), -100)
+    labels[owners] = torch.tensor([0, 1, 2, 1])
+    noise, telling = torch.randn(len(batch.tokens), 6), torch.zeros(len(batch.tokens), 6)
+    telling[batch.sequence >= 0, labels[batch.sequence[batch.sequence >= 0].long()]] = 1.0
+    reader = SMALL.build(width=6, layers=3)
+    optimizer = torch.optim.Adam(reader.parameters(), lr=0.03)
+    losses = []
+    for _ in range(60):
+        fresh = (torch.randn_like(noise), telling, torch.randn_like(noise))
+        loss = F.cross_entropy(reader(fresh, batch), labels)
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[-1] < 0.3 * losses[0]
+    assert int(reader.mix.s.argmax()) == 1
+
+
+@pytest.mark.parametrize(
+    "spec", [SMALL, TAGGER, MixReader(classes=2, mix=LayerMix(norm=LayerNorm()), lstm=BiLSTM(hidden=3, depth=2))]
+)
+def test_parameters_are_counted(spec: MixReader) -> None:
+    built = spec.build(width=5, layers=4)
+    assert spec.params(width=5, layers=4) == sum(weight.numel() for weight in built.parameters())
+
+
+MIXING = Mixing(lstm=BiLSTM(hidden=4), attention=4, dropout=0.0)
+HEADS: dict[str, TaskHead] = {
+    "classification": Classification(classes=3, mix=MIXING),
+    "regression": Regression(mix=MIXING),
+    "tagging": Tagging(classes=3, mix=MIXING),
+    "span": Span(mix=MIXING),
+    "choice": Choice(mix=Mixing(lstm=BiLSTM(hidden=4), attention=None, dropout=0.0)),
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("name", ["bert-base", "gpt2-small", "bart-base", "t5-base"])
+def test_a_mix_is_a_head_of_every_kind(name: str, head: str, tmp_path: Path) -> None:
+    model = adapt(copy.deepcopy(model_of(name)), HEADS[head], seed=1).eval()
+    batch = lay(model.model.spec, text(6, 3, 8))
+    logits = model(batch)
+    assert len(logits) == (len(batch.tokens) if head in ("tagging", "span") else 3)
+    pt.save(model, tmp_path / "run")
+    again = pt.load(tmp_path / "run")
+    assert isinstance(again, Adapted) and again.spec == model.spec
+    torch.testing.assert_close(again(batch), logits, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("head", ["classification", "tagging"])
+def test_both_ways_are_mixed_as_elmo_does(head: str, tmp_path: Path) -> None:
+    """The layers of the model from the left and of that from the right, each turned to its token, side by side."""
+    body = copy.deepcopy(model_of("gpt2-small")).eval()
+    spec = HEADS[head]
+    model = adapt(body, replace(spec, mix=replace(MIXING, ways="both")), seed=1).eval()  # type: ignore[type-var]
+    reader = model.head
+    assert isinstance(reader, MixReading) and reader.backwards is not None
+    batch = lay(model.model.spec, text(6, 3, 8))
+    turned, index = mirrored(batch)
+    hidden = zip(layers(body, batch)[0], layers(reader.backwards, turned)[0], strict=True)
+    both = tuple(torch.cat((left, right.index_select(0, index)), dim=-1) for left, right in hidden)
+    second, reader.backwards = reader.backwards, None
+    expected = reader(both, batch)
+    reader.backwards = second
+    expected = expected if head == "tagging" else expected[batch.sequence_cells()]
+    torch.testing.assert_close(model(batch), expected, rtol=0, atol=0)
+    freeze(model, Frozen())
+    assert not any(weight.requires_grad for weight in second.parameters()) and reader.out.weight.requires_grad
+    pt.save(model, tmp_path / "run")
+    torch.testing.assert_close(pt.load(tmp_path / "run")(batch), expected, rtol=0, atol=0)
+
+
+def test_two_ways_are_those_of_decoders() -> None:
+    with pytest.raises(UsageError, match="two ways are those of decoders, found a model of the shape 'encoder'"):
+        adapt(copy.deepcopy(model_of("bert-base")), Regression(mix=Mixing(ways="both")))

@@ -1,0 +1,107 @@
+"""Neighbours: the states of words by their definition, one text at a time."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pretune as pt
+from pretune.analysis.neighbors import WORD, neighbors
+from pretune.cli import main
+from pretune.core.errors import DataError, UsageError
+from pretune.inference.text_model import tokenizer_of
+from tests.inference.readers import decoder, encoder
+
+SENTENCE = "a child plays music"
+CORPUS = [
+    "the cat plays",
+    "money in the bank",
+    "",
+    SENTENCE,
+    "The dog-house, old; a bird's tree",
+    "Plays 12 plays",
+    "…!",
+]
+
+
+def state(model: Any, text: str, start: int, end: int, layer: int | None) -> torch.Tensor:
+    """The mean state of the tokens that start inside some characters, the text read by itself."""
+    tokenizer = tokenizer_of(model)
+    found = tokenizer.encode_batch([text])
+    laid = tokenizer.template.apply(found[0])
+    with torch.no_grad():
+        hidden = model(pt.batch([laid.ids]), hidden=True).hidden[-1 if layer is None else layer]
+    places = np.flatnonzero(~laid.special)[(found.starts >= start) & (found.starts < end)]
+    return torch.nn.functional.normalize(hidden[torch.from_numpy(places)].mean(0), dim=0)
+
+
+@pytest.mark.parametrize("make", [encoder, decoder])
+@pytest.mark.parametrize("layer", [None, 0, 1])
+def test_in_context(make: Any, layer: int | None) -> None:
+    model = make()
+    query = state(model, SENTENCE, 8, 13, layer)
+    expected = {}
+    for line, text in enumerate(CORPUS, 1):
+        for match in [] if text == SENTENCE else WORD.finditer(text):
+            expected[line, match.start()] = float(query @ state(model, text, *match.span(), layer))
+    found = neighbors(model, "Plays", SENTENCE, CORPUS, k=50, layer=layer)
+    assert found.words == len(expected) == len(found.context)
+    for one in found.context:
+        assert one.score == pytest.approx(expected[one.line, one.start], abs=1e-5)
+        assert CORPUS[one.line - 1][one.start : one.start + len(one.word)] == one.word
+    assert [one.score for one in found.context] == sorted((one.score for one in found.context), reverse=True)
+
+
+def test_only_the_word_itself() -> None:
+    found = neighbors(encoder(), "plays", SENTENCE, CORPUS, k=2, same=True)
+    assert found.words == 3 and {one.word.lower() for one in found.context} == {"plays"} and len(found.context) == 2
+
+
+def test_without_context() -> None:
+    model = encoder()
+    found = neighbors(model, "plays", SENTENCE, CORPUS, k=3)
+    tokenizer = tokenizer_of(model)
+    table = torch.nn.functional.normalize(model.tokens.weight.detach(), dim=-1)
+    pieces = tokenizer.encode("plays")
+    assert found.pieces == tuple(tokenizer.token(i) for i in pieces)
+    query = torch.nn.functional.normalize(model.tokens.weight.detach()[pieces].mean(0), dim=0)
+    order = [i for i in (-(table @ query)).argsort().tolist() if i not in {*pieces, *tokenizer.special_ids}]
+    assert [one.word for one in found.static] == [tokenizer.token(i) for i in order[:3]]
+
+
+def test_tokens_are_told_as_people_read_them() -> None:
+    """Without the mark of the space before them; bytes that are no character as they are spelled."""
+    model = decoder()
+    found = neighbors(model, "plays", SENTENCE, CORPUS, k=400)
+    words = {one.word for one in found.static}
+    assert "the" in words and not any(word.startswith("Ġ") and len(word) > 1 for word in words)
+    assert not any("\ufffd" in word for word in words)
+
+
+def test_wishes_that_cannot_be() -> None:
+    model = encoder()
+    with pytest.raises(UsageError, match="has no word 'play'"):
+        neighbors(model, "play", SENTENCE, CORPUS)
+    with pytest.raises(DataError, match="no line with 'music'"):
+        neighbors(model, "music", SENTENCE, CORPUS, same=True)
+    with pytest.raises(DataError, match="no line with a word"):
+        neighbors(model, "music", SENTENCE, [SENTENCE, "…"])
+    with pytest.raises(UsageError, match="k is 0"):
+        neighbors(model, "plays", SENTENCE, CORPUS, k=0)
+    with pytest.raises(UsageError, match="stands behind the 40 tokens"):
+        neighbors(model, "music", "bird " * 50 + "music", CORPUS)
+    assert neighbors(model, "plays", SENTENCE, ["bird " * 50], k=1).cut == 1
+
+
+def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pt.save(encoder(), tmp_path / "m")
+    (tmp_path / "corpus.txt").write_text("\n".join(CORPUS))
+    arguments = ["neighbors", str(tmp_path / "m"), "plays", "--in", SENTENCE, "--corpus", str(tmp_path / "corpus.txt")]
+    assert main([*arguments, "-k", "2", "--device", "cpu"]) == 0
+    told = capsys.readouterr().out
+    assert "in context" in told and "[" in told and "without context" in told
+    assert main([*arguments, "--same", "--json", "--device", "cpu", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["words"] == 3

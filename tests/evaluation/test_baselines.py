@@ -1,0 +1,170 @@
+"""Baselines: what they must get right on texts made for it, on real ones, and what the table says."""
+
+import csv
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pretune.adaptation.static.word2vec import Word2Vec
+from pretune.core.errors import DataError, PretuneError, UsageError
+from pretune.evaluation.baselines import BASELINES, DEFAULT
+from pretune.evaluation.baselines.base import Label, Text
+from pretune.evaluation.baselines.bilstm import Recurrent
+from pretune.evaluation.baselines.features import Counted, TfIdf, overlap
+from pretune.evaluation.baselines.linear import SVM
+from pretune.evaluation.baselines.majority import Majority
+from pretune.evaluation.baselines.table import compare
+from pretune.evaluation.baselines.tagging import FrequentTag
+from pretune.text.corpora.builtin import Reviews
+from pretune.training.optim import AdamW
+
+WORDS = {"pos": ["good", "fine", "lovely"], "neg": ["bad", "awful", "dull"]}
+QUICK = Recurrent(hidden=16, steps=40, optim=AdamW(lr=2e-2), start=Word2Vec(width=16, least=1, epochs=2))
+LEARNERS = [name for name in BASELINES if name != "majority"]
+
+
+def told(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
+    """Texts with one telling word among words that tell nothing."""
+    rng = np.random.default_rng(seed)
+    labels = ["pos" if i % 2 else "neg" for i in range(count)]
+    texts = [" ".join([*rng.choice(list("abcdefgh"), 5), rng.choice(WORDS[label])]) for label in labels]
+    return texts, labels
+
+
+@pytest.mark.parametrize("count", [40, 1000])  # with many texts a word has to be in two of them
+def test_words_that_were_counted_once_weigh_the_same(count: int) -> None:
+    texts, _ = told(count + 60)
+    train, test = [*range(count)], [*range(count, count + 60)]
+    table = TfIdf([texts[i] for i in train])
+    for ours, theirs in zip(Counted(texts).weighted(train, test), (train, test), strict=True):
+        wanted = table([texts[i] for i in theirs])
+        assert ours.shape == wanted.shape and abs(ours - wanted).max() < 1e-6
+
+
+def paired(count: int, seed: int = 0) -> tuple[list[tuple[str, str]], list[int]]:
+    """Pairs whose label is whether they say the same."""
+    rng = np.random.default_rng(seed)
+    labels = [i % 2 for i in range(count)]
+    firsts = [[f"w{n}" for n in rng.integers(0, 30, 6)] for _ in labels]
+    seconds = [
+        first if label else [f"w{n}" for n in rng.integers(0, 30, 6)]
+        for first, label in zip(firsts, labels, strict=True)
+    ]
+    return [(" ".join(a), " ".join(b)) for a, b in zip(firsts, seconds, strict=True)], labels
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_telling_word_is_learned_and_the_seed_decides_all(name: str) -> None:
+    texts, labels = told(200)
+    test, gold = told(60, seed=1)
+    spec = QUICK if name == "bilstm" else BASELINES.get(name)()
+    predict = spec.fit(texts, labels)
+    found = predict(test)
+    assert np.mean([a == b for a, b in zip(found, gold, strict=True)]) > 0.9
+    assert spec.fit(texts, labels)(test) == found
+    assert predict([]) == [] and predict(["", "never seen"])[0] in {"pos", "neg"}
+
+
+@pytest.mark.parametrize("name", ["svm", "logistic", "vectors"])
+def test_pairs_are_judged_by_what_they_share(name: str) -> None:
+    texts, labels = paired(200)
+    test, gold = paired(60, seed=1)
+    found = BASELINES.get(name)().fit(texts, labels)(test)
+    assert np.mean([a == b for a, b in zip(found, gold, strict=True)]) > 0.9
+    assert {type(label) for label in found} == {int}
+
+
+def test_the_recurrent_one_reads_pairs_in_order() -> None:
+    texts, labels = told(200)
+    pairs: list[Text] = [(text, "a b") if i % 4 < 2 else ("a b", text) for i, text in enumerate(texts)]
+    found = QUICK.fit(pairs, labels)(pairs)
+    assert np.mean([a == b for a, b in zip(found, labels, strict=True)]) > 0.9
+
+
+@pytest.mark.parametrize("name", list(BASELINES))
+def test_one_label_alone_is_given_to_all(name: str) -> None:
+    assert BASELINES.get(name)().fit(["a b", "c d"], [1, 1])(["x", ""]) == [1, 1]
+
+
+def test_a_label_with_one_example_can_be_fitted() -> None:
+    assert SVM().fit(["good"] * 5 + ["bad"], ["pos"] * 5 + ["neg"])(["good"]) == ["pos"]
+
+
+def test_the_majority_is_what_stands_most_often() -> None:
+    assert Majority().fit(["x"] * 5, ["b", "a", "b", "a", "c"])(["y", "z"]) == ["a", "a"]
+
+
+def test_overlap_and_columns_of_pairs() -> None:
+    assert overlap(["", "a b"], ["", "a b"]).tolist() == [[0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]]
+    pairs: list[Text] = [("a b", "c"), ("a", "a")]
+    single = TfIdf(["a b", "c", "a", "a"])(["a"]).shape[1]
+    assert TfIdf(pairs)(pairs).shape == (2, 3 * single + 6)
+    with pytest.raises(UsageError, match="1 of 2 texts are pairs"):
+        TfIdf([("a", "b"), "c"])
+
+
+def test_the_table_tells_scores_times_and_what_was_not_run() -> None:
+    texts, labels = told(100)
+    test, gold = told(40, seed=1)
+    table = compare(texts, labels, test, gold, names=["majority", "svm"], most=50)
+    assert [row.method for row in table.rows] == ["majority", "svm"]
+    assert table.rows[0].score == 0.5 and table.rows[1].score > 0.9 and all(row.seconds >= 0 for row in table.rows)
+    assert table.left_out == ("vectors", "logistic", "bilstm") and (table.trained_on, table.of) == (50, 100)
+    assert "not run: vectors, logistic, bilstm" in str(table) and "trained on 50 of 100 rows" in str(table)
+    assert set(DEFAULT) <= set(BASELINES)
+
+
+def test_the_table_takes_a_metric_and_sees_what_is_missing() -> None:
+    texts, labels = told(20)
+
+    def several(gold: Sequence[Label], predicted: Sequence[Label]) -> dict[str, float]:
+        return {"first": 0.25, "second": 1.0}
+
+    assert compare(texts, labels, texts, labels, names=["majority"], metric=several).rows[0].score == 0.25
+    with pytest.raises(UsageError, match="20 for 19 to learn from"):
+        compare(texts[1:], labels, texts, labels)
+    with pytest.raises(UsageError, match="unknown baseline 'svn'; did you mean 'svm'"):
+        compare(texts, labels, texts, labels, names=["svn"])
+
+
+def test_words_have_their_most_frequent_tag() -> None:
+    predict = FrequentTag().fit([["The", "run"], ["the", "run"], ["run", "Ann"]], [["D", "V"], ["D", "N"], ["N", "P"]])
+    assert predict([["the", "THE", "run", "Bob"], []]) == [["D", "D", "N", "P"], []]
+    with pytest.raises(DataError, match="2 words has 1 tags"):
+        FrequentTag().fit([["a", "b"]], [["X"]])
+    with pytest.raises(DataError, match="no word has a tag"):
+        FrequentTag().fit([], [])
+
+
+def test_film_reviews_with_a_thousand_labels() -> None:
+    try:
+        with Reviews()._path().open(encoding="utf-8", newline="") as file:
+            rows: list[dict[str, Any]] = list(csv.DictReader(file))
+    except PretuneError as error:
+        pytest.skip(str(error))
+    order = np.random.default_rng(0).permutation(len(rows))
+    train, test = ([rows[i] for i in part] for part in (order[:1000], order[-1000:]))
+    predict = SVM(choices=(0.1, 1.0)).fit([row["text"] for row in train], [row["label"] for row in train])
+    found = predict([row["text"] for row in test])
+    assert np.mean([a == row["label"] for a, row in zip(found, test, strict=True)]) > 0.76
+
+
+def test_parts_of_speech_by_the_word_alone(shared_data: Path) -> None:
+    folder = shared_data / "tasks" / "ud_ewt"
+    if not folder.is_dir():
+        pytest.skip(f"no data at {folder}")
+    sets = []
+    for part in ("train", "dev"):
+        with gzip.open(folder / f"en_ewt-ud-{part}.conllu.gz", "rt", encoding="utf-8") as file:
+            blocks = file.read().strip().split("\n\n")
+        rows = [[line.split("\t") for line in block.split("\n") if line[:1].isdigit()] for block in blocks]
+        kept = [[fields for fields in sentence if fields[0].isdecimal()] for sentence in rows]
+        sets.append(([[f[1] for f in s] for s in kept], [[f[3] for f in s] for s in kept]))
+    (words, tags), (test, gold) = sets
+    found = FrequentTag().fit(words, tags)(test)
+    pairs = [(a, b) for x, y in zip(found, gold, strict=True) for a, b in zip(x, y, strict=True)]
+    assert np.mean([a == b for a, b in pairs]) > 0.84

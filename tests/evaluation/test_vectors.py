@@ -1,0 +1,82 @@
+"""Similarity and retrieval without training: scores by their definition, on small files and on published ones."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+import pretune as pt
+from pretune.core.errors import DataError, UsageError
+from pretune.evaluation.retrieval import judged, read_judgements, retrieval
+from pretune.evaluation.similarity import similarity, triplet_accuracy
+from pretune.tasks.example import Example
+from pretune.tasks.task import File, Split, Task
+from tests.inference.readers import encoder
+
+PAIRS = (
+    ("the cat plays", "the cat plays", 5.0, "one"),
+    ("the dog runs", "money in the bank", 0.5, "one"),
+    ("a bird sings", "the bird sings", 4.5, "one"),
+    ("the old house", "the new bridge", 2.0, "two"),
+    ("the river", "a river", 4.0, "two"),
+)
+
+
+def task(tmp_path: Path) -> Task:
+    (tmp_path / "t").touch()
+    examples = [Example(text=a, pair=b, label=score, group=group) for a, b, score, group in PAIRS]
+    file = File(path=str(tmp_path / "t"), read=lambda _: iter(examples))
+    return Task(
+        name="mine", kind="regression", metrics=("spearman",), scale=(0.0, 5.0),
+        splits={"test": Split(published="test", files=(file,))},
+    )  # fmt: skip
+
+
+def test_similarity(tmp_path: Path) -> None:
+    model = encoder()
+    found = similarity(model, task(tmp_path), pooling="cls")
+    left, right = (pt.embed(model, [pair[i] for pair in PAIRS], pooling="cls") for i in (0, 1))
+    norms = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
+    cosine = (left * right).sum(1) / norms
+    assert found["spearman"] == pytest.approx(spearmanr([pair[2] for pair in PAIRS], cosine).statistic)
+    assert found["pairs"] == 5 and found["split"] == "test" and found["groups"]["two"]["pairs"] == 2
+    some = similarity(model, task(tmp_path), limit=3)
+    assert some["pairs"] == 3 and all(group["pairs"] > 1 for group in some.get("groups", {}).values())
+    with pytest.raises(UsageError, match="a limit of 1 pairs has no correlation"):
+        similarity(model, task(tmp_path), limit=1)
+
+
+def test_triplets() -> None:
+    found = triplet_accuracy(encoder(), [("a bird", "a bird", "the bank"), ("a bird", "the bank", "the bank")])
+    assert found == {"triplets": 2, "accuracy": 0.5, "ties": 1}
+
+
+def test_judgements(tmp_path: Path) -> None:
+    gains = {"q1": {"a": 2.0, "b": 1.0}, "q2": {"c": 0.0}}
+    found = judged(gains, ["q1", "q2", "q3"], [["b", "x", "a"], ["c"], ["a"]], 10)
+    assert found["queries"] == 1 and found["unjudged"] == 2 and found["ndcg"] == pytest.approx(0.7602, abs=1e-4)
+    (tmp_path / "q").write_text("1 0 a 2\n1 0 b 1\n\n2 0 c 0\n")
+    assert read_judgements(tmp_path / "q") == {"1": {"a": 2.0, "b": 1.0}, "2": {"c": 0.0}}
+    for text, words in (("1 0 a x\n", "expected 'query 0"), ("", "no judgements")):
+        (tmp_path / "q").write_text(text)
+        with pytest.raises(DataError, match=words):
+            read_judgements(tmp_path / "q")
+    with pytest.raises(DataError, match="none of 1 queries"):
+        judged({}, ["q"], [[]], 10)
+
+
+def test_tasks_of_other_kinds() -> None:
+    with pytest.raises(UsageError, match="similarity needs scored pairs"):
+        similarity(encoder(), "sst2")
+    with pytest.raises(UsageError, match="retrieval needs queries"):
+        retrieval(encoder(), "sst2")
+
+
+def test_published_files(shared_data: Path) -> None:
+    """The readers and the scores together: BM25 on Cranfield, a random encoder's table on a year of STS."""
+    found = retrieval("bm25", "cranfield", data=shared_data)
+    assert (found["queries"], found["documents"]) == (225, 1400) and 0.48 < found["ndcg"] < 0.54
+    scores: dict[str, Any] = similarity(encoder(), "sts16", data=shared_data, pooling="static")
+    assert scores["pairs"] == 1186 and len(scores["groups"]) == 5 and 0 < scores["spearman"] < 1

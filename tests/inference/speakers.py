@@ -1,0 +1,58 @@
+"""Tiny models that read and write text: random weights, tokenizers of each kind."""
+
+from functools import cache
+from typing import Any
+
+from pretune.models.catalog import resolve
+from pretune.models.model import LanguageModel, build
+from pretune.runs.defaults import fitted
+from pretune.text.tokenizer import Tokenizer, train
+from tests.contracts.tiny import rough
+from tests.data.texts import stories
+
+VOCAB = {"bpe": 320, "unigram": 460, "wordpiece": 400}
+SMALL: dict[str, dict[str, Any]] = {
+    "gpt2-small": {"width": 32, "depth": 2, "heads": 4, "positions": 48},
+    "llama-7b": {"width": 32, "depth": 2, "heads": 4, "hidden": 48},
+    "bert-tiny": {"width": 32, "depth": 2, "heads": 4, "positions": 48},
+    "roberta-base": {"width": 32, "depth": 2, "heads": 4, "positions": 48},
+    "xlnet-base": {"width": 32, "depth": 2, "heads": 4},
+    "t5-small": {"width": 32, "depth": 2, "heads": 4, "head_width": 8},
+    "bart-base": {"width": 32, "depth": 2, "heads": 4, "positions": 48},
+}
+
+
+@cache
+def tokenizer(kind: str, style: str) -> Tokenizer:
+    """Trained on a few stories."""
+    return train(kind, stories(40), vocab=VOCAB[kind], style=style)
+
+
+@cache
+def speaker(name: str, kind: str, style: str) -> LanguageModel:
+    """A model with a tokenizer beside it; shared by all tests, so never to be changed."""
+    words = tokenizer(kind, style)
+    spec = fitted(resolve(name, {"vocab": words.vocab, **SMALL[name]}), words)
+    model = rough(build(spec)).eval()
+    model.assets.tokenizer, model.assets.files = words.raw, words.files()
+    return model
+
+
+def gpt() -> LanguageModel:
+    return speaker("gpt2-small", "bpe", "endoftext")
+
+
+def bert() -> LanguageModel:
+    return speaker("bert-tiny", "wordpiece", "cls-sep")
+
+
+def roberta() -> LanguageModel:
+    return speaker("roberta-base", "bpe", "s-mask")
+
+
+def t5() -> LanguageModel:
+    return speaker("t5-small", "unigram", "sentinels")
+
+
+def bart() -> LanguageModel:
+    return speaker("bart-base", "bpe", "s-mask")

@@ -1,0 +1,237 @@
+"""Writing on token ids: every family against reading all anew for each token, methods on models, looks and limits."""
+
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pretune.adaptation.adapted import adapt
+from pretune.adaptation.heads.generation import Generation
+from pretune.adaptation.peft.prefix import Prefix
+from pretune.adaptation.peft.prompt import Prompt
+from pretune.core.errors import UsageError
+from pretune.data.layout import batch
+from pretune.inference.beam import Beams
+from pretune.inference.decode import Watch, complete
+from pretune.inference.decoding_state import Rows
+from pretune.inference.engine import Engine
+from pretune.inference.generation_config import Beam, Decoding, Greedy, Sample
+from pretune.inference.generation_tokens import Marks
+from pretune.models.model import LanguageModel
+from tests.contracts.tiny import CASES, DECODERS, ENCODERS, PAIRS, ROOM, model_of, text
+
+NEW = 6
+MARKS = Marks(start=3)
+"""Nothing ends a text, so that all of them are compared to the last token."""
+
+
+@torch.no_grad()
+def anew(model: LanguageModel, prompt: list[int], new: int, slots: int = 0) -> list[int]:
+    """The likeliest token after reading everything again, each time."""
+    read: list[int] = [MARKS.start] if model.spec.both else list(prompt)  # type: ignore[list-item]
+    begun = len(read)
+    for _ in range(new):
+        first = [0] * slots + (prompt if model.spec.both else read)
+        logits = model(batch(source=[first], target=[read]) if model.spec.both else batch([first])).logits
+        assert logits is not None
+        read.append(int(logits[-1].argmax()))
+    return read[begun:]
+
+
+def tokens(model: Any, prompts: list[list[int]], search: Any = Greedy(), **options: Any) -> list[list[int]]:  # noqa: B008
+    how = Decoding(max_new_tokens=NEW, search=search)
+    return [answer[0].tokens for answer in complete(model, prompts, how, marks=MARKS, **options)]
+
+
+@pytest.mark.parametrize("name", [*DECODERS, *PAIRS])
+def test_with_a_cache_as_without(name: str) -> None:
+    model, prompts = model_of(name), text(5, 1, 9, 3)
+    assert tokens(model, prompts) == [anew(model, prompt, NEW) for prompt in prompts]
+
+
+@pytest.mark.parametrize("name", [DECODERS[0], PAIRS[0], "llama-7b"])
+@pytest.mark.parametrize("method", [Prompt(count=3), Prefix(count=3)], ids=["prompt", "prefix"])
+def test_with_a_method_on_the_model(name: str, method: Any) -> None:
+    model, prompts = deepcopy(model_of(name)), text(5, 2)
+    method.apply(model)
+    for part in model.modules():
+        for own, parameter in part.named_parameters(recurse=False):
+            if parameter.requires_grad:
+                torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(len(own)))
+    slots = 3 if isinstance(method, Prompt) else 0
+    model.eval()
+    assert tokens(model, prompts) == [anew(model, prompt, NEW, slots) for prompt in prompts]
+    assert tokens(model, prompts) != tokens(model_of(name), prompts), "the method changes what is written"
+    assert tokens(model, prompts, Beam(beams=2)), "and beams take it along"
+
+
+def test_a_prompt_that_sees_all_of_itself() -> None:
+    model, prompts = model_of(DECODERS[0]), text(5, 1, 9)
+    wanted = []
+    for prompt in prompts:
+        read = list(prompt)
+        for _ in range(NEW):
+            with torch.no_grad():
+                read.append(int(model(batch([read], prefix=[len(prompt)])).logits[-1].argmax()))
+        wanted.append(read[len(prompt) :])
+    assert tokens(model, prompts, prefix=True) == wanted != tokens(model, prompts)
+    with pytest.raises(UsageError, match="no prompt that could see all of itself"):
+        tokens(model_of(PAIRS[0]), prompts, prefix=True)
+
+
+def test_a_task_model_writes_with_its_own_head() -> None:
+    model, prompts = model_of(DECODERS[0]), text(4, 2)
+    assert tokens(adapt(deepcopy(model), Generation()), prompts) == tokens(model, prompts)
+
+
+def test_the_mode_of_a_model_is_left_as_it_was() -> None:
+    model = deepcopy(model_of(DECODERS[0]))
+    model.train()
+    model.head.eval()
+    wanted = tokens(model_of(DECODERS[0]), text(4))
+    assert tokens(model, text(4)) == wanted, "dropout is off while it writes"
+    assert model.training and not model.head.training
+
+
+@pytest.mark.parametrize(
+    "search", [Greedy(), Sample(seed=3, top_k=9), Beam(beams=3)], ids=["greedy", "sample", "beams"]
+)
+def test_looks_and_groups_change_nothing(search: Any) -> None:
+    model, prompts = model_of(DECODERS[0]), text(5, 1, 9, 3, 5)
+    wanted = tokens(model, prompts, search)
+    assert tokens(model, prompts, search, watch=Watch(every=4)) == wanted
+    assert tokens(model, prompts, search, batch=3) == wanted
+
+
+def test_rows_that_end_stay_ended() -> None:
+    """Ends that come at once, late or never, in one batch and looked at seldom."""
+    model, prompts = model_of(DECODERS[0]), text(5, 1, 9, 3)
+    free = tokens(model, prompts)
+    end = free[0][2]
+    how = Decoding(max_new_tokens=NEW)
+    found = complete(model, prompts, how, marks=Marks(ends=(end,)), watch=Watch(every=4))
+    for (one,), whole in zip(found, free, strict=True):
+        size = whole.index(end) if end in whole else NEW
+        assert (one.tokens, one.ended) == (whole[:size], "end" if end in whole else "length")
+    least = complete(model, prompts, Decoding(max_new_tokens=NEW, min_new_tokens=4), marks=Marks(ends=(end,)))
+    assert all(len(one.tokens) >= 4 for (one,) in least)
+
+
+def test_what_must_come_first_and_last() -> None:
+    model = model_of(PAIRS[0])
+    marks = Marks(start=3, first=17, last=23, ends=(23,))
+    for search in (Greedy(), Beam(beams=2)):
+        (one,) = complete(model, text(4), Decoding(max_new_tokens=3, search=search), marks=marks)[0]
+        assert one.tokens[0] == 17
+        assert one.ended == "end"
+
+
+def test_a_watcher_sees_texts_grow_and_can_end_them() -> None:
+    model, seen = model_of(DECODERS[0]), []
+
+    def watch(request: int, number: int, new: list[int]) -> bool:
+        seen.append((request, number, len(new)))
+        return request == 1 and len(new) == 2
+
+    found = complete(model, text(5, 3), Decoding(max_new_tokens=NEW), marks=MARKS, watch=Watch(watch))
+    assert [(len(one.tokens), one.ended) for (one,) in found] == [(NEW, "length"), (2, "stop")]
+    assert [size for request, _, size in seen if request == 0] == [1, 2, 3, 4, 5, 6]
+    assert [size for request, _, size in seen if request == 1] == [1, 2]
+
+
+@pytest.mark.parametrize("search", [Greedy(), Beam(beams=2)], ids=["greedy", "beams"])
+def test_the_share_that_is_done_grows_to_the_whole(search: Any) -> None:
+    shares: list[float] = []
+    how = Decoding(max_new_tokens=NEW, search=search)
+    complete(model_of(DECODERS[0]), text(5, 1, 9), how, marks=MARKS, batch=how.width, watch=Watch(share=shares.append))
+    assert shares == sorted(shares) and shares[-1] == 1
+    assert {1 / 3, 2 / 3} <= {*shares} and 1 / 3 / NEW in shares, "of groups, and of steps in them"
+
+
+def test_a_step_changes_its_buffers_in_place() -> None:
+    """What is captured on a GPU reads and writes the same memory at every step."""
+    model = model_of(DECODERS[0])
+    for search in (Sample(), Beam(beams=2)):
+        how = Decoding(max_new_tokens=NEW, search=search, repetition_penalty=1.2, no_repeat_ngram=3)
+        rows = (Beams if isinstance(search, Beam) else Rows)(1, 12, how, MARKS, torch.device("cpu"))
+        engine = Engine(model, rows, 12)
+        parts = {name: value for name, value in vars(rows).items() if isinstance(value, torch.Tensor)}
+        parts |= {"lengths": engine.cache.lengths, "keys": engine.cache.layers[0].store[0]}
+        before = {name: value.data_ptr() for name, value in parts.items()}
+        with torch.no_grad():
+            engine.advance()
+            engine.advance()
+        now = {name: value for name, value in vars(rows).items() if isinstance(value, torch.Tensor)}
+        now |= {"lengths": engine.cache.lengths, "keys": engine.cache.layers[0].store[0]}
+        assert {name: value.data_ptr() for name, value in now.items()} == before
+        assert engine.cache.lengths.tolist() == [2] * len(rows.tokens)
+
+
+class Waits(TorchDispatchMode):
+    """Counts what would make a device be waited for: numbers that are looked at, shapes that depend on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket._qualified_op_name
+        if name in ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::unique_dim"):
+            self.found.append(name)
+        if name == "aten::index" or name.startswith("aten::index_put"):  # a mask as an index hides such a shape
+            self.found += [name for index in args[1] if index is not None and index.dtype == torch.bool]
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("search", [Greedy(), Sample(top_k=9, top_p=0.9, min_p=0.01), Beam(beams=2)], ids=str)
+@pytest.mark.parametrize("name", [DECODERS[0], "made-windows", "llama-7b", PAIRS[0]])
+def test_a_step_waits_for_nothing(name: str, search: Any) -> None:
+    """But for the one look at the cache's room that a model takes on a CPU."""
+    model = model_of(name)
+    how = Decoding(max_new_tokens=NEW, min_new_tokens=2, search=search, repetition_penalty=1.2, no_repeat_ngram=3)
+    marks = Marks(start=3, ends=(5, 9), first=4, last=5)
+    rows = (Beams if isinstance(search, Beam) else Rows)(2, 12, how, marks, torch.device("cpu"))
+    engine = Engine(model, rows, 12, source=4 if model.spec.both else 0)
+    engine._reset()
+    with torch.no_grad(), Waits() as waits:
+        engine.advance()
+    assert waits.found == ["aten::_local_scalar_dense"]
+
+
+def limited() -> str:
+    return next(name for name in DECODERS if CASES[name].longest == ROOM)
+
+
+def test_limits() -> None:
+    model = model_of(limited())
+    whole = complete(model, text(ROOM - NEW), Decoding(max_new_tokens=NEW), marks=MARKS)
+    assert len(whole[0][0].tokens) == NEW
+    with pytest.raises(UsageError, match=f"{ROOM} in all"):
+        complete(model, text(ROOM), Decoding(max_new_tokens=NEW))
+    with pytest.raises(UsageError, match="prompt 2 has no tokens"):
+        complete(model, [[1], []], Decoding(max_new_tokens=2))
+    assert complete(model, [], Decoding()) == []
+    with pytest.raises(UsageError, match="prompt 1 has the token 61; this model has those from 0 to 60"):
+        complete(model, [[3, 61]], Decoding(max_new_tokens=2))
+    short = Decoding(max_new_tokens=2)
+    assert complete(model, [np.array([3, 4], dtype=np.uint32)], short) == complete(model, [[3, 4]], short)
+    with pytest.raises(UsageError, match="too many for a vocabulary"):
+        complete(model, text(3), Decoding(max_new_tokens=2, search=Beam(beams=3)), marks=Marks(ends=tuple(range(90))))
+
+
+@pytest.mark.parametrize("name", [ENCODERS[0], next(name for name in ENCODERS if "xlnet" in name)])
+def test_what_reads_only_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"does not write text; fill its blanks with `pretune fill`"):
+        complete(model_of(name), text(3))
+
+
+def test_an_unfinished_source_is_part_of_no_prompt() -> None:
+    with pytest.raises(UsageError, match="part of its prompt"):
+        complete(model_of(DECODERS[0]), text(3), begun=[[1]])
+    model, source = model_of(PAIRS[0]), text(4)
+    whole = tokens(model, source)[0]
+    rest = complete(model, source, Decoding(max_new_tokens=NEW - 2), marks=MARKS, begun=[whole[:2]])
+    assert rest[0][0].tokens == whole[2:]

@@ -1,0 +1,250 @@
+"""Vectors of texts: packed equals one at a time, in order, every pooling as it is defined."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pretune as pt
+from pretune.core.errors import CheckpointError, UsageError
+from pretune.data.sequences import Sequences
+from pretune.inference import sentence_modules, weight_layout
+from pretune.inference.batching import batches, chunks, framed
+from pretune.inference.embed import embedder
+from pretune.inference.pooling import POOLINGS, Embedding, TextEncoder
+from pretune.inference.text_model import tokenizer_of
+from tests.contracts.tiny import CASES, model_of
+from tests.inference.readers import TEXTS, decoder, encoder
+
+EXACT = {"rtol": 0.0, "atol": 1e-6}
+
+
+def slowly(model: Any, text: str, pooling: str, layer: int | None) -> np.ndarray[Any, Any]:
+    """One text by itself, pooled by the definition."""
+    tokenizer = tokenizer_of(model)
+    ids = tokenizer.template.apply(tokenizer.encode(text)).ids
+    if pooling == "static":
+        rows = model.tokens.weight[torch.tensor(tokenizer.encode(text), dtype=torch.long)]
+        return (rows.mean(0) if len(rows) else torch.zeros(rows.shape[1])).detach().numpy()
+    if not len(ids):
+        return np.zeros(model.spec.width, dtype=np.float32)
+    with torch.no_grad():
+        found = model(pt.batch([ids]), hidden=True)
+    states = found.hidden[-1 if layer is None else layer]
+    weights = torch.arange(1, len(ids) + 1)[:, None]
+    return {
+        "mean": lambda: states.mean(0),
+        "cls": lambda: states[0],
+        "max": lambda: states.max(0).values,
+        "last": lambda: states[-1],
+        "mean_sqrt": lambda: states.sum(0) / len(ids) ** 0.5,
+        "weighted": lambda: (states * weights).sum(0) / weights.sum(),
+    }[pooling]().numpy()
+
+
+@pytest.mark.parametrize("make", [encoder, decoder])
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("layer", [None, 1])
+def test_poolings(make: Any, pooling: str, layer: int | None) -> None:
+    if pooling == "static" and layer is not None:
+        pytest.skip("static vectors have no layer")
+    model = make()
+    found = pt.embed(model, TEXTS, pooling=pooling, layer=layer)
+    for text, vector in zip(TEXTS, found, strict=True):
+        np.testing.assert_allclose(vector, slowly(model, text, pooling, layer), **EXACT)
+
+
+def test_normalised_and_side_by_side() -> None:
+    model = encoder()
+    both = pt.embed(model, TEXTS, pooling="cls+mean")
+    one, other = (pt.embed(model, TEXTS, pooling=name) for name in ("cls", "mean"))
+    np.testing.assert_allclose(both, np.concatenate((one, other), axis=1), **EXACT)
+    np.testing.assert_allclose(np.linalg.norm(pt.embed(model, TEXTS, normalise=True), axis=1), 1, atol=1e-6)
+
+
+def test_many_batches_and_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks and batches of any size give the same; weights that lie by columns do so only meanwhile."""
+    model = encoder()
+    before = [(p.data_ptr(), p.stride()) for p in model.parameters()]
+    texts = [" ".join(TEXTS[i % 8].split()[: 1 + i % 5]) + f" {i}" for i in range(60)]
+    expected = pt.embed(model, texts)
+    monkeypatch.setattr(weight_layout, "LEAST", 0)
+    monkeypatch.setattr("pretune.inference.embed.chunks", lambda texts: chunks(texts, 300, 9))
+    told: list[tuple[int, int]] = []
+    found = pt.embed(model, texts, batch_tokens=1, tell=lambda done, total: told.append((done, total)))
+    np.testing.assert_allclose(found, expected, **EXACT)
+    assert told[-1] == (60, 60) and [done for done, _ in told] == sorted(done for done, _ in told) and len(told) > 8
+    assert [(p.data_ptr(), p.stride()) for p in model.parameters()] == before
+
+
+def test_too_long_is_counted() -> None:
+    model = encoder()
+    ask = embedder(model)
+    assert ask.length == 40
+    found = ask(["bird " * 100, "bird", ""])
+    assert (found.cut, found.lost, found.empty) == (1, 62, 1)
+    np.testing.assert_allclose(found.vectors[0], slowly(model, "bird " * 38, "mean", None), **EXACT)
+    short = embedder(model, length=5)(["the cat plays music", "the cat plays"])
+    assert (short.cut, short.lost) == (1, 1)
+    np.testing.assert_allclose(short.vectors[0], short.vectors[1], **EXACT)
+
+
+def test_mode_and_gradients_are_as_before() -> None:
+    model = encoder().train()
+    pt.embed(model, TEXTS)
+    assert all(module.training for module in model.modules()) and all(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"pooling": "means"}, "unknown pooling 'means'; did you mean 'mean'?"),
+        ({"pooling": "static+mean"}, "'static' alone"),
+        ({"layer": 3}, "layer 3 is not among those of this model: 0 to 2"),
+        ({"length": 2}, "leaves no room for text"),
+        ({"batch_tokens": 0}, "a batch of 0 tokens"),
+    ],
+)
+def test_wishes_that_cannot_be(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words.replace("?", r"\?").replace("+", r"\+")):
+        pt.embed(encoder(), ["the cat"], **options)
+
+
+def test_what_is_no_list() -> None:
+    with pytest.raises(UsageError, match="put it into a list"):
+        pt.embed(encoder(), "the cat")
+    assert pt.embed(encoder(), []).shape == (0, 32)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 40), max_size=60), st.integers(1, 200), st.integers(1, 80), st.sampled_from([1, 8]))
+def test_batches_hold_every_sequence_once(lengths: list[int], tokens: int, row: int, step: int) -> None:
+    offsets = np.cumsum([0, *lengths])
+    given_ = Sequences(tokens=np.arange(offsets[-1]), offsets=offsets)
+    seen: list[int] = []
+    for ids, cells, batch in batches(given_, tokens=tokens, row=row, step=step):
+        seen += ids.tolist()
+        for number, cell in zip(ids.tolist(), cells.tolist(), strict=True):
+            start, end = batch.offsets[cell : cell + 2].tolist()
+            assert batch.tokens[start:end].tolist() == list(range(offsets[number], offsets[number + 1]))
+        assert batch.tokens.shape[0] <= max(tokens, batch.length) and batch.length % step == 0
+    assert sorted(seen) == [i for i, length in enumerate(lengths) if length]
+
+
+def test_batches_are_full() -> None:
+    rng = np.random.default_rng(0)
+    lengths = np.minimum(rng.lognormal(3, 0.8, 5000).astype(int) + 3, 256)
+    given_ = Sequences(tokens=np.zeros(lengths.sum(), dtype=np.int64), offsets=np.cumsum([0, *lengths]))
+    placed = sum(batch.tokens.shape[0] for _, _, batch in batches(given_, tokens=1024, row=64))
+    assert lengths.sum() / placed > 0.98
+
+
+def test_chunks_hold_every_text_once() -> None:
+    texts = ["x" * n for n in range(100)]
+    parts = chunks(texts, 500, 7)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(100)) and max(map(len, parts)) == 7
+    assert chunks([]) == []
+
+
+def test_framed_segments_and_frames() -> None:
+    tokenizer = tokenizer_of(encoder())
+    made = framed(tokenizer, ["the cat", ""], None)
+    for i, text in enumerate(["the cat", ""]):
+        expected = tokenizer.template.apply(tokenizer.encode(text)).ids
+        assert made.sequences.take(np.array([i])).tokens.tolist() == expected.tolist()
+    assert framed(tokenizer, ["the cat", ""], None, bare=True).sequences.lengths.tolist() == [2, 0]
+
+
+def test_modules_there_and_back(tmp_path: Path) -> None:
+    """Pooling, a dense layer and a norm through the files of sentence-transformers, saved and read again."""
+    model = encoder()
+    dense = sentence_modules.Dense(64, 8, bias=True, activation="torch.nn.modules.activation.Tanh")
+    how = Embedding(pooling=("cls", "mean"), normalise=True, prompt="query: ")
+    made = TextEncoder(model, how, torch.nn.ModuleList([dense]))
+    model.assets.modules = sentence_modules.write(made)
+    pt.save(model, tmp_path / "m")
+    again = pt.load(tmp_path / "m")
+    assert sentence_modules.read(again)[0] == how
+    expected = embedder(made)(TEXTS).vectors
+    np.testing.assert_allclose(pt.embed(tmp_path / "m", TEXTS), expected, **EXACT)
+    assert expected.shape == (8, 8)
+    assert pt.embed(again, TEXTS, pooling="max").shape == (8, 32)  # the dense layer was not made for that
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"modules.json": b"{}"}, "modules.json"),
+        ({"modules.json": b'[{"type": "x.Transformer", "path": ""}]'}, "no Pooling"),
+        ({"modules.json": b'[{"type": "x.CNN", "path": "1"}]'}, "'CNN' is not supported"),
+        ({"modules.json": b'[{"type": "x.Pooling", "path": "1_P"}]'}, "1_P/config.json: missing"),
+        (
+            {"modules.json": b'[{"type": "x.Pooling", "path": "1_P"}]', "1_P/config.json": b'{"pooling_mode": "odd"}'},
+            "'odd' is not known",
+        ),
+        (
+            {
+                "modules.json": b'[{"type": "x.Pooling", "path": "1_P"}, {"type": "x.Dense", "path": "2_D"}]',
+                "1_P/config.json": b"{}",
+                "2_D/config.json": b'{"activation_function": "os.system"}',
+            },
+            "'os.system' or a residual is not supported",
+        ),
+        (
+            {
+                "modules.json": b'[{"type": "x.Pooling", "path": "1_P"}, {"type": "x.Dense", "path": "2_D"}]',
+                "1_P/config.json": b"{}",
+                "2_D/config.json": b"{}",
+                "2_D/model.safetensors": b"damaged",
+            },
+            "not the weights of a dense layer",
+        ),
+        (
+            {
+                "modules.json": b'[{"type": "x.Pooling", "path": "1_P"}]',
+                "1_P/config.json": b'{"include_prompt": false}',
+                "config_sentence_transformers.json": b'{"prompts": {"q": "ask: "}, "default_prompt_name": "q"}',
+            },
+            "leaves out its prompt's tokens is not supported",
+        ),
+        (
+            {
+                "modules.json": b'[{"type": "x.Pooling", "path": "1_P"}]',
+                "1_P/config.json": b"{}",
+                "sentence_bert_config.json": b'{"do_lower_case": true}',
+            },
+            "do_lower_case beside a tokenizer that keeps capitals",
+        ),
+    ],
+)
+def test_modules_that_are_not_read(files: dict[str, bytes], words: str) -> None:
+    model = encoder()
+    model.assets.modules = files
+    with pytest.raises(CheckpointError, match=words):
+        pt.embed(model, ["the cat"])
+
+
+def test_a_strangers_folder_is_not_followed(tmp_path: Path) -> None:
+    pt.save(encoder(), tmp_path / "m")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "m" / "modules.json").write_text('[{"type": "x.Pooling", "path": ".."}]')
+    with pytest.raises(CheckpointError, match=r"modules\.json: '\.\.'"):
+        pt.load(tmp_path / "m")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_family_gives_vectors(name: str) -> None:
+    """Packed together or alone, the same; of an encoder-decoder the encoder is read, which needs no target."""
+    model = model_of(name)
+    texts = [np.arange(5, 5 + n) % 40 + 5 for n in (3, 9, 1, 6)]
+    made = TextEncoder(model, Embedding(pooling=("mean", "last"), layer=1))
+    given_ = Sequences(tokens=np.concatenate(texts), offsets=np.cumsum([0, 3, 9, 1, 6]))
+    ((ids, cells, batch),) = batches(given_, tokens=64, row=16)
+    with torch.no_grad():
+        together = made(batch)[torch.from_numpy(cells)]
+        for place, number in enumerate(ids.tolist()):
+            torch.testing.assert_close(together[place], made(pt.batch([texts[number]]))[0], rtol=1e-4, atol=1e-5)

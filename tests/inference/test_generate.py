@@ -1,0 +1,201 @@
+"""Prompts and texts: what is read before writing, stops wherever they fall, streams, and what is refused."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+
+import pretune as pt
+from pretune.core.errors import CheckpointError, UsageError
+from pretune.inference.generate import usual, write
+from pretune.inference.generation_config import decoding
+from pretune.inference.generation_tokens import FILE, Marks
+from pretune.inference.prompts import encode
+from pretune.inference.stop_strings import Stops
+from pretune.inference.streaming import Continuation, Stream
+from pretune.inference.text_model import tokenizer_of
+from pretune.text.tokenizer import Tokenizer
+from tests.inference.speakers import bart, bert, gpt, speaker, t5, tokenizer
+
+ONCE = "Once upon a time"
+
+
+def test_the_prompt_is_included_as_it_was_written() -> None:
+    (text,) = pt.generate(gpt(), [ONCE], max_new_tokens=6, seed=4)
+    assert text.startswith(ONCE) and len(text) > len(ONCE)
+    assert pt.generate(gpt(), [ONCE], max_new_tokens=6, seed=4) == [text]
+    assert pt.generate(gpt(), [ONCE], max_new_tokens=6, seed=5) != [text]
+    assert len(pt.generate(gpt(), [ONCE, "The"], max_new_tokens=3, num=3)) == 6
+    lower = speaker("gpt2-small", "wordpiece", "cls-sep")
+    assert pt.generate(lower, ["  The  KING "], max_new_tokens=2, temperature=0)[0].startswith("  The  KING ")
+
+
+def test_an_encoder_decoder_gives_what_it_writes_alone() -> None:
+    (text,) = pt.generate(t5(), [ONCE], max_new_tokens=6, temperature=0)
+    assert not text.startswith(ONCE)
+
+
+def test_how_much_is_written_by_default() -> None:
+    assert usual(gpt()) == 24 and usual(t5()) == 64
+    assert write(gpt(), ["The"], decoding(max_new_tokens=usual(gpt()), min_new_tokens=24))[0][0].tokens == 24
+
+
+def test_prompts_as_the_layouts_say() -> None:
+    words = tokenizer("bpe", "endoftext")
+    ids, cut = encode(gpt(), words, ["The king"], Marks.of(gpt()), new=4, truncate=False)
+    assert ids == [[words.special["bos"], *words.encode("The king")]] and not cut, "a run's decoder starts with its bos"
+    bare = Marks(start=None)
+    assert encode(gpt(), words, ["The"], bare, new=4, truncate=False).ids == [words.encode("The")]
+    framed = tokenizer("wordpiece", "cls-sep")
+    model = speaker("gpt2-small", "wordpiece", "cls-sep")
+    found = encode(model, framed, ["The"], Marks.of(model), new=4, truncate=False).ids
+    assert found == [[framed.special["cls"], *framed.encode("The")]], "nothing is put behind a prompt"
+    ended = tokenizer("unigram", "sentinels")
+    source = encode(t5(), ended, ["The king"], Marks.of(t5()), new=4, truncate=False).ids
+    assert source == [[*ended.encode("The king"), ended.special["eos"]]]
+
+
+def test_special_tokens_may_be_spelled() -> None:
+    words = tokenizer("bpe", "endoftext")
+    ids = encode(gpt(), words, ["<|endoftext|>"], Marks(start=None), new=4, truncate=False).ids
+    assert ids == [[words.special["bos"]]]
+
+
+def test_prompts_that_are_too_long(capsys: pytest.CaptureFixture[str]) -> None:
+    long = " ".join(["king"] * 60)
+    with pytest.raises(
+        UsageError, match=r"prompt 2 has \d+ tokens; this model has positions for 37 beside 10 new ones; ask for fewer"
+    ):
+        pt.generate(gpt(), ["The", long], max_new_tokens=10)
+    (text,) = pt.generate(gpt(), [long], max_new_tokens=10, truncate=True)
+    assert text.startswith(long)
+    assert "of prompts cut" in capsys.readouterr().err
+    words = tokenizer("bpe", "endoftext")
+    kept, cut = encode(gpt(), words, [long], Marks(start=None), new=10, truncate=True)
+    assert kept[0] == words.encode(long)[-38:] and cut == len(words.encode(long)) - 38, "a decoder keeps the end"
+    model, spelled = bart(), tokenizer("bpe", "s-mask")
+    kept, _ = encode(model, spelled, [long], Marks.of(model), new=10, truncate=True)
+    whole = spelled.encode(long)
+    assert kept[0][1:-1] == whole[: len(kept[0]) - 2] and len(kept[0]) == 48, "a source keeps its beginning"
+    with pytest.raises(UsageError, match="48 new tokens"):
+        pt.generate(gpt(), ["The"], max_new_tokens=48)
+
+
+def test_prompts_that_are_nothing() -> None:
+    with pytest.raises(UsageError, match="prompt 2 is empty"):
+        pt.generate(gpt(), ["The", ""])
+    with pytest.raises(UsageError, match="put it into a list"):
+        pt.generate(gpt(), "The")  # type: ignore[arg-type]
+    assert pt.generate(gpt(), []) == []
+
+
+def test_models_that_cannot_write() -> None:
+    with pytest.raises(UsageError, match="shape 'encoder' does not write text"):
+        pt.generate(bert(), ["The"])
+    with pytest.raises(UsageError, match="gives it, found Linear"):
+        pt.generate(torch.nn.Linear(1, 1), ["The"])
+    mute = deepcopy(gpt())
+    mute.assets.tokenizer = None
+    with pytest.raises(UsageError, match="came without a tokenizer"):
+        pt.generate(mute, ["The"])
+
+
+def test_the_file_beside_the_weights_has_the_last_word() -> None:
+    model = deepcopy(t5())
+    model.assets.files[FILE] = b'{"eos_token_id": [7, 9], "forced_bos_token_id": 5, "decoder_start_token_id": 2}'
+    assert Marks.of(model) == Marks(start=2, ends=(7, 9), first=5)
+    model.assets.files[FILE] = b'{"decoder_start_token_id": 99999}'
+    with pytest.raises(CheckpointError, match="no token has the id 99999"):
+        Marks.of(model)
+    model.assets.files[FILE] = b"{"
+    with pytest.raises(CheckpointError, match=r"generation_config.json: bad JSON"):
+        Marks.of(model)
+
+
+def test_a_decoder_may_be_started_with_another_token() -> None:
+    first, other = (
+        write(t5(), [ONCE], decoding(max_new_tokens=4, temperature=0), start=start)[0][0].new
+        for start in (None, "<extra_id_5>")
+    )
+    assert first != other
+    with pytest.raises(UsageError, match="no token of this model is spelled 'de_DE'"):
+        pt.generate(t5(), [ONCE], start="de_DE")
+
+
+def long_text(**options: object) -> str:
+    (found,) = write(gpt(), [ONCE], decoding(max_new_tokens=24, seed=2), **options)[0]  # type: ignore[arg-type]
+    return found.new
+
+
+def test_a_text_ends_before_a_stop_wherever_tokens_end() -> None:
+    """Stops of every place and length, most of which cross the borders of tokens."""
+    whole = long_text()
+    for start in range(1, len(whole) - 6):
+        for size in (1, 2, 5):
+            stop = whole[start : start + size]
+            if "\ufffd" in stop:
+                continue
+            (found,) = write(gpt(), [ONCE], decoding(max_new_tokens=24, seed=2), stop=[stop, "never said"])[0]
+            assert found.new == whole[: whole.index(stop)]
+            assert found.ended == "stop" and found.text == ONCE + found.new
+        if start > 12:
+            break
+
+
+def test_a_stop_in_the_prompt_stops_nothing() -> None:
+    assert write(gpt(), [ONCE], decoding(max_new_tokens=4, temperature=0), stop=["Once"])[0][0].ended != "stop"
+
+
+def test_beams_are_cut_at_a_stop() -> None:
+    (whole,) = write(gpt(), [ONCE], decoding(max_new_tokens=8, beams=2))[0]
+    (found,) = write(gpt(), [ONCE], decoding(max_new_tokens=8, beams=2), stop=[whole.new[2:4]])[0]
+    assert found.new == whole.new[: whole.new.index(whole.new[2:4])] and found.ended == "stop"
+
+
+@pytest.mark.parametrize("stop", [[], ["e"], ["ing the", "zz"]])
+def test_a_stream_says_the_same(stop: list[str]) -> None:
+    pieces: list[str] = []
+    (text,) = pt.generate(gpt(), [ONCE], max_new_tokens=24, seed=2, stop=stop, stream=pieces.append)
+    assert "".join(pieces) == text == pt.generate(gpt(), [ONCE], max_new_tokens=24, seed=2, stop=stop)[0]
+    assert len(pieces) > 2 or stop, "it comes in pieces"
+    pieces.clear()
+    (text,) = pt.generate(t5(), [ONCE], max_new_tokens=9, seed=2, stream=pieces.append)
+    assert "".join(pieces) == text
+
+
+def test_only_one_text_is_streamed() -> None:
+    for options in ({"num": 2}, {"beams": 2}):
+        with pytest.raises(UsageError, match="only one text"):
+            pt.generate(gpt(), [ONCE], stream=print, **options)
+    with pytest.raises(UsageError, match="only one text"):
+        pt.generate(gpt(), [ONCE, "The"], stream=print)
+
+
+def test_a_stream_takes_nothing_back() -> None:
+    told: list[str] = []
+    stream = Stream(told.append, Stops(["END", "D!"]))
+    for text in ("a", "a E", "a EN", "a ENx", "a ENx\ufffd", "a ENxé E", "a ENxé END"):
+        stream.grown(text)
+    stream.end("a ENxé ")
+    assert "".join(told) == "a ENxé " and told == ["a", " ", "ENx", "é "]
+
+
+def test_stops_that_mean_nothing() -> None:
+    with pytest.raises(UsageError, match="a stop text is empty"):
+        Stops(["", "a"])
+    assert Stops("ab").texts == ("ab",)
+
+
+@pytest.mark.parametrize(("kind", "style"), [("bpe", "endoftext"), ("unigram", "sentinels"), ("wordpiece", "cls-sep")])
+def test_new_tokens_add_to_the_text_before(kind: str, style: str) -> None:
+    words: Tokenizer = tokenizer(kind, style)
+    whole = words.encode("The old king went home")
+    for cut in range(1, len(whole)):
+        follow = Continuation(words, whole[:cut])
+        assert words.decode(whole[:cut], special=False) + follow(whole[cut:]) == words.decode(whole, special=False)
+
+
+def test_one_tokenizer_for_a_model() -> None:
+    model = gpt()
+    assert tokenizer_of(model) is tokenizer_of(model)
+    assert tokenizer_of(model).special == tokenizer("bpe", "endoftext").special

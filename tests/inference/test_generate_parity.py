@@ -1,0 +1,120 @@
+"""Token for token what `transformers.generate` writes: greedy and beams, penalties, prompts of unequal length."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+
+import pretune as pt
+from pretune.inference.decode import complete
+from pretune.inference.decoding_state import Written
+from pretune.inference.generation_config import Beam, Decoding, Greedy
+from tests.parity import cases
+
+NAMES = ("gpt2", "llama-gqa-bias", "mistral-window", "mpt", "t5", "bart", "mbart")
+MAIN = ("gpt2", "llama-gqa-bias", "t5", "bart")
+ENDS, PAD, NEW = [11, 40], 96, 10
+PROMPTS = ((5, 9, 31, 12, 7), (60, 3), (8, 15, 77, 44, 21, 90, 13, 6))
+
+
+@cache
+def pair(name: str, folder: Path) -> tuple[Any, Any]:
+    """A reference with ends that it comes to now and then, and the same weights here."""
+    found = {case.name: case for case in cases.CASES}[name]
+    model = found.build()
+    start = {"decoder_start_token_id": 2} if model.config.is_encoder_decoder else {}
+    with torch.no_grad():  # texts of several lengths, none of which says the padding
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.mul_(1.6)
+    model.generation_config = tf.GenerationConfig(
+        eos_token_id=ENDS, pad_token_id=PAD, forced_eos_token_id=11 if name == "bart" else None, **start
+    )
+    model.save_pretrained(folder / name)
+    return model, pt.load(folder / name)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pairs")
+
+
+def reference(model: Any, prompts: Any, **options: Any) -> list[list[int]]:
+    """New tokens of every text, the end included, by one call with padding (to the left for a decoder)."""
+    longest, both = max(map(len, prompts)), model.config.is_encoder_decoder
+    ids = torch.full((len(prompts), longest), PAD)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        place = slice(0, len(prompt)) if both else slice(longest - len(prompt), None)
+        ids[row, place], mask[row, place] = torch.tensor(prompt), 1
+    out = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, **options)
+    return [cut(row) for row in out[:, 1 if both else longest :].tolist()]
+
+
+def cut(tokens: list[int]) -> list[int]:
+    """Up to the first end."""
+    last = next((i for i, token in enumerate(tokens) if token in ENDS), len(tokens))
+    return tokens[: last + 1]
+
+
+def said(answers: list[list[Written]]) -> list[list[int]]:
+    return [one.tokens for answer in answers for one in answer]
+
+
+def same(ours: list[list[Written]], theirs: list[list[int]]) -> None:
+    assert [tokens[:-1] if tokens[-1] in ENDS else tokens for tokens in theirs] == said(ours)
+    ended = ["end" if tokens[-1] in ENDS else "length" for tokens in theirs]
+    assert [one.ended for answer in ours for one in answer] == ended
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy(name: str, folder: Path) -> None:
+    model, ours = pair(name, folder)
+    found = complete(ours, PROMPTS, Decoding(max_new_tokens=NEW, search=Greedy()))
+    same(found, reference(model, PROMPTS))
+
+
+BEAMS = {
+    "plain": Beam(beams=4),
+    "early": Beam(beams=3, length_penalty=2.0, early_stopping=True),
+    "short": Beam(beams=2, length_penalty=-1.0, early_stopping="never"),
+    "never": Beam(beams=4, length_penalty=0.5, early_stopping="never"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "beam"),
+    [(name, beam) for name in NAMES for kind, beam in BEAMS.items() if kind == "plain" or name in MAIN],
+)
+def test_beams(name: str, beam: Beam, folder: Path) -> None:
+    model, ours = pair(name, folder)
+    found = complete(ours, PROMPTS, Decoding(max_new_tokens=NEW, search=beam, returns=2))
+    options = {"length_penalty": beam.length_penalty, "early_stopping": beam.early_stopping}
+    same(found, reference(model, PROMPTS, num_beams=beam.beams, num_return_sequences=2, **options))
+
+
+@pytest.mark.parametrize("name", MAIN)
+@pytest.mark.parametrize("search", [Greedy(), Beam(beams=3, early_stopping=True)], ids=["greedy", "beams"])
+@pytest.mark.parametrize(("penalty", "ngram"), [(1.7, 0), (1.0, 2), (1.3, 3)])
+def test_penalties(name: str, search: Greedy | Beam, penalty: float, ngram: int, folder: Path) -> None:
+    """NOTE: the reference counts padding as tokens that were read, which must not happen to be what is written."""
+    model, ours = pair(name, folder)
+    decoding = Decoding(max_new_tokens=NEW, search=search, repetition_penalty=penalty, no_repeat_ngram=ngram)
+    options: dict[str, Any] = {"repetition_penalty": penalty, "no_repeat_ngram_size": ngram}
+    if isinstance(search, Beam):
+        options |= {"num_beams": search.beams, "early_stopping": search.early_stopping}
+    same(complete(ours, PROMPTS, decoding), reference(model, PROMPTS, **options))
+
+
+def test_some_texts_end_and_some_do_not(folder: Path) -> None:
+    """Or the comparisons above would say little about ends."""
+    ended = {
+        one.ended
+        for name in NAMES
+        for answer in complete(pair(name, folder)[1], PROMPTS, Decoding(max_new_tokens=NEW, search=Beam(beams=4)))
+        for one in answer
+    }
+    assert ended == {"end", "length"}

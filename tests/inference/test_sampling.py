@@ -1,0 +1,146 @@
+"""What is drawn: by exact probabilities, by the seed and its place alone; and what is cut and discouraged."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from pretune.core.errors import UsageError
+from pretune.inference import sampling
+from pretune.inference.decode import complete
+from pretune.inference.decoding_state import chances
+from pretune.inference.generation_config import Beam, Decoding, Greedy, Sample, decoding
+from tests.contracts.tiny import DECODERS, PAIRS, lay, model_of, text
+
+LOGITS = torch.tensor([[2.0, 1.0, 0.5, 0.0, -1.0, -3.0]])
+
+
+def shares(logits: torch.Tensor) -> list[float]:
+    return logits.softmax(-1)[0].tolist()
+
+
+def left(logits: torch.Tensor) -> list[int]:
+    return torch.isfinite(logits[0]).nonzero().flatten().tolist()
+
+
+def agree(drawn: np.ndarray, expected: list[float]) -> None:
+    """A chi-square test at one in ten thousand; what has no share is never drawn."""
+    counts = np.bincount(drawn, minlength=len(expected))
+    real = np.array(expected) > 0
+    assert counts[~real].sum() == 0
+    wanted = np.array(expected)[real] * counts.sum()
+    assert stats.chisquare(counts[real], wanted * counts[real].sum() / wanted.sum()).pvalue > 1e-4
+
+
+def test_draws_follow_the_shares() -> None:
+    chance = chances(3, range(4000), 1, 5).flatten()
+    drawn = sampling.draw(LOGITS.expand(len(chance), -1), chance)
+    agree(drawn.numpy(), shares(LOGITS))
+
+
+def test_a_share_of_zero_is_never_drawn() -> None:
+    logits = torch.tensor([[float("-inf"), 0.0, float("-inf"), 0.0, float("-inf")]]).expand(3, -1)
+    assert sampling.draw(logits, torch.tensor([0.0, 0.4999, 1 - 1e-16], dtype=torch.float64)).tolist() == [1, 1, 3]
+
+
+def test_filters() -> None:
+    shared = shares(LOGITS)
+    assert left(sampling.only_top_k(LOGITS, 2)) == [0, 1]
+    assert left(sampling.only_top_k(LOGITS, 99)) == [*range(6)]
+    assert left(sampling.only_top_p(LOGITS, shared[0] - 0.01)) == [0]
+    assert left(sampling.only_top_p(LOGITS, shared[0] + 0.01)) == [0, 1]
+    assert left(sampling.only_top_p(LOGITS, 1e-9)) == [0]
+    assert left(sampling.only_min_p(LOGITS, shared[2] / shared[0] - 1e-6)) == [0, 1, 2]
+    assert left(sampling.only_min_p(LOGITS, 1.0)) == [0]
+
+
+def test_penalties() -> None:
+    history, known = torch.tensor([[0, 4, 1, 0, 4]]), torch.tensor([4])
+    found = sampling.penalised(LOGITS, history, known, 2.0)
+    assert found[0].tolist() == [1.0, 0.5, 0.5, 0.0, -2.0, -3.0]
+    assert left(sampling.unrepeated(LOGITS, history, known, 2)) == [0, 1, 2, 3, 5]  # 0 was followed by 4
+    assert left(sampling.unrepeated(LOGITS, history, known, 1)) == [2, 3, 5]
+    assert left(sampling.unrepeated(LOGITS, history, torch.tensor([5]), 3)) == [0, 2, 3, 4, 5]  # 0 4 by 1
+    assert left(sampling.unrepeated(LOGITS, history, torch.tensor([1]), 3)) == [*range(6)]
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        Sample(),
+        Sample(temperature=0.6),
+        Sample(top_k=5),
+        Sample(top_p=0.7),
+        Sample(min_p=0.3),
+        Sample(top_k=9, top_p=0.8),
+    ],
+    ids=str,
+)
+def test_a_model_draws_by_its_own_probabilities(search: Sample) -> None:
+    """The first new token of many returns, against the filtered softmax written out."""
+    model, prompt, count = model_of(DECODERS[0]), text(5)[0], 3000
+    found = complete(model, [prompt], Decoding(max_new_tokens=1, search=search, returns=count), batch=count)
+    drawn = np.array([one.tokens[0] if one.tokens else model.spec.special.eos[0] for one in found[0]])
+    with torch.no_grad():
+        logits = model(lay(model.spec, [prompt])).logits[-1:].double() / search.temperature
+    order = logits[0].argsort(descending=True).tolist()
+    kept, total, chosen = logits.softmax(-1)[0], 0.0, []
+    if search.top_k:
+        order = order[: search.top_k]
+    whole = float(kept[order].sum())
+    for token in order:
+        if search.top_p and total / whole >= search.top_p:
+            break
+        if not search.min_p or kept[token] >= search.min_p * kept[order[0]]:
+            chosen.append(token)
+        total += float(kept[token])
+    expected = torch.zeros_like(kept)
+    expected[chosen] = kept[chosen] / kept[chosen].sum()
+    agree(drawn, expected.tolist())
+
+
+@pytest.mark.parametrize("name", [DECODERS[0], PAIRS[0]])
+def test_a_request_does_not_depend_on_its_company(name: str) -> None:
+    model = model_of(name)
+    how = Decoding(max_new_tokens=6, search=Sample(seed=5, top_p=0.9), returns=2)
+    prompts = text(4, 7, 2, 7)
+    together = complete(model, prompts, how)
+    assert complete(model, prompts, how, batch=1) == together
+    others = [*text(9, 1, 2, seed=8), prompts[3]]
+    assert complete(model, others, how)[3] == together[3]
+    assert together[3][0] != together[3][1], "returns of a prompt differ"
+    again = Decoding(max_new_tokens=6, search=Sample(seed=6, top_p=0.9), returns=2)
+    assert complete(model, prompts, again) != together
+
+
+def test_flat_options() -> None:
+    assert decoding() == Decoding(search=Sample())
+    assert decoding(temperature=0, max_new_tokens=3) == Decoding(max_new_tokens=3, search=Greedy())
+    assert decoding(beams=4, num=2, early_stopping=True).search == Beam(beams=4, early_stopping=True)
+    assert decoding(top_k=3, seed=9, temperature=0.5).search == Sample(top_k=3, seed=9, temperature=0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens 0"),
+        ({"temperature": -1.0}, "temperature -1.0"),
+        ({"temperature": float("nan")}, "temperature nan"),
+        ({"top_p": 1.5}, "top_p 1.5"),
+        ({"top_k": 0}, "top_k 0"),
+        ({"min_p": 0.0}, "min_p 0.0"),
+        ({"num": 2, "temperature": 0}, "greedy search finds one text"),
+        ({"num": 5, "beams": 4}, "4 beams cannot return 5"),
+        ({"beams": 0}, "beams 0"),
+        ({"beams": 2, "top_k": 3}, "beams do not sample: leave out top_k"),
+        ({"beams": 2, "temperature": 0.3}, "leave out temperature"),
+        ({"length_penalty": 2.0}, "more than one beam"),
+        ({"temperature": 0, "top_k": 4}, "leave out top_k"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty 0.0"),
+        ({"no_repeat_ngram": -1}, "no_repeat_ngram -1"),
+        ({"seed": -1}, "seed -1"),
+    ],
+)
+def test_options_that_mean_nothing(options: dict[str, float], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        decoding(**options)

@@ -1,0 +1,239 @@
+"""Search: exact products, BM25 by its formula, an index that grows, and what is wrong with one in one line."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pretune as pt
+from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
+from pretune.inference import faiss_index
+from pretune.inference.bm25 import BM25
+from pretune.inference.exact_search import exact
+from pretune.inference.index import Hit, Index, build
+from pretune.inference.rag import answers, prompt
+from pretune.inference.stop_strings import Stops
+from pretune.inference.text_model import tokenizer_of
+from tests.inference.readers import TEXTS, decoder, encoder
+from tests.inference.speakers import bart, bert, gpt, t5
+
+DOCUMENTS = [text for text in dict.fromkeys(TEXTS) if text]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**31), st.lists(st.integers(0, 40), min_size=1, max_size=4), st.integers(1, 12))
+def test_exact_is_a_full_sort(seed: int, sizes: list[int], k: int) -> None:
+    """Also where scores tie, across parts and chunks: the earlier vector first."""
+    rng = np.random.default_rng(seed)
+    parts = [rng.integers(-2, 3, (size, 3)).astype(np.float32) for size in sizes]
+    queries = rng.integers(-2, 3, (4, 3)).astype(np.float32)
+    scores, numbers = exact(parts, queries, k, rows=7)
+    every = queries @ np.concatenate(parts).T
+    for row, found in enumerate(numbers.tolist()):
+        order = sorted(range(every.shape[1]), key=lambda i: (-every[row, i], i))[:k]
+        assert found == order
+        assert scores[row].tolist() == [every[row, i] for i in order]
+
+
+def test_bm25_is_its_formula() -> None:
+    texts = ["the cat sat on the mat", "a dog", "the cat and the cats"]
+    found = BM25(texts)
+    # "cats" is "cat": in documents 0 (once of 6 words) and 2 (twice of 5), of 13 words in three
+    for query, times in (("cats", 1), ("cat cats", 2)):
+        rare = math.log(1 + (3 - 2 + 0.5) / (2 + 0.5))
+        expected = [
+            times * rare * n / (n + 1.2 * (1 - 0.75 + 0.75 * size / (13 / 3))) for n, size in ((1, 6), (0, 2), (2, 5))
+        ]
+        np.testing.assert_allclose(found.scores(query), expected)
+    scores, numbers = found.search(["cats", "bird", "the"], k=3)
+    assert numbers.tolist() == [[2, 0, -1], [-1, -1, -1], [2, 0, -1]] and scores[1].tolist() == [0, 0, 0]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    pt.save(encoder(), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_an_index_finds_what_is_in_it(model: Path, tmp_path: Path) -> None:
+    made = build(model, DOCUMENTS, out=tmp_path / "i")
+    assert len(made) == 6 and made.how.normalise
+    for number, hits in enumerate(made.search(DOCUMENTS, k=2), 1):
+        assert hits[0].id == str(number) and hits[0].score == pytest.approx(1.0, abs=1e-5) and hits[1].score < 1
+    vectors = pt.embed(model, DOCUMENTS, normalise=True)
+    scores, _ = made.nearest(vectors[:1], 6)
+    np.testing.assert_allclose(np.sort(scores[0]), np.sort(vectors @ vectors[0]), atol=1e-6)
+
+
+def test_search_from_python(model: Path, tmp_path: Path) -> None:
+    made = pt.index(model, TEXTS, out=tmp_path / "i")
+    assert pt.search(tmp_path / "i", TEXTS[:2], 3) == made.search(TEXTS[:2], 3)
+    assert pt.search(tmp_path / "i", TEXTS[:2], 3, model=pt.load(model)) == made.search(TEXTS[:2], 3)
+    assert pt.search(tmp_path / "i", TEXTS[:1], 2, words=True) == made.search(TEXTS[:1], 2, words=True)
+    for words in (False, True):
+        with pytest.raises(UsageError, match="queries are a list of texts"):
+            made.search("the cat", words=words)
+        with pytest.raises(UsageError, match="at least 1 hit"):
+            made.search(["the cat"], 0, words=words)
+
+
+def test_it_grows_as_if_made_at_once(model: Path, tmp_path: Path) -> None:
+    whole = build(model, DOCUMENTS, out=tmp_path / "whole")
+    build(model, DOCUMENTS[:2], out=tmp_path / "i")
+    build(model, DOCUMENTS[2:3], out=tmp_path / "i", add=True)
+    grown = build(model, DOCUMENTS[3:], out=tmp_path / "i", add=True)
+    assert [hit.id for hit in grown.search(["the bird"], k=6)[0]] == [
+        hit.id for hit in whole.search(["the bird"], k=6)[0]
+    ]
+    assert grown.rows == whole.rows and grown.facts["parts"] == [2, 1, 3]
+
+
+@pytest.mark.parametrize("method", faiss_index.METHODS)
+def test_faiss(model: Path, tmp_path: Path, method: str) -> None:
+    pytest.importorskip("faiss", reason="the extra `index` is not installed")
+    texts = [f"{text} {i}" for i in range(40) for text in DOCUMENTS]
+    build(model, texts[:-1], out=tmp_path / "i", method=method)
+    made = build(model, texts[-1:], out=tmp_path / "i", add=True)
+    exactly = build(model, texts, out=tmp_path / "exact")
+    found, expected = (
+        np.mean([hit.score for hits in one.search(DOCUMENTS, k=10) for hit in hits]) for one in (made, exactly)
+    )
+    assert expected - 0.01 < found <= expected + 1e-5
+    assert made.search(texts[-1:], k=1)[0][0].score == pytest.approx(1.0, abs=1e-4)
+    (graph,) = (tmp_path / "i").glob("graph-*")
+    graph.write_bytes(b"x" * 100)
+    with pytest.raises(CheckpointError, match=graph.name):
+        made.search(DOCUMENTS)
+
+
+def test_another_model_is_refused(model: Path, tmp_path: Path) -> None:
+    made = build(model, DOCUMENTS, out=tmp_path / "i")
+    other = encoder()
+    other.tokens.weight.data[5] += 1
+    pt.save(other, tmp_path / "other")
+    for work in (
+        lambda: made.ask(tmp_path / "other"),
+        lambda: build(tmp_path / "other", ["the cat"], ids=["1"], out=tmp_path / "i", add=True),  # an id there is, too
+        lambda: made.search(["the cat"], model=other),
+    ):
+        with pytest.raises(CheckpointError, match="built with another model or pooling"):
+            work()
+    (tmp_path / "moved").mkdir()
+    model.rename(tmp_path / "moved" / "model")
+    with pytest.raises(CheckpointError, match="which is not there; give it with --model"):
+        made.search(["the cat"])
+    assert Index.open(tmp_path / "i").ask(tmp_path / "moved" / "model").width == 32  # the same, elsewhere
+
+
+def damaged(what: str, folder: Path) -> None:
+    file = folder / {"vectors": "vectors-00000.npy", "texts": "texts-00000.jsonl"}.get(what, "index.json")
+    if what == "vectors":
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+    elif what == "texts":
+        file.write_bytes(file.read_bytes()[:-9])
+    elif what == "manifest":
+        (folder / "MANIFEST.json").unlink()
+    else:
+        file.unlink()
+
+
+@pytest.mark.parametrize("what", ["vectors", "texts", "manifest", "facts"])
+def test_damage_is_noticed(model: Path, tmp_path: Path, what: str) -> None:
+    build(model, DOCUMENTS, out=tmp_path / "i")
+    damaged(what, tmp_path / "i")
+    with pytest.raises(CheckpointError):
+        Index.open(tmp_path / "i")
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "error", "words"),
+    [
+        ([], {}, DataError, "0 texts"),
+        (["a"], {"ids": ["1", "2"]}, DataError, "an id for each"),
+        (["a", "b"], {"ids": ["1", "1"]}, DataError, "twice"),
+        (["a"], {"method": "magic"}, UsageError, "unknown method 'magic'"),
+        (["a"], {"ids": ["1"], "add": True}, DataError, "the id '1'"),
+        (["a"], {"method": "hnsw", "add": True}, UsageError, "is searched by 'exact'"),
+        (["a"], {}, UsageError, "there is something already"),
+    ],
+)
+def test_wishes_that_cannot_be(
+    model: Path, tmp_path: Path, texts: list[str], options: dict[str, Any], error: type[PretuneError], words: str
+) -> None:
+    build(model, ["the cat"], out=tmp_path / "i")
+    with pytest.raises(error, match=words):
+        build(model, texts, out=tmp_path / "i", **options)
+    assert len(Index.open(tmp_path / "i")) == 1
+
+
+def test_a_failed_addition_changes_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(model, DOCUMENTS, out=tmp_path / "i")
+    before = {file.name: file.read_bytes() for file in (tmp_path / "i").iterdir()}
+    monkeypatch.setattr(
+        "pretune.inference.index.io.write_manifest", lambda *_: (_ for _ in ()).throw(OSError(28, "full"))
+    )
+    with pytest.raises(PretuneError):
+        build(model, ["the bird"], out=tmp_path / "i", add=True)
+    assert {file.name: file.read_bytes() for file in (tmp_path / "i").iterdir()} == before
+
+
+def test_texts_of_any_kind_are_kept(model: Path, tmp_path: Path) -> None:
+    texts = ["a\u2028b", "tab\there", 'quo"te', "line\nbreak", "\ud800 half", "東京"]
+    build(model, texts, out=tmp_path / "i")
+    assert [text for _, text in Index.open(tmp_path / "i").rows] == texts
+
+
+def test_answers_read_as_many_hits_as_fit() -> None:
+    reader = decoder()
+    hits = [Hit(str(i), "the cat plays music " * 2, 1.0) for i in range(4)]
+    text, read = prompt(reader, "who plays?", hits, None)
+    assert read == 4 and text.endswith("Question: who plays?\nAnswer:") and "[4] the cat" in text
+    size = len(tokenizer_of(reader).encode(text))
+    text, read = prompt(reader, "who plays?", hits, size - 1)
+    assert read == 3 and "[3] the cat" in text and "[4]" not in text
+    with pytest.raises(UsageError, match="the question alone is longer"):
+        answers(reader, ["who plays?"], [hits], max_new_tokens=2)
+
+
+def test_an_answer() -> None:
+    """What the reader writes after the prompt, up to the end of the line."""
+    small = decoder()
+    reader = pt.build("gpt2", seed=1, width=32, depth=1, heads=4, hidden=48, vocab=small.spec.vocab, positions=600)
+    reader.assets = small.assets
+    found = answers(reader.eval(), ["who plays?"], [[Hit("7", "the cat plays", 1.0)]], max_new_tokens=5)
+    assert found[0].read == 1 and found[0].prompt.startswith("Answer the question") and "\n" not in found[0].text
+    assert json.dumps(found[0]._asdict())
+
+
+def test_answers_of_encoder_decoders() -> None:
+    """They read the question and the passages as they do in SQuAD's template; hits are dropped where they are made for
+    less, but for the first where no table of positions ends."""
+    hits = [Hit("1", "the cat plays", 1.0), Hit("2", "the dog sleeps", 0.5)]
+    for reader, read in ((t5(), 2), (bart(), 1)):  # the second has 48 positions
+        (found,) = answers(reader, ["who plays?"], [hits], max_new_tokens=6)
+        passages = " ".join(hit.text for hit in hits[:read])
+        assert found.prompt == f"question: who plays? context: {passages}" and found.read == read
+        (text,) = pt.generate(reader, [found.prompt], max_new_tokens=6, temperature=0)
+        assert found.text == Stops("\n", after=True).cut(text)[0].strip()
+    long = [Hit(str(i), "the cat plays music " * 60, 1.0) for i in range(9)]
+    (found,) = answers(t5(), ["who plays?"], [long], max_new_tokens=2)
+    assert found.read < 9
+    assert prompt(t5(), "who plays?", long, 40, 1)[1] == 1 and prompt(t5(), "who plays?", [], 40, 1)[1] == 0
+    with pytest.raises(UsageError, match="does not write text"):
+        answers(bert(), ["who plays?"], [hits])
+    with pytest.raises(UsageError, match="64 new tokens leave no room for a question: the reader has 48 in all"):
+        answers(gpt(), ["who plays?"], [hits])
+
+
+def test_an_answer_may_begin_with_an_empty_line() -> None:
+    stops = Stops("\n", after=True)
+    assert stops.cut("\n\n") == ("\n\n", False)
+    assert stops.cut("\n\nParis\nQuestion:") == ("\n\nParis", True)
+    assert Stops("\n").cut("\nParis") == ("", True)

@@ -1,0 +1,411 @@
+"""Saving and loading: whole or not at all, every byte that belongs to a model, in every type and number of files."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
+from torch import Tensor
+
+import pretune as pt
+from pretune.core import config, io
+from pretune.core.errors import CheckpointError, ResourceError, UsageError
+from pretune.models import memory, tensor_files
+from pretune.models.catalog import resolve
+from pretune.models.hf import checkpoint
+from pretune.models.model import build, empty
+from tests.contracts.tiny import CASES, model_of
+from tests.faults.strangers import WEIGHTS, change_config, change_tensors, directory
+
+BERT = "bert-base"
+
+
+def listing(folder: Path) -> set[str]:
+    return {file.name for file in folder.iterdir()}
+
+
+def assert_same(a: Any, b: Any) -> None:
+    for (name, one), (other, two) in zip(a.state_dict().items(), b.state_dict().items(), strict=True):
+        assert name == other and torch.equal(one, two), name
+
+
+def word_tokenizer(size: int, **more: int) -> str:
+    words = {f"w{i}": i for i in range(size)} | more
+    return Tokenizer(models.WordLevel(words, unk_token="w0")).to_str()
+
+
+def test_a_directory_and_its_manifest(tmp_path: Path) -> None:
+    pt.save(model_of("gpt2-small"), tmp_path / "m")
+    assert listing(tmp_path / "m") == {"config.json", "generation_config.json", WEIGHTS, "MANIFEST.json"}
+    assert set(io.check_manifest(tmp_path / "m")["files"]) == listing(tmp_path / "m") - {"MANIFEST.json"}
+    assert_same(pt.load(tmp_path / "m"), model_of("gpt2-small"))
+    assert not pt.load(tmp_path / "m").training
+    assert listing(tmp_path) == {"m"}
+
+
+def test_assets_are_kept_byte_for_byte(tmp_path: Path) -> None:
+    folder = directory(tmp_path / "a", "gpt2-small")
+    given = {
+        "tokenizer.json": word_tokenizer(61).encode(),
+        "tokenizer_config.json": b'{ "auto_map" : {"AutoTokenizer": ["x.Y", null]}, "odd":  1 }\r\n',
+        "special_tokens_map.json": b"{}",
+        "vocab.json": b'{"a": 0}',
+        "merges.txt": "#version: 0.2\nĠ t\n".encode(),
+        "spiece.model": bytes(range(256)),
+        "generation_config.json": b'{"eos_token_id":  5}',
+    }
+    for name, data in given.items():
+        (folder / name).write_bytes(data)
+    (folder / "notes.txt").write_text("stays behind")
+    model = pt.load(folder)
+    assert model.tokenizer.token_to_id("w7") == 7
+    pt.save(model, tmp_path / "b")
+    assert {name: (tmp_path / "b" / name).read_bytes() for name in given} == given
+    assert "notes.txt" not in listing(tmp_path / "b")
+    io.check_manifest(tmp_path / "b")
+    assert pt.load(tmp_path / "b").tokenizer.to_str() == model.tokenizer.to_str()
+
+
+def test_no_tokenizer_is_none(tmp_path: Path) -> None:
+    assert pt.load(directory(tmp_path / "m")).tokenizer is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (word_tokenizer(62), "tokenizer.json: a token has the id 61; the model's vocabulary has 61"),
+        (word_tokenizer(5, far=10**6), "tokenizer.json: a token has the id 1000000; the model's vocabulary has 61"),
+        ("{}", r"tokenizer.json: not a readable tokenizer \("),
+        ("", r"tokenizer.json: not a readable tokenizer \("),
+        ("\x80\x04pickle", r"tokenizer.json: not a readable tokenizer \("),
+        ('{"version": "1.0", "model": {"type": "exec"}}', r"tokenizer.json: not a readable tokenizer \("),
+    ],
+)
+def test_bad_tokenizers(text: str, message: str, tmp_path: Path) -> None:
+    folder = directory(tmp_path / "m")
+    (folder / "tokenizer.json").write_text(text)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        pt.load(folder)
+    assert str(caught.value).isprintable()
+
+
+def test_a_smaller_tokenizer_is_fine(tmp_path: Path) -> None:
+    folder = directory(tmp_path / "m")
+    (folder / "tokenizer.json").write_text(word_tokenizer(40))
+    assert pt.load(folder).tokenizer.get_vocab_size() == 40
+
+
+def test_an_asset_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "ASSET_LIMIT", 10)
+    folder = directory(tmp_path / "m")
+    (folder / "vocab.txt").write_text("a" * 11)
+    with pytest.raises(CheckpointError, match=r"vocab.txt: 11 bytes"):
+        pt.load(folder)
+
+
+# Where it is written
+
+
+def test_nothing_is_overwritten_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "thesis.txt").write_text("mine")
+    with pytest.raises(UsageError, match="exists and is not empty"):
+        pt.save(model_of(BERT), tmp_path / "m")
+    assert listing(tmp_path / "m") == {"thesis.txt"}
+    pt.save(model_of(BERT), tmp_path / "m", overwrite=True)
+    assert (tmp_path / "m" / "thesis.txt").read_text() == "mine"
+    assert_same(pt.load(tmp_path / "m"), model_of(BERT))
+
+
+def test_an_empty_directory_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    pt.save(model_of(BERT), tmp_path / "m")
+    assert_same(pt.load(tmp_path / "m"), model_of(BERT))
+
+
+def test_a_file_is_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "m").write_text("a file")
+    with pytest.raises(UsageError, match="it is a file, not a directory"):
+        pt.save(model_of(BERT), tmp_path / "m", overwrite=True)
+
+
+@pytest.mark.parametrize("limits", [(10**9, 10_000), (10_000, 10**9), (10_000, 25_000)])
+def test_no_weights_of_an_earlier_save_are_left(limits: tuple[int, int], tmp_path: Path) -> None:
+    """Of one file and several, the one file would be read, however old it is."""
+    first, second = build(CASES[BERT], seed=1), build(CASES[BERT], seed=2)
+    pt.save(first, tmp_path / "m", shard=limits[0])
+    (tmp_path / "m" / "model_of_mine.safetensors").write_text("not ours to remove")
+    pt.save(second, tmp_path / "m", overwrite=True, shard=limits[1])
+    assert_same(pt.load(tmp_path / "m"), second)
+    written = set(io.check_manifest(tmp_path / "m")["files"])
+    assert listing(tmp_path / "m") == written | {"MANIFEST.json", "model_of_mine.safetensors"}
+
+
+def no_space(*args: Any, **more: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("where", ["save_file", "write_json", "atomic_write", "write_manifest"])
+@pytest.mark.parametrize("before", ["nothing", "an empty directory", "an earlier save"])
+def test_a_failure_leaves_what_was_there(
+    where: str, before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "m"
+    old, new = build(CASES["gpt2-small"], seed=1), build(CASES["gpt2-small"], seed=2)
+    new.assets.files["vocab.json"] = b"{}"
+    if before == "an earlier save":
+        pt.save(old, folder)
+    elif before == "an empty directory":
+        folder.mkdir()
+    there = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    monkeypatch.setattr(tensor_files if where == "save_file" else io, where, no_space)
+    with pytest.raises(ResourceError, match="the disk is full") as caught:
+        pt.save(new, folder, overwrite=True)
+    assert str(caught.value).isprintable()
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == there
+    assert folder.is_dir() == (before != "nothing")
+
+
+def test_what_was_loaded_does_not_hang_on_its_file(tmp_path: Path) -> None:
+    folder = directory(tmp_path / "m")
+    model = pt.load(folder)
+    data = (folder / WEIGHTS).read_bytes()
+    with (folder / WEIGHTS).open("r+b") as file:  # in place, as a careless copy does
+        file.write(bytes(len(data)))
+    assert_same(model, model_of(BERT))
+    assert all(tensor.data_ptr() % 16 == 0 and tensor.is_contiguous() for tensor in model.state_dict().values())
+
+
+# In which type, in how many files
+
+
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float64, torch.float32])
+@pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
+def test_types(stored: torch.dtype, wanted: torch.dtype, tmp_path: Path) -> None:
+    folder = directory(tmp_path / "m")
+    change_tensors(folder, lambda tensors: {name: tensor.to(stored) for name, tensor in tensors.items()})
+    model = pt.load(folder, dtype=wanted)
+    for (name, tensor), expected in zip(model.state_dict().items(), model_of(BERT).state_dict().values(), strict=True):
+        assert tensor.dtype == wanted and torch.equal(tensor, expected.to(stored).to(wanted)), name
+
+
+def test_half_precision_out_and_in(tmp_path: Path) -> None:
+    model = pt.load(directory(tmp_path / "a"), dtype=torch.bfloat16)
+    pt.save(model, tmp_path / "b")
+    assert json.loads((tmp_path / "b" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert {tensor.dtype for tensor in load_file(tmp_path / "b" / WEIGHTS).values()} == {torch.bfloat16}
+    assert_same(pt.load(tmp_path / "b", dtype=torch.bfloat16), model)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.uint8])
+def test_weights_that_are_not_floats(dtype: torch.dtype, tmp_path: Path) -> None:
+    name = "bert.encoder.layer.0.intermediate.dense.weight"
+
+    def quantised(tensors: dict[str, Tensor]) -> None:
+        tensors[name] = tensors[name].to(dtype)
+
+    folder = change_tensors(directory(tmp_path / "m"), quantised)
+    with pytest.raises(
+        CheckpointError, match=rf"{WEIGHTS}: tensor '{name}' holds \w+; weights must be one of BF16, F16"
+    ):
+        pt.load(folder)
+    with pytest.raises(UsageError, match=rf"weights cannot be {dtype}"):
+        pt.load(folder, dtype=dtype)
+
+
+@pytest.mark.parametrize("name", [BERT, "gpt2-small", "t5-base", "pythia-160m"])
+def test_shards(name: str, tmp_path: Path) -> None:
+    pt.save(model_of(name), tmp_path / "m", shard=20_000)
+    shards = [file for file in listing(tmp_path / "m") if file.startswith("model-")]
+    assert len(shards) > 3 and tensor_files.SINGLE not in listing(tmp_path / "m")
+    io.check_manifest(tmp_path / "m")
+    assert_same(pt.load(tmp_path / "m"), model_of(name))
+
+
+def test_transformers_reads_shards(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="the reference library is not installed")
+    pt.save(model_of(BERT), tmp_path / "m", shard=20_000)
+    theirs, info = transformers.BertForPreTraining.from_pretrained(tmp_path / "m", output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    table = theirs.bert.embeddings.word_embeddings.weight
+    assert torch.equal(table, model_of(BERT).tokens.weight)
+    theirs.save_pretrained(tmp_path / "again", max_shard_size="20KB")
+    assert (tmp_path / "again" / tensor_files.INDEX).exists()
+    assert_same(pt.load(tmp_path / "again"), model_of(BERT))
+
+
+# Our own directories
+
+
+@pytest.mark.parametrize("name", ["made-windows", "made-shared-layers", "made-unequal", "t5-table-lm"])
+def test_what_no_config_can_say_is_ours(name: str, tmp_path: Path) -> None:
+    pt.save(model_of(name), tmp_path / "m")
+    found = json.loads((tmp_path / "m" / "config.json").read_text())
+    assert found["model_type"] == "pretune" and set(found) == {"model_type", "pretune", "dtype"}
+    assert pt.load(tmp_path / "m").spec == CASES[name]
+    assert_same(pt.load(tmp_path / "m"), model_of(name))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"model_typ": 1},
+            r"unknown key 'model_typ'; did you mean 'model_type'\? \(allowed: model_type, pretune, dtype",
+        ),
+        ({"auto_map": {}}, "key 'auto_map' names code"),
+        ({"pretune": None}, "pretune: expected a model object, found null"),
+        ({"pretune": {"vocab": 9}}, "pretune: missing 'family', 'width' of a model"),
+        ({"pretune.vocb": 9}, r"unknown key 'pretune.vocb'; did you mean 'vocab'\?"),
+        (
+            {"pretune.decoder.blocks.0.attention.heds": 4},
+            r"'pretune.decoder.blocks.0.attention.heds'; did you mean 'hea",
+        ),
+        ({"pretune.decoder.blocks.0.attention.heads": 5}, "heads 5 must divide width 24|must divide heads 5"),
+        ({"pretune.decoder.depth": 10**12}, "pretune: depth 1000000000000 must be at most 10000"),
+        ({"pretune.decoder.blocks.0.dropout": 3.0}, r"pretune: dropout 3.0 must lie between 0 and 1"),
+        ({"pretune.vocab": 10**15}, "parameters; a model has at most"),
+        ({"pretune.width": -24}, "must be at least 1|must divide"),
+        ({"pretune.decoder.position": {"kind": "os.system"}}, "unknown kind 'os.system'"),
+    ],
+)
+def test_our_own_config_is_read_strictly(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    pt.save(model_of("made-windows"), tmp_path / "m")
+    found = json.loads((tmp_path / "m" / "config.json").read_text())
+    for path, value in changes.items():
+        node: Any = found
+        *parents, last = path.split(".")
+        for part in parents:
+            node = node[int(part)] if part.isdecimal() else node[part]
+        node[last] = value
+    (tmp_path / "m" / "config.json").write_text(json.dumps(found))
+    with pytest.raises(CheckpointError, match=rf"^{tmp_path}/m/config.json: .*({message})") as caught:
+        pt.load(tmp_path / "m")
+    assert str(caught.value).count("config.json") == 1
+
+
+def test_our_key_beside_theirs(tmp_path: Path) -> None:
+    spec = replace(CASES[BERT], special=replace(CASES[BERT].special, eos=(1, 2)))
+    dropped = config.replace(spec, {"encoder.blocks.0.feedforward.dropout": 0.25})
+    pt.save(build(dropped), tmp_path / "m")
+    found = json.loads((tmp_path / "m" / "config.json").read_text())
+    assert found["model_type"] == "bert" and found["pretune"]["encoder"]["blocks"][0]["feedforward"]["dropout"] == 0.25
+    assert pt.load(tmp_path / "m").spec == dropped
+    change_config(tmp_path / "m", intermediate_size=45)
+    message = r"config.json: key 'pretune' and the other keys contradict each other at .*hidden; remove 'pretune'"
+    with pytest.raises(CheckpointError, match=message):
+        pt.load(tmp_path / "m")
+
+
+# What is asked of a directory
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("cls.predictions.transform.dense.weight"), "tensor 'cls.pred.*weight' is missing"),
+        (lambda tensors: tensors.update(extra=torch.ones(2)), "tensor 'extra' has no place in this model"),
+        (lambda tensors: tensors.update({"x\ny\x1b" + "z" * 999: torch.ones(2)}), r"'x\\ny\\x1bzzz.*' has no place"),
+        (
+            lambda tensors: tensors.update({"bert.pooler.dense.bias": torch.ones(33)}),
+            r"tensor 'bert.pooler.dense.bias' has shape \[33\], but the config asks for \[32\]",
+        ),
+        (
+            lambda tensors: tensors.update({"bert.pooler.dense.bias": torch.ones([1] * 60)}),
+            r"has shape \[1, 1, 1, 1, 1, 1, 1, 1, ...\], but",
+        ),
+        (lambda tensors: tensors.update({"bert.pooler.dense.bias": torch.ones(0)}), r"has shape \[0\], but"),
+        (lambda tensors: tensors.update({"bert.pooler.dense.bias": torch.tensor(1.0)}), r"has shape \[\], but"),
+        (
+            lambda tensors: tensors.update({"bert.pooler.den\x1be.bias": tensors.pop("bert.pooler.dense.bias")}),
+            r"tensor 'bert.pooler.dense.bias' is missing$",
+        ),
+        (lambda tensors: tensors.clear(), "tensor 'bert.encoder.layer.0.attention.self.query.weight' is missing"),
+    ],
+)  # fmt: skip
+def test_tensors_must_be_those_of_the_config(change: Any, message: str, tmp_path: Path) -> None:
+    def changed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        change(tensors)
+        return tensors
+
+    folder = change_tensors(directory(tmp_path / "m"), changed)
+    with pytest.raises(CheckpointError, match=rf"^{folder}/{WEIGHTS}: .*{message}") as caught:
+        checkpoint.inspect(folder)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 400
+
+
+def test_inspect_reads_no_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = directory(tmp_path / "m", "llama-7b")
+    monkeypatch.setattr(tensor_files, "values", no_space)
+    spec, moves, stored = checkpoint.inspect(str(folder))
+    assert spec == CASES["llama-7b"] and {move.theirs for move in moves} == set(stored)
+
+
+def test_where_there_is_nothing(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"^.*/none: no such directory"):
+        pt.load(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match=r"^.*/empty: no config.json in it"):
+        pt.load(tmp_path / "empty")
+    save_file({"a": torch.ones(1)}, tmp_path / WEIGHTS)
+    with pytest.raises(CheckpointError, match=r"model.safetensors: not a directory; give the one that holds it"):
+        pt.load(tmp_path / WEIGHTS)
+    with pytest.raises(CheckpointError, match="no such directory"):
+        pt.load("a\0b")
+
+
+@pytest.mark.parametrize("kind", [None, 7, "brt", "pretunes", ["bert"], {"bert": 1}])
+def test_other_model_types(kind: Any, tmp_path: Path) -> None:
+    folder = change_config(directory(tmp_path / "m"), model_type=kind)
+    hint = {"brt": r"; did you mean 'bert'\?"}.get(kind if isinstance(kind, str) else "", "")
+    with pytest.raises(
+        CheckpointError, match=rf"config.json: key 'model_type' = .* is not supported{hint}.*known: bart"
+    ):
+        pt.load(folder)
+
+
+# Memory is asked for first
+
+
+def test_a_model_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "empty", no_space)
+    for vocab in (10**10, 10**11):
+        with pytest.raises(
+            ResourceError, match=r"parameters need [\d,.]+ GB of memory, and cpu has [\d,.]+ GB; choose"
+        ):
+            pt.build("bert-base", vocab=vocab)
+    with pytest.raises(UsageError, match="parameters; a model has at most"):
+        pt.build("bert-base", vocab=10**15)
+    with pytest.raises(UsageError, match="depth 1000000000000 must be at most"):
+        pt.build("bert-base", depth=10**12)
+
+
+def test_memory_is_asked_by_type_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = resolve("bert-tiny")
+    need = spec.params().total * 4
+    monkeypatch.setattr(memory, "_capacity", lambda device: need - 1 if device.type == "cpu" else None)
+    memory.fits(spec, torch.bfloat16)
+    memory.fits(spec, torch.float32, "meta")
+    with pytest.raises(ResourceError, match="cpu has"):
+        memory.fits(spec)
+    monkeypatch.setattr(memory, "_capacity", lambda device: need)
+    memory.fits(spec)
+
+
+def test_a_directory_that_cannot_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = directory(tmp_path / "m")
+    monkeypatch.setattr(memory, "_capacity", lambda device: 1000)
+    with pytest.raises(ResourceError, match="GB of memory"):
+        pt.load(folder)
+
+
+def test_an_empty_model_draws_nothing() -> None:
+    model = empty(CASES[BERT])
+    assert all(tensor.is_meta for tensor in model.state_dict().values())
+    state = torch.random.get_rng_state()
+    empty(CASES[BERT])
+    assert torch.equal(state, torch.random.get_rng_state())

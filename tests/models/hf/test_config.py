@@ -1,0 +1,556 @@
+"""Config files of Hugging Face directories: silence, published texts, wrong values, unknown keys."""
+
+import json
+from typing import Any
+
+import pytest
+
+from pretune.core.errors import CheckpointError, PretuneError
+from pretune.models.catalog import resolve
+from pretune.models.families import FAMILIES, MODEL_TYPES
+from pretune.models.hf.checks import size, take
+from pretune.models.hf.config import CODE, IGNORED, Layout, refuse_code, same
+from pretune.models.spec import Model
+from pretune.nn.positions import Banded, Linear, Rotary
+
+LEFTOVERS = {
+    "architectures": None, "bad_words_ids": None, "begin_suppress_tokens": None, "chunk_size_feed_forward": 0,
+    "cross_attention_hidden_size": None, "diversity_penalty": 0.0, "do_sample": False, "dtype": "float32",
+    "early_stopping": False, "encoder_no_repeat_ngram_size": 0, "exponential_decay_length_penalty": None,
+    "finetuning_task": None, "forced_bos_token_id": None, "forced_eos_token_id": None,
+    "id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1}, "length_penalty": 1.0,
+    "max_length": 20, "min_length": 0, "no_repeat_ngram_size": 0, "num_beam_groups": 1, "num_beams": 1,
+    "num_return_sequences": 1, "output_attentions": False, "output_hidden_states": False, "output_scores": False,
+    "prefix": None, "problem_type": None, "pruned_heads": {}, "remove_invalid_values": False,
+    "repetition_penalty": 1.0, "return_dict": True, "return_dict_in_generate": False, "sep_token_id": None,
+    "suppress_tokens": None, "task_specific_params": None, "temperature": 1.0, "tf_legacy_loss": False,
+    "tie_encoder_decoder": False, "tokenizer_class": None, "top_k": 50, "top_p": 1.0, "torch_dtype": "float16",
+    "torchscript": False, "transformers_version": "4.44.0", "typical_p": 1.0, "use_bfloat16": False,
+    "add_cross_attention": False, "is_decoder": False, "_name_or_path": "somewhere/else", "_commit_hash": "0f1e",
+}  # fmt: skip
+"""What transformers 4 wrote into every config.json."""
+
+TALK = {"text-generation": {"do_sample": True, "max_length": 50}}
+SUMMARY = {
+    "summary_activation": None, "summary_first_dropout": 0.1, "summary_proj_to_labels": True,
+    "summary_type": "cls_index", "summary_use_proj": True, "task_specific_params": TALK,
+}  # fmt: skip
+BERT = {
+    "architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1, "hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072,
+    "layer_norm_eps": 1e-12, "max_position_embeddings": 512, "model_type": "bert", "num_attention_heads": 12,
+    "num_hidden_layers": 12, "pad_token_id": 0, "type_vocab_size": 2, "vocab_size": 30522,
+}  # fmt: skip
+ROBERTA = {
+    **BERT, "architectures": ["RobertaForMaskedLM"], "bos_token_id": 0, "eos_token_id": 2, "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 514, "model_type": "roberta", "pad_token_id": 1, "type_vocab_size": 1,
+    "vocab_size": 50265,
+}  # fmt: skip
+ELECTRA = {
+    **BERT, "architectures": ["ElectraForPreTraining"], "embedding_size": 128, "hidden_size": 256,
+    "intermediate_size": 1024, "model_type": "electra", "num_attention_heads": 4, "summary_activation": "gelu",
+    "summary_last_dropout": 0.1, "summary_type": "first", "summary_use_proj": True,
+}  # fmt: skip
+LLAMA2 = {
+    "_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"], "bos_token_id": 1,
+    "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+    "intermediate_size": 11008, "max_position_embeddings": 4096, "model_type": "llama", "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 32, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+    "rope_scaling": None, "tie_word_embeddings": False, "torch_dtype": "float16",
+    "transformers_version": "4.31.0.dev0", "use_cache": True, "vocab_size": 32000,
+}  # fmt: skip
+LLAMA31 = {
+    **LLAMA2, "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 128000,
+    "eos_token_id": [128001, 128008, 128009], "intermediate_size": 14336, "max_position_embeddings": 131072,
+    "mlp_bias": False, "num_key_value_heads": 8, "rope_theta": 500000.0, "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+    "rope_scaling": {
+        "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+}  # fmt: skip
+LLAMA32 = {
+    **LLAMA31, "head_dim": 64, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+    "tie_word_embeddings": True, "rope_scaling": {**LLAMA31["rope_scaling"], "factor": 32.0},
+}  # fmt: skip
+MISTRAL = {
+    **{key: value for key, value in LLAMA2.items() if key not in ("_name_or_path", "pretraining_tp", "rope_scaling")},
+    "architectures": ["MistralForCausalLM"], "intermediate_size": 14336, "max_position_embeddings": 32768,
+    "model_type": "mistral", "num_key_value_heads": 8, "rope_theta": 10000.0, "sliding_window": 4096,
+    "torch_dtype": "bfloat16",
+}  # fmt: skip
+OLMO = {
+    "architectures": ["OlmoForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "clip_qkv": None,
+    "eos_token_id": 50279, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+    "intermediate_size": 8192, "max_position_embeddings": 2048, "model_type": "olmo", "num_attention_heads": 16,
+    "num_hidden_layers": 16, "num_key_value_heads": 16, "pad_token_id": 1, "rope_scaling": None,
+    "rope_theta": 10000.0, "tie_word_embeddings": True, "torch_dtype": "float32", "use_cache": True,
+    "transformers_version": "4.40.0.dev0", "vocab_size": 50304,
+}  # fmt: skip
+OLMO2 = {
+    **{key: value for key, value in OLMO.items() if key != "clip_qkv"}, "architectures": ["Olmo2ForCausalLM"],
+    "eos_token_id": 100257, "hidden_size": 4096, "intermediate_size": 11008, "max_position_embeddings": 4096,
+    "model_type": "olmo2", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+    "pad_token_id": 100277, "rms_norm_eps": 1e-06, "rope_theta": 500000, "tie_word_embeddings": False,
+    "use_cache": False, "vocab_size": 100352,
+}  # fmt: skip
+OPT = {
+    "_name_or_path": "facebook/opt-125m", "_remove_final_layer_norm": False, "activation_dropout": 0.0,
+    "activation_function": "relu", "architectures": ["OPTForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 2,
+    "do_layer_norm_before": True, "dropout": 0.1, "eos_token_id": 2, "ffn_dim": 3072, "hidden_size": 768,
+    "init_std": 0.02, "layerdrop": 0.0, "max_position_embeddings": 2048, "model_type": "opt",
+    "num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 1, "prefix": "</s>",
+    "torch_dtype": "float16", "use_cache": True, "vocab_size": 50272, "word_embed_proj_dim": 768,
+}  # fmt: skip
+NEOX = {
+    "architectures": ["GPTNeoXForCausalLM"], "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "gelu",
+    "hidden_size": 512, "initializer_range": 0.02, "intermediate_size": 2048, "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 2048, "model_type": "gpt_neox", "num_attention_heads": 8, "num_hidden_layers": 6,
+    "rotary_emb_base": 10000, "rotary_pct": 0.25, "tie_word_embeddings": False, "torch_dtype": "float16",
+    "use_cache": True, "use_parallel_residual": True, "vocab_size": 50304,
+}  # fmt: skip
+MPT = {
+    "architectures": ["MPTForCausalLM"], "d_model": 4096, "emb_pdrop": 0, "embedding_fraction": 1.0,
+    "attn_config": {
+        "alibi": True, "alibi_bias_max": 8, "attn_impl": "torch", "attn_pdrop": 0, "attn_type": "multihead_attention",
+        "attn_uses_sequence_id": False, "clip_qkv": None, "prefix_lm": False, "qk_ln": False, "softmax_scale": None,
+    },
+    "expansion_ratio": 4, "init_device": "cpu", "learned_pos_emb": True, "logit_scale": None, "max_seq_len": 2048,
+    "init_config": {"fan_mode": "fan_in", "init_gain": 0, "name": "kaiming_normal_", "verbose": 0},
+    "model_type": "mpt", "n_heads": 32, "n_layers": 32, "no_bias": True, "norm_type": "low_precision_layernorm",
+    "resid_pdrop": 0, "tokenizer_name": "EleutherAI/gpt-neox-20b", "torch_dtype": "bfloat16", "use_cache": False,
+    "verbose": 0, "vocab_size": 50432,
+}  # fmt: skip
+T5 = {
+    "architectures": ["T5ForConditionalGeneration"], "d_ff": 2048, "d_kv": 64, "d_model": 512,
+    "decoder_start_token_id": 0, "dropout_rate": 0.1, "eos_token_id": 1, "initializer_factor": 1.0,
+    "is_encoder_decoder": True, "layer_norm_epsilon": 1e-06, "model_type": "t5", "n_positions": 512,
+    "num_decoder_layers": 6, "num_heads": 8, "num_layers": 6, "output_past": True, "pad_token_id": 0,
+    "relative_attention_num_buckets": 32, "vocab_size": 32128,
+    "task_specific_params": {"summarization": {"early_stopping": True, "num_beams": 4, "prefix": "summarize: "}},
+}  # fmt: skip
+T511 = {
+    **{key: value for key, value in T5.items() if key not in ("n_positions", "task_specific_params")}, "d_ff": 1024,
+    "feed_forward_proj": "gated-gelu", "num_decoder_layers": 8, "num_heads": 6, "num_layers": 8,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+MT5 = {
+    **T511, "architectures": ["MT5ForConditionalGeneration"], "model_type": "mt5", "tokenizer_class": "T5Tokenizer",
+    "vocab_size": 250112,
+}  # fmt: skip
+BART = {
+    "activation_dropout": 0.1, "activation_function": "gelu", "add_bias_logits": False, "add_final_layer_norm": False,
+    "architectures": ["BartModel"], "attention_dropout": 0.1, "bos_token_id": 0, "classif_dropout": 0.1,
+    "classifier_dropout": 0.0, "d_model": 768, "decoder_attention_heads": 12, "decoder_ffn_dim": 3072,
+    "decoder_layerdrop": 0.0, "decoder_layers": 6, "decoder_start_token_id": 2, "dropout": 0.1,
+    "early_stopping": True, "encoder_attention_heads": 12, "encoder_ffn_dim": 3072, "encoder_layerdrop": 0.0,
+    "encoder_layers": 6, "eos_token_id": 2, "forced_bos_token_id": 0, "forced_eos_token_id": 2,
+    "gradient_checkpointing": False, "init_std": 0.02, "is_encoder_decoder": True, "max_position_embeddings": 1024,
+    "model_type": "bart", "no_repeat_ngram_size": 3, "normalize_before": False, "normalize_embedding": True,
+    "num_beams": 4, "num_hidden_layers": 6, "pad_token_id": 1, "scale_embedding": False, "torch_dtype": "float32",
+    "use_cache": True, "vocab_size": 50265, "id2label": {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"},
+    "task_specific_params": {"summarization": {"length_penalty": 1.0, "max_length": 128, "min_length": 12}},
+}  # fmt: skip
+MBART = {
+    **{key: value for key, value in BART.items() if key not in ("forced_bos_token_id", "decoder_start_token_id")},
+    "_num_labels": 3, "activation_dropout": 0.0, "add_final_layer_norm": True, "attention_dropout": 0.0,
+    "architectures": ["MBartForConditionalGeneration"], "d_model": 1024, "decoder_attention_heads": 16,
+    "decoder_ffn_dim": 4096, "decoder_layers": 12, "encoder_attention_heads": 16, "encoder_ffn_dim": 4096,
+    "encoder_layers": 12, "model_type": "mbart", "normalize_before": True, "num_beams": 5, "num_hidden_layers": 12,
+    "output_past": True, "scale_embedding": True, "static_position_embeddings": False, "vocab_size": 250027,
+}  # fmt: skip
+
+_STRETCHED = {"context": 131072, "decoder.position.scaling": Banded(factor=8.0, low=1.0, high=4.0, original=8192)}
+PUBLISHED: dict[str, tuple[dict[str, Any], Model]] = {
+    "bert-base-uncased": (
+        {**BERT, "gradient_checkpointing": False, "position_embedding_type": "absolute", "use_cache": True},
+        resolve("bert-base"),
+    ),
+    "bert-base-multilingual-cased": (
+        {
+            **BERT, "directionality": "bidi", "pooler_fc_size": 768, "pooler_num_attention_heads": 12,
+            "pooler_num_fc_layers": 3, "pooler_size_per_head": 128, "pooler_type": "first_token_transform",
+            "vocab_size": 119547,
+        },
+        resolve("bert-multilingual"),
+    ),
+    "roberta-base": (ROBERTA, resolve("roberta-base")),
+    "xlm-roberta-base": (
+        {
+            **ROBERTA, "architectures": ["XLMRobertaForMaskedLM"], "model_type": "xlm-roberta", "output_past": True,
+            "vocab_size": 250002,
+        },
+        resolve("xlm-roberta-base"),
+    ),
+    "electra-small-discriminator": (ELECTRA, resolve("electra-small")),
+    "electra-base-discriminator": (
+        {
+            **ELECTRA, "embedding_size": 768, "hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12,
+        },
+        resolve("electra-base"),
+    ),
+    "electra-base-generator": (
+        {**ELECTRA, "architectures": ["ElectraForMaskedLM"], "embedding_size": 768}, resolve("electra-base-generator"),
+    ),
+    "openai-gpt": (
+        {
+            **SUMMARY, "afn": "gelu", "architectures": ["OpenAIGPTLMHeadModel"], "attn_pdrop": 0.1, "embd_pdrop": 0.1,
+            "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "openai-gpt", "n_ctx": 512,
+            "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 512, "n_special": 0,
+            "predict_special_tokens": True, "resid_pdrop": 0.1, "vocab_size": 40478,
+        },
+        resolve("gpt-base"),
+    ),
+    "gpt2": (
+        {
+            **SUMMARY, "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+            "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
+            "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12,
+            "n_layer": 12, "n_positions": 1024, "resid_pdrop": 0.1, "vocab_size": 50257,
+        },
+        resolve("gpt2-small"),
+    ),
+    "Llama-2-7b-hf": (LLAMA2, resolve("llama2-7b")),
+    "Llama-3.1-8B": (LLAMA31, resolve("llama3-8b", _STRETCHED)),
+    "Llama-3.2-1B": (LLAMA32, resolve("llama3-1b")),
+    "Mistral-7B-v0.1": (MISTRAL, resolve("mistral-7b")),
+    "OLMo-1B-hf": (OLMO, resolve("olmo-1b")),
+    "OLMo-2-1124-7B": (OLMO2, resolve("olmo2-7b")),
+    "opt-125m": (OPT, resolve("opt-125m")),
+    "opt-350m": (
+        {
+            **OPT, "do_layer_norm_before": False, "ffn_dim": 4096, "hidden_size": 1024, "num_attention_heads": 16,
+            "num_hidden_layers": 24, "word_embed_proj_dim": 512,
+        },
+        resolve("opt-350m"),
+    ),
+    "pythia-70m": (NEOX, resolve("pythia-70m")),
+    "mpt-7b": (MPT, resolve("mpt-7b")),
+    "t5-small": (T5, resolve("t5-small")),
+    "t5-small, early": ({**T5, "architectures": ["T5WithLMHeadModel"]}, resolve("t5-small")),
+    "t5-v1_1-small": (T511, resolve("t5v1.1-small")),
+    "mt5-small": (MT5, resolve("mt5-small")),
+    "bart-base": (BART, resolve("bart-base")),
+    "mbart-large-cc25": (MBART, resolve("mbart-large")),
+    "xlnet-base-cased": (
+        {
+            "architectures": ["XLNetLMHeadModel"], "attn_type": "bi", "bi_data": False, "bos_token_id": 1,
+            "clamp_len": -1, "d_head": 64, "d_inner": 3072, "d_model": 768, "dropout": 0.1, "end_n_top": 5,
+            "eos_token_id": 2, "ff_activation": "gelu", "initializer_range": 0.02, "layer_norm_eps": 1e-12,
+            "mem_len": None, "model_type": "xlnet", "n_head": 12, "n_layer": 12, "pad_token_id": 5, "reuse_len": None,
+            "same_length": False, "start_n_top": 5, "summary_activation": "tanh", "summary_last_dropout": 0.1,
+            "summary_type": "last", "summary_use_proj": True, "untie_r": True, "vocab_size": 32000,
+            "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 250}},
+        },
+        resolve("xlnet-base"),
+    ),
+}  # fmt: skip
+"""The config.json of released weights, as published, and the size of ours that it is."""
+
+
+def layout_of(model_type: str) -> Layout:
+    layout = FAMILIES.get(MODEL_TYPES[model_type]).layout
+    assert layout is not None
+    return layout
+
+
+def read(found: dict[str, Any], parts: frozenset[str] | None = None) -> Model:
+    """What a config says where its file holds all that its class promises (or the given parts)."""
+    refuse_code(found)
+    layout = layout_of(found["model_type"])
+    promised, tied = layout.claims(found)
+    full = next(iter(layout.classes.values()))
+    return layout.read(found, parts if parts is not None else full if promised is None else promised, tied=tied)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published(name: str) -> None:
+    found, ours = PUBLISHED[name]
+    spec = read(json.loads(json.dumps(found)), ours.parts)
+    assert same(spec, ours)
+    assert spec.params() == ours.params()
+
+
+def test_published_is_complete() -> None:
+    assert {found["model_type"] for found, _ in PUBLISHED.values()} == set(MODEL_TYPES)
+
+
+def test_token_roles() -> None:
+    assert read(LLAMA31).special.eos == (128001, 128008, 128009)
+    assert read({**LLAMA2, "pad_token_id": -1}).special.pad is None
+    assert read({"model_type": "gpt2"}).special.eos == (50256,)
+    assert read({"model_type": "gpt2", "eos_token_id": None, "bos_token_id": None}).special.bos is None
+    assert read({"model_type": "gpt2", "eos_token_id": None}).special.eos == ()
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_silence_means_the_default_of_the_reference(model_type: str) -> None:
+    """A full dump of the reference's config is accepted, and says what an empty one does."""
+    pytest.importorskip("transformers", reason="the reference library is not installed")
+    from transformers import CONFIG_MAPPING
+
+    full = json.loads(CONFIG_MAPPING[model_type]().to_json_string(use_diff=False))
+    assert full["model_type"] == model_type and len(full) > 25
+    silent = read({"model_type": model_type})
+    assert read(full) == silent
+    assert read({**LEFTOVERS, **full}) == silent
+    layout = layout_of(model_type)
+    known = {name for entry in layout.entries for name in entry.names}
+    assert silent.special == read({key: value for key, value in full.items() if key in known | {"model_type"}}).special
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_what_we_write_has_no_key_that_we_ignore(model_type: str) -> None:
+    layout = layout_of(model_type)
+    written = layout.write(read({"model_type": model_type}))
+    assert IGNORED & set(written) == {"architectures", "model_type"}
+    assert read(written) == read({"model_type": model_type})
+
+
+BAD: dict[type, list[Any]] = {
+    int: ["7", "seven", "", 7.0, 7.5, -5, 0, 2**31, 10**30, True, False, [7], [[[7]]], {"a": 7}, None],
+    float: ["0.1", "nan", "", -0.5, 10**400, True, [0.1], {"a": 0.1}, None],
+    bool: [1, 0, 1.0, "true", "", [True], {"a": True}],
+    str: ["", "gelu_", "os.system", 5, True, ["gelu"], {"gelu": "gelu"}],
+}
+ROLES = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+NULLS = {
+    "num_key_value_heads",
+    "head_dim",
+    "sliding_window",
+    "num_decoder_layers",
+    "word_embed_proj_dim",
+    "n_inner",
+} | {"d_head"}
+"""Keys that may be null though they are numbers otherwise."""
+
+FULL: dict[str, dict[str, Any]] = {
+    # What a key is, by an example; every key of every layout that takes a plain value.
+    model_type: layout_of(model_type).write(read({"model_type": model_type}))
+    | {"rope_parameters": None, "attn_config": None, "eos_token_id": 1, "pad_token_id": 1, "bos_token_id": 1}
+    for model_type in MODEL_TYPES
+}
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_wrong_values_are_refused_by_their_key(model_type: str) -> None:
+    good = {key: value for key, value in FULL[model_type].items() if value is not None}
+    read(good)
+    seen = 0
+    for key, value in good.items():
+        if key in ("architectures", "model_type"):
+            continue
+        for bad in BAD[type(value)]:
+            if bad is None and key in (*ROLES, *NULLS):
+                continue
+            if type(bad) is int and bad == 0 and key in ROLES:
+                continue
+            if bad == [7] and key == "eos_token_id":
+                continue
+            with pytest.raises(CheckpointError) as caught:
+                read({**good, key: bad})
+            message = str(caught.value)
+            assert f"'{key}'" in message and len(message) < 600 and message.isprintable(), (key, bad, message)
+            seen += 1
+    assert seen > 80
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_every_key_is_tried_above(model_type: str) -> None:
+    """So that a key added to a family is tested by being listed: each is written, or is one of these."""
+    others = {
+        "rope_scaling", "rope_theta", "partial_rotary_factor", "rotary_emb_base", "rotary_pct",  # spellings
+        "is_gated_act", "dense_act_fn",  # derived
+    }  # fmt: skip
+    for entry in layout_of(model_type).entries:
+        aliases = set(getattr(entry, "aliases", ()))
+        fixed = hasattr(entry, "allowed")
+        for name in set(entry.names) - aliases - others:
+            assert fixed or name in FULL[model_type] or name == "num_hidden_layers", name
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_fixed_keys(model_type: str) -> None:
+    for entry in layout_of(model_type).entries:
+        if not hasattr(entry, "allowed"):
+            continue
+        for value in (*entry.allowed, None):
+            read({"model_type": model_type, entry.name: value})
+        for value in ("nonsense", 0.75, 77, [1], {"a": 1}, not entry.allowed[0]):
+            with pytest.raises(CheckpointError, match=f"key '{entry.name}' = "):
+                read({"model_type": model_type, entry.name: value})
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ({**BERT, "hidden_size": 770}, "key 'hidden_size', 'num_attention_heads': .*heads 12 must divide width 770"),
+        ({**LLAMA2, "num_key_value_heads": 5}, "'num_attention_heads', 'num_key_value_heads': .*must divide heads 32"),
+        ({**LLAMA2, "head_dim": 63}, "head_width 63 x fraction must be even"),
+        ({**BERT, "num_hidden_layers": 10**6}, "key 'num_hidden_layers': .*depth 1000000 must be at most 10000"),
+        ({**BERT, "vocab_size": 10**9, "hidden_size": 12 * 10**6}, "parameters; a model has at most"),
+        ({**T5, "num_hidden_layers": 7}, "keys 'num_layers' = 6 and 'num_hidden_layers' = 7 contradict each other"),
+        ({**T5, "hidden_size": 7}, "keys 'd_model' = 512 and 'hidden_size' = 7 contradict each other"),
+        ({**BART, "num_hidden_layers": 3}, "keys 'encoder_layers' = 6 and 'num_hidden_layers' = 3 contradict"),
+        ({**T511, "is_gated_act": False}, "key 'is_gated_act' = false is not supported; allowed: true"),
+        ({**T511, "dense_act_fn": "relu"}, "key 'dense_act_fn' = 'relu' is not supported; allowed: 'gelu_new'"),
+        ({**T511, "feed_forward_proj": "gated-gated-gelu"}, "key 'feed_forward_proj' = 'gated-gated-gelu' is not"),
+        ({**BERT, "architectures": ["BertLMHeadModel"]}, "key 'architectures' = 'BertLMHead"),
+        ({**BERT, "architectures": [7]}, "key 'architectures' = 7 is not supported"),
+        ({**BERT, "architectures": {"a": 1}}, "key 'architectures' = an object is not supported"),
+        ({**MPT, "attn_config": {"alibi": False}}, "key 'attn_config.alibi' = false is not supported; allowed: true"),
+        ({**MPT, "attn_config": {"alibi_bias_max": 4}}, "key 'attn_config.alibi_bias_max' = 4 is not supported"),
+        ({**MPT, "attn_config": {"attn_pdrop": 3}}, "key 'attn_config.attn_pdrop' = 3: expected a number from 0 to 1"),
+        ({**MPT, "attn_config": {"clip_qkv": "1"}}, "key 'attn_config.clip_qkv' = '1': expected a number"),
+        ({**MPT, "attn_config": {"rope": True}}, "key 'attn_config.rope' is not known"),
+        ({**MPT, "attn_config": 7}, "key 'attn_config' = 7: expected an object"),
+        ({**ROBERTA, "pad_token_id": 0}, "key 'pad_token_id' = 0 is not supported; allowed: 1"),
+    ],
+)  # fmt: skip
+def test_impossible(found: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read(found)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("hidden_sise", 768, "key 'hidden_sise' = 768 is not known for model_type 'bert'; did you mean 'hidden_size'?"),
+        ("embedding_size", 128, "key 'embedding_size' = 128 is not known"),
+        ("pruned_heads", {"0": [1]}, "key 'pruned_heads' = an object is not known"),
+        ("tie_encoder_decoder", True, "key 'tie_encoder_decoder' = true is not known"),
+        ("is_decoder", True, "key 'is_decoder' = true is not supported; allowed: false"),
+        ("add_cross_attention", True, "key 'add_cross_attention' = true is not supported; allowed: false"),
+        ("position_embedding_type", "relative_key", "key 'position_embedding_type' = 'relative_key' is not supported"),
+        ("quantization_config", {"bits": 4}, "key 'quantization_config': quantised weights are not supported"),
+        ("a\nb\x1b[31m", 1, r"key 'a\\nb\\x1b\[31m' = 1 is not known"),
+        ("k" * 10**6, 1, "key 'kkk.*' = 1 is not known"),
+    ],
+)
+def test_unknown_keys(key: str, value: Any, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as caught:
+        read({**BERT, key: value})
+    assert len(str(caught.value)) < 400 and str(caught.value).isprintable()
+    assert read({**BERT, key: None}) == read(BERT)
+
+
+@pytest.mark.parametrize("key", CODE)
+@pytest.mark.parametrize("value", [{"AutoModel": "modeling.Model"}, None, False, ""])
+def test_code_is_never_named(key: str, value: Any) -> None:
+    with pytest.raises(CheckpointError, match=f"key '{key}' names code, which is never run; remove the key"):
+        read({**MPT, key: value})
+
+
+def test_a_kernel_is_code() -> None:
+    with pytest.raises(CheckpointError, match="key '_attn_implementation' = 'owner/kernel' names code"):
+        read({**BERT, "_attn_implementation": "owner/kernel"})
+    read({**BERT, "_attn_implementation": "sdpa"})
+
+
+LLAMA3 = LLAMA31["rope_scaling"]
+BANDED = Banded(factor=8.0, low=1.0, high=4.0, original=8192)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "rotary"),
+    [
+        ({}, Rotary()),
+        ({"rope_theta": 500}, Rotary(theta=500.0)),
+        ({"rope_theta": 500.0, "rope_scaling": None}, Rotary(theta=500.0)),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}, Rotary(theta=500.0)),
+        ({"rope_parameters": {"rope_type": "default"}, "rope_theta": 500.0}, Rotary(theta=500.0)),
+        ({"rope_theta": 500.0, "rope_scaling": LLAMA3}, Rotary(theta=500.0, scaling=BANDED)),
+        ({"rope_parameters": {**LLAMA3, "rope_theta": 500.0}}, Rotary(theta=500.0, scaling=BANDED)),
+        ({"rope_parameters": LLAMA3, "rope_scaling": LLAMA3}, Rotary(scaling=BANDED)),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, Rotary(scaling=Linear(factor=2.0))),
+        ({"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2.0}}, Rotary(scaling=Linear(factor=2))),
+        ({"rope_scaling": {"type": None, "factor": None}, "partial_rotary_factor": 1.0}, Rotary()),
+    ],
+)
+def test_rope_spellings(spelling: dict[str, Any], rotary: Rotary) -> None:
+    spec = read({"model_type": "llama", **spelling})
+    assert spec.decoder is not None and spec.decoder.position == rotary
+
+
+def test_rope_spellings_of_neox() -> None:
+    four = {"rotary_emb_base": 100, "rope_theta": 100, "rotary_pct": 0.5, "partial_rotary_factor": 0.5}
+    for found in ({"rope_parameters": {"rope_theta": 100, "partial_rotary_factor": 0.5}}, four):
+        spec = read({"model_type": "gpt_neox", **found})
+        assert spec.decoder is not None and spec.decoder.position == Rotary(theta=100.0, fraction=0.5)
+    with pytest.raises(CheckpointError, match="'rotary_emb_base' = 200 contradict"):
+        read({"model_type": "gpt_neox", **four, "rotary_emb_base": 200})
+
+
+@pytest.mark.parametrize(
+    ("spelling", "message"),
+    [
+        ({"rope_scaling": "linear"}, "key 'rope_scaling' = 'linear': expected an object"),
+        ({"rope_parameters": [1]}, "key 'rope_parameters' = a list: expected an object"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "key 'rope_scaling.type' = 'dynamic' is not supported"),
+        (
+            {"rope_parameters": {"rope_type": "yarn"}},
+            "key 'rope_parameters.rope_type' = 'yarn' is not supported; allow",
+        ),
+        ({"rope_scaling": {"type": ["linear"]}}, "key 'rope_scaling.type' = a list is not supported"),
+        ({"rope_scaling": {"type": "linear"}}, "key 'rope_parameters.factor' is missing, which rope_type 'linear'"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "key 'rope_scaling.factor' = '2': expected a number"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "key 'rope_scaling.factor' = 0: expected a number greater"),
+        ({"rope_scaling": {**LLAMA3, "mscale": 1.0}}, "key 'rope_scaling.mscale' is not known for rope_type 'llama3'"),
+        ({"rope_scaling": {**LLAMA3, "original_max_position_embeddings": -1}}, "embeddings' = -1: expected a whole"),
+        ({"rope_theta": 5.0, "rope_parameters": {"rope_theta": 6.0}}, "= 6.0 and 'rope_theta' = 5.0 contradict"),
+        ({"rope_theta": 0}, "key 'rope_theta' = 0: expected a number greater than 0"),
+        ({"rope_theta": True}, "key 'rope_theta' = true: expected a number"),
+        ({"partial_rotary_factor": 0.5}, "key 'partial_rotary_factor' = 0.5 is not supported; allowed: 1.0"),
+        ({"rotary_pct": 0.5}, "key 'rotary_pct' = 0.5 is not known"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "'rope_parameters.full_attention' is not"),
+    ],
+)
+def test_bad_rope(spelling: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read({"model_type": "llama", **spelling})
+
+
+@pytest.mark.parametrize(
+    ("found", "scaled"),
+    [
+        (T5, True),
+        ({**T5, "tie_word_embeddings": True}, True),
+        ({**T5, "tie_word_embeddings": False}, False),
+        ({**T5, "tie_word_embeddings": None}, True),
+        ({**T5, "tie_word_embeddings": True, "scale_decoder_outputs": False}, False),
+        ({**T5, "tie_word_embeddings": False, "scale_decoder_outputs": True}, True),
+        ({**T5, "tie_word_embeddings": False, "scale_decoder_outputs": None}, False),
+        (MT5, False),
+        ({**MT5, "tie_word_embeddings": True}, False),
+    ],
+)
+def test_output_scaling(found: dict[str, Any], scaled: bool) -> None:
+    spec = read(found)
+    assert spec.head is not None and spec.head.scale == (512**-0.5 if scaled else None)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral"])
+def test_as_many_keys_as_queries_are_no_groups(model_type: str) -> None:
+    """Said or not said, it is the same model, and the reference can read it."""
+    small = {"width": 32, "depth": 1, "heads": 4}
+    said, silent = (resolve(model_type, {**small, "kv_heads": groups}) for groups in (4, None))
+    assert said == silent
+    written = layout_of(model_type).write(said)
+    assert same(layout_of(model_type).read(written, frozenset({"head"}), tied=False), said)
+
+
+def test_take() -> None:
+    assert take({}, "a", "b", check=size, default=3) == 3
+    assert take({"b": 4}, "a", "b", check=size, default=3) == 4
+    assert take({"a": 4, "b": 4}, "a", "b", check=size, default=3) == 4
+    with pytest.raises(CheckpointError, match="keys 'a' = 4 and 'b' = 5 contradict each other"):
+        take({"a": 4, "b": 5}, "a", "b", check=size, default=3)
+
+
+def test_deep_values_do_not_recurse() -> None:
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+    for key in ("hidden_size", "hidden_act", "layer_norm_eps", "is_decoder", "eos_token_id", "unknown", "pad_token_id"):
+        with pytest.raises(PretuneError, match=key):
+            read({**BERT, key: deep})

@@ -1,0 +1,148 @@
+"""Name maps and packings: there and back without loss, every parameter once."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import pretune as pt
+from pretune.models.catalog import resolve
+from pretune.models.families import FAMILIES
+from pretune.models.hf.checkpoint import weights_of
+from pretune.models.hf.weights import Fused, Interleaved, Row, Rule, Same, Turned, plan
+from pretune.models.model import empty
+from tests.contracts.tiny import CASES, model_of
+
+# Packings
+
+
+def numbered(*shape: int) -> Tensor:
+    return torch.arange(int(torch.tensor(shape).prod())).reshape(shape)
+
+
+def there_and_back(packing: Any, tensors: list[Tensor], spec: Any) -> Tensor:
+    """Ours into one of theirs and out again, and theirs out and in again."""
+    packed = packing.pack(tensors, spec)
+    assert packed.numel() == sum(tensor.numel() for tensor in tensors)
+    sizes = [tensor.shape[0] for tensor in tensors]
+    found = packing.unpack(packed, sizes, spec)
+    assert all(torch.equal(a, b) for a, b in zip(found, tensors, strict=True))
+    assert torch.equal(packing.pack(found, spec), packed)
+    return packed
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.sampled_from([Same(), Turned(), Row()]))
+def test_single_packings(shape: list[int], packing: Any) -> None:
+    spec = CASES["gpt2-small"]
+    ours = numbered(*shape[:1]) if isinstance(packing, Row) else numbered(*shape)
+    packed = there_and_back(packing, [ours], spec)
+    if isinstance(packing, Turned) and len(shape) == 2:
+        assert packed.shape == (shape[1], shape[0]) and packed[0, -1] == ours[-1, 0]
+    if isinstance(packing, Row):
+        assert packed.shape == (1, shape[0])
+
+
+@given(st.lists(st.integers(1, 8), min_size=3, max_size=3), st.integers(0, 7), st.booleans())
+def test_fused(sizes: list[int], width: int, turned: bool) -> None:
+    """Of any three heights (grouped keys), as matrices and as biases."""
+    parts = [numbered(n, width) + 1000 * i if width else numbered(n) + 1000 * i for i, n in enumerate(sizes)]
+    packed = there_and_back(Fused(turned=turned), parts, CASES["gpt2-small"])
+    whole = torch.cat(parts)
+    assert torch.equal(packed, whole.T if turned and width else whole)
+
+
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 7))
+def test_interleaved(heads: int, head: int, width: int) -> None:
+    """Head by head: rows of q, k and v of one head stand together."""
+    spec = resolve("pythia", {"heads": heads, "width": heads * 8, "depth": 1, "vocab": 9})
+    shape = (heads * head, width) if width else (heads * head,)
+    parts = [numbered(*shape) + 1000 * i for i in range(3)]
+    packed = there_and_back(Interleaved(), parts, spec)
+    for h in range(heads):
+        for i, part in enumerate(parts):
+            start = (3 * h + i) * head
+            assert torch.equal(packed[start : start + head], part[h * head : (h + 1) * head])
+
+
+# Plans
+
+
+def test_plan_by_hand() -> None:
+    rules = [
+        Rule(("a.{i}.q.{p}", "a.{i}.k.{p}"), "b.{i}.qk.{p}", Fused()),
+        Rule("c.weight", "d.kernel"),
+        Rule("unused.{i}.weight", "nowhere.{i}.weight"),
+    ]
+    names = ["a.0.q.weight", "a.0.k.weight", "a.12.q.bias", "a.12.k.bias", "c.weight"]
+    moves = plan(names, rules)
+    assert [(move.ours, move.theirs) for move in moves] == [
+        (("a.0.q.weight", "a.0.k.weight"), "b.0.qk.weight"),
+        (("a.12.q.bias", "a.12.k.bias"), "b.12.qk.bias"),
+        (("c.weight",), "d.kernel"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["c.bias", "c.weight2", "xc.weight", "a.x.q.weight", "a.0.q.scale", "axq"])
+def test_plan_refuses_a_name_without_a_rule(name: str) -> None:
+    rules = [Rule("a.{i}.q.{p}", "b.{i}.{p}"), Rule("c.weight", "d.weight")]
+    with pytest.raises(KeyError, match=name):
+        plan(["c.weight", name], rules)
+
+
+def laid_out() -> list[tuple[str, Any]]:
+    """Every case of a family with a layout, and every size at its real shape."""
+    found = [(name, spec) for name, spec in CASES.items() if not name.startswith("made")]
+    return [(name, spec) for name, spec in found if FAMILIES.get(spec.family).layout is not None]
+
+
+@pytest.mark.parametrize(("name", "spec"), laid_out(), ids=[name for name, _ in laid_out()])
+def test_layouts_map_everything_once(name: str, spec: Any) -> None:
+    layout = FAMILIES.get(spec.family).layout
+    assert layout is not None
+    names = [path for path, _ in weights_of(empty(spec))]
+    rules = layout.rules_of(spec)
+    moves = plan(names, rules)
+    assert sorted(our for move in moves for our in move.ours) == sorted(names)
+    theirs = [move.theirs for move in moves]
+    assert len(theirs) == len({*theirs}), "two of ours in one of theirs"
+    assert not any("{" in path for path in theirs)
+    for path in names:  # by one rule alone: the order of the rules decides nothing
+        assert len([rule for rule in rules if fits(rule, path)]) == 1, path
+
+
+def fits(rule: Rule, path: str) -> bool:
+    """Whether a rule speaks of a parameter, as the first of its group or a later one."""
+    ours = (rule.ours,) if isinstance(rule.ours, str) else rule.ours
+    patterns = [re.escape(our).replace(r"\{i\}", r"\d+").replace(r"\{p\}", "(weight|bias)") for our in ours]
+    return any(re.fullmatch(pattern, path) for pattern in patterns)
+
+
+def test_every_layout_is_tried() -> None:
+    """Also those parts of a layout that no size of ours has: untied heads, other classes."""
+    with_layout = {family for family in FAMILIES if FAMILIES.get(family).layout is not None}
+    assert {spec.family for _, spec in laid_out()} == with_layout
+    assert len(with_layout) >= 20
+
+
+# Files
+
+
+def test_any_length_of_header_is_read(tmp_path: Path) -> None:
+    """A safetensors file starts with the length of its header: no value of it makes the file something else."""
+    folder = tmp_path / "model"
+    pt.save(model_of("gpt2-small"), folder)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    (folder / "MANIFEST.json").unlink(missing_ok=True)
+    starts = set()
+    for pad in range(0, 256, 8):
+        save_file(tensors, file, metadata={"format": "pt", "pad": "x" * pad})
+        starts.add(file.read_bytes()[0])
+        assert torch.equal(pt.load(folder).tokens.weight, tensors["transformer.wte.weight"])
+    assert starts == {*range(0, 256, 8)}, "every first byte there is"

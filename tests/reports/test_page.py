@@ -1,0 +1,551 @@
+"""Reports: the sections that have data, nothing that breaks the page, the same bytes."""
+
+import html.parser
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
+from pretune.core.format import weight
+from pretune.metrics.averages import GLUE, SUITES
+from pretune.reports import facts, report
+from pretune.reports.charts import MOST, Series, line_chart, thinned, ticks
+from pretune.reports.load import Ran, gather
+from pretune.reports.markup import joined, note, notes
+from pretune.reports.scores import half
+from tests.reports import report_files as files
+
+SECTIONS = ("scores", "ran", "learning", "mistakes", "samples", "cost", "data", "repeat")
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+NASTY = "<script>alert(1)</script>\x1b[31m\"'&\u202e"
+
+
+def made(runs: list[Path], out: Path) -> str:
+    return report(runs, out / "report.html").read_text()
+
+
+def section(page: str, name: str) -> str:
+    """The text of a section, tags taken out."""
+    found = re.search(rf'<section id="{name}">(.*?)</section>', page, re.DOTALL)
+    assert found is not None
+    return html.unescape(re.sub(r"<[^>]+>", " ", found[1])).replace("\xa0", " ")
+
+
+class Checker(html.parser.HTMLParser):
+    """Whether every element that opens is closed in order, and which elements there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "action")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def checked(page: str) -> Checker:
+    checker = Checker()
+    checker.feed(page)
+    assert checker.open == []
+    return checker
+
+
+class TestSections:
+    """Sections that have data are shown."""
+
+    def test_all_of_them(self, tmp_path: Path) -> None:
+        page = made([files.pretrained(tmp_path / "books"), files.tuned(tmp_path / "films")], tmp_path)
+        assert [name for name in SECTIONS if f'<section id="{name}">' in page] == [*SECTIONS]
+        scores = section(page, "scores")
+        assert "films is better than svm, the best of the simple baselines, by 0.1000 (p = 0.01)" in scores
+        assert "0.8800 to 0.9200 (2 seeds, std 0.0100)" in scores and "not run: bilstm (not asked for)" in scores
+        ran = section(page, "ran")
+        assert "somefamily" in ran and "64 wide, 2 layers, 4 heads, vocabulary 500" in ran and "32 then 128" in ran
+        assert "masked, rate 0.15" in ran and "54,321" in ran and "lora, 500 of 1,000 parameters trained" in ran
+        assert "10, each of 16 examples; weights of step 10" in ran
+        assert "loss of pre-training" in section(page, "learning") and "accuracy on dev" in section(page, "learning")
+        wrong = section(page, "mistakes")
+        assert "4 of 6 are right" in wrong and "a quiet joy 0" in wrong and "(90% sure)" in wrong
+        assert "cat (not dog)" in section(page, "samples")
+        cost = section(page, "cost")
+        assert "together" in cost and "Strubell et al., 2019" in cost and "driving a car for 1.6 m" in cost
+        assert "books" in section(page, "data") and "f00d" in section(page, "data")
+        assert "en 99.0%, unknown 1.0%" in section(page, "data") and "es 0.0%" not in section(page, "data")
+        assert f"pretune pretrain --config {tmp_path / 'books' / 'run.json'}" in section(page, "repeat")
+        assert "pretune prepare books --out data" in section(page, "repeat")
+
+    def test_commands_that_repeat_it_can_be_typed(self, tmp_path: Path) -> None:
+        """The card says DATA for where it lies; the page knows the place, and quotes names whole."""
+        run = files.pretrained(tmp_path / "my runs" / "böoks")
+        data = tmp_path / "my runs" / "data"
+        card = json.loads((data / "card.json").read_text())
+        command = "pretune prepare 'my texts' --tokenizer DATA/tokenizer --out DATA --holdout 0.1"
+        files.write(data / "card.json", {**card, "command": command})
+        out = tmp_path / "my page.html"
+        for tokenizer in (data / "tokenizer", run):  # that of the run, where it has one
+            report([run], out)
+            lines = re.findall(r"pretune .*", section(out.read_text(), "repeat").split("On a CPU")[0])
+            prepare, pretrain, again = map(shlex.split, lines)
+            texts = ["pretune", "prepare", "my texts"]
+            assert prepare == [*texts, "--tokenizer", str(tokenizer), "--out", str(data), "--holdout", "0.1"]
+            assert pretrain[-2:] == ["--out", f"{run}-again"] and "'-again" not in out.read_text()
+            assert again == ["pretune", "report", str(run), "--out", str(out)]
+            (run / "tokenizer.json").write_text("{}")
+
+    def test_sections_without_data_are_left_out(self, tmp_path: Path) -> None:
+        run = files.pretrained(tmp_path / "books", finished=False, samples=False, card=False)
+        page = made([run], tmp_path)
+        assert re.findall(r'<section id="(\w+)">', page) == ["ran", "learning", "data", "repeat"]
+        assert re.findall(r'<a href="#(\w+)">', page) == ["ran", "learning", "data", "repeat"]
+        assert "its data card is not there any more" in section(page, "data") and "not finished" in section(page, "ran")
+        (run / "metrics.jsonl").unlink()
+        assert '<section id="learning">' not in made([run], tmp_path)
+
+    def test_predictions_without_answers(self, tmp_path: Path) -> None:
+        run = files.tuned(tmp_path / "films")
+        files.lines(run / "predictions.jsonl", [{"split": "test", "id": "0", "label": "bad"}])
+        assert '<section id="mistakes">' not in made([run], tmp_path)
+        (run / "predictions.jsonl").unlink()
+        assert '<section id="mistakes">' not in made([run], tmp_path)
+
+    def test_fine_tuning_at_work(self, tmp_path: Path) -> None:
+        run = files.tuned(tmp_path / "films")
+        (run / "scores.json").unlink()
+        (run / "cost.json").unlink()
+        page = made([run], tmp_path)
+        assert '<section id="scores">' not in page
+        assert "lora" in section(page, "ran") and "not finished" in section(page, "ran")
+
+    def test_settings_that_are_left_to_the_run(self, tmp_path: Path) -> None:
+        """A fine-tuned run has no longest sequence in its settings unless one was given."""
+        run = files.tuned(tmp_path / "films")
+        tree = json.loads((run / "run.json").read_text())
+        files.write(run / "run.json", {**tree, "data": {"max_length": None}})
+        assert '<section id="scores">' in made([run], tmp_path)
+
+    def test_columns_without_a_value_are_left_out(self, tmp_path: Path) -> None:
+        scores = section(made([files.tuned(tmp_path / "films", baselines=[])], tmp_path), "scores")
+        assert "better by" not in scores and "interval over seeds" in scores
+
+    def test_long_notes_are_folded(self, tmp_path: Path) -> None:
+        short, long = (made([files.tuned(tmp_path / "films", notes=["x" * size])], tmp_path) for size in (20, 2000))
+        for page, size in ((short, 20), (long, 2000)):
+            folded = re.findall(r"<details>.*?</details>", page)
+            assert any("x" * size in one for one in folded)  # with what is said of intervals it is long anyway
+        assert joined([notes("short")]).html == note("short").html
+
+    def test_one_is_not_plural(self, tmp_path: Path) -> None:
+        result = {"split": "test", "examples": 1, "score": 1.0, "std": None, "low": None, "high": None, "seeds": [0]}
+        page = made([files.tuned(tmp_path / "films", result={**result, "each": [1.0]})], tmp_path)
+        assert "accuracy on 1 example of test" in page and "1 examples" not in page
+
+    def test_the_loss_is_that_of_the_model_that_is_kept(self, tmp_path: Path) -> None:
+        run = files.tuned(tmp_path / "films")
+        (run / "metrics.jsonl").unlink()
+        for name, seed in (("a", 3), ("b", 0)):  # the second is the one that scores.json names
+            files.write(run / "trials" / name / "trial.json", {"lr": 1e-3, "seed": seed, "labels": 40})
+            files.lines(run / "trials" / name / "metrics.jsonl", [{"step": 70 + seed, "loss": 0.5}])
+        assert [line["step"] for one in gather(run) if isinstance(one, Ran) for line in one.lines] == [70]
+
+    def test_pretraining_alone_begins_with_what_was_run(self, tmp_path: Path) -> None:
+        page = made([files.pretrained(tmp_path / "books")], tmp_path)
+        assert re.findall(r'<section id="(\w+)">', page)[0] == "ran"
+
+
+class TestScores:
+    """Numbers beside each other."""
+
+    def test_several_runs_in_one_table(self, tmp_path: Path) -> None:
+        """Sorted, baselines once, one verdict: a run that loses to the baseline does not make it the one to use."""
+        weak, strong = files.tuned(tmp_path / "b", score=0.7, p=0.97), files.tuned(tmp_path / "a")
+        middle = files.tuned(tmp_path / "c", score=0.85)
+        page = made([weak, strong, middle], tmp_path)
+        scores = section(page, "scores")
+        assert scores.count("films: accuracy on 6 examples of test") == 1
+        rows = [html.unescape(re.sub(r"<[^>]+>", "", row)) for row in re.findall(r'<th scope="row">(.*?)</th>', page)]
+        assert rows[:4] == ["a", "c", "svm (baseline)", "b"]
+        assert '<span class="best">0.9000</span>' in page and page.count('class="best"') == 1
+        assert "the one to use" not in scores and scores.count("the best of the simple baselines") == 1
+        assert "a is better than svm" in scores and "+0.1000 (+0.0500 to +0.1500)" in scores
+
+    def test_a_baseline_that_is_the_best(self, tmp_path: Path) -> None:
+        runs = [files.tuned(tmp_path / name, score=score, p=1.0) for name, score in (("b", 0.6), ("a", 0.7))]
+        page = made(runs, tmp_path)
+        assert section(page, "scores").count("the one to use") == 1
+        assert '<span class="best">0.8000</span>' in page and page.count('class="best"') == 1
+
+    def test_the_best_baseline_of_another_run(self, tmp_path: Path) -> None:
+        """It was not compared with the best run: no claim beyond the scores."""
+        runs = [files.tuned(tmp_path / "a", baselines=[]), files.tuned(tmp_path / "b", score=0.7, p=0.97)]
+        scores = section(made(runs, tmp_path), "scores")
+        assert "the one to use" not in scores and "a is ahead of svm by 0.1000" in scores
+
+    def test_other_examples_are_another_test_set(self, tmp_path: Path) -> None:
+        runs = [files.tuned(tmp_path / "a"), files.tuned(tmp_path / "b", score=0.7, p=0.97)]
+        files.lines(runs[1] / "predictions.jsonl", [files.said(number, right=True) for number in range(3, 9)])
+        assert section(made(runs, tmp_path), "scores").count("films: accuracy on 6 examples of test") == 2
+
+    def test_what_cannot_be_told_apart(self, tmp_path: Path) -> None:
+        page = made([files.tuned(tmp_path / "a", score=0.81, p=0.4)], tmp_path)
+        assert "cannot be told apart (p = 0.4)" in section(page, "scores")
+
+    def test_different_baselines_of_a_name(self, tmp_path: Path) -> None:
+        runs = [files.tuned(tmp_path / "a"), files.tuned(tmp_path / "b", baseline=0.75)]
+        scores = section(made(runs, tmp_path), "scores")
+        assert "svm, a (baseline)" in scores and "svm, b (baseline)" in scores
+
+    def test_tasks_have_tables_of_their_own(self, tmp_path: Path) -> None:
+        page = made([files.tuned(tmp_path / "a"), files.tuned(tmp_path / "b", task="news")], tmp_path)
+        assert "films: accuracy" in section(page, "scores") and "news: accuracy" in section(page, "scores")
+
+    def test_tables_of_ones_own_have_the_name_of_the_file_that_judges(self, tmp_path: Path) -> None:
+        def own(name: str, train: str, test: str | None) -> Path:
+            run = files.tuned(tmp_path / name, task="own")
+            tree = json.loads((run / "run.json").read_text())
+            files.write(run / "run.json", {**tree, "task": {"name": None, "train": train, "test": test}})
+            return run
+
+        few, many = own("few", "few.csv", "in/test.csv"), own("many", "many.csv", "in/test.csv")
+        page = made([few, many, own("news", "in/news.csv", None)], tmp_path)
+        scores = section(page, "scores")
+        assert scores.count("test.csv: accuracy") == 1 and scores.count("news.csv: accuracy") == 1
+        assert "few and many, the best two of 2 runs" in scores
+        assert all(f"{file} (classification)" in section(page, "ran") for file in ("few.csv", "many.csv"))
+
+    def test_a_curve(self, tmp_path: Path) -> None:
+        points = [
+            {
+                "labels": n,
+                "score": s,
+                "std": 0.1,
+                "low": s - 0.1,
+                "high": s + 0.1,
+                "each": [s, s],
+                "baselines": {"svm": 0.5},
+            }
+            for n, s in ((50, 0.6), (200, 0.7))
+        ]
+        found = section(made([files.tuned(tmp_path / "a", curve=points)], tmp_path), "labels")
+        assert "accuracy by labels" in found and "svm" in found
+
+    @pytest.mark.parametrize(
+        ("kind", "lines", "words"),
+        [
+            ("regression", [{"gold": 1.0, "score": 3.5}, {"gold": 4.0, "score": 4.1}], ["2 examples", "said 3.5"]),
+            (
+                "tagging",
+                [{"gold": ["A", "B"], "tags": ["A", "A"], "words": ["x", "y"]}],
+                ["1 of 2 tags", "y: A, right"],
+            ),
+            ("generation", [{"gold": "one", "text": "two"}, {"gold": "b", "text": "B"}], ["1 of 2 are right", "two"]),
+            ("span", [{"gold": ["one", "1"], "text": "1"}, {"gold": [], "text": "x"}], ["1 of 2 are", "nothing"]),
+        ],
+    )
+    def test_mistakes_of_every_kind(
+        self, kind: str, lines: list[dict[str, object]], words: list[str], tmp_path: Path
+    ) -> None:
+        run = files.tuned(tmp_path / "a", kind=kind)
+        files.lines(run / "predictions.jsonl", [{"split": "test", "id": str(n), **one} for n, one in enumerate(lines)])
+        text = " ".join(section(made([run], tmp_path), "mistakes").split())
+        assert all(word in text for word in words), text
+
+    def test_many_classes_are_a_list(self, tmp_path: Path) -> None:
+        run = files.tuned(tmp_path / "a")
+        lines = [{"split": "test", "id": str(n), "label": f"l{n}", "gold": f"l{n + 1}"} for n in range(20)]
+        files.lines(run / "predictions.jsonl", lines)
+        page = made([run], tmp_path)
+        assert "how often" in section(page, "mistakes") and 'class="confusion"' not in page
+
+
+class TestSuites:
+    """Averages over separate runs."""
+
+    def runs(self, tmp_path: Path, tasks: Iterable[str], method: str = "lora", **changes: object) -> list[Path]:
+        made: list[Path] = []
+        for number, task in enumerate(tasks):
+            run = files.tuned(tmp_path / f"{method}-{task}", task=task, score=0.5 + number / 100, **changes)
+            tree = json.loads((run / "run.json").read_text())
+            files.write(run / "run.json", {**tree, "method": {"kind": method}})
+            made.append(run)
+        return made
+
+    def test_the_average_of_nine_runs(self, tmp_path: Path) -> None:
+        page = made(self.runs(tmp_path, GLUE), tmp_path)
+        assert "GLUE: average of 9 tasks" in section(page, "scores") and "books, lora" in section(page, "scores")
+        assert f"{0.5 + sum(range(9)) / 900:.4f}" in section(page, "scores")
+
+    def test_years_of_similarity(self, tmp_path: Path) -> None:
+        scores = section(made(self.runs(tmp_path, SUITES["sts12-16"], metric="spearman"), tmp_path), "scores")
+        assert "average of 5 tasks" in scores and "0.5200" in scores
+
+    def test_missing_tasks_are_named(self, tmp_path: Path) -> None:
+        scores = section(made(self.runs(tmp_path, GLUE[:-1]), tmp_path), "scores")
+        assert "average of" not in scores and re.search(r"no GLUE average without wnli\b", scores)
+        few = section(made(self.runs(tmp_path / "few", GLUE[:2]), tmp_path), "scores")
+        assert "GLUE" not in few
+
+    def test_methods_are_not_mixed(self, tmp_path: Path) -> None:
+        runs = [*self.runs(tmp_path, GLUE[:5]), *self.runs(tmp_path, GLUE[5:], "full")]
+        assert "average of" not in section(made(runs, tmp_path), "scores")
+
+
+class TestResults:
+    """Folders with results.json."""
+
+    def test_a_table_and_a_chart(self, tmp_path: Path) -> None:
+        files.pretrained(tmp_path / "all" / "books")
+        more = {"title": "What it bought", "story": ["It pays."], "runs": ["books"], "command": "pretune quickstart"}
+        stages = [{"name": "pre-train", "seconds": 61, "about": "words are hidden", "notes": ["some were left out"]}]
+        folder = files.results(tmp_path / "all", metric="accuracy", examples=1000, stages=stages, **more)
+        page = made([folder], tmp_path)
+        assert "<h1>What it bought</h1>" in page and "It pays." in page
+        assert "0.850 ± 0.025" in section(page, "scores") and "1,000 labels" in section(page, "scores")
+        assert "accuracy by labels" in section(page, "labels")
+        assert "words are hidden" in section(page, "ran") and "somefamily" in section(page, "ran")
+        assert "some were left out" in section(page, "ran")
+        assert "of the table" not in section(page, "cost") and "not what preparing text" in section(page, "cost")
+        assert "pretune quickstart" in section(page, "repeat")
+
+    def test_runs_that_are_not_shown_are_in_the_cost(self, tmp_path: Path) -> None:
+        shown = files.tuned(tmp_path / "all/full")
+        folder = files.results(tmp_path / "all", runs=["full"])
+        before = made([folder], tmp_path)
+        for name in ("tuned/a", "tuned/b"):
+            files.tuned(folder / name)
+        files.write(folder / "tuned/c/cost.json", {})  # of no run
+        page = made([folder], tmp_path)
+        one = json.loads((shown / "cost.json").read_text())
+        assert "2 other runs of the table" in section(page, "cost") and "together" in section(page, "cost")
+        assert f"<b>{weight(one['co2e_kg'])}</b>" in before and f"<b>{weight(3 * one['co2e_kg'])}</b>" in page
+        page = made([folder, folder / "tuned/a"], tmp_path)
+        assert "1 other run of the table" in section(page, "cost") and f"<b>{weight(3 * one['co2e_kg'])}</b>" in page
+
+    def test_the_lead_over_the_best_baseline(self, tmp_path: Path) -> None:
+        """Not over random weights, which may be those of a smaller model."""
+        groups = {"r": (0.5, "random"), "s": (0.6, "baseline"), "b": (0.7, "pretrained"), "c": (0.75, "pretrained")}
+        rows = [
+            {"method": name, "labels": 10, "mean": mean, "seeds": 1, "group": group}
+            for name, (mean, group) in groups.items()
+        ]
+        assert "<b>+0.150</b>" in made([files.results(tmp_path / "all", rows)], tmp_path)
+        without = [row for row in rows if row["group"] != "baseline"]
+        assert "<b>+" not in made([files.results(tmp_path / "all", without)], tmp_path)
+
+    def test_what_is_more_than_chance_is_marked(self, tmp_path: Path) -> None:
+        means = {"counts": 0.70, "a": 0.80, "b": 0.72, "c": 0.60}
+        groups = {"counts": "baseline", "a": "pretrained", "b": "pretrained", "c": "random"}
+        rows = [{"method": m, "labels": 10, "mean": mean, "seeds": 1, "group": groups[m]} for m, mean in means.items()]
+        shown = section(
+            made([files.results(tmp_path / "a", rows, metric="accuracy", examples=1000)], tmp_path), "scores"
+        )
+        assert "0.800 ▲" in shown and "0.600 ▼" in shown and "two standard errors of 1,000 examples" in shown
+        assert not {"0.720 ▲", "0.720 ▼", "0.700 ▲"} & {shown[at : at + 7] for at in range(len(shown))}
+        for more in ({"metric": "f1", "examples": 1000}, {"metric": "accuracy"}):  # no shares, or of nobody knows what
+            assert "▲" not in made([files.results(tmp_path / "b", rows, **more)], tmp_path)
+        few = made([files.results(tmp_path / "c", rows, metric="accuracy", examples=20)], tmp_path)
+        assert "0.800 ▲" not in few and "0.800" in few
+
+    def test_a_bare_list(self, tmp_path: Path) -> None:
+        files.write(tmp_path / "a" / "results.json", [{"method": "full", "labels": 10, "mean": 0.5, "seeds": 1}])
+        assert "0.500" in section(made([tmp_path / "a"], tmp_path), "scores")
+
+    def test_intervals(self) -> None:
+        assert half({"mean": 0.5, "seeds": 1, "std": 0.1}) is None
+        assert half({"low": 0.4, "high": 0.6}) == pytest.approx(0.1)
+        assert half({"each": [0.90, 0.91, 0.92]}) == pytest.approx(0.0248, abs=1e-4)
+        assert half({"std": 0.01, "seeds": [0, 1, 2]}) == pytest.approx(0.0248, abs=1e-4)
+
+    @pytest.mark.parametrize(
+        ("rows", "fault"),
+        [
+            ([], "no rows"),
+            ([{"labels": 1, "mean": 1}], "rows.0.method"),
+            ([{"method": "a", "labels": 1, "mean": "x"}], "'rows.0.mean' is 'x'"),
+            ([{"method": "a", "labels": 1, "mean": 1, "seeds": "x"}], "'rows.0.seeds' is 'x'"),
+        ],
+    )
+    def test_rows_that_are_wrong(self, rows: list[dict[str, object]], fault: str, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match=re.escape(fault)):
+            made([files.results(tmp_path / "a", rows)], tmp_path)
+
+    def test_runs_that_are_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match=r"gone/run.json: no such file"):
+            made([files.results(tmp_path / "a", runs=["gone"])], tmp_path)
+        with pytest.raises(DataError, match="'runs' is 'gone'"):
+            made([files.results(tmp_path / "a", runs="gone")], tmp_path)
+
+
+class TestSafety:
+    """What data say is text and nothing else."""
+
+    def test_everything_is_escaped(self, tmp_path: Path) -> None:
+        run = files.tuned(tmp_path / "films", task=NASTY, notes=[NASTY], not_run={NASTY: NASTY}, metric=NASTY)
+        files.lines(run / "predictions.jsonl", [{**files.said(0, right=False, text=NASTY), "label": NASTY}])
+        books = files.pretrained(tmp_path / "books")
+        files.lines(books / "metrics.jsonl", [{"step": 1, "sample": f"{NASTY} → {NASTY}"}])
+        row = {"method": NASTY, "labels": 5, "mean": 0.5, "seeds": 1, "about": NASTY}
+        told = {"title": NASTY, "story": NASTY, "command": NASTY, "task": NASTY, "metric": NASTY}
+        page = made([files.results(tmp_path / "all", [row], **told), run, books], tmp_path)
+        assert "<script" not in page and "\x1b" not in page and "\u202e" not in page
+        assert page.count("&lt;script&gt;") > 10
+        assert "script" not in checked(page).seen
+
+    def test_nothing_is_fetched(self, tmp_path: Path) -> None:
+        page = made([files.pretrained(tmp_path / "books"), files.tuned(tmp_path / "films")], tmp_path)
+        found = checked(page)
+        assert all(link.startswith("#") for link in found.links) and not {"script", "link", "img"} & set(found.seen)
+        assert "http" not in page and "url(" not in page and "@import" not in page
+
+    def test_the_same_input_gives_the_same_bytes(self, tmp_path: Path) -> None:
+        runs = [files.pretrained(tmp_path / "books"), files.tuned(tmp_path / "films")]
+        assert made(runs, tmp_path) == made(runs, tmp_path)
+
+    def test_what_stands_between_backticks_is_code(self, tmp_path: Path) -> None:
+        page = made([files.tuned(tmp_path / "films", notes=["`a < b`", "one ` alone"])], tmp_path)
+        assert "<code>a &lt; b</code>" in page and "one ` alone" in page
+
+    def test_a_run_given_twice_is_shown_once(self, tmp_path: Path) -> None:
+        run = files.pretrained(tmp_path / "books")
+        assert "together" not in section(made([run, run], tmp_path), "cost")
+
+
+class TestFaults:
+    """One line that says what is wrong."""
+
+    @pytest.mark.parametrize(
+        ("name", "content", "kind", "fault"),
+        [
+            (None, "", UsageError, "no such directory"),
+            ("other.txt", "", UsageError, "no run.json and no results.json"),
+            ("run.json", "{", CheckpointError, "run.json"),
+            ("results.json", "{", DataError, "results.json"),
+        ],
+    )
+    def test_what_is_no_run(
+        self, name: str | None, content: str, kind: type[PretuneError], fault: str, tmp_path: Path
+    ) -> None:
+        if name is not None:
+            (tmp_path / "run").mkdir()
+            (tmp_path / "run" / name).write_text(content)
+        with pytest.raises(kind, match=fault) as told:
+            made([tmp_path / "run"], tmp_path)
+        assert "\n" not in str(told.value) and not (tmp_path / "report.html").exists()
+
+    def test_scores_and_predictions_that_are_damaged(self, tmp_path: Path) -> None:
+        run = files.tuned(tmp_path / "films")
+        (run / "predictions.jsonl").write_text('{"split": "test"}\nhalf')
+        with pytest.raises(CheckpointError, match=r"predictions.jsonl:2: "):
+            made([run], tmp_path)
+        scores = json.loads((run / "scores.json").read_text())
+        del scores["baselines"]
+        files.write(run / "scores.json", scores)
+        with pytest.raises(CheckpointError, match=r"scores.json: .*baselines"):
+            made([run], tmp_path)
+
+    @pytest.mark.parametrize(
+        ("name", "path"), [("run.json", "train"), ("cost.json", "flops"), ("scores.json", "result")]
+    )
+    def test_files_that_lack_something(self, name: str, path: str, tmp_path: Path) -> None:
+        run = files.tuned(tmp_path / "films")
+        tree = json.loads((run / name).read_text())
+        del tree[path]
+        files.write(run / name, tree)
+        with pytest.raises(CheckpointError, match=rf"{name}: .*{path}"):
+            made([run], tmp_path)
+
+    def test_no_runs_and_no_file(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="at least one directory"):
+            report([], tmp_path / "a.html")
+        with pytest.raises(UsageError, match="is a directory"):
+            report([files.pretrained(tmp_path / "books")], tmp_path)
+
+
+class TestCharts:
+    """Lines and numbers of axes."""
+
+    def test_long_lines_are_thinned(self) -> None:
+        found = thinned(Series("a", tuple((float(n), 1.0) for n in range(10_000))))
+        assert len(found.points) == MOST and {y for _, y in found.points} == {1.0} and found.points[-1][0] == 9999
+
+    @pytest.mark.parametrize("values", [(0.0, 0.0), (1e-9, 2e-9), (-5.0, 1e6), (0.5, 0.5)])
+    def test_any_range_has_an_axis(self, values: tuple[float, float]) -> None:
+        chart = line_chart([Series("a", ((1.0, values[0]), (2.0, values[1])))], x="step", y="loss")
+        checked(chart.html)
+        assert "nan" not in chart.html and "inf" not in chart.html
+
+    def test_numbers_of_an_axis_are_few(self) -> None:
+        for high in (0.003, 1, 7, 99, 12345):
+            assert 3 <= len(ticks(0, high)) <= 7
+
+    def test_many_intervals_are_whiskers_side_by_side(self) -> None:
+        series = [Series(str(n), ((1, 0.5), (2, 0.6)), ((1, 0.4, 0.6), (2, 0.5, 0.7)), n) for n in range(3)]
+        few = line_chart(series[:2], x="labels", y="score").html
+        many = line_chart(series, x="labels", y="score").html
+        assert few.count("band c") == 2 and "whisker" not in few
+        assert many.count("whisker c") == 6 and "band c" not in many
+        assert len(set(re.findall(r'x1="([\d.]+)" x2="[\d.]+" y1="[\d.]+" y2="[\d.]+"', many))) >= 6
+
+    def test_steps_are_whole(self) -> None:
+        chart = line_chart([Series("a", ((0, 1.0), (2, 2.0)))], x="step", y="loss").html
+        assert re.findall(r'class="middle"[^>]*>([^<]+)<', chart) == ["0", "1", "2"]
+
+    def test_labels_do_not_overlap(self) -> None:
+        counts = [100, 110, 120, 1000, 1050]
+        chart = line_chart([Series("a", tuple((n, 0.5) for n in counts))], x="labels", y="score", log=True).html
+        places = [float(one) for one in re.findall(r'class="middle" x="([\d.]+)"', chart)]
+        assert len(places) == 2 and places[1] - places[0] > 40
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed (apt install chromium)")
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1100])
+def test_the_page_in_a_browser(theme: str, width: int, tmp_path: Path) -> None:
+    """Chromium draws it: in the theme that is asked for, with colours in its charts, no wider than a phone."""
+    from matplotlib import image
+
+    runs = [files.pretrained(tmp_path / "books"), files.tuned(tmp_path / "films")]
+    page = report([files.results(tmp_path / "all"), *runs], tmp_path / "report.html")
+    picture = tmp_path / "page.png"
+    assert BROWSER is not None
+    subprocess.run(
+        [
+            BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+            f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},2600",
+            f"--blink-settings=preferredColorScheme={0 if theme == 'dark' else 1}", f"--screenshot={picture}",
+            page.as_uri(),
+        ],
+        check=True, capture_output=True, timeout=120,
+    )  # fmt: skip
+    seen = image.imread(picture)[..., :3]
+    assert seen.shape[1] == width
+    corner, ink = seen[2, 2].mean(), seen.reshape(-1, 3).mean(1)
+    assert corner > 0.95 if theme == "light" else corner < 0.15
+    assert (abs(ink - corner) > 0.5).mean() > 0.005  # there is writing
+    assert (seen.max(-1) - seen.min(-1) > 0.35).any()  # and there are colours: links, lines
+    assert (abs(seen[:, -6:] - corner).max(axis=(1, 2)) > 0.3).sum() < 5  # nothing runs over the right edge
+
+
+def test_a_curve_is_told_in_words() -> None:
+    point = {"labels": 1200, "score": 0.8, "std": 0.01, "low": 0.7, "high": 0.9, "each": [0.79, 0.81]}
+    curve = [{**point, "baselines": {"svm": 0.75}}, {**point, "std": None, "baselines": {}}]
+    told = [*facts.told({"notes": [], "not_run": {}, "forgetting": None, "curve": curve})]
+    assert told == [
+        "learnt from 1,200 labels: 0.8000 (0.7000 to 0.9000 (2 seeds, std 0.0100); svm 0.7500)",
+        "learnt from 1,200 labels: 0.8000",
+    ]

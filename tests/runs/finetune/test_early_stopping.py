@@ -1,0 +1,103 @@
+"""Choices on dev: training ends when the official metric has not risen for a while, and the best weights are kept."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pretune.runs.finetune import trial
+from pretune.runs.finetune.early_stopping import Judging
+from pretune.runs.finetune.finetuned_run import FineTuned
+from pretune.runs.finetune.sweep import finetune
+from pretune.training.train_state import State
+
+RISING = [0.2, 0.9, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]
+LATER = [0.2, 0.3, 0.4, 0.9, 0.5, 0.4, 0.3, 0.2]
+
+
+class Told:
+    """A loop as far as judging looks at it."""
+
+    def __init__(self) -> None:
+        self.state = State()
+
+
+@pytest.mark.parametrize(("patience", "ends"), [(1, 3), (2, 4), (3, 5), (None, None)])
+def test_it_ends_when_nothing_better_comes(patience: int | None, ends: int | None) -> None:
+    weight = torch.zeros(1)
+    judging, loop = Judging(trained={"w": weight}, unfreezing=[], patience=patience), Told()
+    over: list[int] = []
+    for step, score in enumerate(RISING, start=1):
+        loop.state.step = step
+        weight.fill_(step)
+        judging.told(loop, {"f1": score, "loss": 1 - score})  # type: ignore[arg-type]  # the first is the official one
+        over += [step] if judging.over() else []
+    assert over[:1] == ([] if ends is None else [ends])
+    assert judging.best_step == loop.state.best_step == 2 and judging.stale == 6
+    assert not judging.over() or patience is not None
+    judging.take_best()
+    assert weight.item() == 2
+
+
+def test_of_equal_scores_the_first_is_the_best() -> None:
+    weight = torch.zeros(1)
+    judging, loop = Judging(trained={"w": weight}, unfreezing=[], patience=2), Told()
+    for step in (1, 2, 3):
+        loop.state.step = step
+        weight.fill_(step)
+        judging.told(loop, {"f1": 0.5})  # type: ignore[arg-type]
+    judging.take_best()
+    assert judging.best_step == weight.item() == 1 and judging.over()
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What dev says by the official metric, evaluation after evaluation; every other number says the opposite."""
+    told: list[float] = []
+    real = trial.scored
+
+    def scored(*given: Any) -> dict[str, float]:
+        score = told.pop(0) if told else 0.5
+        return {name: 1 - score if number else score for number, name in enumerate(real(*given))}
+
+    monkeypatch.setattr(trial, "scored", scored)
+    return told
+
+
+def learnt(base: Path, table: Path, out: Path, **changes: Any) -> tuple[FineTuned, dict[str, Any]]:
+    usual = {"train.eval_every": 1, "train.schedule": {"kind": "constant"}, "train.log_every": 50}
+    more = {name.replace("_", ".", 1): value for name, value in changes.items()}
+    run = finetune(base, train=table, out=out, steps=8, lr=1e-3, baselines="none", changes={**usual, **more})
+    return run, run.scores["trials"][0]
+
+
+def test_a_run_ends_early_and_keeps_its_best(base: Path, table: Path, tmp_path: Path, said: list[float]) -> None:
+    said[:] = RISING
+    early, found = learnt(base, table, tmp_path / "early", train_patience=2)
+    assert (found["steps"], found["best_step"]) == (4, 2)
+    assert [point["dev"] for point in found["course"]] == RISING[:4]
+    said[:] = RISING
+    whole, found = learnt(base, table, tmp_path / "whole")
+    assert (found["steps"], found["best_step"]) == (8, 2)
+    said[:] = LATER
+    later, found = learnt(base, table, tmp_path / "later")
+    assert (found["steps"], found["best_step"]) == (8, 4)
+    kept = [(run.path / "model.safetensors").read_bytes() for run in (early, whole, later)]
+    assert kept[0] == kept[1] != kept[2]  # the weights of the best step, whenever it ended
+
+
+def test_of_several_seeds_the_best_on_dev_is_the_run(
+    base: Path, table: Path, tmp_path: Path, said: list[float]
+) -> None:
+    said[:] = [score for score in (0.3, 0.8, 0.5) for _ in range(3)]  # judged once, then dev and test
+    run = finetune(base, train=table, out=tmp_path / "run", steps=1, seeds=3, lr=1e-3, baselines="none")
+    assert [len(one["course"]) for one in run.scores["trials"]] == [1, 1, 1] and not said
+    assert run.scores["model"]["seed"] == 1 and run.scores["result"]["each"] == [0.3, 0.8, 0.5]
+    told = {path.parent.name: path.read_bytes() for path in run.path.glob("trials/*/predictions.jsonl")}
+    same = [name for name, text in told.items() if text == (run.path / "predictions.jsonl").read_bytes()]
+    assert len(told) == 3 and same == ["labels-all-lr-0.001-seed-1"]
+    lines = [json.loads(line) for line in (run.path / "predictions.jsonl").read_text().splitlines()]
+    for line, one in zip(lines, run.predict([line["input"] for line in lines]), strict=True):
+        assert line["probabilities"] == pytest.approx(one["probabilities"], abs=1e-5)

@@ -1,0 +1,125 @@
+"""Forgetting: what a model is asked, how far it has moved, and data that do not fit it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pretune.adaptation.adapted import adapt
+from pretune.adaptation.freeze import Frozen, Full
+from pretune.adaptation.gradual_unfreezing import Gradual
+from pretune.adaptation.heads.classification import Classification
+from pretune.adaptation.methods import METHODS
+from pretune.adaptation.peft.bitfit import Bitfit
+from pretune.core import config
+from pretune.core.errors import DataError, UsageError
+from pretune.data.prepare import prepare
+from pretune.models.families import FAMILIES
+from pretune.models.model import LanguageModel, build
+from pretune.runs.finetune.adapted_model import base_model
+from pretune.runs.finetune.config import Base
+from pretune.runs.finetune.forgetting import Memory, objective_of
+from pretune.text.tokenizer import train
+from pretune.training.distributed import Ranks
+from tests.contracts.tiny import tiny
+from tests.runs import tasked
+
+CPU = Ranks(torch.device("cpu"))
+ASKED = {
+    "bert": "masked",  # the pairs of its paper are left out
+    "roberta": "masked",
+    "xlnet": "permuted",
+    "gpt2": "causal",
+    "llama": "causal",
+    "t5": "span_corruption",
+    "bart": "denoising",
+    "mass": "masked_seq2seq",
+    "electra": "masked",  # without the partner that replaces tokens
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_is_asked_what_it_was_taught(family: str) -> None:
+    body = build(tiny(family))
+    found = objective_of(body)
+    assert body.shape in found.shapes and found.pairs in (None, "kept")
+    assert config.kind(found) == ASKED.get(family, config.kind(found))
+
+
+@pytest.fixture(scope="module")
+def data(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text with the model's own tokenizer."""
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "text.txt").write_text("\n\n".join(tasked.corpus()))
+    return prepare([folder / "text.txt"], tokenizer=base, out=folder / "data", holdout=0.2, workers=0).path
+
+
+def body_of(base: Path) -> LanguageModel:
+    return base_model(Base(path=str(base)), seed=0).eval()
+
+
+def test_the_distance_is_relative_to_the_weights(base: Path, data: Path) -> None:
+    body = body_of(base)
+    memory = Memory(body, body_of(base), str(data), CPU, None, Full())
+    still = memory.compare()
+    assert still["distance"] == still["difference"] == 0 and still["objective"] == "Masked"
+    assert still["before"] == still["after"] and still["before"]["loss"] > 1
+    with torch.no_grad():
+        for name, parameter in body.named_parameters():
+            parameter.mul_(1.1 if name.startswith("encoder.") else 1.0)
+    moved = memory.compare()
+    assert moved["by_part"]["encoder.0"] == pytest.approx(0.1, rel=1e-4)
+    assert moved["by_part"]["heads"] == 0 and 0 < moved["distance"] < 0.1
+    assert moved["difference"] == moved["after"]["loss"] - moved["before"]["loss"] != 0
+
+
+@pytest.mark.parametrize("name", ["prefix", "prompt", "lora", "qlora", "ia3", "bitfit"])
+def test_before_is_the_model_as_it_was_pretrained(name: str, base: Path, data: Path) -> None:
+    """What a method puts into a model, and what 4 bits round off, counts as forgotten; and what merges has moved."""
+    body, method = body_of(base), METHODS.get(name)(**({"count": 4} if name in ("prefix", "prompt") else {}))
+    assert not isinstance(method, Full | Frozen | Gradual)
+    trained = method.apply(adapt(body, Classification(classes=2)).model)  # which shares the blocks
+    memory = Memory(body, body_of(base), str(data), CPU, None, method)
+    new = memory.compare()
+    assert new["before"] == memory._loss(body_of(base))
+    assert (new["difference"] == 0) == (name not in ("prefix", "qlora"))
+    assert (new["distance"] == 0) == (name != "qlora")
+    with torch.no_grad():
+        for path, parameter in body.named_parameters():
+            parameter.add_(0.1 if path in trained else 0.0)
+    found = memory.compare()
+    assert (found["distance"] == new["distance"]) == (not method.merges)
+    if method.merges:
+        method.merge(body)
+        again = Memory(body, body_of(base), str(data), CPU, None, Full()).compare()
+        assert again["distance"] == pytest.approx(found["distance"])
+        assert again["by_part"] == pytest.approx(found["by_part"])
+
+
+def test_biases_that_were_not_there_have_moved_from_zero(tmp_path: Path) -> None:
+    folder = tasked.make_base(tmp_path, "t5-small", kind="unigram", style="sentinels")
+    (tmp_path / "text.txt").write_text("\n\n".join(tasked.corpus()))
+    text = prepare([tmp_path / "text.txt"], tokenizer=folder, out=tmp_path / "data", holdout=0.2, workers=0).path
+    body, method = body_of(folder), Bitfit()
+    trained = method.apply(adapt(body, Classification(classes=2)).model)
+    memory = Memory(body, body_of(folder), str(text), CPU, None, method)
+    assert memory.compare()["distance"] == 0
+    with torch.no_grad():
+        for path, parameter in body.named_parameters():
+            parameter.add_(0.1 if path in trained else 0.0)
+    found = memory.compare()
+    assert found["distance"] > 0 and found["by_part"]["encoder.0"] > found["by_part"]["embeddings"] == 0
+
+
+def test_what_does_not_fit_is_told(base: Path, data: Path, tmp_path: Path) -> None:
+    body = body_of(base)
+    other = tmp_path / "tokenizer"
+    train("wordpiece", [text.upper() + " other words" for text in tasked.corpus()], vocab=200).save(other)
+    (tmp_path / "text.txt").write_text("\n\n".join(tasked.corpus()))
+    elsewhere = prepare([tmp_path / "text.txt"], tokenizer=other, out=tmp_path / "data", holdout=0.2, workers=0).path
+    with pytest.raises(DataError, match="not prepared with this model's tokenizer"):
+        Memory(body, body, str(elsewhere), CPU, None, Full())
+    bare = build(tiny("electra"))
+    assert bare.spec.head is None
+    with pytest.raises(UsageError, match="no vocabulary head, so it has no pre-training loss"):
+        Memory(bare, bare, str(data), CPU, None, Full())

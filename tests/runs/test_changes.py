@@ -1,0 +1,169 @@
+"""Every setting that a user gives is used or refused: all fields and kinds of all sections, as `--set` gives them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretune.core import config
+from pretune.core.errors import PretuneError, UsageError
+from pretune.runs.build_config import choose
+from pretune.runs.config import SECTIONS
+from pretune.runs.defaults import explain_rate
+from pretune.runs.finetune import build_config as tuning
+from pretune.runs.finetune.config import SECTIONS as TUNING
+from pretune.training.optim import SGD, Optim
+from tests.runs.small import Prepared, shrunk
+from tests.runs.variants import changes_of, holds, text_of
+
+OPTIMIZERS = config.specs.members(Optim).specs
+
+
+def check(settings: Any, section: str, change: Callable[[dict[str, str]], Any]) -> None:
+    """Make every change of a section alone; the result has it, or there is none."""
+    dropped = []
+    for path, value in changes_of(getattr(settings, section), section):
+        try:
+            changed = change({path: text_of(value)})
+        except PretuneError:
+            continue
+        dropped += [] if holds(changed.plain(), path, value) else [(path, value)]
+    assert not dropped
+
+
+class TestUsedOrRefused:
+    @pytest.mark.parametrize("section", SECTIONS)
+    def test_in_pretraining(self, prepared: Prepared, section: str) -> None:
+        name = "bert-tiny"
+        wishes: dict[str, Any] = {"data": prepared(), "device": "cpu"}
+        settings = choose(name, changes=shrunk(name), **wishes)
+        check(settings, section, lambda given: choose(name, changes={**shrunk(name), **given}, **wishes))
+
+    @pytest.mark.parametrize("section", SECTIONS)
+    def test_in_a_tree(self, prepared: Prepared, section: str) -> None:
+        settings = choose("bert-tiny", data=prepared(), changes=shrunk("bert-tiny"), device="cpu", steps=9)
+        check(settings, section, lambda given: choose(settings=settings, changes=given, device="cpu"))
+
+    @pytest.mark.parametrize("section", TUNING)
+    @pytest.mark.parametrize("method", ["full", "lora"])
+    def test_in_finetuning(self, base: Path, table: Path, method: str, section: str) -> None:
+        settings = tuning.choose(base, train=table, method=method)
+        check(settings, section, lambda given: tuning.choose(base, train=table, method=method, changes=given))
+
+    @pytest.mark.parametrize("section", TUNING)
+    def test_in_a_tree_of_finetuning(self, base: Path, table: Path, section: str) -> None:
+        settings = tuning.choose(base, train=table)
+        check(settings, section, lambda given: tuning.choose(settings=settings, changes=given))
+
+    @pytest.mark.parametrize(
+        ("path", "value"),
+        [
+            ("model.special.pad", "3"),
+            ("model.span", "span_head"),
+            ("model.detector", '{"kind":"detector"}'),
+            ("model.head", "null"),
+        ],
+    )
+    def test_what_the_objective_and_the_tokenizer_decide_is_refused(
+        self, prepared: Prepared, path: str, value: str
+    ) -> None:
+        with pytest.raises(UsageError, match=path):
+            choose("bert-tiny", data=prepared(), changes={path: value}, device="cpu")
+
+    @pytest.mark.parametrize(
+        ("option", "changes"),
+        [
+            ({"steps": 5}, {"train.steps": "7"}),
+            ({"budget": "1m"}, {"train.budget": "90"}),
+            ({"objective": "masked"}, {"objective.kind": "causal"}),
+            ({}, {"data.path": "elsewhere"}),
+            ({}, {"model.name": "gpt2-small"}),
+        ],
+    )
+    def test_an_option_and_a_change_that_disagree(
+        self, prepared: Prepared, option: dict[str, Any], changes: dict[str, str]
+    ) -> None:
+        with pytest.raises(UsageError, match=next(iter(changes))):
+            choose("bert-tiny", data=prepared(), device="cpu", changes=changes, **option)
+
+    @pytest.mark.parametrize(
+        ("option", "changes"),
+        [
+            ({"lr": 0.1}, {"train.lr": "0.2"}),
+            ({"steps": 5}, {"train.steps": "7"}),
+            ({"epochs": 2.0}, {"train.epochs": "3"}),
+            ({}, {"base.path": "elsewhere"}),
+            ({}, {"task.train": "elsewhere.csv"}),
+        ],
+    )
+    def test_in_finetuning_too(self, base: Path, table: Path, option: dict[str, Any], changes: dict[str, str]) -> None:
+        with pytest.raises(UsageError, match=next(iter(changes))):
+            tuning.choose(base, train=table, changes=changes, **option)
+
+
+class TestRates:
+    @pytest.mark.parametrize("kind", OPTIMIZERS)
+    @pytest.mark.parametrize("name", ["bert-tiny", "t5-small"])
+    def test_another_optimizer_has_its_own_default(self, prepared: Prepared, name: str, kind: str) -> None:
+        wishes: dict[str, Any] = {"data": prepared(), "device": "cpu"}
+        paper = choose(name, changes=shrunk(name), **wishes)
+        same = kind == config.kind(paper.train.optimizer)
+        for given in (kind, f'{{"kind":"{kind}"}}', {"kind": kind}):
+            settings = choose(name, changes={**shrunk(name), "train.optimizer": given}, **wishes)
+            assert settings.train.lr == settings.train.optimizer.lr
+            assert settings.train.lr == (paper.train.lr if same else OPTIMIZERS[kind]().lr)
+            assert ("the paper's, for" in explain_rate(settings)) is same
+            assert (f"the default of {kind}" in explain_rate(settings)) is not same
+        settings = choose(settings=paper, changes={"train.optimizer": kind})
+        assert settings.train.lr == (paper.train.lr if same else OPTIMIZERS[kind]().lr)
+
+    @pytest.mark.parametrize("kind", OPTIMIZERS)
+    def test_in_finetuning_too(self, base: Path, table: Path, kind: str) -> None:
+        for method in ("lora", "ulmfit", "last"):
+            usual = tuning.choose(base, train=table, method=method).train
+            found = tuning.choose(base, train=table, method=method, changes={"train.optimizer": kind})
+            assert found.train.lr == found.train.optimizer.lr
+            assert found.train.lr == (usual.lr if kind == "adam_w" else OPTIMIZERS[kind]().lr)
+            assert (f"the default of {kind}" in tuning.explain_rate(found)) is (kind != "adam_w")
+        other = tuning.choose(settings=found, method="full")  # a tree's own optimizer keeps its rate
+        assert (other.train.lr == found.train.lr) is (kind != "adam_w")
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"train.optimizer": '{"kind":"adam_w","lr":0.01}'},
+            {"train.optimizer": '{"kind":"sgd","lr":0.01}'},
+            {"train.optimizer": "sgd", "train.lr": "0.01"},
+            {"train.optimizer": "sgd", "train.optimizer.lr": "0.01"},
+            {"train.optimizer.lr": "0.01"},
+            {"train.optimizer": SGD(lr=0.01)},
+        ],
+    )
+    def test_a_rate_that_is_given_is_used(
+        self, prepared: Prepared, base: Path, table: Path, changes: dict[str, Any]
+    ) -> None:
+        first = choose("bert-tiny", data=prepared(), changes=changes, device="cpu")
+        second = tuning.choose(base, train=table, changes=changes)
+        for train in (first.train, second.train):
+            assert train.lr == train.optimizer.lr == 0.01
+        assert "as set" in explain_rate(first)
+
+    def test_two_rates_are_refused(self, prepared: Prepared, base: Path, table: Path) -> None:
+        changes = {"train.optimizer": '{"kind":"adam_w","lr":0.01}', "train.lr": "0.02"}
+        with pytest.raises(UsageError, match=r"train\.lr"):
+            choose("bert-tiny", data=prepared(), changes=changes, device="cpu")
+        with pytest.raises(UsageError, match=r"train\.lr"):
+            tuning.choose(base, train=table, changes=changes)
+
+    def test_a_part_of_the_same_optimizer_keeps_the_rate(self, prepared: Prepared) -> None:
+        paper = choose("bert-tiny", data=prepared(), device="cpu").train
+        changes = {"train.optimizer": '{"kind":"adam_w","eps":1e-5}'}
+        found = choose("bert-tiny", data=prepared(), changes=changes, device="cpu").train
+        assert (found.lr, found.optimizer.eps) == (paper.lr, 1e-5)
+
+    def test_the_docs_have_the_defaults(self) -> None:
+        page = (Path(__file__).parents[2] / "docs" / "optimisers.md").read_text()
+        for kind, cls in OPTIMIZERS.items():
+            (line,) = [line for line in page.splitlines() if line.startswith(f"| `{kind}` |")]
+            assert float(line.split("|")[3]) == cls().lr

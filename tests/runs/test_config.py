@@ -1,0 +1,255 @@
+"""From wishes to settings: what is typed, what is refused and how, and what a file changes. Nothing is trained."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pretune.core import config
+from pretune.core.errors import PretuneError, UsageError
+from pretune.models.families import FAMILIES
+from pretune.nn.heads import SpanHead
+from pretune.objectives.next_sentence import NextSentence
+from pretune.objectives.span_boundary import Boundary
+from pretune.objectives.span_masked import SpanMasked
+from pretune.runs.build_config import choose
+from pretune.runs.config import Settings
+from pretune.runs.defaults import with_heads
+from pretune.runs.duration import seconds
+from pretune.runs.estimate import HERE, forecast, multiplied
+from pretune.text.tokenizer import Tokenizer
+from pretune.training.optim import Lamb
+from pretune.training.schedules import Cosine, InverseSquareRoot, Linear, Stable
+from tests.runs.small import Prepared, shrunk
+
+
+def refused(model: str | None = "bert-tiny", kind: type[PretuneError] = UsageError, **wishes: Any) -> str:
+    """The one line with which a wish is refused."""
+    with pytest.raises(kind) as error:
+        choose(model, **{"device": "cpu", **wishes})
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.fixture
+def data(prepared: Prepared) -> Path:
+    return prepared()
+
+
+class TestPaths:
+    def test_what_papers_did_is_the_default(self, data: Path) -> None:
+        found = choose("bert-tiny", data=data, device="cpu")
+        paper = FAMILIES.get("bert").training
+        assert paper is not None
+        assert config.kind(found.objective) == "next_sentence"
+        assert found.data.schedule.phases[0].length == 128 and found.data.max_length == 512
+        assert (found.train.epochs, found.train.batch_tokens, found.train.seed) == (1.0, 2048, 0)
+        assert found.train.optimizer.weight_decay == 0.01 and found.train.optimizer.eps == 1e-6
+        tokenizer = Tokenizer.load(data / "tokenizer")
+        assert (found.model.vocab, found.model.special.pad) == (tokenizer.vocab, tokenizer.special["pad"])
+
+    def test_text_is_typed_by_its_field(self, data: Path) -> None:
+        changes = {
+            "train.lr": "3e-4",
+            "train.optimizer": "lamb",
+            "train.clip": "null",
+            "train.compile": "false",
+            "data.short": "null",
+            "objective.masking.rate": "0.3",
+            "model.width": "64",
+            "model.encoder.blocks.0.dropout": "0",
+        }
+        found = choose("bert-tiny", data=data, changes=changes, device="cpu")
+        assert found.train.lr == found.train.optimizer.lr == 3e-4 and isinstance(found.train.optimizer, Lamb)
+        assert found.train.clip is None and found.train.compile is False and found.data.short is None
+        assert isinstance(found.objective, NextSentence) and found.objective.masking.rate == 0.3
+        assert found.model.width == 64 and found.model.last.blocks[0].dropout == 0
+
+    @pytest.mark.parametrize(
+        ("changes", "told"),
+        [
+            ({"train.lrr": "1"}, "train: unknown path 'lrr'; did you mean 'lr'?"),
+            ({"trian.lr": "1"}, "unknown setting 'trian.lr'; did you mean 'train.lr'?"),
+            ({"lr": "1"}, "unknown setting 'lr'"),
+            ({"model.widht": "64"}, "unknown setting 'widht'; did you mean 'width'?"),
+            ({"objective.masking.rat": "1"}, "objective: unknown path 'masking.rat'; did you mean 'masking.rate'?"),
+            ({"data.maxlength": "1"}, "data: unknown path 'maxlength'; did you mean 'max_length'?"),
+            ({"train.lr": "fast"}, "train: lr: expected float, found 'fast'"),
+            ({"train.lr": "-1"}, "train: optimizer: lr -1.0 must be at least 0"),
+            ({"train.precision": "fp8"}, "train: precision: 'fp8' is not allowed"),
+            ({"train.keep": "1"}, "train.keep 1 must be at least 2"),
+            ({"train.schedule": "cosin"}, "did you mean 'cosine'?"),
+            ({"train.lr": "1e-3", "train.optimizer.lr": "2e-3"}, "are one, found 1e-3 and 2e-3; keep one"),
+            ({"train.steps": "5", "train.tokens": "9"}, "a run has one length, found steps and tokens; keep one"),
+            ({"train.steps": "0"}, "train.steps 0 must be greater than 0"),
+            ({"data.max_length": "1"}, "data.max_length 1 must be at least 2"),
+            ({"model.heads": "3"}, "3"),
+        ],
+    )
+    def test_what_cannot_be_is_refused(self, data: Path, changes: dict[str, str], told: str) -> None:
+        assert told in refused(data=data, changes=changes)
+
+    def test_one_rate_with_two_names(self, data: Path) -> None:
+        for changes in (
+            {"train.optimizer.lr": "1e-3"},
+            {"train.lr": 1e-3},
+            {"train.optimizer": {"kind": "lamb", "lr": 1e-3}},
+        ):
+            found = choose("bert-tiny", data=data, changes=changes, device="cpu").train
+            assert found.lr == found.optimizer.lr == 1e-3
+
+    def test_what_is_missing_is_asked_for(self, data: Path, tmp_path: Path) -> None:
+        assert "needs a model and --data" in refused(None, data=data)
+        assert "needs a model and --data" in refused("bert-tiny")
+        assert "unknown model 'brt'; did you mean 'bert'?" in refused("brt", data=data)
+        assert "unknown objective 'maskd'; did you mean 'masked'?" in refused(data=data, objective="maskd")
+
+
+class TestLengths:
+    def test_one_length(self, data: Path) -> None:
+        assert "found steps and budget" in refused(data=data, steps=1, budget="10s")
+        for wish in ({"steps": 0}, {"tokens": -1}, {"epochs": 0.0}, {"budget": 0.0}):
+            assert "must be greater than 0" in refused(data=data, **wish)
+        for text in ("", "soon", "-1m", "0s", "infh", "nan", "1w"):
+            assert "cannot read the time" in refused(data=data, budget=text)
+        assert (seconds("1.5h"), seconds("5min"), seconds("2 hours 10 s"), seconds("1d")) == (5400, 300, 7210, 86400)
+        for text, remedy in (("6", "6m for minutes, 6s for seconds"), ("0", "90s, 10m"), ("1h30", "90s, 10m")):
+            assert f"cannot read the time '{text}'; write {remedy}" in refused(data=data, budget=text)
+        found = choose("bert-tiny", data=data, changes={"train.steps": "7"}, device="cpu").train
+        assert found.steps == 7 and found.epochs is None
+        assert "one length" in refused(data=data, steps=3, changes={"train.tokens": "7"})
+
+    def test_warm_ups_fit(self, data: Path) -> None:
+        def schedule(name: str, **wishes: Any) -> Any:
+            return choose(name, data=data, device="cpu", **wishes).train.schedule
+
+        assert schedule("bert-tiny", steps=200) == Linear(warmup=20)
+        assert schedule("bert-tiny", steps=10**6) == Linear(warmup=10_000)
+        assert schedule("bert-tiny", steps=5) == Linear(warmup=0)
+        assert schedule("bert-tiny", tokens=2048 * 200) == Linear(warmup=20)
+        assert schedule("bert-tiny", steps=200, changes={"train.schedule.warmup": "50"}) == Linear(warmup=50)
+        assert schedule("bert-tiny", steps=200, changes={"train.schedule.floor": "0.5"}) == Linear(warmup=20, floor=0.5)
+        assert schedule("t5-small", steps=1000) == InverseSquareRoot(hold=100)
+        assert schedule("mass", steps=1000) == InverseSquareRoot(warmup=100)
+        assert schedule("bert-tiny", steps=9, changes={"train.schedule": "cosine"}) == Cosine()
+
+    def test_against_the_clock_all_come_down_to_zero(self, data: Path) -> None:
+        for name in FAMILIES:
+            if FAMILIES.get(name).training is not None:
+                found = choose(name, data=data, budget="1m", changes=shrunk(name), device="cpu").train.schedule
+                assert found.at(1.0, 10**5) == pytest.approx(0, abs=1e-12), name
+                assert max(found.at(share / 20, 10 * share) for share in range(20)) > 0.9, name
+        kept = choose("gpt2", data=data, budget="1m", changes={"train.schedule.floor": "0.1"}, device="cpu")
+        assert kept.train.schedule == Cosine(warmup=0.05, floor=0.1)
+        assert choose("t5", data=data, budget=60, device="cpu").train.schedule == Stable(warmup=0.0, decay=0.2)
+
+
+class TestFiles:
+    def test_a_whole_tree_is_what_it_says(self, data: Path, tmp_path: Path) -> None:
+        first = choose("bert-tiny", data=data, steps=30, device="cpu")
+        (tmp_path / "run.json").write_text(json.dumps({**first.plain(), "found": {"device": "tpu"}}))
+        assert choose(settings=tmp_path / "run.json") == choose(settings=tmp_path) == choose(settings=first) == first
+        longer = choose(settings=first, tokens=4096 * 50, changes={"train.seed": "3"})
+        assert (longer.train.steps, longer.train.tokens, longer.train.seed) == (None, 4096 * 50, 3)
+        shorter = choose(settings=first, steps=10)
+        assert shorter.train.schedule == Linear(warmup=1)
+        other = choose(settings=first, objective="masked")
+        assert other.model.pooler is None and first.model.pooler is not None
+        assert "leave 'gpt2' out" in refused("gpt2", settings=first)
+
+    def test_a_part_of_a_tree(self, data: Path, tmp_path: Path) -> None:
+        file = tmp_path / "run.yaml"
+        file.write_text(
+            f"model: bert-tiny\ndata: {data}\nobjective: masked\n"
+            "train:\n  steps: 20\n  lr: 1e-3\n  schedule: {floor: 0.1}\n  optimizer: {kind: lamb}\n"
+        )
+        found = choose(settings=file, device="cpu")
+        assert (found.train.steps, found.train.lr, config.kind(found.objective)) == (20, 1e-3, "masked")
+        assert found.train.schedule == Linear(warmup=2, floor=0.1) and isinstance(found.train.optimizer, Lamb)
+        found = choose("bert-mini", settings=file, changes={"train.lr": "2e-3"}, objective="span_masked", device="cpu")
+        assert found.model.width == 256 and found.train.lr == 2e-3 and config.kind(found.objective) == "span_masked"
+        file.write_text(f"model: {{name: bert-tiny, depth: 1}}\ndata: {{path: {data}, max_length: 64}}\n")
+        found = choose(settings=file, device="cpu")
+        assert found.model.depth == 1 and found.data.max_length == 64
+
+    @pytest.mark.parametrize(
+        ("text", "told"),
+        [
+            ("trian: {lr: 1}", "unknown section 'trian'; did you mean 'train'?"),
+            ("train: 5", "the section 'train' holds settings, found int"),
+            ("model: bert-tiny\ndata: DATA\ntrain: {lrr: 1}", "unknown path 'lrr'; did you mean 'lr'?"),
+            ("model: bert-tiny\ndata: DATA\ntrain: {lr: []}", "train: lr: expected float, found a list"),
+            ("a: &x [1]\nb: *x", "aliases (*x) are not allowed"),
+            ("- 1", "expected sections with settings"),
+            ("{", "no readable YAML"),
+            ("a: !!python/object:os.system {}", "tags ("),
+        ],
+    )
+    def test_a_file_that_makes_no_sense(self, data: Path, tmp_path: Path, text: str, told: str) -> None:
+        (tmp_path / "run.yaml").write_text(text.replace("DATA", str(data)))
+        assert told in refused(None, settings=tmp_path / "run.yaml")
+
+    def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
+        assert "run.yaml" in refused(None, settings=tmp_path / "run.yaml")
+        assert "run.json" in refused(None, settings=tmp_path)
+
+    def test_the_tree_survives_json_and_has_one_hash(self, data: Path) -> None:
+        found = choose("bert-tiny", data=data, device="cpu")
+        again = Settings.of(json.loads(json.dumps(found.plain())))
+        assert again == found and again.sha256() == found.sha256()
+        assert found.changed({"train.workers": 2, "data.path": "elsewhere"}).sha256() == found.sha256()
+        assert found.changed({"train.seed": 2}).sha256() != found.sha256()
+
+
+class TestHeads:
+    def test_a_boundary_objective_brings_its_head(self, data: Path) -> None:
+        plain = choose("bert-tiny", data=data, objective="masked", device="cpu").model
+        for objective in (SpanMasked(boundary=Boundary()), NextSentence(masking=SpanMasked(boundary=Boundary()))):
+            assert with_heads(plain, objective).span == SpanHead()
+        assert with_heads(with_heads(plain, SpanMasked(boundary=Boundary())), SpanMasked()).span is None
+
+    def test_a_discriminator_gets_a_head_to_fill_masks(self, data: Path) -> None:
+        found = choose("electra-small", data=data, objective="masked", device="cpu").model
+        assert found.head is not None and found.detector is None
+        assert choose("electra-small", data=data, device="cpu").model.detector is not None
+
+
+class TestForecast:
+    def test_what_a_run_will_take(self, data: Path) -> None:
+        found = forecast(choose("bert-tiny", data=data, steps=100, device="cpu"))
+        assert found["tokens"] == 204_800 and found["flops"] == found["tokens"] * found["flops_per_token"]
+        one = found["devices"]["h100"]
+        assert one["seconds"] > 0 and one["dollars"] > 0
+        twice = forecast(choose("bert-tiny", data=data, steps=200, device="cpu"))
+        assert twice["devices"]["h100"]["seconds"] == pytest.approx(2 * one["seconds"])
+
+    def test_this_machine_has_a_row(self, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Measured for a moment, at the utilisation of a processor; a GPU that the table has is taken from there."""
+        monkeypatch.setattr("pretune.runs.estimate.multiplied", lambda device, dtype, size: 1e9)
+        settings = choose("bert-tiny", data=data, steps=100, device="cpu")
+        found = forecast(settings)
+        here = found["devices"][HERE]
+        assert next(iter(found["devices"])) == HERE
+        assert here["seconds"] == pytest.approx(found["flops"] / (0.3 * 1e9)) and here["dollars"] > 0
+        monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H200")
+        on_gpu = forecast(settings, "cuda")["devices"]
+        assert on_gpu[HERE] == on_gpu["h200"]
+
+    def test_speed_is_measured_in_a_moment(self) -> None:
+        begun = time.process_time()
+        assert 1e6 < multiplied(torch.device("cpu"), torch.float32, 64) < 1e15
+        assert time.process_time() - begun < 10
+
+    def test_how_far_a_budget_comes(self, data: Path) -> None:
+        found = forecast(choose("bert-tiny", data=data, budget="10m", device="cpu"))
+        assert found["tokens"] is None and found["devices"]["h100"]["seconds"] == 600
+        assert found["devices"]["h100"]["tokens"] > 1e6
+
+    def test_two_models_and_two_sides_are_counted(self, prepared: Prepared) -> None:
+        alone = forecast(choose("electra-small", data=prepared(), objective="masked", steps=9, device="cpu"))
+        both = forecast(choose("electra-small", data=prepared(), steps=9, device="cpu"))
+        assert both["flops_per_token"] > 1.05 * alone["flops_per_token"] and both["parameters"] > alone["parameters"]
+        assert forecast(choose("t5-small", data=prepared("unigram", "sentinels"), steps=9, device="cpu"))["flops"] > 0

@@ -1,0 +1,146 @@
+"""Vectors taught by comparison: they get better, go on after a stop bit for bit, and are read by others."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pretune as pt
+from pretune.cli import main
+from pretune.core.errors import DataError, PretuneError, Stopped, UsageError
+from pretune.runs.embedding import train_embeddings
+from pretune.runs.embedding.pair_dataset import Lessons, entailed, fitted, read
+from pretune.training.loop import Loop
+from tests.inference.readers import WORDS, encoder
+
+NOUNS = WORDS.split()[2:14]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Texts that share a noun belong together."""
+    monkeypatch.chdir(tmp_path)
+    pt.save(encoder(), "model")
+    rows = [
+        {"anchor": f"the old {noun} {i}", "positive": f"a new {noun} runs", "negative": f"a new {NOUNS[i - 5]} sings"}
+        for i, noun in enumerate(NOUNS)
+    ]
+    Path("triplets.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("pairs.tsv").write_text("anchor\tpositive\n" + "".join(f"{r['anchor']}\t{r['positive']}\n" for r in rows))
+    scored = "".join(f"{r['anchor']},{r['positive']},5\n{r['anchor']},{r['negative']},1\n" for r in rows)
+    Path("scores.csv").write_text("sentence1,sentence2,score\n" + scored)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("train", "settings"),
+    [
+        ("pairs.tsv", {}),
+        ("triplets.jsonl", {"loss": "triplet"}),
+        ("triplets.jsonl", {}),
+        ("scores.csv", {"normalise": True}),
+    ],
+)
+def test_it_learns(here: Path, train: str, settings: dict[str, Any]) -> None:
+    run = train_embeddings(
+        "model", train=train, dev="triplets.jsonl", out="run", batch=12, steps=25, lr=2e-3, device="cpu", **settings
+    )
+    before, after = run.scores["before"]["triplet_accuracy"], run.scores["after"]["triplet_accuracy"]
+    assert after > before or after == 1.0
+    assert json.loads(Path("run/modules.json").read_text())[1]["path"] == "1_Pooling"
+    assert pt.embed(run.path, ["the cat"]).shape == (1, 32)
+    assert json.loads(Path("run/cost.json").read_text())["run"]["steps"] == 25
+
+
+def test_it_goes_on_after_a_stop(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"train": "pairs.tsv", "batch": 5, "steps": 8, "lr": "1e-3", "device": "cpu"}
+    whole = train_embeddings("model", out="whole", **options)
+    real = Loop._gradients
+
+    def gradients(loop: Loop, *arguments: Any) -> Any:
+        if loop.state.step == 4:
+            loop.hooks[-2].save(loop, wait=True)  # type: ignore[attr-defined]
+            raise Stopped("stopped")
+        return real(loop, *arguments)
+
+    monkeypatch.setattr(Loop, "_gradients", gradients)
+    with pytest.raises(Stopped):
+        train_embeddings("model", out="parts", **options)
+    monkeypatch.setattr(Loop, "_gradients", real)
+    with pytest.raises(PretuneError):  # another run cannot go on there
+        train_embeddings("model", out="parts", resume=True, **{**options, "steps": 9})
+    parts = train_embeddings("model", out="parts", resume=True, **options)
+    assert np.array_equal(pt.embed(whole.path, NOUNS), pt.embed(parts.path, NOUNS))
+    assert train_embeddings("model", out="parts", resume=True, **options).scores == parts.scores
+
+
+def test_they_read_it(here: Path) -> None:
+    reference = pytest.importorskip("sentence_transformers", reason="the reference library is not installed")
+    run = train_embeddings(
+        "model", train="pairs.tsv", out="run", steps=1, batch=4, length=9, normalise=True, pooling="cls", device="cpu"
+    )
+    texts = ["the old house by the river and the new bridge over the river", "a bird"]
+    expected = reference.SentenceTransformer(str(run), device="cpu").encode(texts)
+    np.testing.assert_allclose(pt.embed(run.path, texts), expected, atol=1e-5)
+
+
+def test_inference_as_pairs() -> None:
+    classes = ("entailment", "neutral", "contradiction")
+    texts = [("a", "b"), ("a", "c"), ("a", "d"), ("e", "f")]
+    found = entailed(Lessons(texts=texts, gold=[0, 1, 2, 0], classes=classes))
+    assert found.texts == [("a", "b"), ("e", "f")]  # of two entailed pairs only one is contradicted
+    found = entailed(Lessons(texts=texts[:3], gold=[0, 1, 2], classes=classes))
+    assert found.texts == [("a", "b", "d")] and found.columns == 3
+    with pytest.raises(DataError, match="no pair is entailed"):
+        entailed(Lessons(texts=texts[:1], gold=[2], classes=classes))
+
+
+def test_published_files(shared_data: Path) -> None:
+    found = read(task="stsb", data=shared_data, split="dev")
+    assert found.scored and min(found.gold) == 0 and max(found.gold) == 1
+    pairs = read(task="snli", data=shared_data, split="dev")
+    assert pairs.columns == 3 and len(pairs.texts) > 3000
+    classes = read(task="snli", data=shared_data, split="dev", loss="classes")
+    assert classes.columns == 2 and len(classes.texts) == 9842
+    assert fitted(classes, "classes").classes == 3  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "give one of the two"),
+        ({"train": "absent.tsv"}, "absent.tsv"),
+        ({"train": "pairs.txt"}, "read from .jsonl, .tsv, .csv"),
+        ({"train": "odd.tsv"}, "its columns are one, two"),
+        ({"train": "pairs.tsv", "loss": "tripplet"}, "did you mean 'triplet'"),
+        ({"train": "pairs.tsv", "loss": "triplet"}, r"compares \(3,\) texts"),
+        ({"train": "pairs.tsv", "loss": "cosine"}, "needs examples with score"),
+        ({"train": "scores.csv", "loss": "in_batch"}, "these have score"),
+        ({"train": "pairs.tsv", "dev": "pairs.tsv"}, "judged by scored pairs or by triplets"),
+        ({"train": "pairs.tsv", "batch": 1}, "batch 1 must be 2 or more"),
+        ({"train": "pairs.tsv", "learning": 1}, "learning"),
+        ({"task": "sst2"}, "of the kind|no file|is not known"),
+    ],
+)
+def test_wishes_that_cannot_be(here: Path, options: dict[str, Any], words: str) -> None:
+    Path("odd.tsv").write_text("one\ttwo\n1\t2\n")
+    with pytest.raises((UsageError, DataError), match=words):
+        train_embeddings("model", out="run", device="cpu", **options)
+    assert not Path("run").exists()
+
+
+def test_the_verb(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["finetune", "model", "--task", "embedding", "--train", "pairs.tsv", "--out", "run", "--device", "cpu"]
+    assert main([*arguments, "--method", "lora", "--quiet"]) == 2
+    assert "--method is not for the type embedding" in capsys.readouterr().err
+    assert main([*arguments, "--set", "lose=triplet", "--quiet"]) == 2
+    assert "unknown setting 'lose'; did you mean 'loss'?" in capsys.readouterr().err
+    options = ["--dev", "triplets.jsonl", "--steps", "2", "--lr", "1e-3", "--set", "batch=6"]
+    assert main([*arguments, *options]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("run: 2 steps, loss ") and "triplet_accuracy" in told.out
+    assert "or: pretune embed run" in told.err
+    assert main([*arguments, *options, "--resume", "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 2

@@ -1,0 +1,336 @@
+"""Fine-tuning as a whole: what is tried, what is chosen, what is left behind, and that it can be asked again."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pretune as pt
+from pretune.adaptation.adapted import Adapted
+from pretune.core.errors import CheckpointError, DataError, UsageError
+from pretune.data.prepare import prepare
+from pretune.runs.finetune import linear_probe
+from pretune.runs.finetune.adapted_model import begin
+from pretune.runs.finetune.build_config import LAST_RATE, choose, label_counts, named, spec_of, usual_rate
+from pretune.runs.finetune.config import Tuning, Wanted
+from pretune.runs.finetune.finetuned_run import FineTuned
+from pretune.runs.finetune.sweep import finetune, vacant
+from pretune.runs.finetune.task_data import open_task, trained_on
+from pretune.training.distributed import Ranks
+from tests.runs import tasked
+
+MORE = ("first", "gradual", "ulmfit", "random", "adapter", "prefix", "lora", "qlora", "ia3", "bitfit")
+QUICK = {"train.judge": 40, "train.log_every": 5}
+
+
+@pytest.fixture(scope="module")
+def fine(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> FineTuned:
+    """A run that has learnt its task; not to be changed."""
+    out = tmp_path_factory.mktemp("fine") / "run"
+    return finetune(base, train=table, out=out, lr=3e-3, epochs=10, changes=QUICK)
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
+
+
+class TestOne:
+    """A run of one trial."""
+
+    def test_it_learns_what_is_there_to_learn(self, fine: FineTuned) -> None:
+        assert fine.score is not None and fine.score > 0.8
+        simple = {row["name"]: row for row in fine.scores["baselines"]}
+        assert set(simple) == {"majority", "svm", "vectors"}
+        gap = simple["majority"]["against"]
+        assert gap["difference"] == pytest.approx(fine.score - simple["majority"]["score"]) and gap["p"] < 0.05
+
+    def test_one_file_is_divided_and_that_is_said(self, fine: FineTuned) -> None:
+        assert fine.scores["examples"] == {"train": 96, "dev": 12, "test": 12}
+        assert any("divided 80/10/10, stratified" in note for note in fine.scores["notes"])
+        assert fine.scores["balance"] == {"bad": 48, "good": 48}
+
+    def test_the_directory_is_whole(self, fine: FineTuned) -> None:
+        there = {path.name for path in fine.path.iterdir()}
+        assert there >= {
+            "config.json", "model.safetensors", "tokenizer.json", "README.md", "run.json", "metrics.jsonl",
+            "scores.json", "predictions.jsonl", "cost.json", "task.json", "checkpoints",
+        }  # fmt: skip
+        card = (fine.path / "README.md").read_text()
+        assert "majority" in card and "svm" in card and "What it cost" in card and "logistic" in card
+
+    def test_the_best_step_on_dev_is_what_is_kept(self, fine: FineTuned) -> None:
+        course = fine.scores["trials"][0]["course"]
+        best = max(point["dev"] for point in course)
+        assert fine.scores["model"]["dev"] == best
+        assert fine.scores["model"]["best_step"] == next(p["step"] for p in course if p["dev"] == best)
+
+    def test_it_says_again_what_it_said(self, fine: FineTuned, table: Path) -> None:
+        from pretune.runs.finetune.config import Wanted
+        from pretune.runs.finetune.task_data import open_task
+
+        parts = open_task(Wanted(train=str(table))).parts
+        said = {line["id"]: line["label"] for line in lines(fine.path) if line["split"] == "test"}
+        again = FineTuned.open(fine.path).predict([example.text for example in parts.test])
+        assert [said[example.id] for example in parts.test] == [one["label"] for one in again]
+        right = {line["id"]: (line["gold"], line["input"]) for line in lines(fine.path) if line["split"] == "test"}
+        assert right == {one.id: (("bad", "good")[int(one.label or 0)], one.text) for one in parts.test}
+        assert all(abs(sum(one["probabilities"].values()) - 1) < 1e-3 for one in again)
+
+    def test_pt_load_gives_the_model(self, fine: FineTuned) -> None:
+        model = pt.load(fine)
+        assert isinstance(model, Adapted) and model.spec.labels == ("bad", "good")  # type: ignore[attr-defined]
+
+    def test_its_settings_repeat_it(self, fine: FineTuned, tmp_path: Path) -> None:
+        again = finetune(settings=fine.path / "run.json", out=tmp_path / "again", baselines="none")
+        assert again.scores["result"]["each"] == fine.scores["result"]["each"]
+        same = (again.path / "model.safetensors").read_bytes() == (fine.path / "model.safetensors").read_bytes()
+        assert same
+
+    def test_a_place_that_is_taken_is_refused(self, fine: FineTuned) -> None:
+        with pytest.raises(UsageError, match="there is a run already"):
+            vacant(fine.path)
+
+    def test_a_fine_tuned_run_is_a_base(self, fine: FineTuned, tmp_path: Path) -> None:
+        """STILTs: the body goes on, with a new head."""
+        other = tasked.scores(tmp_path / "scores.tsv", 60)
+        found = finetune(fine, train=other, text="one", pair="two", label="score", out=tmp_path / "run", steps=3)
+        assert found.scores["kind"] == "regression" and found.scores["metric"] == "pearson_spearman"
+        assert {row["name"] for row in found.scores["baselines"]} == {"mean", "ridge", "ridge_vectors", "cosine"}
+        assert "not for tasks of the kind 'regression'" in found.scores["not_run"]["bilstm"]
+
+
+@pytest.fixture(scope="module")
+def grid(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> FineTuned:
+    return finetune(
+        base, train=table, out=tmp_path_factory.mktemp("grid") / "run", method="lora", lr=[1e-5, 1e-2],
+        seeds=2, labels=[20, None], steps=6, baselines="majority", changes=QUICK,
+    )  # fmt: skip
+
+
+class TestMany:
+    """Rates, seeds, labels."""
+
+    def test_the_rate_is_chosen_on_dev(self, grid: FineTuned) -> None:
+        rates = {point["lr"]: point["dev"] for point in grid.scores["rates"]}
+        assert set(rates) == {1e-5, 1e-2}
+        assert grid.scores["model"]["lr"] == max(rates, key=lambda rate: rates[rate])
+
+    def test_seeds_have_a_mean_and_an_interval(self, grid: FineTuned) -> None:
+        found = grid.scores["result"]
+        assert found["seeds"] == [0, 1] and found["score"] == pytest.approx(sum(found["each"]) / 2)
+        assert found["low"] <= found["score"] <= found["high"]
+
+    def test_the_curve_has_each_number_of_labels(self, grid: FineTuned) -> None:
+        curve = grid.scores["curve"]
+        assert [point["labels"] for point in curve] == [20, 96]
+        assert all(set(point["baselines"]) == {"majority"} for point in curve)
+        assert (grid.path / "curve.png").read_bytes()[:4] == b"\x89PNG" and (grid.path / "curve.svg").is_file()
+
+    def test_trials_are_kept_without_their_checkpoints(self, grid: FineTuned) -> None:
+        trials = sorted(path.name for path in (grid.path / "trials").iterdir())
+        assert len(trials) == 5 and trials[0].startswith("labels-20-lr-")
+        assert not any((grid.path / "trials" / name / "checkpoints").exists() for name in trials)
+
+    def test_an_adapter_is_small_and_loads_with_its_head(self, grid: FineTuned, base: Path) -> None:
+        small = sum(path.stat().st_size for path in grid.path.glob("*.safetensors"))
+        assert small < (base / "model.safetensors").stat().st_size
+        assert isinstance(pt.load(grid), Adapted)
+
+    def test_of_a_finished_run_nothing_is_left_to_resume(self, grid: FineTuned) -> None:
+        before = (grid.path / "scores.json").read_bytes()
+        assert finetune(out=grid.path, resume=True).scores == grid.scores
+        assert (grid.path / "scores.json").read_bytes() == before
+
+
+class TestWays:
+    """Strategies and methods, alone and together."""
+
+    @pytest.mark.parametrize(
+        "method",
+        [
+            *("frozen", "last", "prompt", "lora+gradual", "mix"),
+            *(pytest.param(name, marks=pytest.mark.slow) for name in MORE),
+        ],
+    )
+    def test_each_runs_from_end_to_end(self, base: Path, table: Path, tmp_path: Path, method: str) -> None:
+        found = finetune(
+            base, train=table, out=tmp_path / "run", method=method, steps=4, baselines="none", changes=QUICK
+        )
+        model = found.scores["model"]
+        assert 0 < model["trained"] <= model["parameters"]
+        assert (model["trained"] < model["parameters"]) is (method not in ("gradual", "ulmfit", "random"))
+        said = {line["id"]: line for line in lines(found.path) if line["split"] == "test"}
+        text = "the lovely sea."
+        assert FineTuned.open(found.path).predict([text]) == found.predict([text]) and len(said) == 12
+
+    @pytest.mark.parametrize(
+        ("method", "moved", "still"),
+        [
+            ("mix+lora", "encoder.0.attention.q.a", "encoder.0.attention.q.weight"),
+            ("mix+last", "encoder.1.attention.q.weight", "encoder.0.attention.q.weight"),
+            pytest.param("mix+full", "encoder.0.attention.q.weight", None, marks=pytest.mark.slow),
+        ],
+    )
+    def test_layers_that_are_mixed_may_learn(
+        self, base: Path, table: Path, tmp_path: Path, method: str, moved: str, still: str | None
+    ) -> None:
+        found = finetune(
+            base, train=table, out=tmp_path / "run", method=method, steps=4, lr=1e-2, baselines="none", changes=QUICK
+        )
+        now = dict(pt.load(found).model.named_parameters())
+        begun = begin(choose(settings=found.path), trained_on("sst2"), Ranks(torch.device("cpu")), epoch=1)
+        was = dict(begun.model.model.named_parameters())
+        assert not torch.equal(now[moved], was[moved]) and (still is None or torch.equal(now[still], was[still]))
+        assert FineTuned.open(found.path).predict(["the sea"]) == found.predict(["the sea"])
+
+    def test_a_probe_reads_what_the_frozen_model_knows(self, base: Path, table: Path, tmp_path: Path) -> None:
+        found = finetune(base, train=table, out=tmp_path / "run", method="frozen", steps=1, baselines="probe")
+        assert found.scores["baselines"][0]["name"] == "probe" and found.scores["baselines"][0]["score"] > 0.8
+
+    def test_a_probe_reads_the_same_whatever_the_method(
+        self, base: Path, table: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        opened, seen, read = open_task(Wanted(train=str(table))), [], linear_probe._features
+        monkeypatch.setattr(linear_probe, "_features", lambda *given: seen.append(read(*given)) or seen[-1])
+        some = opened.parts.train[:20]
+        for method in ("full", "prompt"):
+            linear_probe.probe(choose(base, train=table, method=method), opened.task, some, some, torch.device("cpu"))
+        assert (seen[0] == seen[2]).all()
+
+    def test_random_weights_are_not_those_of_the_base(self, base: Path) -> None:
+        from pretune.runs.finetune.adapted_model import base_model
+        from pretune.runs.finetune.config import Base
+
+        kept, fresh = (base_model(Base(path=str(base), weights=w), seed=5) for w in ("pretrained", "random"))  # type: ignore[arg-type]
+        assert not torch.equal(kept.tokens.weight, fresh.tokens.weight)
+
+    def test_forgetting_is_measured(self, table: Path, tmp_path: Path) -> None:
+        base = tasked.make_base(tmp_path)
+        text = tmp_path / "stories.txt"
+        text.write_text("\n\n".join(tasked.corpus()))
+        data = prepare([text], tokenizer=base, out=tmp_path / "data", holdout=0.2, workers=0).path
+        found = finetune(
+            base, train=table, out=tmp_path / "run", lr=1e-2, steps=10, forgetting=data, baselines="none"
+        ).scores["forgetting"]
+        assert found["after"]["loss"] != found["before"]["loss"] and found["distance"] > 0
+        assert found["by_part"]["embeddings"] > 0 and (tmp_path / "run/forgetting.svg").is_file()
+        frozen = finetune(
+            base, train=table, out=tmp_path / "other", method="frozen", steps=4, forgetting=data, baselines="none"
+        ).scores["forgetting"]
+        assert frozen["distance"] == 0 and frozen["difference"] == 0
+
+
+class TestWishes:
+    """From words to settings."""
+
+    def test_names_of_methods(self, base: Path) -> None:
+        found = choose(base, task="sst2", method="ulmfit")
+        assert found.tune.decay == pytest.approx(1 / 2.6) and type(found.train.schedule).__name__ == "Slanted"
+        both = choose(base, task="sst2", method="lora+gradual", changes={"method.rank": "2"})
+        assert type(both.method).__name__ == "Lora" and both.method.rank == 2  # type: ignore[union-attr]
+        assert type(both.tune.trained).__name__ == "Gradual"
+
+    def test_mixed_layers_are_frozen_unless_something_trains_them(self, base: Path) -> None:
+        kinds = {name: choose(base, task="sst2", method=name) for name in ("mix", "mix+lora", "mix+last", "mix+full")}
+        assert [type(one.method).__name__ for one in kinds.values()] == ["Frozen", "Lora", "Full", "Full"]
+        assert all(one.tune.mix is not None for one in kinds.values())
+        assert kinds["mix"].train.lr == kinds["mix+lora"].train.lr == 1e-3
+        assert kinds["mix+full"].train.lr == choose(base, task="sst2").train.lr
+
+    def test_narrow_bodies_learn_faster(self, base: Path) -> None:
+        spec = spec_of(base)
+        rates = [usual_rate("full", replace(spec, width=width)) for width in (1024, 768, 384, 128)]
+        assert rates == pytest.approx([3e-5, 3e-5, 8.49e-5, 4.41e-4], rel=1e-2)
+        assert choose(base, task="sst2").train.lr == 5e-4  # 32 wide
+        assert choose(base, task="sst2", method="lora").train.lr == usual_rate("lora", replace(spec, width=768))
+
+    def test_a_new_head_on_a_frozen_model_learns_fast(self, base: Path) -> None:
+        assert choose(base, task="sst2", method="last").train.lr == LAST_RATE
+        assert choose(base, task="sst2", method="last", lr=1e-4).train.lr == 1e-4
+        assert choose(base, task="sst2", method="ulmfit").train.lr == 3e-3
+        lora = choose(base, task="sst2", method="lora").train.lr
+        assert choose(base, task="sst2", method="lora+last").train.lr == lora
+
+    def test_new_weights_and_upper_halves_learn_faster(self, base: Path) -> None:
+        spec = replace(spec_of(base), width=384)
+        whole = usual_rate("full", spec)
+        for name, times in (("first", 2), ("random", 3), ("first+random", 3)):
+            assert named(name, spec)[1]["train.lr"] == pytest.approx(times * whole, rel=1e-2)
+        assert "train.lr" not in named("lora+first", spec)[1]
+
+    def test_a_tree_is_read_as_it_was_written(self, base: Path) -> None:
+        found = choose(base, task="sst2", method="adapter", epochs=2)
+        assert Tuning.of(json.loads(json.dumps(found.plain()))) == found
+
+    @pytest.mark.parametrize(
+        ("wish", "told"),
+        [
+            ({"method": "lra"}, "unknown method 'lra'; did you mean 'lora'"),
+            ({"method": "lora+ia3"}, "two methods on one model"),
+            ({"method": "first+last"}, "keep one of first and last: each says which layers are trained"),
+            ({"method": "lora+last+gradual"}, "keep one of last and gradual"),
+            ({"method": "frozen+gradual"}, "keep one of frozen and gradual"),
+            ({"changes": {"tune.decai": 1}}, "did you mean 'decay'"),
+            ({"changes": {"train.batch": 0}}, "train.batch 0 must be greater than 0"),
+            ({"steps": 3, "epochs": 2}, "one length"),
+            ({"label": "x"}, "--label is for files of one's own"),
+        ],
+    )
+    def test_what_cannot_be_is_told(self, base: Path, wish: dict[str, Any], told: str) -> None:
+        with pytest.raises(UsageError, match=told.replace("(", "\\(").replace("+", "\\+")):
+            choose(base, task="sst2", **wish)
+
+    def test_a_task_is_needed(self, base: Path) -> None:
+        with pytest.raises(UsageError, match="one of ours"):
+            choose(base)
+
+    def test_numbers_of_labels(self) -> None:
+        assert label_counts("50,all") == (50, None)
+        with pytest.raises(UsageError, match="cannot read --labels"):
+            label_counts("many")
+
+
+class TestRefused:
+    """What cannot be done is told before anything is computed or written."""
+
+    @pytest.mark.parametrize(
+        ("wish", "error", "told"),
+        [
+            ({"task": "blimp"}, UsageError, "pretune evaluate"),
+            ({"task": "nothing"}, UsageError, "unknown task"),
+            ({"task": "xsum", "text": None}, UsageError, "generation"),
+        ],
+    )
+    def test_tasks(self, base: Path, tmp_path: Path, wish: dict[str, Any], error: type[Exception], told: str) -> None:
+        if wish["task"] == "xsum":
+            from pretune.runs.finetune.adapted_model import base_model, head_for
+            from pretune.runs.finetune.config import Base, Tune
+            from pretune.tasks import TASKS
+
+            body = base_model(Base(path=str(base)), seed=0)
+            with pytest.raises(error, match=told):
+                head_for(TASKS.get("xsum"), body.spec, body.tokenizer, Tune())
+            return
+        with pytest.raises(error, match=told):
+            finetune(base, out=tmp_path / "run", **wish)
+        assert not (tmp_path / "run").exists()
+
+    def test_an_adapter_of_another_base(self, base: Path, table: Path, tmp_path: Path) -> None:
+        finetune(base, train=table, out=tmp_path / "run", method="lora", steps=2, baselines="none", changes=QUICK)
+        other = tasked.make_base(tmp_path / "other", width=48, heads=2)
+        kept = json.loads((tmp_path / "run/adapter.json").read_text())
+        kept["base"] |= {"path": str(other), "relative": str(other)}
+        (tmp_path / "run/adapter.json").write_text(json.dumps(kept))
+        with pytest.raises(CheckpointError, match="another base model"):
+            FineTuned.open(tmp_path / "run").predict(["the sea"])
+
+    def test_what_is_no_run(self, base: Path) -> None:
+        with pytest.raises(CheckpointError, match="not a fine-tuned run"):
+            FineTuned.open(base)
+
+    def test_more_labels_than_there_are(self, base: Path, table: Path, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match="5000 labels were asked for, train has 96"):
+            finetune(base, train=table, out=tmp_path / "run", labels=[5000])

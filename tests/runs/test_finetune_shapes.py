@@ -1,0 +1,287 @@
+"""Other shapes and kinds: decoders, encoder-decoders, tags, choices, spans, written answers; each asked afterwards."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pretune as pt
+from pretune.adaptation.adapted import Adapted
+from pretune.adaptation.heads.generation import Generation
+from pretune.adaptation.heads.multi_task import Several
+from pretune.core.errors import DataError, UsageError
+from pretune.evaluation.baselines.run import beside, names_of
+from pretune.evaluation.similarity import cosines
+from pretune.metrics.correlation import spearman
+from pretune.models.catalog import resolve
+from pretune.runs.finetune.adapted_model import head_for
+from pretune.runs.finetune.config import Tune, Wanted
+from pretune.runs.finetune.finetuned_run import FineTuned, evaluate_run
+from pretune.runs.finetune.inputs import example_of
+from pretune.runs.finetune.results import result
+from pretune.runs.finetune.saved_task import Kept
+from pretune.runs.finetune.sweep import finetune
+from pretune.runs.finetune.task_data import Opened, open_task, owned, trained_on
+from pretune.tasks.decode import score
+from pretune.tasks.example import Example
+from pretune.tasks.loading import Parts
+from pretune.tasks.task import Task
+from tests.runs import tasked
+
+QUICK: dict[str, Any] = {"train.judge": 20, "data.max_length": 32}
+
+
+def test_a_decoder_with_its_language_loss_beside_the_task(tmp_path: Path) -> None:
+    base = tasked.make_base(tmp_path, "gpt2-small", kind="bpe", style="endoftext")
+    table = tasked.classes(tmp_path / "own.jsonl", 60)
+    changes = {**QUICK, "tune.language": 0.5}
+    run = finetune(base, train=table, out=tmp_path / "run", steps=10, baselines="none", changes=changes)
+    assert run.score is not None and run.predict(["the lovely sea"])[0]["label"] in ("bad", "good")
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert any("language" in line for line in lines)
+
+
+def test_an_encoder_decoder_writes_the_label(tmp_path: Path) -> None:
+    base = tasked.make_base(tmp_path, "t5-small", kind="unigram", style="sentinels")
+    table = tasked.classes(tmp_path / "own.csv", 60)
+    run = finetune(base, train=table, out=tmp_path / "run", steps=2, baselines="none", changes=QUICK)
+    said = run.predict(["the lovely sea"])[0]
+    assert "text" in said and run.score is not None
+
+
+def test_tags(tmp_path: Path) -> None:
+    base = tasked.make_base(tmp_path)
+    run = finetune(base, train=tasked.tags(tmp_path / "own.conll"), out=tmp_path / "run", lr=1e-2, steps=40)
+    assert run.scores["metric"] == "entity_f1" and run.scores["baselines"][0]["score"] > 0.9
+    assert run.predict(["the old Anna sea"])[0]["tags"] == ["O", "O", "B-PER", "O"]
+    again = run.predict([{"words": ["the", "old", "Anna", "sea"]}])
+    assert again[0]["tags"] == ["O", "O", "B-PER", "O"]
+
+
+@pytest.mark.parametrize("family", ["bert-tiny", "t5-small"])
+def test_passages_some_of_which_have_no_answer(tmp_path: Path, family: str) -> None:
+    """A span head has a threshold on no answer; a model that writes says nothing in words."""
+    folder = tmp_path / "tasks" / "squad2"
+    folder.mkdir(parents=True)
+    for split, count in (("train-v2.0", 16), ("dev-v2.0", 8)):
+        asked = [
+            {"id": f"{i}", "question": "what is old?", "answers": [{"text": "sea", "answer_start": 8}] if i % 2 else []}
+            for i in range(count)
+        ]
+        pages = [{"title": "t", "paragraphs": [{"context": "the old sea is grey", "qas": asked}]}]
+        (folder / f"{split}.json").write_text(json.dumps({"version": "v2.0", "data": pages}))
+    more = {"kind": "unigram", "style": "sentinels"} if family == "t5-small" else {}
+    base = tasked.make_base(tmp_path, family, **more)
+    changes = {**QUICK, "data.new_tokens": 4, "data.stride": 8}
+    run = finetune(base, task="squad2", data=tmp_path, out=tmp_path / "run", steps=3, changes=changes)
+    assert (run.kept.threshold is None) == (family == "t5-small")
+    assert [row["name"] for row in run.scores["baselines"]] == ["first_words", "near_words"]
+    assert run.predict([{"question": "what is old?", "context": "the old sea"}])[0]["text"] is not None
+
+
+def test_scored_pairs_have_the_cosine_of_the_base_as_a_baseline(tmp_path: Path) -> None:
+    base = tasked.make_base(tmp_path)
+    draw = random.Random(0)
+    words = ["old", "grey", "sea", "house", "wind", "lovely"]
+    rows = ["sentence1\tsentence2\tscore"]
+    for _ in range(60):
+        one = draw.sample(words, 3)
+        shared = draw.randrange(4)
+        other = one[:shared] + [word for word in words if word not in one][: 3 - shared]
+        rows.append(f"{' '.join(one)}\t{' '.join(other)}\t{shared + 0.5}")
+    table = tmp_path / "own.tsv"
+    table.write_text("\n".join(rows) + "\n")
+    wish = {"train": table, "text": "sentence1", "pair": "sentence2", "label": "score", "steps": 2, "changes": QUICK}
+    run = finetune(base, out=tmp_path / "run", **wish)
+    simple = {row["name"]: row for row in run.scores["baselines"]}
+    assert set(simple) == {"mean", "ridge", "ridge_vectors", "cosine"} and "cosine" not in run.scores["not_run"]
+    judged = [json.loads(line) for line in (run.path / "predictions.jsonl").read_text().splitlines()]
+    split = run.scores["result"]["split"]
+    texts = [(one["input"], one["pair"], one["gold"]) for one in judged if one["split"] == split]
+    found = cosines(base, [(one, other) for one, other, _ in texts])
+    assert simple["cosine"]["scores"]["spearman"] == pytest.approx(spearman([gold for *_, gold in texts], found))
+    random_base = finetune(base, out=tmp_path / "random", method="random", **wish)
+    assert "cosine" in random_base.scores["not_run"]
+
+
+def test_several_tasks_at_once_in_words(tmp_path: Path) -> None:
+    """One model, one head, each task scored by its own metric beside its own baselines."""
+    two_tasks(tmp_path)
+    base = tasked.make_base(tmp_path, "t5-small", kind="unigram", style="sentinels")
+    changes = {**QUICK, "data.new_tokens": 4, "tune.temperature": 5}
+    run = finetune(base, task="cola,sst2", data=tmp_path, out=tmp_path / "run", steps=4, changes=changes)
+    assert run.scores["metric"] == "average" and set(run.scores["result"]["scores"]) == {"average", "cola", "sst2"}
+    simple = {row["name"]: row["scores"] for row in run.scores["baselines"]}
+    assert simple["majority"]["cola"] == 0 and simple["majority"]["sst2"] == 0.5
+    assert simple["majority"]["average"] == 0.25
+    assert "text" in run.predict(["sst2 sentence: the lovely sea."])[0]
+    assert "text" in run.on("sst2").predict(["the lovely sea."])[0]
+    assert set(evaluate_run(run, task="cola", data=tmp_path)["scores"]) == {"matthews"}
+    with pytest.raises(UsageError, match="no task of ours is 'cola,sst2'"):
+        evaluate_run(run, data=tmp_path)
+
+
+def two_tasks(folder: Path, sizes: tuple[int, int] = (40, 10)) -> None:
+    """Files of CoLA and SST-2 with so many training examples."""
+    rng = random.Random(0)
+    for name, line in (
+        ("cola", lambda i: f"gj04\t{i % 2}\t\t{tasked.sentence(rng)}"),
+        ("sst2", lambda i: f"{tasked.sentence(rng, tasked.GOOD if i % 2 else tasked.BAD)}\t{i % 2}"),
+    ):
+        place = folder / "tasks" / name
+        place.mkdir(parents=True)
+        head = ["sentence\tlabel"] if name == "sst2" else []
+        for split, count in (("train", sizes[name == "sst2"]), ("dev", 8)):
+            (place / f"{split}.tsv").write_text("\n".join([*head, *map(line, range(count))]) + "\n")
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_several_tasks_at_once_with_a_head_each(tmp_path: Path, method: str) -> None:
+    """An encoder cannot write: every step is of one task, and its head learns."""
+    two_tasks(tmp_path, (20, 100))
+    base = tasked.make_base(tmp_path)
+    changes = {**QUICK, "train.batch": 16, "tune.temperature": 2}
+    steps = 60 if method == "full" else 4
+    run = finetune(
+        base, task="cola,sst2", data=tmp_path, out=tmp_path / "run", method=method, steps=steps, lr=1e-2,
+        baselines="none", changes=changes,
+    )  # fmt: skip
+    model = pt.load(run)
+    assert isinstance(model, Adapted) and isinstance(model.spec, Several) and len(model.spec.heads) == 2
+    found = run.scores["result"]["scores"]["sst2"]
+    assert method != "full" or found == 1.0  # which is there to be learnt; the other is not
+    assert evaluate_run(run, task="sst2", data=tmp_path)["scores"]["accuracy"] == found
+    said = [json.loads(line) for line in (run.path / "predictions.jsonl").read_text().splitlines()]
+    assert {(one["task"], one["gold"]) for one in said} >= {("cola", "acceptable"), ("sst2", "negative")}
+    again = FineTuned.open(run).on("sst2").predict([one["input"] for one in said if one["task"] == "sst2"])
+    assert [one["label"] for one in again] == [one["label"] for one in said if one["task"] == "sst2"]
+    with pytest.raises(UsageError, match="say which with --task, none was given"):
+        run.predict(["the lovely sea."])
+    with pytest.raises(UsageError, match="found 'mrpc'"):
+        evaluate_run(run, task="mrpc", data=tmp_path)
+
+
+def test_at_most_so_many_of_each(tmp_path: Path) -> None:
+    """A large task is cut, a small one is whole; of a task alone it is the same."""
+    two_tasks(tmp_path, (20, 100))
+    wanted = Wanted(name="cola,sst2", data=str(tmp_path), each=30)
+    opened = open_task(wanted)
+    assert [len(mine) for mine in owned(opened, opened.parts.train)] == [20, 30]
+    assert "sst2: 30 of 100 training examples, stratified, seed 0" in opened.parts.notes
+    assert open_task(Wanted(name="sst2", data=str(tmp_path))).limited(30, 0) == opened.members[1].parts.train
+    assert len(open_task(replace(wanted, name="sst2")).parts.train) == 30
+    with pytest.raises(UsageError, match=r"task.each 0 must be at least 1"):
+        replace(wanted, each=0)
+
+
+def test_who_writes_and_who_has_heads() -> None:
+    both, tagged = trained_on("cola,sst2"), trained_on("cola,conll2003")
+    encoder, writer = resolve("bert-tiny", {}), resolve("t5-small", {})
+    assert isinstance(head_for(both, writer, None, Tune()), Generation)
+    assert isinstance(head_for(both, encoder, None, Tune()), Several)
+    assert isinstance(head_for(both, writer, None, Tune(text=False)), Several)
+    assert isinstance(head_for(tagged, writer, None, Tune()), Several)  # tags are not written
+    with pytest.raises(UsageError, match="task 'conll2003' has no template"):
+        head_for(tagged, writer, None, Tune(text=True))
+    with pytest.raises(UsageError, match="head 'generation' is not for a model of the shape 'encoder'"):
+        head_for(trained_on("cola,xsum"), encoder, None, Tune())
+
+
+KEPT = {"name": "own", "max_length": 32, "stride": 8}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "told"),
+    [
+        ("pair", "one text", "this task reads two texts"),
+        ("span", {"question": "who?"}, "give the second as 'context'"),
+        ("choice", {"text": "what?", "choices": ["one"]}, "at least two as the list 'choices'"),
+        ("classification", 3, "found a int"),
+        ("tagging", {"words": "a b"}, "must be a list of texts"),
+        ("generation", {"other": "x"}, "no field 'text'"),
+    ],
+)
+def test_an_input_that_is_not_enough_is_told(kind: Any, given: Any, told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        example_of(given, Kept(kind_of=kind, **KEPT), "input 3")  # type: ignore[arg-type]
+
+
+def test_inputs_in_the_fields_that_people_use() -> None:
+    kept = Kept(kind_of="pair", **KEPT)  # type: ignore[arg-type]
+    wanted = ("a", "b")
+    for given in (("a", "b"), {"premise": "a", "hypothesis": "b"}, {"text": "a", "pair": "b"}):
+        found = example_of(given, kept, "")
+        assert (found.text, found.pair) == wanted
+
+
+@pytest.mark.parametrize(("metric", "low"), [("accuracy", 0.0), ("matthews", -1.0)])
+def test_an_interval_ends_where_its_metric_does(metric: str, low: float) -> None:
+    task = Task(name="own", kind="classification", metrics=(metric,), splits={}, labels=("a", "b"))
+    some = [Example(text="x", label=0)]
+    opened = Opened(task=task, parts=Parts(train=some, dev=some, test=some))
+    trials = [{"seed": i, "scores": {split: {metric: float(i)} for split in ("dev", "test")}} for i in range(2)]
+    found = result(opened, trials)
+    assert (found["low"], found["score"], found["high"]) == (low, 0.5, 1.0)
+
+
+class TestBeside:
+    """Baselines for every kind."""
+
+    def task(self, kind: Any, metric: str, labels: tuple[str, ...] = ()) -> Task:
+        return Task(name="own", kind=kind, metrics=(metric,), splits={}, labels=labels)
+
+    def test_scores(self) -> None:
+        some = [Example(text=f"{'sea ' * (i % 4)}wind", label=float(i % 4)) for i in range(40)]
+        rows, absent = beside(self.task("regression", "pearson_spearman"), some, some, ("majority", "svm", "vectors"))
+        assert [row.name for row in rows] == ["mean", "ridge", "ridge_vectors"]
+        assert "pairs" in absent["cosine"]
+        assert {one.value for one in rows[0].predictions} == {1.5}
+        for row in rows[1:]:
+            found = score(self.task("regression", "pearson_spearman"), some, row.predictions)
+            assert next(iter(found.values())) > 0.9
+        assert "bilstm" in absent and "random" in absent
+
+    def test_they_may_be_asked_for_by_their_own_names(self) -> None:
+        assert names_of("mean,ridge,svm") == ("majority", "svm")
+
+    def test_choices(self) -> None:
+        some = [Example(text="a grey stone", choices=("the stone is grey", "rivers"), label=0) for _ in range(8)]
+        task = self.task("choice", "accuracy")
+        rows, _ = beside(task, some, some, ("majority", "svm", "vectors"))
+        assert [next(iter(score(task, some, row.predictions).values())) for row in rows] == [1.0, 1.0, 1.0]
+
+    def test_tags_by_the_word_and_its_neighbours(self) -> None:
+        """The same word has another tag after another word."""
+        pair = [
+            Example(text="", words=("a", "saw", "cuts"), tags=("D", "N", "V")),
+            Example(text="", words=("they", "saw", "it"), tags=("P", "V", "P")),
+        ]
+        task = self.task("tagging", "tag_accuracy", ("D", "N", "P", "V"))
+        rows, absent = beside(task, pair * 6, pair, ("majority", "svm"))
+        found = [next(iter(score(task, pair, row.predictions).values())) for row in rows]
+        assert found[0] < 1 and found[1] == 1.0 and "tagging" in absent["vectors"]
+
+    def test_written_answers(self) -> None:
+        some = [Example(text="one two three four", target="one two") for _ in range(4)]
+        rows, absent = beside(self.task("generation", "rouge"), some, some, ("majority", "svm"))
+        assert rows[0].predictions[0].text == "one two" and "generation" in absent["svm"]
+
+    def test_spans(self) -> None:
+        passage = "The river is long. In winter the harbour of Kiel froze. Salt is sold there."
+        some = [
+            Example(text="Which harbour froze?", pair=passage, answers=("Kiel",), spans=((44, 48),)),
+            Example(text="What is long?", pair=passage, answers=("The",), spans=((0, 3),)),
+        ]
+        task = self.task("span", "squad")
+        rows, absent = beside(task, some, some, ("majority", "svm", "vectors"))
+        assert [one.text for one in rows[0].predictions] == ["The", "The"]
+        assert rows[1].predictions[0].text in ("of", "Kiel") and "span" in absent["vectors"]
+        assert all(one.text and one.text in passage for one in rows[1].predictions)
+
+    def test_where_most_have_no_answer_none_is_given(self) -> None:
+        some = [Example(text="who?", pair="it was Anna", answers=answers) for answers in ((), (), ("Anna",))]
+        rows, _ = beside(self.task("span", "squad2"), some, some, ("majority", "svm"))
+        assert [[one.text for one in row.predictions] for row in rows] == [["", "", ""], ["", "", ""]]

@@ -1,0 +1,41 @@
+"""Every objective trains a little, on every shape of model that it names, and what it leaves is read again."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import pretune as pt
+from pretune.models.families import FAMILIES
+from pretune.objectives import OBJECTIVES
+from tests.runs.small import FAST, Prepared, shrunk
+
+MODELS = {
+    "encoder": "bert-tiny",
+    "decoder": "gpt2",
+    "encoder-decoder": "t5-small",
+    "two-way": "gpt2",
+    "two-stream": "xlnet",
+    "generator-discriminator": "bert-tiny",
+}
+"""A model of each shape, or of the one that it is made of."""
+STYLES = {"masked_seq2seq": ("wordpiece", "cls-sep"), "denoising": ("bpe", "s-mask")}
+"""Tokenizers of objectives that need another one than the family's."""
+WHAT = {"translation": "pairs", "supervised": "pairs", "mixture": "both"}
+"""What is read, where it is not plain documents."""
+PAIRS = [(name, shape) for name in OBJECTIVES.names() for shape in OBJECTIVES.get(name)().shapes]
+
+
+@pytest.mark.parametrize(("name", "shape"), PAIRS)
+def test_two_steps(name: str, shape: str, prepared: Prepared, tmp_path: Path) -> None:
+    model = MODELS[shape]
+    paper = FAMILIES.get(model.split("-")[0]).training
+    assert paper is not None
+    usual = ("unigram", "sentinels") if name in ("span_corruption", "mixture") else paper.tokenizer[:2]
+    data = prepared(*STYLES.get(name, usual), WHAT.get(name, "stories"))
+    changes = {**shrunk(model), **FAST, "data.short": None, "data.samples": "documents", "train.samples_every": 1}
+    run = pt.pretrain(model, data=data, objective=name, out=tmp_path / "run", steps=2, changes=changes)
+    assert run.summary["steps"] == 2 and run.summary["skipped"] == 0 and run.loss is not None
+    assert json.loads((tmp_path / "run/run.json").read_text())["objective"]["kind"] == name
+    assert any(term.endswith("accuracy") for term in run.summary["held_out"])
+    assert pt.load(run).spec.vocab == pt.load(run).tokenizer.get_vocab_size()

@@ -1,0 +1,33 @@
+"""Opening a task: a built-in corpus where a file of one's own may stand, and what is said of too little."""
+
+from pathlib import Path
+
+import pytest
+
+from pretune.core.errors import UsageError
+from pretune.runs.finetune.config import Wanted
+from pretune.runs.finetune.task_data import open_task
+from pretune.text.corpora.builtin import Reviews
+
+
+def test_built_in_reviews_are_a_table() -> None:
+    try:
+        Reviews().check()
+    except UsageError as missing:
+        pytest.skip(str(missing))
+    opened = open_task(Wanted(train="builtin:reviews", most=10))
+    assert opened.task.labels == ("0", "1") and len(opened.parts.test) == 10
+    assert len(opened.parts.train) == 26_824 and opened.headline == "test"
+
+
+def test_too_little_is_told(tmp_path: Path) -> None:
+    rows = [f"text {number},good" for number in range(399)]
+    table = tmp_path / "a.csv"
+    table.write_text("\n".join(["text,label", *rows, "other,bad"]))
+    told = "; ".join(open_task(Wanted(train=str(table))).parts.notes)
+    assert "train has no example of 'bad', so nothing is learnt about it" in told and "too few" not in told
+    table.write_text("\n".join(["text,label", *rows[:40], *(f"other {number},bad" for number in range(40))]))
+    told = "; ".join(open_task(Wanted(train=str(table))).parts.notes)
+    assert "no example" not in told and "'test' has 8 examples, too few to tell much" in told
+    told = "; ".join(open_task(Wanted(train=str(table), dev=str(table))).parts.notes)
+    assert "too few to tell" not in told

@@ -1,0 +1,32 @@
+"""A report on real runs: what training writes is what the page reads."""
+
+import re
+from pathlib import Path
+
+from pretune.reports import report
+from pretune.runs.finetune.sweep import finetune
+from pretune.runs.pretrain import pretrain
+from tests.runs import tasked
+from tests.runs.small import FAST, Prepared, shrunk
+
+
+def test_pre_training_and_fine_tuning(prepared: Prepared, tmp_path: Path) -> None:
+    changes = {**shrunk("bert-tiny"), **FAST, "data.short": None, "train.samples_every": 2}
+    base = pretrain("bert-tiny", data=prepared(), out=tmp_path / "base", objective="masked", steps=4, changes=changes)
+    table = tasked.classes(tmp_path / "own.csv")
+    fine = finetune(base, train=table, out=tmp_path / "fine", steps=4, labels=(40, None), baselines="majority,svm")
+    page = report([base, fine], tmp_path / "report.html").read_text()
+    assert set(re.findall(r'<p class="note">(No |There is no |predictions.jsonl has no )', page)) == set()
+    for words in (
+        "step 2",
+        "loss of pre-training",
+        "accuracy on dev",
+        "accuracy by labels",
+        "svm (baseline)",
+        "stories",
+    ):
+        assert words in page, words
+    assert "right ↓ said →" in page and "pretune finetune --config" in page
+    card = (fine.path / "README.md").read_text()  # from the same rows
+    result = f"{fine.score:.4f}"
+    assert result in page and result in card

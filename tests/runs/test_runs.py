@@ -1,0 +1,427 @@
+"""Runs from beginning to end: repeated bit for bit, of any length, from other weights; what they write and refuse."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pretune as pt
+from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
+from pretune.core.format import SPAN, TRAINING_TIME, clock
+from pretune.data.prepare import prepare
+from pretune.reports import report
+from pretune.runs import pretrain_run
+from pretune.runs.data_phases import Course
+from pretune.runs.run_dir import Run
+from pretune.runs.samples import Samples
+from pretune.text.tokenizer import Tokenizer
+from pretune.training import validation as evaluation
+from pretune.training.checkpointing import Saver
+from pretune.training.checkpoints import Store
+from pretune.training.loop import Loop
+from pretune.training.metrics_log import read_metrics
+from tests.data.texts import blocks, stories
+from tests.runs.small import FAST, Prepared, make, shrunk
+
+BERT = {**shrunk("bert-tiny"), **FAST, "data.short": None}
+
+
+def run(data: Path | None, out: Path, name: str | None = "bert-tiny", **wishes: Any) -> Run:
+    length = {"steps": 4} if not {"steps", "tokens", "epochs", "budget", "settings", "resume"} & {*wishes} else {}
+    changes = {**(BERT if name == "bert-tiny" else {}), **wishes.pop("changes", {})}
+    wishes = {"data": data, **length, **wishes}
+    return pt.pretrain(name, out=out, changes=changes, **{k: v for k, v in wishes.items() if v is not None})
+
+
+def same(one: Path, other: Path) -> bool:
+    return (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+
+
+def state(where: Path) -> Any:
+    """What the newest checkpoint of a run says of it."""
+    newest = max((where / "checkpoints").iterdir())
+    return json.loads((newest / "state.json").read_text())["facts"]["state"]
+
+
+def refused(kind: type[PretuneError], data: Path | None, out: Path, *args: Any, **wishes: Any) -> str:
+    """The one line; nothing was trained or written."""
+    with pytest.raises(kind) as error:
+        run(data, out, *args, **wishes)
+    assert "\n" not in str(error.value) and not (out / "checkpoints").exists()
+    return str(error.value)
+
+
+@pytest.fixture
+def data(prepared: Prepared) -> Path:
+    return prepared()
+
+
+class Clockwork:
+    """A clock that the work of a run moves, each part by so many seconds, and none by how busy the machine is."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.spent, self.slower, self.patch = 0.0, 1.0, monkeypatch
+        begun = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: begun + self.spent)
+        monkeypatch.setattr(time, "process_time", lambda: self.spent)
+        self.takes(pretrain_run.Session, "_ahead", 10.0)
+        self.takes(evaluation, "evaluate", 4.0)
+        self.takes(Store, "save", 2.0)
+        self.takes(Loop, "_gradients", 0.8)
+        self.takes(pretrain_run, "finish", 3.0)
+
+    def takes(self, owner: Any, name: str, seconds: float) -> None:
+        real = getattr(owner, name)
+
+        def work(*given: Any, **more: Any) -> Any:
+            self.spent += seconds * (self.slower if self.spent > 50 else 1.0)
+            return real(*given, **more)
+
+        self.patch.setattr(owner, name, work)
+
+
+@pytest.fixture
+def clockwork(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
+    return Clockwork(monkeypatch)
+
+
+class TestRepeating:
+    def test_settings_are_a_run(self, data: Path, tmp_path: Path) -> None:
+        """From the file of a run, and from that file with a change and back again."""
+        run(data, tmp_path / "a", objective="masked")
+        run(None, tmp_path / "b", None, settings=tmp_path / "a/run.json")
+        assert same(tmp_path / "a", tmp_path / "b")
+        run(None, tmp_path / "c", None, settings=tmp_path / "b", changes={"train.seed": "5"})
+        assert not same(tmp_path / "a", tmp_path / "c")
+        run(None, tmp_path / "d", None, settings=tmp_path / "c", changes={"train.seed": "0", "train.workers": "1"})
+        assert same(tmp_path / "a", tmp_path / "d")
+
+    def test_what_was_resumed_is_finished(self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        first = run(data, tmp_path / "a")
+        before = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*") if path.is_file()}
+        capsys.readouterr()
+        again = run(None, tmp_path / "a", None, resume=True)
+        assert again.summary == json.loads(json.dumps(first.summary)) and again.loss == first.loss
+        assert "is finished; there is nothing to resume" in capsys.readouterr().err
+        assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*") if path.is_file()}
+        with pytest.raises(CheckpointError, match=r"train\.steps was 4 and cannot become 9"):
+            run(None, tmp_path / "a", None, resume=True, steps=9)
+
+    def test_one_run_a_directory(self, data: Path, tmp_path: Path) -> None:
+        run(data, tmp_path / "a")
+        with pytest.raises(UsageError, match="there is a run already; go on with --resume, or choose another --out"):
+            run(data, tmp_path / "a")
+        with pytest.raises(CheckpointError, match="there is no run to resume"):
+            run(None, tmp_path / "b", None, resume=True)
+
+    def test_what_killed_writers_left_is_swept(self, data: Path, tmp_path: Path) -> None:
+        (tmp_path / "a/.tmp-0123456789ab").mkdir(parents=True)
+        run(data, tmp_path / "a")
+        assert not [*(tmp_path / "a").glob(".tmp-*")]
+
+
+class TestLengths:
+    def test_tokens_and_epochs(self, data: Path, tmp_path: Path) -> None:
+        assert run(data, tmp_path / "a", objective="masked", tokens=256 * 3).summary["steps"] == 3
+        found = run(data, tmp_path / "b", objective="masked", epochs=0.5).summary
+        tokens = json.loads((data / "card.json").read_text())["splits"]["train"]["tokens"]
+        assert found["tokens"] == pytest.approx(tokens / 2, abs=256)  # whole steps
+
+    def test_short_sequences_first(self, data: Path, tmp_path: Path) -> None:
+        short = {"data.short": (0.5, 8), "data.max_length": 64}
+        run(data, tmp_path / "a", objective="masked", steps=6, changes=short)
+        run(None, tmp_path / "b", None, settings=tmp_path / "a/run.json")
+        assert same(tmp_path / "a", tmp_path / "b")
+        assert state(tmp_path / "a")["phases"] == [0, 3]
+
+    def test_the_switch_of_lengths_is_logged(
+        self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Once, in the log and in the metrics; a run that was stopped there and went on has it once, too."""
+        changes = {"data.short": (0.5, 8), "data.max_length": 64, "train.checkpoint_every": 1}
+        run(data, tmp_path / "a", objective="masked", steps=6, changes=changes)
+        logged = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step 3: ") and "64" in line]
+        events = [line for line in read_metrics(tmp_path / "a") if "event" in line]
+        assert len(logged) == 1 and events == [{"step": 3, "event": "length", "length": 64}]
+        for step in (3, 4):
+            out = tmp_path / str(step)
+            with monkeypatch.context() as patch:
+                patch.setattr(Saver, "__call__", lambda self, loop, reports, at=step: 1 / (loop.state.step - at))
+                with pytest.raises(ZeroDivisionError):
+                    run(data, out, objective="masked", steps=6, changes=changes)
+            run(None, out, None, resume=True)
+            assert [line for line in read_metrics(out) if "event" in line] == events
+            assert same(tmp_path / "a", out)
+
+    def test_against_the_clock(
+        self, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clockwork: Clockwork
+    ) -> None:
+        """It ends in time, its rate comes down to nothing, and it can be repeated bit for bit, also after a stop."""
+        found = run(data, tmp_path / "a", budget="60s", changes={"data.short": (0.5, 16), "train.log_every": 1})
+        assert found.summary["elapsed"] < clockwork.spent <= 60 and found.summary["steps"] > 20
+        told = json.loads((tmp_path / "a/run.json").read_text())
+        rates = [line["rate"] for line in read_metrics(tmp_path / "a") if "rate" in line]
+        assert max(rates) == pytest.approx(told["train"]["lr"], rel=0.2) and rates[-1] < 0.1 * max(rates)
+        run(None, tmp_path / "b", None, settings=tmp_path / "a/run.json")
+        assert same(tmp_path / "a", tmp_path / "b")
+        assert rates == [line["rate"] for line in read_metrics(tmp_path / "b") if "rate" in line]
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                Samples, "__call__", lambda self, loop, reports: 1 / (loop.state.step - 7)
+            )  # a bug, at a step
+            with pytest.raises(ZeroDivisionError):
+                run(None, tmp_path / "c", None, settings=tmp_path / "a", changes={"train.checkpoint_every": 5})
+        run(None, tmp_path / "c", None, resume=True)
+        assert same(tmp_path / "a", tmp_path / "c")
+        assert state(tmp_path / "b")["planned"] == [*state(tmp_path / "a")["phases"][1:], found.summary["steps"]]
+
+    @pytest.mark.parametrize("slower", [1.0, 2.0])
+    def test_a_budget_has_room_for_the_end(
+        self, data: Path, tmp_path: Path, clockwork: Clockwork, slower: float
+    ) -> None:
+        """Evaluations, saves and the last files take seconds, from the middle on some more."""
+        clockwork.slower = slower
+        found = run(data, tmp_path / "a", budget="100s", changes={"train.samples_every": 0})
+        assert 80 < clockwork.spent <= 100 and found.summary["steps"] > 20
+
+    def test_a_budget_for_a_few_steps_is_told_to_be_too_small(
+        self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        found = run(data, tmp_path / "a", budget="0.01s")
+        told = f"warning: the budget had time for {found.summary['steps']} steps, in which a model learns"
+        assert found.summary["steps"] < 5 and told in capsys.readouterr().err
+        run(data, tmp_path / "b", steps=4)  # which were asked for
+        assert "the budget had time" not in capsys.readouterr().err
+
+    def test_a_clock_asked_for_anew_is_not_repeated(self, data: Path, tmp_path: Path) -> None:
+        from pretune.runs.build_config import choose
+        from pretune.runs.clock_history import history
+
+        settings = choose("bert-tiny", data=data, budget="2s", device="cpu")
+        (tmp_path / "run.json").write_text(json.dumps(settings.plain()))
+        for found in (
+            history(settings, None),
+            history(settings, tmp_path, budget="2s"),
+            history(settings, tmp_path / "run.json"),  # it is not finished
+            history(settings.changed({"train.budget": 3.0}), tmp_path),
+        ):
+            assert not found.planned
+
+
+class TestStarting:
+    def test_from_a_run_with_another_objective(self, data: Path, tmp_path: Path) -> None:
+        run(data, tmp_path / "a")  # next_sentence
+        run(data, tmp_path / "b", None, start=tmp_path / "a", objective="masked", changes=FAST | {"data.short": None})
+        told = json.loads((tmp_path / "b/run.json").read_text())
+        assert told["train"]["start"] == str(tmp_path / "a") and told["model"]["pooler"] is None
+        frozen = {**FAST, "data.short": None, "train.lr": 1e-12}
+        run(data, tmp_path / "c", "bert", start=tmp_path / "a", objective="masked", changes=frozen)
+        old, new = pt.load(tmp_path / "a"), pt.load(tmp_path / "c")
+        for name, tensor in new.named_parameters():
+            torch.testing.assert_close(tensor, dict(old.named_parameters())[name], rtol=0, atol=1e-9)
+        run(None, tmp_path / "d", None, settings=tmp_path / "b/run.json")
+        assert same(tmp_path / "b", tmp_path / "d")
+
+    def test_from_an_encoder_to_a_pair_and_on(
+        self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        run(data, tmp_path / "a", objective="masked")
+        still = {**FAST, "data.short": None, "train.lr": 1e-12}
+        run(data, tmp_path / "b", None, start=tmp_path / "a", objective="replaced_token", changes=still)
+        assert "has no generator; its own weights are new" in capsys.readouterr().err
+        body, pair = pt.load(tmp_path / "a"), pt.load(tmp_path / "b")
+        torch.testing.assert_close(pair.tokens.weight, body.tokens.weight, rtol=0, atol=1e-9)
+        run(data, tmp_path / "c", None, start=tmp_path / "b", objective="replaced_token", changes=still)
+        inner = [pt.load(tmp_path / name / "generator") for name in "bc"]
+        torch.testing.assert_close(inner[1].head.bias, inner[0].head.bias, rtol=0, atol=1e-9)
+
+    def test_from_a_directory_of_transformers(self, data: Path, tmp_path: Path) -> None:
+        transformers = pytest.importorskip("transformers")
+        size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+        settings = transformers.BertConfig(**size, vocab_size=Tokenizer.load(data / "tokenizer").vocab)
+        transformers.BertForMaskedLM(settings).save_pretrained(tmp_path / "hf")
+        for file in (data / "tokenizer").iterdir():
+            (tmp_path / "hf" / file.name).write_bytes(file.read_bytes())
+        found = run(
+            data, tmp_path / "a", None, start=tmp_path / "hf", objective="masked", changes={**FAST, "data.short": None}
+        )
+        assert found.load().spec.width == 32
+
+    def test_a_boundary_objective(self, data: Path, tmp_path: Path) -> None:
+        """The head that it asks for is there, is trained, and is saved."""
+        edges = {"objective.boundary": "boundary"}
+        run(data, tmp_path / "a", objective="span_masked", changes=edges)
+        assert "boundary" in read_metrics(tmp_path / "a")[-1]["held_out"]
+        assert pt.load(tmp_path / "a").span is not None
+
+    def test_what_does_not_belong_together(self, data: Path, prepared: Prepared, tmp_path: Path) -> None:
+        run(data, tmp_path / "a", objective="masked")
+        other = make(tmp_path / "other", "wordpiece", "cls-sep", count=30)
+        out = tmp_path / "b"
+        assert "not the tokenizer of the data" in refused(CheckpointError, other, out, None, start=tmp_path / "a")
+        large = prepared("unigram", "sentinels")
+        assert "tokens, and the data's tokenizer" in refused(CheckpointError, large, out, None, start=tmp_path / "a")
+        assert "leave the name out" in refused(UsageError, data, out, "gpt2", start=tmp_path / "a")
+        changed = {**FAST, "model.width": 64, "data.short": None}
+        told = refused(CheckpointError, data, out, None, start=tmp_path / "a", objective="masked", changes=changed)
+        assert "has shape [" in told
+        assert "no such directory" in refused(CheckpointError, data, out, None, start=tmp_path / "nowhere")
+
+
+class TestData:
+    def test_what_is_not_there(self, tmp_path: Path) -> None:
+        assert str(tmp_path / "none") in refused(DataError, tmp_path / "none", tmp_path / "run")
+
+    def test_a_slice(self, data: Path, tmp_path: Path) -> None:
+        text = blocks(tmp_path / "a.txt", stories(40))
+        prepare([text], tokenizer=data / "tokenizer", out=tmp_path / "slice", shard="1/2", workers=0)
+        assert "join the slices with `pretune prepare --merge`" in refused(
+            DataError, tmp_path / "slice", tmp_path / "run"
+        )
+
+    def test_text_shorter_than_a_sequence(self, data: Path, tmp_path: Path) -> None:
+        text = blocks(tmp_path / "a.txt", ["The old house."])
+        prepare([text], tokenizer=data / "tokenizer", out=tmp_path / "short", holdout=0, workers=0)
+        told = refused(DataError, tmp_path / "short", tmp_path / "run", objective="masked")
+        assert "less than one sequence of 32; give more text" in told
+
+    def test_nothing_held_out(self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        text = blocks(tmp_path / "a.txt", stories(20))
+        prepare([text], tokenizer=data / "tokenizer", out=tmp_path / "data", holdout=0, workers=0)
+        found = run(tmp_path / "data", tmp_path / "run", objective="masked", changes={"train.samples_every": 2})
+        assert found.loss is None and "nothing to judge by is held out" in capsys.readouterr().err
+
+    def test_too_little_held_out_for_pairs(
+        self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        text, one = blocks(tmp_path / "a.txt", stories(20)), blocks(tmp_path / "b.txt", ["A house. A river. A road."])
+        prepare([text], valid=[one], tokenizer=data / "tokenizer", out=tmp_path / "data", workers=0)
+        assert run(tmp_path / "data", tmp_path / "run", objective="next_sentence").loss is None
+        told = capsys.readouterr().err
+        assert "warning: held-out text: " in told and "found one; give more documents" in told
+        assert "`pretune prepare --holdout SHARE` holds out more" in told
+
+    def test_what_is_held_out_fills_no_batch(self, data: Path, tmp_path: Path) -> None:
+        text = blocks(tmp_path / "a.txt", stories(12))
+        prepare([text], tokenizer=data / "tokenizer", out=tmp_path / "data", holdout=0.05, workers=0)
+        changes = {"train.samples_every": 1, "train.batch_tokens": 1024}
+        run(tmp_path / "data", tmp_path / "run", objective="masked", changes=changes)
+        lines = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+        told = [line["step"] for line in lines if "sample" in line]
+        assert sorted({*told}) == [1, 2, 3, 4] and len(told) < 4 * 3  # fewer texts than usual
+
+    def test_tokenizers_without_what_an_objective_needs(self, prepared: Prepared, tmp_path: Path) -> None:
+        plain = prepared("bpe", "endoftext")
+        assert "masked needs a mask token" in refused(UsageError, plain, tmp_path / "a", objective="masked")
+        told = refused(UsageError, plain, tmp_path / "a", "t5-small", changes={**shrunk("t5-small"), **FAST})
+        assert "sentinel" in told and "--style" in told
+
+    def test_shapes_that_an_objective_does_not_train(self, data: Path, tmp_path: Path) -> None:
+        assert "trains models of the shape decoder" in refused(UsageError, data, tmp_path / "a", objective="causal")
+
+    def test_sequences_longer_than_positions(self, data: Path, tmp_path: Path) -> None:
+        told = refused(UsageError, data, tmp_path / "a", changes={"data.max_length": 128})
+        assert "sequences of up to 128 tokens, and the positions of this model end at 64" in told
+
+    def test_a_schedule_that_does_not_fit(self, data: Path, tmp_path: Path) -> None:
+        told = refused(UsageError, data, tmp_path / "a", changes={"train.schedule.warmup": 9})
+        assert "a warm-up of 9 steps leaves nothing of a run of 4" in told
+
+    def test_documents_of_one_sentence_are_no_pairs(self, data: Path, tmp_path: Path) -> None:
+        text = blocks(tmp_path / "a.txt", [f"Story {number} of the old house by the sea" for number in range(80)])
+        prepare([text], tokenizer=data / "tokenizer", out=tmp_path / "data", holdout=0.1, workers=0)
+        told = refused(DataError, tmp_path / "data", tmp_path / "run", objective="sentence_order")
+        assert "sentence" in told
+
+
+class TestWhatIsWritten:
+    def test_metrics(self, data: Path, tmp_path: Path) -> None:
+        found = run(data, tmp_path / "a", steps=5)
+        lines = read_metrics(tmp_path / "a")
+        steps = [line for line in lines if "loss" in line]
+        assert [line["step"] for line in steps] == [1, 2, 3, 4, 5]
+        for line in steps:
+            assert line["loss"] == pytest.approx(line["masked"] + line["pair"]) and line["norm"] > 0
+            assert line["skipped"] is False and line["seconds"] >= 0
+        assert steps[-1]["tokens"] == found.summary["tokens"] > 5 * 256 * 0.8
+        held = [line for line in lines if "held_out" in line]
+        assert [line["step"] for line in held] == [0, 1, 2, 3, 4, 5]
+        assert held[-1]["held_out"] == found.summary["held_out"]
+        assert 0 <= held[-1]["held_out"]["masked_accuracy"] <= 1 and 0 <= held[-1]["held_out"]["pair_accuracy"] <= 1
+
+    def test_evaluation_is_exact(self, data: Path, tmp_path: Path) -> None:
+        """The held-out loss is that of the objective over the held-out batches, computed here anew."""
+        from pretune.objectives.masked import Masked
+        from pretune.runs.defaults import read_run
+        from pretune.runs.training_data import Source
+
+        found = run(
+            data, tmp_path / "a", objective="masked", changes={"train.eval_tokens": 10**6, "objective.rate": 0.4}
+        )
+        settings = read_run(tmp_path / "a")
+        source = Source.open(settings.data, settings.objective, "encoder")
+        stream = source.stream("valid", length=32, tokens=256, ranks=1, seed=9, fixed=False)
+        model, total, count, right = pt.load(tmp_path / "a").eval(), 0.0, 0, 0
+        with torch.no_grad():
+            for step in stream.steps(0):
+                loss = Masked().loss(model, batch := stream.batch(step))
+                total, count = total + float(loss.sum), count + int(loss.count)
+                logits = model(batch).logits
+                right += int((logits.argmax(1) == batch.targets.labels).sum())
+        held = found.summary["held_out"]
+        assert held["loss"] == pytest.approx(total / count, rel=1e-5) and held["accuracy"] == right / count
+        assert held["perplexity"] == pytest.approx(torch.tensor(held["loss"]).exp().item(), rel=1e-5)
+
+    def test_card_and_cost(self, data: Path, tmp_path: Path) -> None:
+        found = run(data, tmp_path / "a")
+        cost = json.loads((tmp_path / "a/cost.json").read_text())
+        assert cost["flops"] > 0 and cost["energy_label"] and cost["run"]["steps"] == 4
+        assert cost["run"]["held_out"] == found.summary["held_out"]
+        card = (tmp_path / "a/README.md").read_text()
+        assert card.startswith("---\nlibrary_name: pretune\ntags: [bert, next_sentence]\nlanguage: [en]\n---\n# a\n")
+        for part in ("| parameters | ", "stories.txt", "not stated", "held-out pair accuracy", "<$0.01", "- valid: "):
+            assert part in card
+
+    def test_one_time_in_terminal_card_and_report(
+        self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The time of the loop, which energy and price are of; that of the whole command is another number."""
+        begun, real = time.monotonic(), Course.open
+
+        def slow(*given: Any) -> Course:
+            time.sleep(1.2)
+            return real(*given)
+
+        monkeypatch.setattr(Course, "open", slow)
+        found = run(data, tmp_path / "a", begun=begun)
+        cost = json.loads((tmp_path / "a/cost.json").read_text())
+        assert found.summary["seconds"] == cost["run"]["seconds"] == cost["seconds"]
+        assert cost["run"]["elapsed"] > cost["seconds"] + 1.2
+        shown = capsys.readouterr().err
+        (terminal,) = [line.split()[-1] for line in shown.splitlines() if line.split()[:-1] == TRAINING_TIME.split()]
+        card = (tmp_path / "a/README.md").read_text()
+        assert terminal == clock(cost["seconds"]) and f"| {TRAINING_TIME} | {terminal} |" in card
+        page = report([tmp_path / "a"], tmp_path / "report.html").read_text()
+        assert terminal in page and TRAINING_TIME in page
+        for text in (shown, card, page):
+            assert SPAN in text
+
+    @pytest.mark.parametrize(
+        ("name", "kind", "style"),
+        [("bert-tiny", "wordpiece", "cls-sep"), ("gpt2", "bpe", "endoftext"), ("t5-small", "unigram", "sentinels")],
+    )
+    def test_samples_on_request_change_nothing(
+        self, name: str, kind: str, style: str, prepared: Prepared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        changes = {**shrunk(name), **FAST, "data.short": None}
+        run(prepared(kind, style), tmp_path / "a", name, changes={**changes, "train.samples_every": 0})
+        assert " → " not in capsys.readouterr().err
+        run(prepared(kind, style), tmp_path / "b", name, changes={**changes, "train.samples_every": 2})
+        lines = [line for line in capsys.readouterr().err.splitlines() if " → " in line]
+        assert [line.split(":")[0] for line in lines] == ["step 2", "step 4"]
+        told = [line["step"] for line in read_metrics(tmp_path / "b") if " → " in line.get("sample", "")]
+        assert told == [2, 2, 2, 4, 4, 4]  # three texts, one of them on the screen
+        assert same(tmp_path / "a", tmp_path / "b")

@@ -1,0 +1,270 @@
+"""What is shown of an objective is what it does: tokens, targets, weights, and who sees whom."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pretune.core.errors import UsageError
+from pretune.core.types import IGNORE, Batch
+from pretune.data.batch_shape import Shape
+from pretune.data.counters import Counters
+from pretune.data.layout import lay_out
+from pretune.models.bidirectional_lm import mirrored
+from pretune.objectives import OBJECTIVES
+from pretune.objectives.base import ModelShape, Objective
+from pretune.runs.show_batch import Drawn, Example, Side, example
+from pretune.runs.show_batch.attention import sights
+from pretune.runs.show_batch.texts import sequence, usual, variants
+from pretune.runs.show_batch.token_text import Spelling, pieces, words
+from tests.contracts.lessons import MODELS
+from tests.contracts.tiny import rough
+from tests.text.tokenizers import trained
+
+CASES = [(name, shape) for name in OBJECTIVES for shape in OBJECTIVES.get(name)().shapes]
+MASKS = [
+    (name, shape, seed)
+    for name, shape in CASES
+    for seed in ((0, 1, 2) if name in ("multitask_masked", "mixture", "permuted") else (0,))
+]
+"""With several seeds where the mask is drawn."""
+
+
+def taught(name: str, shape: ModelShape, seed: int = 0) -> tuple[Spelling, Objective, Batch]:
+    """The first lesson of an example, made without any of what tells it."""
+    objective = OBJECTIVES.get(name)()
+    _, segments, label = variants(name, objective, usual(objective))[0]
+    spelling = words(segments, objective, shape)
+    one = sequence(spelling, shape, segments, label, objective.pairs)
+    made = objective.open(spelling.vocabulary, shape).corrupt(one, Counters.of(seed, one))
+    source = None if made.source is None else int(made.source.lengths[0])
+    return (
+        spelling,
+        objective,
+        lay_out(made, np.zeros(1, np.int64), Shape(rows=1, length=len(made.tokens), source=source)),
+    )
+
+
+def row(side: Side, name: str) -> tuple[str, ...]:
+    return next(found.values for found in side.rows if found.name == name)
+
+
+def attended(model: Any, shape: ModelShape, batch: Batch) -> list[torch.Tensor]:
+    """Where the first layer of a real model puts any weight, for each kind of attention that it has."""
+
+    def where(found: tuple[tuple[torch.Tensor, ...], ...]) -> torch.Tensor:
+        return (found[0][0] > 0).any(0)
+
+    if shape == "two-way":
+        turned, index = mirrored(batch)
+        right = where(model.backwards(turned, attention=True).attention)
+        return [where(model.forwards(batch, attention=True).attention), right[index][:, index]]
+    if shape == "generator-discriminator":
+        return [where(model.generator(batch, attention=True).attention)]
+    out = model(batch, attention=True)
+    if shape == "encoder-decoder":
+        return [where(out.source.attention), where(out.attention), where(out.cross)]
+    return [where(out.attention)]
+
+
+@pytest.mark.parametrize(("name", "shape", "seed"), MASKS)
+def test_who_sees_whom_is_where_a_model_looks(name: str, shape: ModelShape, seed: int) -> None:
+    spelling, _, batch = taught(name, shape, seed)
+    told = sights(batch, shape, lambda ids: spelling.tokens(ids.tolist()))
+    with torch.no_grad():
+        looked = attended(rough(MODELS[shape](spelling.vocabulary.size)).eval(), shape, batch)
+    if shape == "two-stream":  # the model tells the weights of queries where there are targets, else of content
+        content, query = told
+        rows = list(content.seen)
+        for place, seen in zip(query.places, query.seen, strict=True):
+            rows[place] = seen
+        assert looked[0].tolist() == [list(seen) for seen in rows]
+        return
+    assert [seen.tolist() for seen in looked] == [[list(seen) for seen in sight.seen] for sight in told]
+
+
+@pytest.mark.parametrize(("name", "shape"), CASES)
+def test_what_is_told_is_the_lesson(name: str, shape: ModelShape) -> None:
+    """Tokens and targets are those of the batch, spelled out, and terms count as the objective counts."""
+    made = example(name, shape=shape)
+    assert made.shape == shape and made.title and made.about and made.text
+    for drawn in made.drawn:
+        for side in drawn.sides:
+            assert len(side.tokens) == len(side.kinds)
+            assert all(len(found.values) == len(side.tokens) for found in side.rows)
+        for sight in drawn.sights:
+            assert len(sight.queries) == len(sight.places) == len(sight.seen)
+            assert {len(seen) for seen in sight.seen} <= {len(sight.keys)}
+    if name in ("multitask_masked", "mixture"):  # which show the first of each kind
+        return
+    spelling, objective, batch = taught(name, shape)
+    labels = torch.full_like(batch.tokens, IGNORE)
+    assert batch.targets is not None
+    labels[batch.targets.index] = batch.targets.labels
+    first = made.drawn[0]
+    reads = first.sides[1 if shape == "encoder-decoder" else 0]
+    assert reads.tokens == spelling.tokens(batch.tokens.tolist())
+    assert reads.rows[0].values == spelling.tokens(labels.tolist())
+    if batch.source is not None:
+        assert first.sides[0].tokens == spelling.tokens(batch.source.tokens.tolist())
+    assert {term.name: term.count for term in first.terms} == {
+        term: int(count) for term, count in objective.counts(batch).items()
+    }
+
+
+@pytest.mark.parametrize(("name", "shape"), CASES)
+def test_the_seed_decides(name: str, shape: ModelShape) -> None:
+    more = {"rate": 0.4, "mean": 2.0} if name == "span_corruption" else {}  # one span alone is always the last
+    assert example(name, shape=shape, seed=3) == example(name, shape=shape, seed=3)
+    others = {str(example(name, shape=shape, seed=seed, settings=more).drawn) for seed in range(5)}
+    assert (len(others) == 1) == (name in ("causal", "bidirectional", "supervised"))
+
+
+def only(made: Example) -> Drawn:
+    (drawn,) = made.drawn
+    return drawn
+
+
+def test_the_example_of_the_paper() -> None:
+    drawn = only(example("span_corruption", hide=["for inviting", "last"]))
+    assert drawn.reads == "Thank you <X> me to your party <Y> week."
+    assert drawn.says == "<X> for inviting <Y> last <Z>"
+
+
+def test_masks_random_words_and_those_that_stay() -> None:
+    side = only(example("masked", settings={"rate": 1.0, "split": [0.4, 0.3, 0.3]}, seed=1)).sides[0]
+    kinds = {"mask": 0, "random": 0, "kept": 0}
+    for token, label, shown in zip(side.tokens, row(side, "says"), row(side, "shown as"), strict=True):
+        if not label:
+            assert shown == "" and token in ("[CLS]", "[SEP]")
+            continue
+        kinds[shown] += 1
+        assert shown == ("mask" if token == "[MASK]" else "kept" if token == label else "random")
+    assert all(kinds.values()) and sum(kinds.values()) == 11
+
+
+def test_a_stretch_that_is_said_by_a_decoder_is_found_in_the_source() -> None:
+    encoder, decoder = only(example("masked_seq2seq", settings={"split": [0.4, 0.3, 0.3]}, seed=2)).sides
+    shown = row(encoder, "shown as")
+    places = [place for place, value in enumerate(shown) if value]
+    assert places == list(range(places[0], places[0] + len(decoder.tokens)))
+    assert {"mask", "random", "kept"} == {value for value in shown if value}
+
+
+def test_ways_to_read() -> None:
+    """Each of the four is shown, with its own grid; a share of none is not."""
+    made = example("multitask_masked")
+    assert [drawn.title.removeprefix("read ") for drawn in made.drawn] == [
+        "in both directions",
+        "from left to right",
+        "from right to left",
+        "as sequence to sequence",
+    ]
+    ahead = [sum(seen[i + 1 :].count(True) for i, seen in enumerate(drawn.sights[0].seen)) for drawn in made.drawn]
+    assert ahead[0] == ahead[2] == 78 and ahead[1] == 0 and 0 < ahead[3] <= 78
+    assert len(example("multitask_masked", settings={"shares": [0.5, 0.5, 0, 0]}).drawn) == 2
+
+
+def test_marks_of_a_mixture() -> None:
+    *made, task = example("mixture", shape="encoder-decoder").drawn
+    assert [drawn.title for drawn in made] == [f"behind the mark [{mark}]" for mark in "RSX"]
+    assert [drawn.sides[0].tokens[0] for drawn in made] == ["[R]", "[S]", "[X]"]
+    assert task.title == "a document of two sides" and task.says == "Das ist gut."
+
+
+def test_pairs_belong_together_or_do_not() -> None:
+    whole, broken = example("next_sentence").drawn
+    assert "danced" in whole.reads + whole.says and "Penguins" in broken.reads + broken.says
+    ordered, swapped = example("sentence_order", texts=["Ann ran. Bob sat."], settings={"masking.rate": 0.01}).drawn
+    assert (ordered.reads, swapped.reads) == ("Ann ran. Bob sat.", "Bob sat. Ann ran.")
+    assert row(swapped.sides[0], "segment") == tuple("AAAAABBBB")
+
+
+def test_a_generator_fills_the_blanks() -> None:
+    """The discriminator reads what was drawn; a draw that is right is original."""
+    seen, half = set(), {"masking.rate": 0.5}
+    for seed in range(6):
+        drawn = only(example("replaced_token", texts=["to be or not to be"], settings=half, seed=seed))
+        generator, discriminator = drawn.sides
+        for was, label, now, new in zip(
+            generator.tokens, row(generator, "says"), discriminator.tokens, row(discriminator, "replaced"), strict=True
+        ):
+            assert (new == "yes") == (now != (label or was))
+            assert now != "[MASK]"
+            seen.add((bool(label), new))
+        assert [(term.name, term.weight) for term in drawn.terms] == [("generator", 1.0), ("discriminator", 50.0)]
+    assert seen == {(False, "no"), (True, "yes"), (True, "no")}
+
+
+def test_edges_of_spans() -> None:
+    drawn = only(example("span_masked", settings={"boundary": {"kind": "boundary", "weight": 0.5}, "rate": 0.3}))
+    assert [(term.name, term.weight) for term in drawn.terms] == [("masked", 1.0), ("boundary", 0.5)]
+    spans = row(drawn.sides[0], "span")
+    assert len(drawn.facts) == len({span for span in spans if span})
+    for number, fact in enumerate(drawn.facts):
+        places = [place for place, span in enumerate(spans) if span == str(number)]
+        assert f"({places[0] - 1})" in fact and f"({places[-1] + 1})" in fact
+
+
+def test_permuted_tokens_see_what_came_before_in_their_order() -> None:
+    drawn = only(example("permuted", settings={"every": 2}, seed=2))
+    ranks = [*map(int, row(drawn.sides[0], "order"))]
+    query = next(sight for sight in drawn.sights if sight.name == "query stream")
+    assert len(query.places) == sum(rank > 0 for rank in ranks) > 2
+    for place, seen in zip(query.places, query.seen, strict=True):
+        assert seen == tuple(rank < ranks[place] for rank in ranks)
+
+
+@pytest.mark.parametrize("text", ["I don't know, (really) \"I\" don't!", "a.b. c , d", "no", "Ein Wort; zwei."])
+def test_spaces_are_restored(text: str) -> None:
+    assert only(example("causal", texts=[text])).reads == text
+
+
+@pytest.mark.parametrize(("kind", "style"), [("wordpiece", "cls-sep"), ("bpe", "s-mask"), ("unigram", "s-mask")])
+def test_pieces_of_a_tokenizer(kind: str, style: str) -> None:
+    tokenizer = trained(kind, style)
+    text = "The value of an expression."
+    made = example("masked", texts=[text], tokenizer=tokenizer, settings={"rate": 0.5})
+    side = only(made).sides[0]
+    read = [tokenizer.token(i) for i in tokenizer.encode(text)]
+    hidden = row(side, "says")
+    assert [label or token for token, label in zip(side.tokens, hidden, strict=True)][1:-1] == read
+    assert "Words are the tokens" not in " ".join(made.notes)
+    assert pieces(tokenizer).line(tokenizer.encode(text)).replace(" .", ".") == text
+
+
+def test_hidden_words_are_found_behind_a_space() -> None:
+    tokenizer = trained("bpe", "s-mask")
+    side = only(example("masked", texts=["The value of it."], tokenizer=tokenizer, hide=["value of"])).sides[0]
+    assert "".join(row(side, "says")).replace("Ġ", " ") == " value of"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"name": "maskd"}, "did you mean 'masked'"),
+        ({"name": "masked", "shape": "decoder"}, "it trains: encoder"),
+        ({"name": "masked", "shape": "decodr"}, "did you mean 'decoder'"),
+        ({"name": "masked", "texts": [" "]}, "--text is empty"),
+        ({"name": "masked", "texts": ["\x01"]}, "no words"),
+        ({"name": "masked", "texts": ["a", "b"]}, "reads one text, found 2"),
+        ({"name": "masked", "texts": ["a " * 600]}, "too long to look at"),
+        ({"name": "sentence_order", "texts": ["One alone."]}, "give --text twice"),
+        ({"name": "translation", "texts": ["One. Two."]}, "give --text twice"),
+        ({"name": "causal", "hide": ["you"]}, "cannot be told what to hide"),
+        ({"name": "masked", "hide": ["dog"]}, "is not in the text"),
+        ({"name": "masked", "hide": ["you", "Thank you"]}, "the same words twice"),
+        ({"name": "masked", "settings": {"rat": "1"}}, "did you mean 'rate'"),
+    ],
+)
+def test_what_cannot_be_shown_is_told(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        example(**arguments)
+
+
+@pytest.mark.parametrize(("name", "shape"), CASES)
+def test_a_single_word(name: str, shape: ModelShape) -> None:
+    """Nothing, or all there is, may be hidden."""
+    texts = ["Yes"] if OBJECTIVES.get(name)().pairs is None else ["Yes", "No"]
+    assert example(name, shape=shape, texts=texts).drawn

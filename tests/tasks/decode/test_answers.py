@@ -1,0 +1,181 @@
+"""From what a model says to scores: gold is perfect, order and batches do not matter, thresholds, groups, and a fit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from pretune.adaptation.heads.span import best
+from pretune.core.errors import DataError, UsageError
+from pretune.metrics import headline
+from pretune.tasks.decode import Found, Prediction, group_average, no_answer_threshold, predict, score, with_threshold
+from pretune.tasks.decode.generated import meant
+from pretune.tasks.decode.spans import _tried
+from pretune.tasks.encode import TaskEncoder, TaskStream
+from pretune.tasks.example import Example
+from pretune.tasks.task import Kind
+from pretune.training.loss_module import Trainee
+from tests.tasks.decode.oracle import perfect
+from tests.tasks.encode.small import KINDS, SHAPES, encoder_for, examples_of, model_for, task_of
+
+PAIRS = [(shape, kind) for shape in SHAPES for kind in KINDS if (shape, kind) != ("bert", "generation")]
+
+
+@pytest.mark.parametrize(("shape", "kind"), PAIRS)
+def test_gold_is_perfect(shape: str, kind: Kind) -> None:
+    task, examples = task_of(kind), examples_of(kind)
+    found = score(task, examples, perfect(encoder_for(shape, task), examples))
+    assert headline(found) == pytest.approx(1.0, abs=0.02 if kind == "regression" else 1e-9)  # written in steps of 0.2
+
+
+@pytest.mark.parametrize(("shape", "kind"), PAIRS)
+def test_one_prediction_for_each_example_however_they_are_packed(shape: str, kind: Kind) -> None:
+    task, examples = task_of(kind), examples_of(kind)
+    model = model_for(shape, task)
+    model.train()
+    encoder = TaskEncoder.of(task, model, max_length=48, new_tokens=4)
+    told: list[tuple[int, int]] = []
+    found = predict(model, encoder, examples, tell=lambda done, of: told.append((done, of)))
+    assert len(found) == len(examples) and model.training and told[-1][0] == told[-1][1]
+    alone = [
+        predict(model, encoder, [replace(example, label=None, target=None)], tokens=8)[0] for example in examples[:3]
+    ]
+    for one, other in zip(found, alone, strict=False):
+        assert (one.label, one.text, one.tags, one.span) == (other.label, other.text, other.tags, other.span)
+        np.testing.assert_allclose(one.probabilities, other.probabilities, atol=1e-5)
+        assert one.value == pytest.approx(other.value, abs=1e-5)
+        if one.probabilities:
+            assert sum(one.probabilities) == pytest.approx(1, abs=1e-6)
+    assert headline(score(task, examples, found)) <= 1
+    assert all(prediction.shown(task) for prediction in found)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [
+        pytest.param(*pair, marks=[pytest.mark.slow] if pair[0] == "bart" or pair == ("t5", "choice") else [])
+        for pair in PAIRS
+    ],
+)
+def test_eight_rows_are_learnt(shape: str, kind: Kind) -> None:
+    task = task_of(kind)
+    model = model_for(shape, task)
+    work = Trainee(model, model.spec)
+    begun = {name: value.clone() for name, value in model.state_dict().items()}
+    try:
+        stream = TaskStream(TaskEncoder.of(task, model, max_length=32).encode(examples_of(kind)), batch=8)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2 if shape == "t5" else 3e-3)
+        losses = []
+        for step in range(12):
+            loss = work(stream[step]).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert min(losses[-3:]) < 0.9 * losses[0]
+    finally:
+        model.load_state_dict(begun)  # the body is shared
+
+
+@pytest.mark.parametrize("shape", ["bert", pytest.param("t5", marks=pytest.mark.slow)])
+def test_a_fitted_model_says_what_it_has_learnt(shape: str) -> None:
+    task, examples = task_of("classification"), examples_of("classification")[4:]
+    model = model_for(shape, task)
+    begun = {name: value.clone() for name, value in model.state_dict().items()}
+    try:
+        encoder = TaskEncoder.of(task, model, max_length=32)
+        stream = TaskStream(encoder.encode(examples), batch=4, seed=0)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2 if shape == "t5" else 3e-3)
+        for step in range(80):
+            optimizer.zero_grad()
+            model.spec.loss(model, stream[step]).mean().backward()
+            optimizer.step()
+        assert score(task, examples, predict(model, encoder, examples))["accuracy"] == 1.0
+    finally:
+        model.load_state_dict(begun)
+
+
+def test_the_best_span_is_the_best_of_all() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        logits = rng.normal(size=(20, 2)).astype(np.float32)
+        marks = np.where(np.arange(20) < 4, -1, np.arange(20) - 4)
+        found = max(_tried(logits, marks))
+        answer = best(torch.from_numpy(logits), torch.from_numpy(marks >= 0))
+        assert (found[1] + 4, found[2] + 4) == (answer.start, answer.end)
+        assert found[0] == pytest.approx(answer.score)
+
+
+def test_the_threshold_is_that_of_the_best_f1() -> None:
+    examples = [
+        Example(text="q", pair="Paris is old", answers=("Paris",), spans=((0, 5),)),
+        Example(text="q", pair="Rome is old"),
+        Example(text="q", pair="Bonn is old", answers=("Bonn",), spans=((0, 4),)),
+    ]
+    texts, nulls = ("Paris", "Rome", "Bonn"), (-3.0, 2.0, 1.0)
+    said = [
+        Prediction(text="", null=null, best=(Found(text, 1.0, (0, len(text))),))
+        for text, null in zip(texts, nulls, strict=True)
+    ]
+    threshold = no_answer_threshold(examples, said)
+    assert threshold == 1.0
+    final = with_threshold(said, threshold)
+    assert [one.text for one in final] == ["Paris", "", "Bonn"] and final[0].span == (0, 5)
+    task = task_of("span")
+    assert score(task, examples, final)["f1"] == 1.0
+    plain = score(task, examples, with_threshold(said, 0.0))
+    assert plain["f1"] == pytest.approx(2 / 3) and plain["best_f1"] == 1.0
+    with pytest.raises(UsageError, match="how sure"):
+        no_answer_threshold(examples, [Prediction(text="a")] * 3)
+
+
+def test_groups_options_and_answers_are_scored_as_published() -> None:
+    pair = task_of("pair")
+    examples = [Example(text="p", pair=f"q{at}", label=at % 2, group="a" if at < 2 else "b") for at in range(4)]
+    right = [Prediction(label=at % 2) for at in range(3)]
+    multirc = score(replace(pair, metrics=("multirc",)), examples, [*right, Prediction(label=0)])
+    assert multirc["exact_match"] == 0.5 and multirc["average"] == pytest.approx((2 / 3 + 0.5) / 2)
+    parity = score(replace(pair, metrics=("accuracy", "gender_parity")), examples, [Prediction(label=1)] * 4)
+    assert parity == {"accuracy": 0.5, "gender_parity": 1.0}
+    record = replace(task_of("choice"), metrics=("record",))
+    asked = [Example(text="t", pair="@placeholder", choices=("Nina Simone", "John"), label=0, answers=("Nina Simone",))]
+    assert score(record, asked, [Prediction(label=1, scores=(0, 1))])["average"] == 0
+    assert score(record, asked, [Prediction(label=0, scores=(1, 0))])["average"] == 1
+    assert score(record, asked, [Prediction(text="Nina")])["f1"] == pytest.approx(2 / 3)
+
+
+def test_what_is_written_stands_for_a_label_or_nothing() -> None:
+    rules = encoder_for("t5", task_of("classification")).rules
+    assert meant(rules, Example(text=""), " positive ").label == 1
+    assert meant(rules, Example(text=""), "posit").label is None
+    assert score(rules.task, [Example(text="", label=1)] * 2, [Prediction(label=1), Prediction()])["accuracy"] == 0.5
+    scored = encoder_for("t5", task_of("regression")).rules
+    assert [meant(scored, Example(text=""), text).value for text in ("3.2", "9", "nan", "much")] == [3.2, 5.0, 2.5, 2.5]
+
+
+def test_words_without_tokens_are_outside() -> None:
+    task = task_of("tagging")
+    encoder = encoder_for("bert", task, max_length=6)
+    example = Example(text="", words=("Nina", "\x00", *["Paris"] * 20), tags=("B-PER", "O", *["B-LOC"] * 20))
+    (found,) = perfect(encoder, [example])
+    assert len(found.tags) == 22 and found.tags[0] == "B-PER" and found.tags[1] == "O" and found.tags[-1] == "O"
+
+
+def test_what_cannot_be_scored_is_named() -> None:
+    task, examples = task_of("classification"), [Example(text="a"), Example(text="b")]
+    with pytest.raises(DataError, match="does not say what is right"):
+        score(task, examples, [Prediction(label=0)] * 2)
+    with pytest.raises(DataError, match="1 predictions for 2"):
+        score(task, examples, [Prediction(label=0)])
+    with pytest.raises(UsageError, match="beams 3"):
+        predict(model_for("bert", task), encoder_for("bert", task), examples, beams=3)
+
+
+def test_averages_need_all_tasks() -> None:
+    nine = {name: {"accuracy": 0.5} for name in ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")}
+    assert group_average(nine) == {"glue": 0.5}
+    assert group_average({**nine, "mnli_mismatched": {"accuracy": 1.0}})["glue"] == pytest.approx((8 * 0.5 + 0.75) / 9)
+    assert group_average({"cola": {"matthews": 1.0}}) == {}
+    eight = {name: {"a": 1.0} for name in ("boolq", "cb", "copa", "multirc", "record", "superglue_rte", "wic", "wsc")}
+    assert group_average({**eight, "rte": {"a": 0.0}}) == {"superglue": 1.0}

@@ -1,0 +1,62 @@
+"""Every family with the tokenizer it is trained with, on every kind of task: batches, losses and predictions."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from pretune.adaptation.adapted import adapt
+from pretune.core.errors import UsageError
+from pretune.models.catalog import knobs_of, resolve
+from pretune.models.families import FAMILIES
+from pretune.models.model import LanguageModel, build
+from pretune.tasks.decode import predict, score
+from pretune.tasks.encode import TaskEncoder, TaskStream, head_of
+from pretune.text.tokenizer import Tokenizer, train
+from tests.tasks.encode.small import KINDS, TEXT, examples_of, task_of
+
+SMALL = {
+    "width": 32,
+    "depth": 2,
+    "heads": 4,
+    "vocab": 408,
+    "positions": 128,
+    "kv_heads": 2,
+    "head_width": 8,
+    "hidden": 64,
+}
+
+
+@cache
+def tokenizer_of(kind: str, style: str) -> Tokenizer:
+    return train(kind, TEXT * 3, vocab=400, style=style)
+
+
+def tiny(family: str) -> LanguageModel:
+    entry = FAMILIES.get(family)
+    kind, style, _ = entry.training.tokenizer if entry.training else ("wordpiece", "cls-sep", 0)
+    model = build(resolve(family, {knob: SMALL[knob] for knob in knobs_of(entry) if knob in SMALL}))
+    model.assets.tokenizer = tokenizer_of(kind, style)
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_on_every_kind(family: str) -> None:
+    body = tiny(family)
+    for kind in KINDS:
+        task, examples = task_of(kind), examples_of(kind)
+        if kind == "generation" and body.spec.decoder is None:
+            with pytest.raises(UsageError, match="generation"):
+                head_of(task, body)
+            continue
+        model = adapt(body, head_of(task, body))
+        encoder = TaskEncoder.of(task, model, max_length=64, new_tokens=4)
+        stream = TaskStream(encoder.encode(examples), batch=8, fixed=True)
+        loss = model.spec.loss(model, stream[0])
+        loss.mean().backward()
+        assert torch.isfinite(loss.mean()) and int(loss.count) > 0
+        slopes = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        assert slopes and all(torch.isfinite(slope).all() for slope in slopes) and any(slope.any() for slope in slopes)
+        found = score(task, examples[:3], predict(model, encoder, examples[:3]))
+        assert found and all(-1 <= value <= 1 for value in found.values())

@@ -1,0 +1,29 @@
+"""Tags of words of which no token is left: outside, or the usual tag where a task has no outside."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from pretune.tasks.decode.labels import tags
+from pretune.tasks.example import Example
+from tests.tasks.encode.small import encoder_for, task_of
+
+SENTENCES = [
+    Example(text="", words=("Nina", "sang", "\x00", "in", "Paris"), tags=("N",) * 5),
+    Example(text="", words=("the", *["river"] * 40), tags=("N",) * 41),  # most of it is cut off
+]
+
+
+def test_what_was_not_read_has_the_usual_tag() -> None:
+    for labels, usual in ((("N", "V", "D"), "V"), (("N", "V", "O"), "O")):
+        task = replace(task_of("tagging"), labels=labels, metrics=("tag_accuracy",))
+        encoder = encoder_for("bert", task, max_length=16)
+        items = encoder.encode(SENTENCES, training=False)
+        assert items.marks is not None and items.counts.words_lost > 20
+        logits = np.zeros((len(items.marks), 3), dtype=np.float32)
+        logits[:, 1] = 1.0  # a verb, almost everywhere
+        first = int(np.flatnonzero(items.marks == 0)[0])
+        logits[first, 0] = 2.0
+        one, other = tags(encoder, SENTENCES, items, logits)
+        assert one.tags == ("N", "V", usual, "V", "V")
+        assert len(other.tags) == 41 and other.tags[0] == "V" and other.tags[-1] == usual

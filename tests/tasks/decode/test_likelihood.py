@@ -1,0 +1,65 @@
+"""The perplexity of right answers is that of their tokens, one example at a time or all at once."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import pretune as pt
+from pretune.adaptation.adapted import Adapted, adapt
+from pretune.adaptation.heads.classification import Classification
+from pretune.adaptation.heads.generation import Generation
+from pretune.core.errors import UsageError
+from pretune.models.model import LanguageModel
+from pretune.tasks.decode import answer_perplexity
+from pretune.tasks.encode import TaskEncoder
+from pretune.tasks.example import Example
+from pretune.tasks.task import Task
+from pretune.tasks.template import Template
+from tests.contracts.tiny import rough
+from tests.runs import tasked
+
+SAID = [("the old sea", "grey"), ("a long road in winter", "salt and stone"), ("night", "the quiet river light")]
+EXAMPLES = [Example(text=text, target=target) for text, target in SAID]
+TASK = Task(
+    name="talk", kind="generation", metrics=("rouge",), splits={}, template=Template(source="{text}", target="{target}")
+)
+
+
+@pytest.fixture(scope="module", params=[("gpt2-small", "bpe", "endoftext"), ("t5-small", "unigram", "sentinels")])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Adapted:
+    family, kind, style = request.param
+    body = pt.load(tasked.make_base(tmp_path_factory.mktemp(family), family, kind=kind, style=style))
+    assert isinstance(body, LanguageModel)
+    return adapt(rough(body), Generation()).eval()
+
+
+@torch.no_grad()
+def by_hand(model: Adapted, encoder: TaskEncoder, example: Example) -> tuple[float, int]:
+    one = encoder.encode([example]).sequences
+    read = one.tokens.tolist()
+    batch = pt.batch([read]) if one.source is None else pt.batch(source=[one.source.tokens.tolist()], target=[read])
+    assert one.targets is not None
+    logits, labels = model(batch), torch.from_numpy(one.targets).long()
+    asked = labels != -100
+    return float(F.cross_entropy(logits[asked], labels[asked], reduction="sum")), int(asked.sum())
+
+
+def test_it_is_that_of_the_answers_tokens(model: Adapted) -> None:
+    encoder = TaskEncoder.of(TASK, model, max_length=48)
+    each = [by_hand(model, encoder, example) for example in EXAMPLES]
+    expected = math.exp(sum(nats for nats, _ in each) / sum(count for _, count in each))
+    assert answer_perplexity(model, encoder, EXAMPLES) == pytest.approx(expected, rel=1e-4)
+    assert answer_perplexity(model, encoder, EXAMPLES, tokens=1) == pytest.approx(expected, rel=1e-4)
+    assert expected != pytest.approx(math.exp(each[0][0] / each[0][1]), rel=1e-3)
+
+
+def test_who_does_not_write_is_not_asked(tmp_path: Path) -> None:
+    base = pt.load(tasked.make_base(tmp_path))
+    assert isinstance(base, LanguageModel)
+    task = Task(name="own", kind="classification", metrics=("accuracy",), splits={}, labels=("a", "b"))
+    with pytest.raises(UsageError, match="does not write its answers"):
+        made = adapt(base, Classification(classes=2))
+        answer_perplexity(made, TaskEncoder.of(task, made), EXAMPLES)

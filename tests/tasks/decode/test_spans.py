@@ -1,0 +1,78 @@
+"""Answers in passages of several windows: which length they may have, and when there is none (SQuAD 2.0)."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pretune.tasks.decode.spans import KEPT, LONGEST, _tried, spans
+from pretune.tasks.encode import Items, TaskEncoder
+from pretune.tasks.example import Example
+from tests.tasks.encode.small import TEXT, encoder_for, task_of
+
+LONG = Example(text="Who sang it?", pair=" ".join(TEXT))
+
+
+def opened(shape: str = "bert", **options: int) -> tuple[TaskEncoder, Items]:
+    """A passage that is read in several windows."""
+    encoder = encoder_for(shape, task_of("span"), max_length=48, stride=8, **options)
+    items = encoder.encode([LONG], training=False)
+    assert len(items.sequences) > 2
+    return encoder, items
+
+
+def logits_of(items: Items) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return np.full((len(items.sequences.tokens), 2), -5, dtype=np.float32)
+
+
+def place(items: Items, window: int) -> int:
+    """The first token of the passage in a window."""
+    low, high = items.sequences.offsets[window : window + 2]
+    assert items.marks is not None
+    return int(low + np.flatnonzero(items.marks[low:high] >= 0)[0])
+
+
+def test_an_answer_has_so_many_tokens_at_most() -> None:
+    marks, logits = np.arange(60), np.full((60, 2), -9, dtype=np.float32)
+    logits[0, 0] = logits[LONGEST, 1] = 9  # one too many
+    logits[1, 0] = 8
+    found = _tried(logits, marks)
+    assert max(found)[1:] == (1, LONGEST) and all(0 <= last - first < LONGEST for _, first, last in found)
+
+
+def test_the_best_of_all_windows_is_given_and_others_beside_it() -> None:
+    encoder, items = opened()
+    logits = logits_of(items)
+    weak, strong = place(items, 0), place(items, 2)
+    logits[weak] = 3
+    logits[strong] = 6
+    (said,) = spans(encoder, [LONG], items, logits)
+    assert said.span is not None and said.text == LONG.pair[slice(*said.span)] == said.best[0].text  # type: ignore[index]
+    assert (said.best[0].score, said.best[1].score) == (12, 6) and len(said.best) == KEPT
+    assert len({one.text for one in said.best}) == KEPT
+    assert said.best[1].span[0] == 0  # where the first window begins
+
+
+@pytest.mark.parametrize("slots", [0, 3])
+def test_no_answer_is_as_likely_as_in_the_window_where_it_is_least(slots: int) -> None:
+    """A window that has the answer knows it, whatever those without one say; slots of a prompt say nothing."""
+    encoder, items = opened(slots=slots)
+    logits = logits_of(items)
+    firsts = items.sequences.offsets[:-1] + slots
+    logits[place(items, 1)] = 4
+    for first, null in zip(firsts, (9, 1, *[9] * len(firsts)), strict=False):
+        logits[first] = null
+    (said,) = spans(encoder, [LONG], items, logits)
+    assert said.null == 2 - 8 and said.text
+    logits[firsts[1]] = 5
+    (said,) = spans(encoder, [LONG], items, logits)
+    assert said.null == 10 - 8 and said.text == "" and said.span is None
+
+
+def test_a_task_in_which_every_question_has_an_answer_gives_one() -> None:
+    encoder, items = opened()
+    sure = replace(encoder, rules=replace(encoder.rules, task=replace(encoder.task, metrics=("squad",))))
+    logits = logits_of(items)
+    logits[items.sequences.offsets[:-1]] = 9
+    assert spans(encoder, [LONG], items, logits)[0].text == ""
+    assert spans(sure, [LONG], items, logits)[0].text != ""

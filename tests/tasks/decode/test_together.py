@@ -1,0 +1,146 @@
+"""Encoding and answers with what else there is: prompts, the language loss, held-out loss, mixtures of tasks."""
+
+import pickle
+from collections import Counter
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pretune.adaptation.adapted import adapt, one_of
+from pretune.adaptation.heads.multi_task import Several
+from pretune.adaptation.peft.prompt import Prompt
+from pretune.core.errors import UsageError
+from pretune.core.types import IGNORE
+from pretune.data.mixing import Smoothed
+from pretune.tasks.decode import predict, score
+from pretune.tasks.encode import Alternating, TaskEncoder, TaskStream, head_of, mixed
+from pretune.tasks.task import Kind
+from pretune.training.loss_module import Trainee
+from pretune.training.validation import ONE, evaluate
+from tests.tasks.encode.small import body, examples_of, model_for, task_of
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"), [("bert", "span"), ("bert", "tagging"), ("gpt2", "generation"), ("t5", "span")]
+)
+def test_a_prompt_stands_before_what_is_read(shape: str, kind: Kind) -> None:
+    task, examples = task_of(kind), examples_of(kind)
+    model = deepcopy(model_for(shape, task))
+    Prompt(count=3).apply(model.model)
+    encoder = TaskEncoder.of(task, model, max_length=48, slots=3, new_tokens=4)
+    loss = model.spec.loss(model, TaskStream(encoder.encode(examples), batch=8)[0]).mean()
+    loss.backward()
+    table = model.model.get_parameter("prompt.table")
+    assert torch.isfinite(loss) and table.grad is not None and table.grad.abs().sum() > 0
+    found = predict(model, encoder, examples)
+    alone = [predict(model, encoder, [example], tokens=8)[0] for example in examples[:2]]
+    assert [(one.text, one.tags) for one in found[:2]] == [(one.text, one.tags) for one in alone]
+    if found[0].span is not None:
+        assert (examples[0].pair or "")[slice(*found[0].span)] == found[0].text
+    score(task, examples, found)
+
+
+def test_the_next_token_is_learnt_beside_the_class() -> None:
+    task, examples = task_of("classification"), examples_of("classification")
+    model = adapt(body("gpt2"), replace(head_of(task, body("gpt2"), language=0.5), dropout=0.0))
+    encoder = TaskEncoder.of(task, model)
+    items = encoder.encode(examples)
+    assert items.sequences.targets is not None
+    assert int((items.sequences.targets != IGNORE).sum()) == len(items.sequences.tokens) - len(examples)
+    stream = TaskStream(items, batch=8)
+    with torch.no_grad():
+        terms = model.spec.loss(model, stream[0]).terms()
+    assert set(terms) == {"loss", "language"} and terms["language"].weight == 0.5
+    assert all(prediction.label is not None for prediction in predict(model, encoder, examples))
+
+
+def test_held_out_loss_reads_every_item_once() -> None:
+    task, examples = task_of("choice"), examples_of("choice")
+    model = model_for("bert", task)
+    losses = []
+    for batch in (3, 8):
+        stream = TaskStream(TaskEncoder.of(task, model).encode(examples), batch=batch, seed=batch)
+        found = evaluate(Trainee(model, model.spec), stream, len(stream.steps(0)), ONE)
+        assert found is not None
+        losses.append(found["loss"])
+        assert found["accuracy"] * 8 == pytest.approx(round(found["accuracy"] * 8))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_tasks_that_are_written_are_mixed_in_one_stream() -> None:
+    names: tuple[Kind, ...] = ("classification", "span", "generation")
+    encoded = [
+        TaskEncoder.of(task_of(kind), model_for("t5", task_of(kind))).encode(examples_of(kind)) for kind in names
+    ]
+    both = mixed([encoded[0], encoded[1], encoded[2]])
+    assert both.counts.examples == 24 and len(both) == 24
+    model = model_for("t5", task_of("generation"))
+    stream = TaskStream(both, batch=6, seed=0, mixing=Smoothed(alpha=0.5))
+    seen = {number // 8 for step in stream.steps(0) for number in stream.examples(step)}
+    assert seen == {0, 1, 2}
+    with torch.no_grad():
+        assert torch.isfinite(model.spec.loss(model, stream[0]).mean())
+
+
+def test_several_heads_on_one_body_all_learn() -> None:
+    kinds: tuple[Kind, ...] = ("tagging", "span", "classification")
+    tasks = [task_of(kind) for kind in kinds]
+    base = deepcopy(body("bert"))
+    model = adapt(base, Several(tuple(head_of(task, base) for task in tasks)), seed=3)
+    views = [one_of(model, number) for number in range(len(tasks))]
+    encoders = [TaskEncoder.of(task, view, max_length=32) for task, view in zip(tasks, views, strict=True)]
+    streams = [TaskStream(one.encode(examples_of(kind)), batch=8) for one, kind in zip(encoders, kinds, strict=True)]
+    stream = Alternating(streams, seed=1)
+    work = Trainee(model, model.spec)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    begun = {name: value.clone() for name, value in model.state_dict().items()}
+    losses: dict[int, list[float]] = {}
+    for step in range(60):
+        batch = stream[step]
+        assert int(model.spec.counts(batch)["loss"]) > 0
+        loss = work(batch).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.setdefault(batch.task, []).append(loss.item())
+    assert sorted(losses) == [0, 1, 2] and all(min(losses[task][-5:]) < 0.9 * losses[task][0] for task in (0, 1)), (
+        losses
+    )
+    assert all(not torch.equal(value, begun[name]) for name, value in model.state_dict().items() if "out" in name)
+    for view, encoder, kind in zip(views, encoders, kinds, strict=True):
+        assert len(predict(view, encoder, examples_of(kind))) == 8
+    with pytest.raises(UsageError, match="no head 3"):
+        one_of(model, 3)
+
+
+def test_a_model_may_write_one_task_and_have_a_head_for_another() -> None:
+    tasks = [task_of("generation"), task_of("pair")]
+    model = adapt(body("t5"), Several(tuple(head_of(task, body("t5")) for task in tasks)))
+    for number, task in enumerate(tasks):
+        view = one_of(model, number)
+        encoder = TaskEncoder.of(task, view, new_tokens=3)
+        batch = Alternating([TaskStream(encoder.encode(examples_of(task.kind)), batch=8)] * 2)[0]
+        with torch.no_grad():
+            assert torch.isfinite(model.spec.loss(model, replace(batch, task=number)).mean())
+        assert len(predict(view, encoder, examples_of(task.kind)[:2])) == 2
+
+
+def test_tasks_come_in_turn_by_their_temperature() -> None:
+    task = task_of("classification")
+    encoder, examples = TaskEncoder.of(task, model_for("bert", task)), examples_of("classification")
+    large, small = (TaskStream(encoder.encode(examples * times), batch=4, seed=times) for times in (16, 2))
+    drawn = {}
+    for temperature in (1.0, 2.0, 1e9):
+        stream = Alternating([large, small], temperature=temperature, seed=5)
+        for epoch in (0, 4):
+            found = [stream.task(step) for step in stream.steps(epoch)]
+            drawn[temperature] = Counter(number for number, _ in found)
+            for number in (0, 1):  # each goes on where it was
+                own = [step for which, step in found if which == number]
+                assert own == list(range(epoch * len(own), (epoch + 1) * len(own)))
+    assert drawn[1.0] == {0: 32, 1: 4} and drawn[1e9] == {0: 18, 1: 18} and 4 < drawn[2.0][1] < 18
+    again = pickle.loads(pickle.dumps(stream))
+    assert torch.equal(again[50].tokens, stream[50].tokens) and again[50].task == stream[50].task
+    assert {stream.batch(3, part=part, parts=2).task for part in (0, 1)} == {stream[3].task}

@@ -1,0 +1,56 @@
+"""Streams that the tests of feeding read: a toy lesson on toy shards."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from pretune.core.types import IGNORE
+from pretune.data.batch_shape import Shape
+from pretune.data.counters import Counters
+from pretune.data.ragged import Ints, bounds
+from pretune.data.samples import Documents
+from pretune.data.sequences import Sequences
+from pretune.data.shards import Shards
+from pretune.data.stream import Stream
+from tests.data.corpora import FRAMES, random_documents, write
+
+
+class Masking:
+    """3 of 10 tokens become token 7, chosen by their sample's own numbers."""
+
+    copies: int | None = None
+
+    def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
+        return n, None
+
+    def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
+        assert sequences.special is not None
+        hit = (rng.uniform(0, sequences.lengths) < 0.3) & ~sequences.special
+        labels = np.where(hit, sequences.tokens, IGNORE)
+        return replace(sequences, tokens=np.where(hit, 7, sequences.tokens), targets=labels)
+
+
+class Halves:
+    """The encoder reads the first half of a sequence, the decoder all of it."""
+
+    copies: int | None = None
+
+    def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
+        return (n + 1) // 2, n
+
+    def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
+        half = (sequences.lengths + 1) // 2
+        first = sequences.positions() < np.repeat(half, sequences.lengths)
+        source = Sequences(tokens=sequences.tokens[first], offsets=bounds(half))
+        return replace(sequences, targets=sequences.tokens, source=source)
+
+
+def stream(folder: Path, lesson: Masking | Halves, *, rows: int = 8, length: int = 32) -> Stream:
+    """A stream of four rows or more out of a corpus of a few hundred documents."""
+    if not folder.exists():
+        folder.mkdir()
+        write(folder, random_documents(0, 300))
+    samples = Documents(limit=length).open(Shards.open(folder), FRAMES["around"])
+    source = length if isinstance(lesson, Halves) else None
+    return Stream(samples, Shape(rows=rows, length=length, source=source), seed=3, lesson=lesson, words=True)

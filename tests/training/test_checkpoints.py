@@ -1,0 +1,487 @@
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pretune.cli import main
+from pretune.core.errors import CheckpointError, UsageError
+from pretune.core.io import MANIFEST, read_json, write_json, write_manifest
+from pretune.models import catalog
+from pretune.models.hf import checkpoint
+from pretune.training.checkpoints import Lock, Store, manager, verify_checkpoints
+from pretune.training.checkpoints.checkpoint import LIMIT, check, folder_name, listed, step_of
+
+RUN = {"config": "c" * 64, "data": "d" * 64, "tokenizer": "t" * 64}
+
+
+def make(directory: Path, notes: list[str] | None = None, keep: int = 2) -> Store:
+    return Store(directory / "checkpoints", keep=keep, on_note=[].append if notes is None else notes.append)
+
+
+def weights(value: float = 1.0) -> dict[str, dict[str, Tensor]]:
+    return {"model": {"weight": torch.full((2, 3), value)}}
+
+
+def steps(directory: Path) -> list[int]:
+    return [check(path).step for path in listed(directory / "checkpoints")]
+
+
+# Round trips
+
+
+DTYPES = [
+    *(torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int8, torch.uint8),
+    *(torch.bool, torch.float8_e4m3fn),
+]
+names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
+names = names.filter(lambda name: name != "__metadata__")  # the format's own
+shapes = st.lists(st.integers(0, 4), max_size=3)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    dtype, shape = draw(st.sampled_from(DTYPES)), draw(shapes)
+    size = torch.empty(shape, dtype=dtype).nbytes
+    data = draw(st.binary(min_size=size, max_size=size))
+    if dtype == torch.bool:
+        data = bytes(byte & 1 for byte in data)
+    flat = torch.frombuffer(bytearray(data), dtype=dtype) if size else torch.empty(0, dtype=dtype)
+    made = flat.reshape(shape)
+    return made.transpose(0, -1) if draw(st.booleans()) and made.dim() > 1 else made
+
+
+def bits(tensor: Tensor) -> bytes:
+    return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+@settings(max_examples=30)
+@given(
+    groups=st.dictionaries(
+        st.sampled_from(["model", "optimizer", "average"]), st.dictionaries(names, tensors(), max_size=4), max_size=3
+    ),
+    facts=st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5) | st.lists(st.floats(0, 1))),
+    step=st.integers(0, 10**12),
+)
+def test_everything_comes_back(
+    groups: dict[str, dict[str, Tensor]],
+    facts: dict[str, object],
+    step: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    directory = tmp_path_factory.mktemp("store")
+    saved = make(directory)
+    saved.save(step, groups, facts)
+    saved.wait()
+    found = make(directory).latest({})
+    assert found is not None
+    assert (found.step, found.facts, set(found.groups), found.score) == (step, facts, set(groups), None)
+    for group, expected in groups.items():
+        loaded = found.tensors(group)
+        assert loaded.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert (loaded[name].dtype, loaded[name].shape) == (tensor.dtype, tensor.shape)
+            assert bits(loaded[name]) == bits(tensor)
+        targets = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
+        found.into(group, targets)
+        assert all(bits(targets[name]) == bits(tensor) for name, tensor in expected.items())
+
+
+def test_a_model_and_its_optimiser_go_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    def started() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        return model, torch.optim.AdamW(model.parameters())
+
+    def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+        moments = optimizer.state_dict()["state"]
+        return {
+            "model": dict(model.named_parameters()),
+            "optimizer": {f"{i}.{key}": value for i in moments for key, value in moments[i].items()},
+        }
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> None:
+        for _ in range(count):
+            optimizer.zero_grad()
+            model(torch.ones(3, 4)).square().sum().backward()
+            optimizer.step()
+
+    straight = started()
+    train(*straight, 2)
+    saved = make(tmp_path)
+    saved.save(2, state(*straight), RUN)
+    train(*straight, 3)  # while it is written
+    saved.wait()
+    again = started()
+    train(*again, 1)
+    found = saved.latest(RUN)
+    assert found is not None
+    for group, targets in state(*again).items():
+        found.into(group, targets)
+    train(*again, 3)
+    for one, other in zip(straight[0].parameters(), again[0].parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_tied_weights_are_stored_once_and_tied_again(tmp_path: Path) -> None:
+    table = torch.randn(64, 64)
+    saved = make(tmp_path)
+    saved.save(1, {"model": {"input": table, "output": table, "turned": table.t(), "part": table[1:]}}, {}, wait=True)
+    found = saved.latest({})
+    assert found is not None and found.tied == {"model": {"output": "input"}}
+    assert (found.folder / "model.safetensors").stat().st_size < 3 * table.nbytes + 1000
+    loaded = found.tensors("model")
+    assert loaded["output"] is loaded["input"]
+    assert torch.equal(loaded["turned"], table.t()) and torch.equal(loaded["part"], table[1:])
+
+
+def test_the_layout(tmp_path: Path) -> None:
+    saved = make(tmp_path)
+    saved.save(1000, weights(), {**RUN, "position": 7}, score=2.5, wait=True)
+    folder = tmp_path / "checkpoints" / "step-00001000"
+    assert sorted(file.name for file in folder.iterdir()) == [MANIFEST, "model.safetensors", "state.json"]
+    manifest = read_json(folder / MANIFEST, CheckpointError)
+    assert (manifest["step"], manifest["run"]) == (1000, RUN)
+    assert sorted(manifest["files"]) == ["model.safetensors", "state.json"]
+
+
+@pytest.mark.parametrize(
+    "name", ["step-1000", "step-000001000", "step-00001000.old.old", "step-x", ".tmp-step-00001000"]
+)
+def test_names_that_are_not_ours(name: str, tmp_path: Path) -> None:
+    assert step_of(Path(name)) is None
+    (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert make(tmp_path).latest({}) is None
+    assert step_of(Path(folder_name(1000))) == step_of(Path(folder_name(1000) + ".old")) == 1000
+
+
+def test_a_checkpoint_under_the_name_of_another_step(tmp_path: Path) -> None:
+    make(tmp_path).save(1, weights(), {}, wait=True)
+    (tmp_path / "checkpoints/step-00000001").rename(tmp_path / "checkpoints/step-00000002")
+    with pytest.raises(CheckpointError, match="holds step 1; give it its name back: step-00000001"):
+        make(tmp_path).latest({})
+
+
+def test_a_manifest_that_forgets_a_file(tmp_path: Path) -> None:
+    make(tmp_path).save(1, {**weights(), "optimizer": {}}, {}, wait=True)
+    folder = tmp_path / "checkpoints/step-00000001"
+    for names, message in [
+        (["model.safetensors", "state.json"], "'files' are not those that state.json needs"),
+        (["model.safetensors", "optimizer.safetensors"], "does not list 'state.json'"),
+    ]:
+        write_manifest(folder, names, {"step": 1, "run": {}})
+        with pytest.raises(CheckpointError, match=f"{MANIFEST}: {message}"):
+            check(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"step": "1"}, {"groups": ["../x"]}, {"groups": "model"}, {"facts": []}, {"tied": {"model": 1}}, {"score": "low"}],
+)
+def test_a_state_that_is_none(change: dict[str, object], tmp_path: Path) -> None:
+    make(tmp_path).save(1, weights(), {}, wait=True)
+    folder = tmp_path / "checkpoints/step-00000001"
+    write_json(folder / "state.json", {**read_json(folder / "state.json", CheckpointError), **change})
+    write_manifest(folder, ["model.safetensors", "state.json"], {"step": 1, "run": {}})
+    with pytest.raises(CheckpointError, match=r"state\.json: "):
+        check(folder)
+
+
+# Belonging
+
+
+def test_nothing_is_there(tmp_path: Path) -> None:
+    assert make(tmp_path).latest(RUN) is None and make(tmp_path).best() is None
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_the_first_difference_is_named(name: str, tmp_path: Path) -> None:
+    saved = make(tmp_path)
+    saved.save(1, weights(), RUN, wait=True)
+    with pytest.raises(
+        CheckpointError,
+        match=f"step-00000001: does not belong to this run: its {name} is '{name[0]}{{64}}', this run's is 'other'",
+    ):
+        saved.latest({**RUN, name: "other"})
+    with pytest.raises(CheckpointError, match="its code is not recorded"):
+        saved.latest({**RUN, "code": "x"})
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        ({"weight": torch.zeros(3, 2)}, r"tensor 'weight' is float32 \[2, 3\], but this run's is float32 \[3, 2\]"),
+        ({"weight": torch.zeros(2, 3).half()}, r"is float32 \[2, 3\], but this run's is float16 \[2, 3\]"),
+        ({"weigh": torch.zeros(2, 3)}, "tensor 'weigh' is missing; did you mean 'weight'"),
+        ({}, "tensor 'weight' has no place in this run"),
+        ({"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}, "tensor 'bias' is missing"),
+    ],
+)
+def test_tensors_that_do_not_fit(targets: dict[str, Tensor], message: str, tmp_path: Path) -> None:
+    saved = make(tmp_path)
+    saved.save(1, weights(), {}, wait=True)
+    found = saved.latest({})
+    assert found is not None
+    with pytest.raises(CheckpointError, match=rf"model.safetensors: .*{message}"):
+        found.into("model", targets)
+    assert all(not tensor.any() for tensor in targets.values())
+    with pytest.raises(CheckpointError, match="no 'optimizer' in it; it has model"):
+        found.into("optimizer", {})
+
+
+# What stays
+
+
+def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
+    saved = make(tmp_path)
+    seen = []
+    for step, score in enumerate([3.0, 1.0, 2.0, None, 4.0, 0.5, 9.0, 9.0, float("nan")]):
+        saved.save(step, weights(step), {}, score=score, wait=True)
+        best = saved.best()
+        seen.append((steps(tmp_path), best and best.step))
+    assert seen == [
+        ([0], 0),
+        ([1, 0], 1),
+        ([2, 1], 1),
+        ([3, 2, 1], 1),
+        ([4, 3, 1], 1),
+        ([5, 4], 5),
+        ([6, 5], 5),
+        ([7, 6, 5], 5),
+        ([8, 7, 5], 5),
+    ]
+
+
+def test_a_damaged_one_does_not_count(tmp_path: Path) -> None:
+    saved = make(tmp_path)
+    for step in (1, 2):
+        saved.save(step, weights(step), {}, wait=True)
+    (tmp_path / "checkpoints/step-00000002/model.safetensors").unlink()
+    saved.save(3, weights(3), {}, wait=True)
+    names = [path.name for path in listed(tmp_path / "checkpoints")]
+    assert names == ["step-00000003", "step-00000002", "step-00000001"]
+    saved.save(4, weights(4), {}, wait=True)
+    assert steps(tmp_path) == [4, 3]
+
+
+def test_a_damaged_best_makes_room_for_the_next_best(tmp_path: Path) -> None:
+    saved = make(tmp_path, keep=2)
+    for step, score in [(1, 1.0), (2, 2.0), (3, 3.0)]:
+        saved.save(step, weights(step), {}, score=score, wait=True)
+    assert steps(tmp_path) == [3, 2, 1]
+    (tmp_path / "checkpoints/step-00000001/model.safetensors").write_bytes(b"")
+    saved.save(4, weights(4), {}, score=4.0, wait=True)
+    assert steps(tmp_path) == [4, 3, 2]
+    best = saved.best()
+    assert best is not None and best.step == 2
+
+
+def test_what_was_just_saved_stays_whatever_is_there(tmp_path: Path) -> None:
+    saved = make(tmp_path)
+    for step in (10, 20, 5):
+        saved.save(step, weights(step), {}, wait=True)
+    assert steps(tmp_path) == [20, 10, 5]
+    saved.save(6, weights(6), {}, wait=True)
+    assert steps(tmp_path) == [20, 10, 6]
+
+
+def test_fewer_than_two_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="keep 2 or more"):
+        make(tmp_path, keep=1)
+
+
+def test_a_step_saved_again_is_replaced(tmp_path: Path) -> None:
+    saved = make(tmp_path)
+    saved.save(5, weights(1), {"try": 1}, score=1.0)
+    saved.save(5, weights(2), {"try": 2})
+    saved.wait()
+    found = saved.latest({})
+    assert found is not None and (found.facts, found.score) == ({"try": 2}, None)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000005"]
+
+
+# In the background
+
+
+def test_a_write_that_failed_is_heeded_and_one_at_work_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+
+    def full(*arguments: object) -> None:
+        gate.wait(10)
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr(manager, "write", full)
+    one = make(tmp_path)
+    one.heed()
+    one.save(1, weights(), RUN)
+    one.heed()  # it is still at work
+    gate.set()
+    with pytest.raises(OSError, match="no space left"):
+        for _ in range(1000):
+            one.heed()
+            time.sleep(0.01)
+    one.heed()  # told once
+
+
+def test_the_tensors_are_those_of_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    real = manager.write
+    monkeypatch.setattr(manager, "write", lambda *arguments: (gate.wait(10), real(*arguments)))
+    saved = make(tmp_path)
+    tensors, facts = weights(1.0), {"history": [1]}
+    stalled = saved.save(1, tensors, facts)
+    tensors["model"]["weight"].fill_(2.0)
+    facts["history"].append(2)
+    assert stalled < 5 and saved.latest({}) is None  # not yet written
+    threading.Timer(0.3, gate.set).start()
+    stalled = saved.save(2, tensors, facts)  # waits for the first
+    assert 0.2 < stalled < 5
+    saved.wait()
+    first, second = (check(path) for path in reversed(listed(tmp_path / "checkpoints")))
+    assert torch.equal(first.tensors("model")["weight"], torch.full((2, 3), 1.0))
+    assert torch.equal(second.tensors("model")["weight"], torch.full((2, 3), 2.0))
+    assert (first.facts, second.facts) == ({"history": [1]}, {"history": [1, 2]})
+
+
+def test_memory_is_used_again(tmp_path: Path) -> None:
+    saved = make(tmp_path)
+    saved.save(1, weights(1.0), {})
+    before = {key: buffer.data_ptr() for key, buffer in saved._snapshot._buffers.items()}
+    saved.save(2, weights(2.0), {})
+    assert {key: buffer.data_ptr() for key, buffer in saved._snapshot._buffers.items()} == before
+    saved.save(3, {"model": {"weight": torch.zeros(7)}}, {}, wait=True)
+    assert [list(buffer.shape) for buffer in saved._snapshot._buffers.values()] == [[7]]
+
+
+@pytest.mark.parametrize(
+    ("groups", "facts", "message"),
+    [
+        ({"../model": {}}, {}, "cannot be called"),
+        ({"model": {}}, {"loss": float("nan")}, "not JSON compliant"),
+        ({"model": {}}, {"text": "x" * LIMIT}, "at most"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_at_once(
+    groups: dict[str, dict[str, Tensor]], facts: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    saved = make(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        saved.save(1, groups, facts)
+    saved.save(1, weights(), {}, wait=True)
+    assert steps(tmp_path) == [1]
+
+
+def test_all_is_on_the_disk_before_the_name_and_the_name_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[tuple[str, str]] = []
+    real_sync, real_rename = os.fsync, os.rename
+
+    def sync(descriptor: int) -> None:
+        events.append(("sync", str(Path(f"/proc/self/fd/{descriptor}").readlink())))
+        real_sync(descriptor)
+
+    def rename(source: Path, target: Path) -> None:
+        events.append(("rename", str(target)))
+        real_rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "rename", rename)
+    make(tmp_path / "run").save(1, weights(), {}, wait=True)
+    folder = tmp_path / "run" / "checkpoints"
+    at = events.index(("rename", str(folder / "step-00000001")))
+    synced = {Path(path).name for kind, path in events[:at] if Path(path).parent.parent == folder}
+    assert synced >= {MANIFEST, "model.safetensors", "state.json"}
+    assert any(Path(path).name.startswith(".tmp-") and Path(path).parent == folder for _, path in events[:at])
+    assert {path for _, path in events[at + 1 :]} >= {str(folder), str(folder.parent), str(tmp_path)}
+
+
+# Leftovers
+
+
+def test_leftovers_go_when_the_lock_is_held(tmp_path: Path) -> None:
+    notes: list[str] = []
+    saved = make(tmp_path, notes)
+    saved.save(1, weights(), {}, wait=True)
+    (tmp_path / "checkpoints" / ".tmp-dead" / "deep").mkdir(parents=True)
+    (tmp_path / "checkpoints" / ".tmp-file").write_text("half")
+    lock = Lock(tmp_path, on_note=notes.append)
+    with pytest.raises(ValueError, match="needs the lock"):
+        saved.tidy(lock)
+    with lock:
+        saved.tidy(lock)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
+    assert len(notes) == 1 and notes[0].endswith("removed 2 unfinished, of a run that was killed")
+    with Lock(tmp_path / "other", on_note=print) as other, pytest.raises(ValueError, match="needs the lock"):
+        saved.tidy(other)
+
+
+# pretune verify
+
+
+def test_verify_says_a_line_of_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = make(tmp_path)
+    for step, score in [(1, 1.5), (2, 2.5), (3, None)]:
+        saved.save(step, weights(), {}, score=score, wait=True)
+    lines = [
+        "checkpoints/step-00000003: 2 files of the sizes and SHA-256 it says",
+        "checkpoints/step-00000002: 2 files of the sizes and SHA-256 it says, held-out loss 2.5000",
+        "checkpoints/step-00000001: 2 files of the sizes and SHA-256 it says, held-out loss 1.5000, the best so far",
+    ]
+    assert verify_checkpoints(tmp_path) == lines
+    assert main(["verify", str(tmp_path)]) == 0  # a run that has not ended
+    assert capsys.readouterr().out.splitlines() == [f"ok  {line}" for line in lines]
+    assert main(["verify", str(tmp_path / "checkpoints" / "step-00000003")]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"ok  {lines[0]}"]
+    spec = catalog.build("bert-tiny", width=16, depth=1, heads=2, vocab=30, positions=16)
+    checkpoint.save(spec, tmp_path, overwrite=True)
+    assert main(["verify", str(tmp_path), "--json"]) == 0
+    checked = json.loads(capsys.readouterr().out)["checked"]
+    assert checked[0].startswith("MANIFEST.json: 2 files") and checked[-3:] == lines
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert main(["verify", str(tmp_path)]) == 4
+    assert "model.safetensors" in capsys.readouterr().err
+
+
+# A device
+
+
+@pytest.mark.gpu
+def test_from_a_device(tmp_path: Path) -> None:
+    """The values of the moment, though the device goes on; the host hardly waits."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    values = torch.arange(1 << 26, device="cuda", dtype=torch.float32)  # 256 MiB
+    groups = {
+        "model": {"a": values, "tied": values, "b": values[: 1 << 20].bfloat16()},
+        "optimizer": {"n": torch.ones(())},
+    }
+    saved = make(tmp_path)
+    saved.save(1, groups, RUN, wait=True)  # the pinned memory is made here
+    begun = time.perf_counter()
+    saved.save(1, groups, RUN, wait=True)
+    written = time.perf_counter() - begun
+    for step in (2, 3):
+        torch.cuda.synchronize()
+        saved.wait()
+        begun = time.perf_counter()
+        stalled = saved.save(step, groups, RUN)
+        values.mul_(2)
+        assert time.perf_counter() - begun < written / 2 and stalled < written / 2
+    saved.wait()
+    expected = torch.arange(1 << 26, dtype=torch.float32)
+    for path, factor in zip(reversed(listed(tmp_path / "checkpoints")), (1, 2), strict=True):
+        found = check(path)
+        loaded = found.tensors("model")
+        assert torch.equal(loaded["a"], expected * factor) and loaded["tied"] is loaded["a"]
+        target = torch.empty_like(values)
+        found.into("model", {"a": target, "tied": target, "b": torch.empty_like(groups["model"]["b"])})
+        assert torch.equal(target.cpu(), expected * factor)

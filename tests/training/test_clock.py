@@ -1,0 +1,132 @@
+"""How long a run is: by steps, by the clock, and by what another run read off its clock."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from pretune.training.async_metrics import Report
+from pretune.training.clock import Pace
+from pretune.training.distributed import Ranks
+from pretune.training.schedules import Linear
+from pretune.training.train_state import State
+
+
+class Clock:
+    """A run whose steps take a second each, as far as a pace can tell."""
+
+    def __init__(self, pace: Pace, state: State, first: float = 1.0) -> None:
+        self.pace, self.state, self.first = pace, state, first
+        self.begun = 0.0
+        self.ranks = Ranks(torch.device("cpu"))
+        self.rates: list[float] = []
+
+    def phase(self, number: int) -> None:
+        """Steps until the phase is over; the first takes longer."""
+        self.pace.enter(self.state)
+        first = self.state.step
+        while not self.pace.over(self.state, number):
+            self.rates.append(self.pace.rate(self.state))
+            began = self.state.elapsed
+            self.state.elapsed = began + (self.first if self.state.step == first else 1.0)
+            report = Report(
+                step=self.state.step, ok=True, norm=1.0, tokens=1, asked=False, elapsed=began, rate=0, terms={}, loss=0
+            )
+            self.state.step += 1
+            self.pace(self, [report])  # type: ignore[arg-type]
+        self.state.phases.append(self.state.step)
+
+
+def test_by_steps() -> None:
+    pace, state = Pace(schedule=Linear(warmup=2), steps=10, ends=(0.9, 1.0)), State()
+    clock = Clock(pace, state)
+    clock.phase(0)
+    assert state.step == 9 and pace.progress(state) == 0.9
+    clock.phase(1)
+    assert state.step == 10 and pace.progress(state) == 1.0
+    assert clock.rates == [Linear(warmup=2).factor(step, 10) for step in range(10)] and not state.progress
+
+
+@pytest.mark.parametrize(("steps", "share", "last"), [(10, 0.9, 9), (1, 0.9, 1), (3, 0.5, 2), (7, 0.01, 0)])
+def test_phases_end_at_shares_of_the_steps(steps: int, share: float, last: int) -> None:
+    pace = Pace(schedule=Linear(), steps=steps, ends=(share, 1.0))
+    assert pace.last(0) == last and pace.last(1) == steps
+
+
+def test_by_the_clock() -> None:
+    """It ends when what is kept back begins; its rate has come down to nearly nothing; all of it is remembered."""
+    pace, state = Pace(schedule=Linear(warmup=0.05), budget=100.0, ends=(1.0,), reserve=10.0), State()
+    clock = Clock(pace, state)
+    clock.phase(0)
+    assert 85 < state.elapsed <= 91
+    assert max(clock.rates) > 0.9 and clock.rates[-1] < 0.05
+    assert len(state.progress) == state.step and state.progress == sorted(state.progress)
+    assert clock.rates == [Linear(warmup=0.05).at(done, 0) for done in state.progress]
+
+
+def test_phases_by_the_clock() -> None:
+    pace, state = Pace(schedule=Linear(), budget=100.0, ends=(0.9, 1.0), reserve=10.0), State()
+    clock = Clock(pace, state, first=5.0)
+    clock.phase(0)
+    assert 70 < state.elapsed < 90
+    clock.phase(1)
+    assert 82 < state.elapsed <= 93 and state.progress == sorted(state.progress) and state.progress[-1] > 0.9
+
+
+def test_a_clock_that_is_over_at_once() -> None:
+    pace, state = Pace(schedule=Linear(), budget=5.0, reserve=10.0), State(elapsed=1.0)
+    Clock(pace, state).phase(0)
+    assert state.step <= 2
+
+
+def test_repeated() -> None:
+    """A run that begins with the numbers of another has its rates and phases, whatever its own clock says."""
+    pace, state = Pace(schedule=Linear(), budget=60.0, ends=(0.5, 1.0), reserve=3.0), State()
+    first = Clock(pace, state, first=4.0)
+    for number in range(2):
+        first.phase(number)
+    again = State(progress=[*state.progress], planned=[state.phases[1], state.step])
+    second = Clock(Pace(schedule=Linear(), budget=60.0, ends=(0.5, 1.0)), again, first=900.0)
+    for number in range(2):
+        second.phase(number)
+    assert second.rates == first.rates and again.phases[:2] == state.phases[:2] and again.progress == state.progress
+
+
+def test_ranks_agree_on_what_a_phase_takes_to_begin() -> None:
+    """Their clocks differ by little, and by that little one could take a step that the others do not."""
+
+    class First(Ranks):
+        def share(self, value: float) -> float:
+            return 7.0
+
+    pace, state = Pace(schedule=Linear(), budget=100.0, ends=(0.5, 1.0)), State()
+    clock = Clock(pace, state)
+    clock.ranks = First(torch.device("cpu"), rank=1, world=2)
+    clock.phase(0)
+    assert state.lead == 7.0
+
+
+@pytest.mark.parametrize("step", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("slower", [1.0, 2.0, 3.0])
+def test_what_comes_after_the_last_step_is_kept_for(
+    monkeypatch: pytest.MonkeyPatch, step: float, slower: float
+) -> None:
+    """By a clock of its own: halfway the machine becomes slower, the last evaluation and save with it."""
+    now, after = 20.0, 12.0
+    monkeypatch.setattr("pretune.training.clock.time.monotonic", lambda: now)
+    pace, state = Pace(schedule=Linear(), budget=200.0, ends=(0.9, 1.0), reserve=after), State(elapsed=now)
+    clock = Clock(pace, state)
+    speed: Callable[[], float] = lambda: slower if now > 100.0 else 1.0  # noqa: E731
+    for phase in range(2):
+        pace.enter(state)
+        while not pace.over(state, phase):
+            pace.rate(state)
+            state.elapsed = began = now  # the loop knows when a step began, once it has ended
+            now += step * speed()
+            state.step += 1
+            told = {"norm": 1.0, "tokens": 1, "asked": False, "rate": 0.0, "terms": {}, "loss": 0.0}
+            pace(clock, [Report(step=state.step - 1, ok=True, elapsed=began, **told)])  # type: ignore[arg-type]
+        state.phases.append(state.step)
+    now += after * speed()
+    assert 200.0 * 0.8 < now <= 200.0
+    assert state.progress == sorted(state.progress)

@@ -1,0 +1,240 @@
+"""The loop: the same as plain torch, whatever the micro-batches; it skips, halves, and counts."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pretune as pt
+from pretune.core.errors import DivergedError, ResourceError
+from pretune.core.types import Batch, Loss
+from pretune.objectives import named as objective
+from pretune.training.async_metrics import Report
+from pretune.training.distributed import Ranks
+from pretune.training.guards import MOST_SKIPPED, Watch
+from pretune.training.loop import Loop
+from pretune.training.loss_module import Trainee
+from pretune.training.optim import AdamW, parameter_groups
+from pretune.training.train_state import State
+from tests.contracts.tiny import VOCAB, tiny
+
+CPU = Ranks(torch.device("cpu"))
+
+
+def sequences(step: int, count: int = 8) -> list[list[int]]:
+    """Sequences of unequal lengths, by the step."""
+    make = torch.Generator().manual_seed(step)
+    lengths = torch.randint(2, 12, (count,), generator=make).tolist()
+    return [torch.randint(5, VOCAB, (n,), generator=make).tolist() for n in lengths]
+
+
+def causal_batch(given: list[list[int]]) -> Batch:
+    return pt.batch(given, row=16, labels=[[*one[1:], -100] for one in given])
+
+
+class Parts:
+    """Eight sequences a step, in so many micro-batches."""
+
+    def __init__(self, micro: int) -> None:
+        self.micro, self.step, self.waited = micro, 0, 0.0
+
+    def __next__(self) -> list[Batch]:
+        given, size = sequences(self.step), 8 // self.micro
+        self.step += 1
+        return [causal_batch(given[i : i + size]) for i in range(0, 8, size)]
+
+    def split(self, micro: int) -> None:
+        self.micro, self.step = micro, self.step - 1
+
+
+def looped(micro: int = 1, steps: int = 5, *, work: Any = None, hooks: Sequence[Any] = (), **options: Any) -> Loop:
+    """A loop over a tiny decoder without dropout.
+
+    NOTE: some gradients (that of a bias of keys) are zero but for rounding, which a small eps would blow up.
+    """
+    model = pt.build(tiny("gpt2"), seed=1)
+    for part in model.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+    return Loop(
+        trainee=Trainee(model, work or objective("causal")).eval(),
+        optimizer=AdamW(lr=1e-2, eps=1e-4).build(parameter_groups(model)),
+        batches=Parts(micro),
+        state=State(),
+        ranks=CPU,
+        rate=lambda state: 1.0,
+        until=lambda state: state.step >= steps,
+        hooks=hooks,
+        **options,
+    )
+
+
+class Told:
+    """Keeps what hooks are told."""
+
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+
+    def __call__(self, loop: Loop, reports: Sequence[Report]) -> None:
+        self.reports += reports
+
+
+def weights(loop: Loop) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in loop.trainee.model.named_parameters()}
+
+
+def test_the_same_as_plain_torch() -> None:
+    loop = looped(clip=0.5)
+    model = copy.deepcopy(loop.trainee.model)
+    exempt = {id(p) for group in loop.optimizer.param_groups if not group["weight_decay"] for p in group["params"]}
+    decayed = [
+        q for q, p in zip(model.parameters(), loop.trainee.model.parameters(), strict=True) if id(p) not in exempt
+    ]
+    rest = [q for q in model.parameters() if all(q is not p for p in decayed)]
+    plain = torch.optim.AdamW(
+        [{"params": decayed}, {"params": rest, "weight_decay": 0.0}], lr=1e-2, weight_decay=0.01, eps=1e-4
+    )
+    told = Told()
+    loop.hooks = [told]
+    loop.run()
+    for step in range(5):
+        batch = causal_batch(sequences(step))
+        logits = model(batch).logits
+        loss = nn.functional.cross_entropy(logits, batch.targets.labels)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        plain.step()
+        plain.zero_grad()
+        assert told.reports[step].loss == pytest.approx(loss.item(), rel=1e-5)
+        assert told.reports[step].norm == pytest.approx(norm.item(), rel=1e-4)
+        assert told.reports[step].tokens == sum(map(len, sequences(step)))
+    for (name, mine), theirs in zip(weights(loop).items(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("micro", [2, 4, 8])
+def test_micro_batches_do_not_change_what_is_learnt(micro: int) -> None:
+    one, several = looped(1), looped(micro)
+    one.run()
+    several.run()
+    assert one.state.tokens == several.state.tokens == sum(sum(map(len, sequences(step))) for step in range(5))
+    for name, value in weights(one).items():
+        torch.testing.assert_close(weights(several)[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+class Poisoned:
+    """An objective whose loss is not finite at some steps."""
+
+    def __init__(self, bad: Callable[[int], bool], value: float = math.nan) -> None:
+        self.inner, self.bad, self.value, self.step = objective("causal"), bad, value, 0
+
+    def counts(self, batch: Batch) -> Any:
+        return self.inner.counts(batch)
+
+    def loss(self, model: Any, batch: Batch) -> Loss:
+        found = self.inner.loss(model, batch)
+        self.step += 1
+        if not self.bad(self.step - 1):
+            return found
+        return Loss(sum=found.sum * self.value, count=found.count)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_step_that_is_not_finite_is_skipped_and_counted(value: float) -> None:
+    heard: list[str] = []
+    loop = looped(
+        steps=5, work=Poisoned(lambda step: step == 2, value), hooks=[Watch(heard.append, lambda step: [7, 8])]
+    )
+    loop.run()
+    assert loop.state.skipped == 1 and loop.state.in_a_row == 0
+    assert all(value.isfinite().all() for value in weights(loop).values())
+    assert len(heard) == 1 and heard[0].startswith("step 2: ") and heard[0].endswith("samples 7, 8")
+    # The weights are those of a run that never saw that step.
+    other = looped(steps=4)
+    other.batches = Without(2)
+    other.run()
+    assert all(torch.equal(value, weights(other)[name]) for name, value in weights(loop).items())
+
+
+class Without(Parts):
+    """The same steps but one."""
+
+    def __init__(self, left_out: int) -> None:
+        super().__init__(1)
+        self.left_out = left_out
+
+    def __next__(self) -> list[Batch]:
+        if self.step == self.left_out:
+            self.step += 1
+        return super().__next__()
+
+
+def test_a_weight_that_is_not_finite_ends_the_run() -> None:
+    loop = looped(steps=100, hooks=[Watch(lambda text: None)])
+    with torch.no_grad():
+        next(loop.trainee.model.parameters())[:] = math.nan
+    with pytest.raises(DivergedError, match=f"{MOST_SKIPPED} steps in a row"):
+        loop.run()
+    assert loop.state.step == MOST_SKIPPED
+
+
+class Full:
+    """A device whose memory holds micro-batches of so many sequences."""
+
+    def __init__(self, most: int) -> None:
+        self.inner, self.most, self.tried = objective("causal"), most, 0
+
+    def counts(self, batch: Batch) -> Any:
+        return self.inner.counts(batch)
+
+    def loss(self, model: Any, batch: Batch) -> Loss:
+        self.tried += 1
+        if batch.rows > self.most:
+            raise torch.OutOfMemoryError("out of memory")
+        return self.inner.loss(model, batch)
+
+
+def test_out_of_memory_halves_the_micro_batch_and_nothing_else() -> None:
+    calm, tight = looped(steps=3), looped(steps=3, work=Full(2))
+    calm.run()
+    tight.run()
+    assert tight.state.micro > 1 and tight.state.least == tight.state.micro
+    assert tight.state.tokens == calm.state.tokens
+    for name, value in weights(calm).items():
+        torch.testing.assert_close(weights(tight)[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_out_of_memory_with_one_row_is_told() -> None:
+    with pytest.raises(ResourceError, match="out of memory with micro-batches of 1 x 16"):
+        looped(steps=3, work=Full(0)).run()
+
+
+def test_a_leap_of_the_loss_is_flagged() -> None:
+    heard: list[str] = []
+    watch = Watch(heard.append, lambda step: list(range(20)))
+    loop = looped(steps=40, work=Poisoned(lambda step: step == 30, 50.0), hooks=[watch])
+    loop.optimizer.param_groups[0]["peak"] = loop.optimizer.param_groups[1]["peak"] = 1e-5
+    loop.run()
+    assert watch.leaps == [30] and len(heard) == 1
+    assert "step 30: the loss leaps to" in heard[0] and heard[0].endswith("6, 7 and 12 more")
+
+
+def test_dropout_is_a_function_of_the_step() -> None:
+    losses = []
+    for begun in (0, 2):
+        loop = looped(steps=4)
+        loop.trainee.train()
+        for part in loop.trainee.modules():
+            if isinstance(part, nn.Dropout):
+                part.p = 0.5
+        loop.rate = lambda state: 0.0
+        told = Told()
+        loop.hooks = [told]
+        loop.state.step = loop.batches.step = begun
+        loop.run()
+        losses.append([report.loss for report in told.reports])
+    assert losses[0][2:] == losses[1] and len({*losses[0]}) == 4

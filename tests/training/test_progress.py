@@ -1,0 +1,198 @@
+"""What a run shows: lines where there is no terminal, a bar where there is one, a table at the end, all on stderr."""
+
+import io
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from pretune.core import log
+from pretune.training.cost import Energy, Tariff, Totals, cost
+from pretune.training.progress import Progress
+from pretune.training.summary import Summary, show
+from tests.conftest import Screen
+
+Capture = pytest.CaptureFixture[str]
+
+
+class Clock:
+    """Time that goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    log.set_quiet(True)
+    yield
+    log.set_quiet(False)
+
+
+def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """stderr as a terminal; to be asked for inside a test, for pytest sets stderr before each."""
+
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    return screen
+
+
+def run(clock: Clock, steps: int, seconds: float, start: int = 0, **options: Any) -> None:
+    """Steps of so many seconds with 1000 tokens and 50 FLOPs each."""
+    with Progress("tiny", now=clock, **options) as shown:
+        for step in range(start + 1, start + steps + 1):
+            clock.time += seconds
+            shown(step, elapsed=step * seconds, tokens=1000 * step, flops=50.0 * step, loss=8 / step)
+
+
+def test_a_line_every_ten_seconds_and_at_the_end(capsys: Capture) -> None:
+    run(Clock(), 50, 0.5, total=50, peak=200.0)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "tiny: step 1/50, loss 8",
+        "tiny: step 21/50, loss 0.381, 2k tok/s, MFU 50%, 0:14 left",
+        "tiny: step 41/50, loss 0.1951, 2k tok/s, MFU 50%, 0:04 left",
+        "tiny: step 50/50, loss 0.16, 2k tok/s, MFU 50%, 0:00 left",
+    ]
+
+
+class Beside:
+    """Evaluation that took so many seconds so far, and so many more are expected."""
+
+    def __init__(self, later: float) -> None:
+        self.seconds, self.later = 0.0, later
+
+    def spent(self) -> float:
+        return self.seconds
+
+    def ahead(self, pace: float, step: int) -> float:
+        return self.later
+
+
+def left(err: str) -> list[int]:
+    """Seconds that were left, line by line."""
+    return [60 * int(minutes) + int(seconds) for minutes, seconds in re.findall(r"(\d+):(\d\d) left", err)]
+
+
+def test_the_time_left_covers_what_follows_the_steps(capsys: Capture) -> None:
+    run(Clock(), 50, 0.5, total=50, outlook=Beside(90.0))
+    assert left(capsys.readouterr().err) == [104, 94, 90]
+
+
+def test_evaluation_between_steps_is_not_taken_for_a_slow_step(capsys: Capture) -> None:
+    clock, beside = Clock(), Beside(0.0)
+    with Progress("tiny", now=clock, total=60, every=1, outlook=beside) as shown:
+        for step in range(1, 41):
+            clock.time += 1
+            if step == 38:
+                clock.time += 300
+                beside.seconds += 300
+            shown(step, elapsed=float(step))
+    assert abs(left(capsys.readouterr().err)[-1] - 20) <= 1
+
+
+def test_the_time_left_is_smoothed(capsys: Capture) -> None:
+    """Slow and fast steps in turn, 0.48 s in the mean: the expected end moves by less than half of the run."""
+    clock, ends = Clock(), []
+    with Progress("tiny", now=clock, total=2000, every=1) as shown:
+        for step in range(1, 1001):
+            clock.time += 2.0 if step % 100 < 20 else 0.1
+            shown(step, elapsed=clock.time)
+            found = left(capsys.readouterr().err)
+            ends += [clock.time + found[0]] if step > 500 else []
+    assert max(ends) - min(ends) < 480 and abs(ends[-1] - 100 - 960) < 240
+
+
+def test_a_line_every_so_many_steps(capsys: Capture) -> None:
+    run(Clock(), 9, 0.001, every=4)
+    assert re.findall(r"step \d+", capsys.readouterr().err) == ["step 1", "step 5", "step 9"]
+
+
+def test_rates_are_recent_and_a_resumed_run_starts_with_none(capsys: Capture) -> None:
+    clock = Clock()
+    with Progress("tiny", total=2000, now=clock) as shown:
+        for step in range(1001, 1200):
+            clock.time += 10.0 if step < 1005 else 1.0  # slow at first
+            shown(step, elapsed=0, tokens=1000 * step)
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first == "tiny: step 1,001/2,000"
+    assert re.fullmatch(r"tiny: step 1,\d+/2,000, 1k tok/s, 13:\d\d left", last)
+
+
+def test_a_budget_counts_time(capsys: Capture) -> None:
+    run(Clock(), 8, 5.0, budget=80.0)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "tiny: 6%, step 1, loss 8, 1:15 left"
+    assert lines[-1].startswith("tiny: 44%, step 7, loss 1.143, 200 tok/s, 0:45 left")
+
+
+def test_a_loss_that_is_not_known_or_not_finite(capsys: Capture) -> None:
+    with Progress("tiny", now=Clock()) as shown:
+        shown(1, elapsed=0.0)
+    with Progress("tiny", now=Clock()) as shown:
+        shown(1, elapsed=0.0, loss=float("nan"))
+    assert capsys.readouterr().err == "tiny: step 1\ntiny: step 1, loss nan\n"
+
+
+def test_quiet_says_nothing(capsys: Capture, quiet: None) -> None:
+    run(Clock(), 50, 0.5, total=50)
+    show(summary())
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    screen = terminal(monkeypatch)
+    run(Clock(), 50, 0.5, total=50, peak=200.0)
+    drawn = screen.getvalue()
+    assert "step 50/50, loss 0.16, 2k tok/s, MFU 50%, 0:00 left" in drawn
+    assert "━" in drawn and "\x1b[" in drawn
+    assert capsys.readouterr() == ("", "")
+
+
+def summary(**changes: Any) -> Summary:
+    energy = (Energy(what="gpu", how="NVML energy counter", measured=True, joules=3.6e4),)
+    paid = cost([Totals(seconds=120.0, flops=3.2e17, energy=energy)], "cpu", Tariff())
+    given: dict[str, Any] = {"loss": 3.14159, "held_out": 3.2, "waiting": 0.6, "saving": 1.2, "evaluating": 6.0}
+    return Summary(title="tiny", steps=1200, tokens=78_643_200, seconds=120.0, cost=paid, **given | changes)
+
+
+def test_the_table_at_the_end(capsys: Capture) -> None:
+    show(summary(skipped=2))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == (
+        "tiny\n"
+        "  loss              3.1416\n"
+        "  held-out loss     3.2000\n"
+        "  steps             1,200 (2 skipped: not finite)\n"
+        "  tokens            78,643,200\n"
+        "  training time     2:00\n"
+        "  tokens/s          655k\n"
+        "  waiting for data  0.5%\n"
+        "  saving            1.0%\n"
+        "  evaluating        5.0%\n"
+        "  FLOPs             320PFLOP\n"
+        "  energy            10 Wh (measured; gpu: NVML energy counter; of the training time)\n"
+        "  CO2e              4.75 g (at 475 g/kWh)\n"
+        "  price             <$0.01 (assumed: $0.3 a kWh)\n"
+    )
+
+
+def test_the_table_on_a_terminal_and_with_a_known_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = terminal(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    paid = cost([Totals(seconds=120.0, flops=5.2e16)], "cuda", Tariff(), precision=torch.bfloat16)
+    show(Summary(title="tiny", steps=1, tokens=5, seconds=120.0, cost=paid))
+    drawn = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
+    assert re.search(r"MFU +43\.8% of 989TFLOP/s", drawn)
+    assert re.search(r"price +\$0\.13 \(assumed: \$3\.8 an hour\)", drawn)
+    assert "held-out" not in drawn

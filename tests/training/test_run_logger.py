@@ -1,0 +1,86 @@
+"""The books of a run: what is written when, what a resumed run keeps, and the sums at the end."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretune.training.batch_stats import Tally
+from pretune.training.metrics_log import read_metrics
+from pretune.training.run_logger import Journal
+from tests.contracts.tiny import tiny
+from tests.training.test_loop import Parts, looped
+
+
+class Counted(Parts):
+    """Batches that are counted, as a feed counts them."""
+
+    seen = Tally()
+
+    def __next__(self) -> Any:
+        found = super().__next__()
+        self.seen = Tally.of(found)
+        return found
+
+
+def kept(where: Path, steps: int, *, done: Any = None, every: int = 1) -> tuple[Journal, Any]:
+    """A loop with a journal, taken to a step; with `done` it goes on from there."""
+    loop = looped(2, steps)
+    loop.batches = Counted(2)
+    if done is not None:
+        loop.state, loop.batches.step = done.state, done.state.step
+        loop.trainee.load_state_dict(done.trainee.state_dict())
+        loop.optimizer.load_state_dict(done.optimizer.state_dict())
+    journal = Journal(
+        where,
+        title="tiny",
+        models=[tiny("gpt2")],
+        loop=loop,
+        resumed=done is not None,
+        total=steps,
+        budget=None,
+        every=every,
+    )
+    loop.hooks = [journal]
+    with journal:
+        loop.run()
+        journal.settle(loop)
+    return journal, loop
+
+
+def steps_of(where: Path) -> list[dict[str, Any]]:
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in read_metrics(where)]
+
+
+def test_lines(tmp_path: Path) -> None:
+    _, loop = kept(tmp_path, 7, every=3)
+    lines = read_metrics(tmp_path)
+    assert [line["step"] for line in lines] == [3, 6]
+    assert [*lines[0]] == ["step", "loss", "norm", "rate", "tokens", "skipped", "seconds"]
+    assert lines[0]["tokens"] < lines[1]["tokens"] < loop.state.tokens
+    assert loop.state.written == (tmp_path / "metrics.jsonl").stat().st_size
+
+
+def test_a_resumed_run_has_the_lines_of_one_that_was_not(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    kept(tmp_path / "a", 6)
+    _, half = kept(tmp_path / "b", 3)
+    with (tmp_path / "b/metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "loss": 1}\n{"step": 5, "lo')  # what a crash left behind the checkpoint
+    kept(tmp_path / "b", 6, done=half)
+    assert steps_of(tmp_path / "a") == steps_of(tmp_path / "b")
+
+
+def test_sums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """FLOPs and tokens are those of all processes; the table says what was held out."""
+    _, half = kept(tmp_path, 3)
+    before = half.state.meter["flops"]
+    journal, loop = kept(tmp_path, 6, done=half)
+    loop.state.held = {"loss": 2.0, "perplexity": 7.4, "accuracy": 0.5}
+    capsys.readouterr()
+    found = journal.summary(loop)
+    assert found["cost"]["flops"] > 1.5 * before > 0 and found["steps"] == 6 and found["held_out"]["accuracy"] == 0.5
+    told = capsys.readouterr().err
+    for part in ("held-out loss", "held-out perplexity  7.4", "held-out accuracy    0.5", "steps                6"):
+        assert part in told
