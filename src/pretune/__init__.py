@@ -9,8 +9,6 @@ Names are imported on first use: `import pretune` loads neither torch nor numpy.
 """
 
 import importlib
-import sys
-import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -110,18 +108,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_PUBLIC})
-
-
-class _Package(types.ModuleType):
-    """The package, of which `evaluate` is the function, though there is a folder of that name as well."""
-
-    @property
-    def evaluate(self) -> Any:
-        return __getattr__("evaluate")
-
-    @evaluate.setter
-    def evaluate(self, folder: Any) -> None:
-        """Importing the folder sets it here, which is left undone."""
-
-
-sys.modules[__name__].__class__ = _Package

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pretune.cli._hints import hint
-from pretune.cli._models import BaseOption
+from pretune.cli._models import BaseOption, Number
 from pretune.core import log
 from pretune.core.errors import UsageError
 
@@ -25,14 +25,6 @@ class Form(StrEnum):
     """What a model can be exported to."""
 
     HF = "hf"
-
-
-class Number(StrEnum):
-    """How weights can be stored."""
-
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
 
 
 def export(

@@ -11,6 +11,7 @@ from pretune.cli._hints import free, hint, learning, other, quoted
 from pretune.cli._names import cleaners, splitters
 from pretune.cli._progress import progress
 from pretune.cli._signals import ending_well
+from pretune.cli.tokenizer import By
 from pretune.core import log
 from pretune.core.counted import counted
 from pretune.core.errors import UsageError
@@ -21,16 +22,6 @@ if TYPE_CHECKING:
 _HOLDOUT = "1%"
 FEW = 5_000
 """Held-out tokens of which fewer make a loss that says little."""
-
-
-class By(StrEnum):
-    """What makes a document."""
-
-    AUTO = "auto"
-    FILE = "file"
-    BLOCK = "block"
-    LINE = "line"
-    FIELD = "field"
 
 
 class Faults(StrEnum):
