@@ -219,38 +219,35 @@ def test_a_field_called_kind_or_two_specs_of_one_kind_are_bugs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("data", "values"),
     [
-        ({"encoder": {"dpth": 3}}, "unknown key 'config.encoder.dpth'; did you mean 'depth'? (encoder allows: width, "),
-        ({"encoder": {"norm": {"kind": "rms_nrm"}}}, "config.encoder.norm: unknown kind 'rms_nrm'; did you mean 'rms_"),
-        ({"encoder": {"norm": {}}}, "config.encoder.norm: missing 'kind' (allowed: layer_norm, rms_norm)"),
-        ({"encoder": {"position": {"kind": "rotary"}}}, "config.encoder.position: missing 'base' of a rotary"),
-        ({"kind": "encoder"}, "config: unknown kind 'encoder' (allowed: model)"),
-        ({"kind": ["model"]}, "config: unknown kind a list"),
-        ({"encoder": {"depth": True}}, "config.encoder.depth: expected int, found true"),
-        ({"encoder": {"depth": 2.0}}, "config.encoder.depth: expected int, found 2.0"),
-        ({"encoder": {"depth": "2"}}, "config.encoder.depth: expected int, found '2'"),
-        ({"encoder": {"depth": 2**63 + 1}}, "config.encoder.depth: an integer beyond 64 bits is too large"),
-        ({"encoder": {"depth": 10**5000}}, "config.encoder.depth: an integer beyond 64 bits is too large"),
-        ({"encoder": {"betas": [0.9, float("nan")]}}, "config.encoder.betas.1: expected a finite number, found nan"),
-        ({"encoder": {"betas": [0.9]}}, "config.encoder.betas: expected 2 items, found 1"),
-        (
-            {"encoder": {"blocks": [{"activation": "gelo"}]}},
-            "config.encoder.blocks.0.activation: 'gelo' is not allowed; ",
-        ),
-        ({"encoder": {"blocks": {}}}, "config.encoder.blocks: expected a list, found an object"),
-        ({"encoder": None}, "config.encoder: expected encoder, found null"),
-        ({"share": 1}, "config.share: expected bool, found 1"),
-        ({"name": 1}, "config.name: expected str, found 1"),
-        ({3: 1}, "unknown key 'config.3'"),
-        ([], "config: expected a model object, found a list"),
-        ({"encoder": {"width": 9}}, "config.encoder: 2 heads do not divide the width 9"),
+        ({"encoder": {"dpth": 3}}, ("'config.encoder.dpth'", "'depth'", "width, ")),
+        ({"encoder": {"norm": {"kind": "rms_nrm"}}}, ("config.encoder.norm: ", "'rms_nrm'", "'rms_norm'")),
+        ({"encoder": {"norm": {}}}, ("config.encoder.norm: ", "'kind'", "layer_norm, rms_norm")),
+        ({"encoder": {"position": {"kind": "rotary"}}}, ("config.encoder.position: ", "'base'", "rotary")),
+        ({"kind": "encoder"}, ("config: ", "'encoder'", "model")),
+        ({"kind": ["model"]}, ("config: ", "kind", "list")),
+        ({"encoder": {"depth": True}}, ("config.encoder.depth: ", "int", "true")),
+        ({"encoder": {"depth": 2.0}}, ("config.encoder.depth: ", "int", "2.0")),
+        ({"encoder": {"depth": "2"}}, ("config.encoder.depth: ", "int", "'2'")),
+        ({"encoder": {"depth": 2**63 + 1}}, ("config.encoder.depth: ", "64")),
+        ({"encoder": {"depth": 10**5000}}, ("config.encoder.depth: ", "64")),
+        ({"encoder": {"betas": [0.9, float("nan")]}}, ("config.encoder.betas.1: ", "nan")),
+        ({"encoder": {"betas": [0.9]}}, ("config.encoder.betas: ", "2", "1")),
+        ({"encoder": {"blocks": [{"activation": "gelo"}]}}, ("config.encoder.blocks.0.activation: ", "'gelo'")),
+        ({"encoder": {"blocks": {}}}, ("config.encoder.blocks: ", "list", "object")),
+        ({"encoder": None}, ("config.encoder: ", "encoder", "null")),
+        ({"share": 1}, ("config.share: ", "bool", "1")),
+        ({"name": 1}, ("config.name: ", "str", "1")),
+        ({3: 1}, ("'config.3'",)),
+        ([], ("config: ", "model", "list")),
+        ({"encoder": {"width": 9}}, ("config.encoder: ", "2", "9")),
     ],
 )
-def test_refusals_name_the_place_and_the_remedy(data: Any, message: str) -> None:
+def test_refusals_name_the_place_and_the_remedy(data: Any, values: tuple[str, ...]) -> None:
     with pytest.raises(UsageError) as caught:
         from_dict(Model, data)
-    assert str(caught.value).startswith(message)
+    assert [value for value in values if value not in str(caught.value)] == []
 
 
 def test_the_only_possible_kind_may_be_left_out() -> None:
@@ -276,9 +273,9 @@ def test_deep_data_is_refused_without_recursion(depth: int) -> None:
     data: dict[str, Any] = {}
     for _ in range(depth):
         data = {"child": data}
-    with pytest.raises(UsageError, match="nested deeper than 64"):
+    with pytest.raises(UsageError, match="64"):
         from_dict(Tree, data)
-    with pytest.raises(UsageError, match="expected int, found an object"):
+    with pytest.raises(UsageError, match=r"^config\.depth: "):
         from_dict(Encoder, {"depth": data})
 
 
@@ -326,58 +323,52 @@ def test_text_is_typed_by_its_field(path: str, text: str, expected: Any) -> None
 
 
 @pytest.mark.parametrize(
-    ("path", "text", "message"),
+    ("path", "text", "value"),
     [
-        ("encoder.depth", "3.5", "encoder.depth: expected int, found '3.5'"),
-        ("encoder.depth", "1e400", "encoder.depth: expected int, found '1e400'"),
-        ("encoder.depth", "9" * 30, "encoder.depth: an integer beyond 64 bits is too large"),
-        ("encoder.depth", "9" * 10_000, "encoder.depth: expected int, found '999"),
-        ("encoder.depth", "true", "encoder.depth: expected int, found 'true'"),
-        ("encoder.norm.eps", "nan", "encoder.norm.eps: expected float, found 'nan'"),
-        ("encoder.norm.eps", "1e999", "encoder.norm.eps: expected a finite number"),
-        ("encoder.norm", "rms_nrm", "encoder.norm: unknown kind 'rms_nrm'; did you mean 'rms_norm'?"),
-        ("encoder.norm", '{"kind": "rms_norm", "kind": "layer_norm"}', "encoder.norm: the key 'kind' is given twice"),
-        ("encoder.position", "rotary", "encoder.position: missing 'base' of a rotary"),
-        ("share", "yes", "share: expected bool, found 'yes'"),
-        ("tags", "[" * 100_000, "tags: bad JSON: nested too deeply"),
+        ("encoder.depth", "3.5", "'3.5'"),
+        ("encoder.depth", "1e400", "'1e400'"),
+        ("encoder.depth", "9" * 30, "64"),
+        ("encoder.depth", "9" * 10_000, "'999"),
+        ("encoder.depth", "true", "'true'"),
+        ("encoder.norm.eps", "nan", "'nan'"),
+        ("encoder.norm.eps", "1e999", "inf"),
+        ("encoder.norm", "rms_nrm", "'rms_norm'"),
+        ("encoder.norm", '{"kind": "rms_norm", "kind": "layer_norm"}', "'kind'"),
+        ("encoder.position", "rotary", "'base'"),
+        ("share", "yes", "'yes'"),
+        ("tags", "[" * 100_000, "JSON"),
     ],
 )
-def test_text_that_does_not_fit_is_refused(path: str, text: str, message: str) -> None:
+def test_text_that_does_not_fit_is_refused(path: str, text: str, value: str) -> None:
     with pytest.raises(UsageError) as caught:
         replace(Model(), {path: text})
-    assert str(caught.value).startswith(message)
+    assert str(caught.value).startswith(f"{path}: ") and value in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("path", "message"),
+    ("path", "values"),
     [
-        (
-            "encoder.dpth",
-            "unknown path 'encoder.dpth'; did you mean 'encoder.depth'? ('encoder' allows: width, depth, ",
-        ),
-        ("encodr.depth", "unknown path 'encodr.depth'; did you mean 'encoder.depth'? (allowed: encoder, decoder, "),
-        ("depth", "unknown path 'depth'; did you mean 'encoder.depth'?"),
-        ("encoder.blocks.1.heads", "unknown path 'encoder.blocks.1.heads'; did you mean 'encoder.blocks.0.heads'?"),
-        ("encoder.blocks.-1.heads", "unknown path 'encoder.blocks.-1.heads'"),
-        ("encoder.depth.x", "unknown path 'encoder.depth.x'; did you mean 'encoder.depth'?"),
-        (
-            "encoder.position.base",
-            "cannot set 'encoder.position.base': 'encoder.position' is null; set it to one of its",
-        ),
-        ("", "unknown path ''"),
-        ("encoder.norm.kind", "unknown path 'encoder.norm.kind'"),
+        ("encoder.dpth", ("'encoder.depth'", "'encoder'", "width, depth, ")),
+        ("encodr.depth", ("'encoder.depth'", "encoder, decoder, ")),
+        ("depth", ("'encoder.depth'",)),
+        ("encoder.blocks.1.heads", ("'encoder.blocks.0.heads'",)),
+        ("encoder.blocks.-1.heads", ()),
+        ("encoder.depth.x", ("'encoder.depth'",)),
+        ("encoder.position.base", ("'encoder.position'", "null", "rotary")),
+        ("", ()),
+        ("encoder.norm.kind", ()),
     ],
 )
-def test_unknown_paths_name_the_nearest(path: str, message: str) -> None:
+def test_unknown_paths_name_the_nearest(path: str, values: tuple[str, ...]) -> None:
     with pytest.raises(UsageError) as caught:
         replace(Model(), {path: "1"})
-    assert str(caught.value).startswith(message)
+    assert [value for value in (f"'{path}'", *values) if value not in str(caught.value)] == []
 
 
 def test_changes_that_only_fit_together_are_made_together() -> None:
     changed = replace(Encoder(), {"blocks.0.heads": "3", "width": "9"})
     assert (changed.width, changed.blocks[0].heads) == (9, 3)
-    with pytest.raises(UsageError, match="3 heads do not divide the width 8"):
+    with pytest.raises(UsageError, match=r"\b3\b.*\b8\b"):
         replace(Encoder(), {"blocks.0.heads": "3"})
 
 
@@ -436,7 +427,7 @@ def test_a_bad_assignment_is_named(item: str) -> None:
 
 
 def test_a_path_set_twice_is_refused() -> None:
-    with pytest.raises(UsageError, match="'a' is set twice: to '1' and to '2'"):
+    with pytest.raises(UsageError, match=r"'a'.*'1'.*'2'"):
         parse_assignments(["a=1", "a=2"])
 
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -86,7 +87,7 @@ class TestAtomicWrite:
     def test_impossible_places_are_usage_errors(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         for place in ("absent/a", "file/a", ".", "n" * 300):
-            with pytest.raises(UsageError, match="cannot write"):
+            with pytest.raises(UsageError, match=re.escape(f"'{tmp_path / place}'")):
                 atomic_write(tmp_path / place, "x")
 
     def test_the_data_is_on_the_disk_before_the_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +100,7 @@ class TestAtomicWrite:
 
 
 def test_faults_told_only_in_text_are_understood(tmp_path: Path) -> None:
-    with pytest.raises(ResourceError, match="disk is full"), writing(tmp_path):
+    with pytest.raises(ResourceError, match=re.escape(str(tmp_path))), writing(tmp_path):
         raise RuntimeError("I/O error: No space left on device (os error 28)")
     with pytest.raises(RuntimeError, match="something else"), writing(tmp_path):
         raise RuntimeError("something else")
@@ -158,15 +159,15 @@ class TestAtomicDirectory:
     def test_a_full_directory_or_a_file_is_refused_before_any_work(self, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "a").write_text("old")
-        with pytest.raises(UsageError, match="not empty"), atomic_directory(tmp_path / "run"):
+        with pytest.raises(UsageError, match="run'"), atomic_directory(tmp_path / "run"):
             pytest.fail("the block ran")
-        with pytest.raises(UsageError, match="is a file"), atomic_directory(tmp_path / "run" / "a", overwrite=True):
+        with pytest.raises(UsageError, match="run/a'"), atomic_directory(tmp_path / "run" / "a", overwrite=True):
             pytest.fail("the block ran")
         assert names(tmp_path) == ["run/a"]
 
     def test_someone_else_was_faster(self, tmp_path: Path) -> None:
         target = tmp_path / "run"
-        with pytest.raises(UsageError, match="not empty"), atomic_directory(target) as directory:
+        with pytest.raises(UsageError, match="run'"), atomic_directory(target) as directory:
             fill(directory)
             target.mkdir()
             (target / "theirs").write_text("")
@@ -193,7 +194,7 @@ class TestAtomicDirectory:
         with pytest.raises(ResourceError), atomic_directory(target, overwrite=True) as directory:
             fill(directory, "new and longer")
             monkeypatch.setattr(os, "replace", failing(errno.ENOSPC, after))
-        with pytest.raises(CheckpointError, match="incomplete"):
+        with pytest.raises(CheckpointError, match=MANIFEST):
             check_manifest(target)
 
     def test_a_stale_manifest_does_not_outlive_its_files(self, tmp_path: Path) -> None:
@@ -220,7 +221,7 @@ class TestAtomicDirectory:
         target.mkdir()
         (target / "inner").write_text("")
         (target / MANIFEST).write_text("{}")
-        with pytest.raises(UsageError, match=r"'.*inner' is a file"), atomic_directory(target, True) as directory:
+        with pytest.raises(UsageError, match="inner'"), atomic_directory(target, True) as directory:
             fill(directory)
         assert names(target) == [MANIFEST, "inner"]
 
@@ -235,43 +236,38 @@ class TestAtomicDirectory:
 
 class TestJson:
     @pytest.mark.parametrize(
-        ("content", "message"),
+        ("content", "value"),
         [
-            (b"", "bad JSON at 1:1"),
-            (b'{"a": 1,\n  "b": }', "bad JSON at 2:8"),
-            (b'{"a": "\xff"}', "not UTF-8 at byte 7"),
-            (b'{"a": {"b": 1, "c": 2, "b": 3}}', "the key 'b' is given twice"),
-            (b'{"a": NaN}', "NaN is not a JSON number"),
-            (b'{"a": -Infinity}', "-Infinity is not a JSON number"),
-            (b'{"a": 1e999}', "1e999 is not a JSON number"),
-            (b'{"a": ' + b"9" * 5000 + b"}", "too many digits"),
-            (b"[1]", "expected a JSON object at the top level, found an array"),
-            (b"null", "found null"),
-            (b'{"a":' * 200_000, "nested too deeply"),
-            (b"[" * 200_000, "nested too deeply"),
-            (b'{"a": "' + b"x" * 1_000_000 + b'"}', "more than the 1000000 allowed"),
-            (b'\xef\xbb\xbf{"a": 1}', "bad JSON at 1:1"),
+            (b"", "1:1"),
+            (b'{"a": 1,\n  "b": }', "2:8"),
+            (b'{"a": "\xff"}', " 7"),
+            (b'{"a": {"b": 1, "c": 2, "b": 3}}', "'b'"),
+            (b'{"a": NaN}', "NaN"),
+            (b'{"a": -Infinity}', "-Infinity"),
+            (b'{"a": 1e999}', "1e999"),
+            (b'{"a": ' + b"9" * 5000 + b"}", ""),
+            (b"[1]", "array"),
+            (b"null", "null"),
+            (b'{"a":' * 200_000, ""),
+            (b"[" * 200_000, ""),
+            (b'{"a": "' + b"x" * 1_000_000 + b'"}', "1000000"),
+            (b'\xef\xbb\xbf{"a": 1}', "1:1"),
         ],
     )
-    def test_bad_content_is_one_line_with_the_file(self, tmp_path: Path, content: bytes, message: str) -> None:
+    def test_bad_content_is_one_line_with_the_file(self, tmp_path: Path, content: bytes, value: str) -> None:
         path = tmp_path / "a.json"
         path.write_bytes(content)
         with pytest.raises(DataError) as caught:
-            read_json(path, DataError, limit=2_000_000 if b"nested" in message.encode() else 1_000_000)
+            read_json(path, DataError, limit=1_000_000 if value == "1000000" else 2_000_000)
         assert str(caught.value).startswith(f"{path}: ")
-        assert message in str(caught.value)
+        assert value in str(caught.value)
         assert "\n" not in str(caught.value)
 
     @pytest.mark.parametrize("error", [DataError, CheckpointError])
     def test_what_is_no_file_is_refused(self, tmp_path: Path, error: type[PretuneError]) -> None:
         os.mkfifo(tmp_path / "pipe")
-        for name, message in (
-            ("absent", "no such file"),
-            (".", "not a regular"),
-            ("pipe", "not a regular"),
-            ("\0", "cannot be read"),
-        ):
-            with pytest.raises(error, match=message):
+        for name in ("absent", ".", "pipe", "\0"):
+            with pytest.raises(error, match=re.escape(str(tmp_path / name))):
                 read_json(tmp_path / name, error)
 
     @given(
@@ -328,7 +324,7 @@ class TestManifest:
         content = bytearray((whole / "weights").read_bytes())
         content[byte] ^= 1
         (whole / "weights").write_bytes(content)
-        with pytest.raises(CheckpointError, match=r"weights: its content .*SHA-256"):
+        with pytest.raises(CheckpointError, match=r"weights: .*SHA-256"):
             check_manifest(whole)
         check_manifest(whole, hashes=False)
 
@@ -336,16 +332,16 @@ class TestManifest:
     @pytest.mark.parametrize("size", [0, 2559, 2561])
     def test_a_wrong_size_is_found(self, whole: Path, hashes: bool, size: int) -> None:
         os.truncate(whole / "weights", size)
-        with pytest.raises(CheckpointError, match=rf"weights: has {size} bytes, but .* says 2560"):
+        with pytest.raises(CheckpointError, match=rf"weights: .*\b{size}\b.*\b2560\b"):
             check_manifest(whole, hashes=hashes)
 
     @pytest.mark.parametrize("hashes", [True, False])
     def test_a_missing_part_is_named(self, whole: Path, hashes: bool) -> None:
         (whole / "weights").unlink()
-        with pytest.raises(CheckpointError, match="weights: missing"):
+        with pytest.raises(CheckpointError, match="weights: "):
             check_manifest(whole, hashes=hashes)
         (whole / "weights").mkdir()
-        with pytest.raises(CheckpointError, match="weights: missing"):
+        with pytest.raises(CheckpointError, match="weights: "):
             check_manifest(whole, hashes=hashes)
 
     def test_a_part_that_cannot_be_read_is_named(self, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,14 +349,14 @@ class TestManifest:
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(whole / "weights"))
 
         monkeypatch.setattr("pretune.core.io.manifest.sha256", broken)
-        with pytest.raises(CheckpointError, match=r"weights: cannot be read"):
+        with pytest.raises(CheckpointError, match=f"weights: .*{os.strerror(errno.EIO)}"):
             check_manifest(whole)
 
     def test_no_manifest_or_no_directory(self, whole: Path) -> None:
         (whole / MANIFEST).unlink()
-        with pytest.raises(CheckpointError, match="incomplete"):
+        with pytest.raises(CheckpointError, match=MANIFEST):
             check_manifest(whole)
-        with pytest.raises(CheckpointError, match="no such directory"):
+        with pytest.raises(CheckpointError, match="absent"):
             check_manifest(whole / "absent")
 
     @pytest.mark.parametrize(
@@ -391,7 +387,7 @@ class TestManifest:
         (whole / MANIFEST).write_text(json.dumps({"files": {name: entry}}))
         with pytest.raises(CheckpointError, match=MANIFEST):
             check_manifest(whole)
-        with pytest.raises(ValueError, match="not a plain file name"):
+        with pytest.raises(ValueError, match=re.escape(repr(name))):
             write_manifest(whole, [name])
 
     @given(name=st.text(st.characters(), max_size=20) | st.text("a./\\", max_size=6) | st.text("é", min_size=120))

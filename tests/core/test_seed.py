@@ -75,11 +75,11 @@ def test_neighbouring_keys_give_independent_streams() -> None:
 
 @pytest.mark.parametrize("part", [-1, 2**64, -(10**5000)], ids=["negative", "large", "huge"])
 def test_what_does_not_fit_is_refused(part: int) -> None:
-    with pytest.raises(UsageError, match="from 0 to"):
+    with pytest.raises(UsageError, match=r"2\*\*64"):
         mix(1, part)
 
 
 @pytest.mark.parametrize("samples", [np.array([1.0]), np.array([3, -1]), np.array([True])])
 def test_samples_that_are_no_counters_are_refused(samples: np.ndarray) -> None:
-    with pytest.raises(UsageError, match="integers"):
+    with pytest.raises(UsageError, match=str(samples.dtype)):
         mix_array((1,), samples)

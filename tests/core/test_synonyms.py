@@ -23,18 +23,18 @@ def test_each_stands_for_something_there_is() -> None:
 
 
 def test_theirs_comes_before_what_is_spelled_alike() -> None:
-    assert nearest("hidden_size", ["hidden", "width"]) == "; did you mean 'width'?"
-    assert nearest("hidden_size", ["hidden"]) == "; did you mean 'hidden'?"
+    assert nearest("hidden_size", ["hidden", "width"]).count("'width'")
+    assert nearest("hidden_size", ["hidden"]).count("'hidden'")
     assert ours("nothing of this kind") == []
 
 
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["pretrain", "bert-tiny", "--data=x", "--learning-rate=1"], "write --set train.lr=VALUE"),
-        (["finetune", "x", "--learning-rate=1"], "did you mean '--lr'?"),
-        (["show", "bert-tiny", "--set=hidden_size=3"], "did you mean 'width'?"),
-        (["show-batch", "mlm"], "did you mean 'masked'?"),
+        (["pretrain", "bert-tiny", "--data=x", "--learning-rate=1"], "train.lr"),
+        (["finetune", "x", "--learning-rate=1"], "'--lr'"),
+        (["show", "bert-tiny", "--set=hidden_size=3"], "'width'"),
+        (["show-batch", "mlm"], "'masked'"),
     ],
 )
 def test_errors_know_them(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,9 +59,9 @@ def test_scores_as_the_metrics_give_them() -> None:
 
 
 def test_a_missing_or_unknown_task_is_an_error() -> None:
-    with pytest.raises(UsageError, match="GLUE: no score of rte, wnli; run them"):
+    with pytest.raises(UsageError, match=r"GLUE.*rte, wnli"):
         glue({task: score for task, score in LARGE.items() if task not in ("rte", "wnli")})
-    with pytest.raises(UsageError, match="'colla' is no task of GLUE; did you mean 'cola'"):
+    with pytest.raises(UsageError, match=r"'colla'.*GLUE.*'cola'"):
         glue(LARGE, tasks=["colla"])
-    with pytest.raises(UsageError, match="is no task of SuperGLUE"):
+    with pytest.raises(UsageError, match="SuperGLUE"):
         superglue(BORT, tasks=[])

@@ -66,18 +66,18 @@ def test_perplexities() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "value"),
     [
-        (lambda: choice_accuracy([2], [[1.0, 0.0]]), "gold 0 is 2; the number of one of its 2 options"),
-        (lambda: choice_accuracy([0], [[math.nan, 0.0]]), "score of example 0, option 0 is nan"),
-        (lambda: calibration_error([0], [[2.0, 1.0]]), "prediction 0 does not hold probabilities: it adds up to 3"),
-        (lambda: calibration_error([0], [[1.0, 0.0]], bins=0), "bins is 0"),
-        (lambda: ndcg([{"a"}], [["a", "a"]]), "documents of query 0 are not all different"),
-        (lambda: mrr([{"a"}], [["a"]], k=0), "k is 0"),
-        (lambda: perplexity(1.0, 0), "over 0 units has no mean"),
-        (lambda: bits(math.nan, 2), "summed loss is nan"),
+        (lambda: choice_accuracy([2], [[1.0, 0.0]]), r"gold.*\b0\b.*\b2\b.*\b2\b"),
+        (lambda: choice_accuracy([0], [[math.nan, 0.0]]), r"\b0\b.*\b0\b.*nan"),
+        (lambda: calibration_error([0], [[2.0, 1.0]]), r"\b0\b.*\b3\b"),
+        (lambda: calibration_error([0], [[1.0, 0.0]], bins=0), r"bins.*\b0\b"),
+        (lambda: ndcg([{"a"}], [["a", "a"]]), r"\b0\b"),
+        (lambda: mrr([{"a"}], [["a"]], k=0), r"\bk\b.*\b0\b"),
+        (lambda: perplexity(1.0, 0), r"\b0\b"),
+        (lambda: bits(math.nan, 2), "nan"),
     ],
 )
-def test_bad_input_is_named(call: Any, message: str) -> None:
-    with pytest.raises(DataError, match=message):
+def test_bad_input_is_named(call: Any, value: str) -> None:
+    with pytest.raises(DataError, match=value):
         call()

@@ -97,16 +97,16 @@ def test_large_counts_are_exact() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "gold", "predicted", "message"),
+    ("function", "gold", "predicted", "value"),
     [
-        (accuracy, [1, None], [1, 0], "gold label 1 is missing"),
-        (accuracy, [1, 0], ["1", "0"], "both words and numbers"),
-        (f1, ["yes", "no"], ["yes", "no"], "positive label 1 is not of the kind of no, yes"),
-        (pearson, [1.0, 2.0], [1.0, float("nan")], "predicted value 1 is nan"),
-        (spearman, [1.0, float("inf")], [1.0, 2.0], "gold value 1 is inf"),
-        (pearson, ["1", "2"], [1.0, 2.0], "gold value 0 is '1'"),
+        (accuracy, [1, None], [1, 0], r"gold.*\b1\b"),
+        (accuracy, [1, 0], ["1", "0"], r"\b1\b.*'1'"),
+        (f1, ["yes", "no"], ["yes", "no"], r"\b1\b.*no, yes"),
+        (pearson, [1.0, 2.0], [1.0, float("nan")], r"predicted.*\b1\b.*nan"),
+        (spearman, [1.0, float("inf")], [1.0, 2.0], r"gold.*\b1\b.*inf"),
+        (pearson, ["1", "2"], [1.0, 2.0], r"gold.*\b0\b.*'1'"),
     ],
 )
-def test_bad_input_is_named(function: Any, gold: list[Any], predicted: list[Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
+def test_bad_input_is_named(function: Any, gold: list[Any], predicted: list[Any], value: str) -> None:
+    with pytest.raises(DataError, match=value):
         function(gold, predicted)
