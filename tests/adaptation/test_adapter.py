@@ -73,5 +73,5 @@ def test_each_is_drawn_by_itself() -> None:
 
 
 def test_what_cannot_be() -> None:
-    with pytest.raises(UsageError, match="a place after a layer"):
+    with pytest.raises(UsageError):
         Adapter(after=())

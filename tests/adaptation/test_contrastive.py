@@ -112,7 +112,7 @@ def test_equal_texts_are_no_wrong_answers() -> None:
 
 def test_what_does_not_fit() -> None:
     made = TextEncoder(encoder(), Embedding())
-    with pytest.raises(UsageError, match="compares 3 texts, found 2"):
+    with pytest.raises(UsageError, match=r"\b3\b.*\b2\b"):
         Compared(made, Triplet(), columns=2)
-    with pytest.raises(UsageError, match="static vectors cannot be trained"):
+    with pytest.raises(UsageError, match="static"):
         Compared(TextEncoder(encoder(), Embedding(pooling=("static",))), InBatch(), columns=2)

@@ -36,9 +36,9 @@ def test_below_the_new_blocks_nothing_is_new(case: str) -> None:
 def test_what_has_no_room() -> None:
     assert SHARED
     for case in SHARED:
-        with pytest.raises(UsageError, match="share their weights"):
+        with pytest.raises(UsageError):
             taller(model_of(case), 1)
-    with pytest.raises(UsageError, match="0 extra blocks"):
+    with pytest.raises(UsageError, match=r"\b0\b"):
         taller(model_of("bert-base"), 0)
 
 
@@ -54,9 +54,9 @@ def test_a_run_with_blocks_on_top(tmp_path: Path) -> None:
     assert (before.spec.depth, after.spec.depth) == (2, 4)
     old, new = before.encoder.state_dict(), after.encoder.state_dict()
     assert all(torch.equal(tensor, new[name]) for name, tensor in old.items())
-    with pytest.raises(UsageError, match=r"base.extra 1: a file of 'lora' has no room"):
+    with pytest.raises(UsageError, match=r"base\.extra 1\b.*'lora'"):
         finetune(base, train=table, out=tmp_path / "no", method="lora", changes={"base.extra": 1})
-    with pytest.raises(UsageError, match=r"'lora' on new weights: its file would have no base"):
+    with pytest.raises(UsageError, match="'lora'"):
         finetune(base, train=table, out=tmp_path / "no", method="lora+random")
-    with pytest.raises(UsageError, match=r"base.extra -1 must be 0 or more"):
+    with pytest.raises(UsageError, match=r"base\.extra -1\b"):
         finetune(base, train=table, out=tmp_path / "no", changes={"base.extra": -1})

@@ -81,8 +81,8 @@ def test_what_cannot_be_split_is_refused() -> None:
         ((["a text"],), {}, "list"),
         (([[1, 2]],), {}, "list"),
         ((), {"input_ids": torch.tensor([[1, 2]]), "attention_mask": None}, "input_ids"),
-        ((), {}, "nothing"),
-        ((None,), {}, "nothing"),
+        ((), {}, "batch"),
+        ((None,), {}, "batch"),
     ],
     ids=["tensor", "text", "texts", "ids", "input_ids", "nothing", "none"],
 )

@@ -47,7 +47,7 @@ def test_slots_stand_before_each_sequence() -> None:
     both = reserve(Sequences(tokens=given.tokens, offsets=given.offsets, source=given), 2)
     assert both.tokens.tolist() == given.tokens.tolist()
     assert both.source is not None and both.source.tokens.tolist() == made.tokens.tolist()
-    with pytest.raises(UsageError, match="-1 slots"):
+    with pytest.raises(UsageError, match=r"-1\b"):
         reserve(given, -1)
 
 
@@ -68,7 +68,7 @@ def test_a_prompt_starts_from_real_tokens() -> None:
     assert Prompt(count=5).apply(model) == ("prompt.table",)
     table = model.get_parameter("prompt.table")
     assert all((row == model.tokens.weight).all(-1).any() for row in table)
-    with pytest.raises(UsageError, match="applied to this model already"):
+    with pytest.raises(UsageError, match="'prompt'"):
         Prompt(count=5).apply(model)
-    with pytest.raises(UsageError, match=r"tokens \[99\]: the vocabulary has the ids 0 to 60"):
+    with pytest.raises(UsageError, match=r"\b99\b.*\b60\b"):
         Prompt(count=1, tokens=(99,)).apply(pt.build(model.spec))

@@ -49,7 +49,7 @@ def test_a_mix_is_weighed_by_a_softmax_and_scaled() -> None:
         mix.gamma.fill_(2.0)
     share = mix.s.softmax(0)
     torch.testing.assert_close(mix(hidden), 2 * (share[0] * hidden[0] + share[1] * hidden[1] + share[2] * hidden[2]))
-    with pytest.raises(UsageError, match="2 layers for a mix of 3"):
+    with pytest.raises(UsageError, match=r"\b2 .*\b3\b"):
         mix(hidden[:2])
 
 
@@ -131,5 +131,5 @@ def test_both_ways_are_mixed_as_elmo_does(head: str, tmp_path: Path) -> None:
 
 
 def test_two_ways_are_those_of_decoders() -> None:
-    with pytest.raises(UsageError, match="two ways are those of decoders, found a model of the shape 'encoder'"):
+    with pytest.raises(UsageError, match="'encoder'"):
         adapt(copy.deepcopy(model_of("bert-base")), Regression(mix=Mixing(ways="both")))

@@ -129,7 +129,7 @@ def test_sums_over_a_batch_are_damped() -> None:
 
 
 def test_what_goes_to_infinity_is_told() -> None:
-    with pytest.raises(DivergedError, match="lower it"):
+    with pytest.raises(DivergedError, match=r"1e\+38"):
         Word2Vec(rate=1e38, width=8).train(topics(100))
 
 
@@ -155,9 +155,9 @@ def test_words_are_numbered_by_frequency_and_rare_ones_left_out() -> None:
     assert words.words == ("a", "b") and words.counts.tolist() == [3, 3] and words.read == 8
     assert words.ids.tolist() == [0, 1, 1, 0, 0, 1] and words.text.tolist() == [0, 0, 0, 0, 0, 1]
     assert Words.of(["a a b b c"], least=1, most=2).words == ("a", "b")
-    with pytest.raises(DataError, match="no word is met 5 times"):
+    with pytest.raises(DataError, match=r"\b5\b"):
         Words.of(["a b"])
-    with pytest.raises(UsageError, match="put it into a list"):
+    with pytest.raises(UsageError):
         Words.of("a b")
 
 
@@ -201,25 +201,25 @@ def test_a_file_of_glove_has_no_first_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "values"),
     [
-        ("", "found 0"),
-        ("2 2\na 1 2\n", "expected 2 vectors of width 2"),
-        ("2 2\na 10.0 20.0\n", "expected 2 vectors of width 2, found 1"),
-        ("1 2\na 1 2\nb 1 2\n", "expected 1 vectors of width 2, found 2"),
-        ("0 2\n", "expected 0 vectors"),
-        ("999999999999 999999\na 1 2\n", "999999999999 vectors"),  # no memory is asked for
-        ("a 1 2\na 3 4\n", ":2: 'a' has a vector already"),
-        ("a 1 2\n" + "b" * (1 << 20) + " 1 2\n", ":2: a line of"),
-        ("9" * 5000 + " 2\na 1 2\n", ":2: 'a' has 2 numbers"),
-        ("1 2\na 1\n", r":2: 'a' has 1 numbers, expected 2"),
-        ("a 1 2\nb 1 x\n", ":2: the vector of 'b'"),
-        ("a 1 2\nb 1 nan\n", ":2: 'b' has 2 numbers, expected 2 finite"),
+        ("", r"v\.txt: .*\b0\b"),
+        ("2 2\na 1 2\n", r"v\.txt: "),
+        ("2 2\na 10.0 20.0\n", r"\b2\b.*\b2\b.*\b1\b"),
+        ("1 2\na 1 2\nb 1 2\n", r"\b1\b.*\b2\b.*\b2\b"),
+        ("0 2\n", r"\b0\b"),
+        ("999999999999 999999\na 1 2\n", r"\b999999999999\b"),  # no memory is asked for
+        ("a 1 2\na 3 4\n", ":2: .*'a'"),
+        ("a 1 2\n" + "b" * (1 << 20) + " 1 2\n", ":2: "),
+        ("9" * 5000 + " 2\na 1 2\n", r":2: .*'a'.*\b2\b"),
+        ("1 2\na 1\n", r":2: .*'a'.*\b1\b.*\b2\b"),
+        ("a 1 2\nb 1 x\n", ":2: .*'b'"),
+        ("a 1 2\nb 1 nan\n", ":2: .*'b'"),
     ],
 )
-def test_a_file_that_is_not_one_of_vectors_is_told(tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_that_is_not_one_of_vectors_is_told(tmp_path: Path, text: str, values: str) -> None:
     (tmp_path / "v.txt").write_text(text)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=values):
         Vectors.load(tmp_path / "v.txt")
 
 
@@ -269,7 +269,7 @@ def test_an_unknown_mode_is_refused_by_name() -> None:
 
 
 def test_a_word_with_a_space_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="'new york' cannot stand"):
+    with pytest.raises(UsageError, match="'new york'"):
         Vectors(["new york"], np.ones((1, 2), np.float32)).save(tmp_path / "v.txt")
     assert not (tmp_path / "v.txt").exists()
 

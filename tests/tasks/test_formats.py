@@ -38,7 +38,7 @@ def test_wic(tmp_path: Path) -> None:
     assert template.fill(found[1]) == (
         "wic sentence1: The bank was wet. sentence2: My bank is shut. word: bank", "True",
     )  # fmt: skip
-    with pytest.raises(DataError, match=r"val.jsonl:1: start1 and end1 \(4, 99\) are not within the sentence"):
+    with pytest.raises(DataError, match=r"val\.jsonl:1: .*start1.*end1.*\(4, 99\)"):
         read(tmp_path, "wic", "dev", "val.jsonl", jsonl([{**rows[0], "end1": 99}]))
 
 
@@ -56,16 +56,16 @@ def test_wic_s_own_files(tmp_path: Path) -> None:
         assert found[0].facts["word"] == "place"
     gold = folder / "test.gold.txt"
     gold.write_text("F\nT\n")
-    with pytest.raises(DataError, match=r"test.gold.txt: 2 labels for the 5 pairs of test.data.txt"):
+    with pytest.raises(DataError, match=r"test\.gold\.txt: .*\b2\b.*\b5\b.*test\.data\.txt"):
         list(TASKS.get("wic").read("test", tmp_path))
     gold.write_text("F\nT\nF\nx\nF\n")
-    with pytest.raises(DataError, match=r"test.gold.txt:4: label 'x' in 'label' is not one of F, T"):
+    with pytest.raises(DataError, match=r"test\.gold\.txt:4: .*'x'.*'label'.*F, T"):
         list(TASKS.get("wic").read("test", tmp_path))
     (folder / "test.data.txt").write_text("a\tN\t0-3\ta b\ta b\n" * 5)
-    with pytest.raises(DataError, match=r"test.data.txt:1: '0-3' does not say which of 2 words is meant"):
+    with pytest.raises(DataError, match=r"test\.data\.txt:1: .*'0-3'.*\b2\b"):
         list(TASKS.get("wic").read("test", tmp_path))
     gold.unlink()
-    with pytest.raises(DataError, match=r"test.gold.txt: no such file"):
+    with pytest.raises(DataError, match=r"test\.gold\.txt: .*test\.data\.txt"):
         list(TASKS.get("wic").read("test", tmp_path))
 
 
@@ -90,7 +90,7 @@ def test_trec_is_latin_1(tmp_path: Path) -> None:
     found = read(tmp_path, "trec", "train", "train_5500.label", "\n".join(lines) + "\n", "latin-1")
     assert [example.label for example in found] == [5, 0] * 5
     assert found[0].text == "When was Beyoncé born ?" and found[0].facts["fine"] == "date"
-    with pytest.raises(DataError, match=r"train_5500.label:1: label 'WHAT:x' is not COARSE:fine"):
+    with pytest.raises(DataError, match=r"train_5500\.label:1: .*'WHAT:x'"):
         read(tmp_path, "trec", "train", "train_5500.label", "WHAT:x y\n")
 
 
@@ -121,7 +121,7 @@ def test_sick_as_semeval_gave_it(tmp_path: Path) -> None:
         found = read(tmp_path, "sick", split, file, header + lines)
         assert len(found) == 10 and found[0].label == 4.5
         assert [one.label for one in TASKS.get("sick_entailment").read(split, tmp_path)] == [1, 0, 2] * 3 + [1]
-    with pytest.raises(DataError, match=r"SICK_trial.txt:2: score '5.5' in 'relatedness_score' is not a number from 1"):
+    with pytest.raises(DataError, match=r"SICK_trial\.txt:2: .*'5\.5'.*'relatedness_score'.*\b1\b"):
         read(tmp_path, "sick", "dev", "SICK_trial.txt", header + "0\ta\tb\t5.5\tNEUTRAL\n")
 
 
@@ -155,7 +155,7 @@ def test_cnn_stories_by_their_addresses(tmp_path: Path) -> None:
     (home / "all_test.txt").rename(home / "url_lists" / "all_test.txt")
     assert list(TASKS.get("cnndm").read("test", tmp_path)) == found, "where the lists have a folder of their own"
     (home / "all_test.txt").write_text("http://x/missing\n")
-    with pytest.raises(DataError, match=r"all_test.txt:1: no story .* for 'http://x/missing'"):
+    with pytest.raises(DataError, match=r"all_test\.txt:1: .*'http://x/missing'"):
         list(TASKS.get("cnndm").read("test", tmp_path))
 
 
@@ -184,26 +184,26 @@ def test_an_answer_that_is_not_where_it_should_be(tmp_path: Path) -> None:
     (found,) = read(tmp_path, "squad1", "dev", "dev-v1.1.json", json.dumps(data))
     assert found.spans == ((3, 7),) and found.answers == ("Rome",)
     answer["answer_start"] = 4
-    with pytest.raises(DataError, match=r"data\[0\].paragraphs\[0\]: the answer 'Rome' of question 'q' is not at 4"):
+    with pytest.raises(DataError, match=r"data\[0\]\.paragraphs\[0\]: .*'Rome'.*'q'.*\b4\b"):
         read(tmp_path, "squad1", "dev", "dev-v1.1.json", json.dumps(data))
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "values"),
     [
-        ("sentence\tlabel\ngood\t2\n", r"train.tsv:2: label '2' in 'label' is not one of 0, 1"),
-        ("sentence\tlabel\ngood\t1\nbad\n", r"train.tsv:3: the row has 1 columns, 2 are expected"),
-        ("sentence\tlabels\ngood\t1\n", r"train.tsv:2: no field 'label'; did you mean 'labels'\?"),
-        ("sentence\tlabel\n \t1\n", r"train.tsv:2: field 'sentence' holds ' '; text was expected"),
+        ("sentence\tlabel\ngood\t2\n", r"train\.tsv:2: .*'2'.*'label'.*0, 1"),
+        ("sentence\tlabel\ngood\t1\nbad\n", r"train\.tsv:3: .*\b1\b.*\b2\b"),
+        ("sentence\tlabels\ngood\t1\n", r"train\.tsv:2: .*'label'.*'labels'"),
+        ("sentence\tlabel\n \t1\n", r"train\.tsv:2: .*'sentence'.*' '"),
     ],
 )
-def test_a_bad_row_has_its_number(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(DataError, match=message):
+def test_a_bad_row_has_its_number(tmp_path: Path, text: str, values: str) -> None:
+    with pytest.raises(DataError, match=values):
         read(tmp_path, "sst2", "train", "train.tsv", text)
 
 
 def test_lines_that_are_not_aligned(tmp_path: Path) -> None:
     (tmp_path / "multi30k").mkdir()
     (tmp_path / "multi30k" / "val.de").write_text("eins\n")
-    with pytest.raises(DataError, match=r"val.en:2: no sentence of val.de belongs to this line"):
+    with pytest.raises(DataError, match=r"val\.en:2: .*val\.de"):
         read(tmp_path, "multi30k", "dev", "val.en", "one\ntwo\n")

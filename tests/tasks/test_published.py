@@ -153,7 +153,7 @@ def test_winogrande_s_answers_are_in_both_places(shared_data: Path) -> None:
 def test_what_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PRETUNE_DATA", str(tmp_path))  # what is looked through as well
     task = TASKS.get("cola")
-    with pytest.raises(UsageError, match="task 'cola' has no split 'dve'; did you mean 'dev'"):
+    with pytest.raises(UsageError, match=r"'cola'.*'dve'.*'dev'"):
         task.find("dve", "nowhere")
-    with pytest.raises(DataError, match=r"task 'cola': no file for 'dev' \(dev.tsv.*nowhere/cola.*--data"):
+    with pytest.raises(DataError, match=r"'cola'.*'dev'.*dev\.tsv.*nowhere/cola.*--data"):
         task.find("dev", "nowhere")

@@ -92,31 +92,31 @@ def test_groups_stay_together() -> None:
 
 
 def test_faults() -> None:
-    with pytest.raises(DataError, match="2 examples cannot be divided into 3 parts"):
+    with pytest.raises(DataError, match=r"\b2\b.*\b3\b"):
         divide(made([0, 1]), (0.8, 0.1, 0.1))
-    with pytest.raises(UsageError, match=r"shares must be above 0 and have the sum 1, found 0.8, 0.1"):
+    with pytest.raises(UsageError, match=r"0\.8, 0\.1"):
         divide(made([0, 1]), (0.8, 0.1))
-    with pytest.raises(UsageError, match="1 example or more, found 0"):
+    with pytest.raises(UsageError, match=r"\b0\b"):
         subset(made([0, 1]), 0)
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes", "said"),
+    ("name", "sizes", "divided"),
     [
         ("wnli", (635, 71, 0), ()),
         ("copa", (400, 100, 0), ()),
         ("sst5", (8544, 1101, 2210), ()),
-        ("boolq", (2616, 327, 327), ("no train split is there: 'dev' (3,270 examples) was divided 80/10/10",)),
-        ("qnli", (4370, 546, 547), ("no train split is there: 'dev' (5,463 examples) was divided 80/10/10",)),
-        ("mr", (8530, 1066, 1066), ("no train split is there: 'all' (10,662 examples) was divided 80/10/10",)),
-        ("samsum", (736, 82, 819), ("no train split is there: 'dev' (818 examples) was divided 90/10",)),
-        ("scitail", (1701, 213, 212), ("no train split is there: 'test' (2,126 examples) was divided 80/10/10",)),
+        ("boolq", (2616, 327, 327), ("'dev'", "3,270", "80/10/10")),
+        ("qnli", (4370, 546, 547), ("'dev'", "5,463", "80/10/10")),
+        ("mr", (8530, 1066, 1066), ("'all'", "10,662", "80/10/10")),
+        ("samsum", (736, 82, 819), ("'dev'", "818", "90/10")),
+        ("scitail", (1701, 213, 212), ("'test'", "2,126", "80/10/10")),
     ],
 )
-def test_tasks_for_a_run(name: str, sizes: tuple[int, int, int], said: tuple[str, ...], shared_data: Path) -> None:
+def test_tasks_for_a_run(name: str, sizes: tuple[int, int, int], divided: tuple[str, ...], shared_data: Path) -> None:
     parts = load(TASKS.get(name), shared_data)
     assert (len(parts.train), len(parts.dev), len(parts.test)) == sizes
-    assert [note.startswith(start) for note, start in zip(parts.notes, said, strict=True)] == [True] * len(said)
+    assert len(parts.notes) == bool(divided) and all(value in parts.notes[0] for value in divided)
 
 
 def test_articles_are_not_parted(shared_data: Path) -> None:

@@ -126,7 +126,7 @@ def test_the_threshold_is_that_of_the_best_f1() -> None:
     assert score(task, examples, final)["f1"] == 1.0
     plain = score(task, examples, with_threshold(said, 0.0))
     assert plain["f1"] == pytest.approx(2 / 3) and plain["best_f1"] == 1.0
-    with pytest.raises(UsageError, match="how sure"):
+    with pytest.raises(UsageError):
         no_answer_threshold(examples, [Prediction(text="a")] * 3)
 
 
@@ -164,11 +164,11 @@ def test_words_without_tokens_are_outside() -> None:
 
 def test_what_cannot_be_scored_is_named() -> None:
     task, examples = task_of("classification"), [Example(text="a"), Example(text="b")]
-    with pytest.raises(DataError, match="does not say what is right"):
+    with pytest.raises(DataError, match=f"'{task.name}'.*'a'"):
         score(task, examples, [Prediction(label=0)] * 2)
-    with pytest.raises(DataError, match="1 predictions for 2"):
+    with pytest.raises(DataError, match=r"\b1\b.*\b2\b"):
         score(task, examples, [Prediction(label=0)])
-    with pytest.raises(UsageError, match="beams 3"):
+    with pytest.raises(UsageError, match=r"\b3\b"):
         predict(model_for("bert", task), encoder_for("bert", task), examples, beams=3)
 
 

@@ -257,20 +257,20 @@ def test_scores_are_learnt_between_minus_one_and_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "example", "words"),
+    ("kind", "example", "values"),
     [
-        ("classification", Example(text="a"), "no label"),
-        ("classification", Example(text="a", label=2), "label 2; allowed are 0 to 1"),
-        ("regression", Example(text="a", label=float("nan")), "no finite score"),
-        ("tagging", Example(text="a", words=("a",), tags=()), "0 tags for 1 words"),
+        ("classification", Example(text="a"), "'a'"),
+        ("classification", Example(text="a", label=2), r"\b2\b.*\b0\b.*\b1\b"),
+        ("regression", Example(text="a", label=float("nan")), "'a'"),
+        ("tagging", Example(text="a", words=("a",), tags=()), r"\b0\b.*\b1\b"),
         ("tagging", Example(text="a", words=("a",), tags=("B-XXX",)), "'B-XXX'"),
-        ("choice", Example(text="a", choices=("b", "c"), label=2), "allowed are 0 to 1"),
-        ("choice", Example(text="a", label=0), "no choices"),
-        ("span", Example(text="a", pair="bc", spans=((1, 9),)), "not inside"),
+        ("choice", Example(text="a", choices=("b", "c"), label=2), r"\b2\b.*\b0\b.*\b1\b"),
+        ("choice", Example(text="a", label=0), "'a'"),
+        ("span", Example(text="a", pair="bc", spans=((1, 9),)), r"\(1, 9\).*\b2\b"),
     ],
 )
-def test_what_cannot_be_learnt_is_named(kind: Kind, example: Example, words: str) -> None:
-    with pytest.raises(DataError, match=words):
+def test_what_cannot_be_learnt_is_named(kind: Kind, example: Example, values: str) -> None:
+    with pytest.raises(DataError, match=values):
         encoder_for("bert", task_of(kind)).encode([examples_of(kind)[0], example])
 
 
@@ -287,13 +287,13 @@ def test_long_texts_get_longer_sequences() -> None:
 
 def test_lengths_that_cannot_be() -> None:
     task = task_of("pair")
-    with pytest.raises(UsageError, match="positions end at 128"):
+    with pytest.raises(UsageError, match=r"max_length 200\b.*\b128\b"):
         encoder_for("bert", task, max_length=200)
-    with pytest.raises(UsageError, match="no room"):
+    with pytest.raises(UsageError, match=r"max_length 3\b"):
         encoder_for("bert", task, max_length=3).encode(examples_of("pair"))
-    with pytest.raises(DataError, match="no examples"):
+    with pytest.raises(DataError, match=f"'{task.name}'"):
         encoder_for("bert", task).encode([])
-    with pytest.raises(UsageError, match="scored without training"):
+    with pytest.raises(UsageError, match="cloze"):
         head_of(replace(task, kind="cloze"), model_for("bert", task).model.spec)
 
 
