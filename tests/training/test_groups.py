@@ -105,7 +105,7 @@ def test_tied_weights_come_once_and_frozen_ones_not_at_all() -> None:
     groups = parameter_groups(model)
     assert [group.names for group in groups] == [("table.weight",), ("out.bias",)]
     model.requires_grad_(False)
-    with pytest.raises(UsageError, match="nothing to train"):
+    with pytest.raises(UsageError):
         parameter_groups(model)
 
 

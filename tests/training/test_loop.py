@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -177,7 +178,7 @@ def test_a_weight_that_is_not_finite_ends_the_run() -> None:
     loop = looped(steps=100, hooks=[Watch(lambda text: None)])
     with torch.no_grad():
         next(loop.trainee.model.parameters())[:] = math.nan
-    with pytest.raises(DivergedError, match=f"{MOST_SKIPPED} steps in a row"):
+    with pytest.raises(DivergedError, match=rf"\b{MOST_SKIPPED}\b"):
         loop.run()
     assert loop.state.step == MOST_SKIPPED
 
@@ -209,7 +210,7 @@ def test_out_of_memory_halves_the_micro_batch_and_nothing_else() -> None:
 
 
 def test_out_of_memory_with_one_row_is_told() -> None:
-    with pytest.raises(ResourceError, match="out of memory with micro-batches of 1 x 16"):
+    with pytest.raises(ResourceError, match=r"\b1 x 16\b.*train\.batch_tokens"):
         looped(steps=3, work=Full(0)).run()
 
 
@@ -220,7 +221,7 @@ def test_a_leap_of_the_loss_is_flagged() -> None:
     loop.optimizer.param_groups[0]["peak"] = loop.optimizer.param_groups[1]["peak"] = 1e-5
     loop.run()
     assert watch.leaps == [30] and len(heard) == 1
-    assert "step 30: the loss leaps to" in heard[0] and heard[0].endswith("6, 7 and 12 more")
+    assert re.search(r"step 30\b.*6, 7\b.*\b12\b", heard[0])
 
 
 def test_dropout_is_a_function_of_the_step() -> None:

@@ -90,7 +90,7 @@ def test_numbers_that_json_has_not_are_null_and_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["step", "nonfinite"])
 def test_names_of_its_own(tmp_path: Path, name: str) -> None:
-    with Metrics(tmp_path) as metrics, pytest.raises(UsageError, match="choose other names"):
+    with Metrics(tmp_path) as metrics, pytest.raises(UsageError, match=f"'{name}'"):
         metrics.write(0, {name: 1})
 
 
@@ -106,7 +106,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", half)
-            with pytest.raises(ResourceError, match=r"metrics\.jsonl': the disk is full"):
+            with pytest.raises(ResourceError, match=r"metrics\.jsonl"):
                 metrics.write(1, {"loss": 2.0})
         assert (tmp_path / NAME).read_text() == '{"step": 0, "loss": 1.0}\n'
         metrics.write(1, {"loss": 2.0})
@@ -114,7 +114,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_place_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"absent/metrics\.jsonl': no such directory"):
+    with pytest.raises(UsageError, match=r"absent/metrics\.jsonl"):
         Metrics(tmp_path / "absent")
 
 
@@ -134,14 +134,11 @@ class TestTrackers:
     ) -> None:
         monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UsageError, match=rf"'{name}'.*pretune\[trackers\]"):
             Trackers([name], tmp_path)
-        assert str(caught.value) == (
-            f"the tracker '{name}' needs the extra 'trackers': pip install 'pretune[trackers]'"
-        )
 
     def test_an_unknown_one(self, tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match="unknown tracker 'tensorbord'; there are: tensorboard, wandb; did you"):
+        with pytest.raises(UsageError, match=r"'tensorbord'.*tensorboard, wandb.*'tensorboard'"):
             Trackers(["tensorbord"], tmp_path)
 
     def test_finite_numbers_go_to_an_offline_run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

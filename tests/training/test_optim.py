@@ -233,13 +233,16 @@ def test_state_is_known_by_names_whatever_the_groups() -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda s: s.pop("head.bias.step"), "optimiser state 'head.bias.step' is missing"),
-        (lambda s: s.update({"head.extra": torch.ones(1)}), "optimiser state 'head.extra' is not known here"),
+        (lambda s: s.pop("head.bias.step"), "'head.bias.step'"),
+        (lambda s: s.update({"head.extra": torch.ones(1)}), "'head.extra'"),
         (
             lambda s: s.update({"head.bias.exp_avg": torch.ones(4)}),
-            r"optimiser state 'head.bias.exp_avg' is float32 \[4\]; this run needs float32 \[3\]",
+            r"'head.bias.exp_avg'.*float32 \[4\].*float32 \[3\]",
         ),
-        (lambda s: s.update({"gain.step": torch.ones((), dtype=torch.int64)}), r"'gain.step' is int64 \[\]"),
+        (
+            lambda s: s.update({"gain.step": torch.ones((), dtype=torch.int64)}),
+            r"'gain.step'.*int64 \[\].*float32 \[\]",
+        ),
     ],
 )
 def test_state_that_does_not_fit_is_refused_by_name(spoil: Callable[[dict[str, Tensor]], Any], message: str) -> None:
@@ -255,13 +258,13 @@ def test_state_that_does_not_fit_is_refused_by_name(spoil: Callable[[dict[str, T
 
 def test_state_of_another_model_is_a_mistake() -> None:
     optimizer = AdamW().build(parameter_groups(toy()))
-    with pytest.raises(UsageError, match="not the model's"):
+    with pytest.raises(UsageError):
         state_tensors(optimizer, toy())
 
 
 def test_an_optimiser_that_cannot_skip_is_refused() -> None:
     model = toy()
-    with pytest.raises(UsageError, match="'RMSprop' cannot skip"):
+    with pytest.raises(UsageError, match="'RMSprop'"):
         step(torch.optim.RMSprop(model.parameters()), YES)
 
 
@@ -283,21 +286,21 @@ def test_specs_are_plain_data() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "value"),
     [
-        lambda: AdamW(lr=-1.0),
-        lambda: AdamW(betas=(0.9, 1.0)),
-        lambda: Adafactor(clip=0.0),
-        lambda: Adafactor(eps=(0.0, 1e-3)),
-        lambda: Lamb(betas=(-0.1, 0.9)),
-        lambda: Muon(momentum=1.0),
-        lambda: SGD(momentum=1.5),
-        lambda: ASGD(weight_decay=-1.0),
-        lambda: AdamW(lr=math.nan),
+        (lambda: AdamW(lr=-1.0), "^lr -1.0"),
+        (lambda: AdamW(betas=(0.9, 1.0)), "^betas.1 1.0"),
+        (lambda: Adafactor(clip=0.0), "^clip 0.0"),
+        (lambda: Adafactor(eps=(0.0, 1e-3)), "^eps.0 0.0"),
+        (lambda: Lamb(betas=(-0.1, 0.9)), "^betas.0 -0.1"),
+        (lambda: Muon(momentum=1.0), "^momentum 1.0"),
+        (lambda: SGD(momentum=1.5), "^momentum 1.5"),
+        (lambda: ASGD(weight_decay=-1.0), "^weight_decay -1.0"),
+        (lambda: AdamW(lr=math.nan), "^lr nan"),
     ],
 )
-def test_numbers_without_a_meaning_are_refused(wrong: Callable[[], object]) -> None:
-    with pytest.raises(UsageError, match="must be"):
+def test_numbers_without_a_meaning_are_refused(wrong: Callable[[], object], value: str) -> None:
+    with pytest.raises(UsageError, match=value):
         wrong()
 
 
@@ -475,7 +478,7 @@ def test_muon_leaves_the_rest_to_adamw() -> None:
 
 
 def test_muon_without_matrices_is_a_mistake() -> None:
-    with pytest.raises(UsageError, match="use adam_w"):
+    with pytest.raises(UsageError, match="adam_w"):
         Muon().build(parameter_groups(nn.Linear(3, 3)))
 
 
@@ -634,5 +637,5 @@ def test_a_norm_tells_of_one_bad_number() -> None:
         model.gain.grad.fill_(bad)
         assert not bool(clip(model.parameters(), 1.0).isfinite())
     assert float(clip([], 1.0)) == 0.0
-    with pytest.raises(UsageError, match="clip 0 must be greater"):
+    with pytest.raises(UsageError, match="clip 0"):
         clip(model.parameters(), 0)

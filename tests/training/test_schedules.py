@@ -126,17 +126,17 @@ def test_a_warm_up_is_a_share_or_a_number_of_steps() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: Linear(warmup=-1), "warmup -1 must be a share below 1 or a whole number of steps"),
-        (lambda: Linear(warmup=1.5), "warmup 1.5 must be a share"),
-        (lambda: Cosine(floor=1.5), "floor 1.5 must lie between 0 and 1"),
-        (lambda: Stable(warmup=0.7, decay=0.5), "together take more than the whole run"),
-        (lambda: InverseSquareRoot(hold=-1), "numbers of steps"),
-        (lambda: InverseSquareRoot(cooldown=2), "cooldown 2 must lie"),
-        (lambda: Slanted(cut=0.0), "cut 0.0 must lie between 0 and 1"),
-        (lambda: Slanted(ratio=0.5), "ratio 0.5 must be at least 1"),
-        (lambda: Linear(warmup=100).factor(0, 100), "a warm-up of 100 steps leaves nothing of a run of 100"),
-        (lambda: Linear().factor(0, 0), "a run of 0 steps has no schedule"),
-        (lambda: Slanted().factor(0, 0), "a run of 0 steps has no schedule"),
+        (lambda: Linear(warmup=-1), "warmup -1"),
+        (lambda: Linear(warmup=1.5), "warmup 1.5"),
+        (lambda: Cosine(floor=1.5), "floor 1.5"),
+        (lambda: Stable(warmup=0.7, decay=0.5), "warmup 0.7 .*decay 0.5"),
+        (lambda: InverseSquareRoot(hold=-1), "hold -1"),
+        (lambda: InverseSquareRoot(cooldown=2), "cooldown 2"),
+        (lambda: Slanted(cut=0.0), "cut 0.0"),
+        (lambda: Slanted(ratio=0.5), "ratio 0.5"),
+        (lambda: Linear(warmup=100).factor(0, 100), "100 .*100"),
+        (lambda: Linear().factor(0, 0), r"\b0 steps"),
+        (lambda: Slanted().factor(0, 0), r"\b0 steps"),
     ],
 )
 def test_what_means_nothing_is_refused(wrong: Any, message: str) -> None:

