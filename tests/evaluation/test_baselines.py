@@ -103,7 +103,7 @@ def test_overlap_and_columns_of_pairs() -> None:
     pairs: list[Text] = [("a b", "c"), ("a", "a")]
     single = TfIdf(["a b", "c", "a", "a"])(["a"]).shape[1]
     assert TfIdf(pairs)(pairs).shape == (2, 3 * single + 6)
-    with pytest.raises(UsageError, match="1 of 2 texts are pairs"):
+    with pytest.raises(UsageError, match="1 of 2"):
         TfIdf([("a", "b"), "c"])
 
 
@@ -114,7 +114,7 @@ def test_the_table_tells_scores_times_and_what_was_not_run() -> None:
     assert [row.method for row in table.rows] == ["majority", "svm"]
     assert table.rows[0].score == 0.5 and table.rows[1].score > 0.9 and all(row.seconds >= 0 for row in table.rows)
     assert table.left_out == ("vectors", "logistic", "bilstm") and (table.trained_on, table.of) == (50, 100)
-    assert "not run: vectors, logistic, bilstm" in str(table) and "trained on 50 of 100 rows" in str(table)
+    assert "vectors, logistic, bilstm" in str(table) and "50 of 100" in str(table)
     assert set(DEFAULT) <= set(BASELINES)
 
 
@@ -125,18 +125,18 @@ def test_the_table_takes_a_metric_and_sees_what_is_missing() -> None:
         return {"first": 0.25, "second": 1.0}
 
     assert compare(texts, labels, texts, labels, names=["majority"], metric=several).rows[0].score == 0.25
-    with pytest.raises(UsageError, match="20 for 19 to learn from"):
+    with pytest.raises(UsageError, match="20 for 19"):
         compare(texts[1:], labels, texts, labels)
-    with pytest.raises(UsageError, match="unknown baseline 'svn'; did you mean 'svm'"):
+    with pytest.raises(UsageError, match=r"'svn'.*'svm'"):
         compare(texts, labels, texts, labels, names=["svn"])
 
 
 def test_words_have_their_most_frequent_tag() -> None:
     predict = FrequentTag().fit([["The", "run"], ["the", "run"], ["run", "Ann"]], [["D", "V"], ["D", "N"], ["N", "P"]])
     assert predict([["the", "THE", "run", "Bob"], []]) == [["D", "D", "N", "P"], []]
-    with pytest.raises(DataError, match="2 words has 1 tags"):
+    with pytest.raises(DataError, match=r"2 words .* 1 tag"):
         FrequentTag().fit([["a", "b"]], [["X"]])
-    with pytest.raises(DataError, match="no word has a tag"):
+    with pytest.raises(DataError):
         FrequentTag().fit([], [])
 
 

@@ -104,29 +104,29 @@ def test_bias_files_are_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "part"),
     [
-        ("", "no sentences"),
-        (" \n\n", "no sentences"),
-        ("a\nb\nc\n", r":3: the last of 3 lines has no partner"),
-        ('{"sentence_good": "a"}\n', "no field 'sentence_bad'"),
-        ('{"sentence_good": "a", "sentence_bad": " "}\n', "text was expected"),
+        ("", "pairs.txt"),
+        (" \n\n", "pairs.txt"),
+        ("a\nb\nc\n", "pairs.txt:3: "),
+        ('{"sentence_good": "a"}\n', ":1: .*'sentence_bad'"),
+        ('{"sentence_good": "a", "sentence_bad": " "}\n', ":1: .*'sentence_bad'"),
     ],
 )
-def test_bad_files_are_told_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+def test_bad_files_are_told_in_one_line(tmp_path: Path, text: str, part: str) -> None:
     file = tmp_path / "pairs.txt"
     file.write_text(text)
-    with pytest.raises(DataError, match=message) as error:
+    with pytest.raises(DataError, match=part) as error:
         read_pairs(file)
     assert "\n" not in str(error.value)
 
 
 def test_bad_settings() -> None:
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match=r"nowhere.txt"):
         read_pairs(Path("nowhere.txt"))
-    with pytest.raises(UsageError, match="unknown order 'best'"):
+    with pytest.raises(UsageError, match=r"'best'.*good-first"):
         read_pairs(Path(__file__), "best")
-    with pytest.raises(DataError, match="no pairs"):
+    with pytest.raises(DataError):
         minimal_pairs(scorer("gpt2"), [])
 
 

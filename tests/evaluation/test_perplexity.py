@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from pretune.core.errors import DataError, UsageError
 from pretune.evaluation.cloze import last_words, read_blanks
 from pretune.evaluation.perplexity import text_perplexity, windows
+from pretune.evaluation.result import Result
 from pretune.inference.scoring import Asking
 from pretune.tasks.example import Example
 from tests.inference.scorers import ids, log_softmax, scorer
@@ -165,24 +167,28 @@ def test_blanks_of_ones_own(tmp_path: Path) -> None:
     assert told.scores["perplexity"] == pytest.approx(math.exp(nats), rel=1e-9)
     assert last_words(scorer("gpt2"), found).counts["examples"] == 2
     file.write_text('{"text": "no blank", "answer": "a"}')
-    with pytest.raises(DataError, match=":1: 0 blanks in 'text'"):
+    with pytest.raises(DataError, match=r":1: 0 .*'text'"):
         read_blanks(file)
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match="nowhere"):
         read_blanks(tmp_path / "nowhere")
+
+
+def window_and_stride(result: Result) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", result.notes[0])]
 
 
 def test_bad_input_is_one_line() -> None:
     model = scorer("gpt2")
-    with pytest.raises(DataError, match="no text to read"):
+    with pytest.raises(DataError):
         text_perplexity(model, [" ", ""])
-    with pytest.raises(UsageError, match="a stride of 9 must lie between 1 and the 8"):
+    with pytest.raises(UsageError, match=r"9 .* 1 .* 8 "):
         text_perplexity(model, [LONG], window=8, stride=9)
-    assert text_perplexity(model, [LONG]).notes[0].startswith("windows of 24 tokens, 12 judged")
-    assert text_perplexity(model, [LONG], learnt=10).notes[0].startswith("windows of 10 tokens, 5 judged")
-    assert text_perplexity(model, [LONG], learnt=999).notes[0].startswith("windows of 24 tokens")
-    assert text_perplexity(model, [LONG], window=12, learnt=10).notes[0].startswith("windows of 12 tokens")
-    with pytest.raises(UsageError, match="a window of 99 tokens; this model allows 1 to 24"):
+    assert window_and_stride(text_perplexity(model, [LONG])) == [24, 12]
+    assert window_and_stride(text_perplexity(model, [LONG], learnt=10)) == [10, 5]
+    assert window_and_stride(text_perplexity(model, [LONG], learnt=999)) == [24, 12]
+    assert window_and_stride(text_perplexity(model, [LONG], window=12, learnt=10)) == [12, 6]
+    with pytest.raises(UsageError, match=r"99 .* 1 to 24"):
         text_perplexity(model, [LONG], window=99)
-    with pytest.raises(DataError, match="no passages"):
+    with pytest.raises(DataError):
         last_words(model, [])
     assert np.isfinite(text_perplexity(model, ["old"]).scores["perplexity"])

@@ -1,6 +1,7 @@
 """Prompts as texts, shots, what is dropped, the scores of answers against the slow way, and calibration."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,7 +137,7 @@ def test_every_prompt_has_an_answer_for_every_label() -> None:
             assert name in PROMPTS and len(prompt.answers) == len(task.labels), name
             assert len(set(prompt.answers)) == len(prompt.answers), name
         else:
-            with pytest.raises(UsageError, match="cannot be chosen among answers"):
+            with pytest.raises(UsageError, match=f"'{name}'.*{task.kind}"):
                 prompt_of(task)
 
 
@@ -198,7 +199,7 @@ def test_calibration_divides_by_what_nothing_gives() -> None:
         q = (p / average) / (p / average).sum()
         assert probabilities(after) == pytest.approx(q)
     assert np.exp(preference(empty)) == pytest.approx(average)
-    with pytest.raises(UsageError, match="cannot be calibrated"):
+    with pytest.raises(UsageError):
         Prompter(model, PROMPTS["winogrande"]).choose(ASKED, Choosing(calibrate=True))
 
 
@@ -251,8 +252,8 @@ def test_a_table_of_ones_own_is_put_to_every_shape(family: str, table: dict[str,
     found = few_shot(scorer(family), task, 2, Trial(show=True, seed=3))
     assert found.split == "test" and found.shots == 2 and found.counts["examples"] == 10
     assert found.scores["majority"] == 0.5 and 0 <= found.scores["accuracy"] <= 1
-    assert found.prompt is not None and "(answers: dry | wet)" in found.prompt
-    assert any("balanced over 2 classes, seed 3" in note for note in found.notes)
+    assert found.prompt is not None and "dry | wet" in found.prompt
+    assert any("2 classes" in note and "seed 3" in note for note in found.notes)
     assert few_shot(scorer(family), task, 2, Trial(limit=4)).counts["examples"] == 4
 
 
@@ -261,10 +262,10 @@ def test_without_a_training_split_shots_are_taken_out(table: dict[str, Path]) ->
     alone = own_task({"train": table["test"]})
     found = few_shot(scorer("gpt2"), alone, 3, Trial(split="train"))
     assert found.counts["examples"] == 7
-    assert any("taken out of 'train'" in note for note in found.notes)
+    assert sum("'train'" in note for note in found.notes) == 2
     many = few_shot(scorer("gpt2"), task, 40)
-    assert any("asked for 40 shots, found 10" in note for note in many.notes)
-    assert many.counts["shots_dropped"] and any("fewer shots" in note for note in many.notes)
+    assert any("40 shots" in note and "10" in note for note in many.notes)
+    assert many.counts["shots_dropped"] and many.counts["questions_with_fewer_shots"]
 
 
 def test_a_split_without_labels_is_passed_over(tmp_path: Path) -> None:
@@ -278,7 +279,7 @@ def test_a_split_without_labels_is_passed_over(tmp_path: Path) -> None:
     }
     task = replace(TASKS.get("sst2"), splits=splits)
     assert questions(task, Trial())[0] == "dev"
-    with pytest.raises(DataError, match="no example of 'test' has a label"):
+    with pytest.raises(DataError, match="'test'"):
         questions(task, Trial(split="test"))
 
 
@@ -298,22 +299,22 @@ def test_text_to_text_reads_the_template_and_writes_the_answer() -> None:
 
 
 def test_bad_input_is_one_line(table: dict[str, Path]) -> None:
-    with pytest.raises(UsageError, match=r"one \{answer\}, found 0"):
+    with pytest.raises(UsageError, match=r"\{answer\}.* 0 "):
         Prompt(text="{text}")
     for text in ("{text {answer}", "}{answer}", "{{text}} {answer} {"):
-        with pytest.raises(UsageError, match="cannot be read"):
+        with pytest.raises(UsageError, match=re.escape(repr(text))):
             Prompt(text=text)
     for text in ("{text.__class__} {answer}", "{0} {answer}", "{text!r} {answer}", "{text:>9} {answer}", "{} {answer}"):
-        with pytest.raises(UsageError, match="only plain names"):
+        with pytest.raises(UsageError, match=r"\{text\}"):
             Prompt(text=text)
     assert put(Prompt(text="{{x}} {answer}"), Example(text="a"), "b").text == "{x} b"
-    with pytest.raises(UsageError, match=r"uses \{word\}, which examples do not have"):
+    with pytest.raises(UsageError, match=r"\{word\}.*text, pair"):
         put(Prompt(text="{word} {answer}"), Example(text="a"), "b")
-    with pytest.raises(UsageError, match="shots must be 0 or more, found -1"):
+    with pytest.raises(UsageError, match=r"shots .* 0 .*-1"):
         few_shot(scorer("gpt2"), own_task(table), -1)
-    with pytest.raises(UsageError, match="unknown way to compare answers 'loud'"):
+    with pytest.raises(UsageError, match=r"'loud'.*sum, token or byte"):
         few_shot(scorer("gpt2"), own_task(table), 0, Trial(length="loud"))
-    with pytest.raises(DataError, match="no examples"):
+    with pytest.raises(DataError):
         Prompter(scorer("gpt2"), SEA).choose([])
 
 

@@ -44,7 +44,7 @@ def test_similarity(tmp_path: Path) -> None:
     assert found["pairs"] == 5 and found["split"] == "test" and found["groups"]["two"]["pairs"] == 2
     some = similarity(model, task(tmp_path), limit=3)
     assert some["pairs"] == 3 and all(group["pairs"] > 1 for group in some.get("groups", {}).values())
-    with pytest.raises(UsageError, match="a limit of 1 pairs has no correlation"):
+    with pytest.raises(UsageError, match="limit of 1 "):
         similarity(model, task(tmp_path), limit=1)
 
 
@@ -59,18 +59,18 @@ def test_judgements(tmp_path: Path) -> None:
     assert found["queries"] == 1 and found["unjudged"] == 2 and found["ndcg"] == pytest.approx(0.7602, abs=1e-4)
     (tmp_path / "q").write_text("1 0 a 2\n1 0 b 1\n\n2 0 c 0\n")
     assert read_judgements(tmp_path / "q") == {"1": {"a": 2.0, "b": 1.0}, "2": {"c": 0.0}}
-    for text, words in (("1 0 a x\n", "expected 'query 0"), ("", "no judgements")):
+    for text, words in (("1 0 a x\n", "q:1: .*'query 0 document gain'"), ("", "q: ")):
         (tmp_path / "q").write_text(text)
         with pytest.raises(DataError, match=words):
             read_judgements(tmp_path / "q")
-    with pytest.raises(DataError, match="none of 1 queries"):
+    with pytest.raises(DataError, match="1 queries"):
         judged({}, ["q"], [[]], 10)
 
 
 def test_tasks_of_other_kinds() -> None:
-    with pytest.raises(UsageError, match="similarity needs scored pairs"):
+    with pytest.raises(UsageError, match=r"'sst2'.*classification.*stsb"):
         similarity(encoder(), "sst2")
-    with pytest.raises(UsageError, match="retrieval needs queries"):
+    with pytest.raises(UsageError, match=r"'sst2'.*classification"):
         retrieval(encoder(), "sst2")
 
 

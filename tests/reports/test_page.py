@@ -30,11 +30,35 @@ def made(runs: list[Path], out: Path) -> str:
     return report(runs, out / "report.html").read_text()
 
 
-def section(page: str, name: str) -> str:
-    """The text of a section, tags taken out."""
+def markup(page: str, name: str) -> str:
+    """The HTML of a section."""
     found = re.search(rf'<section id="{name}">(.*?)</section>', page, re.DOTALL)
     assert found is not None
-    return html.unescape(re.sub(r"<[^>]+>", " ", found[1])).replace("\xa0", " ")
+    return found[1]
+
+
+def section(page: str, name: str) -> str:
+    """The text of a section, tags taken out."""
+    return html.unescape(re.sub(r"<[^>]+>", " ", markup(page, name))).replace("\xa0", " ")
+
+
+def elements(page: str, name: str, start: str, tag: str) -> list[str]:
+    """The texts of all elements of a section that begin with such a tag."""
+    found = re.findall(rf"{start}(.*?)</{tag}>", markup(page, name), re.DOTALL)
+    return [html.unescape(re.sub(r"<[^>]+>", "", one)) for one in found]
+
+
+def rows(page: str, name: str) -> list[str]:
+    return elements(page, name, '<th scope="row">', "th")
+
+
+def claims(page: str) -> list[str]:
+    """Sentences that compare the scores."""
+    return elements(page, "scores", "<p>", "p")
+
+
+def headings(page: str) -> list[str]:
+    return elements(page, "scores", "<h3>", "h3")
 
 
 class Checker(html.parser.HTMLParser):
@@ -73,20 +97,21 @@ class TestSections:
         page = made([files.pretrained(tmp_path / "books"), files.tuned(tmp_path / "films")], tmp_path)
         assert [name for name in SECTIONS if f'<section id="{name}">' in page] == [*SECTIONS]
         scores = section(page, "scores")
-        assert "films is better than svm, the best of the simple baselines, by 0.1000 (p = 0.01)" in scores
-        assert "0.8800 to 0.9200 (2 seeds, std 0.0100)" in scores and "not run: bilstm (not asked for)" in scores
+        (claim,) = claims(page)
+        assert claim.startswith("films") and all(part in claim for part in ("svm", "0.1000", "p = 0.01"))
+        assert "0.8800 to 0.9200 (2 seeds, std 0.0100)" in scores and "bilstm (not asked for)" in scores
         ran = section(page, "ran")
-        assert "somefamily" in ran and "64 wide, 2 layers, 4 heads, vocabulary 500" in ran and "32 then 128" in ran
-        assert "masked, rate 0.15" in ran and "54,321" in ran and "lora, 500 of 1,000 parameters trained" in ran
-        assert "10, each of 16 examples; weights of step 10" in ran
-        assert "loss of pre-training" in section(page, "learning") and "accuracy on dev" in section(page, "learning")
+        assert "somefamily" in ran and all(part in ran for part in ("64", "2 layers", "4 heads", "500", "32", "128"))
+        assert "masked, rate 0.15" in ran and "54,321" in ran and "lora, 500 of 1,000 parameters" in ran
+        assert "16 examples" in ran and "step 10" in ran
+        assert markup(page, "learning").count("<figure>") == 4 and "accuracy" in section(page, "learning")
         wrong = section(page, "mistakes")
-        assert "4 of 6 are right" in wrong and "a quiet joy 0" in wrong and "(90% sure)" in wrong
+        assert "4 of 6" in wrong and "a quiet joy 0" in wrong and "90%" in wrong
         assert "cat (not dog)" in section(page, "samples")
         cost = section(page, "cost")
-        assert "together" in cost and "Strubell et al., 2019" in cost and "driving a car for 1.6 m" in cost
+        assert rows(page, "cost")[:2] == ["books", "films"] and "Strubell et al., 2019" in cost and "1.6 m" in cost
         assert "books" in section(page, "data") and "f00d" in section(page, "data")
-        assert "en 99.0%, unknown 1.0%" in section(page, "data") and "es 0.0%" not in section(page, "data")
+        assert "en 99.0%" in section(page, "data") and "1.0%" in section(page, "data") and "es 0.0%" not in page
         assert f"pretune pretrain --config {tmp_path / 'books' / 'run.json'}" in section(page, "repeat")
         assert "pretune prepare books --out data" in section(page, "repeat")
 
@@ -100,7 +125,7 @@ class TestSections:
         out = tmp_path / "my page.html"
         for tokenizer in (data / "tokenizer", run):  # that of the run, where it has one
             report([run], out)
-            lines = re.findall(r"pretune .*", section(out.read_text(), "repeat").split("On a CPU")[0])
+            lines = elements(out.read_text(), "repeat", "<pre><code>", "code")[0].splitlines()
             prepare, pretrain, again = map(shlex.split, lines)
             texts = ["pretune", "prepare", "my texts"]
             assert prepare == [*texts, "--tokenizer", str(tokenizer), "--out", str(data), "--holdout", "0.1"]
@@ -113,7 +138,7 @@ class TestSections:
         page = made([run], tmp_path)
         assert re.findall(r'<section id="(\w+)">', page) == ["ran", "learning", "data", "repeat"]
         assert re.findall(r'<a href="#(\w+)">', page) == ["ran", "learning", "data", "repeat"]
-        assert "its data card is not there any more" in section(page, "data") and "not finished" in section(page, "ran")
+        assert "card.json" in section(page, "data") and "cost.json" in section(page, "ran")
         (run / "metrics.jsonl").unlink()
         assert '<section id="learning">' not in made([run], tmp_path)
 
@@ -130,7 +155,7 @@ class TestSections:
         (run / "cost.json").unlink()
         page = made([run], tmp_path)
         assert '<section id="scores">' not in page
-        assert "lora" in section(page, "ran") and "not finished" in section(page, "ran")
+        assert "lora" in section(page, "ran") and "cost.json" in section(page, "ran")
 
     def test_settings_that_are_left_to_the_run(self, tmp_path: Path) -> None:
         """A fine-tuned run has no longest sequence in its settings unless one was given."""
@@ -140,8 +165,9 @@ class TestSections:
         assert '<section id="scores">' in made([run], tmp_path)
 
     def test_columns_without_a_value_are_left_out(self, tmp_path: Path) -> None:
-        scores = section(made([files.tuned(tmp_path / "films", baselines=[])], tmp_path), "scores")
-        assert "better by" not in scores and "interval over seeds" in scores
+        without, full = (markup(made([files.tuned(tmp_path / "films", **more)], tmp_path), "scores")
+                         for more in ({"baselines": []}, {}))  # fmt: skip
+        assert without.count('scope="col"') == full.count('scope="col"') - 2
 
     def test_long_notes_are_folded(self, tmp_path: Path) -> None:
         short, long = (made([files.tuned(tmp_path / "films", notes=["x" * size])], tmp_path) for size in (20, 2000))
@@ -153,7 +179,7 @@ class TestSections:
     def test_one_is_not_plural(self, tmp_path: Path) -> None:
         result = {"split": "test", "examples": 1, "score": 1.0, "std": None, "low": None, "high": None, "seeds": [0]}
         page = made([files.tuned(tmp_path / "films", result={**result, "each": [1.0]})], tmp_path)
-        assert "accuracy on 1 example of test" in page and "1 examples" not in page
+        assert "1 example " in page and "1 examples" not in page
 
     def test_the_loss_is_that_of_the_model_that_is_kept(self, tmp_path: Path) -> None:
         run = files.tuned(tmp_path / "films")
@@ -177,42 +203,45 @@ class TestScores:
         middle = files.tuned(tmp_path / "c", score=0.85)
         page = made([weak, strong, middle], tmp_path)
         scores = section(page, "scores")
-        assert scores.count("films: accuracy on 6 examples of test") == 1
-        rows = [html.unescape(re.sub(r"<[^>]+>", "", row)) for row in re.findall(r'<th scope="row">(.*?)</th>', page)]
-        assert rows[:4] == ["a", "c", "svm (baseline)", "b"]
+        assert len(headings(page)) == 1 and all(
+            part in headings(page)[0] for part in ("films", "accuracy", "6", "test")
+        )
+        assert [row.partition(" ")[0] for row in rows(page, "scores")] == ["a", "c", "svm", "b"]
         assert '<span class="best">0.9000</span>' in page and page.count('class="best"') == 1
-        assert "the one to use" not in scores and scores.count("the best of the simple baselines") == 1
-        assert "a is better than svm" in scores and "+0.1000 (+0.0500 to +0.1500)" in scores
+        assert [claim.split()[0] for claim in claims(page) if "svm" in claim] == ["a"]
+        assert "+0.1000 (+0.0500 to +0.1500)" in scores
 
     def test_a_baseline_that_is_the_best(self, tmp_path: Path) -> None:
         runs = [files.tuned(tmp_path / name, score=score, p=1.0) for name, score in (("b", 0.6), ("a", 0.7))]
         page = made(runs, tmp_path)
-        assert section(page, "scores").count("the one to use") == 1
+        (claim,) = (claim for claim in claims(page) if "svm" in claim)
+        assert claim.startswith("svm") and "a" in claim.split() and "0.1000" in claim
         assert '<span class="best">0.8000</span>' in page and page.count('class="best"') == 1
 
     def test_the_best_baseline_of_another_run(self, tmp_path: Path) -> None:
         """It was not compared with the best run: no claim beyond the scores."""
         runs = [files.tuned(tmp_path / "a", baselines=[]), files.tuned(tmp_path / "b", score=0.7, p=0.97)]
-        scores = section(made(runs, tmp_path), "scores")
-        assert "the one to use" not in scores and "a is ahead of svm by 0.1000" in scores
+        (claim,) = (claim for claim in claims(made(runs, tmp_path)) if "svm" in claim)
+        assert claim.startswith("a ") and "0.1000" in claim and "p = " not in claim
 
     def test_other_examples_are_another_test_set(self, tmp_path: Path) -> None:
         runs = [files.tuned(tmp_path / "a"), files.tuned(tmp_path / "b", score=0.7, p=0.97)]
         files.lines(runs[1] / "predictions.jsonl", [files.said(number, right=True) for number in range(3, 9)])
-        assert section(made(runs, tmp_path), "scores").count("films: accuracy on 6 examples of test") == 2
+        assert len(headings(made(runs, tmp_path))) == 2
 
     def test_what_cannot_be_told_apart(self, tmp_path: Path) -> None:
         page = made([files.tuned(tmp_path / "a", score=0.81, p=0.4)], tmp_path)
-        assert "cannot be told apart (p = 0.4)" in section(page, "scores")
+        (claim,) = claims(page)
+        assert all(part in claim for part in ("a ", "svm", "p = 0.4")) and "0.0100" not in claim
 
     def test_different_baselines_of_a_name(self, tmp_path: Path) -> None:
         runs = [files.tuned(tmp_path / "a"), files.tuned(tmp_path / "b", baseline=0.75)]
         scores = section(made(runs, tmp_path), "scores")
-        assert "svm, a (baseline)" in scores and "svm, b (baseline)" in scores
+        assert "svm, a" in scores and "svm, b" in scores
 
     def test_tasks_have_tables_of_their_own(self, tmp_path: Path) -> None:
         page = made([files.tuned(tmp_path / "a"), files.tuned(tmp_path / "b", task="news")], tmp_path)
-        assert "films: accuracy" in section(page, "scores") and "news: accuracy" in section(page, "scores")
+        assert [heading.partition(":")[0] for heading in headings(page)] == ["films", "news"]
 
     def test_tables_of_ones_own_have_the_name_of_the_file_that_judges(self, tmp_path: Path) -> None:
         def own(name: str, train: str, test: str | None) -> Path:
@@ -223,10 +252,9 @@ class TestScores:
 
         few, many = own("few", "few.csv", "in/test.csv"), own("many", "many.csv", "in/test.csv")
         page = made([few, many, own("news", "in/news.csv", None)], tmp_path)
-        scores = section(page, "scores")
-        assert scores.count("test.csv: accuracy") == 1 and scores.count("news.csv: accuracy") == 1
-        assert "few and many, the best two of 2 runs" in scores
-        assert all(f"{file} (classification)" in section(page, "ran") for file in ("few.csv", "many.csv"))
+        assert [heading.partition(":")[0] for heading in headings(page)] == ["test.csv", "news.csv"]
+        assert any("few" in claim and "many" in claim for claim in claims(page))
+        assert all(file in section(page, "ran") for file in ("few.csv", "many.csv"))
 
     def test_a_curve(self, tmp_path: Path) -> None:
         points = [
@@ -242,19 +270,19 @@ class TestScores:
             for n, s in ((50, 0.6), (200, 0.7))
         ]
         found = section(made([files.tuned(tmp_path / "a", curve=points)], tmp_path), "labels")
-        assert "accuracy by labels" in found and "svm" in found
+        assert "accuracy" in found and "svm" in found
 
     @pytest.mark.parametrize(
         ("kind", "lines", "words"),
         [
-            ("regression", [{"gold": 1.0, "score": 3.5}, {"gold": 4.0, "score": 4.1}], ["2 examples", "said 3.5"]),
+            ("regression", [{"gold": 1.0, "score": 3.5}, {"gold": 4.0, "score": 4.1}], ["2 examples", "3.5"]),
             (
                 "tagging",
                 [{"gold": ["A", "B"], "tags": ["A", "A"], "words": ["x", "y"]}],
-                ["1 of 2 tags", "y: A, right"],
+                ["1 of 2 tags", "y: A"],
             ),
-            ("generation", [{"gold": "one", "text": "two"}, {"gold": "b", "text": "B"}], ["1 of 2 are right", "two"]),
-            ("span", [{"gold": ["one", "1"], "text": "1"}, {"gold": [], "text": "x"}], ["1 of 2 are", "nothing"]),
+            ("generation", [{"gold": "one", "text": "two"}, {"gold": "b", "text": "B"}], ["1 of 2", "two"]),
+            ("span", [{"gold": ["one", "1"], "text": "1"}, {"gold": [], "text": "x"}], ["1 of 2", "x"]),
         ],
     )
     def test_mistakes_of_every_kind(
@@ -270,7 +298,7 @@ class TestScores:
         lines = [{"split": "test", "id": str(n), "label": f"l{n}", "gold": f"l{n + 1}"} for n in range(20)]
         files.lines(run / "predictions.jsonl", lines)
         page = made([run], tmp_path)
-        assert "how often" in section(page, "mistakes") and 'class="confusion"' not in page
+        assert len(rows(page, "mistakes")) == 12 and 'class="confusion"' not in page
 
 
 class TestSuites:
@@ -287,22 +315,28 @@ class TestSuites:
 
     def test_the_average_of_nine_runs(self, tmp_path: Path) -> None:
         page = made(self.runs(tmp_path, GLUE), tmp_path)
-        assert "GLUE: average of 9 tasks" in section(page, "scores") and "books, lora" in section(page, "scores")
+        assert (
+            headings(page)[-1].startswith("GLUE")
+            and "9" in headings(page)[-1]
+            and "books, lora" in rows(page, "scores")
+        )
         assert f"{0.5 + sum(range(9)) / 900:.4f}" in section(page, "scores")
 
     def test_years_of_similarity(self, tmp_path: Path) -> None:
-        scores = section(made(self.runs(tmp_path, SUITES["sts12-16"], metric="spearman"), tmp_path), "scores")
-        assert "average of 5 tasks" in scores and "0.5200" in scores
+        page = made(self.runs(tmp_path, SUITES["sts12-16"], metric="spearman"), tmp_path)
+        assert "5 tasks" in headings(page)[-1] and "0.5200" in section(page, "scores")
 
     def test_missing_tasks_are_named(self, tmp_path: Path) -> None:
-        scores = section(made(self.runs(tmp_path, GLUE[:-1]), tmp_path), "scores")
-        assert "average of" not in scores and re.search(r"no GLUE average without wnli\b", scores)
+        page = made(self.runs(tmp_path, GLUE[:-1]), tmp_path)
+        notes = elements(page, "scores", '<p class="note">', "p")
+        assert not any("GLUE" in heading for heading in headings(page))
+        assert any("GLUE" in line and "wnli" in line and "mnli" not in line for line in notes)
         few = section(made(self.runs(tmp_path / "few", GLUE[:2]), tmp_path), "scores")
         assert "GLUE" not in few
 
     def test_methods_are_not_mixed(self, tmp_path: Path) -> None:
         runs = [*self.runs(tmp_path, GLUE[:5]), *self.runs(tmp_path, GLUE[5:], "full")]
-        assert "average of" not in section(made(runs, tmp_path), "scores")
+        assert not any("GLUE" in heading for heading in headings(made(runs, tmp_path)))
 
 
 class TestResults:
@@ -316,10 +350,10 @@ class TestResults:
         page = made([folder], tmp_path)
         assert "<h1>What it bought</h1>" in page and "It pays." in page
         assert "0.850 ± 0.025" in section(page, "scores") and "1,000 labels" in section(page, "scores")
-        assert "accuracy by labels" in section(page, "labels")
+        assert "accuracy" in section(page, "labels")
         assert "words are hidden" in section(page, "ran") and "somefamily" in section(page, "ran")
         assert "some were left out" in section(page, "ran")
-        assert "of the table" not in section(page, "cost") and "not what preparing text" in section(page, "cost")
+        assert rows(page, "cost")[0] == "books"
         assert "pretune quickstart" in section(page, "repeat")
 
     def test_runs_that_are_not_shown_are_in_the_cost(self, tmp_path: Path) -> None:
@@ -331,10 +365,12 @@ class TestResults:
         files.write(folder / "tuned/c/cost.json", {})  # of no run
         page = made([folder], tmp_path)
         one = json.loads((shown / "cost.json").read_text())
-        assert "2 other runs of the table" in section(page, "cost") and "together" in section(page, "cost")
+        assert [row for row in rows(page, "cost") if row.startswith("2 ")] and len(rows(page, "cost")) >= 3
         assert f"<b>{weight(one['co2e_kg'])}</b>" in before and f"<b>{weight(3 * one['co2e_kg'])}</b>" in page
         page = made([folder, folder / "tuned/a"], tmp_path)
-        assert "1 other run of the table" in section(page, "cost") and f"<b>{weight(3 * one['co2e_kg'])}</b>" in page
+        assert [
+            row for row in rows(page, "cost") if row.startswith("1 ")
+        ] and f"<b>{weight(3 * one['co2e_kg'])}</b>" in page
 
     def test_the_lead_over_the_best_baseline(self, tmp_path: Path) -> None:
         """Not over random weights, which may be those of a smaller model."""
@@ -354,7 +390,7 @@ class TestResults:
         shown = section(
             made([files.results(tmp_path / "a", rows, metric="accuracy", examples=1000)], tmp_path), "scores"
         )
-        assert "0.800 ▲" in shown and "0.600 ▼" in shown and "two standard errors of 1,000 examples" in shown
+        assert "0.800 ▲" in shown and "0.600 ▼" in shown and "1,000 examples" in shown
         assert not {"0.720 ▲", "0.720 ▼", "0.700 ▲"} & {shown[at : at + 7] for at in range(len(shown))}
         for more in ({"metric": "f1", "examples": 1000}, {"metric": "accuracy"}):  # no shares, or of nobody knows what
             assert "▲" not in made([files.results(tmp_path / "b", rows, **more)], tmp_path)
@@ -374,7 +410,7 @@ class TestResults:
     @pytest.mark.parametrize(
         ("rows", "fault"),
         [
-            ([], "no rows"),
+            ([], "results.json"),
             ([{"labels": 1, "mean": 1}], "rows.0.method"),
             ([{"method": "a", "labels": 1, "mean": "x"}], "'rows.0.mean' is 'x'"),
             ([{"method": "a", "labels": 1, "mean": 1, "seeds": "x"}], "'rows.0.seeds' is 'x'"),
@@ -385,7 +421,7 @@ class TestResults:
             made([files.results(tmp_path / "a", rows)], tmp_path)
 
     def test_runs_that_are_not_there(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match=r"gone/run.json: no such file"):
+        with pytest.raises(CheckpointError, match=r"gone/run.json"):
             made([files.results(tmp_path / "a", runs=["gone"])], tmp_path)
         with pytest.raises(DataError, match="'runs' is 'gone'"):
             made([files.results(tmp_path / "a", runs="gone")], tmp_path)
@@ -422,7 +458,7 @@ class TestSafety:
 
     def test_a_run_given_twice_is_shown_once(self, tmp_path: Path) -> None:
         run = files.pretrained(tmp_path / "books")
-        assert "together" not in section(made([run, run], tmp_path), "cost")
+        assert rows(made([run, run], tmp_path), "cost") == rows(made([run], tmp_path), "cost")
 
 
 class TestFaults:
@@ -431,8 +467,8 @@ class TestFaults:
     @pytest.mark.parametrize(
         ("name", "content", "kind", "fault"),
         [
-            (None, "", UsageError, "no such directory"),
-            ("other.txt", "", UsageError, "no run.json and no results.json"),
+            (None, "", UsageError, "run: "),
+            ("other.txt", "", UsageError, "run.json .*results.json"),
             ("run.json", "{", CheckpointError, "run.json"),
             ("results.json", "{", DataError, "results.json"),
         ],
@@ -470,9 +506,9 @@ class TestFaults:
             made([run], tmp_path)
 
     def test_no_runs_and_no_file(self, tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match="at least one directory"):
+        with pytest.raises(UsageError, match="directory"):
             report([], tmp_path / "a.html")
-        with pytest.raises(UsageError, match="is a directory"):
+        with pytest.raises(UsageError, match="--out"):
             report([files.pretrained(tmp_path / "books")], tmp_path)
 
 
