@@ -80,5 +80,5 @@ def test_a_permutation() -> None:
 
 def test_nobody_knows_whose_they_are() -> None:
     nameless = Sequences(tokens=np.arange(3), offsets=np.array([0, 3]))
-    with pytest.raises(UsageError, match="which samples they are"):
+    with pytest.raises(UsageError):
         Counters.of(0, nameless)

@@ -38,12 +38,12 @@ def test_a_budget_that_does_not_divide() -> None:
 
 
 def test_what_cannot_be() -> None:
-    with pytest.raises(UsageError, match="add up to 1"):
+    with pytest.raises(UsageError, match=r"0\.9"):
         LengthSchedule(phases=(Phase(share=0.9, length=128),))
-    with pytest.raises(UsageError, match="add up to 1"):
+    with pytest.raises(UsageError, match=r"\b0\b"):
         LengthSchedule(phases=())
-    with pytest.raises(UsageError, match="less than 4 rows of 512"):
+    with pytest.raises(UsageError, match=r"2000.*\b4\b.*512"):
         BERT.stages(steps=10, tokens=2000, multiple=4)
     for share, length in ((0, 128), (1.5, 128), (0.5, 0)):
-        with pytest.raises(UsageError, match="a phase has"):
+        with pytest.raises(UsageError, match=rf"\b{share}, {length}\b"):
             Phase(share=share, length=length)

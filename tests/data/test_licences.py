@@ -33,7 +33,7 @@ def test_statements(statements: list[str], expected: list[str | None]) -> None:
 
 @pytest.mark.parametrize("statement", ["", " ", "news=", "nws=MIT"])
 def test_what_says_nothing_is_refused(statement: str) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=f"'{statement}'"):
         state_licences(SOURCES, [statement])
 
 
@@ -45,7 +45,7 @@ def test_in_the_card(tmp_path: Path, tokenizer: Path) -> None:
     text = (data.path / "card.md").read_text()
     assert "CC0" in text and "\\*own\\* text" in text and "--licence CC0 --licence '*b.txt=*own* text'" in text
     assert not prepare(given, out=tmp_path / "data", **options).made
-    with pytest.raises(DataError, match="licence is CC0"):
+    with pytest.raises(DataError, match=r"licence.*CC0"):
         prepare(given, out=tmp_path / "data", **{**options, "licence": "CC0"})
     slices = [prepare(given, out=tmp_path / f"{n}", shard=f"{n}/2", **options) for n in (1, 2)]
     assert tree(merge(slices, out=tmp_path / "merged").path) == tree(data.path)

@@ -107,24 +107,24 @@ def test_zero_is_never_and_little_is_sometimes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mixing", "words"),
+    ("mixing", "value"),
     [
-        ({"weights": (1.0,)}, "1 weights for 2 sources"),
-        ({"weights": (1.0, -1.0)}, "0 or more"),
-        ({"weights": (0.0, 0.0)}, "at least one above 0"),
+        ({"weights": (1.0,)}, r"\b1\b.*\b2\b"),
+        ({"weights": (1.0, -1.0)}, r"-1\.0"),
+        ({"weights": (0.0, 0.0)}, r"\(0\.0, 0\.0\)"),
     ],
 )
-def test_bad_weights(mixing: Any, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+def test_bad_weights(mixing: Any, value: str) -> None:
+    with pytest.raises(UsageError, match=value):
         mixture(Weighted(**mixing), [3, 3], [5, 5])
 
 
 def test_a_weight_on_nothing() -> None:
-    with pytest.raises(DataError, match=r"source 'b' has the weight 0\.5 but no samples"):
+    with pytest.raises(DataError, match=r"'b'.*0\.5"):
         Mixture.of(Weighted(weights=(1, 1)), np.zeros(4, dtype=np.int64), np.ones(4, dtype=np.int64), ("a", "b"))
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.1])
 def test_bad_exponents(alpha: float) -> None:
-    with pytest.raises(UsageError, match="alpha lies between 0"):
+    with pytest.raises(UsageError, match=str(alpha)):
         Smoothed(alpha=alpha)

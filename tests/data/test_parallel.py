@@ -127,38 +127,28 @@ def test_to_other_objectives_a_pair_is_a_document() -> None:
 def test_limits() -> None:
     with tempfile.TemporaryDirectory() as folder:
         shards = write(Path(folder), [(3, 4)])
-        with pytest.raises(UsageError, match="raise the limit"):
+        with pytest.raises(UsageError, match=r"\b4\b"):
             Sides(limit=4).open(shards, FRAMES["around"])
         Sides(limit=5).open(shards, FRAMES["around"])
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ([3, 3], "not the 1 pairs"),
-        ([0, 0], "not the 1 pairs"),
-        ([-1, 3], "not the 1 pairs"),
-        ([7, 0], "starts no sentence"),
-        ([2, 0], "starts no sentence"),
-    ],
-)
-def test_damaged_sides_are_told(values: list[int], words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("values", [[3, 3], [0, 0], [-1, 3], [7, 0], [2, 0]])
+def test_damaged_sides_are_told(values: list[int], tmp_path: Path) -> None:
     write(tmp_path, [(3, 4), (5, 0)])
     file = tmp_path / "train" / "00000.sides.npy"
     np.save(file, np.array(values, dtype=np.int64))
-    with pytest.raises(DataError, match=words) as caught:
+    with pytest.raises(DataError, match=str(file)):
         Shards.open(tmp_path)
-    assert str(file) in str(caught.value)
     file.unlink()
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match=str(file)):
         Shards.open(tmp_path)
 
 
 @pytest.mark.parametrize("sides", [[7, 0], [-1, 0], [3]])
 def test_a_writer_refuses_what_are_no_sides(sides: list[int], tmp_path: Path) -> None:
-    with ShardWriter(tmp_path / "a", "uint16", sided=True) as writer, pytest.raises(UsageError, match="fewer tokens"):
+    with ShardWriter(tmp_path / "a", "uint16", sided=True) as writer, pytest.raises(UsageError, match="sides"):
         writer.add(np.arange(9), [0, 7, 9], words=np.ones(9, dtype=bool), sides=sides)
-    with ShardWriter(tmp_path / "b", "uint16") as writer, pytest.raises(UsageError, match="told of them"):
+    with ShardWriter(tmp_path / "b", "uint16") as writer, pytest.raises(UsageError, match="sides"):
         writer.add(np.arange(9), [0, 7, 9], words=np.ones(9, dtype=bool), sides=[3, 0])
 
 
@@ -242,7 +232,7 @@ def test_pairs_beside_documents(tokenizer: Path, tmp_path: Path, small: None) ->
     train, valid = sides_of(data), sides_of(data, "valid")
     assert Counter(train + valid) == Counter([*rows, *((text, "") for text in MANY[200:260])])
     assert data.index.splits["train"].pairs + data.index.splits["valid"].pairs == 60
-    assert "Documents of two sides: " in (data.path / "card.md").read_text()
+    assert f"{data.facts()['splits']['train']['pairs']:,} in train" in (data.path / "card.md").read_text()
     assert sum(split["pairs"] for split in data.facts()["splits"].values()) == 60
     assert data.card["dropped"]["exact_duplicates"] == 1 and data.card["skipped"]["half_pairs"] == 1
     assert tree(prepare(inputs, out=tmp_path / "two", workers=2, **options).path) == tree(data.path)
@@ -264,27 +254,24 @@ def test_a_cleaner_that_drops_a_side_drops_the_pair(tokenizer: Path, tmp_path: P
     assert sides_of(data) == rows[:1]
 
 
-@pytest.mark.parametrize(
-    ("second", "words"),
-    [("a\nb\n", "ends before this row"), ("a\nb\nc\nd\n", "ends before this row"), ("", "is empty")],
-)
-def test_sides_of_unequal_length(second: str, words: str, tokenizer: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("second", "name"), [("a\nb\n", "y"), ("a\nb\nc\nd\n", "x"), ("", "y")])
+def test_sides_of_unequal_length(second: str, name: str, tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "x").write_text("1\n2\n3\n")
     (tmp_path / "y").write_text(second)
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=str(tmp_path / name)):
         prepare([f"pair:{tmp_path}/x,{tmp_path}/y"], tokenizer=tokenizer, out=tmp_path / "d")
 
 
 def test_names_that_are_no_pairs(tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "x").write_text("1\n2\n3\n")
-    for name, words in (
-        (f"pair:{tmp_path}/x", "expected 'pair:FILE,FILE'"),
-        (f"pair:{tmp_path}/x,{tmp_path}/x", "both sides are the same"),
-        (f"pair:{tmp_path}/x,{tmp_path}", "a side of a pair is one file"),
-        (f"pair:{tmp_path}/x,{tmp_path}/nothing", "no such file"),
-        (f"pair:{tmp_path}/x:a,b", "plain text"),
+    for name, value in (
+        (f"pair:{tmp_path}/x", "pair:FILE,FILE"),
+        (f"pair:{tmp_path}/x,{tmp_path}/x", f"{tmp_path}/x"),
+        (f"pair:{tmp_path}/x,{tmp_path}", str(tmp_path)),
+        (f"pair:{tmp_path}/x,{tmp_path}/nothing", f"{tmp_path}/nothing"),
+        (f"pair:{tmp_path}/x:a,b", f"{tmp_path}/x"),
     ):
-        with pytest.raises((DataError, UsageError), match=words) as caught:
+        with pytest.raises((DataError, UsageError), match=value) as caught:
             prepare([name], tokenizer=tokenizer, out=tmp_path / "d")
         assert "\n" not in str(caught.value)
 
@@ -312,6 +299,6 @@ def test_examples_are_mixed_by_their_number_up_to_a_limit() -> None:
         found, _, _ = mixture(Limited(limit=limit, temperature=temperature), counts, [10, 40, 20])
         rates = np.minimum(counts, limit) ** (1 / temperature)
         np.testing.assert_allclose(found.quotas / found.quotas.sum(), rates / rates.sum(), atol=2e-3)
-    for wrong in ({"limit": 0}, {"temperature": 0.5}):
-        with pytest.raises(UsageError, match="1 or more"):
-            Limited(**wrong)
+    for name, value in (("limit", 0), ("temperature", 0.5)):
+        with pytest.raises(UsageError, match=rf"{name}.*\b{value}\b"):
+            Limited(**{name: value})

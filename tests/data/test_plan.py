@@ -122,9 +122,9 @@ def test_no_such_batch(arguments: tuple[int, ...]) -> None:
 
 
 def test_sides_must_agree() -> None:
-    with pytest.raises(UsageError, match="source side"):
+    with pytest.raises(UsageError):
         make_plan(np.full(4, 8), Shape(rows=4, length=16, source=8), seed=0, epoch=0)
-    with pytest.raises(UsageError, match="source side"):
+    with pytest.raises(UsageError):
         make_plan(np.full(4, 8), Shape(rows=4, length=16), seed=0, epoch=0, source=np.full(4, 8))
 
 

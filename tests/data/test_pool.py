@@ -110,7 +110,7 @@ def test_a_fault_in_making_tasks_waits_for_its_turn() -> None:
 def test_faults_that_are_not_ours() -> None:
     with pytest.raises(RuntimeError, match="KeyError: 'x'"):
         list(ordered(["bug"], Squares(), 1))
-    with pytest.raises(ResourceError, match="out of memory"):
+    with pytest.raises(ResourceError):
         list(ordered(["memory"], Squares(), 1))
 
 
@@ -118,8 +118,8 @@ def test_faults_that_are_not_ours() -> None:
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ("kill", r"died \(signal SIGKILL, perhaps for want of memory\) while it worked on <kill>"),
-        ("exit", "exit code 7"),
+        ("kill", r"SIGKILL.*<kill>"),
+        ("exit", r"\b7\b.*<exit>"),
     ],
 )
 def test_a_worker_that_dies_is_an_error(task: str, message: str, method: str) -> None:

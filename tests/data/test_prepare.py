@@ -116,7 +116,7 @@ class TestSplits:
         assert data.card["dropped"]["exact_duplicates"] == 1
         assert data.index.sources == (train, valid)
         assert {source for source, _ in by_source(data, "valid")} == {valid}
-        assert "given by name" in (data.path / "card.md").read_text()
+        assert data.card["settings"]["holdout"] == 0 and "holdout | 0.0 |" in (data.path / "card.md").read_text()
 
     def test_at_most_so_many_tokens(self, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(dedup_split, "VALID", 2000)
@@ -150,7 +150,7 @@ class TestSplits:
         valid = texts_of(data, "valid")
         assert len(valid) >= 2 and sum(map(len, valid)) <= 0.1 * sum(map(len, texts))
         why = data.card["lacking"]
-        assert "2,048" in why and f"{len(valid)} documents" in why and "30 documents" in why
+        assert "2,048" in why and str(len(valid)) in why and "30" in why
         assert why in capsys.readouterr().err and why[1:] in (data.path / "card.md").read_text()
 
     def test_too_few_documents(self, tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,8 +159,8 @@ class TestSplits:
             out = tmp_path / f"data{holdout}"
             data = prepare([given], tokenizer=tokenizer, out=out, holdout=holdout)
             assert list(data.index.splits) == ["train"]
-            assert ("nothing is held out" in capsys.readouterr().err) == warned
-            assert "Nothing is held out" in (out / "card.md").read_text()
+            assert (data.card["lacking"] is not None) == warned
+            assert ("--holdout" in capsys.readouterr().err) == warned
 
     @pytest.mark.parametrize(("given", "number"), [("1%", 0.01), ("0.5%", 0.005), (0.25, 0.25), ("0", 0), ("100%", 1)])
     def test_a_share(self, given: Any, number: float) -> None:
@@ -168,7 +168,7 @@ class TestSplits:
 
     @pytest.mark.parametrize("given", ["", "x", "-1%", "101%", "1.5", "nan", "1%%", None])
     def test_no_share(self, given: Any) -> None:
-        with pytest.raises(UsageError, match=r"holdout is a share such as '1%' or 0\.01"):
+        with pytest.raises(UsageError, match=f"holdout.*'{given}'"):
             share(given)
 
 
@@ -237,10 +237,9 @@ class TestCard:
         assert len(made["samples"]) == 3 and made["samples"][0]["text"].startswith("Story 1000 begins.")
         assert made["fingerprint"] == data.fingerprint
         page = (tmp_path / "data" / "card.md").read_text()
-        for heading in ("# Data card", "## Splits", "## Sources", "## Left out", "## Samples", "## Settings"):
-            assert heading in page
-        assert f"{data.tokens:,} tokens to train on" in page
-        assert "| binary files |  |  | 1 |" in page and "| filter nfc |" in page
+        assert page.startswith("# ") and page.count("\n## ") == 5
+        assert f"{data.tokens:,}" in page
+        assert "| binary files |  |  | 1 |" in page and " nfc |" in page
 
     def test_the_command_makes_it_again(self, tokenizer: Path, tmp_path: Path) -> None:
         given, valid = blocks(tmp_path / "a b.txt", MANY[:9]), blocks(tmp_path / "v.txt", MANY[9:12])
@@ -258,34 +257,36 @@ class TestCard:
 
 class TestSettings:
     @pytest.mark.parametrize(
-        ("options", "told"),
+        ("options", "values"),
         [
-            ({"clean": ["spaes"]}, "unknown cleaner 'spaes'; did you mean 'spaces'?"),
-            ({"clean": ["short_pages=x"]}, "is a whole number, found 'x'"),
-            ({"near": 1.5}, "must be above 0 and at most 1, found 1.5"),
-            ({"sentences": "rule"}, "unknown sentence splitter 'rule'; did you mean 'rules'?"),
-            ({"lang": "../x"}, "lang is 'auto' or a code such as 'en'"),
-            ({"holdout": "2%", "valid": ["x"]}, "holdout and valid exclude each other"),
-            ({"workers": -1}, "workers is a number of processes"),
-            ({"by": "word"}, "unknown by='word'"),
-            ({"errors": "ignore"}, "unknown errors='ignore'"),
+            ({"clean": ["spaes"]}, ("'spaes'", "'spaces'")),
+            ({"clean": ["short_pages=x"]}, ("short_pages", "'x'")),
+            ({"near": 1.5}, ("1.5",)),
+            ({"sentences": "rule"}, ("'rule'", "'rules'")),
+            ({"lang": "../x"}, ("lang", "../x")),
+            ({"holdout": "2%", "valid": ["x"]}, ("holdout", "valid")),
+            ({"workers": -1}, ("workers", "-1")),
+            ({"by": "word"}, ("by", "word")),
+            ({"errors": "ignore"}, ("errors", "ignore")),
         ],
     )
-    def test_what_cannot_be(self, corpus: str, tokenizer: Path, tmp_path: Path, options: Any, told: str) -> None:
+    def test_what_cannot_be(
+        self, corpus: str, tokenizer: Path, tmp_path: Path, options: Any, values: tuple[str, ...]
+    ) -> None:
         with pytest.raises(UsageError) as caught:
             prepare([corpus], tokenizer=tokenizer, out=tmp_path / "out", **options)
-        assert told in str(caught.value)
+        assert all(value in str(caught.value) for value in values)
         assert not (tmp_path / "out").exists()
 
     def test_too_many_inputs(self, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(run, "SOURCES", 2)
         given = [blocks(tmp_path / f"{number}.txt", MANY[number : number + 1]) for number in range(3)]
-        with pytest.raises(UsageError, match="more than 2 inputs cannot be told apart; name the folder"):
+        with pytest.raises(UsageError, match=r"\b2\b"):
             prepare(given, tokenizer=tokenizer, out=tmp_path / "out")
         assert prepare(given[:2], tokenizer=tokenizer, out=tmp_path / "out", valid=[]).made
 
     def test_inputs_are_a_list(self, corpus: str, tokenizer: Path, tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match="inputs must be a list"):
+        with pytest.raises(UsageError, match="inputs"):
             prepare(corpus, tokenizer=tokenizer, out=tmp_path / "out")
 
     def test_every_setting_is_in_the_command(self, tokenizer: Path) -> None:

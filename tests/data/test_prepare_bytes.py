@@ -102,7 +102,7 @@ class TestSameBytes:
             try:
                 data = prepare([str(folder / "a.jsonl")], out=folder / "data", workers=0, **options)
             except DataError as error:
-                assert "validation split" in str(error)
+                assert "--holdout" in str(error)
                 return
             found = texts_of(data) + texts_of(data, "valid")
             unique = {" ".join(_nfc(text).split()) for text in kept}
@@ -164,24 +164,25 @@ class TestUpToDate:
         assert times == {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")}
 
     @pytest.mark.parametrize(
-        ("changes", "told"),
+        ("changes", "values"),
         [
-            ({"holdout": "2%"}, "holdout is 0.02, it was 0.01"),
-            ({"clean": ["nfc", "spaces"]}, "clean is nfc, spaces, it was none"),
-            ({"near": 0.9}, "near is 0.9, it was none"),
-            ({"by": "line"}, "by is line, it was auto"),
-            ({"lang": "de"}, "lang is de, it was auto"),
-            ({"sentences": "lines"}, "sentences is lines, it was rules"),
-            ({"shard": "1/2"}, "it holds all of it"),
+            ({"holdout": "2%"}, ("holdout", "0.02", "0.01")),
+            ({"clean": ["nfc", "spaces"]}, ("clean", "nfc", "spaces")),
+            ({"near": 0.9}, ("near", "0.9")),
+            ({"by": "line"}, ("by", "line", "auto")),
+            ({"lang": "de"}, ("lang", "de", "auto")),
+            ({"sentences": "lines"}, ("sentences", "lines", "rules")),
+            ({"shard": "1/2"}, ()),
         ],
     )
     def test_another_setting_is_noticed(
-        self, corpus: str, tokenizer: Path, tmp_path: Path, changes: Any, told: str
+        self, corpus: str, tokenizer: Path, tmp_path: Path, changes: Any, values: tuple[str, ...]
     ) -> None:
         prepare([corpus], tokenizer=tokenizer, out=tmp_path / "data")
         before = tree(tmp_path)
-        with pytest.raises(DataError, match=f"was prepared from something else: {told}; use --overwrite"):
+        with pytest.raises(DataError, match="--overwrite") as caught:
             prepare([corpus], tokenizer=tokenizer, out=tmp_path / "data", **changes)
+        assert str(tmp_path / "data") in str(caught.value) and all(value in str(caught.value) for value in values)
         assert tree(tmp_path) == before
         assert prepare([corpus], tokenizer=tokenizer, out=tmp_path / "data", overwrite=True, **changes).made
 
@@ -189,18 +190,18 @@ class TestUpToDate:
         one, two = blocks(tmp_path / "1.txt", MANY[:30]), blocks(tmp_path / "2.txt", MANY[30:60])
         go = functools.partial(prepare, tokenizer=tokenizer, out=tmp_path / "data")
         go([one, two])
-        for changed, told in (([one], f"source '{two}' is gone"), ([two, one], "in another order")):
-            with pytest.raises(DataError, match=told):
+        for changed, name in (([one], two), ([two, one], None)):
+            with pytest.raises(DataError, match=name):
                 go(changed)
         three = blocks(tmp_path / "3.txt", MANY[60:90])
-        with pytest.raises(DataError, match=f"source '{three}' is new"):
+        with pytest.raises(DataError, match=three):
             go([one, two, three])
-        with pytest.raises(DataError, match="the tokenizer is"):
+        with pytest.raises(DataError, match="tokenizer"):
             prepare([one, two], tokenizer=byte_tokenizer(tmp_path / "other", 1), out=tmp_path / "data")
         blocks(tmp_path / "2.txt", MANY[31:61])
-        with pytest.raises(DataError, match=f"source '{two}' has changed"):
+        with pytest.raises(DataError, match=two):
             go([one, two])
-        with pytest.raises(DataError, match=r"holdout is 0\.0"):  # and settings come before sources
+        with pytest.raises(DataError, match="holdout"):  # and settings come before sources
             go([one], valid=[two])
 
     def test_overwriting_leaves_nothing_behind(self, corpus: str, tokenizer: Path, tmp_path: Path) -> None:
@@ -217,9 +218,9 @@ class TestUpToDate:
         out = tmp_path / "data"
         out.mkdir()
         (out / "notes.txt").write_text("mine")
-        with pytest.raises(UsageError, match="not empty"):
+        with pytest.raises(UsageError, match=str(out)):
             prepare([corpus], tokenizer=tokenizer, out=out)
-        with pytest.raises(UsageError, match=r"'notes.txt' in it is not prepared data"):
+        with pytest.raises(UsageError, match=r"notes\.txt"):
             prepare([corpus], tokenizer=tokenizer, out=out, overwrite=True)
         assert tree(out) == {"notes.txt": b"mine"}
 
@@ -233,7 +234,7 @@ class TestUpToDate:
             assert prepare([corpus], tokenizer=tokenizer, out=out, overwrite=True).made
             assert tree(out) == good
         byte_tokenizer(out / "tokenizer", 3)
-        with pytest.raises(DataError, match="its tokenizer was replaced"):
+        with pytest.raises(DataError, match="tokenizer"):
             prepare([corpus], tokenizer=tokenizer, out=out)
 
 
@@ -244,22 +245,18 @@ class TestMerge:
         return sorted(sliced([blocks(tmp_path / "a.txt", MANY)], 3, tmp_path, tokenizer=tokenizer))
 
     def test_all_are_needed_each_once(self, slices: list[Path], tmp_path: Path) -> None:
-        for wrong, told in (
-            (slices[:2], "slice 3 is missing"),
-            (slices[1:], "slice 1 is missing"),
-            ([*slices, slices[1]], "slice 2 is given twice"),
-        ):
-            with pytest.raises(DataError, match=f"{told}; all slices from 1 to 3 are needed, each once"):
+        for wrong, number in ((slices[:2], 3), (slices[1:], 1), ([*slices, slices[1]], 2)):
+            with pytest.raises(DataError, match=rf"slice {number}\b"):
                 merge(wrong, out=tmp_path / "out")
         assert not (tmp_path / "out").exists()
 
     def test_they_must_belong_together(self, slices: list[Path], tokenizer: Path, tmp_path: Path) -> None:
         given = str(tmp_path / "a.txt")
         prepare([given], tokenizer=tokenizer, out=tmp_path / "t", shard="2/3", holdout="2%")
-        with pytest.raises(DataError, match=r"t: does not belong to '.*s1': holdout is 0.02, it was 0.01"):
+        with pytest.raises(DataError, match=r"/t\b.*/s1\b.*holdout.*0\.02.*0\.01"):
             merge([slices[0], tmp_path / "t", slices[2]], out=tmp_path / "out")
         prepare([given], tokenizer=tokenizer, out=tmp_path / "u", shard="2/4")
-        with pytest.raises(DataError, match="it is one of 4 slices, not of 3"):
+        with pytest.raises(DataError, match=r"/u\b.*\b4\b.*\b3\b"):
             merge([slices[0], tmp_path / "u", slices[2]], out=tmp_path / "out")
 
     def test_damage(self, slices: list[Path], tmp_path: Path) -> None:
@@ -272,24 +269,24 @@ class TestMerge:
         (slices[0] / "tokenizer" / "tokenizer.json").write_bytes(
             (byte_tokenizer(tmp_path / "o", 2) / "tokenizer.json").read_bytes()
         )
-        with pytest.raises(DataError, match="not the tokenizer the slice was made with"):
+        with pytest.raises(DataError, match="s1/tokenizer"):
             merge(slices, out=tmp_path / "out")
         assert not (tmp_path / "out").exists()
 
     def test_what_is_no_slice(self, slices: list[Path], corpus: str, tokenizer: Path, tmp_path: Path) -> None:
         whole = prepare([corpus], tokenizer=tokenizer, out=tmp_path / "whole")
         for wrong in (whole.path, tmp_path, tmp_path / "absent"):
-            with pytest.raises(DataError, match="so it is no slice"):
+            with pytest.raises(DataError, match=str(wrong)):
                 merge([wrong], out=tmp_path / "out")
-        with pytest.raises(UsageError, match="must be a list"):
+        with pytest.raises(UsageError, match="--shard"):
             merge(str(slices[0]), out=tmp_path / "out")
-        with pytest.raises(DataError, match="no split 'train'"):
+        with pytest.raises(DataError, match="'train'"):
             Shards.open(slices[0], "train")
         assert prepare([str(tmp_path / "a.txt")], tokenizer=tokenizer, out=slices[0], shard="1/3").made is False
 
     @pytest.mark.parametrize("shard", ["0/3", "4/3", "1", "a/b", "", "-1/3", "1/0"])
     def test_shards_that_cannot_be(self, corpus: str, tokenizer: Path, tmp_path: Path, shard: str) -> None:
-        with pytest.raises(UsageError, match="the shard is i/n with i from 1 to n"):
+        with pytest.raises(UsageError, match=f"'{shard}'"):
             prepare([corpus], tokenizer=tokenizer, out=tmp_path / "out", shard=shard)
 
     def test_slices_are_of_like_size(self) -> None:

@@ -136,7 +136,7 @@ def test_what_is_not_asked_for_is_not_read() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_limit_without_room_for_text(kind: str) -> None:
-    with opened([[3, 2], [4]]) as shards, pytest.raises(UsageError, match="leaves no text beside"):
+    with opened([[3, 2], [4]]) as shards, pytest.raises(UsageError, match=r"\b2\b"):
         KINDS[kind](2).open(shards, FRAMES["around"])
 
 
@@ -148,10 +148,8 @@ def test_text_shorter_than_one_sequence(kind: str) -> None:
         demand(samples, total)
         with pytest.raises(DataError) as caught:
             demand(samples, total + 1)
-        told = (
-            f"'train' has {total} tokens with the special ones, less than one sequence of {total + 1}; give more text"
-        )
-        assert told in str(caught.value) and caught.value.exit_code == 3
+        values = (str(shards.directory), "'train'", str(total), str(total + 1), "data.max_length")
+        assert all(value in str(caught.value) for value in values) and caught.value.exit_code == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -175,5 +173,5 @@ def test_samples_travel_without_their_tables(kind: str) -> None:
 
 @pytest.mark.parametrize("frame", [{"single": ((1, 0),)}, {"single": ((A, 0), (A, 0))}, {"pair": ((B, 0), (A, 0))}])
 def test_frames_without_their_text(frame: Any) -> None:
-    with pytest.raises(UsageError, match="once and in order"):
+    with pytest.raises(UsageError, match=next(iter(frame))):
         Frame(**frame)

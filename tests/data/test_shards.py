@@ -170,34 +170,34 @@ def values(*numbers: int, dtype: str = "<i8") -> Callable[[Path], None]:
 
 
 FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
-    **{f"{part} missing": (part, Path.unlink, "no such file") for part in PARTS},
-    **{f"{part} truncated": (part, truncate, r"has \d+ bytes, but its header says") for part in PARTS},
-    **{f"{part} too long": (part, lambda f: f.write_bytes(f.read_bytes() + b"\0"), "bytes, but") for part in PARTS},
-    **{f"{part} empty": (part, lambda f: f.write_bytes(b""), "not a .npy file") for part in PARTS},
-    **{f"{part} of text": (part, lambda f: f.write_text("hello " * 40), "not a .npy file") for part in PARTS},
-    **{f"{part} of another type": (part, values(1, 2, dtype="<f4"), "of type '<f4'") for part in PARTS},
-    "tokens too wide": ("tokens", values(*range(15), dtype="<u4"), "'<u4', but '<u2' is needed"),
-    "one document less": ("documents", values(0, 7, 12, 15), "holds 4 values, but 5"),
-    "a matrix": ("documents", lambda f: np.save(f, np.zeros((5, 1), dtype=np.int64)), "single dimension"),
-    "columns first": ("documents", header(order=("False", "True ")), "not a .npy file|single dimension"),
-    "a pickle": ("tokens", lambda f: np.save(f, np.array([{}], dtype=object)), "not a .npy file|of type"),
-    "documents go back": ("documents", values(0, 7, 6, 12, 15), "do not ascend"),
-    "documents start late": ("documents", values(1, 7, 7, 12, 15), "do not ascend from 0 to 15"),
-    "documents end early": ("documents", values(0, 7, 7, 12, 14), "do not ascend from 0 to 15"),
-    "sentences go back": ("sentences", values(0, 3, 2, 12, 13, 14), "do not ascend"),
-    "sentences start late": ("sentences", values(1, 3, 7, 12, 13, 14), "do not go from 0 to below 15"),
-    "sentences end late": ("sentences", values(0, 3, 7, 12, 13, 15), "do not go from 0 to below 15"),
-    "a document inside a sentence": ("sentences", values(0, 3, 8, 12, 13, 14), "first token starts no sentence"),
-    "an unknown source": ("sources", values(0, 1, 3, 0, dtype="<u2"), "source 3 is not one of the 3"),
+    **{f"{part} missing": (part, Path.unlink, "") for part in PARTS},
+    **{f"{part} truncated": (part, truncate, r"\d+ bytes") for part in PARTS},
+    **{f"{part} too long": (part, lambda f: f.write_bytes(f.read_bytes() + b"\0"), r"\d+ bytes") for part in PARTS},
+    **{f"{part} empty": (part, lambda f: f.write_bytes(b""), "") for part in PARTS},
+    **{f"{part} of text": (part, lambda f: f.write_text("hello " * 40), "") for part in PARTS},
+    **{f"{part} of another type": (part, values(1, 2, dtype="<f4"), "'<f4'") for part in PARTS},
+    "tokens too wide": ("tokens", values(*range(15), dtype="<u4"), "'<u4'.*'<u2'"),
+    "one document less": ("documents", values(0, 7, 12, 15), r"\b4\b.*\b5\b"),
+    "a matrix": ("documents", lambda f: np.save(f, np.zeros((5, 1), dtype=np.int64)), r"\(5, 1\)"),
+    "columns first": ("documents", header(order=("False", "True ")), ""),
+    "a pickle": ("tokens", lambda f: np.save(f, np.array([{}], dtype=object)), ""),
+    "documents go back": ("documents", values(0, 7, 6, 12, 15), ""),
+    "documents start late": ("documents", values(1, 7, 7, 12, 15), r"\b15\b"),
+    "documents end early": ("documents", values(0, 7, 7, 12, 14), r"\b15\b"),
+    "sentences go back": ("sentences", values(0, 3, 2, 12, 13, 14), ""),
+    "sentences start late": ("sentences", values(1, 3, 7, 12, 13, 14), r"\b15\b"),
+    "sentences end late": ("sentences", values(0, 3, 7, 12, 13, 15), r"\b15\b"),
+    "a document inside a sentence": ("sentences", values(0, 3, 8, 12, 13, 14), ""),
+    "an unknown source": ("sources", values(0, 1, 3, 0, dtype="<u2"), r"source 3\b"),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
-    part, damage, words = FAULTS[name]
+    part, damage, value = FAULTS[name]
     file = write(tmp_path, GIVEN) / "train" / f"00000.{part}.npy"
     damage(file)
-    with pytest.raises(DataError, match=words) as caught:
+    with pytest.raises(DataError, match=value or None) as caught:
         Shards.open(tmp_path)
     assert str(file) in str(caught.value) and "\n" not in str(caught.value)
 
@@ -225,41 +225,41 @@ def edit_shard(**changes: Any) -> Callable[[dict[str, Any]], None]:
 
 
 INDEX_FAULTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "another format": (edit(format=2), "format 2, this version reads 1"),
+    "another format": (edit(format=2), "format 2"),
     "no format": (lambda data: data.pop("format"), "format None"),
-    "another type": (edit(dtype="float32"), "'dtype' is 'float32'; allowed: uint16, uint32"),
-    "a vocabulary too large": (edit(vocab=65_537), "'vocab' is 65537"),
-    "no vocabulary": (edit(vocab=0), "'vocab' is 0"),
-    "a vocabulary that is true": (edit(vocab=True), "'vocab' is True"),
-    "no fingerprint": (lambda data: data.pop("fingerprint"), "'fingerprint' is missing"),
-    "sources that are no names": (edit(sources=[1]), "'sources' is not a list of names"),
-    "splits that are none": (edit(splits=[]), "'splits' is missing or of the wrong type"),
-    "a split that is none": (edit(splits={"../x": {}}), "no split"),
-    "a shard outside": (edit_shard(name="../../etc/00000"), "no number as its 'name'"),
-    "more tokens": (edit_shard(tokens=16), "has 15 tokens, but its shards have 16"),
-    "less than nothing": (edit_shard(tokens=-1), "'tokens' is -1"),
-    "absurdly many": (edit_shard(tokens=2**62), "'tokens' is 4611686018427387904"),
-    "other documents": (edit_shard(documents=5), "has 4 documents, but its shards have 5"),
+    "another type": (edit(dtype="float32"), "'float32'"),
+    "a vocabulary too large": (edit(vocab=65_537), "65537"),
+    "no vocabulary": (edit(vocab=0), "'vocab'"),
+    "a vocabulary that is true": (edit(vocab=True), "'vocab'"),
+    "no fingerprint": (lambda data: data.pop("fingerprint"), "'fingerprint'"),
+    "sources that are no names": (edit(sources=[1]), "'sources'"),
+    "splits that are none": (edit(splits=[]), "'splits'"),
+    "a split that is none": (edit(splits={"../x": {}}), "../x"),
+    "a shard outside": (edit_shard(name="../../etc/00000"), "'name'"),
+    "more tokens": (edit_shard(tokens=16), "16"),
+    "less than nothing": (edit_shard(tokens=-1), "-1"),
+    "absurdly many": (edit_shard(tokens=2**62), "4611686018427387904"),
+    "other documents": (edit_shard(documents=5), "documents"),
 }
 
 
 @pytest.mark.parametrize("name", INDEX_FAULTS)
 def test_a_damaged_index_is_named(tmp_path: Path, name: str) -> None:
-    change, words = INDEX_FAULTS[name]
+    change, value = INDEX_FAULTS[name]
     file = write(tmp_path, GIVEN) / "data.json"
     data = json.loads(file.read_text())
     change(data)
     file.write_text(json.dumps(data))
-    with pytest.raises(DataError, match=re.escape(words)) as caught:
+    with pytest.raises(DataError, match=re.escape(value)) as caught:
         Shards.open(tmp_path)
     assert str(file) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_data_that_is_none(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(DataError, match=r"no prepared data|no such directory"):
+        with pytest.raises(DataError, match=str(place)):
             Shards.open(place)
-    with pytest.raises(DataError, match=r"no split 'trian'; did you mean 'train'\? \(there: train\)"):
+    with pytest.raises(DataError, match=r"'trian'.*'train'"):
         Shards.open(write(tmp_path, GIVEN), "trian")
 
 
@@ -287,57 +287,57 @@ class TestBelonging:
         shards.check(vocab=60_100)  # a padded vocabulary
 
     @pytest.mark.parametrize(
-        ("given", "words"),
+        ("given", "values"),
         [
-            ({"tokenizer_sha256": "b" * 64, "vocab": 1}, "tokenizer aaaaaaaaaaaa…, not with bbbbbbbbbbbb…"),
-            ({"vocab": 60_002, "fingerprint": "e" * 64}, "a vocabulary of 60003, the model one of 60002"),
-            ({"fingerprint": "e" * 64}, "fingerprint ffffffffffff…, the run was started on eeeeeeeeeeee…"),
+            ({"tokenizer_sha256": "b" * 64, "vocab": 1}, ("a" * 12, "b" * 12)),
+            ({"vocab": 60_002, "fingerprint": "e" * 64}, ("60003", "60002")),
+            ({"fingerprint": "e" * 64}, ("f" * 12, "e" * 12)),
         ],
     )
-    def test_what_does_not(self, tmp_path: Path, given: dict[str, Any], words: str) -> None:
+    def test_what_does_not(self, tmp_path: Path, given: dict[str, Any], values: tuple[str, str]) -> None:
         shards = Shards.open(write(tmp_path, GIVEN))
-        with pytest.raises(DataError, match=words) as caught:
+        with pytest.raises(DataError) as caught:
             shards.check(**given)
-        assert str(tmp_path / "data.json") in str(caught.value)
+        assert all(value in str(caught.value) for value in (str(tmp_path / "data.json"), *values))
 
 
 class TestWriter:
     @pytest.mark.parametrize(
-        ("given", "error", "words"),
+        ("given", "error", "value"),
         [
-            ({"tokens": [1, 2**16], "words": [1, 1]}, DataError, "token 65536 is not in a vocabulary of 65536"),
-            ({"tokens": [1, 100], "words": [1, 1]}, DataError, "token 100 is not in a vocabulary of 100"),
-            ({"tokens": [-1], "words": [1]}, DataError, "vocabulary"),
-            ({"tokens": [1.5], "words": [1]}, DataError, "vocabulary"),
-            ({"tokens": [1, 2], "words": [1]}, UsageError, "word starts for 1 of 2 tokens"),
-            ({"tokens": [1, 2], "words": [1, 1], "offsets": [0, 1]}, UsageError, "ascend from 0 to the 2 tokens"),
-            ({"tokens": [1, 2], "words": [1, 1], "offsets": [0, 3, 2]}, UsageError, "ascend"),
-            ({"tokens": [1, 2], "words": [1, 1], "offsets": []}, UsageError, "ascend"),
-            ({"tokens": [1, 2], "words": [1, 1], "sentences": [1, 1]}, UsageError, "sentence starts must ascend"),
-            ({"tokens": [1, 2], "words": [1, 1], "sentences": [2]}, UsageError, "stay below 2"),
-            ({"tokens": [1, 2], "words": [1, 1], "sources": 2**16}, UsageError, "from 0 to 65535"),
+            ({"tokens": [1, 2**16], "words": [1, 1]}, DataError, "65536"),
+            ({"tokens": [1, 100], "words": [1, 1]}, DataError, "100"),
+            ({"tokens": [-1], "words": [1]}, DataError, "65536"),
+            ({"tokens": [1.5], "words": [1]}, DataError, r"1\.5"),
+            ({"tokens": [1, 2], "words": [1]}, UsageError, r"\b1 of 2\b"),
+            ({"tokens": [1, 2], "words": [1, 1], "offsets": [0, 1]}, UsageError, "offsets"),
+            ({"tokens": [1, 2], "words": [1, 1], "offsets": [0, 3, 2]}, UsageError, "offsets"),
+            ({"tokens": [1, 2], "words": [1, 1], "offsets": []}, UsageError, "offsets"),
+            ({"tokens": [1, 2], "words": [1, 1], "sentences": [1, 1]}, UsageError, r"sentence.*\b2\b"),
+            ({"tokens": [1, 2], "words": [1, 1], "sentences": [2]}, UsageError, r"sentence.*\b2\b"),
+            ({"tokens": [1, 2], "words": [1, 1], "sources": 2**16}, UsageError, "65535"),
         ],
     )
     def test_what_cannot_be_written(
-        self, tmp_path: Path, given: dict[str, Any], error: type[PretuneError], words: str
+        self, tmp_path: Path, given: dict[str, Any], error: type[PretuneError], value: str
     ) -> None:
         vocab = 100 if given["tokens"] == [1, 100] else None
-        with pytest.raises(error, match=words), ShardWriter(tmp_path / "a", "uint16", vocab=vocab) as writer:
+        with pytest.raises(error, match=value), ShardWriter(tmp_path / "a", "uint16", vocab=vocab) as writer:
             writer.add(**given)
 
     def test_another_type(self, tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match="allowed: uint16, uint32"):
+        with pytest.raises(UsageError, match=r"int64.*uint16.*uint32"):
             ShardWriter(tmp_path, "int64")
 
     def test_a_document_without_its_end(self, tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match="nothing followed"), ShardWriter(tmp_path / "a", "uint16") as writer:
+        with pytest.raises(UsageError), ShardWriter(tmp_path / "a", "uint16") as writer:
             writer.add([1], words=[True], more=True)
 
     def test_a_full_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(*_: Any) -> None:
             raise OSError(errno.ENOSPC, "no space")
 
-        with pytest.raises(ResourceError, match="disk is full"), ShardWriter(tmp_path / "a", "uint16") as writer:
+        with pytest.raises(ResourceError, match=str(tmp_path / "a")), ShardWriter(tmp_path / "a", "uint16") as writer:
             writer.add([1], words=[True])
             monkeypatch.setattr(Appender, "_write", full)
             writer.add([1], words=[True])
@@ -346,7 +346,7 @@ class TestWriter:
         with pytest.raises(KeyError), ShardWriter(tmp_path / "a", "uint16") as writer:
             writer.add([1, 2], words=[True, True])
             raise KeyError
-        with pytest.raises(DataError, match="bytes, but its header says"):
+        with pytest.raises(DataError, match=r"00000\.tokens\.npy"):
             open_npy(tmp_path / "a" / "00000.tokens.npy", "uint16")
 
 
@@ -360,5 +360,5 @@ def test_the_narrowest_type(vocab: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("vocab", [0, -1, 2**32 + 1])
 def test_no_such_vocabulary(vocab: int) -> None:
-    with pytest.raises(UsageError, match="from 1 to"):
+    with pytest.raises(UsageError, match=str(vocab)):
         token_dtype(vocab)

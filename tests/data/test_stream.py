@@ -216,7 +216,7 @@ def test_a_step_is_found_wherever_it_is(tmp_path: Path, window: int) -> None:
     last = epochs[3][-1]
     assert far.where(last) == (3, len(epochs[3]) - 1)
     assert same(far[last], stream[last]) and same(far[0], stream[0])
-    with pytest.raises(UsageError, match="steps count from 0"):
+    with pytest.raises(UsageError, match="-1"):
         stream.where(-1)
 
 
@@ -267,7 +267,7 @@ class TestTwoSides:
 
     def test_a_shape_of_one_side(self, tmp_path: Path) -> None:
         samples = Documents(limit=32).open(corpus(tmp_path), FRAME)
-        with pytest.raises(UsageError, match="source side"):
+        with pytest.raises(UsageError):
             Stream(samples, Shape(rows=8, length=32), seed=1, lesson=Halves())[0]
 
 
@@ -357,13 +357,13 @@ def test_the_cache_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_no_samples() -> None:
-    with opened([[], []]) as shards, pytest.raises(DataError, match="split 'train' has no tokens"):
+    with opened([[], []]) as shards, pytest.raises(DataError, match="'train'"):
         Stream(Documents(limit=32).open(shards, FRAME), Shape(rows=8, length=32), seed=0)
 
 
 def test_samples_longer_than_a_row(tmp_path: Path) -> None:
     samples = Documents(limit=64).open(corpus(tmp_path), FRAME)
-    with pytest.raises(UsageError, match="may have 64 tokens; a row holds 32: lower the limit"):
+    with pytest.raises(UsageError, match=r"\b64\b.*\b32\b"):
         Stream(samples, Shape(rows=8, length=32), seed=0)[0]
 
 
