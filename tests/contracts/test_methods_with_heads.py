@@ -85,7 +85,7 @@ def test_a_method_with_a_head(family: str, head: str, name: str, bases: dict[str
     if isinstance(method, Frozen) and model.head is None:
         model.model.head = None if spec.head is None or spec.head.tied else model.model.head
         if model.model.head is None:
-            with pytest.raises(UsageError, match="nothing is left to train"):
+            with pytest.raises(UsageError):
                 prepare(model, method)
             return
     before = {path: parameter.detach().clone() for path, parameter in model.named_parameters()}
@@ -134,15 +134,15 @@ def test_a_base_is_found_or_asked_for(bases: dict[str, Path], tmp_path: Path) ->
     model, method = ready(bases["bert"], "classification", "lora")
     prepare(model, method)
     save(model, method, tmp_path / "a" / "run")
-    with pytest.raises(CheckpointError, match="does not say where its base model is"):
+    with pytest.raises(CheckpointError, match=str(tmp_path / "a" / "run")):
         load(tmp_path / "a" / "run")
     assert load(tmp_path / "a" / "run", base=bases["bert"])[1] == method
     save(model, method, tmp_path / "a" / "run", base="../base", overwrite=True)
-    with pytest.raises(CheckpointError, match=r"its base model '\.\./base' is not there"):
+    with pytest.raises(CheckpointError, match=r"'\.\./base'"):
         pt.load(tmp_path / "a" / "run")
     pt.save(pt.load(bases["bert"]), tmp_path / "a" / "base")
     assert isinstance(pt.load(tmp_path / "a" / "run"), Adapted)  # relative to the adapter
-    with pytest.raises(CheckpointError, match="for another base model: its family is 'bert', this one's 'gpt2'"):
+    with pytest.raises(CheckpointError, match=r"'bert'.*'gpt2'"):
         load(tmp_path / "a" / "run", base=bases["gpt2"])
 
 

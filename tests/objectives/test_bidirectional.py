@@ -65,5 +65,5 @@ def test_each_half_is_a_language_model(model: TwoWayModel) -> None:
 
 def test_a_model_of_one_way_is_refused(model: TwoWayModel) -> None:
     batch = pt.batch(SEQUENCES, labels=shifted(SEQUENCES))
-    with pytest.raises(UsageError, match="bidirectional trains a model that reads both ways"):
+    with pytest.raises(UsageError, match="bidirectional"):
         Bidirectional().loss(model.forwards, batch)

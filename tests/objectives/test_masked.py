@@ -118,23 +118,23 @@ def test_a_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "value"),
     [
-        ({"rate": 0.0}, "found 0.0"),
-        ({"rate": 1.5}, "found 1.5"),
-        ({"split": (0.8, 0.1, 0.2)}, "sum to 1"),
-        ({"split": (1.2, -0.1, -0.1)}, "0 or more"),
-        ({"copies": 0}, "1 copy or more"),
+        ({"rate": 0.0}, r"\b0\.0\b"),
+        ({"rate": 1.5}, r"\b1\.5\b"),
+        ({"split": (0.8, 0.1, 0.2)}, r"\(0\.8, 0\.1, 0\.2\)"),
+        ({"split": (1.2, -0.1, -0.1)}, r"\(1\.2, -0\.1, -0\.1\)"),
+        ({"copies": 0}, r"\b0\b"),
     ],
 )
-def test_settings_that_mean_nothing(settings: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_settings_that_mean_nothing(settings: dict[str, object], value: str) -> None:
+    with pytest.raises(UsageError, match=value):
         named("masked", **settings)
 
 
 def test_a_vocabulary_that_lacks_something() -> None:
-    with pytest.raises(UsageError, match="needs a mask token"):
+    with pytest.raises(UsageError, match="mask"):
         Masked().open(Vocabulary(size=9), "encoder")
     Masked(split=(0.0, 1.0, 0.0)).open(Vocabulary(size=9), "encoder")  # needs none
-    with pytest.raises(UsageError, match="all 2 of this tokenizer are special"):
+    with pytest.raises(UsageError, match=r"\b2\b"):
         Masked().open(Vocabulary(size=2, special=(0, 1), roles=(("mask", 1),)), "encoder")

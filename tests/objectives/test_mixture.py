@@ -81,7 +81,7 @@ def test_parts_do_without_the_marks() -> None:
     for shown, labels in sides(after):
         assert shown[0] in SENTINELS[3:5] and [t for t in shown[1:] if t in SENTINELS] == list(SENTINELS[:2])
         assert [t for t in labels if t in SENTINELS] == list(SENTINELS[:3])
-    with pytest.raises(UsageError, match="2 marks"):
+    with pytest.raises(UsageError, match=r"\b2\b.*\b1\b"):
         spec.open(replace(few, sentinels=SENTINELS[:1]), "decoder")
 
 
@@ -133,9 +133,9 @@ def test_denoisers_are_those_of_the_paper() -> None:
 
 
 def test_what_cannot_be_mixed() -> None:
-    with pytest.raises(UsageError, match="no shape"):
+    with pytest.raises(UsageError, match=r"Causal.*decoder.*MaskedSeq2seq.*encoder-decoder"):
         Mixture(parts=(Part(objective=Causal()), Part(objective=MaskedSeq2seq())))
-    with pytest.raises(UsageError, match="one part"):
+    with pytest.raises(UsageError):
         Mixture(parts=())
     with pytest.raises(UsageError, match="copies"):
         Mixture(parts=(Part(objective=Masked(copies=3)),)).open(VOCABULARY, "encoder")

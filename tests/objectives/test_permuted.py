@@ -141,9 +141,9 @@ def test_loss_is_that_of_the_queries() -> None:
 
 def test_settings() -> None:
     assert Permuted(every=3, longest=2).evaluation() == Permuted()
-    with pytest.raises(UsageError, match="every 1 of permuted must be at least 2"):
+    with pytest.raises(UsageError, match="every 1"):
         Permuted(every=1)
     with pytest.raises(UsageError, match="longest 0"):
         Permuted(longest=0)
-    with pytest.raises(UsageError, match="it trains: two-stream"):
+    with pytest.raises(UsageError, match="two-stream"):
         Permuted().open(VOCABULARY, "encoder")

@@ -207,9 +207,9 @@ def test_whom_the_loss_teaches(model: GeneratorDiscriminator) -> None:
 
 def test_refused(model: GeneratorDiscriminator) -> None:
     batch = laid(lesson(texts(2, 24)))
-    with pytest.raises(UsageError, match="replaced_token trains a generator and a discriminator together"):
+    with pytest.raises(UsageError, match="replaced_token"):
         ReplacedToken().loss(model.discriminator, batch)
-    with pytest.raises(UsageError, match="above 0, found 0"):
+    with pytest.raises(UsageError, match=r"\b0\b"):
         ReplacedToken(weight=0)
     hard = ReplacedToken(masking=Masked(rate=0.4, words=True))
     assert hard.words and not hard.evaluation().words and hard.evaluation() == ReplacedToken()

@@ -202,15 +202,15 @@ def test_a_model_without_a_span_head() -> None:
     after = corrupt(SpanMasked(), text(4, 30))
     batch = lay_out(after, np.arange(4), Shape(rows=4, length=30))
     assert SpanMasked().loss(bare, batch).sum > 0
-    with pytest.raises(UsageError, match="no span head"):
+    with pytest.raises(UsageError):
         SpanMasked(boundary=Boundary()).loss(bare, batch)
-    with pytest.raises(UsageError, match="masks spans"):
+    with pytest.raises(UsageError):
         edges(replace(batch, blanks=None))
 
 
 def test_settings() -> None:
-    for wrong in ({"p": 0.0}, {"p": 1.0}, {"most": 0}):
-        with pytest.raises(UsageError, match="p between 0 and 1"):
-            Geometric(**wrong)
+    for name, value in (("p", 0.0), ("p", 1.0), ("most", 0)):
+        with pytest.raises(UsageError, match=rf"\b{value}\b"):
+            Geometric(**{name: value})
     harder = SpanMasked(rate=0.5, copies=2, spans=Geometric(most=3), boundary=Boundary())
     assert harder.evaluation() == SpanMasked(spans=Geometric(most=3), boundary=Boundary())
