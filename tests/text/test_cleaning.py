@@ -108,15 +108,15 @@ def test_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "values"),
     [
-        ("nfd", "unknown cleaner 'nfd'; did you mean 'nfc'?"),
-        ("nfc=1", "the cleaner 'nfc' has no option"),
-        ("short_pages=many", "the option of the cleaner 'short_pages' is a whole number, found 'many'"),
-        ("symbols=", "the option of the cleaner 'symbols' is a number, found ''"),
+        ("nfd", ("'nfd'", "'nfc'")),
+        ("nfc=1", ("'nfc'", "'nfc=1'")),
+        ("short_pages=many", ("'short_pages'", "'many'")),
+        ("symbols=", ("'symbols'", "''")),
     ],
 )
-def test_what_is_no_filter(name: str, message: str) -> None:
+def test_what_is_no_filter(name: str, values: tuple[str, ...]) -> None:
     with pytest.raises(UsageError) as caught:
         clean([], [name])
-    assert message in str(caught.value)
+    assert all(value in str(caught.value) for value in values)

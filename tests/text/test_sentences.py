@@ -103,7 +103,7 @@ def test_a_line_is_a_sentence_unless_it_was_wrapped() -> None:
 def test_other_splitters() -> None:
     assert split_sentences("one. two\n\n three\n", splitter="lines") == [0, 11]
     assert split_sentences("Mr. A. B", splitter="naive") == [0, 4, 7]
-    with pytest.raises(UsageError, match=r"unknown sentence splitter 'rulez'; did you mean 'rules'\?"):
+    with pytest.raises(UsageError, match=r"'rulez'.*'rules'"):
         split_sentences("text", splitter="rulez")
 
 

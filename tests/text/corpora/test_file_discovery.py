@@ -1,10 +1,11 @@
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from pretune.core.errors import DataError, UsageError
-from pretune.text.corpora import open_corpus
+from pretune.text.corpora import file_discovery, open_corpus
 
 
 def names(corpus_input: str, **options: object) -> tuple[list[str], dict[str, int]]:
@@ -30,7 +31,7 @@ def test_globs(folder: Path) -> None:
     assert names(f"{folder}/*.txt")[0] == ["B.txt", "b.txt"]
     assert names(f"{folder}/**/*.txt")[0] == ["B.txt", "10.txt", "2.txt", "b.txt", "e.txt"]
     assert names(f"{folder}/[ac]")[0] == ["10.txt", "2.txt", "e.txt"]
-    with pytest.raises(DataError, match="no file matches"):
+    with pytest.raises(DataError, match=r"\*\.jsonl"):
         open_corpus([f"{folder}/*.jsonl"])
     literal = folder / "x[1].txt"
     literal.write_text("text")
@@ -97,7 +98,7 @@ def test_what_may_not_be_read(folder: Path) -> None:
         found, counts = names(str(folder))
         assert found == ["B.txt", "10.txt", "2.txt"]
         assert counts == {"unreadable_files": 1, "unreadable_folders": 1}
-        with pytest.raises(DataError, match="cannot be read: Permission denied"):
+        with pytest.raises(DataError, match=r"b\.txt: .*Permission denied"):
             open_corpus([str(folder / "b.txt")])
     finally:
         (folder / "c").chmod(0o700)
@@ -114,15 +115,15 @@ def test_what_may_not_be_read_seen_by_root(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("b.txt") and real_access(path, mode))
     monkeypatch.setattr(os, "open", refuse)
     assert names(str(folder)) == (["B.txt", "10.txt", "2.txt", "e.txt"], {"unreadable_files": 1})
-    with pytest.raises(DataError, match=r"b\.txt: cannot be read: Permission denied"):
+    with pytest.raises(DataError, match=r"b\.txt: .*Permission denied"):
         open_corpus([str(folder / "b.txt")])
 
 
 def test_text_is_never_given_twice(folder: Path) -> None:
     file = str(folder / "b.txt")
-    with pytest.raises(UsageError, match="given twice"):
+    with pytest.raises(UsageError, match=r"b\.txt"):
         open_corpus([file, file])
-    with pytest.raises(UsageError, match="given twice"):
+    with pytest.raises(UsageError, match=r"b\.txt"):
         open_corpus([str(folder), file])
     corpus = open_corpus([file, str(folder)])
     assert corpus.counts == {"repeated_files": 1}
@@ -143,28 +144,27 @@ def test_a_file_name_that_is_no_utf8(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "value"),
     [
-        ("b.tx", "no such file or folder; did you mean '"),
-        ("b.tx", "/b.txt'?"),
-        ("absent/b.txt", "no such file or folder"),
-        ("b.txt/x", "cannot be read: Not a directory"),
-        ("x" * 300, "cannot be read: File name too long"),
+        ("b.tx", "/b.txt'"),
+        ("absent/b.txt", "absent/b.txt"),
+        ("b.txt/x", "Not a directory"),
+        ("x" * 300, "File name too long"),
         ("a\0b", "null"),
     ],
 )
-def test_what_is_not_there(folder: Path, name: str, message: str) -> None:
+def test_what_is_not_there(folder: Path, name: str, value: str) -> None:
     with pytest.raises(DataError) as caught:
         open_corpus([f"{folder}/{name}"])
-    assert message in str(caught.value)
+    assert value in str(caught.value)
 
 
 def test_a_folder_without_text(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no text in it \\(there are no files\\)"):
+    with pytest.raises(DataError, match=re.escape(str(tmp_path))):
         open_corpus([str(tmp_path)])
     (tmp_path / "a.bin").write_bytes(b"\0")
     (tmp_path / "b.txt").write_bytes(b"")
-    with pytest.raises(DataError, match="skipped: 1 binary files, 1 empty files"):
+    with pytest.raises(DataError, match="1 binary files, 1 empty files"):
         open_corpus([str(tmp_path)])
 
 
@@ -180,7 +180,7 @@ def test_files_of_the_kernel_are_not_read(tmp_path: Path, monkeypatch: pytest.Mo
     def read(*_: object) -> None:
         raise AssertionError("read")
 
-    monkeypatch.setattr("pretune.text.corpora.file_discovery.recognise", read)
+    monkeypatch.setattr(file_discovery, "recognise", read)
     (tmp_path / "link.txt").symlink_to("/proc/self/status")
     for given in ("/proc/self/status", "/proc/kmsg", str(tmp_path / "link.txt"), str(tmp_path)):
         with pytest.raises(DataError):
@@ -190,6 +190,6 @@ def test_files_of_the_kernel_are_not_read(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_empty_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its content might come from somewhere else, and never end."""
     (tmp_path / "a.txt").touch()
-    monkeypatch.setattr("pretune.text.corpora.file_discovery.recognise", None)
-    with pytest.raises(DataError, match="empty"):
+    monkeypatch.setattr(file_discovery, "recognise", None)
+    with pytest.raises(DataError, match=r"a\.txt"):
         open_corpus([str(tmp_path / "a.txt")])

@@ -68,9 +68,9 @@ def test_a_field_makes_a_table_of_any_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [PROSE, "text\n" + PROSE])
 def test_a_field_of_plain_text_is_an_error(tmp_path: Path, content: str) -> None:
-    with pytest.raises(UnfitError, match="plain text, though a field 'body' was asked for"):
+    with pytest.raises(UnfitError, match=r"a\.txt: .*'body'"):
         look(tmp_path, "a.txt", content, field="body")
-    with pytest.raises(UnfitError, match="plain text, though a field was asked for"):
+    with pytest.raises(UnfitError, match=r"a\.txt: "):
         look(tmp_path, "a.txt", content, by="field")
 
 
@@ -111,23 +111,23 @@ def test_quotes_of_tsv(tmp_path: Path, rows: str, quoted: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "content", "values"),
     [
-        ("a.csv", "text,n\nb,1\nc\n", "a.csv:3: the row has 1 columns, the header 2"),
-        ("a.csv", PROSE, "a.csv:2: the row has 3 columns, the header 6"),
-        ("a.csv", "1,2\n3,4\n", "the first row is no header"),
-        ("a.csv", "text,text\na,b\n", "the header has the column 'text' twice"),
-        ("a.jsonl", PROSE, "a.jsonl:1: bad JSON at column 1"),
-        ("a.jsonl", JSONL + "{\n", "a.jsonl:3: bad JSON at column 2"),
-        ("a.jsonl", "[1]\n", "a.jsonl:1: expected a JSON object on each line, found an array"),
-        ("a.gz", gzip.compress(b"PAR1....", mtime=0), "Parquet inside gzip cannot be read; decompress it first"),
-        ("a.parquet", b"PAR1....", "a.parquet: damaged Parquet"),
+        ("a.csv", "text,n\nb,1\nc\n", ("a.csv:3: ", "1 ", "2")),
+        ("a.csv", PROSE, ("a.csv:2: ", "3 ", "6")),
+        ("a.csv", "1,2\n3,4\n", ("header",)),
+        ("a.csv", "text,text\na,b\n", ("'text'",)),
+        ("a.jsonl", PROSE, ("a.jsonl:1: ", "column 1")),
+        ("a.jsonl", JSONL + "{\n", ("a.jsonl:3: ", "column 2")),
+        ("a.jsonl", "[1]\n", ("a.jsonl:1: ", "array")),
+        ("a.gz", gzip.compress(b"PAR1....", mtime=0), ("Parquet", "gzip")),
+        ("a.parquet", b"PAR1....", ("Parquet",)),
     ],
 )
-def test_what_is_broken_is_told(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
+def test_what_is_broken_is_told(tmp_path: Path, name: str, content: str | bytes, values: tuple[str, ...]) -> None:
     with pytest.raises(DataError) as caught:
         look(tmp_path, name, content)
-    assert message in str(caught.value)
+    assert [value for value in (f"{name}:", *values) if value not in str(caught.value)] == []
     assert "\n" not in str(caught.value)
 
 
@@ -135,7 +135,7 @@ def test_what_is_broken_is_told(tmp_path: Path, name: str, content: str | bytes,
 @pytest.mark.parametrize("pack", [False, True])
 def test_what_has_no_text(tmp_path: Path, content: str, pack: bool) -> None:
     data = gzip.compress(content.encode()) if pack else content.encode()
-    with pytest.raises(UnfitError, match=r"is empty|only white space") as caught:
+    with pytest.raises(UnfitError, match=r"^a\.txt: ") as caught:
         look(tmp_path, "a.txt", data)
     assert caught.value.reason == "empty_files"
 
@@ -168,11 +168,11 @@ def test_the_field(columns: dict[str, bool], field: str | None, chosen: str) -> 
 
 
 def test_an_unclear_field_lists_what_there_is() -> None:
-    with pytest.raises(UnfitError, match=r"a: several fields could be the text; name one .* \(fields: 'x', 'y', 'z'\)"):
+    with pytest.raises(UnfitError, match=r"^a: .*'x', 'y', 'z'"):
         choose_field({"x": True, "y": True, "z": False}, None, "a")
-    with pytest.raises(UnfitError, match="no field is the text"):
+    with pytest.raises(UnfitError, match=r"^a: .*'x'"):
         choose_field({"x": False}, None, "a")
-    with pytest.raises(DataError, match=r"no field 'txt'; did you mean 'text'\? \(fields: 'id', 'text'\)"):
+    with pytest.raises(DataError, match=r"'txt'.*'text'.*'id', 'text'"):
         choose_field({"id": False, "text": True}, "txt", "a")
     with pytest.raises(DataError) as caught:
         choose_field({f"column {number}": False for number in range(10_000)}, "x", "a")

@@ -1,5 +1,6 @@
 """The Hub without the network: the loader of `datasets` is replaced."""
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,7 +65,7 @@ def test_names(given: str, options: list[tuple[str, str | None]], split: str, co
 
 @pytest.mark.parametrize("given", ["hf:", "hf:a/b/c/d", "hf:a:b:c:d", "hf:a//b", "hf:/a", "hf::train"])
 def test_what_is_no_name(given: str) -> None:
-    with pytest.raises(UsageError, match="expected 'hf:name/config:split:column'"):
+    with pytest.raises(UsageError, match=f"'{re.escape(given)}'"):
         parse(given)
 
 
@@ -91,19 +92,17 @@ def test_a_name_without_owner_comes_second(hub: dict[tuple[str, str | None, str]
 
 
 def test_faults_are_one_line(hub: dict[tuple[str, str | None, str], Stream], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        DataError, match=r"^hf:a/b: cannot be opened; 'a/b': FileNotFoundError: no a/b of None; 'a' \(b\): F"
-    ):
+    with pytest.raises(DataError, match=r"^hf:a/b: .*'a/b'.*FileNotFoundError: no a/b of None.*'a'"):
         open_corpus(["hf:a/b"])
     hub["a", None, "train"] = Stream(ROWS, FEATURES, fail_after=1)
-    with pytest.raises(DataError, match="column 'id' does not hold text"):
+    with pytest.raises(DataError, match="'id'"):
         open_corpus(["hf:a:train:id"])
-    with pytest.raises(DataError, match="no field 'txt'; did you mean 'text'"):
+    with pytest.raises(DataError, match=r"'txt'.*'text'"):
         open_corpus(["hf:a:train:txt"])
-    with pytest.raises(DataError, match="reading stopped after row 1: ConnectionError: the line was cut"):
+    with pytest.raises(DataError, match=r"\b1\b.*ConnectionError: the line was cut"):
         list(open_corpus(["hf:a"]).documents())
     hub["b", None, "train"] = Stream([{"text": 5}], FEATURES)
-    with pytest.raises(DataError, match="hf:b:row 1: column 'text' holds no text"):
+    with pytest.raises(DataError, match=r"hf:b:row 1: .*'text'"):
         list(open_corpus(["hf:b"]).documents())
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UsageError, match=r"pip install 'pretune\[hub\]'"):

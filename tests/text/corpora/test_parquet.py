@@ -45,17 +45,17 @@ def test_every_kind_of_text(tmp_path: Path, kind: object) -> None:
 
 
 def test_faults(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError, match="field 'id' does not hold text"):
+    with pytest.raises(DataError, match=r"no-ending: .*'id'.*'text'"):
         open_corpus([str(path)], field="id")
-    with pytest.raises(DataError, match="one document per row, not per line"):
+    with pytest.raises(DataError, match="line"):
         open_corpus([str(path)], by="line")
     short = tmp_path / "short.parquet"
     short.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(DataError, match="damaged Parquet"):
+    with pytest.raises(DataError, match=r"short\.parquet"):
         open_corpus([str(short)])
     empty = tmp_path / "empty.parquet"
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), empty)
-    with pytest.raises(DataError, match="no row has text in the field 'text'"):
+    with pytest.raises(DataError, match=r"empty\.parquet.*'text'"):
         open_corpus([str(empty)])
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(UsageError, match=r"pip install 'pretune\[parquet\]'"):

@@ -49,25 +49,25 @@ def test_what_csv_writes_is_read(rows: list[tuple[str, str]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "content", "values"),
     [
-        ("a.csv", "text,n\na,1\n" * 200 + "b\n", "a.csv:401: the row has 1 columns, the header 2"),
-        ("a.csv", "text,n\n" + "a,1\n" * 200 + '"b"c,1\n', "a.csv:202: bad row: ',' expected after '\"'"),
-        ("a.csv", "text,n\n" + "a,1\n" * 200 + '"b,1\nc,2\n', "a.csv:202: bad row"),
-        ("a.jsonl", '{"text": "a"}\n' * 200 + '{"text": "b"', "a.jsonl:201: bad JSON"),
-        ("a.jsonl", '{"text": "a"}\n' * 200 + '{"txt": "b"}', "a.jsonl:201: the row has no field 'text'; it has 'txt'"),
-        ("a.jsonl", '{"text": "a"}\n' * 200 + '{"text": 5}', "a.jsonl:201: field 'text' holds a number, not text"),
-        ("a.jsonl", '{"text": "a"}\n' * 200 + '{"text": ["b"]}', "field 'text' holds an array, not text"),
-        ("a.jsonl", '{"text": "a"}\n' * 200 + '"text"', "a.jsonl:201: expected a JSON object on each line"),
-        ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n', "a.jsonl:2: character 0 is half of a surrogate pair"),
-        ("a.jsonl", '{"text": "a"}\n' * 200 + "[" * 100_000, "a.jsonl:201: bad JSON: nested too deeply"),
-        ("a.jsonl", '{"text": "a"}\n' * 200 + '{"n": ' + "9" * 5000 + "}", "a number of too many digits"),
+        ("a.csv", "text,n\na,1\n" * 200 + "b\n", ("a.csv:401: ", "1 ", "2")),
+        ("a.csv", "text,n\n" + "a,1\n" * 200 + '"b"c,1\n', ("a.csv:202: ", "',' expected after '\"'")),
+        ("a.csv", "text,n\n" + "a,1\n" * 200 + '"b,1\nc,2\n', ("a.csv:202: ",)),
+        ("a.jsonl", '{"text": "a"}\n' * 200 + '{"text": "b"', ("a.jsonl:201: ",)),
+        ("a.jsonl", '{"text": "a"}\n' * 200 + '{"txt": "b"}', ("a.jsonl:201: ", "'text'", "'txt'")),
+        ("a.jsonl", '{"text": "a"}\n' * 200 + '{"text": 5}', ("a.jsonl:201: ", "'text'", "number")),
+        ("a.jsonl", '{"text": "a"}\n' * 200 + '{"text": ["b"]}', ("a.jsonl:201: ", "'text'", "array")),
+        ("a.jsonl", '{"text": "a"}\n' * 200 + '"text"', ("a.jsonl:201: ", "string")),
+        ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n', ("a.jsonl:2: ", " 0 ")),
+        ("a.jsonl", '{"text": "a"}\n' * 200 + "[" * 100_000, ("a.jsonl:201: ",)),
+        ("a.jsonl", '{"text": "a"}\n' * 200 + '{"n": ' + "9" * 5000 + "}", ("a.jsonl:201: ",)),
     ],
 )
-def test_a_bad_row_is_told_with_its_number(write: Write, name: str, content: str, message: str) -> None:
+def test_a_bad_row_is_told_with_its_number(write: Write, name: str, content: str, values: tuple[str, ...]) -> None:
     with pytest.raises(DataError) as caught:
         texts(write(name, content))
-    assert message in str(caught.value)
+    assert [value for value in values if value not in str(caught.value)] == []
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600
 
@@ -105,12 +105,12 @@ def test_a_field_larger_than_the_limit_of_python(write: Write) -> None:
 
 def test_a_row_that_would_fill_the_memory_is_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "ROW", 2**18)
-    with pytest.raises(DataError, match=r"a.jsonl:2: the line has more than 262144 characters"):
+    with pytest.raises(DataError, match=r"a\.jsonl:2: .*\b262144\b"):
         texts(write("a.jsonl", '{"text": "a"}\n{"text": "' + "b" * 2**19 + '"}\n'))
 
 
 def test_a_single_unclosed_quote_does_not_swallow_the_file(write: Write) -> None:
     content = "text\tn\n" + "a\t1\n" * 200 + '"b\t2\n' + "c\t3\n" * 200
     assert len(texts(write("a.tsv", content))) == 401, "TSV knows no quotes"
-    with pytest.raises(DataError, match=r"a.csv:202: bad row"):
+    with pytest.raises(DataError, match=r"a\.csv:202: "):
         texts(write("a.csv", content.replace("\t", ",")))
