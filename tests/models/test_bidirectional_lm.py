@@ -108,16 +108,16 @@ def test_a_directory_is_the_way_forth_with_the_way_back_inside(tmp_path: Path) -
     pt.save(model_of("llama3"), tmp_path / "other")
     (tmp_path / "run/backward").rename(tmp_path / "kept")
     (tmp_path / "other/backward").rename(tmp_path / "run/backward")
-    with pytest.raises(CheckpointError, match="backward: the models of two ways may differ in their stacks only"):
+    with pytest.raises(CheckpointError, match="run/backward: "):
         load_two_way(tmp_path / "run")
 
 
 def test_refused() -> None:
     spec = two_way(tiny("gpt2"))
-    with pytest.raises(UsageError, match="two ways are made of a decoder, found a model of the shape 'encoder'"):
+    with pytest.raises(UsageError, match="'encoder'"):
         two_way(tiny("bert"))
-    with pytest.raises(UsageError, match="must be causal"):
+    with pytest.raises(UsageError, match="causal"):
         replace(spec, backwards=replace(spec.backwards, causal=False))
-    with pytest.raises(UsageError, match="prefixes"):
+    with pytest.raises(UsageError, match="prefix"):
         mirrored(pt.batch(text(4, 5), prefix=[1, 2]))
     assert shaped(tiny("gpt2"), ["two-way"]) == spec

@@ -66,12 +66,12 @@ def test_families_with_a_dash_or_a_dot(name: str, found: tuple[str, str]) -> Non
     ],
 )
 def test_did_you_mean(name: str, meant: str) -> None:
-    assert f"did you mean '{meant}'?" in refused(name)
+    assert f"'{meant}'" in refused(name)
 
 
 @pytest.mark.parametrize("name", ["", "bert-", "-base", "xyzzy", "bert-base-uncased", "bert-base-"])
 def test_unknown_names(name: str) -> None:
-    assert "unknown model" in refused(name) or "has no size" in refused(name)
+    assert f"'{name.removeprefix('bert-')}'" in refused(name)
 
 
 @pytest.mark.parametrize(
@@ -157,31 +157,32 @@ def test_every_knob_of_a_recipe_does_something(family: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"widht": 12}, "unknown setting 'widht'; did you mean 'width'?"),
-        ({"model.dept": 12}, "did you mean 'depth'?"),
-        ({"encoder.depht": 12}, "did you mean 'encoder.depth'?"),
-        ({"encoder.blocks.0.attention.head": 3}, "did you mean 'encoder.blocks.0.attention.heads'?"),
-        ({"encoder.blocks.1.dropout": 0.1}, "encoder.blocks"),
-        ({"decoder.depth": 3}, "decoder"),
-        ({"": 3}, "unknown setting ''"),
-        ({"width": "wide"}, "width: expected int, found 'wide'"),
-        ({"width": 1.5}, "width: expected int, found 1.5"),
-        ({"width": "1.5"}, "width: expected int, found '1.5'"),
-        ({"width": True}, "width: expected int, found true"),
-        ({"width": None}, "width: expected int, found null"),
-        ({"dropout": "nan"}, "dropout: expected float, found 'nan'"),
-        ({"dropout": "much"}, "dropout: expected float"),
-        ({"dropout": 1.5}, "dropout 1.5"),
-        ({"hidden": "inf"}, "hidden: expected int or null"),
-        ({"width": 12, "model.width": 24}, "'width' is set twice"),
-        ({"width": 512}, "heads 12 must divide width 512"),
-        ({"heads": 5}, "heads 5 must divide width 768"),
-        ({"encoder": None}, "encoder"),
-        ({"encoder.position": "learnt"}, "did you mean 'learned'?"),
+        ({"widht": 12}, ["'widht'", "'width'"]),
+        ({"model.dept": 12}, ["'dept'", "'depth'"]),
+        ({"encoder.depht": 12}, ["'encoder.depht'", "'encoder.depth'"]),
+        ({"encoder.blocks.0.attention.head": 3}, ["'encoder.blocks.0.attention.heads'"]),
+        ({"encoder.blocks.1.dropout": 0.1}, ["encoder.blocks"]),
+        ({"decoder.depth": 3}, ["decoder"]),
+        ({"": 3}, ["''"]),
+        ({"width": "wide"}, ["width", "'wide'"]),
+        ({"width": 1.5}, ["width", " 1.5"]),
+        ({"width": "1.5"}, ["width", "'1.5'"]),
+        ({"width": True}, ["width", "true"]),
+        ({"width": None}, ["width", "null"]),
+        ({"dropout": "nan"}, ["dropout", "'nan'"]),
+        ({"dropout": "much"}, ["dropout", "'much'"]),
+        ({"dropout": 1.5}, ["dropout 1.5"]),
+        ({"hidden": "inf"}, ["hidden", "'inf'"]),
+        ({"width": 12, "model.width": 24}, ["'width'", "model."]),
+        ({"width": 512}, ["heads 12", "width 512"]),
+        ({"heads": 5}, ["heads 5", "width 768"]),
+        ({"encoder": None}, ["encoder"]),
+        ({"encoder.position": "learnt"}, ["'learnt'", "'learned'"]),
     ],
 )
-def test_refused(settings: dict[str, Any], words: str) -> None:
-    assert words in refused("bert", settings)
+def test_refused(settings: dict[str, Any], words: list[str]) -> None:
+    message = refused("bert", settings)
+    assert all(word in message for word in words)
 
 
 ABSURD = {

@@ -142,7 +142,8 @@ class TestFlops:
 
     @pytest.mark.parametrize("bad", [{"length": 0}, {"length": 8, "targets": 1.5}, {"length": 8, "targets": math.nan}])
     def test_what_cannot_be(self, bad: dict[str, float]) -> None:
-        with pytest.raises(UsageError, match="must be"):
+        name, value = list(bad.items())[-1]
+        with pytest.raises(UsageError, match=rf"{name}.*{value}"):
             flops_per_token(catalog.resolve("bert-tiny"), **bad)  # type: ignore[arg-type]
 
     def test_usual_targets(self) -> None:
@@ -265,7 +266,7 @@ class TestMemory:
         assert Memory(weights=1, gradients=2, optimizer=4, activations=8, cache=16).total == 31
 
     def test_an_empty_batch_is_refused(self) -> None:
-        with pytest.raises(UsageError, match="at least one"):
+        with pytest.raises(UsageError, match=r"\b0\b"):
             memory(catalog.resolve("bert"), tokens=0, length=8, training=True, precision="fp32")
 
 

@@ -116,12 +116,12 @@ def test_what_does_not_belong_together(tmp_path: Path) -> None:
     tensors = load_file(file)
     tensors["electra.embeddings.word_embeddings.weight"] += 1
     save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"generator: 'tokens.weight' must be the same in both"):
+    with pytest.raises(CheckpointError, match=r"generator: .*'tokens.weight'"):
         load_pair(tmp_path / "run")
-    with pytest.raises(CheckpointError, match="SHA-256"):
+    with pytest.raises(CheckpointError, match=r"generator/model.safetensors: "):
         verify(tmp_path / "run")
     pt.save(pt.build(tiny().discriminator), tmp_path / "alone")
-    with pytest.raises(CheckpointError, match="generator: no such directory"):
+    with pytest.raises(CheckpointError, match="alone/generator: "):
         load_pair(tmp_path / "alone")
 
 
@@ -138,16 +138,16 @@ def test_flops_of_the_detector() -> None:
 
 
 def test_refused() -> None:
-    with pytest.raises(UsageError, match="a generator goes with an encoder, found a model of the shape 'decoder'"):
+    with pytest.raises(UsageError, match="'decoder'"):
         with_generator(resolve("gpt2-small"))
-    with pytest.raises(UsageError, match=r"multiplier 1\.5 must be above 0 and at most 1"):
+    with pytest.raises(UsageError, match=r"multiplier 1\.5"):
         with_generator(resolve("electra-small"), multiplier=1.5)
     pair = tiny()
-    with pytest.raises(UsageError, match="same vocabulary"):
+    with pytest.raises(UsageError, match="vocabulary"):
         replace(pair, generator=replace(pair.generator, vocab=60))
-    with pytest.raises(UsageError, match="a discriminator with a detector"):
+    with pytest.raises(UsageError, match="detector"):
         replace(pair, discriminator=pair.generator)
-    with pytest.raises(UsageError, match="trains models of the shape two-way"):
+    with pytest.raises(UsageError, match=r"two-way.*'t5'"):
         shaped(resolve("t5-small"), ["two-way"])
 
 

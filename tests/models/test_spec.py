@@ -25,18 +25,18 @@ def numel(spec: Model) -> int:
 @pytest.mark.parametrize(
     ("spec", "changes", "words"),
     [
-        (BERT, {"encoder": None}, "an encoder, a decoder or both"),
+        (BERT, {"encoder": None}, "encoder"),
         (BERT, {"pooler": None}, "pooler"),
         (GPT, {"pair": PairHead()}, "pooler"),
-        (T5, {"shared": True, "decoder.depth": 3}, "equal depth"),
+        (T5, {"shared": True, "decoder.depth": 3}, "depth"),
         (BERT, {"shared": True}, "shared"),
-        (BERT, {"encoder.blocks.0.cross": {"heads": 4}}, "cross attention"),
-        (GPT, {"decoder.blocks.0.cross": {"heads": 4}}, "cross attention"),
-        (T5, {"decoder.blocks.0.cross": None}, "cross attention"),
-        (T5, {"encoder.blocks.0.cross": {"heads": 4}}, "cross attention"),
-        (T5, {"encoder": None}, "cross attention"),
-        (T5, {"encoder.blocks.0.attention.head_width": None, "width": 30}, "heads 4 must divide width 30"),
-        (T5, {"decoder.blocks.0.cross.head_width": None, "width": 30}, "heads 4 must divide width 30"),
+        (BERT, {"encoder.blocks.0.cross": {"heads": 4}}, "cross"),
+        (GPT, {"decoder.blocks.0.cross": {"heads": 4}}, "cross"),
+        (T5, {"decoder.blocks.0.cross": None}, "cross"),
+        (T5, {"encoder.blocks.0.cross": {"heads": 4}}, "cross"),
+        (T5, {"encoder": None}, "cross"),
+        (T5, {"encoder.blocks.0.attention.head_width": None, "width": 30}, r"heads 4\b.*width 30\b"),
+        (T5, {"decoder.blocks.0.cross.head_width": None, "width": 30}, r"heads 4\b.*width 30\b"),
         (GPT, {"decoder.embed.factor": {"width": 10}}, "transform"),  # the head would read 32 of 10 columns
         (GPT, {"decoder.embed.factor": {"width": 10}, "head.tied": False}, "transform"),
         # Two halves, one table and one set of weights: what must agree

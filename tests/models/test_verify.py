@@ -2,6 +2,7 @@
 
 import pickle
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -86,19 +87,17 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 
 def test_a_whole_directory(original: Path) -> None:
-    assert verify(original) == [
-        "MANIFEST.json: 6 files of the sizes and SHA-256 it says",
-        "config.json: family 'gpt2', 7,328 parameters",
-        "tensors: 28, with the names and shapes that the config asks for",
-        "values: 7,328, all finite",
-        "tokenizer.json: 20 tokens, the model's vocabulary has 30",
-        "generation_config.json: readable",
-    ]
+    lines = verify(original)
+    parts = [line.partition(": ")[0] for line in lines]
+    assert parts == [MANIFEST, "config.json", "tensors", "values", "tokenizer.json", "generation_config.json"]
+    numbers = [set(re.findall(r"\b\d[\d,]*\b", line.partition(": ")[2])) for line in lines]
+    assert numbers[0] >= {"6"} and numbers[1:] == [{"7,328"}, {"28"}, {"7,328"}, {"20", "30"}, set()]
+    assert "gpt2" in lines[1]
 
 
 def test_a_stranger_s_directory_has_no_manifest(bare: Path) -> None:
     lines = verify(bare)
-    assert lines[0] == "MANIFEST.json: none here, so the bytes of the files cannot be compared with anything"
+    assert lines[0].startswith(MANIFEST) and not re.search(r"\d", lines[0])
     assert len(lines) == 6
 
 
@@ -133,7 +132,7 @@ def test_any_single_bit(folder: Path) -> None:
 
 def test_a_manifest_must_list_the_weights(folder: Path) -> None:
     write_manifest(folder, ["config.json"])
-    with pytest.raises(CheckpointError, match="safetensors: not listed in MANIFEST"):
+    with pytest.raises(CheckpointError, match=rf"safetensors.*{MANIFEST}"):
         verify(folder)
 
 
@@ -156,7 +155,7 @@ class TestWithoutManifest:
         tensors["transformer.wte.weight"][29, 3] = value
         save_file(tensors, file)
         message = self.broken(bare, str(file))
-        assert f"tensor 'transformer.wte.weight' holds {value} at [29, 3]" in message
+        assert all(part in message for part in ("'transformer.wte.weight'", str(value), "[29, 3]"))
 
     def test_a_pickle_under_the_name_of_weights(self, bare: Path) -> None:
         (bare / "model.safetensors").write_bytes(pickle.dumps({"transformer.wte.weight": [1.0]}))
@@ -180,9 +179,9 @@ class TestWithoutManifest:
         file, name = bare / "model.safetensors", "transformer.h.1.ln_1.weight"
         right = load_file(file)
         save_file({**right, name: torch.zeros(17)}, file)
-        assert "shape [17]" in self.broken(bare, name)
+        assert "[17]" in self.broken(bare, name)
         save_file({key: tensor for key, tensor in right.items() if key != name}, file)
-        assert "missing" in self.broken(bare, name)
+        self.broken(bare, name)
         save_file({**right, "strange": torch.zeros(1)}, file)
         self.broken(bare, "strange")
 
@@ -190,7 +189,7 @@ class TestWithoutManifest:
         (bare / "tokenizer.json").write_bytes(tokenizer(VOCAB))
         verify(bare)
         (bare / "tokenizer.json").write_bytes(tokenizer(VOCAB + 1))
-        assert "vocabulary has 30" in self.broken(bare, "tokenizer.json")
+        assert "30" in self.broken(bare, "tokenizer.json")
 
     def test_a_config_that_names_code(self, bare: Path) -> None:
         config = read_json(bare / "config.json", CheckpointError)
@@ -198,8 +197,8 @@ class TestWithoutManifest:
         assert "auto_map" in self.broken(bare, "config.json")
 
     def test_no_directory(self, tmp_path: Path) -> None:
-        self.broken(tmp_path / "absent", "no such directory")
+        self.broken(tmp_path / "absent", str(tmp_path / "absent"))
         (tmp_path / "file").touch()
-        self.broken(tmp_path / "file", "not a directory")
+        self.broken(tmp_path / "file", str(tmp_path / "file"))
         (tmp_path / "empty").mkdir()
         self.broken(tmp_path / "empty", "config.json")

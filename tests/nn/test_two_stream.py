@@ -174,16 +174,16 @@ def test_distances_find_their_keys(length: int) -> None:
 
 def test_refusals() -> None:
     model, batch = stack(), lay(ORDERS)
-    with pytest.raises(UsageError, match="an order needs targets"):
+    with pytest.raises(UsageError, match="targets"):
         model(vectors(batch), replace(batch, targets=None))
-    with pytest.raises(UsageError, match="'flex' cannot do two streams"):
+    with pytest.raises(UsageError, match="flex"):
         model(vectors(batch), batch, ask=Ask(backend="flex"))
-    with pytest.raises(UsageError, match="reads one side"):
+    with pytest.raises(UsageError):
         model(vectors(batch), batch, vectors(batch))
     for heads, width in ((5, 24), (3, 9)):
-        with pytest.raises(UsageError, match=f"heads {heads} must divide width {width}"):
+        with pytest.raises(UsageError, match=rf"\b{heads}\b.*\b{width}\b"):
             RelativeAttention(heads=heads).shape(width=width)
-    with pytest.raises(UsageError, match="depth 0"):
+    with pytest.raises(UsageError, match=r"depth.*0"):
         replace(model.spec, depth=0)
 
 
@@ -214,18 +214,18 @@ class TestMemory:
     def test_rows_of_several_texts_are_refused(self) -> None:
         made = stack()
         for sequences in ([[1, 2], [3]], [[1, 2, 3], [4, 5]]):
-            with pytest.raises(UsageError, match="one sequence"):
+            with pytest.raises(UsageError):
                 made(torch.randn(6, W), pt.batch(sequences, row=3), memory=made.new_memory(4))
         memory = made.new_memory(4)
         made(torch.randn(4, W), pt.batch([[1, 2], [3, 4]]), memory=memory)
-        with pytest.raises(UsageError, match="2 texts"):
+        with pytest.raises(UsageError, match=r"\b2\b.*\b1\b"):
             made(torch.randn(2, W), pt.batch([[1, 2]]), memory=memory)
 
     def test_other_models_and_lengths_have_none(self) -> None:
-        with pytest.raises(UsageError, match="at least 1"):
+        with pytest.raises(UsageError, match="0"):
             stack().new_memory(0)
         from pretune.models.catalog import resolve
 
         model = pt.build(resolve("bert", {"width": 16, "depth": 1, "heads": 2, "vocab": 20}))
-        with pytest.raises(UsageError, match="two streams"):
+        with pytest.raises(UsageError, match="encoder"):
             model.new_memory(4)

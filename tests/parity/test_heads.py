@@ -254,11 +254,11 @@ def test_padding_is_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("problem_type", "multi_label_classification", "key 'problem_type'"),
-        ("id2label", {"1": "a", "2": "b"}, "key 'id2label'"),
-        ("id2label", {"0": "a", "1": "b"}, "2 outputs, but its weights have 3"),
-        ("id2label", None, "key 'num_labels' = 2000000000, but the weights have 3"),
-        ("architectures", ["BertForQuestionAnswering"], "tensor 'classifier.* has no place"),
+        ("problem_type", "multi_label_classification", "'problem_type'"),
+        ("id2label", {"1": "a", "2": "b"}, "'id2label'"),
+        ("id2label", {"0": "a", "1": "b"}, r"\b2\b.*\b3\b"),
+        ("id2label", None, "'num_labels' = 2000000000.*3"),
+        ("architectures", ["BertForQuestionAnswering"], "'classifier"),
     ],
 )
 def test_bad_labels_are_refused(key: str, value: Any, says: str, tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_layers_outside_of_blocks_are_told(name: str, tmp_path: Path) -> None:
     theirs, ours = base(name, tmp_path)
     wrapped = peft.get_peft_model(theirs, peft.LoraConfig(r=2, target_modules="all-linear"))
     wrapped.save_pretrained(tmp_path / "adapter")
-    with pytest.raises(CheckpointError, match=r"dense.lora_A.w.* has no place in the blocks of this model"):
+    with pytest.raises(CheckpointError, match=r"dense.lora_A.w"):
         load_adapter(ours, tmp_path / "adapter")
 
 
@@ -300,15 +300,12 @@ def test_a_projected_prefix_is_read_by_us(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"peft_type": "LOHA"},
-            "'peft_type' = 'LOHA' is not supported; known: LORA, IA3, PROMPT_TUNING, PREFIX_TUNING",
-        ),
-        ({"use_dora": True}, "'use_dora' = true is not supported"),
-        ({"bias": "all"}, "'bias' = 'all' is not supported; only 'none' is"),
-        ({"init_lora_weights": "pissa"}, "'init_lora_weights' = 'pissa' changes the base model's weights"),
-        ({"alpha_pattern": {"(a|b)": 3}}, "'alpha_pattern' = .* is not supported"),
-        ({"r": "eight"}, "'r' = 'eight' must be a number"),
+        ({"peft_type": "LOHA"}, "'peft_type' = 'LOHA'.*LORA, IA3, PROMPT_TUNING, PREFIX_TUNING"),
+        ({"use_dora": True}, "'use_dora' = true"),
+        ({"bias": "all"}, "'bias' = 'all'.*'none'"),
+        ({"init_lora_weights": "pissa"}, "'init_lora_weights' = 'pissa'"),
+        ({"alpha_pattern": {"(a|b)": 3}}, "'alpha_pattern' = "),
+        ({"r": "eight"}, "'r' = 'eight'"),
     ],
 )
 def test_what_cannot_be_reproduced_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -105,8 +105,8 @@ def test_their_head_for_another_model(tmp_path: Path) -> None:
     wrapped = peft.get_peft_model(theirs, peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query"]))
     wrapped.save_pretrained(tmp_path / "theirs")
     base("gpt2", tmp_path / "other")
-    with pytest.raises(CheckpointError, match="is for another one") as error:
+    with pytest.raises(CheckpointError, match=str(tmp_path)) as error:
         load(tmp_path / "theirs", base=tmp_path / "other" / "base")
     assert "\n" not in str(error.value)
-    with pytest.raises(CheckpointError, match="base model"):
+    with pytest.raises(CheckpointError, match="nowhere"):
         load(tmp_path / "theirs", base=tmp_path / "nowhere")

@@ -189,5 +189,5 @@ def test_what_is_refused(reference: Any, tmp_path: Path, key: str, value: Any) -
     reference.save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
-    with pytest.raises(CheckpointError, match=f"key '{key}' = "):
+    with pytest.raises(CheckpointError, match=f"'{key}'"):
         pt.load(tmp_path)

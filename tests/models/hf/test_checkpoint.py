@@ -77,12 +77,12 @@ def test_no_tokenizer_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (word_tokenizer(62), "tokenizer.json: a token has the id 61; the model's vocabulary has 61"),
-        (word_tokenizer(5, far=10**6), "tokenizer.json: a token has the id 1000000; the model's vocabulary has 61"),
-        ("{}", r"tokenizer.json: not a readable tokenizer \("),
-        ("", r"tokenizer.json: not a readable tokenizer \("),
-        ("\x80\x04pickle", r"tokenizer.json: not a readable tokenizer \("),
-        ('{"version": "1.0", "model": {"type": "exec"}}', r"tokenizer.json: not a readable tokenizer \("),
+        (word_tokenizer(62), r"tokenizer.json.*\b61\b"),
+        (word_tokenizer(5, far=10**6), r"tokenizer.json.*\b1000000\b.*\b61\b"),
+        ("{}", "tokenizer.json"),
+        ("", "tokenizer.json"),
+        ("\x80\x04pickle", "tokenizer.json"),
+        ('{"version": "1.0", "model": {"type": "exec"}}', "tokenizer.json"),
     ],
 )
 def test_bad_tokenizers(text: str, message: str, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_an_asset_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(checkpoint, "ASSET_LIMIT", 10)
     folder = directory(tmp_path / "m")
     (folder / "vocab.txt").write_text("a" * 11)
-    with pytest.raises(CheckpointError, match=r"vocab.txt: 11 bytes"):
+    with pytest.raises(CheckpointError, match=r"vocab.txt.*\b11\b"):
         pt.load(folder)
 
 
@@ -113,7 +113,7 @@ def test_an_asset_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_nothing_is_overwritten_by_itself(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "thesis.txt").write_text("mine")
-    with pytest.raises(UsageError, match="exists and is not empty"):
+    with pytest.raises(UsageError, match=str(tmp_path / "m")):
         pt.save(model_of(BERT), tmp_path / "m")
     assert listing(tmp_path / "m") == {"thesis.txt"}
     pt.save(model_of(BERT), tmp_path / "m", overwrite=True)
@@ -129,7 +129,7 @@ def test_an_empty_directory_is_filled(tmp_path: Path) -> None:
 
 def test_a_file_is_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "m").write_text("a file")
-    with pytest.raises(UsageError, match="it is a file, not a directory"):
+    with pytest.raises(UsageError, match=str(tmp_path / "m")):
         pt.save(model_of(BERT), tmp_path / "m", overwrite=True)
 
 
@@ -163,7 +163,7 @@ def test_a_failure_leaves_what_was_there(
         folder.mkdir()
     there = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     monkeypatch.setattr(tensor_files if where == "save_file" else io, where, no_space)
-    with pytest.raises(ResourceError, match="the disk is full") as caught:
+    with pytest.raises(ResourceError) as caught:
         pt.save(new, folder, overwrite=True)
     assert str(caught.value).isprintable()
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == there
@@ -209,11 +209,9 @@ def test_weights_that_are_not_floats(dtype: torch.dtype, tmp_path: Path) -> None
         tensors[name] = tensors[name].to(dtype)
 
     folder = change_tensors(directory(tmp_path / "m"), quantised)
-    with pytest.raises(
-        CheckpointError, match=rf"{WEIGHTS}: tensor '{name}' holds \w+; weights must be one of BF16, F16"
-    ):
+    with pytest.raises(CheckpointError, match=rf"{WEIGHTS}: .*'{name}'.*BF16, F16"):
         pt.load(folder)
-    with pytest.raises(UsageError, match=rf"weights cannot be {dtype}"):
+    with pytest.raises(UsageError, match=str(dtype)):
         pt.load(folder, dtype=dtype)
 
 
@@ -253,24 +251,18 @@ def test_what_no_config_can_say_is_ours(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"model_typ": 1},
-            r"unknown key 'model_typ'; did you mean 'model_type'\? \(allowed: model_type, pretune, dtype",
-        ),
-        ({"auto_map": {}}, "key 'auto_map' names code"),
-        ({"pretune": None}, "pretune: expected a model object, found null"),
-        ({"pretune": {"vocab": 9}}, "pretune: missing 'family', 'width' of a model"),
-        ({"pretune.vocb": 9}, r"unknown key 'pretune.vocb'; did you mean 'vocab'\?"),
-        (
-            {"pretune.decoder.blocks.0.attention.heds": 4},
-            r"'pretune.decoder.blocks.0.attention.heds'; did you mean 'hea",
-        ),
-        ({"pretune.decoder.blocks.0.attention.heads": 5}, "heads 5 must divide width 24|must divide heads 5"),
-        ({"pretune.decoder.depth": 10**12}, "pretune: depth 1000000000000 must be at most 10000"),
-        ({"pretune.decoder.blocks.0.dropout": 3.0}, r"pretune: dropout 3.0 must lie between 0 and 1"),
-        ({"pretune.vocab": 10**15}, "parameters; a model has at most"),
-        ({"pretune.width": -24}, "must be at least 1|must divide"),
-        ({"pretune.decoder.position": {"kind": "os.system"}}, "unknown kind 'os.system'"),
+        ({"model_typ": 1}, "'model_typ'.*'model_type'.*pretune, dtype"),
+        ({"auto_map": {}}, "'auto_map'"),
+        ({"pretune": None}, "pretune.*null"),
+        ({"pretune": {"vocab": 9}}, "pretune.*'family', 'width'"),
+        ({"pretune.vocb": 9}, "'pretune.vocb'.*'vocab'"),
+        ({"pretune.decoder.blocks.0.attention.heds": 4}, "'pretune.decoder.blocks.0.attention.heds'.*'heads'"),
+        ({"pretune.decoder.blocks.0.attention.heads": 5}, "heads 5"),
+        ({"pretune.decoder.depth": 10**12}, r"pretune: depth 1000000000000\b.*\b10000\b"),
+        ({"pretune.decoder.blocks.0.dropout": 3.0}, "pretune: dropout 3.0"),
+        ({"pretune.vocab": 10**15}, "100,000,000,000,000"),
+        ({"pretune.width": -24}, "-24"),
+        ({"pretune.decoder.position": {"kind": "os.system"}}, "'os.system'"),
     ],
 )
 def test_our_own_config_is_read_strictly(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -296,7 +288,7 @@ def test_our_key_beside_theirs(tmp_path: Path) -> None:
     assert found["model_type"] == "bert" and found["pretune"]["encoder"]["blocks"][0]["feedforward"]["dropout"] == 0.25
     assert pt.load(tmp_path / "m").spec == dropped
     change_config(tmp_path / "m", intermediate_size=45)
-    message = r"config.json: key 'pretune' and the other keys contradict each other at .*hidden; remove 'pretune'"
+    message = r"config.json: .*'pretune'.*hidden"
     with pytest.raises(CheckpointError, match=message):
         pt.load(tmp_path / "m")
 
@@ -307,24 +299,24 @@ def test_our_key_beside_theirs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda tensors: tensors.pop("cls.predictions.transform.dense.weight"), "tensor 'cls.pred.*weight' is missing"),
-        (lambda tensors: tensors.update(extra=torch.ones(2)), "tensor 'extra' has no place in this model"),
-        (lambda tensors: tensors.update({"x\ny\x1b" + "z" * 999: torch.ones(2)}), r"'x\\ny\\x1bzzz.*' has no place"),
+        (lambda tensors: tensors.pop("cls.predictions.transform.dense.weight"), "'cls.pred.*weight'"),
+        (lambda tensors: tensors.update(extra=torch.ones(2)), "'extra'"),
+        (lambda tensors: tensors.update({"x\ny\x1b" + "z" * 999: torch.ones(2)}), r"'x\\ny\\x1bzzz.*'"),
         (
             lambda tensors: tensors.update({"bert.pooler.dense.bias": torch.ones(33)}),
-            r"tensor 'bert.pooler.dense.bias' has shape \[33\], but the config asks for \[32\]",
+            r"'bert.pooler.dense.bias'.*\[33\].*\[32\]",
         ),
         (
             lambda tensors: tensors.update({"bert.pooler.dense.bias": torch.ones([1] * 60)}),
-            r"has shape \[1, 1, 1, 1, 1, 1, 1, 1, ...\], but",
+            r"\[1, 1, 1, 1, 1, 1, 1, 1, ...\].*\[32\]",
         ),
-        (lambda tensors: tensors.update({"bert.pooler.dense.bias": torch.ones(0)}), r"has shape \[0\], but"),
-        (lambda tensors: tensors.update({"bert.pooler.dense.bias": torch.tensor(1.0)}), r"has shape \[\], but"),
+        (lambda tensors: tensors.update({"bert.pooler.dense.bias": torch.ones(0)}), r"\[0\].*\[32\]"),
+        (lambda tensors: tensors.update({"bert.pooler.dense.bias": torch.tensor(1.0)}), r"\[\].*\[32\]"),
         (
             lambda tensors: tensors.update({"bert.pooler.den\x1be.bias": tensors.pop("bert.pooler.dense.bias")}),
-            r"tensor 'bert.pooler.dense.bias' is missing$",
+            "'bert.pooler.dense.bias'[^']*$",
         ),
-        (lambda tensors: tensors.clear(), "tensor 'bert.encoder.layer.0.attention.self.query.weight' is missing"),
+        (lambda tensors: tensors.clear(), "'bert.encoder.layer.0.attention.self.query.weight'"),
     ],
 )  # fmt: skip
 def test_tensors_must_be_those_of_the_config(change: Any, message: str, tmp_path: Path) -> None:
@@ -346,25 +338,23 @@ def test_inspect_reads_no_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_where_there_is_nothing(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"^.*/none: no such directory"):
+    with pytest.raises(CheckpointError, match=r"/none: "):
         pt.load(tmp_path / "none")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match=r"^.*/empty: no config.json in it"):
+    with pytest.raises(CheckpointError, match=r"/empty: .*config.json"):
         pt.load(tmp_path / "empty")
     save_file({"a": torch.ones(1)}, tmp_path / WEIGHTS)
-    with pytest.raises(CheckpointError, match=r"model.safetensors: not a directory; give the one that holds it"):
+    with pytest.raises(CheckpointError, match=f"/{WEIGHTS}: "):
         pt.load(tmp_path / WEIGHTS)
-    with pytest.raises(CheckpointError, match="no such directory"):
+    with pytest.raises(CheckpointError):
         pt.load("a\0b")
 
 
 @pytest.mark.parametrize("kind", [None, 7, "brt", "pretunes", ["bert"], {"bert": 1}])
 def test_other_model_types(kind: Any, tmp_path: Path) -> None:
     folder = change_config(directory(tmp_path / "m"), model_type=kind)
-    hint = {"brt": r"; did you mean 'bert'\?"}.get(kind if isinstance(kind, str) else "", "")
-    with pytest.raises(
-        CheckpointError, match=rf"config.json: key 'model_type' = .* is not supported{hint}.*known: bart"
-    ):
+    hint = {"brt": "'bert'.*"}.get(kind if isinstance(kind, str) else "", "")
+    with pytest.raises(CheckpointError, match=rf"config.json: .*'model_type' = .*{hint}bart, bert, electra"):
         pt.load(folder)
 
 
@@ -374,13 +364,11 @@ def test_other_model_types(kind: Any, tmp_path: Path) -> None:
 def test_a_model_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", no_space)
     for vocab in (10**10, 10**11):
-        with pytest.raises(
-            ResourceError, match=r"parameters need [\d,.]+ GB of memory, and cpu has [\d,.]+ GB; choose"
-        ):
+        with pytest.raises(ResourceError, match=r"[\d,]{14,} .*cpu"):
             pt.build("bert-base", vocab=vocab)
-    with pytest.raises(UsageError, match="parameters; a model has at most"):
+    with pytest.raises(UsageError, match=f"{10**14:,}"):
         pt.build("bert-base", vocab=10**15)
-    with pytest.raises(UsageError, match="depth 1000000000000 must be at most"):
+    with pytest.raises(UsageError, match=r"depth 1000000000000\b"):
         pt.build("bert-base", depth=10**12)
 
 
@@ -390,7 +378,7 @@ def test_memory_is_asked_by_type_and_device(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(memory, "_capacity", lambda device: need - 1 if device.type == "cpu" else None)
     memory.fits(spec, torch.bfloat16)
     memory.fits(spec, torch.float32, "meta")
-    with pytest.raises(ResourceError, match="cpu has"):
+    with pytest.raises(ResourceError, match="cpu"):
         memory.fits(spec)
     monkeypatch.setattr(memory, "_capacity", lambda device: need)
     memory.fits(spec)
@@ -399,7 +387,7 @@ def test_memory_is_asked_by_type_and_device(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_directory_that_cannot_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = directory(tmp_path / "m")
     monkeypatch.setattr(memory, "_capacity", lambda device: 1000)
-    with pytest.raises(ResourceError, match="GB of memory"):
+    with pytest.raises(ResourceError, match="GB"):
         pt.load(folder)
 
 

@@ -377,34 +377,34 @@ def test_fixed_keys(model_type: str) -> None:
         for value in (*entry.allowed, None):
             read({"model_type": model_type, entry.name: value})
         for value in ("nonsense", 0.75, 77, [1], {"a": 1}, not entry.allowed[0]):
-            with pytest.raises(CheckpointError, match=f"key '{entry.name}' = "):
+            with pytest.raises(CheckpointError, match=f"'{entry.name}'"):
                 read({"model_type": model_type, entry.name: value})
 
 
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        ({**BERT, "hidden_size": 770}, "key 'hidden_size', 'num_attention_heads': .*heads 12 must divide width 770"),
-        ({**LLAMA2, "num_key_value_heads": 5}, "'num_attention_heads', 'num_key_value_heads': .*must divide heads 32"),
-        ({**LLAMA2, "head_dim": 63}, "head_width 63 x fraction must be even"),
-        ({**BERT, "num_hidden_layers": 10**6}, "key 'num_hidden_layers': .*depth 1000000 must be at most 10000"),
-        ({**BERT, "vocab_size": 10**9, "hidden_size": 12 * 10**6}, "parameters; a model has at most"),
-        ({**T5, "num_hidden_layers": 7}, "keys 'num_layers' = 6 and 'num_hidden_layers' = 7 contradict each other"),
-        ({**T5, "hidden_size": 7}, "keys 'd_model' = 512 and 'hidden_size' = 7 contradict each other"),
-        ({**BART, "num_hidden_layers": 3}, "keys 'encoder_layers' = 6 and 'num_hidden_layers' = 3 contradict"),
-        ({**T511, "is_gated_act": False}, "key 'is_gated_act' = false is not supported; allowed: true"),
-        ({**T511, "dense_act_fn": "relu"}, "key 'dense_act_fn' = 'relu' is not supported; allowed: 'gelu_new'"),
-        ({**T511, "feed_forward_proj": "gated-gated-gelu"}, "key 'feed_forward_proj' = 'gated-gated-gelu' is not"),
-        ({**BERT, "architectures": ["BertLMHeadModel"]}, "key 'architectures' = 'BertLMHead"),
-        ({**BERT, "architectures": [7]}, "key 'architectures' = 7 is not supported"),
-        ({**BERT, "architectures": {"a": 1}}, "key 'architectures' = an object is not supported"),
-        ({**MPT, "attn_config": {"alibi": False}}, "key 'attn_config.alibi' = false is not supported; allowed: true"),
-        ({**MPT, "attn_config": {"alibi_bias_max": 4}}, "key 'attn_config.alibi_bias_max' = 4 is not supported"),
-        ({**MPT, "attn_config": {"attn_pdrop": 3}}, "key 'attn_config.attn_pdrop' = 3: expected a number from 0 to 1"),
-        ({**MPT, "attn_config": {"clip_qkv": "1"}}, "key 'attn_config.clip_qkv' = '1': expected a number"),
-        ({**MPT, "attn_config": {"rope": True}}, "key 'attn_config.rope' is not known"),
-        ({**MPT, "attn_config": 7}, "key 'attn_config' = 7: expected an object"),
-        ({**ROBERTA, "pad_token_id": 0}, "key 'pad_token_id' = 0 is not supported; allowed: 1"),
+        ({**BERT, "hidden_size": 770}, "'hidden_size', 'num_attention_heads'.*12.*770"),
+        ({**LLAMA2, "num_key_value_heads": 5}, "'num_attention_heads', 'num_key_value_heads'.*32"),
+        ({**LLAMA2, "head_dim": 63}, "head_width.*63"),
+        ({**BERT, "num_hidden_layers": 10**6}, r"'num_hidden_layers'.*\b1000000\b.*\b10000\b"),
+        ({**BERT, "vocab_size": 10**9, "hidden_size": 12 * 10**6}, "100,000,000,000,000"),
+        ({**T5, "num_hidden_layers": 7}, "'num_layers' = 6.*'num_hidden_layers' = 7"),
+        ({**T5, "hidden_size": 7}, "'d_model' = 512.*'hidden_size' = 7"),
+        ({**BART, "num_hidden_layers": 3}, "'encoder_layers' = 6.*'num_hidden_layers' = 3"),
+        ({**T511, "is_gated_act": False}, "'is_gated_act' = false.*true"),
+        ({**T511, "dense_act_fn": "relu"}, "'dense_act_fn' = 'relu'.*'gelu_new'"),
+        ({**T511, "feed_forward_proj": "gated-gated-gelu"}, "'feed_forward_proj' = 'gated-gated-gelu'"),
+        ({**BERT, "architectures": ["BertLMHeadModel"]}, "'architectures' = 'BertLMHead"),
+        ({**BERT, "architectures": [7]}, "'architectures' = 7"),
+        ({**BERT, "architectures": {"a": 1}}, "'architectures'"),
+        ({**MPT, "attn_config": {"alibi": False}}, "'attn_config.alibi' = false.*true"),
+        ({**MPT, "attn_config": {"alibi_bias_max": 4}}, "'attn_config.alibi_bias_max' = 4.*8"),
+        ({**MPT, "attn_config": {"attn_pdrop": 3}}, "'attn_config.attn_pdrop' = 3"),
+        ({**MPT, "attn_config": {"clip_qkv": "1"}}, "'attn_config.clip_qkv' = '1'"),
+        ({**MPT, "attn_config": {"rope": True}}, "'attn_config.rope'"),
+        ({**MPT, "attn_config": 7}, "'attn_config' = 7"),
+        ({**ROBERTA, "pad_token_id": 0}, "'pad_token_id' = 0.*1"),
     ],
 )  # fmt: skip
 def test_impossible(found: dict[str, Any], message: str) -> None:
@@ -415,16 +415,16 @@ def test_impossible(found: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("hidden_sise", 768, "key 'hidden_sise' = 768 is not known for model_type 'bert'; did you mean 'hidden_size'?"),
-        ("embedding_size", 128, "key 'embedding_size' = 128 is not known"),
-        ("pruned_heads", {"0": [1]}, "key 'pruned_heads' = an object is not known"),
-        ("tie_encoder_decoder", True, "key 'tie_encoder_decoder' = true is not known"),
-        ("is_decoder", True, "key 'is_decoder' = true is not supported; allowed: false"),
-        ("add_cross_attention", True, "key 'add_cross_attention' = true is not supported; allowed: false"),
-        ("position_embedding_type", "relative_key", "key 'position_embedding_type' = 'relative_key' is not supported"),
-        ("quantization_config", {"bits": 4}, "key 'quantization_config': quantised weights are not supported"),
-        ("a\nb\x1b[31m", 1, r"key 'a\\nb\\x1b\[31m' = 1 is not known"),
-        ("k" * 10**6, 1, "key 'kkk.*' = 1 is not known"),
+        ("hidden_sise", 768, "'hidden_sise' = 768.*'hidden_size'"),
+        ("embedding_size", 128, "'embedding_size' = 128"),
+        ("pruned_heads", {"0": [1]}, "'pruned_heads'"),
+        ("tie_encoder_decoder", True, "'tie_encoder_decoder' = true"),
+        ("is_decoder", True, "'is_decoder' = true.*false"),
+        ("add_cross_attention", True, "'add_cross_attention' = true.*false"),
+        ("position_embedding_type", "relative_key", "'position_embedding_type' = 'relative_key'"),
+        ("quantization_config", {"bits": 4}, "'quantization_config'"),
+        ("a\nb\x1b[31m", 1, r"'a\\nb\\x1b\[31m' = 1"),
+        ("k" * 10**6, 1, "'kkk.*' = 1"),
     ],
 )
 def test_unknown_keys(key: str, value: Any, message: str) -> None:
@@ -437,12 +437,12 @@ def test_unknown_keys(key: str, value: Any, message: str) -> None:
 @pytest.mark.parametrize("key", CODE)
 @pytest.mark.parametrize("value", [{"AutoModel": "modeling.Model"}, None, False, ""])
 def test_code_is_never_named(key: str, value: Any) -> None:
-    with pytest.raises(CheckpointError, match=f"key '{key}' names code, which is never run; remove the key"):
+    with pytest.raises(CheckpointError, match=f"'{key}'"):
         read({**MPT, key: value})
 
 
 def test_a_kernel_is_code() -> None:
-    with pytest.raises(CheckpointError, match="key '_attn_implementation' = 'owner/kernel' names code"):
+    with pytest.raises(CheckpointError, match="'_attn_implementation' = 'owner/kernel'"):
         read({**BERT, "_attn_implementation": "owner/kernel"})
     read({**BERT, "_attn_implementation": "sdpa"})
 
@@ -477,32 +477,29 @@ def test_rope_spellings_of_neox() -> None:
     for found in ({"rope_parameters": {"rope_theta": 100, "partial_rotary_factor": 0.5}}, four):
         spec = read({"model_type": "gpt_neox", **found})
         assert spec.decoder is not None and spec.decoder.position == Rotary(theta=100.0, fraction=0.5)
-    with pytest.raises(CheckpointError, match="'rotary_emb_base' = 200 contradict"):
+    with pytest.raises(CheckpointError, match="'rotary_emb_base' = 200"):
         read({"model_type": "gpt_neox", **four, "rotary_emb_base": 200})
 
 
 @pytest.mark.parametrize(
     ("spelling", "message"),
     [
-        ({"rope_scaling": "linear"}, "key 'rope_scaling' = 'linear': expected an object"),
-        ({"rope_parameters": [1]}, "key 'rope_parameters' = a list: expected an object"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "key 'rope_scaling.type' = 'dynamic' is not supported"),
-        (
-            {"rope_parameters": {"rope_type": "yarn"}},
-            "key 'rope_parameters.rope_type' = 'yarn' is not supported; allow",
-        ),
-        ({"rope_scaling": {"type": ["linear"]}}, "key 'rope_scaling.type' = a list is not supported"),
-        ({"rope_scaling": {"type": "linear"}}, "key 'rope_parameters.factor' is missing, which rope_type 'linear'"),
-        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "key 'rope_scaling.factor' = '2': expected a number"),
-        ({"rope_scaling": {"type": "linear", "factor": 0}}, "key 'rope_scaling.factor' = 0: expected a number greater"),
-        ({"rope_scaling": {**LLAMA3, "mscale": 1.0}}, "key 'rope_scaling.mscale' is not known for rope_type 'llama3'"),
-        ({"rope_scaling": {**LLAMA3, "original_max_position_embeddings": -1}}, "embeddings' = -1: expected a whole"),
-        ({"rope_theta": 5.0, "rope_parameters": {"rope_theta": 6.0}}, "= 6.0 and 'rope_theta' = 5.0 contradict"),
-        ({"rope_theta": 0}, "key 'rope_theta' = 0: expected a number greater than 0"),
-        ({"rope_theta": True}, "key 'rope_theta' = true: expected a number"),
-        ({"partial_rotary_factor": 0.5}, "key 'partial_rotary_factor' = 0.5 is not supported; allowed: 1.0"),
-        ({"rotary_pct": 0.5}, "key 'rotary_pct' = 0.5 is not known"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "'rope_parameters.full_attention' is not"),
+        ({"rope_scaling": "linear"}, "'rope_scaling' = 'linear'"),
+        ({"rope_parameters": [1]}, "'rope_parameters'"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'rope_scaling.type' = 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "'rope_parameters.rope_type' = 'yarn'.*'llama3'"),
+        ({"rope_scaling": {"type": ["linear"]}}, "'rope_scaling.type'"),
+        ({"rope_scaling": {"type": "linear"}}, "'rope_parameters.factor'.*'linear'"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "'rope_scaling.factor' = '2'"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "'rope_scaling.factor' = 0"),
+        ({"rope_scaling": {**LLAMA3, "mscale": 1.0}}, "'rope_scaling.mscale'.*'llama3'"),
+        ({"rope_scaling": {**LLAMA3, "original_max_position_embeddings": -1}}, "embeddings' = -1"),
+        ({"rope_theta": 5.0, "rope_parameters": {"rope_theta": 6.0}}, "= 6.0.*'rope_theta' = 5.0"),
+        ({"rope_theta": 0}, "'rope_theta' = 0"),
+        ({"rope_theta": True}, "'rope_theta' = true"),
+        ({"partial_rotary_factor": 0.5}, "'partial_rotary_factor' = 0.5.*1.0"),
+        ({"rotary_pct": 0.5}, "'rotary_pct' = 0.5"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "'rope_parameters.full_attention'"),
     ],
 )
 def test_bad_rope(spelling: dict[str, Any], message: str) -> None:
@@ -543,7 +540,7 @@ def test_take() -> None:
     assert take({}, "a", "b", check=size, default=3) == 3
     assert take({"b": 4}, "a", "b", check=size, default=3) == 4
     assert take({"a": 4, "b": 4}, "a", "b", check=size, default=3) == 4
-    with pytest.raises(CheckpointError, match="keys 'a' = 4 and 'b' = 5 contradict each other"):
+    with pytest.raises(CheckpointError, match=r"'a' = 4.*'b' = 5"):
         take({"a": 4, "b": 5}, "a", "b", check=size, default=3)
 
 

@@ -68,7 +68,7 @@ def test_tying(name: str, flag: bool | None, kind: str, result: str, tmp_path: P
     change_config(folder, *(["tie_word_embeddings"] if flag is None else []), tie_word_embeddings=flag)
     if result in ("head", "table"):
         missing = (HEAD if result == "head" else TABLE)[name]
-        with pytest.raises(CheckpointError, match=rf"{WEIGHTS}: tensor '{missing}' is missing"):
+        with pytest.raises(CheckpointError, match=rf"{WEIGHTS}: .*'{missing}'"):
             pt.load(folder)
         return
     model = pt.load(folder)
@@ -81,17 +81,13 @@ def test_null_is_silence(tmp_path: Path) -> None:
     folder = change_config(directory(tmp_path / "m"), tie_word_embeddings=None)
     assert pt.load(folder).spec.head.tied
     change_config(folder, tie_word_embeddings="false")
-    with pytest.raises(
-        CheckpointError, match=r"config.json: key 'tie_word_embeddings' = 'false': expected true or fal"
-    ):
+    with pytest.raises(CheckpointError, match=r"config.json: .*'tie_word_embeddings' = 'false'"):
         pt.load(folder)
 
 
 def test_a_head_of_another_shape(tmp_path: Path) -> None:
     folder = change_tensors(directory(tmp_path / "m"), put_head("wider", TABLE["bert-base"], HEAD["bert-base"]))
-    with pytest.raises(
-        CheckpointError, match=rf"tensor '{HEAD['bert-base']}' has shape \[122, 32\], but .* \[61, 32\]"
-    ):
+    with pytest.raises(CheckpointError, match=rf"'{HEAD['bert-base']}'.*\[122, 32\].*\[61, 32\]"):
         pt.load(folder)
 
 
@@ -112,7 +108,7 @@ def test_a_weight_under_two_names(tmp_path: Path) -> None:
         tensors["bert.embeddings.LayerNorm.gamma"] = tensors["bert.embeddings.LayerNorm.weight"]
 
     folder = change_tensors(directory(tmp_path / "m"), twice)
-    message = r"tensors 'bert.embeddings.LayerNorm.(gamma|weight)' and '.*' are the same weight"
+    message = r"'bert.embeddings.LayerNorm.(gamma|weight)'.*'bert.embeddings.LayerNorm.(gamma|weight)'"
     with pytest.raises(CheckpointError, match=message):
         pt.load(folder)
 
@@ -143,7 +139,7 @@ def test_half_with_and_half_without_the_prefix(tmp_path: Path) -> None:
     def change(tensors: dict[str, Tensor]) -> None:
         tensors["embeddings.word_embeddings.weight"] = tensors.pop("bert.embeddings.word_embeddings.weight")
 
-    with pytest.raises(CheckpointError, match=r"'bert.embeddings.word_embeddings.weight' is missing; did you mean 'em"):
+    with pytest.raises(CheckpointError, match=r"'bert.embeddings.word_embeddings.weight'.*'em"):
         pt.load(change_tensors(directory(tmp_path / "m"), change))
 
 
@@ -151,7 +147,7 @@ def test_other_prefixes_are_not_guessed(tmp_path: Path) -> None:
     folder = change_tensors(
         directory(tmp_path / "m"), lambda tensors: {f"module.{name}": tensor for name, tensor in tensors.items()}
     )
-    with pytest.raises(CheckpointError, match=rf"{WEIGHTS}: tensor 'bert\..*' is missing; did you mean 'module\.bert"):
+    with pytest.raises(CheckpointError, match=rf"{WEIGHTS}: .*'bert\..*'.*'module\.bert"):
         pt.load(folder)
 
 
@@ -189,7 +185,7 @@ def test_parts(classes: list[str] | None, dropped: tuple[str, ...], parts: set[s
 def test_promised_parts_must_be_there(classes: str, dropped: str, missing: str, tmp_path: Path) -> None:
     folder = change_config(directory(tmp_path / "m"), architectures=[classes])
     change_tensors(folder, lambda tensors: {k: v for k, v in tensors.items() if dropped not in k})
-    with pytest.raises(CheckpointError, match=rf"{WEIGHTS}: tensor '{missing}' is missing"):
+    with pytest.raises(CheckpointError, match=rf"{WEIGHTS}: .*'{missing}'"):
         pt.load(folder)
 
 
@@ -207,7 +203,7 @@ def test_copies_of_the_table(dtype: torch.dtype, tmp_path: Path) -> None:
     change_tensors(folder, lambda tensors: {k: v for k, v in tensors.items() if k != table})
     assert torch.equal(pt.load(folder).tokens.weight, whole)
     change_tensors(folder, lambda tensors: {**tensors, table: tensors[copy] + 1})
-    with pytest.raises(CheckpointError, match=rf"{WEIGHTS}: tensor '{copy}' differs from '{table}', but they must be"):
+    with pytest.raises(CheckpointError, match=rf"{WEIGHTS}: .*'{copy}'.*'{table}'"):
         pt.load(folder)
 
 

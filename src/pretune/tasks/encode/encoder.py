@@ -72,7 +72,7 @@ class TaskEncoder:
         tokenizer = tokenizer or tokenizer_of(model)
         spec, written_out = model.model.spec, isinstance(model.spec, Generation)
         stacks = (model.model.encoder, model.model.decoder)
-        slots_ahead = slots + max(getattr(stack, "ahead", 0) for stack in stacks)  # keys of a prefix take positions
+        slots_ahead = slots + max(stack.ahead if stack else 0 for stack in stacks)  # keys of a prefix take positions
         if tokenizer.vocab > spec.vocab:
             raise UsageError(
                 f"the tokenizer has {tokenizer.vocab} tokens and the model {spec.vocab}; give the model's own tokenizer"
