@@ -81,17 +81,17 @@ def test_tokens_are_told_as_people_read_them() -> None:
     assert not any("\ufffd" in word for word in words)
 
 
-def test_wishes_that_cannot_be() -> None:
+def test_invalid_arguments() -> None:
     model = encoder()
-    with pytest.raises(UsageError, match="has no word 'play'"):
+    with pytest.raises(UsageError, match="'play'"):
         neighbors(model, "play", SENTENCE, CORPUS)
-    with pytest.raises(DataError, match="no line with 'music'"):
+    with pytest.raises(DataError, match="'music'"):
         neighbors(model, "music", SENTENCE, CORPUS, same=True)
-    with pytest.raises(DataError, match="no line with a word"):
+    with pytest.raises(DataError):
         neighbors(model, "music", SENTENCE, [SENTENCE, "…"])
-    with pytest.raises(UsageError, match="k is 0"):
+    with pytest.raises(UsageError, match=r"\b0\b"):
         neighbors(model, "plays", SENTENCE, CORPUS, k=0)
-    with pytest.raises(UsageError, match="stands behind the 40 tokens"):
+    with pytest.raises(UsageError, match=r"'music'.*\b40\b"):
         neighbors(model, "music", "bird " * 50 + "music", CORPUS)
     assert neighbors(model, "plays", SENTENCE, ["bird " * 50], k=1).cut == 1
 
@@ -101,7 +101,6 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "corpus.txt").write_text("\n".join(CORPUS))
     arguments = ["neighbors", str(tmp_path / "m"), "plays", "--in", SENTENCE, "--corpus", str(tmp_path / "corpus.txt")]
     assert main([*arguments, "-k", "2", "--device", "cpu"]) == 0
-    told = capsys.readouterr().out
-    assert "in context" in told and "[" in told and "without context" in told
+    assert "[plays]" in capsys.readouterr().out
     assert main([*arguments, "--same", "--json", "--device", "cpu", "--quiet"]) == 0
     assert json.loads(capsys.readouterr().out)["words"] == 3

@@ -1,6 +1,7 @@
 """The table of transfer: every method that has a first stage, or shares a run, gives a cell like the others'."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -62,4 +63,4 @@ def test_a_cell_of_every_method_that_has_stages(
     transfer.main()
     table = capsys.readouterr().out.splitlines()
     assert [line.split(" |")[0] for line in table[2:8]] == [f"| {name}" for name in STAGED]
-    assert any(line.startswith("`domain`: ") and line.endswith(" s before.") for line in table)
+    assert any(line.startswith("`domain`: ") and re.search(r"\d+ s\b", line) for line in table)

@@ -89,9 +89,9 @@ def test_every_example_is_short_and_run_here() -> None:
 def test_domain(run: Runner, texts: Path, table: Path, encoder: Path) -> None:
     """From a base that is given, and with labels."""
     said = run("domain_adaptive_pretraining", texts, "--base", encoder, "--steps", 6, "--train", table, "--out", "out")
-    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+), [\d.]+% of the hidden words", said)]
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+), [\d.]+%", said)]
     assert len(losses) == 2 and losses[1] < losses[0]
-    scores = re.findall(r"fine-tuned from (base|adapted): ([\d.]+) on test", said)
+    scores = re.findall(r"\b(base|adapted): ([\d.]+)", said)
     assert [name for name, _ in scores] == ["base", "adapted"] and all(0 <= float(score) <= 1 for _, score in scores)
     assert pt.load("out/adapted").spec.width == 16
 
@@ -101,14 +101,14 @@ def test_domain_without_a_base(run: Runner, texts: Path) -> None:
     said = run(
         "domain_adaptive_pretraining", texts, "--general", texts, "--base-steps", 2, "--steps", 2, "--out", "out"
     )
-    assert said.startswith("before: loss") and pt.load("out/base").spec.family == "bert"
+    assert "loss" in said and pt.load("out/base").spec.family == "bert"
 
 
 def test_language(run: Runner, texts: Path) -> None:
     shape = ("--width", 16, "--depth", 1, "--vocab", 300, "--steps", 4)
     said = run("language_of_your_own", texts, *shape, "--prompt", "The cat", "--out", "out")
-    assert re.search(r"[\d,]+ tokens, [\d.]+ bytes each; 300 different", said)
-    assert 1 < float(re.findall(r"perplexity ([\d.]+) among 300", said)[0]) < 1000
+    assert re.search(r"[\d,]+ tokens\b.*\b300\b", said)
+    assert 1 < float(re.findall(r"perplexity ([\d.]+)", said)[0]) < 1000
     assert len(re.findall(r"^- The cat", said, re.MULTILINE)) == 3
     assert pt.load("out/model").spec.vocab == 300
 
@@ -124,15 +124,15 @@ def test_t5(run: Runner, tmp_path: Path) -> None:
     rows = [f"{a} in the {b}\t{b}: {a}" for a in ANIMALS for b in PLACES]
     (tmp_path / "pairs.tsv").write_text("\n".join(["source\ttarget", *rows]) + "\n", encoding="utf-8")
     said = run("t5_on_your_task", "pairs.tsv", "--steps", 2, "--ask", "cat in the barn", "--out", "out")
-    assert re.search(r"exactly right on \d of 2 held-out rows", said) and "  cat in the barn -> " in said
+    assert re.search(r"\b[012] of 2\b", said) and "  cat in the barn -> " in said
     again = run("t5_on_your_task", "pairs.tsv", "--base", "out/model", "--steps", 1, "--ask", "--out", "more")
-    assert again.startswith("exactly right") and pt.load("more/model").spec == pt.load("out/model").spec
+    assert re.search(r"\b[012] of 2\b", again) and pt.load("more/model").spec == pt.load("out/model").spec
 
 
 @pytest.mark.slow
 def test_t5_dates(run: Runner) -> None:
     said = run("t5_on_your_task", "--steps", 2, "--out", "out")
-    assert "of 100 held-out rows" in said and "03 May 1998 -> " in said
+    assert " of 100 " in said and "03 May 1998 -> " in said
     lines = Path("out/train.tsv").read_text(encoding="utf-8").splitlines()
     assert lines[0] == "source\ttarget" and all(re.fullmatch(r".+\t\d{4}-\d\d-\d\d", line) for line in lines[1:])
 
@@ -141,15 +141,16 @@ def test_lora(run: Runner, table: Path, encoder: Path) -> None:
     pytest.importorskip("peft")
     words = ("--train", table, "--labels", 16, "--steps", 4, "--text", "The cat sleeps happily", "--peft")
     said = run("lora_on_hugging_face", encoder, *words, "--out", "out")
-    assert re.search(r"LoRA with 16 labels: [\d.]+ on test, a file of [\d.]+ MB", said) and "majority: 0.5" in said
+    assert re.search(r"LoRA\b.*\b16\b.*: [\d.]+\b.*[\d.]+ MB", said) and "majority: 0.5" in said
     ours = json.loads(re.findall(r"^The cat sleeps happily (\{.*\})$", said, re.MULTILINE)[0].replace("'", '"'))
-    theirs = json.loads(re.findall(r"^the same by peft: (\[.*\])$", said, re.MULTILINE)[0])
+    theirs = json.loads(re.findall(r"peft: (\[.*\])$", said, re.MULTILINE)[0])
     assert list(ours.values()) == pytest.approx(theirs, abs=1e-5)
 
 
 def test_search(run: Runner, texts: Path, encoder: Path) -> None:
     words = ("--model", encoder, "--query", "how to bake a loaf of bread", "-k", 2, "--out", "index")
     said = run("semantic_search_on_your_notes", texts, *words)
-    assert "121 paragraphs in index" in said and "by meaning" in said
-    assert "bread.md#2" in said.split("by words")[1].splitlines()[1]
+    assert re.search(r"\b121\b.*\bindex\b", said)
+    ids = re.findall(r"^ +[\d.]+  (\S+)  ", said, re.MULTILINE)
+    assert len(ids) == 4 and ids[2] == "bread.md#2"  # two by vectors, then two by BM25
     assert run("semantic_search_on_your_notes", texts, *words) == said  # from the index that is there now

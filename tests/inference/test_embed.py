@@ -100,22 +100,22 @@ def test_mode_and_gradients_are_as_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "value"),
     [
-        ({"pooling": "means"}, "unknown pooling 'means'; did you mean 'mean'?"),
-        ({"pooling": "static+mean"}, "'static' alone"),
-        ({"layer": 3}, "layer 3 is not among those of this model: 0 to 2"),
-        ({"length": 2}, "leaves no room for text"),
-        ({"batch_tokens": 0}, "a batch of 0 tokens"),
+        ({"pooling": "means"}, "'means'.*'mean'"),
+        ({"pooling": "static+mean"}, "static"),
+        ({"layer": 3}, "layer 3"),
+        ({"length": 2}, "length 2"),
+        ({"batch_tokens": 0}, "0 tokens"),
     ],
 )
-def test_wishes_that_cannot_be(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words.replace("?", r"\?").replace("+", r"\+")):
+def test_invalid_options(options: dict[str, Any], value: str) -> None:
+    with pytest.raises(UsageError, match=value):
         pt.embed(encoder(), ["the cat"], **options)
 
 
 def test_what_is_no_list() -> None:
-    with pytest.raises(UsageError, match="put it into a list"):
+    with pytest.raises(UsageError):
         pt.embed(encoder(), "the cat")
     assert pt.embed(encoder(), []).shape == (0, 32)
 
@@ -179,12 +179,12 @@ def test_modules_there_and_back(tmp_path: Path) -> None:
     ("files", "words"),
     [
         ({"modules.json": b"{}"}, "modules.json"),
-        ({"modules.json": b'[{"type": "x.Transformer", "path": ""}]'}, "no Pooling"),
-        ({"modules.json": b'[{"type": "x.CNN", "path": "1"}]'}, "'CNN' is not supported"),
-        ({"modules.json": b'[{"type": "x.Pooling", "path": "1_P"}]'}, "1_P/config.json: missing"),
+        ({"modules.json": b'[{"type": "x.Transformer", "path": ""}]'}, "Pooling"),
+        ({"modules.json": b'[{"type": "x.CNN", "path": "1"}]'}, "'CNN'"),
+        ({"modules.json": b'[{"type": "x.Pooling", "path": "1_P"}]'}, "1_P/config.json"),
         (
             {"modules.json": b'[{"type": "x.Pooling", "path": "1_P"}]', "1_P/config.json": b'{"pooling_mode": "odd"}'},
-            "'odd' is not known",
+            "'odd'",
         ),
         (
             {
@@ -192,7 +192,7 @@ def test_modules_there_and_back(tmp_path: Path) -> None:
                 "1_P/config.json": b"{}",
                 "2_D/config.json": b'{"activation_function": "os.system"}',
             },
-            "'os.system' or a residual is not supported",
+            "2_D.*os.system",
         ),
         (
             {
@@ -201,7 +201,7 @@ def test_modules_there_and_back(tmp_path: Path) -> None:
                 "2_D/config.json": b"{}",
                 "2_D/model.safetensors": b"damaged",
             },
-            "not the weights of a dense layer",
+            "2_D/model.safetensors",
         ),
         (
             {
@@ -209,7 +209,7 @@ def test_modules_there_and_back(tmp_path: Path) -> None:
                 "1_P/config.json": b'{"include_prompt": false}',
                 "config_sentence_transformers.json": b'{"prompts": {"q": "ask: "}, "default_prompt_name": "q"}',
             },
-            "leaves out its prompt's tokens is not supported",
+            "1_P",
         ),
         (
             {
@@ -217,7 +217,7 @@ def test_modules_there_and_back(tmp_path: Path) -> None:
                 "1_P/config.json": b"{}",
                 "sentence_bert_config.json": b'{"do_lower_case": true}',
             },
-            "do_lower_case beside a tokenizer that keeps capitals",
+            "sentence_bert_config.json.*do_lower_case",
         ),
     ],
 )

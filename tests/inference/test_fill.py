@@ -28,9 +28,9 @@ def test_how_blanks_are_written() -> None:
     assert Blanks.find("a <m> b [MASK]", own="<m>").parts == ("a ", " b [MASK]"), "the model's own comes first"
     assert Blanks.find("a <mask> b [MASK]", own=None).count == 2
     assert Blanks.find("____ and ___", own="[MASK]").parts == ("", " and ", "")
-    with pytest.raises(UsageError, match=r"no blank in 'a __ b'; write it as \[MASK\], <mask> or ___"):
+    with pytest.raises(UsageError, match=r"'a __ b'.*\[MASK\].*<mask>.*___"):
         Blanks.find("a __ b", own="[MASK]")
-    with pytest.raises(UsageError, match=r"<m> \(this model's\)"):
+    with pytest.raises(UsageError, match="<m>"):
         Blanks.find("a", own="<m>")
 
 
@@ -187,7 +187,7 @@ def test_every_blank_of_sentinels_has_answers_however_they_are_spelled() -> None
         assert pt.fill(model, text, k=3, pieces=2) == answers
     alone = pt.fill(model, "The ___ king", k=3, pieces=2)
     assert alone[0] == pt.fill(model, f"The {third} king", k=3, pieces=2)[0]
-    with pytest.raises(UsageError, match=f"no blank in 'a'; write it as {first} "):
+    with pytest.raises(UsageError, match=f"'a'.*{first}"):
         pt.fill(model, "a")
 
 
@@ -228,17 +228,17 @@ def best_by_hand(model: Any, text: str, most: int) -> list[int]:
 
 
 def test_what_cannot_be_filled() -> None:
-    with pytest.raises(UsageError, match="a decoder does not fill blanks"):
+    with pytest.raises(UsageError, match="decoder"):
         pt.fill(gpt(), "a ___")
-    with pytest.raises(UsageError, match="no mask token"):
+    with pytest.raises(UsageError, match="mask"):
         pt.fill(speaker("bert-tiny", "bpe", "endoftext"), "a ___")
-    with pytest.raises(UsageError, match="no blank in 'a b'"):
+    with pytest.raises(UsageError, match="'a b'"):
         pt.fill(bert(), "a b")
-    with pytest.raises(UsageError, match="at least 1"):
+    with pytest.raises(UsageError, match=r"\b0\b"):
         pt.fill(bert(), "a ___", k=0)
-    with pytest.raises(UsageError, match="positions end at 48"):
+    with pytest.raises(UsageError, match=r"\b48\b"):
         pt.fill(bert(), "king " * 60 + "___")
-    with pytest.raises(UsageError, match=r"blanks; this model has sentinels for \d+"):
+    with pytest.raises(UsageError, match=r"\b200\b.*\d"):
         pt.fill(t5(), "___ " * 200)
     assert tokenizer("unigram", "sentinels").sentinels
 

@@ -63,40 +63,38 @@ def test_special_tokens_may_be_spelled() -> None:
 
 def test_prompts_that_are_too_long(capsys: pytest.CaptureFixture[str]) -> None:
     long = " ".join(["king"] * 60)
-    with pytest.raises(
-        UsageError, match=r"prompt 2 has \d+ tokens; this model has positions for 37 beside 10 new ones; ask for fewer"
-    ):
+    with pytest.raises(UsageError, match=r"prompt 2\b.*\b37\b.*\b10\b.*--max-new-tokens"):
         pt.generate(gpt(), ["The", long], max_new_tokens=10)
     (text,) = pt.generate(gpt(), [long], max_new_tokens=10, truncate=True)
     assert text.startswith(long)
-    assert "of prompts cut" in capsys.readouterr().err
     words = tokenizer("bpe", "endoftext")
+    assert f"{len(words.encode(long)) - 37} tokens" in capsys.readouterr().err
     kept, cut = encode(gpt(), words, [long], Marks(start=None), new=10, truncate=True)
     assert kept[0] == words.encode(long)[-38:] and cut == len(words.encode(long)) - 38, "a decoder keeps the end"
     model, spelled = bart(), tokenizer("bpe", "s-mask")
     kept, _ = encode(model, spelled, [long], Marks.of(model), new=10, truncate=True)
     whole = spelled.encode(long)
     assert kept[0][1:-1] == whole[: len(kept[0]) - 2] and len(kept[0]) == 48, "a source keeps its beginning"
-    with pytest.raises(UsageError, match="48 new tokens"):
+    with pytest.raises(UsageError, match=r"\b48\b"):
         pt.generate(gpt(), ["The"], max_new_tokens=48)
 
 
 def test_prompts_that_are_nothing() -> None:
-    with pytest.raises(UsageError, match="prompt 2 is empty"):
+    with pytest.raises(UsageError, match="prompt 2"):
         pt.generate(gpt(), ["The", ""])
-    with pytest.raises(UsageError, match="put it into a list"):
+    with pytest.raises(UsageError):
         pt.generate(gpt(), "The")  # type: ignore[arg-type]
     assert pt.generate(gpt(), []) == []
 
 
 def test_models_that_cannot_write() -> None:
-    with pytest.raises(UsageError, match="shape 'encoder' does not write text"):
+    with pytest.raises(UsageError, match="'encoder'"):
         pt.generate(bert(), ["The"])
-    with pytest.raises(UsageError, match="gives it, found Linear"):
+    with pytest.raises(UsageError, match="Linear"):
         pt.generate(torch.nn.Linear(1, 1), ["The"])
     mute = deepcopy(gpt())
     mute.assets.tokenizer = None
-    with pytest.raises(UsageError, match="came without a tokenizer"):
+    with pytest.raises(UsageError, match="tokenizer"):
         pt.generate(mute, ["The"])
 
 
@@ -105,10 +103,10 @@ def test_the_file_beside_the_weights_has_the_last_word() -> None:
     model.assets.files[FILE] = b'{"eos_token_id": [7, 9], "forced_bos_token_id": 5, "decoder_start_token_id": 2}'
     assert Marks.of(model) == Marks(start=2, ends=(7, 9), first=5)
     model.assets.files[FILE] = b'{"decoder_start_token_id": 99999}'
-    with pytest.raises(CheckpointError, match="no token has the id 99999"):
+    with pytest.raises(CheckpointError, match=f"{FILE}.*99999"):
         Marks.of(model)
     model.assets.files[FILE] = b"{"
-    with pytest.raises(CheckpointError, match=r"generation_config.json: bad JSON"):
+    with pytest.raises(CheckpointError, match=FILE):
         Marks.of(model)
 
 
@@ -118,7 +116,7 @@ def test_a_decoder_may_be_started_with_another_token() -> None:
         for start in (None, "<extra_id_5>")
     )
     assert first != other
-    with pytest.raises(UsageError, match="no token of this model is spelled 'de_DE'"):
+    with pytest.raises(UsageError, match="'de_DE'"):
         pt.generate(t5(), [ONCE], start="de_DE")
 
 
@@ -165,9 +163,9 @@ def test_a_stream_says_the_same(stop: list[str]) -> None:
 
 def test_only_one_text_is_streamed() -> None:
     for options in ({"num": 2}, {"beams": 2}):
-        with pytest.raises(UsageError, match="only one text"):
+        with pytest.raises(UsageError):
             pt.generate(gpt(), [ONCE], stream=print, **options)
-    with pytest.raises(UsageError, match="only one text"):
+    with pytest.raises(UsageError):
         pt.generate(gpt(), [ONCE, "The"], stream=print)
 
 
@@ -181,7 +179,7 @@ def test_a_stream_takes_nothing_back() -> None:
 
 
 def test_stops_that_mean_nothing() -> None:
-    with pytest.raises(UsageError, match="a stop text is empty"):
+    with pytest.raises(UsageError):
         Stops(["", "a"])
     assert Stops("ab").texts == ("ab",)
 

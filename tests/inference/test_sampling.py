@@ -121,7 +121,7 @@ def test_flat_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "value"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens 0"),
         ({"temperature": -1.0}, "temperature -1.0"),
@@ -129,18 +129,18 @@ def test_flat_options() -> None:
         ({"top_p": 1.5}, "top_p 1.5"),
         ({"top_k": 0}, "top_k 0"),
         ({"min_p": 0.0}, "min_p 0.0"),
-        ({"num": 2, "temperature": 0}, "greedy search finds one text"),
-        ({"num": 5, "beams": 4}, "4 beams cannot return 5"),
+        ({"num": 2, "temperature": 0}, r"\b2\b"),
+        ({"num": 5, "beams": 4}, r"\b4\b.*\b5\b"),
         ({"beams": 0}, "beams 0"),
-        ({"beams": 2, "top_k": 3}, "beams do not sample: leave out top_k"),
-        ({"beams": 2, "temperature": 0.3}, "leave out temperature"),
-        ({"length_penalty": 2.0}, "more than one beam"),
-        ({"temperature": 0, "top_k": 4}, "leave out top_k"),
+        ({"beams": 2, "top_k": 3}, "beams.*top_k"),
+        ({"beams": 2, "temperature": 0.3}, "beams.*temperature"),
+        ({"length_penalty": 2.0}, "length_penalty"),
+        ({"temperature": 0, "top_k": 4}, "temperature 0.*top_k"),
         ({"repetition_penalty": 0.0}, "repetition_penalty 0.0"),
         ({"no_repeat_ngram": -1}, "no_repeat_ngram -1"),
         ({"seed": -1}, "seed -1"),
     ],
 )
-def test_options_that_mean_nothing(options: dict[str, float], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+def test_options_that_mean_nothing(options: dict[str, float], value: str) -> None:
+    with pytest.raises(UsageError, match=value):
         decoding(**options)

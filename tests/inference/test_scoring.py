@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pretune as pt
-from pretune.core.errors import CheckpointError, DataError, UsageError
+from pretune.core.errors import DataError, NonFiniteError, UsageError
 from pretune.data.sequences import Sequences
 from pretune.inference.scoring import Asking, Passages, judge, packed_forward, passages, queries, score
 from pretune.inference.scoring.packed_forward import batches, bins, read
@@ -289,18 +289,18 @@ def test_a_gpu_says_the_same(family: str) -> None:
 def test_bad_input_is_one_line() -> None:
     model = scorer("bert")
     assert score(model, []) == []
-    with pytest.raises(DataError, match="text 2, '': there is no token in it to judge"):
+    with pytest.raises(DataError, match="text 2"):
         score(model, ["a", ""])
     headless = copy.deepcopy(model)
     headless.head = None
-    with pytest.raises(UsageError, match="no vocabulary head"):
+    with pytest.raises(UsageError, match="head"):
         score(headless, ["a"])
     broken = copy.deepcopy(model)
     with torch.no_grad():
         broken.tokens.weight[5:] = float("nan")
-    with pytest.raises(CheckpointError, match="not finite"):
+    with pytest.raises(NonFiniteError, match="log-probabilities"):
         score(broken, ["a"])
     mute = copy.deepcopy(scorer("bart"))
     mute.assets.tokenizer = scorer("gpt2").tokenizer
-    with pytest.raises(UsageError, match="neither sentinels nor a mask"):
+    with pytest.raises(UsageError, match=r"sentinels.*mask"):
         score(mute, ["a"])

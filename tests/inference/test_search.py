@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,9 @@ def test_search_from_python(model: Path, tmp_path: Path) -> None:
     assert pt.search(tmp_path / "i", TEXTS[:2], 3, model=pt.load(model)) == made.search(TEXTS[:2], 3)
     assert pt.search(tmp_path / "i", TEXTS[:1], 2, words=True) == made.search(TEXTS[:1], 2, words=True)
     for words in (False, True):
-        with pytest.raises(UsageError, match="queries are a list of texts"):
+        with pytest.raises(UsageError):
             made.search("the cat", words=words)
-        with pytest.raises(UsageError, match="at least 1 hit"):
+        with pytest.raises(UsageError, match=r"\b0\b"):
             made.search(["the cat"], 0, words=words)
 
 
@@ -121,11 +122,11 @@ def test_another_model_is_refused(model: Path, tmp_path: Path) -> None:
         lambda: build(tmp_path / "other", ["the cat"], ids=["1"], out=tmp_path / "i", add=True),  # an id there is, too
         lambda: made.search(["the cat"], model=other),
     ):
-        with pytest.raises(CheckpointError, match="built with another model or pooling"):
+        with pytest.raises(CheckpointError, match=made.facts["fingerprint"][:12]):
             work()
     (tmp_path / "moved").mkdir()
     model.rename(tmp_path / "moved" / "model")
-    with pytest.raises(CheckpointError, match="which is not there; give it with --model"):
+    with pytest.raises(CheckpointError, match=rf"{re.escape(str(model))}.*--model"):
         made.search(["the cat"])
     assert Index.open(tmp_path / "i").ask(tmp_path / "moved" / "model").width == 32  # the same, elsewhere
 
@@ -153,22 +154,22 @@ def test_damage_is_noticed(model: Path, tmp_path: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "options", "error", "words"),
+    ("texts", "options", "error", "value"),
     [
-        ([], {}, DataError, "0 texts"),
-        (["a"], {"ids": ["1", "2"]}, DataError, "an id for each"),
-        (["a", "b"], {"ids": ["1", "1"]}, DataError, "twice"),
-        (["a"], {"method": "magic"}, UsageError, "unknown method 'magic'"),
-        (["a"], {"ids": ["1"], "add": True}, DataError, "the id '1'"),
-        (["a"], {"method": "hnsw", "add": True}, UsageError, "is searched by 'exact'"),
-        (["a"], {}, UsageError, "there is something already"),
+        ([], {}, DataError, r"\b0\b"),
+        (["a"], {"ids": ["1", "2"]}, DataError, r"\b1\b.*\b2\b"),
+        (["a", "b"], {"ids": ["1", "1"]}, DataError, "'1'"),
+        (["a"], {"method": "magic"}, UsageError, "'magic'"),
+        (["a"], {"ids": ["1"], "add": True}, DataError, "'1'"),
+        (["a"], {"method": "hnsw", "add": True}, UsageError, "'exact'.*'hnsw'"),
+        (["a"], {}, UsageError, "--add.*--out"),
     ],
 )
-def test_wishes_that_cannot_be(
-    model: Path, tmp_path: Path, texts: list[str], options: dict[str, Any], error: type[PretuneError], words: str
+def test_invalid_options(
+    model: Path, tmp_path: Path, texts: list[str], options: dict[str, Any], error: type[PretuneError], value: str
 ) -> None:
     build(model, ["the cat"], out=tmp_path / "i")
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=value):
         build(model, texts, out=tmp_path / "i", **options)
     assert len(Index.open(tmp_path / "i")) == 1
 
@@ -194,11 +195,11 @@ def test_answers_read_as_many_hits_as_fit() -> None:
     reader = decoder()
     hits = [Hit(str(i), "the cat plays music " * 2, 1.0) for i in range(4)]
     text, read = prompt(reader, "who plays?", hits, None)
-    assert read == 4 and text.endswith("Question: who plays?\nAnswer:") and "[4] the cat" in text
+    assert read == 4 and "who plays?" in text and "[4] the cat" in text
     size = len(tokenizer_of(reader).encode(text))
     text, read = prompt(reader, "who plays?", hits, size - 1)
     assert read == 3 and "[3] the cat" in text and "[4]" not in text
-    with pytest.raises(UsageError, match="the question alone is longer"):
+    with pytest.raises(UsageError, match=r"\d+ tokens"):
         answers(reader, ["who plays?"], [hits], max_new_tokens=2)
 
 
@@ -208,7 +209,7 @@ def test_an_answer() -> None:
     reader = pt.build("gpt2", seed=1, width=32, depth=1, heads=4, hidden=48, vocab=small.spec.vocab, positions=600)
     reader.assets = small.assets
     found = answers(reader.eval(), ["who plays?"], [[Hit("7", "the cat plays", 1.0)]], max_new_tokens=5)
-    assert found[0].read == 1 and found[0].prompt.startswith("Answer the question") and "\n" not in found[0].text
+    assert found[0].read == 1 and "the cat plays" in found[0].prompt and "\n" not in found[0].text
     assert json.dumps(found[0]._asdict())
 
 
@@ -226,9 +227,9 @@ def test_answers_of_encoder_decoders() -> None:
     (found,) = answers(t5(), ["who plays?"], [long], max_new_tokens=2)
     assert found.read < 9
     assert prompt(t5(), "who plays?", long, 40, 1)[1] == 1 and prompt(t5(), "who plays?", [], 40, 1)[1] == 0
-    with pytest.raises(UsageError, match="does not write text"):
+    with pytest.raises(UsageError, match="'encoder'"):
         answers(bert(), ["who plays?"], [hits])
-    with pytest.raises(UsageError, match="64 new tokens leave no room for a question: the reader has 48 in all"):
+    with pytest.raises(UsageError, match=r"\b64\b.*\b48\b"):
         answers(gpt(), ["who plays?"], [hits])
 
 
