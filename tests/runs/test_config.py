@@ -1,6 +1,7 @@
 """From wishes to settings: what is typed, what is refused and how, and what a file changes. Nothing is trained."""
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -102,25 +103,25 @@ class TestPaths:
             assert found.lr == found.optimizer.lr == 1e-3
 
     def test_what_is_missing_is_asked_for(self, data: Path, tmp_path: Path) -> None:
-        assert "needs a model and --data" in refused(None, data=data)
-        assert "needs a model and --data" in refused("bert-tiny")
-        assert "unknown model 'brt'; did you mean 'bert'?" in refused("brt", data=data)
-        assert "unknown objective 'maskd'; did you mean 'masked'?" in refused(data=data, objective="maskd")
+        assert "model" in refused(None, data=data)
+        assert "--data" in refused("bert-tiny")
+        assert re.search("'brt'.*'bert'", refused("brt", data=data))
+        assert re.search("'maskd'.*'masked'", refused(data=data, objective="maskd"))
 
 
 class TestLengths:
     def test_one_length(self, data: Path) -> None:
-        assert "found steps and budget" in refused(data=data, steps=1, budget="10s")
+        assert re.search("steps.*budget", refused(data=data, steps=1, budget="10s"))
         for wish in ({"steps": 0}, {"tokens": -1}, {"epochs": 0.0}, {"budget": 0.0}):
-            assert "must be greater than 0" in refused(data=data, **wish)
+            assert f"train.{next(iter(wish))}" in refused(data=data, **wish)
         for text in ("", "soon", "-1m", "0s", "infh", "nan", "1w"):
-            assert "cannot read the time" in refused(data=data, budget=text)
+            assert f"'{text}'" in refused(data=data, budget=text)
         assert (seconds("1.5h"), seconds("5min"), seconds("2 hours 10 s"), seconds("1d")) == (5400, 300, 7210, 86400)
-        for text, remedy in (("6", "6m for minutes, 6s for seconds"), ("0", "90s, 10m"), ("1h30", "90s, 10m")):
-            assert f"cannot read the time '{text}'; write {remedy}" in refused(data=data, budget=text)
+        for text, remedy in (("6", "6m.*6s"), ("0", "90s.*10m"), ("1h30", "90s.*10m")):
+            assert re.search(f"'{text}'.*{remedy}", refused(data=data, budget=text))
         found = choose("bert-tiny", data=data, changes={"train.steps": "7"}, device="cpu").train
         assert found.steps == 7 and found.epochs is None
-        assert "one length" in refused(data=data, steps=3, changes={"train.tokens": "7"})
+        assert re.search("steps.*tokens", refused(data=data, steps=3, changes={"train.tokens": "7"}))
 
     def test_warm_ups_fit(self, data: Path) -> None:
         def schedule(name: str, **wishes: Any) -> Any:
@@ -158,7 +159,7 @@ class TestFiles:
         assert shorter.train.schedule == Linear(warmup=1)
         other = choose(settings=first, objective="masked")
         assert other.model.pooler is None and first.model.pooler is not None
-        assert "leave 'gpt2' out" in refused("gpt2", settings=first)
+        assert "'gpt2'" in refused("gpt2", settings=first)
 
     def test_a_part_of_a_tree(self, data: Path, tmp_path: Path) -> None:
         file = tmp_path / "run.yaml"
@@ -176,21 +177,21 @@ class TestFiles:
         assert found.model.depth == 1 and found.data.max_length == 64
 
     @pytest.mark.parametrize(
-        ("text", "told"),
+        ("text", "value"),
         [
-            ("trian: {lr: 1}", "unknown section 'trian'; did you mean 'train'?"),
-            ("train: 5", "the section 'train' holds settings, found int"),
-            ("model: bert-tiny\ndata: DATA\ntrain: {lrr: 1}", "unknown path 'lrr'; did you mean 'lr'?"),
-            ("model: bert-tiny\ndata: DATA\ntrain: {lr: []}", "train: lr: expected float, found a list"),
-            ("a: &x [1]\nb: *x", "aliases (*x) are not allowed"),
-            ("- 1", "expected sections with settings"),
-            ("{", "no readable YAML"),
-            ("a: !!python/object:os.system {}", "tags ("),
+            ("trian: {lr: 1}", "'trian'.*'train'"),
+            ("train: 5", "'train'.*int"),
+            ("model: bert-tiny\ndata: DATA\ntrain: {lrr: 1}", "'lrr'.*'lr'"),
+            ("model: bert-tiny\ndata: DATA\ntrain: {lr: []}", "lr: .*float.*list"),
+            ("a: &x [1]\nb: *x", r"\*x"),
+            ("- 1", r"run\.yaml"),
+            ("{", r"run\.yaml.*YAML"),
+            ("a: !!python/object:os.system {}", "python/object:os.system"),
         ],
     )
-    def test_a_file_that_makes_no_sense(self, data: Path, tmp_path: Path, text: str, told: str) -> None:
+    def test_a_file_that_makes_no_sense(self, data: Path, tmp_path: Path, text: str, value: str) -> None:
         (tmp_path / "run.yaml").write_text(text.replace("DATA", str(data)))
-        assert told in refused(None, settings=tmp_path / "run.yaml")
+        assert re.search(value, refused(None, settings=tmp_path / "run.yaml"))
 
     def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
         assert "run.yaml" in refused(None, settings=tmp_path / "run.yaml")

@@ -93,7 +93,7 @@ def test_inference_as_pairs() -> None:
     assert found.texts == [("a", "b"), ("e", "f")]  # of two entailed pairs only one is contradicted
     found = entailed(Lessons(texts=texts[:3], gold=[0, 1, 2], classes=classes))
     assert found.texts == [("a", "b", "d")] and found.columns == 3
-    with pytest.raises(DataError, match="no pair is entailed"):
+    with pytest.raises(DataError):
         entailed(Lessons(texts=texts[:1], gold=[2], classes=classes))
 
 
@@ -108,25 +108,25 @@ def test_published_files(shared_data: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "value"),
     [
-        ({}, "give one of the two"),
+        ({}, "--train"),
         ({"train": "absent.tsv"}, "absent.tsv"),
-        ({"train": "pairs.txt"}, "read from .jsonl, .tsv, .csv"),
-        ({"train": "odd.tsv"}, "its columns are one, two"),
-        ({"train": "pairs.tsv", "loss": "tripplet"}, "did you mean 'triplet'"),
-        ({"train": "pairs.tsv", "loss": "triplet"}, r"compares \(3,\) texts"),
-        ({"train": "pairs.tsv", "loss": "cosine"}, "needs examples with score"),
-        ({"train": "scores.csv", "loss": "in_batch"}, "these have score"),
-        ({"train": "pairs.tsv", "dev": "pairs.tsv"}, "judged by scored pairs or by triplets"),
-        ({"train": "pairs.tsv", "batch": 1}, "batch 1 must be 2 or more"),
+        ({"train": "pairs.txt"}, "pairs.txt"),
+        ({"train": "odd.tsv"}, "one, two"),
+        ({"train": "pairs.tsv", "loss": "tripplet"}, "'tripplet'.*'triplet'"),
+        ({"train": "pairs.tsv", "loss": "triplet"}, r"'triplet'.*3"),
+        ({"train": "pairs.tsv", "loss": "cosine"}, "'cosine'"),
+        ({"train": "scores.csv", "loss": "in_batch"}, "'in_batch'"),
+        ({"train": "pairs.tsv", "dev": "pairs.tsv"}, "pairs.tsv"),
+        ({"train": "pairs.tsv", "batch": 1}, "batch 1"),
         ({"train": "pairs.tsv", "learning": 1}, "learning"),
-        ({"task": "sst2"}, "of the kind|no file|is not known"),
+        ({"task": "sst2"}, "sst2"),
     ],
 )
-def test_wishes_that_cannot_be(here: Path, options: dict[str, Any], words: str) -> None:
+def test_wishes_that_cannot_be(here: Path, options: dict[str, Any], value: str) -> None:
     Path("odd.tsv").write_text("one\ttwo\n1\t2\n")
-    with pytest.raises((UsageError, DataError), match=words):
+    with pytest.raises((UsageError, DataError), match=value):
         train_embeddings("model", out="run", device="cpu", **options)
     assert not Path("run").exists()
 
@@ -134,13 +134,14 @@ def test_wishes_that_cannot_be(here: Path, options: dict[str, Any], words: str) 
 def test_the_verb(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["finetune", "model", "--task", "embedding", "--train", "pairs.tsv", "--out", "run", "--device", "cpu"]
     assert main([*arguments, "--method", "lora", "--quiet"]) == 2
-    assert "--method is not for the type embedding" in capsys.readouterr().err
+    assert "--method" in capsys.readouterr().err
     assert main([*arguments, "--set", "lose=triplet", "--quiet"]) == 2
-    assert "unknown setting 'lose'; did you mean 'loss'?" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "'lose'" in error and "'loss'" in error
     options = ["--dev", "triplets.jsonl", "--steps", "2", "--lr", "1e-3", "--set", "batch=6"]
     assert main([*arguments, *options]) == 0
     told = capsys.readouterr()
-    assert told.out.startswith("run: 2 steps, loss ") and "triplet_accuracy" in told.out
-    assert "or: pretune embed run" in told.err
+    assert told.out.startswith("run: ") and "triplet_accuracy" in told.out
+    assert "pretune embed run" in told.err
     assert main([*arguments, *options, "--resume", "--json", "--quiet"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 2

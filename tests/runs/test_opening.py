@@ -25,9 +25,9 @@ def test_too_little_is_told(tmp_path: Path) -> None:
     table = tmp_path / "a.csv"
     table.write_text("\n".join(["text,label", *rows, "other,bad"]))
     told = "; ".join(open_task(Wanted(train=str(table))).parts.notes)
-    assert "train has no example of 'bad', so nothing is learnt about it" in told and "too few" not in told
+    assert "'bad'" in told and "'test'" not in told
     table.write_text("\n".join(["text,label", *rows[:40], *(f"other {number},bad" for number in range(40))]))
     told = "; ".join(open_task(Wanted(train=str(table))).parts.notes)
-    assert "no example" not in told and "'test' has 8 examples, too few to tell much" in told
+    assert "'bad'" not in told and "'test' has 8" in told
     told = "; ".join(open_task(Wanted(train=str(table), dev=str(table))).parts.notes)
-    assert "too few to tell" not in told
+    assert "'test' has" not in told

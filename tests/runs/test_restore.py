@@ -77,7 +77,7 @@ def test_from_an_older_checkpoint(pretrained: Path, tmp_path: Path, capsys: Capt
     (run / "checkpoints/step-00000004/state.json").write_text("{}")
     model = (run / "model.safetensors").read_bytes()
     (run / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"step-00000002 is whole") as error:
+    with pytest.raises(CheckpointError, match="step-00000002") as error:
         check_model(run)
     remove, again = typed(str(error.value))
     Path(remove[1]).unlink()

@@ -1,6 +1,7 @@
 """Runs from beginning to end: repeated bit for bit, of any length, from other weights; what they write and refuse."""
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -105,16 +106,16 @@ class TestRepeating:
         capsys.readouterr()
         again = run(None, tmp_path / "a", None, resume=True)
         assert again.summary == json.loads(json.dumps(first.summary)) and again.loss == first.loss
-        assert "is finished; there is nothing to resume" in capsys.readouterr().err
+        assert str(tmp_path / "a") in capsys.readouterr().err
         assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*") if path.is_file()}
-        with pytest.raises(CheckpointError, match=r"train\.steps was 4 and cannot become 9"):
+        with pytest.raises(CheckpointError, match=r"train\.steps .*4.*9"):
             run(None, tmp_path / "a", None, resume=True, steps=9)
 
     def test_one_run_a_directory(self, data: Path, tmp_path: Path) -> None:
         run(data, tmp_path / "a")
-        with pytest.raises(UsageError, match="there is a run already; go on with --resume, or choose another --out"):
+        with pytest.raises(UsageError, match=r"--resume.*--out"):
             run(data, tmp_path / "a")
-        with pytest.raises(CheckpointError, match="there is no run to resume"):
+        with pytest.raises(CheckpointError, match=r"run\.json"):
             run(None, tmp_path / "b", None, resume=True)
 
     def test_what_killed_writers_left_is_swept(self, data: Path, tmp_path: Path) -> None:
@@ -191,10 +192,10 @@ class TestLengths:
         self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         found = run(data, tmp_path / "a", budget="0.01s")
-        told = f"warning: the budget had time for {found.summary['steps']} steps, in which a model learns"
-        assert found.summary["steps"] < 5 and told in capsys.readouterr().err
+        steps = found.summary["steps"]
+        assert steps < 5 and re.search(rf"warning: .*\b{steps}\b.*--budget", capsys.readouterr().err)
         run(data, tmp_path / "b", steps=4)  # which were asked for
-        assert "the budget had time" not in capsys.readouterr().err
+        assert "--budget" not in capsys.readouterr().err
 
     def test_a_clock_asked_for_anew_is_not_repeated(self, data: Path, tmp_path: Path) -> None:
         from pretune.runs.build_config import choose
@@ -231,7 +232,7 @@ class TestStarting:
         run(data, tmp_path / "a", objective="masked")
         still = {**FAST, "data.short": None, "train.lr": 1e-12}
         run(data, tmp_path / "b", None, start=tmp_path / "a", objective="replaced_token", changes=still)
-        assert "has no generator; its own weights are new" in capsys.readouterr().err
+        assert re.search(f"{tmp_path / 'a'}: .*generator", capsys.readouterr().err)
         body, pair = pt.load(tmp_path / "a"), pt.load(tmp_path / "b")
         torch.testing.assert_close(pair.tokens.weight, body.tokens.weight, rtol=0, atol=1e-9)
         run(data, tmp_path / "c", None, start=tmp_path / "b", objective="replaced_token", changes=still)
@@ -261,14 +262,15 @@ class TestStarting:
         run(data, tmp_path / "a", objective="masked")
         other = make(tmp_path / "other", "wordpiece", "cls-sep", count=30)
         out = tmp_path / "b"
-        assert "not the tokenizer of the data" in refused(CheckpointError, other, out, None, start=tmp_path / "a")
+        assert "tokenizer.json" in refused(CheckpointError, other, out, None, start=tmp_path / "a")
         large = prepared("unigram", "sentinels")
-        assert "tokens, and the data's tokenizer" in refused(CheckpointError, large, out, None, start=tmp_path / "a")
-        assert "leave the name out" in refused(UsageError, data, out, "gpt2", start=tmp_path / "a")
+        sizes = [Tokenizer.load(folder / "tokenizer").vocab for folder in (data, large)]
+        assert re.search(f"{sizes[0]}.*{sizes[1]}", refused(CheckpointError, large, out, None, start=tmp_path / "a"))
+        assert "'gpt2'" in refused(UsageError, data, out, "gpt2", start=tmp_path / "a")
         changed = {**FAST, "model.width": 64, "data.short": None}
         told = refused(CheckpointError, data, out, None, start=tmp_path / "a", objective="masked", changes=changed)
-        assert "has shape [" in told
-        assert "no such directory" in refused(CheckpointError, data, out, None, start=tmp_path / "nowhere")
+        assert re.search(r"\[.*\b32\b.*\].*\[.*\b64\b.*\]", told)
+        assert str(tmp_path / "nowhere") in refused(CheckpointError, data, out, None, start=tmp_path / "nowhere")
 
 
 class TestData:
@@ -278,21 +280,19 @@ class TestData:
     def test_a_slice(self, data: Path, tmp_path: Path) -> None:
         text = blocks(tmp_path / "a.txt", stories(40))
         prepare([text], tokenizer=data / "tokenizer", out=tmp_path / "slice", shard="1/2", workers=0)
-        assert "join the slices with `pretune prepare --merge`" in refused(
-            DataError, tmp_path / "slice", tmp_path / "run"
-        )
+        assert "pretune prepare --merge" in refused(DataError, tmp_path / "slice", tmp_path / "run")
 
     def test_text_shorter_than_a_sequence(self, data: Path, tmp_path: Path) -> None:
         text = blocks(tmp_path / "a.txt", ["The old house."])
         prepare([text], tokenizer=data / "tokenizer", out=tmp_path / "short", holdout=0, workers=0)
         told = refused(DataError, tmp_path / "short", tmp_path / "run", objective="masked")
-        assert "less than one sequence of 32; give more text" in told
+        assert re.search(r"\b32\b", told)
 
     def test_nothing_held_out(self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         text = blocks(tmp_path / "a.txt", stories(20))
         prepare([text], tokenizer=data / "tokenizer", out=tmp_path / "data", holdout=0, workers=0)
         found = run(tmp_path / "data", tmp_path / "run", objective="masked", changes={"train.samples_every": 2})
-        assert found.loss is None and "nothing to judge by is held out" in capsys.readouterr().err
+        assert found.loss is None and f"warning: {tmp_path / 'data'}: " in capsys.readouterr().err
 
     def test_too_little_held_out_for_pairs(
         self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -301,8 +301,7 @@ class TestData:
         prepare([text], valid=[one], tokenizer=data / "tokenizer", out=tmp_path / "data", workers=0)
         assert run(tmp_path / "data", tmp_path / "run", objective="next_sentence").loss is None
         told = capsys.readouterr().err
-        assert "warning: held-out text: " in told and "found one; give more documents" in told
-        assert "`pretune prepare --holdout SHARE` holds out more" in told
+        assert told.count("warning: ") >= 2 and "pretune prepare --holdout" in told
 
     def test_what_is_held_out_fills_no_batch(self, data: Path, tmp_path: Path) -> None:
         text = blocks(tmp_path / "a.txt", stories(12))
@@ -315,26 +314,26 @@ class TestData:
 
     def test_tokenizers_without_what_an_objective_needs(self, prepared: Prepared, tmp_path: Path) -> None:
         plain = prepared("bpe", "endoftext")
-        assert "masked needs a mask token" in refused(UsageError, plain, tmp_path / "a", objective="masked")
+        assert "mask" in refused(UsageError, plain, tmp_path / "a", objective="masked")
         told = refused(UsageError, plain, tmp_path / "a", "t5-small", changes={**shrunk("t5-small"), **FAST})
         assert "sentinel" in told and "--style" in told
 
     def test_shapes_that_an_objective_does_not_train(self, data: Path, tmp_path: Path) -> None:
-        assert "trains models of the shape decoder" in refused(UsageError, data, tmp_path / "a", objective="causal")
+        assert "decoder" in refused(UsageError, data, tmp_path / "a", objective="causal")
 
     def test_sequences_longer_than_positions(self, data: Path, tmp_path: Path) -> None:
         told = refused(UsageError, data, tmp_path / "a", changes={"data.max_length": 128})
-        assert "sequences of up to 128 tokens, and the positions of this model end at 64" in told
+        assert re.search(r"128.*64.*data\.max_length", told)
 
     def test_a_schedule_that_does_not_fit(self, data: Path, tmp_path: Path) -> None:
         told = refused(UsageError, data, tmp_path / "a", changes={"train.schedule.warmup": 9})
-        assert "a warm-up of 9 steps leaves nothing of a run of 4" in told
+        assert re.search(r"\b9\b.*\b4\b", told)
 
     def test_documents_of_one_sentence_are_no_pairs(self, data: Path, tmp_path: Path) -> None:
         text = blocks(tmp_path / "a.txt", [f"Story {number} of the old house by the sea" for number in range(80)])
         prepare([text], tokenizer=data / "tokenizer", out=tmp_path / "data", holdout=0.1, workers=0)
         told = refused(DataError, tmp_path / "data", tmp_path / "run", objective="sentence_order")
-        assert "sentence" in told
+        assert str(tmp_path / "data") in told
 
 
 class TestWhatIsWritten:
@@ -382,7 +381,7 @@ class TestWhatIsWritten:
         assert cost["run"]["held_out"] == found.summary["held_out"]
         card = (tmp_path / "a/README.md").read_text()
         assert card.startswith("---\nlibrary_name: pretune\ntags: [bert, next_sentence]\nlanguage: [en]\n---\n# a\n")
-        for part in ("| parameters | ", "stories.txt", "not stated", "held-out pair accuracy", "<$0.01", "- valid: "):
+        for part in ("stories.txt", "next_sentence", "<$0.01", f"{found.summary['parameters']:,}"):
             assert part in card
 
     def test_one_time_in_terminal_card_and_report(

@@ -155,12 +155,7 @@ def test_a_stretch_that_is_said_by_a_decoder_is_found_in_the_source() -> None:
 def test_ways_to_read() -> None:
     """Each of the four is shown, with its own grid; a share of none is not."""
     made = example("multitask_masked")
-    assert [drawn.title.removeprefix("read ") for drawn in made.drawn] == [
-        "in both directions",
-        "from left to right",
-        "from right to left",
-        "as sequence to sequence",
-    ]
+    assert len({drawn.title for drawn in made.drawn}) == len(made.drawn) == 4
     ahead = [sum(seen[i + 1 :].count(True) for i, seen in enumerate(drawn.sights[0].seen)) for drawn in made.drawn]
     assert ahead[0] == ahead[2] == 78 and ahead[1] == 0 and 0 < ahead[3] <= 78
     assert len(example("multitask_masked", settings={"shares": [0.5, 0.5, 0, 0]}).drawn) == 2
@@ -168,9 +163,9 @@ def test_ways_to_read() -> None:
 
 def test_marks_of_a_mixture() -> None:
     *made, task = example("mixture", shape="encoder-decoder").drawn
-    assert [drawn.title for drawn in made] == [f"behind the mark [{mark}]" for mark in "RSX"]
+    assert all(f"[{mark}]" in drawn.title for drawn, mark in zip(made, "RSX", strict=True))
     assert [drawn.sides[0].tokens[0] for drawn in made] == ["[R]", "[S]", "[X]"]
-    assert task.title == "a document of two sides" and task.says == "Das ist gut."
+    assert task.title and task.says == "Das ist gut."
 
 
 def test_pairs_belong_together_or_do_not() -> None:
@@ -230,7 +225,7 @@ def test_pieces_of_a_tokenizer(kind: str, style: str) -> None:
     read = [tokenizer.token(i) for i in tokenizer.encode(text)]
     hidden = row(side, "says")
     assert [label or token for token, label in zip(side.tokens, hidden, strict=True)][1:-1] == read
-    assert "Words are the tokens" not in " ".join(made.notes)
+    assert not made.notes
     assert pieces(tokenizer).line(tokenizer.encode(text)).replace(" .", ".") == text
 
 
@@ -241,25 +236,25 @@ def test_hidden_words_are_found_behind_a_space() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "value"),
     [
-        ({"name": "maskd"}, "did you mean 'masked'"),
-        ({"name": "masked", "shape": "decoder"}, "it trains: encoder"),
-        ({"name": "masked", "shape": "decodr"}, "did you mean 'decoder'"),
-        ({"name": "masked", "texts": [" "]}, "--text is empty"),
-        ({"name": "masked", "texts": ["\x01"]}, "no words"),
-        ({"name": "masked", "texts": ["a", "b"]}, "reads one text, found 2"),
-        ({"name": "masked", "texts": ["a " * 600]}, "too long to look at"),
-        ({"name": "sentence_order", "texts": ["One alone."]}, "give --text twice"),
-        ({"name": "translation", "texts": ["One. Two."]}, "give --text twice"),
-        ({"name": "causal", "hide": ["you"]}, "cannot be told what to hide"),
-        ({"name": "masked", "hide": ["dog"]}, "is not in the text"),
-        ({"name": "masked", "hide": ["you", "Thank you"]}, "the same words twice"),
-        ({"name": "masked", "settings": {"rat": "1"}}, "did you mean 'rate'"),
+        ({"name": "maskd"}, "'maskd'.*'masked'"),
+        ({"name": "masked", "shape": "decoder"}, "decoder.*encoder"),
+        ({"name": "masked", "shape": "decodr"}, "'decodr'.*'decoder'"),
+        ({"name": "masked", "texts": [" "]}, "--text"),
+        ({"name": "masked", "texts": ["\x01"]}, "--text"),
+        ({"name": "masked", "texts": ["a", "b"]}, "masked.*2.*--text"),
+        ({"name": "masked", "texts": ["a " * 600]}, "602.*512"),
+        ({"name": "sentence_order", "texts": ["One alone."]}, "sentence_order.*--text"),
+        ({"name": "translation", "texts": ["One. Two."]}, "translation.*--text"),
+        ({"name": "causal", "hide": ["you"]}, "causal.*--hide"),
+        ({"name": "masked", "hide": ["dog"]}, "--hide 'dog'"),
+        ({"name": "masked", "hide": ["you", "Thank you"]}, "--hide"),
+        ({"name": "masked", "settings": {"rat": "1"}}, "'rat'.*'rate'"),
     ],
 )
-def test_what_cannot_be_shown_is_told(arguments: dict[str, Any], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_what_cannot_be_shown_is_refused(arguments: dict[str, Any], value: str) -> None:
+    with pytest.raises(UsageError, match=value):
         example(**arguments)
 
 

@@ -103,7 +103,7 @@ def test_a_run_tells_them_how_long_it_is(base: Path, table: Path, tmp_path: Path
 
 
 def test_what_a_head_lacks_cannot_be_set(base: Path, table: Path) -> None:
-    with pytest.raises(UsageError, match=r"tune\.reading: the head 'span' has none"):
+    with pytest.raises(UsageError, match=r"tune\.reading.*'span'"):
         squad = Task(name="own", kind="span", metrics=("squad",), splits={})
         begin(
             choose(base, train=table, changes={"tune.reading": {"kind": "reading", "at": "mean"}}),
@@ -132,7 +132,7 @@ def test_the_text_is_shorter_by_what_stands_before_it(table: Path, tmp_path: Pat
     assert found.rules.max_length == 48 - taken and found.slots == (20 if method == "prompt" else 0)
     long = choose(base, train=table, method=method, changes={"data.max_length": 40})
     if taken:
-        with pytest.raises(UsageError, match="positions"):
+        with pytest.raises(UsageError, match=r"data\.max_length 40.*\b20\b.*\b48\b"):
             encoder_for(long, opened.task, made.model, opened.parts.train)
     else:
         assert encoder_for(long, opened.task, made.model, opened.parts.train).rules.max_length == 40
@@ -153,8 +153,8 @@ def test_of_two_ways_a_mix_reads_both(prepared: Prepared, tmp_path: Path, capsys
     assert reader.lstm.width == 16 and pt.predict(run, ["the sea"]) == run.predict(["the sea"])
     capsys.readouterr()
     finetune(base, train=table, out=tmp_path / "left", method="frozen", steps=1, baselines="none")
-    assert "of its two models the one from the left is adapted" in capsys.readouterr().err
-    with pytest.raises(UsageError, match=r"tune.mix.ways 'both': .* has no backward/"):
+    assert "`mix`" in capsys.readouterr().err
+    with pytest.raises(UsageError, match=r"tune\.mix\.ways .*backward/"):
         mixed["changes"] = {**quick, "tune.mix.ways": "both"}
         finetune(base.path / "backward", train=table, out=tmp_path / "no", **mixed)
 
@@ -169,5 +169,5 @@ def test_a_base_with_another_vocabulary_and_more_positions(base: Path, tmp_path:
     wanted = Tokenizer.load(tmp_path / "tokenizer")
     assert tokenizer_of(model).sha256 == wanted.sha256 and model.model.spec.vocab == wanted.vocab
     assert pt.predict(run, ["sea " * 120]) == run.predict(["sea " * 120])
-    with pytest.raises(UsageError, match=r"base.tokenizer: a file of 'lora' goes with the base as it is"):
+    with pytest.raises(UsageError, match=r"base\.tokenizer.*'lora'"):
         choose(base, train=table, method="lora", changes=changes)

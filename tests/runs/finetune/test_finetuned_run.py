@@ -50,11 +50,11 @@ def test_what_was_divided_is_divided_again(divided: tuple[FineTuned, Path]) -> N
     assert result["split"] == "test" and result["examples"] == 6
     again = evaluate_run(run, data=home)
     assert (again["split"], again["examples"], again["scores"]) == ("test", 6, result["scores"])
-    assert any("divided 80/10/10" in note for note in again["notes"])
+    assert any("80/10/10" in note for note in again["notes"])
     dev = evaluate_run(run, data=home, split="dev")
     assert dev["examples"] == 6 and next(iter(dev["scores"].values())) == run.scores["model"]["dev"]
     (told,) = evaluate(run.path, "qnli", data=home)
-    assert told.scores == result["scores"] and any("divided" in note for note in told.notes)
+    assert told.scores == result["scores"] and any("80/10/10" in note for note in told.notes)
 
 
 def test_nothing_of_it_was_trained_on(divided: tuple[FineTuned, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def test_nothing_of_it_was_trained_on(divided: tuple[FineTuned, Path], monkeypat
     monkeypatch.setattr("pretune.runs.finetune.finetuned_run.predict", lambda m, e, examples, **more: asked.extend(
         one.text for one in examples) or [])  # fmt: skip
     for split in (None, "dev", "test"):
-        with pytest.raises(Exception, match="0 predictions for 6"):
+        with pytest.raises(Exception, match=r"\b0\b.*\b6\b"):
             evaluate_run(run, data=home, split=split)
     assert len(asked) == 18 and not {*asked} & {one.text for one in trained}
 
@@ -84,7 +84,7 @@ def test_another_run_is_asked_all_of_it(base: Path, divided: tuple[FineTuned, Pa
 def test_a_run_on_disk_is_asked_in_one_call(divided: tuple[FineTuned, Path]) -> None:
     run, pair = divided[0], ("the old sea", "a grey stone")
     assert pt.predict(run.path, [pair, pair], device="cpu") == run.predict([pair, pair])
-    with pytest.raises(UsageError, match="learnt 'qnli', not 'cola'"):
+    with pytest.raises(UsageError, match=r"'qnli'.*'cola'"):
         pt.predict(run.path, [pair], task="cola")
 
 

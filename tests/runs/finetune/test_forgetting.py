@@ -1,5 +1,6 @@
 """Forgetting: what a model is asked, how far it has moved, and data that do not fit it."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -117,9 +118,9 @@ def test_what_does_not_fit_is_told(base: Path, data: Path, tmp_path: Path) -> No
     train("wordpiece", [text.upper() + " other words" for text in tasked.corpus()], vocab=200).save(other)
     (tmp_path / "text.txt").write_text("\n\n".join(tasked.corpus()))
     elsewhere = prepare([tmp_path / "text.txt"], tokenizer=other, out=tmp_path / "data", holdout=0.2, workers=0).path
-    with pytest.raises(DataError, match="not prepared with this model's tokenizer"):
+    with pytest.raises(DataError, match=re.escape(str(elsewhere))):
         Memory(body, body, str(elsewhere), CPU, None, Full())
     bare = build(tiny("electra"))
     assert bare.spec.head is None
-    with pytest.raises(UsageError, match="no vocabulary head, so it has no pre-training loss"):
+    with pytest.raises(UsageError, match="--forgetting"):
         Memory(bare, bare, str(data), CPU, None, Full())

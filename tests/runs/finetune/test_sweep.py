@@ -96,9 +96,8 @@ def test_what_was_not_run_is_named_with_the_reason(two: list[FineTuned]) -> None
     assert [row["name"] for row in two[0].scores["baselines"]] == ["random"]
     reasons = dict(two[0].scores["not_run"])
     assert "pairs" in reasons.pop("cosine")
-    assert reasons == dict.fromkeys(
-        [name for name in ALL if name not in ("random", "cosine")], "not asked for (`--baselines all`)"
-    )
+    assert {*reasons} == {*ALL} - {"random", "cosine"}
+    assert all("--baselines all" in reason for reason in reasons.values())
     card = (two[0].path / "README.md").read_text()
     assert all(name in card for name in ALL)
 
@@ -120,5 +119,5 @@ def test_a_run_without_checkpoints_leaves_the_same_model(base: Path, table: Path
     assert (tmp_path / "with/checkpoints").is_dir() and not (tmp_path / "without/checkpoints").exists()
     both = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("with", "without")]
     assert both[0] == both[1]
-    with pytest.raises(UsageError, match=r"train\.keep 1 must be 0 \(no checkpoints\), or at least 2"):
+    with pytest.raises(UsageError, match=r"train\.keep 1"):
         choose(base, train=table, changes={"train.keep": 1})
