@@ -285,7 +285,7 @@ class TestWishes:
             choose(base, task="sst2", **wish)
 
     def test_a_task_is_needed(self, base: Path) -> None:
-        with pytest.raises(UsageError, match="--task.*--train"):
+        with pytest.raises(UsageError, match=r"--task.*--train"):
             choose(base)
 
     def test_numbers_of_labels(self) -> None:
@@ -325,7 +325,7 @@ class TestRefused:
         kept = json.loads((tmp_path / "run/adapter.json").read_text())
         kept["base"] |= {"path": str(other), "relative": str(other)}
         (tmp_path / "run/adapter.json").write_text(json.dumps(kept))
-        with pytest.raises(CheckpointError, match=re.escape(str(other))):
+        with pytest.raises(CheckpointError, match=r"adapter\.json.*\b32\b.*\b48\b"):
             FineTuned.open(tmp_path / "run").predict(["the sea"])
 
     def test_what_is_no_run(self, base: Path) -> None:

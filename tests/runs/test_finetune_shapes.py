@@ -158,7 +158,7 @@ def test_several_tasks_at_once_with_a_head_each(tmp_path: Path, method: str) -> 
     assert {(one["task"], one["gold"]) for one in said} >= {("cola", "acceptable"), ("sst2", "negative")}
     again = FineTuned.open(run).on("sst2").predict([one["input"] for one in said if one["task"] == "sst2"])
     assert [one["label"] for one in again] == [one["label"] for one in said if one["task"] == "sst2"]
-    with pytest.raises(UsageError, match="cola, sst2.*--task"):
+    with pytest.raises(UsageError, match=r"cola, sst2.*--task"):
         run.predict(["the lovely sea."])
     with pytest.raises(UsageError, match="'mrpc'"):
         evaluate_run(run, task="mrpc", data=tmp_path)
@@ -186,7 +186,7 @@ def test_who_writes_and_who_has_heads() -> None:
     assert isinstance(head_for(tagged, writer, None, Tune()), Several)  # tags are not written
     with pytest.raises(UsageError, match="'conll2003'"):
         head_for(tagged, writer, None, Tune(text=True))
-    with pytest.raises(UsageError, match="'generation'.*'encoder'"):
+    with pytest.raises(UsageError, match=r"'generation'.*'encoder'"):
         head_for(trained_on("cola,xsum"), encoder, None, Tune())
 
 

@@ -11,7 +11,7 @@ import pretune as pt
 from pretune.core.errors import UsageError
 from pretune.data.batch_shape import Shape
 from pretune.reports import report
-from pretune.reports.facts import sample_source
+from pretune.reports.facts import SPLITS, sample_source
 from pretune.runs import sample_text, samples
 from pretune.runs.samples import LOOKS, TEXTS, NowAndThen, looks, price
 from pretune.training.checkpointing import Saver
@@ -130,7 +130,6 @@ class TestRuns:
 
     def test_their_split_is_recorded(self, plain: Path, prepared: Prepared, tmp_path: Path) -> None:
         """Training text is not called validation text, in no place."""
-        shown: set[str] = set()
         changes = {"train.samples_every": 4, "train.eval_tokens": 0}
         for name, more in (("train", {}), ("prompts", {"train.prompts": ["a [MASK] here"]})):
             run(prepared(), tmp_path / name, objective="masked", steps=4, changes={**changes, **more})
@@ -138,8 +137,8 @@ class TestRuns:
             assert {line["split"] for line in read_metrics(where) if "sample" in line} == {split}
             pages = (report([where], tmp_path / "report.html").read_text(), (where / "README.md").read_text())
             source = sample_source(read_metrics(where))
-            assert all(source in text for text in pages) and not any(other in text for other in shown for text in pages)
-            shown.add(source)
+            assert source == SPLITS[split] and source in pages[1]
+            assert not any(other in text for other in {*SPLITS.values()} - {source} for text in pages)
 
     def test_a_text_with_blanks_is_preferred(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Row:

@@ -88,9 +88,8 @@ def test_what_was_trained_on_is_said_of_dev_and_test(tmp_path: Path) -> None:
         (tmp_path / f"{split}.csv").write_text("\n".join(("text,label", *lines, "")))
     files = {split: str(tmp_path / f"{split}.csv") for split in rows}
     notes = open_task(Wanted(**files, text="text", label="label")).parts.notes
-    assert len([note for note in notes if "'dev': 1 of 2" in note]) == 1 and not any(
-        "'test': " in note for note in notes
-    )
+    assert sum("'dev': 1 of 2" in note for note in notes) == 1
+    assert not any("'test': " in note for note in notes)
 
 
 @pytest.mark.parametrize("name", ["glue", "superglue"])
