@@ -232,7 +232,7 @@ def test_pairs_beside_documents(tokenizer: Path, tmp_path: Path, small: None) ->
     train, valid = sides_of(data), sides_of(data, "valid")
     assert Counter(train + valid) == Counter([*rows, *((text, "") for text in MANY[200:260])])
     assert data.index.splits["train"].pairs + data.index.splits["valid"].pairs == 60
-    assert f"{data.facts()['splits']['train']['pairs']:,} in train" in (data.path / "card.md").read_text()
+    assert data.card["splits"]["train"]["pairs"] == data.index.splits["train"].pairs
     assert sum(split["pairs"] for split in data.facts()["splits"].values()) == 60
     assert data.card["dropped"]["exact_duplicates"] == 1 and data.card["skipped"]["half_pairs"] == 1
     assert tree(prepare(inputs, out=tmp_path / "two", workers=2, **options).path) == tree(data.path)
