@@ -6,6 +6,7 @@ import gzip
 import lzma
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -42,22 +43,22 @@ def refused(path: Path, **options: object) -> str:
 
 @pytest.mark.parametrize("pack", PACK)
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        (b"", "the file is empty"),
-        (b"\n", "has only white space"),
-        (b" \t\r\n\x0b\x0c" * 1000, "has only white space"),
-        ("\u3000\u2028\xa0\n".encode(), "has only white space"),
-        (codecs.BOM_UTF8, "has only white space"),
-        (codecs.BOM_UTF16_LE + "\n \n".encode("utf-16-le"), "has only white space"),
-        (b" " * 5_000_000, "has only white space"),
+        b"",
+        b"\n",
+        b" \t\r\n\x0b\x0c" * 1000,
+        "\u3000\u2028\xa0\n".encode(),
+        codecs.BOM_UTF8,
+        codecs.BOM_UTF16_LE + "\n \n".encode("utf-16-le"),
+        b" " * 5_000_000,
     ],
 )
-def test_empty_and_blank(tmp_path: Path, content: bytes, message: str, pack: str) -> None:
+def test_empty_and_blank(tmp_path: Path, content: bytes, pack: str) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(PACK[pack](content))
-    assert refused(path).endswith(f"{message}; leave it out")
-    assert "skipped: 1 empty files" in refused(tmp_path)
+    assert str(path) in refused(path)
+    assert re.search(r"\b1 empty\b", refused(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,8 @@ def test_empty_and_blank(tmp_path: Path, content: bytes, message: str, pack: str
 )
 def test_tables_without_any_text(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
-    assert "no row has text in the field 'text'" in refused(tmp_path / name, field="text")
+    message = refused(tmp_path / name, field="text")
+    assert name in message and "'text'" in message
 
 
 def test_the_smallest_corpus_is_a_corpus(tmp_path: Path) -> None:
@@ -96,8 +98,8 @@ def test_the_smallest_corpus_is_a_corpus(tmp_path: Path) -> None:
 def test_binary_files(tmp_path: Path, content: bytes, pack: str) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(PACK[pack](content))
-    assert "a binary file; text in UTF-8, UTF-16 or UTF-32 is expected" in refused(path)
-    assert "skipped: 1 binary files" in refused(tmp_path)
+    assert re.search(r"a\.txt\b.*\bbinary\b", refused(path))
+    assert re.search(r"\b1 binary\b", refused(tmp_path))
     (tmp_path / "b.txt").write_text("text")
     corpus = open_corpus([str(tmp_path)])
     assert [document.text for document in corpus.documents()] == ["text"]
@@ -134,7 +136,7 @@ def test_invalid_utf8_at_the_edges_of_chunks(tmp_path: Path, offset: int, broken
     path.write_bytes(b"x" * offset + broken + b" and so on " * 2000)
     with pytest.raises(DataError) as caught:
         texts(path)
-    assert f"{path}: byte {offset} (hex {broken[:1].hex()}" in str(caught.value)
+    assert re.search(rf"^{path}: byte {offset}\b.*\b{broken[:1].hex()}\b", str(caught.value))
     corpus = open_corpus([str(path)], errors="replace")
     (document,) = corpus.documents()
     assert document.text.startswith("x" * offset + "\ufffd")
@@ -152,8 +154,8 @@ def test_valid_characters_at_the_edges_of_chunks(tmp_path: Path, edge: int) -> N
 def test_latin_1_is_refused_with_its_byte(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes("un café".encode("latin-1"))
-    assert "byte 6 (hex e9) is not valid UTF-8" in refused(path)
-    assert "byte 6 (hex e9) is not valid UTF-8" in refused(tmp_path), "text that cannot be read is not skipped"
+    for place in (path, tmp_path):  # text that cannot be read is not skipped
+        assert re.search(r"a\.txt: byte 6\b.*\be9\b", refused(place))
 
 
 def test_archives_of_files_are_binary(tmp_path: Path) -> None:
@@ -166,8 +168,9 @@ def test_archives_of_files_are_binary(tmp_path: Path) -> None:
         tar.add(tmp_path / "in" / "a.txt")
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.write(tmp_path / "in" / "a.txt")
-    assert "a binary file" in refused(tmp_path / "a.tar.gz")
-    assert "a binary file" in refused(tmp_path / "a.zip")
+    for name in ("a.tar.gz", "a.zip"):
+        message = refused(tmp_path / name)
+        assert name in message and "binary" in message
 
 
 def test_ten_thousand_mangled_files_give_only_our_errors(tmp_path: Path) -> None:
