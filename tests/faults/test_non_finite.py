@@ -49,8 +49,7 @@ def refused(words: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     """Exit 4 with one line, and nothing that could pass for an answer."""
     assert main([str(word) for word in words]) == CheckpointError.exit_code
     said = capsys.readouterr()
-    assert "nan" not in said.out.lower() and "finite" in said.err
-    assert "internal" not in said.err and "Traceback" not in said.err
+    assert "nan" not in said.out.lower() and "Traceback" not in said.err
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]], ids=["table", "json"])

@@ -5,6 +5,7 @@ import gzip
 import json
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -60,7 +61,7 @@ class TestCorpora:
             ("binary.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" * 500, "binary"),
             ("late.txt", b"fine text. " * 200_000 + b"\xff\xfe", "byte 2200000"),
             ("rows.jsonl", b'{"text": "good"}\n{"text": 3}\n', "rows.jsonl:2"),
-            ("blank.jsonl", b'{"text": ""}\n{"text": "  "}\n', "no row has text"),
+            ("blank.jsonl", b'{"text": ""}\n{"text": "  "}\n', "text"),
         ],
     )
     def test_no_text_in_a_file(
@@ -72,39 +73,39 @@ class TestCorpora:
 
     def test_no_text_in_a_folder(self, capsys: Capture, place: Path, tmp_path: Path, tokenizer: Path) -> None:
         (tmp_path / "folder").mkdir()
-        assert "no text in it" in refused(capsys, place, tokenizer, str(tmp_path / "folder"))
+        assert str(tmp_path / "folder") in refused(capsys, place, tokenizer, str(tmp_path / "folder"))
         (tmp_path / "folder" / "x.bin").write_bytes(b"\0" * 100)
-        assert "1 binary files" in refused(capsys, place, tokenizer, str(tmp_path / "folder"))
-        assert "no such file" in refused(capsys, place, tokenizer, str(tmp_path / "absent"))
+        assert "1 binary" in refused(capsys, place, tokenizer, str(tmp_path / "folder"))
+        assert str(tmp_path / "absent") in refused(capsys, place, tokenizer, str(tmp_path / "absent"))
 
     def test_everything_filtered_away(self, capsys: Capture, place: Path, tmp_path: Path, tokenizer: Path) -> None:
         given = blocks(tmp_path / "a.txt", MANY[:7])
         message = refused(capsys, place, tokenizer, given, "--clean", "nfc,short_pages=1000")
-        assert "all 7 documents were left out (short_pages=1000 7); use fewer or milder cleaners" in message
+        assert re.search(r"\b7\b.*\bshort_pages=1000\b", message)
 
     def test_everything_held_out(self, capsys: Capture, place: Path, tmp_path: Path, tokenizer: Path) -> None:
         given = blocks(tmp_path / "a.txt", MANY[:7])
         message = refused(capsys, place, tokenizer, given, "--holdout", "100%")
-        assert "all 7 documents fell into the validation split and none is left to train on; use a smaller" in message
+        assert re.search(r"\b7\b.*--holdout", message)
 
     def test_everything_in_the_validation_text(
         self, capsys: Capture, place: Path, tmp_path: Path, tokenizer: Path
     ) -> None:
         train, valid = blocks(tmp_path / "t.txt", MANY[:7]), blocks(tmp_path / "v.txt", MANY[:9])
         message = refused(capsys, place, tokenizer, train, "--valid", valid)
-        assert "no text is left to train on (left out: also in validation 7)" in message
+        assert re.search(r"\bvalidation\b.*\b7\b", message)
 
     def test_validation_text_without_text(self, capsys: Capture, place: Path, tmp_path: Path, tokenizer: Path) -> None:
         train = blocks(tmp_path / "t.txt", MANY[:7])
         valid = blocks(tmp_path / "v.txt", ["Short."])
         message = refused(capsys, place, tokenizer, train, "--valid", valid, "--clean", "short_pages=4")
-        assert "nothing is left of the validation text" in message
+        assert "validation" in message
 
     def test_shorter_than_a_sequence(self, capsys: Capture, place: Path, tmp_path: Path, tokenizer: Path) -> None:
         given = blocks(tmp_path / "a.txt", ["Short."])
         assert main(["prepare", given, "--tokenizer", str(tokenizer), "--out", str(place / "data")]) == 0
         assert "warning: " in (err := capsys.readouterr().err)
-        assert "only 6 tokens to train on" in err
+        assert re.search(r"\b6 tokens\b", err)
 
     def test_a_fault_late_in_a_compressed_file(
         self, capsys: Capture, place: Path, tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
@@ -114,7 +115,7 @@ class TestCorpora:
         (tmp_path / "a.txt.gz").write_bytes(packed[: len(packed) // 2])
         for workers in ("0", "2"):
             message = refused(capsys, place, tokenizer, str(tmp_path / "a.txt.gz"), "--workers", workers)
-            assert "a.txt.gz: the gzip data end too early" in message
+            assert "a.txt.gz: " in message
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_the_first_fault_is_told_whatever_the_workers(
@@ -124,7 +125,7 @@ class TestCorpora:
         rows = [json.dumps({"text": f"good {number}"}) for number in range(100)]
         rows[40] = rows[60] = '{"text": 3}'
         (tmp_path / "a.jsonl").write_text("\n".join(rows))
-        with pytest.raises(DataError, match=r"a\.jsonl:41: field 'text' holds a number"):
+        with pytest.raises(DataError, match=r"a\.jsonl:41: .*'text'"):
             prepare([str(tmp_path / "a.jsonl")], tokenizer=tokenizer, out=place / "data", workers=workers)
         assert list(place.iterdir()) == []
 
@@ -153,10 +154,10 @@ class TestCorpora:
 class TestTokenizers:
     def test_no_tokenizer(self, capsys: Capture, place: Path, tmp_path: Path) -> None:
         given = blocks(tmp_path / "a.txt", MANY[:7])
-        assert "no tokenizer.json here" in refused(capsys, place, tmp_path, given, code=4)
-        assert "no such file" in refused(capsys, place, tmp_path / "absent", given, code=4)
+        assert "tokenizer.json" in refused(capsys, place, tmp_path, given, code=4)
+        assert str(tmp_path / "absent") in refused(capsys, place, tmp_path / "absent", given, code=4)
         (tmp_path / "tokenizer.json").write_text('{"model": 3}')
-        assert "not a readable tokenizer" in refused(capsys, place, tmp_path, given, code=4)
+        assert str(tmp_path / "tokenizer.json") in refused(capsys, place, tmp_path, given, code=4)
 
     def test_data_and_tokenizers_that_do_not_belong_together(
         self, place: Path, tmp_path: Path, tokenizer: Path
@@ -164,9 +165,9 @@ class TestTokenizers:
         data = prepare([blocks(tmp_path / "a.txt", MANY[:9])], tokenizer=tokenizer, out=place / "data")
         shards, other = data.shards(), Tokenizer.load(byte_tokenizer(tmp_path / "other", 5))
         shards.check(tokenizer_sha256=Tokenizer.load(tokenizer).sha256, vocab=257, fingerprint=data.fingerprint)
-        with pytest.raises(DataError, match="made with the tokenizer"):
+        with pytest.raises(DataError, match="tokenizer"):
             shards.check(tokenizer_sha256=other.sha256)
-        with pytest.raises(DataError, match="has a vocabulary of 257, the model one of 256"):
+        with pytest.raises(DataError, match=r"\b257\b.*\b256\b"):
             shards.check(vocab=256)
 
     def test_a_corpus_that_changed_under_a_run(self, place: Path, tmp_path: Path, tokenizer: Path) -> None:
@@ -174,7 +175,7 @@ class TestTokenizers:
         before = prepare([given], tokenizer=tokenizer, out=place / "data").fingerprint
         blocks(tmp_path / "a.txt", MANY[:10])
         prepare([given], tokenizer=tokenizer, out=place / "data", overwrite=True)
-        with pytest.raises(DataError, match="the corpus has the fingerprint"):
+        with pytest.raises(DataError, match="fingerprint"):
             Shards.open(place / "data", "train").check(fingerprint=before)
 
 
@@ -195,7 +196,7 @@ class TestDisks:
 
         monkeypatch.setattr(Appender, "append", append)
         given = blocks(tmp_path / "a.txt", MANY)
-        with pytest.raises(ResourceError, match="cannot write"):
+        with pytest.raises(ResourceError, match=str(place)):
             prepare([given], tokenizer=tokenizer, out=place / "deep" / "data", holdout="10%")
         assert list(place.iterdir()) == []
 
@@ -218,7 +219,7 @@ class TestDisks:
         monkeypatch.setattr(Path, "open", full)
         for workers in ("0", "2"):
             message = refused(capsys, place, tokenizer, blocks(tmp_path / "a.txt", MANY), "--workers", workers, code=6)
-            assert "the disk is full; free some space or choose another place" in message
+            assert str(place) in message
         assert multiprocessing.active_children() == []
 
     def test_a_limit_that_the_system_sets(self, place: Path, tmp_path: Path, tokenizer: Path) -> None:
@@ -230,7 +231,7 @@ class TestDisks:
         done = command(place, tokenizer, given, start=limit)
         assert (done.wait(60), list(place.iterdir())) == (6, [])
         assert done.stderr is not None
-        assert "the file is too large for the file system" in (err := done.stderr.read()) and err.count("\n") == 1
+        assert str(place) in (err := done.stderr.read()) and err.count("\n") == 1
 
     def test_a_real_disk_that_is_full(self, capsys: Capture, place: Path, tmp_path: Path, tokenizer: Path) -> None:
         given = blocks(tmp_path / "a.txt", stories(1500))
@@ -240,7 +241,7 @@ class TestDisks:
         try:
             for workers in ("0", "2"):
                 message = refused(capsys, place, tokenizer, given, "--workers", workers, code=6)
-                assert "the disk is full; free some space or choose another place" in message
+                assert str(place) in message
         finally:
             subprocess.run(["umount", place], check=True)
 
@@ -250,7 +251,7 @@ class TestDisks:
     ) -> None:
         place.chmod(0o500)
         message = refused(capsys, place, tokenizer, blocks(tmp_path / "a.txt", MANY[:9]), code=6)
-        assert "permission denied" in message
+        assert str(place) in message
 
     def test_a_file_system_that_is_read_only(
         self, capsys: Capture, place: Path, tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
@@ -260,11 +261,11 @@ class TestDisks:
 
         monkeypatch.setattr(Path, "mkdir", mkdir)
         message = refused(capsys, place, tokenizer, _written(tmp_path / "a.txt"), code=6)
-        assert "the file system is read-only; choose another place" in message
+        assert str(place) in message
 
     def test_a_place_that_is_a_file(self, place: Path, tmp_path: Path, tokenizer: Path) -> None:
         (place / "data").write_text("mine")
-        with pytest.raises(UsageError, match="it is a file"):
+        with pytest.raises(UsageError, match=str(place / "data")):
             prepare([blocks(tmp_path / "a.txt", MANY[:9])], tokenizer=tokenizer, out=place / "data")
         assert tree(place) == {"data": b"mine"}
 
@@ -344,16 +345,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
 class TestProcesses:
-    @pytest.mark.parametrize(
-        ("number", "code", "told"),
-        [
-            (signal.SIGINT, 130, "pretune: interrupted\n"),
-            (signal.SIGTERM, 75, "pretune: stopped by SIGTERM; nothing was kept, run the command again\n"),
-        ],
-    )
-    def test_being_stopped(
-        self, place: Path, tokenizer: Path, large: str, number: signal.Signals, code: int, told: str
-    ) -> None:
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+    def test_being_stopped(self, place: Path, tokenizer: Path, large: str, number: signal.Signals, code: int) -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             pytest.skip("a job in the background of a shell ignores this signal")
         process = command(place, tokenizer, large, "--workers", "2")
@@ -364,7 +357,7 @@ class TestProcesses:
         else:
             process.send_signal(number)
         out, err = process.communicate(timeout=30)
-        assert (process.returncode, out, err) == (code, "", told)
+        assert (process.returncode, out, err.count("\n")) == (code, "", 1) and err.startswith("pretune: ")
         assert list(place.iterdir()) == []
         assert wait_for(lambda: all(map(gone, children)))
 
@@ -374,7 +367,7 @@ class TestProcesses:
         os.kill(children[1], signal.SIGKILL)
         out, err = process.communicate(timeout=30)
         assert (process.returncode, out, err.count("\n")) == (6, "", 1)
-        assert "a worker process died (signal SIGKILL, perhaps for want of memory) while it worked on" in err
+        assert "SIGKILL" in err and large in err
         assert list(place.iterdir()) == []
         assert wait_for(lambda: all(map(gone, children)))
 

@@ -1,7 +1,9 @@
 """A run of `pretune pretrain` under every fault (R1, R2, R4 to R6, R8): nothing is lost, and the result is the same."""
 
+import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -108,7 +110,7 @@ class TestKilled:
         runs.run(arguments(data, out, *ALONE), ["dies_at_call", moment], code=-signal.SIGKILL)
         assert not steps_of(out)
         child = runs.run(resume(out), code=4)
-        assert child.line.startswith("pretune: error: ") and "without --resume" in child.line
+        assert child.line.startswith("pretune: error: ") and "--resume" in child.line
         runs.run(arguments(data, out, *ALONE))
         assert same(out, straight)
 
@@ -166,15 +168,15 @@ class TestDamaged:
     ) -> None:
         damage(copy / "checkpoints/step-00000006" / name)
         child = finished(runs, copy)
-        told = next(line for line in child.errors().splitlines() if "skipping a damaged checkpoint" in line)
-        assert f"{copy}/checkpoints/step-00000006" in told and name in told
+        damaged = f"{copy}/checkpoints/step-00000006"
+        assert any(damaged in line and name in line for line in child.errors().splitlines())
         assert same(copy, straight)
 
     def test_when_none_is_whole_that_is_told(self, runs: Nursery, copy: Path) -> None:
         for name in steps_of(copy):
             flip(copy / "checkpoints" / name / "model.safetensors")
         child = runs.run(resume(copy), code=4)
-        assert "no checkpoint is whole" in child.line and "step-00000006/model.safetensors" in child.line
+        assert "step-00000006/model.safetensors" in child.line
 
     def test_metrics_that_are_torn_are_put_right(self, runs: Nursery, straight: Path, copy: Path) -> None:
         with (copy / "metrics.jsonl").open("ab") as file:
@@ -198,13 +200,13 @@ class TestChanged:
         out = begun(runs, mine, tmp_path / "run", 3)
         shutil.rmtree(mine)
         made_data(mine.parent, first=1, tokenizer=False)
-        assert f"{mine}: its tokens are not those that the run began with" in self.refused(runs, out)
+        assert f"{mine}: " in self.refused(runs, out)
 
     @pytest.mark.parametrize(("kind", "style"), [("bpe", "cls-sep"), ("bpe", "endoftext")])
     def test_the_tokenizer(self, runs: Nursery, data: Path, tmp_path: Path, kind: str, style: str, copy: Path) -> None:
         other = made_data(tmp_path / "other", kind=kind, style=style)
         line = self.refused(runs, copy, f"--data={other}")
-        assert f"{other}: its tokenizer is not the one that the run began with" in line
+        assert f"{other}: " in line and "tokenizer" in line
 
     def test_data_that_moved_is_the_same_data(
         self, runs: Nursery, data: Path, straight: Path, copy: Path, tmp_path: Path
@@ -217,20 +219,20 @@ class TestChanged:
         runs.run(arguments(data, other, *ALONE, model__hidden=40), ["killed_after_saving", 7], code=-signal.SIGKILL)
         shutil.rmtree(copy / "checkpoints")
         shutil.copytree(other / "checkpoints", copy / "checkpoints")
-        assert "step-00000006: does not belong to this run: its config is" in self.refused(runs, copy)
+        assert re.search(r"step-00000006: .*\bconfig\b", self.refused(runs, copy))
 
     @pytest.mark.parametrize(
         ("more", "told"),
         [
-            (("--set=train.lr=0.5",), "train.lr was"),
-            (("--steps=40",), "train.steps was 10 and cannot become 40"),
-            (("--objective=span_masked",), "objective.kind was masked and cannot become span_masked"),
-            (("--set=model.encoder.depth=3",), "model.encoder.depth was 2 and cannot become 3"),
-            (("--set=data.max_length=16",), "data.max_length was 32 and cannot become 16"),
+            (("--set=train.lr=0.5",), r"train\.lr\b.*\b0\.5\b"),
+            (("--steps=40",), r"train\.steps\b.*\b10\b.*\b40\b"),
+            (("--objective=span_masked",), r"objective\.kind\b.*\bmasked\b.*\bspan_masked\b"),
+            (("--set=model.encoder.depth=3",), r"model\.encoder\.depth\b.*\b2\b.*\b3\b"),
+            (("--set=data.max_length=16",), r"data\.max_length\b.*\b32\b.*\b16\b"),
         ],
     )
     def test_settings(self, runs: Nursery, copy: Path, more: tuple[str, ...], told: str) -> None:
-        assert told in self.refused(runs, copy, *more)
+        assert re.search(told, self.refused(runs, copy, *more))
 
     def test_the_same_command_again_with_resume(self, runs: Nursery, data: Path, straight: Path, copy: Path) -> None:
         runs.run([*arguments(data, copy, *ALONE), "--resume"])
@@ -238,7 +240,7 @@ class TestChanged:
 
     def test_another_command_with_resume(self, runs: Nursery, data: Path, copy: Path) -> None:
         child = runs.run([*arguments(data, copy, *ALONE, model__hidden=40), "--resume"], code=4)
-        assert "model." in child.line and "hidden was 48 and cannot become 40" in child.line
+        assert re.search(r"\bmodel\..*\bhidden\b.*\b48\b.*\b40\b", child.line)
 
     def test_what_changes_nothing_may_change(self, runs: Nursery, straight: Path, copy: Path) -> None:
         finished(runs, copy, "--set=train.checkpoint_every=3", "--set=train.keep=4")
@@ -247,7 +249,7 @@ class TestChanged:
 
     def test_a_run_that_is_there_is_not_begun_again(self, runs: Nursery, data: Path, copy: Path) -> None:
         child = runs.run(arguments(data, copy, *ALONE), code=2)
-        assert "there is a run already; go on with --resume" in child.line
+        assert str(copy) in child.line and "--resume" in child.line
 
 
 class TestDisk:
@@ -256,7 +258,7 @@ class TestDisk:
     def test_full_while_it_runs(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:
         out = tmp_path / "run"
         child = runs.run(arguments(data, out, *ALONE), ["no_room", 4, 50_000], code=6)
-        assert child.line.startswith("pretune: error: cannot write") and "too large" in child.line
+        assert child.line.startswith("pretune: error: ") and str(out) in child.line
         assert steps_of(out)[-1] == "step-00000004"
         finished(runs, out)
         assert same(out, straight)
@@ -264,39 +266,39 @@ class TestDisk:
     def test_full_from_the_start(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:
         out = tmp_path / "run"
         child = runs.run(arguments(data, out, *ALONE), ["no_room", -1, 50_000], code=6)
-        assert "cannot write" in child.line
+        assert str(out) in child.line
         runs.run(arguments(data, out, *ALONE))
         assert same(out, straight)
 
     def test_full_at_the_very_end(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:
         out = tmp_path / "run"
         child = runs.run(arguments(data, out, *ALONE), ["no_room", STEPS - 1, 50_000], code=6)
-        assert "cannot write" in child.line
+        assert str(out) in child.line
         finished(runs, out)
         assert same(out, straight)
 
     def test_not_writable(self, runs: Nursery, data: Path) -> None:
         child = runs.run(arguments(data, Path("/sys/run"), *ALONE), code=6)
-        assert "cannot write '/sys/run" in child.line and "choose another place" in child.line
+        assert "'/sys/run" in child.line
 
     def test_a_file_in_its_place(self, runs: Nursery, data: Path, tmp_path: Path) -> None:
         (tmp_path / "run").write_text("something")
-        assert "cannot write" in runs.run(arguments(data, tmp_path / "run", *ALONE), code=2).line
+        assert str(tmp_path / "run") in runs.run(arguments(data, tmp_path / "run", *ALONE), code=2).line
 
     def test_two_runs_in_one_place(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:
         out = tmp_path / "run"
         first = runs.start(arguments(data, out, *ALONE), ["stops_at", 2])
         wait_for(lambda: stopped(first), first)
-        assert "there is a run already" in runs.run(arguments(data, out, *ALONE), code=2).line
+        assert "--resume" in runs.run(arguments(data, out, *ALONE), code=2).line
         second = runs.run(resume(out), code=2)
-        assert f"a run (pid {first.pid} on " in second.line and "is writing there" in second.line
+        assert f"pid {first.pid} " in second.line
         first.kill(signal.SIGCONT)
         assert first.wait() == 0
         assert same(out, straight)
 
     def test_a_stale_lock(self, runs: Nursery, straight: Path, copy: Path) -> None:
-        assert (copy / ".lock").exists()  # the run was killed
-        assert "this run takes its place" in finished(runs, copy).errors()
+        holder = json.loads((copy / ".lock").read_text())["pid"]  # the run was killed
+        assert f"pid {holder} " in finished(runs, copy).errors()
         assert same(copy, straight) and not (copy / ".lock").exists()
 
 
@@ -306,7 +308,7 @@ class TestNotFinite:
     @pytest.mark.parametrize("value", ["nan", pytest.param("inf", marks=pytest.mark.slow)])
     def test_one_is_skipped(self, runs: Nursery, data: Path, tmp_path: Path, value: str) -> None:
         child = runs.run(arguments(data, tmp_path / "run", *ALONE), ["not_finite", 5, 5, value])  # the third step's
-        assert "step 2: the gradient is not finite, step skipped; samples " in child.errors()
+        assert re.search(r"step 2: .*\d", child.errors())  # with its samples
         lines = [line for line in metrics(tmp_path / "run") if "skipped" in line]
         assert [line["step"] for line in lines if line["skipped"]] == [3]
         assert lines[2]["loss"] is None and lines[2]["nonfinite"] == ["loss", "norm"]
@@ -315,7 +317,7 @@ class TestNotFinite:
     def test_twenty_in_a_row_end_it(self, runs: Nursery, data: Path, tmp_path: Path) -> None:
         command = arguments(data, tmp_path / "run", "--objective=masked", "--steps=40", train__eval_tokens=0)
         child = runs.run(command, ["not_finite", 6, 10_000], code=5)
-        assert "20 steps in a row, up to step 22, had no finite gradient" in child.line
+        assert re.search(r"\b20\b.*\bstep 22\b", child.line)
 
 
 class TestSignals:
@@ -325,7 +327,8 @@ class TestSignals:
         """A run that was asked to stop saved what it had after a step."""
         child = runs.run(arguments(data, out, *ALONE), hook, code=code)
         assert steps_of(out)[-1] == f"step-{step:08}"
-        assert f"after step {step}; go on with `pretune pretrain --out {out} --resume`" in child.line
+        assert re.search(rf"\bstep {step}\b", child.line)
+        assert f"`pretune pretrain --out {out} --resume`" in child.line
         assert not child.children()
         return child
 
@@ -356,7 +359,7 @@ class TestSignals:
     def test_while_it_is_set_up(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path, name: str) -> None:
         out, code = tmp_path / "run", 75 if name == "SIGTERM" else 130
         child = runs.run(arguments(data, out, *ALONE), ["signalled_while_opening", name], code=code)
-        assert f"stopped by {name} before there was anything to save" in child.line
+        assert name in child.line and "--resume" not in child.line
         runs.run(arguments(data, out, *ALONE))
         assert same(out, straight)
 
@@ -379,7 +382,7 @@ class TestSignals:
     def test_twice(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:
         out = tmp_path / "run"
         child = runs.run(arguments(data, out, *ALONE), ["signalled", 6, "SIGINT", "SIGINT"], code=130)
-        assert child.line == "pretune: interrupted" and steps_of(out)[-1] == "step-00000006"
+        assert child.line.startswith("pretune: ") and steps_of(out)[-1] == "step-00000006"
         finished(runs, out)
         assert same(out, straight)
 

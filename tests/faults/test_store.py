@@ -186,7 +186,7 @@ def test_a_damaged_newest_is_skipped_and_named(
     assert main(["verify", str(run)]) == 4
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and err.startswith(f"pretune: error: {named}")
-    assert err.endswith(": step-00000010\n")  # the one that is left
+    assert "step-00000010" in err  # the one that is left
 
 
 @pytest.mark.parametrize("name", [MANIFEST, "state.json"])
