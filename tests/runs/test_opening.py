@@ -1,5 +1,6 @@
 """Opening a task: a built-in corpus where a file of one's own may stand, and what is said of too little."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,6 @@ def test_too_little_is_told(tmp_path: Path) -> None:
     assert "'bad'" in told and "'test'" not in told
     table.write_text("\n".join(["text,label", *rows[:40], *(f"other {number},bad" for number in range(40))]))
     told = "; ".join(open_task(Wanted(train=str(table))).parts.notes)
-    assert "'bad'" not in told and "'test' has 8" in told
+    assert "'bad'" not in told and re.search(r"'test'.*\b8\b", told)
     told = "; ".join(open_task(Wanted(train=str(table), dev=str(table))).parts.notes)
-    assert "'test' has" not in told
+    assert "'test'" not in told
