@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pretune.nn.activations import dropout, gelu
 
-WARM = 3
+WARMUP_STEPS = 3
 P = 0.1
 Way = Callable[[Tensor], Tensor]
 WAYS: dict[str, dict[str, Way]] = {
@@ -28,15 +28,15 @@ WAYS: dict[str, dict[str, Way]] = {
 }
 
 
-def passed(way: Way, x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+def run_forward_backward(way: Way, x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
     """What comes out, and the gradient of what went in."""
     out = way(x)
     (found,) = torch.autograd.grad(out, x, slope)
     return out, found
 
 
-def check(x: Tensor, slope: Tensor) -> None:
-    for mine, theirs in zip(*(passed(way, x, slope) for way in WAYS["gelu"].values()), strict=True):
+def check_equality(x: Tensor, slope: Tensor) -> None:
+    for mine, theirs in zip(*(run_forward_backward(way, x, slope) for way in WAYS["gelu"].values()), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
     share = (WAYS["dropout"]["pretune"](torch.ones_like(x)) == 0).double().mean().item()
     assert abs(share - P) < 5 * (P * (1 - P) / x.numel()) ** 0.5 + 2**-16, share
@@ -51,16 +51,16 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     x, slope = torch.randn(options.elements, requires_grad=True), torch.randn(options.elements)
-    check(x, slope)
+    check_equality(x, slope)
     result: dict[str, dict[str, float]] = {}
     for name, ways in WAYS.items():
         times: dict[str, list[float]] = {side: [] for side in ways}
-        for _ in range(WARM + options.repeats):
+        for _ in range(WARMUP_STEPS + options.repeats):
             for side, way in ways.items():
                 begun = time.process_time()
-                passed(way, x, slope)
+                run_forward_backward(way, x, slope)
                 times[side].append(1e3 * (time.process_time() - begun))
-        middle = {side: statistics.median(found[WARM:]) for side, found in times.items()}
+        middle = {side: statistics.median(found[WARMUP_STEPS:]) for side, found in times.items()}
         result[name] = {f"{side}, ms": round(found, 3) for side, found in middle.items()}
         result[name]["ratio"] = round(middle["torch"] / middle["pretune"], 2)
     print(json.dumps(result, indent=2))

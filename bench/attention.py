@@ -1,4 +1,4 @@
-"""Attention of one layer, forward and backward: the kernels of `nn/tiles.py` beside those that torch has, on one GPU.
+"""Attention of one layer, forward and backward: the kernels of `nn/attend_tiles.py` beside those that torch has, on one GPU.
 
     PYTHONPATH=src python bench/attention.py [--only t5,sentences] [--dropout 0.1] [--out result.json]
 
@@ -52,7 +52,7 @@ CASES = {
 }
 
 
-class Work:
+class AttentionBenchmark:
     """Inputs of a case, and the ways to attend."""
 
     def __init__(self, case: Case) -> None:
@@ -69,16 +69,16 @@ class Work:
         seen = self.mine[:, None] == self.theirs
         self.seen = seen & (columns[: case.keys] <= columns[: case.queries, None]) if case.causal else seen
 
-    def tiles(self, dropout: float) -> Callable[[], Tensor]:
+    def build_tiles(self, dropout: float) -> Callable[[], Tensor]:
         """Ours."""
-        from pretune.nn.tiles import layout, tiles
+        from pretune.nn.tiles import attend_tiles, build_layout
 
         case, (q, k, v, *bias) = self.case, self.inputs
         theirs = None if case.queries == case.keys else self.theirs.repeat(case.rows)
-        where = layout(self.mine.repeat(case.rows), theirs, case.rows)
-        return lambda: tiles(q, k, v, where, *bias, causal=case.causal, scale=SCALE, dropout=dropout)
+        where = build_layout(self.mine.repeat(case.rows), theirs, case.rows)
+        return lambda: attend_tiles(q, k, v, where, *bias, causal=case.causal, scale=SCALE, dropout=dropout)
 
-    def torch(self, kind: SDPBackend, dropout: float) -> Callable[[], Tensor]:
+    def build_torch(self, kind: SDPBackend, dropout: float) -> Callable[[], Tensor]:
         """One of torch's."""
         case, (q, k, v, *bias) = self.case, self.inputs
 
@@ -96,22 +96,22 @@ class Work:
 
         return run
 
-    def truth(self) -> Tensor:
+    def compute_reference(self) -> Tensor:
         """Spelled out, in fp32."""
         q, k, v, *bias = (one.detach().float() for one in self.inputs)
         q, k, v = (x.view(self.case.rows, -1, HEADS, WIDTH).transpose(1, 2) for x in (q, k, v))
         scores = q @ k.transpose(-1, -2) * SCALE + (bias[0] if bias else 0)
         return (scores.masked_fill(~self.seen, float("-inf")).softmax(-1) @ v).transpose(1, 2).flatten(0, 1)
 
-    def timed(self, run: Callable[[], Tensor]) -> dict[str, float]:
+    def measure_times(self, run: Callable[[], Tensor]) -> dict[str, float]:
         """Milliseconds of both passes."""
         with torch.no_grad():
-            forward = best(run)
-        both = best(lambda: torch.autograd.grad(run(), self.inputs, self.slope))
+            forward = measure_best_time(run)
+        both = measure_best_time(lambda: torch.autograd.grad(run(), self.inputs, self.slope))
         return {"forward": forward, "backward": round(both - forward, 4)}
 
 
-def best(work: Callable[[], Any], rounds: int = 3, count: int = 12) -> float:
+def measure_best_time(work: Callable[[], Any], rounds: int = 3, count: int = 12) -> float:
     """The least time of one pass, over rounds."""
     for _ in range(3):
         work()
@@ -140,13 +140,13 @@ def main() -> None:
     for name, case in CASES.items():
         if not any(part in name for part in args.only.split(",")):
             continue
-        work, found = Work(case), {}
-        ways = {"pretune": work.tiles, **{way: partial(work.torch, kind) for way, kind in TORCH.items()}}
+        work, found = AttentionBenchmark(case), {}
+        ways = {"pretune": work.build_tiles, **{way: partial(work.build_torch, kind) for way, kind in TORCH.items()}}
         for way, make in ways.items():
             try:
-                off = (make(0.0)().float() - work.truth()).norm() / work.truth().norm()
+                off = (make(0.0)().float() - work.compute_reference()).norm() / work.compute_reference().norm()
                 assert off < 0.01, f"{name}, {way}: off by {off:.3f}"
-                found[way] = work.timed(make(args.dropout))
+                found[way] = work.measure_times(make(args.dropout))
             except RuntimeError as error:
                 found[way] = {"cannot": str(error).splitlines()[0][:80]}
         results[name] = found

@@ -21,12 +21,12 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 import pretune as pt
-from pretune.evaluation.minimal_pairs import minimal_pairs
-from pretune.inference.scoring import Asking, judge, passages
-from pretune.inference.scoring.logprobs import form_of
+from pretune.evaluation.minimal_pairs import evaluate_minimal_pairs
+from pretune.inference.scoring import ScoringConfig, compute_token_logprobs, encode_passages
+from pretune.inference.scoring.logprobs import build_scoring_method
 from pretune.models.catalog import resolve
 from pretune.models.model import build
-from pretune.runs.evaluate import thinned
+from pretune.runs.evaluate import subsample
 from pretune.tasks import TASKS
 from pretune.text.tokenizer import Tokenizer, train
 
@@ -38,11 +38,11 @@ KINDS = {
 """The tokenizer that each shape goes with."""
 
 
-def slow(model: torch.nn.Module, text: str) -> float:
+def score_unbatched(model: torch.nn.Module, text: str) -> float:
     """One sequence at a time, the whole softmax in fp64."""
     tokenizer = model.tokenizer
     total = 0.0
-    for part in form_of(model, tokenizer).ask(passages(tokenizer, [text])):
+    for part in build_scoring_method(model, tokenizer).ask(encode_passages(tokenizer, [text])):
         asked = part.sequences
         for at in range(len(asked)):
             one = asked.take(torch.tensor([at]).numpy())
@@ -57,7 +57,7 @@ def slow(model: torch.nn.Module, text: str) -> float:
     return total
 
 
-def peer(model: torch.nn.Module, texts: list[str], precision: str) -> tuple[float, float]:
+def score_with_transformers(model: torch.nn.Module, texts: list[str], precision: str) -> tuple[float, float]:
     """The sum of all scores by `transformers`, and the seconds it takes, without those for making the inputs."""
     import transformers
 
@@ -67,7 +67,7 @@ def peer(model: torch.nn.Module, texts: list[str], precision: str) -> tuple[floa
         pt.save(model, Path(folder) / "model")
         theirs = getattr(transformers, kind).from_pretrained(Path(folder) / "model").to(device).eval()
     tokens, labels = [], []
-    for part in form_of(model, model.tokenizer).ask(passages(model.tokenizer, texts)):
+    for part in build_scoring_method(model, model.tokenizer).ask(encode_passages(model.tokenizer, texts)):
         cuts = part.sequences.offsets[1:-1]
         tokens += [torch.from_numpy(one) for one in np.split(part.sequences.tokens, cuts)]
         labels += [torch.from_numpy(one) for one in np.split(part.sequences.targets, cuts)]
@@ -83,7 +83,7 @@ def peer(model: torch.nn.Module, texts: list[str], precision: str) -> tuple[floa
             with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
                 logits = theirs(ids.to(device), attention_mask=mask.to(device)).logits
             rows = logits[wanted >= 0].float().log_softmax(-1)
-            total += rows.gather(1, wanted[wanted >= 0][:, None]).double().sum()
+            total += rows.gather_objects(1, wanted[wanted >= 0][:, None]).double().sum()
         return float(total)
 
     scored()
@@ -114,25 +114,25 @@ def main() -> None:
         tokenizer = train(kind, [pair.text for pair in pairs[::5]], vocab=8000, style=style)
     model = build(replace(spec, vocab=max(tokenizer.vocab, spec.vocab)), device=device).eval()
     model.assets.tokenizer = tokenizer
-    pairs = thinned(pairs, given.limit)
-    asking = Asking(precision=given.precision, tokens=given.tokens)
+    pairs = subsample(pairs, given.limit)
+    asking = ScoringConfig(precision=given.precision, tokens=given.tokens)
 
     texts = [text for pair in pairs[:: max(1, len(pairs) // 8)][:8] for text in (pair.text, pair.pair)]
-    fast = judge(model, passages(tokenizer, texts), asking).sums
-    right = [slow(model, text) for text in texts]
+    fast = compute_token_logprobs(model, encode_passages(tokenizer, texts), asking).sums
+    right = [score_unbatched(model, text) for text in texts]
     apart = max(abs(one - two) / abs(two) for one, two in zip(fast, right, strict=True))
     assert apart < (0.02 if given.precision == "bfloat16" else 1e-4), f"scores are off by {apart:.2%}"
     if given.compile:
         model.compile()
 
     begun = time.perf_counter()
-    found = minimal_pairs(model, pairs, asking)
+    found = evaluate_minimal_pairs(model, pairs, asking)
     seconds = time.perf_counter() - begun
     beside = {}
     if given.peer:
-        texts = [text for pair in thinned(pairs, given.peer) for text in (pair.text, pair.pair)]
-        total, theirs = peer(model, texts, given.precision)
-        ours = float(judge(model, passages(tokenizer, texts), asking).sums.sum())
+        texts = [text for pair in subsample(pairs, given.peer) for text in (pair.text, pair.pair)]
+        total, theirs = score_with_transformers(model, texts, given.precision)
+        ours = float(compute_token_logprobs(model, encode_passages(tokenizer, texts), asking).sums.sum())
         assert abs(ours - total) < 0.01 * abs(total), f"{ours} and transformers' {total} are not the same"
         each = theirs / (len(texts) / 2)
         beside = {"transformers_pairs_per_second": round(1 / each, 1), "ratio": round(each / (seconds / len(pairs)), 2)}

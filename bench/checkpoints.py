@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pretune.training.checkpoints import Store
+from pretune.training.checkpoints import CheckpointManager
 
 
-def tensors(params: int, device: str) -> dict[str, dict[str, Tensor]]:
+def make_tensors(params: int, device: str) -> dict[str, dict[str, Tensor]]:
     """About so many weights, in 12 layers of 4 w x w and 2 w x 4w matrices, twice more as moments."""
     width = max(16, round((params / (12 * 12)) ** 0.5 / 16) * 16)
     shapes = {f"{n}.{part}": (width, width) for n in range(12) for part in "qkvo"}
@@ -30,9 +30,9 @@ def tensors(params: int, device: str) -> dict[str, dict[str, Tensor]]:
     return {"model": made, "optimizer": moments}
 
 
-def timed(groups: dict[str, dict[str, Tensor]], folder: Path, saves: int, device: str) -> dict[str, float]:
+def time_saves(groups: dict[str, dict[str, Tensor]], folder: Path, saves: int, device: str) -> dict[str, float]:
     """Seconds of each way."""
-    store = Store(folder / "checkpoints", on_note=print)
+    store = CheckpointManager(folder / "checkpoints", on_warning=print)
     stalls: list[float] = []
     durable: list[float] = []
     pickled: list[float] = []
@@ -62,10 +62,10 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    groups = tensors(int(options.params), options.device)
+    groups = make_tensors(int(options.params), options.device)
     size = sum(tensor.nbytes for group in groups.values() for tensor in group.values())
     with tempfile.TemporaryDirectory() as folder:
-        found = timed(groups, Path(folder), options.saves, options.device)
+        found = time_saves(groups, Path(folder), options.saves, options.device)
     print(f"{sum(t.numel() for t in groups['model'].values()) / 1e6:.1f}M weights and Adam, {size / 1e6:.0f} MB")
     for name, seconds in found.items():
         print(f"{seconds * 1e3:9.1f} ms  {name}  ({size / 1e9 / seconds:.2f} GB/s)")

@@ -39,7 +39,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 import pretune as pt
 from pretune.core.types import Batch, Targets
 from pretune.models.cost import flops_per_token
-from pretune.training.cuda_graph import Replay
+from pretune.training.cuda_graph import CudaGraphRunner
 
 PEAK = 989e12  # datasheet bf16 rate of an H100 or H200
 PEERS = {
@@ -51,7 +51,7 @@ PEERS = {
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """One row of the table."""
 
     name: str
@@ -85,15 +85,15 @@ def t5(dropout: float, **options: Any) -> Any:
 
 TINY = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
 GPU = (
-    Work("bert-base 128 x 512", 128, 512, True, bert),
-    Work("bert-base 512 x 128", 512, 128, True, bert),
-    Work("gpt2-small 64 x 1024", 64, 1024, False, gpt2),
-    Work("t5-base 128 x 512/114", 128, 512, False, t5, 114),
+    Workload("bert-base 128 x 512", 128, 512, True, bert),
+    Workload("bert-base 512 x 128", 512, 128, True, bert),
+    Workload("gpt2-small 64 x 1024", 64, 1024, False, gpt2),
+    Workload("t5-base 128 x 512/114", 128, 512, False, t5, 114),
 )
 CPU = (
-    Work("bert-tiny 16 x 128", 16, 128, True, partial(bert, **TINY)),
-    Work("gpt2 2/128 8 x 128", 8, 128, False, partial(gpt2, n_embd=128, n_layer=2, n_head=2)),
-    Work("t5 2/128 8 x 128/28", 8, 128, False, partial(t5, d_model=128, d_ff=512, num_layers=2, num_heads=2), 28),
+    Workload("bert-tiny 16 x 128", 16, 128, True, partial(bert, **TINY)),
+    Workload("gpt2 2/128 8 x 128", 8, 128, False, partial(gpt2, n_embd=128, n_layer=2, n_head=2)),
+    Workload("t5 2/128 8 x 128/28", 8, 128, False, partial(t5, d_model=128, d_ff=512, num_layers=2, num_heads=2), 28),
 )
 
 
@@ -122,12 +122,12 @@ class Side:
         return (time.perf_counter() - start) / steps
 
 
-class Replayed(Side):
+class CudaGraphSide(Side):
     """Ours as the loop of `pretune pretrain` runs it: forward and backward are one CUDA graph after a few steps."""
 
     def __init__(self, name: str, model: Any, device: str) -> None:
-        super().__init__(name, model, loss_of(model), device)
-        self.replay = Replay(model)
+        super().__init__(name, model, build_loss(model), device)
+        self.replay = CudaGraphRunner(model)
 
     def step(self, batch: Batch) -> None:
         assert batch.targets is not None
@@ -142,7 +142,7 @@ class Replayed(Side):
         return loss.detach()
 
 
-class Masters(Side):
+class MasterWeightsSide(Side):
     """A peer with weights in bf16, of which the optimizer has fp32 masters."""
 
     def __init__(self, name: str, model: torch.nn.Module, loss: Callable[[Any], torch.Tensor], device: str) -> None:
@@ -168,13 +168,15 @@ def sync(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def batches(work: Work, vocab: int, device: str, count: int = 4) -> tuple[list[Batch], list[dict[str, torch.Tensor]]]:
+def make_batches(
+    work: Workload, vocab: int, device: str, count: int = 4
+) -> tuple[list[Batch], list[dict[str, torch.Tensor]]]:
     """The same random tokens and targets in both forms."""
     ours, theirs = [], []
     for seed in range(count):
         rng = np.random.default_rng(seed)
         if work.target:
-            made, given = sides(work, vocab, rng)
+            made, given = make_encoder_decoder_batch(work, vocab, rng)
             ours.append(made.to(device))
             theirs.append({name: value.to(device) for name, value in given.items()})
             continue
@@ -201,7 +203,9 @@ def batches(work: Work, vocab: int, device: str, count: int = 4) -> tuple[list[B
     return ours, theirs
 
 
-def sides(work: Work, vocab: int, rng: np.random.Generator) -> tuple[Batch, dict[str, torch.Tensor]]:
+def make_encoder_decoder_batch(
+    work: Workload, vocab: int, rng: np.random.Generator
+) -> tuple[Batch, dict[str, torch.Tensor]]:
     """Random sources and targets; the decoder reads its targets one late, behind the start token 0."""
     source, target = (rng.integers(5, vocab, (work.rows, n)) for n in (work.length, work.target))
     late = np.concatenate((np.zeros_like(target[:, :1]), target[:, :-1]), 1)
@@ -211,7 +215,7 @@ def sides(work: Work, vocab: int, rng: np.random.Generator) -> tuple[Batch, dict
     return replace(made, targets=targets), {"input_ids": torch.from_numpy(source), "labels": labels}
 
 
-def measure(work: Work, device: str, given: argparse.Namespace) -> dict[str, Any]:
+def measure(work: Workload, device: str, given: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     with torch.device(device):
         reference = work.reference(given.dropout)
@@ -219,18 +223,18 @@ def measure(work: Work, device: str, given: argparse.Namespace) -> dict[str, Any
         reference.save_pretrained(folder)
         mine = pt.load(folder).to(device)
         wide = pt.load(folder).to(device) if not given.narrow else mine
-    mine_batches, their_batches = batches(work, mine.spec.vocab, device)
-    agree(mine, reference, mine_batches[0], their_batches[0], device)
+    mine_batches, their_batches = make_batches(work, mine.spec.vocab, device)
+    check_same_loss(mine, reference, mine_batches[0], their_batches[0], device)
 
-    runs = [Side("pretune", mine, loss_of(mine), device)]
+    runs = [Side("pretune", mine, build_loss(mine), device)]
     if device == "cuda":
-        narrow(mine).compile(dynamic=False)
-        runs = [Replayed("pretune", mine, device)]
+        use_bf16_residual(mine).compile(dynamic=False)
+        runs = [CudaGraphSide("pretune", mine, device)]
         if not given.narrow:
             wide.compile(dynamic=False)
-            runs.append(Replayed("pretune, fp32 residual", wide, device))
+            runs.append(CudaGraphSide("pretune, fp32 residual", wide, device))
     if not given.ours:
-        runs += peers(work, reference, their_batches[0], given, device)
+        runs += build_peers(work, reference, their_batches[0], given, device)
     data = {side.name: mine_batches if side.name.startswith("pretune") else their_batches for side in runs}
     for side in runs:
         start = time.perf_counter()
@@ -243,8 +247,8 @@ def measure(work: Work, device: str, given: argparse.Namespace) -> dict[str, Any
     return report(work, mine, runs, device)
 
 
-def peers(
-    work: Work, reference: Any, batch: dict[str, torch.Tensor], given: argparse.Namespace, device: str
+def build_peers(
+    work: Workload, reference: Any, batch: dict[str, torch.Tensor], given: argparse.Namespace, device: str
 ) -> list[Side]:
     """The peer in the strengths that are asked for, each with the same loss on one batch."""
     wanted = given.peers.split(",") if given.peers else list(PEERS) if device == "cuda" else ["eager"]
@@ -261,9 +265,9 @@ def peers(
                 model.resize_token_embeddings(pad_to_multiple_of=given.multiple, mean_resizing=False)
         if name != "eager":
             run = torch.compile(model, mode=None if name == "compiled" else given.mode)
-        kind = Masters if name == "narrow" else Side
+        kind = MasterWeightsSide if name == "narrow" else Side
         side = kind(PEERS[name], model, lambda batch, run=run: run(**batch).loss, device)
-        losses = [peer_loss(one, batch, device) for one in (reference, model)]
+        losses = [compute_peer_loss(one, batch, device) for one in (reference, model)]
         assert abs(losses[0] - losses[1]) < 0.02, f"losses of {side.name} differ: {losses}"
         model.train()
         sides.append(side)
@@ -271,16 +275,16 @@ def peers(
     return sides
 
 
-def profile(work: Work, device: str, dropout: float) -> None:
+def profile(work: Workload, device: str, dropout: float) -> None:
     """Where our step spends its time."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         work.reference(dropout).save_pretrained(folder)
         mine = pt.load(folder).to(device)
     if device == "cuda":
-        narrow(mine).compile(dynamic=False)
-    side = Side("pretune", mine, loss_of(mine), device)
-    given, _ = batches(work, mine.spec.vocab, device)
+        use_bf16_residual(mine).compile(dynamic=False)
+    side = Side("pretune", mine, build_loss(mine), device)
+    given, _ = make_batches(work, mine.spec.vocab, device)
     side.run(given, 4)
     kinds = [torch.profiler.ProfilerActivity.CUDA if device == "cuda" else torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=kinds) as found:
@@ -290,7 +294,7 @@ def profile(work: Work, device: str, dropout: float) -> None:
     print(work.name, *columns, sep="\n")
 
 
-def narrow(model: Any) -> Any:
+def use_bf16_residual(model: Any) -> Any:
     """The residual stream in bf16, as `pretune pretrain` has it on CUDA."""
     for stack in (model.encoder, model.decoder):
         if stack is not None:
@@ -298,27 +302,27 @@ def narrow(model: Any) -> Any:
     return model
 
 
-def loss_of(model: Any) -> Callable[[Batch], torch.Tensor]:
+def build_loss(model: Any) -> Callable[[Batch], torch.Tensor]:
     return lambda batch: model.loss(model.states(batch), batch).mean()
 
 
-def agree(mine: Any, reference: Any, batch: Batch, theirs: dict[str, torch.Tensor], device: str) -> None:
+def check_same_loss(mine: Any, reference: Any, batch: Batch, theirs: dict[str, torch.Tensor], device: str) -> None:
     """The same loss on both sides, dropout off."""
     with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
         ours = mine.loss(mine.eval().states(batch), batch).mean().item()
-    other = peer_loss(reference, theirs, device)
+    other = compute_peer_loss(reference, theirs, device)
     assert abs(ours - other) < (0.02 if device == "cuda" else 1e-4), f"losses differ: {ours} and {other}"
 
 
-def peer_loss(model: Any, batch: dict[str, torch.Tensor], device: str) -> float:
+def compute_peer_loss(model: Any, batch: dict[str, torch.Tensor], device: str) -> float:
     """Of a batch, dropout off, not compiled."""
     with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
         return float(model.eval()(**batch).loss)
 
 
-def report(work: Work, mine: Any, runs: list[Side], device: str) -> dict[str, Any]:
+def report(work: Workload, mine: Any, runs: list[Side], device: str) -> dict[str, Any]:
     tokens = work.tokens
-    flops = cost(work, mine.spec)
+    flops = compute_flops_per_token(work, mine.spec)
     row: dict[str, Any] = {"work": work.name}
     for side in runs:
         rate = tokens / statistics.median(side.seconds)
@@ -333,7 +337,7 @@ def report(work: Work, mine: Any, runs: list[Side], device: str) -> dict[str, An
     return row
 
 
-def cost(work: Work, spec: Any) -> float:
+def compute_flops_per_token(work: Workload, spec: Any) -> float:
     """FLOPs a token; of an encoder-decoder by the two sides, each token counted once."""
     if not work.target:
         return flops_per_token(spec, length=work.length, targets=0.15 if work.masked else 1.0)

@@ -27,36 +27,36 @@ import numpy as np
 import torch
 
 import pretune as pt
-from pretune.data.batch_shape import Shape
+from pretune.data.batch_shape import BatchShape
 from pretune.data.samples import Documents, Sentences
-from pretune.data.sequence_template import Frame
+from pretune.data.sequence_template import SequenceTemplate
 from pretune.data.shards import Shards
-from pretune.data.stream import Stream
+from pretune.data.stream import BatchStream
 from pretune.models.catalog import resolve
 from pretune.objectives.base import Vocabulary
-from pretune.runs.defaults import with_heads
+from pretune.runs.defaults import replace_heads
 from pretune.text.tokenizer import Tokenizer
-from pretune.training.optim import AdamW, clip, parameter_groups, step
+from pretune.training.optim import AdamW, build_parameter_groups, clip_gradients, step_if
 
 LENGTH, TOKENS, STEPS = 128, 2048, 2
-BEST = "transformers at its best"
+TUNED_PEER = "transformers at its best"
 Step = Callable[[], int]
 """Trains on a batch; the number of its useful tokens."""
 
 
-def ours(model: Any, stream: Any, objective: Any) -> Iterator[int]:
+def run_ours(model: Any, stream: Any, objective: Any) -> Iterator[int]:
     """Our steps: shards to rows to lesson to weights."""
-    optimizer = AdamW(lr=1e-4).build(parameter_groups(model))
+    optimizer = AdamW(lr=1e-4).build(build_parameter_groups(model))
     for batch in stream.batches():
         totals = objective.counts(batch)
         objective.loss(model, batch).over(totals).backward()
-        norm = clip(model.parameters(), 1.0)
-        step(optimizer, norm.isfinite())
+        norm = clip_gradients(model.parameters(), 1.0)
+        step_if(optimizer, norm.isfinite())
         optimizer.zero_grad(set_to_none=True)
         yield int((batch.sequence >= 0).sum())
 
 
-def padded(sequences: list[list[int]], *, best: bool) -> list[list[int]]:
+def group_sequences(sequences: list[list[int]], *, best: bool) -> list[list[int]]:
     """The numbers of the sequences of each batch: 32 as they come, or so many of like lengths."""
     order = np.random.default_rng(0).permutation(len(sequences)).tolist()
     if not best:
@@ -69,7 +69,7 @@ def padded(sequences: list[list[int]], *, best: bool) -> list[list[int]]:
     return [batches[i] for i in np.random.default_rng(0).permutation(len(batches)).tolist()]
 
 
-def theirs(
+def run_theirs(
     model: Any, sequences: list[list[int]], tokenizer: Any, *, best: bool, masked: bool = True, compiled: bool = False
 ) -> Iterator[int]:
     """Their steps: tokenised sequences to a padded batch to weights."""
@@ -78,7 +78,7 @@ def theirs(
     run = torch.compile(model, dynamic=True) if compiled else model
     collate = DataCollatorForLanguageModeling(tokenizer, mlm=masked)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=best)
-    batches = padded(sequences, best=best)
+    batches = group_sequences(sequences, best=best)
     while True:
         for numbers in batches:
             given = collate([{"input_ids": sequences[number]} for number in numbers])
@@ -89,7 +89,7 @@ def theirs(
             yield sum(len(sequences[number]) for number in numbers)
 
 
-def rate(steps: Iterator[int]) -> float:
+def measure_rate(steps: Iterator[int]) -> float:
     """Useful tokens per second of processor time, over a few steps."""
     begun, read = time.process_time(), 0
     for _ in range(STEPS):
@@ -120,14 +120,14 @@ def main() -> None:
         made = pt.prepare([str(corpus)], tokenizer=tok, out=f"{folder}/data", holdout="0%")
         tokenizer, shards = Tokenizer.load(f"{folder}/tok"), Shards.open(made.path, "train")
         kind = Sentences(limit=LENGTH) if given.text == "sentences" else Documents(limit=LENGTH)
-        samples = kind.open(shards, Frame.of(tokenizer.template))
-        lesson = pt.objective("masked").open(Vocabulary.of(tokenizer), "encoder")
-        stream = Stream(samples, Shape(rows=TOKENS // LENGTH, length=LENGTH), seed=0, lesson=lesson)
-        plain = Stream(samples, Shape(rows=64, length=LENGTH), seed=0)
-        sequences = [part.tolist() for batch in plain.batches(0, 40) for part in batch.split(batch.tokens)]
+        samples = kind.open(shards, SequenceTemplate.from_template(tokenizer.template))
+        lesson = pt.objective("masked").bind(Vocabulary.from_tokenizer(tokenizer), "encoder")
+        stream = BatchStream(samples, BatchShape(rows=TOKENS // LENGTH, length=LENGTH), seed=0, corruption=lesson)
+        plain = BatchStream(samples, BatchShape(rows=64, length=LENGTH), seed=0)
+        sequences = [part.tolist() for batch in plain.iter_batches(0, 40) for part in batch.split(batch.tokens)]
         reference = AutoTokenizer.from_pretrained(f"{folder}/tok")
         for size in given.sizes.split(","):
-            spec = with_heads(resolve(f"bert-{size}", {"vocab": tokenizer.vocab}), pt.objective("masked"))
+            spec = replace_heads(resolve(f"bert-{size}", {"vocab": tokenizer.vocab}), pt.objective("masked"))
             stack = spec.encoder
             assert stack is not None
             shape = BertConfig(
@@ -138,17 +138,17 @@ def main() -> None:
                 intermediate_size=4 * spec.width,
             )
             sides = {
-                "ours": ours(pt.build(spec, seed=0).train(), stream, pt.objective("masked")),
-                "transformers": theirs(BertForMaskedLM(shape).train(), sequences, reference, best=False),
-                BEST: theirs(BertForMaskedLM(shape).train(), sequences, reference, best=True),
+                "ours": run_ours(pt.build(spec, seed=0).train(), stream, pt.objective("masked")),
+                "transformers": run_theirs(BertForMaskedLM(shape).train(), sequences, reference, best=False),
+                TUNED_PEER: run_theirs(BertForMaskedLM(shape).train(), sequences, reference, best=True),
             }
             if given.compile:
                 model = BertForMaskedLM(shape).train()
-                sides[f"{BEST}, compiled"] = theirs(model, sequences, reference, best=True, compiled=True)
+                sides[f"{TUNED_PEER}, compiled"] = run_theirs(model, sequences, reference, best=True, compiled=True)
             rounds: dict[str, list[float]] = {name: [] for name in sides}
             for _ in range(given.repeats + 1):
                 for name, steps in sides.items():
-                    rounds[name].append(rate(steps))
+                    rounds[name].append(measure_rate(steps))
             found = {name: statistics.median(values[1:]) for name, values in rounds.items()}
             ratios = {name: round(found["ours"] / value, 2) for name, value in found.items() if name != "ours"}
             line = {"size": size, "text": given.text, "threads": given.threads, "ratio": ratios}

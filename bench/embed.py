@@ -28,7 +28,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 import pretune as pt
 from pretune.inference import sentence_modules
-from pretune.inference.embed import embedder
+from pretune.inference.embed import build_embedder
 from pretune.inference.pooling import Embedding, TextEncoder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,15 +36,15 @@ GOALS = {"cpu": 1.5, "cuda": 2.0}
 COUNTS = {"cpu": 300, "cuda": 20_000}
 
 
-def words() -> list[str]:
+def read_words() -> list[str]:
     """The words of the documents, in order."""
     files = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", *sorted((ROOT / "src").rglob("*.py"))]
     return " ".join(file.read_text(encoding="utf-8") for file in files if file.is_file()).split()
 
 
-def texts(count: int) -> list[str]:
+def make_texts(count: int) -> list[str]:
     """Different stretches of them."""
-    rng, every = np.random.default_rng(0), words()
+    rng, every = np.random.default_rng(0), read_words()
     found: dict[str, None] = {}
     while len(found) < count:
         length = int(np.clip(rng.lognormal(np.log(18), 0.8), 3, 220))
@@ -53,19 +53,19 @@ def texts(count: int) -> list[str]:
     return list(found)
 
 
-def made(folder: Path) -> Path:
+def save_random_model(folder: Path) -> Path:
     """A directory with random weights in the shape of MiniLM-L6."""
-    every = words()[:100_000]
+    every = read_words()[:100_000]
     (folder / "text.txt").write_text("\n".join(" ".join(every[i : i + 50]) for i in range(0, len(every), 50)))
     tokenizer = pt.train_tokenizer("wordpiece", [folder / "text.txt"], vocab=8192)
     model = pt.build("bert", seed=0, width=384, depth=6, heads=12, hidden=1536, vocab=tokenizer.vocab, positions=512)
-    model.assets.files, model.assets.tokenizer = tokenizer.files(), tokenizer.raw
-    model.assets.modules = sentence_modules.write(TextEncoder(model, Embedding(normalise=True)))
+    model.assets.files, model.assets.tokenizer = tokenizer.build_files(), tokenizer.raw
+    model.assets.modules = sentence_modules.write_modules(TextEncoder(model, Embedding(normalise=True)))
     pt.save(model, folder / "model")
     return folder / "model"
 
 
-def timed(work: Callable[[], Any], device: str) -> tuple[float, Any]:
+def measure_seconds(work: Callable[[], Any], device: str) -> tuple[float, Any]:
     """Seconds until the answer is there, or that processors worked for it."""
     clock = time.perf_counter if device == "cuda" else time.process_time
     begun = clock()
@@ -79,9 +79,9 @@ def compare(folder: Path, device: str, count: int, rounds: int) -> dict[str, Any
     """Both sides in turn; the best of each."""
     from sentence_transformers import SentenceTransformer
 
-    given = texts(count)
+    given = make_texts(count)
     theirs = SentenceTransformer(str(folder), device=device)
-    ours = embedder(folder, device=device)
+    ours = build_embedder(folder, device=device)
     works: dict[str, Callable[[], Any]] = {
         "pretune": lambda: ours(given).vectors,
         "sentence-transformers": lambda: theirs.encode(given),
@@ -94,7 +94,7 @@ def compare(folder: Path, device: str, count: int, rounds: int) -> dict[str, Any
     vectors: dict[str, Any] = {}
     for _ in range(rounds):
         for name, work in works.items():
-            seconds, vectors[name] = timed(work, device)
+            seconds, vectors[name] = measure_seconds(work, device)
             best[name] = min(best[name], seconds)
     rates = {name: count / seconds for name, seconds in best.items()}
     difference = float(np.abs(vectors["pretune"] - vectors["sentence-transformers"]).max())
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model = options.model or made(Path(folder))
+        model = options.model or save_random_model(Path(folder))
         found = compare(model, options.device, options.texts or COUNTS[options.device], options.rounds)
     print(json.dumps(found, indent=2))
     if options.json:

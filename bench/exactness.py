@@ -25,7 +25,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-PATIENCE = 300.0
+TIMEOUT_SECONDS = 300.0
 """Seconds for a run to reach the step at which it is killed."""
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=1", "-m")
 
@@ -45,7 +45,7 @@ def finish(process: "subprocess.Popen[str]") -> None:
         raise SystemExit(f"{' '.join(process.args)} ended with {process.returncode}:\n{said[-3000:]}")  # type: ignore[arg-type]
 
 
-def rows(run: Path) -> list[dict[str, float]]:
+def read_metrics(run: Path) -> list[dict[str, float]]:
     """What a run has told so far; the last line may still be on its way."""
     try:
         text = (run / "metrics.jsonl").read_text()
@@ -54,21 +54,21 @@ def rows(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def whole(run: Path, words: list[str], ranks: bool = False) -> None:
+def run_uninterrupted(run: Path, words: list[str], ranks: bool = False) -> None:
     """From the first step to the last."""
     finish(start(*words, "--out", str(run), ranks=ranks))
 
 
-def killed(run: Path, words: list[str], after: int) -> None:
+def run_killed_and_resumed(run: Path, words: list[str], after: int) -> None:
     """Killed after a step, and resumed from the checkpoint before it."""
     process, begun = start(*words, "--out", str(run)), time.monotonic()
-    while not any(row.get("step", 0) >= after for row in rows(run)):
+    while not any(row.get("step", 0) >= after for row in read_metrics(run)):
         if process.poll() is not None:
             finish(process)
             raise SystemExit(f"the run ended before it could be killed after step {after}; give it more --steps")
-        if time.monotonic() - begun > PATIENCE:
+        if time.monotonic() - begun > TIMEOUT_SECONDS:
             process.kill()
-            raise SystemExit(f"no step {after} within {PATIENCE:.0f} s")
+            raise SystemExit(f"no step {after} within {TIMEOUT_SECONDS:.0f} s")
         time.sleep(0.02)
     process.kill()
     process.communicate()
@@ -99,10 +99,14 @@ def main() -> int:
     words = [options.model, "--data", str(options.data), "--steps", str(options.steps)]
     words += [f"--set=train.{name}={value}" for name, value in sets.items()]
     ways: dict[str, Callable[[Path], None]] = {
-        "straight": partial(whole, words=words),
-        f"killed after step {options.kill_after} and resumed": partial(killed, words=words, after=options.kill_after),
-        "torchrun, one process": partial(whole, words=words, ranks=True),
-        "torchrun, one process, fsdp": partial(whole, words=[*words, "--set=train.parallel=fsdp"], ranks=True),
+        "straight": partial(run_uninterrupted, words=words),
+        f"killed after step {options.kill_after} and resumed": partial(
+            run_killed_and_resumed, words=words, after=options.kill_after
+        ),
+        "torchrun, one process": partial(run_uninterrupted, words=words, ranks=True),
+        "torchrun, one process, fsdp": partial(
+            run_uninterrupted, words=[*words, "--set=train.parallel=fsdp"], ranks=True
+        ),
     }
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
@@ -112,7 +116,7 @@ def main() -> int:
         hashes = {
             way: hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest() for way, run in runs.items()
         }
-        losses = [[row["loss"] for row in rows(run) if "loss" in row] for run in runs.values()]
+        losses = [[row["loss"] for row in read_metrics(run) if "loss" in row] for run in runs.values()]
     found = {
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "torch": torch.__version__,

@@ -32,14 +32,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from tests.data.texts import stories  # noqa: E402
 from tests.faults.runs import ALONE, STEPS, Nursery, arguments, made_data, metrics, nursery, resume, steps_of  # noqa: E402
 
-FULL = 50_000
+MAX_FILE_BYTES = 50_000
 """Bytes of the largest file on a full disk: the weights alone are more."""
 
 
 # --- The Trainer: this file runs itself, with the fault among its arguments.
 
 
-def trainer(
+def train_with_trainer(
     out: Path, data: Path, *, resume: bool, fault: str, step: int, micro: int, workers: int, still: bool
 ) -> None:
     """Train, with a fault at the end of a step."""
@@ -80,18 +80,18 @@ def trainer(
     if still:  # masked once and for all, so that only the batches differ
         torch.manual_seed(1)
         encoded = [{name: row[0] for name, row in masked([one]).items()} for one in encoded]
-        collate = functools.partial(_padded, pad=tokenizer.pad_token_id)
+        collate = functools.partial(_pad_batch, pad=tokenizer.pad_token_id)
     one = tf.Trainer(model, wishes, train_dataset=encoded, data_collator=collate)
     if fault == "nan":
         _poison(model, step * micro)
     elif fault:
-        one.add_callback(_callback(tf.TrainerCallback, fault, step))
+        one.add_callback(_build_callback(tf.TrainerCallback, fault, step))
     one.train(resume_from_checkpoint=True if resume else None)
     one.save_model(str(out / "final"))
     (out / "log.json").write_text(json.dumps(one.state.log_history))
 
 
-def _padded(rows: list[dict[str, Any]], pad: int) -> dict[str, Any]:
+def _pad_batch(rows: list[dict[str, Any]], pad: int) -> dict[str, Any]:
     fills = {"labels": -100, "input_ids": pad}
     return {
         name: torch.nn.utils.rnn.pad_sequence([row[name] for row in rows], True, fills.get(name, 0)) for name in rows[0]
@@ -112,10 +112,10 @@ def _poison(model: Any, call: int) -> None:
     model.forward = poisoned
 
 
-def _callback(base: type, fault: str, step: int) -> Any:
+def _build_callback(base: type, fault: str, step: int) -> Any:
     def on_step_end(self: Any, args: Any, state: Any, control: Any, **more: Any) -> None:
         if state.global_step == step and fault == "full":
-            resource.setrlimit(resource.RLIMIT_FSIZE, (FULL, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
         elif state.global_step == step:
             os.kill(os.getpid(), signal.Signals[fault])
 
@@ -137,7 +137,9 @@ class Trainer:
     def run(self, out: Path, *more: str, data: Path | None = None) -> int:
         """Its exit code; `error` is the last line that it said."""
         command = [sys.executable, __file__, "--child", str(out), "--data", str(data or self.data), *more]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=_environment())
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=300, check=False, env=_build_environment()
+        )
         said = [line.strip() for line in done.stderr.replace("\r", "\n").splitlines()]
         said = [line for line in said if line and not any(word in line for word in self.usual)]
         self.said, self.error = said, (said or [""])[-1]
@@ -177,13 +179,15 @@ class Trainer:
     def second(self, out: Path) -> tuple[int, str]:
         """Another run in the place of one that is at work."""
         command = [sys.executable, __file__, "--child", str(out), "--data", str(self.data)]
-        first = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=_environment())
+        first = subprocess.Popen(
+            command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=_build_environment()
+        )
         code = self.run(out)
         first.wait()
         return code, self.error
 
 
-def _environment() -> dict[str, str]:
+def _build_environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
@@ -195,7 +199,7 @@ class Pretune:
 
     name = "pretune"
     files = ("model.safetensors", "optimizer.safetensors", "state.json")
-    signals: ClassVar = {"nan": ["not_finite", 8, 8], "full": ["no_room", 4, FULL]}
+    signals: ClassVar = {"nan": ["not_finite", 8, 8], "full": ["no_room", 4, MAX_FILE_BYTES]}
 
     def __init__(self, runs: Nursery, data: Path) -> None:
         self.runs, self.data = runs, data
@@ -255,52 +259,56 @@ class Pretune:
 # --- The faults.
 
 
-def ended(side: Any, code: int, out: Path, straight: Path) -> str:
+def describe_outcome(side: Any, code: int, out: Path, straight: Path) -> str:
     """What became of a run that was resumed."""
     if code:
-        return f"does not resume: exit {code}, `{short(side.error)}`"
+        return f"does not resume: exit {code}, `{strip_paths(side.error)}`"
     mine, wanted = side.weights(out), side.weights(straight)
     if all(torch.equal(mine[name], value) for name, value in wanted.items()):
         return "same weights, bit for bit"
     largest = max(float((mine[name] - value).abs().max()) for name, value in wanted.items())
-    return f"other weights (by up to {largest:.0e}), {silent(side)}"
+    return f"other weights (by up to {largest:.0e}), {describe_warning(side)}"
 
 
-def silent(side: Any) -> str:
+def describe_warning(side: Any) -> str:
     """Whether a run that ended well said something to look at."""
-    return f"exit 0, said `{short(side.error)}`" if isinstance(side, Trainer) and side.error else "exit 0, nothing said"
+    return (
+        f"exit 0, said `{strip_paths(side.error)}`"
+        if isinstance(side, Trainer) and side.error
+        else "exit 0, nothing said"
+    )
 
 
-def short(text: str) -> str:
+def strip_paths(text: str) -> str:
     """A message without the places of this machine."""
     words = [Path(word).name if word.startswith(("/", "'/")) else word for word in text.split()]
     found = " ".join(words)
     return found if len(found) < 110 else found[:107] + "…"
 
 
-def truncated(file: Path) -> None:
+def truncate_file(file: Path) -> None:
     os.truncate(file, file.stat().st_size // 2)
 
 
-def damaged(side: Any, folder: Path, straight: Path, number: int, how: Callable[[Path], None]) -> str:
+def resume_from_damaged(side: Any, folder: Path, straight: Path, number: int, how: Callable[[Path], None]) -> str:
     out = side.begun(folder / f"damaged-{number}-{how.__name__}")
     file = side.newest(out) / side.files[number]
     how(file)
-    found = ended(side, side.resume(out), out, straight)
+    found = describe_outcome(side, side.resume(out), out, straight)
     told = [line for line in side.said if file.name in line and file.parent.name in line and line != side.error]
-    return found + (f"; said `{short(told[0])}`" if told else "")
+    return found + (f"; said `{strip_paths(told[0])}`" if told else "")
 
 
-def again(side: Any, folder: Path, straight: Path) -> str:
-    return ended(side, side.workers(folder / "again", 0), folder / "again", straight)
+def repeat_run(side: Any, folder: Path, straight: Path) -> str:
+    return describe_outcome(side, side.workers(folder / "again", 0), folder / "again", straight)
 
 
-def killed(side: Any, folder: Path, straight: Path) -> str:
+def resume_after_kill(side: Any, folder: Path, straight: Path) -> str:
     out = side.begun(folder / "killed")
-    return ended(side, side.resume(out), out, straight)
+    return describe_outcome(side, side.resume(out), out, straight)
 
 
-def poisoned(side: Any, folder: Path) -> str:
+def train_with_nan(side: Any, folder: Path) -> str:
     code = side.fault(folder / "nan", "nan", 5)
     weights = side.weights(folder / "nan")
     lost = sum(not bool(value.isfinite().all()) for value in weights.values())
@@ -310,23 +318,23 @@ def poisoned(side: Any, folder: Path) -> str:
     return f"{state}; exit {code}"
 
 
-def asked(side: Any, folder: Path, straight: Path, name: str) -> str:
+def resume_after_signal(side: Any, folder: Path, straight: Path, name: str) -> str:
     out = folder / name
     code = side.fault(out, name, 7)
     lost = 7 - side.step(out)
     told = f"exit {code}, " + (
         "saved after the step" if lost <= 0 else f"what came after the checkpoint of step {7 - lost} is lost"
     )
-    return f"{told}; resumed: {ended(side, side.resume(out), out, straight)}"
+    return f"{told}; resumed: {describe_outcome(side, side.resume(out), out, straight)}"
 
 
-def full(side: Any, folder: Path, straight: Path) -> str:
+def run_on_full_disk(side: Any, folder: Path, straight: Path) -> str:
     out = folder / "full"
     code = side.fault(out, "full", 5)
-    return f"exit {code}; with room again: {ended(side, side.resume(out), out, straight)}"
+    return f"exit {code}; with room again: {describe_outcome(side, side.resume(out), out, straight)}"
 
 
-def accumulated(side: Any, folder: Path) -> str:
+def compare_accumulation(side: Any, folder: Path) -> str:
     for count in (1, 8):
         assert side.micro(folder / f"micro-{count}", count) == 0, side.error
     once, often = (side.weights(folder / f"micro-{count}") for count in (1, 8))
@@ -335,45 +343,51 @@ def accumulated(side: Any, folder: Path) -> str:
     return f"first loss {losses}; weights after {STEPS} steps differ by up to {apart:.0e}"
 
 
-def with_workers(side: Any, folder: Path, straight: Path) -> str:
-    return ended(side, side.workers(folder / "workers", 2), folder / "workers", straight)
+def run_with_workers(side: Any, folder: Path, straight: Path) -> str:
+    return describe_outcome(side, side.workers(folder / "workers", 2), folder / "workers", straight)
 
 
-def other_text(side: Any, folder: Path, straight: Path, other: Path) -> str:
+def resume_with_other_text(side: Any, folder: Path, straight: Path, other: Path) -> str:
     out = side.begun(folder / "other")
     code = side.resume(out, data=other)
-    return f"refused, exit {code}: `{short(side.error)}`" if code else f"goes on with the other text, {silent(side)}"
+    return (
+        f"refused, exit {code}: `{strip_paths(side.error)}`"
+        if code
+        else f"goes on with the other text, {describe_warning(side)}"
+    )
 
 
-def two_runs(side: Any, folder: Path) -> str:
+def start_two_runs(side: Any, folder: Path) -> str:
     code, error = side.second(folder / "two")
     if not code:
-        return f"both write there, {silent(side)}"
-    return f"{'refused' if isinstance(side, Pretune) else 'the second breaks'}, exit {code}: `{short(error)}`"
+        return f"both write there, {describe_warning(side)}"
+    return f"{'refused' if isinstance(side, Pretune) else 'the second breaks'}, exit {code}: `{strip_paths(error)}`"
 
 
-def table(sides: list[Any], folder: Path, other: Path) -> list[str]:
+def build_table(sides: list[Any], folder: Path, other: Path) -> list[str]:
     """A row per fault."""
     straight = {side.name: folder / side.name / "straight" for side in sides}
     for side in sides:
         code = side.run(straight[side.name]) if isinstance(side, Trainer) else side.straight(straight[side.name])
         assert code == 0, side.error
     faults: dict[str, Callable[[Any, Path, Path], str]] = {
-        "none: the same run again": again,
-        "kill -9 in step 7, resumed": killed,
-        "newest checkpoint: weights truncated": lambda s, f, to: damaged(s, f, to, 0, truncated),
-        "newest checkpoint: optimiser missing": lambda s, f, to: damaged(s, f, to, 1, Path.unlink),
-        "newest checkpoint: state of the run missing (theirs: of random numbers)": lambda s, f, to: damaged(
+        "none: the same run again": repeat_run,
+        "kill -9 in step 7, resumed": resume_after_kill,
+        "newest checkpoint: weights truncated": lambda s, f, to: resume_from_damaged(s, f, to, 0, truncate_file),
+        "newest checkpoint: optimiser missing": lambda s, f, to: resume_from_damaged(s, f, to, 1, Path.unlink),
+        "newest checkpoint: state of the run missing (theirs: of random numbers)": lambda s, f, to: resume_from_damaged(
             s, f, to, 2, Path.unlink
         ),
-        "one loss is NaN": lambda s, f, to: poisoned(s, f),
-        "SIGTERM in step 7": lambda s, f, to: asked(s, f, to, "SIGTERM"),
-        "Ctrl-C in step 7": lambda s, f, to: asked(s, f, to, "SIGINT"),
-        "disk full at the save of step 6": full,
-        "other text under the run, resumed": lambda s, f, to: other_text(s, f, to, other),
-        "a second run in the same directory": lambda s, f, to: two_runs(s, f),
-        "2 data workers instead of none": with_workers,
-        "8 texts a step as 1 x 8 and as 8 x 1 (no dropout, the same masks)": lambda s, f, to: accumulated(s, f),
+        "one loss is NaN": lambda s, f, to: train_with_nan(s, f),
+        "SIGTERM in step 7": lambda s, f, to: resume_after_signal(s, f, to, "SIGTERM"),
+        "Ctrl-C in step 7": lambda s, f, to: resume_after_signal(s, f, to, "SIGINT"),
+        "disk full at the save of step 6": run_on_full_disk,
+        "other text under the run, resumed": lambda s, f, to: resume_with_other_text(s, f, to, other),
+        "a second run in the same directory": lambda s, f, to: start_two_runs(s, f),
+        "2 data workers instead of none": run_with_workers,
+        "8 texts a step as 1 x 8 and as 8 x 1 (no dropout, the same masks)": lambda s, f, to: compare_accumulation(
+            s, f
+        ),
     }
     lines = [f"| fault | {' | '.join(side.name for side in sides)} |", "|---|" + "---|" * len(sides)]
     for fault, work in faults.items():
@@ -399,19 +413,19 @@ def main() -> None:
     given = vars(parser.parse_args())
     out, place = given.pop("out"), given.pop("child")
     if place is not None:
-        trainer(place, **given)
+        train_with_trainer(place, **given)
         return
     with tempfile.TemporaryDirectory() as made, contextlib.ExitStack() as stack:
         folder = Path(made)
-        data, other = made_data(folder / "data"), _other(folder)
+        data, other = made_data(folder / "data"), _write_other_text(folder)
         runs = stack.enter_context(nursery(folder))
-        text = "\n".join(table([Trainer(folder, data), Pretune(runs, data)], folder, other))
+        text = "\n".join(build_table([Trainer(folder, data), Pretune(runs, data)], folder, other))
     print(text)
     if out is not None:
         out.write_text(text + "\n")
 
 
-def _other(folder: Path) -> Path:
+def _write_other_text(folder: Path) -> Path:
     """Other stories in the same tokenizer's tokens."""
     shutil.copytree(folder / "data/tokenizer", folder / "other/tokenizer")
     found = made_data(folder / "other", first=500, tokenizer=False)

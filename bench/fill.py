@@ -18,33 +18,33 @@ from typing import Any, cast
 import numpy as np
 
 from pretune.data.packing import best_fit
-from pretune.data.parallel import Sided
-from pretune.data.stream import Stream, planned
-from pretune.objectives import named
+from pretune.data.parallel import ParallelSamples
+from pretune.data.stream import BatchStream, predict_lengths
+from pretune.objectives import build_objective
 from pretune.objectives.base import ModelShape
-from pretune.runs.training_data import Reading, SampleName, Source
+from pretune.runs.training_data import DataConfig, SampleKind, TrainingData
 
-MOST = 40
+MAX_BATCHES = 40
 
 
-def measured(stream: Stream) -> tuple[list[float], float]:
+def measure_fill(stream: BatchStream) -> tuple[list[float], float]:
     """The share of each side that is not filler: target (or the only one), source; and seconds to plan an epoch."""
     begun = time.process_time()
     plan = stream.plan(0)
     seconds = time.process_time() - begun
-    steps = range(max(plan.batches - 1, 1))[:MOST]
+    steps = range(max(plan.batch_count - 1, 1))[:MAX_BATCHES]
     batches = [stream[step] for step in steps]
     sides = [batches, [batch.source for batch in batches if batch.source is not None]]
     return [float(np.mean([(one.sequence >= 0).float().mean() for one in side])) for side in sides if side], seconds
 
 
-def peer(stream: Stream, length: int, filled: list[float]) -> tuple[list[float], list[int]]:
+def measure_peer_fill(stream: BatchStream, length: int, filled: list[float]) -> tuple[list[float], list[int]]:
     """The same tokens in rows planned by bounds and best fit, and how long those rows are."""
-    samples, lesson, plan = stream.samples, stream.lesson, stream.plan(0)
+    samples, lesson, plan = stream.samples, stream.corruption, stream.plan(0)
     assert lesson is not None
-    known = samples.known(samples.settle(stream.mixture.draws(0, 0)))
-    sided = isinstance(samples, Sided)
-    source, target = planned(lesson, known, None) if sided else lesson.lengths(known.lengths)
+    known = samples.measure_lengths(samples.assign_partners(stream.mixture.draw_order(0, 0)))
+    sided = isinstance(samples, ParallelSamples)
+    source, target = predict_lengths(lesson, known, None) if sided else lesson.lengths(known.lengths)
     room, other = (None if side is None else int(side[0]) for side in lesson.lengths(np.array([length])))
     assert room is not None
     if target is None or other is None:
@@ -70,14 +70,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     found: dict[str, Any] = {}
-    reading = Reading(path=str(options.data), max_length=options.length, samples=cast("SampleName", options.samples))
+    reading = DataConfig(path=str(options.data), max_length=options.length, samples=cast("SampleKind", options.samples))
     print(f"{'':34}{'rows':>5}{'source, target':>16}{'filled':>16}{'by bounds':>16}{'plan':>8}")
     for name in options.objective:
-        for shape in named(name).shapes:
-            source = Source.open(reading, named(name), cast("ModelShape", shape))
-            made = source.stream("train", length=options.length, tokens=options.tokens, ranks=1, seed=0, fixed=False)
-            filled, seconds = measured(made)
-            before, rooms = peer(made, options.length, filled)
+        for shape in build_objective(name).shapes:
+            source = TrainingData.open(reading, build_objective(name), cast("ModelShape", shape))
+            made = source.build_stream(
+                "train", length=options.length, tokens=options.tokens, ranks=1, seed=0, fixed=False
+            )
+            filled, seconds = measure_fill(made)
+            before, rooms = measure_peer_fill(made, options.length, filled)
             lengths = [made.shape.length, *([] if made.shape.source is None else [made.shape.source])]
             found[f"{name} · {shape}"] = {
                 "rows": made.shape.rows,

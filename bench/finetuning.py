@@ -22,7 +22,7 @@ from typing import Any
 WARMUP = 0.1
 
 
-def ours(base: Path, args: argparse.Namespace) -> dict[str, Any]:
+def run_ours(base: Path, args: argparse.Namespace) -> dict[str, Any]:
     """`pretune finetune`."""
     from pretune.core import log
     from pretune.runs.finetune.sweep import finetune
@@ -58,7 +58,7 @@ def ours(base: Path, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def theirs(base: Path, args: argparse.Namespace) -> dict[str, Any]:
+def run_trainer(base: Path, args: argparse.Namespace) -> dict[str, Any]:
     """The Trainer."""
     import numpy as np
     import torch
@@ -72,13 +72,13 @@ def theirs(base: Path, args: argparse.Namespace) -> dict[str, Any]:
         TrainingArguments,
     )
 
-    from pretune.metrics import METRICS, headline
-    from pretune.runs.finetune.config import Wanted
+    from pretune.metrics import METRICS, get_headline
+    from pretune.runs.finetune.config import TaskConfig
     from pretune.runs.finetune.task_data import open_task
 
     transformers.logging.set_verbosity_error()
     transformers.set_seed(args.seed)
-    opened = open_task(Wanted(name=args.task, data=str(args.data), labels=args.examples, most=args.dev))
+    opened = open_task(TaskConfig(name=args.task, data=str(args.data), labels=args.examples, most=args.dev))
     tokenizer = AutoTokenizer.from_pretrained(base)
     limit = args.length or 128
 
@@ -87,7 +87,7 @@ def theirs(base: Path, args: argparse.Namespace) -> dict[str, Any]:
         made = [tokenizer(*texts, truncation=True, max_length=limit) for texts in read]
         return [{**found, "labels": int(one.label)} for found, one in zip(made, examples, strict=True)]
 
-    train, dev = rows(opened.limited(args.examples, 0)), rows(opened.parts.dev)
+    train, dev = rows(opened.select_train(args.examples, 0)), rows(opened.parts.dev)
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=len(opened.task.labels))
     marks: list[tuple[int, float]] = []
 
@@ -124,13 +124,13 @@ def theirs(base: Path, args: argparse.Namespace) -> dict[str, Any]:
     score = METRICS.get(opened.task.metrics[0])([row["labels"] for row in dev], said)
     return {
         "examples_per_second": args.batch * (last - first) / (end - begin),
-        "dev": headline(score),
+        "dev": get_headline(score),
         "whole_seconds": round(whole, 1),
         "memory": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
     }
 
 
-def built(size: str, base: Path, folder: Path) -> Path:
+def build_base(size: str, base: Path, folder: Path) -> Path:
     """A model of some size with new weights, and the tokenizer of another."""
     import pretune as pt
 
@@ -162,10 +162,10 @@ def main() -> None:
     args = parser.parse_args()
     args.steps = args.steps or args.examples // args.batch
     with tempfile.TemporaryDirectory() as folder:
-        base = built(args.build, args.base, Path(folder)) if args.build else args.base
-        mine = ours(base, args)
+        base = build_base(args.build, args.base, Path(folder)) if args.build else args.base
+        mine = run_ours(base, args)
         print(f"ours: {mine}", file=sys.stderr, flush=True)
-        other = theirs(base, args)
+        other = run_trainer(base, args)
     ratio = mine["examples_per_second"] / other["examples_per_second"]
     about = {"task": args.task, "model": args.build or args.base.name, "batch": args.batch, "steps": args.steps}
     print(json.dumps({**about, "pretune": mine, "trainer": other, "ratio": round(ratio, 2)}, indent=1))

@@ -24,9 +24,9 @@ import torch
 import transformers
 
 import pretune as pt
-from pretune.inference.decode import complete
-from pretune.inference.generation_config import Decoding
-from pretune.inference.generation_tokens import Marks
+from pretune.inference.decode import generate_tokens
+from pretune.inference.generation_config import GenerationConfig
+from pretune.inference.generation_tokens import GenerationTokens
 
 PROMPT = 32
 GOALS = {1: 8.0, 64: 3.0}
@@ -64,7 +64,7 @@ def main() -> None:
         "rows": [],
     }
     for size in map(int, options.batches.split(",")):
-        found["rows"].append(row(ours, reference, size, options, compiles=gpu and not options.no_compile))
+        found["rows"].append(measure_row(ours, reference, size, options, compiles=gpu and not options.no_compile))
     text = json.dumps(found, indent=2)
     print(text)
     if options.out:
@@ -81,14 +81,19 @@ def build(options: dict[str, int]) -> Any:
     return model
 
 
-def prompts(size: int, vocab: int) -> list[list[int]]:
+def make_prompts(size: int, vocab: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(size)
     return torch.randint(1, vocab, (size, PROMPT), generator=generator).tolist()
 
 
 def write(model: Any, given: list[list[int]], new: int, *, compiled: bool = False) -> list[list[int]]:
-    how = Decoding(max_new_tokens=new)
-    return [one[0].tokens for one in complete(model, given, how, batch=len(given), marks=Marks(), compiled=compiled)]
+    how = GenerationConfig(max_new_tokens=new)
+    return [
+        one[0].tokens
+        for one in generate_tokens(
+            model, given, how, batch=len(given), generation_tokens=GenerationTokens(), compiled=compiled
+        )
+    ]
 
 
 def write_theirs(model: Any, given: list[list[int]], new: int, **options: Any) -> Any:
@@ -100,18 +105,18 @@ def write_theirs(model: Any, given: list[list[int]], new: int, **options: Any) -
 @torch.no_grad()
 def check(ours: Any, reference: Any, device: str, new: int) -> tuple[float, float]:
     """How far the logits of our tokens lie below the reference's largest, and the share of equal texts; in fp32."""
-    given = prompts(8, ours.spec.vocab)
+    given = make_prompts(8, ours.spec.vocab)
     mine, theirs = write(ours, given, new), write_theirs(reference, given, new)
     whole = torch.tensor([a + b for a, b in zip(given, mine, strict=True)], device=device)
     logits = reference(whole).logits[:, PROMPT - 1 : -1].float()
-    chosen = logits.gather(2, whole[:, PROMPT:, None])[..., 0]
+    chosen = logits.gather_objects(2, whole[:, PROMPT:, None])[..., 0]
     same = sum(a == b for a, b in zip(mine, theirs, strict=True)) / len(mine)
     return float((logits.amax(-1) - chosen).max()), same
 
 
-def row(ours: Any, reference: Any, size: int, options: Any, *, compiles: bool) -> dict[str, Any]:
+def measure_row(ours: Any, reference: Any, size: int, options: Any, *, compiles: bool) -> dict[str, Any]:
     """Tokens a second of every way, and ours over the peer's."""
-    given, new = prompts(size, ours.spec.vocab), options.new
+    given, new = make_prompts(size, ours.spec.vocab), options.new
     ways: dict[str, Callable[[], Any]] = {
         "theirs": lambda: write_theirs(reference, given, new),
         "ours": lambda: write(ours, given, new),
@@ -122,9 +127,9 @@ def row(ours: Any, reference: Any, size: int, options: Any, *, compiles: bool) -
     rates: dict[str, float] = {}
     warm: dict[str, float] = {}
     for name, way in ways.items():  # NOTE: one after the other: we keep one captured step at a time
-        warm[name] = timed(way, options.device)
-        timed(way, options.device)
-        seconds = [timed(way, options.device) for _ in range(options.rounds)]
+        warm[name] = measure_seconds(way, options.device)
+        measure_seconds(way, options.device)
+        seconds = [measure_seconds(way, options.device) for _ in range(options.rounds)]
         rates[name] = size * new / statistics.median(seconds)
     best = max(rate for name, rate in rates.items() if name.startswith("ours"))
     return {
@@ -138,7 +143,7 @@ def row(ours: Any, reference: Any, size: int, options: Any, *, compiles: bool) -
     }
 
 
-def timed(way: Callable[[], Any], device: str) -> float:
+def measure_seconds(way: Callable[[], Any], device: str) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
     begun = time.perf_counter()

@@ -54,7 +54,7 @@ SMALL = Point(length=128, width=128, vocab=4_096, tokens=1_024, depth=2)
 SMALL_AXES = {"length": (64, 256, 512), "width": (64, 256), "vocab": (1_024, 16_384), "tokens": (256, 4_096)}
 
 
-def points(base: Point, axes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, Point]]:
+def iterate_points(base: Point, axes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, Point]]:
     """The base first, then one thing after another."""
     yield "base", base
     for axis, values in axes.items():
@@ -65,7 +65,7 @@ def points(base: Point, axes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str,
             )
 
 
-def steps(point: Point, device: str, wanted: set[str], mode: str | None) -> dict[str, Callable[[], None]]:
+def build_steps(point: Point, device: str, wanted: set[str], mode: str | None) -> dict[str, Callable[[], None]]:
     """A training step of each side that is wanted, on the same tokens."""
     heads = max(point.width // 64, 1)
     config = transformers.GPT2Config(
@@ -115,7 +115,7 @@ def steps(point: Point, device: str, wanted: set[str], mode: str | None) -> dict
     return sides
 
 
-def timed(once: Callable[[], None], device: str, count: int) -> float:
+def measure_seconds(once: Callable[[], None], device: str, count: int) -> float:
     def sync() -> None:
         if device == "cuda":
             torch.cuda.synchronize()
@@ -131,7 +131,7 @@ def timed(once: Callable[[], None], device: str, count: int) -> float:
 def measure(point: Point, device: str, wanted: set[str], mode: str | None) -> dict[str, int]:
     """Tokens a second of the sides, alternated; one that fails beside the others is measured after they are gone."""
     rates: dict[str, list[float]] = {}
-    sides = steps(point, device, wanted, mode)
+    sides = build_steps(point, device, wanted, mode)
     done = max(point.tokens // point.length, 1) * point.length
     for name, once in list(sides.items()):
         try:
@@ -142,17 +142,17 @@ def measure(point: Point, device: str, wanted: set[str], mode: str | None) -> di
             del sides[name]
     for _ in range(3):
         for name, once in sides.items():
-            rates.setdefault(name, []).append(done / timed(once, device, 4 if name == OURS else 2))
+            rates.setdefault(name, []).append(done / measure_seconds(once, device, 4 if name == OURS else 2))
     found = {name: round(statistics.median(values)) for name, values in rates.items()}
     once = None  # type: ignore[assignment]
     sides.clear()
-    free(device)
+    free_memory(device)
     for name in wanted - found.keys() if len(wanted) > 1 else ():
         found |= measure(point, device, {name}, mode)
     return found
 
 
-def free(device: str) -> None:
+def free_memory(device: str) -> None:
     """Give back the memory of what is not used any more."""
     torch._dynamo.reset()
     gc.collect()
@@ -206,7 +206,7 @@ def main() -> None:
     begun, file = time.monotonic(), given.out / "growth.json"
     rows: list[dict[str, Any]] = json.loads(file.read_text())["rows"] if file.is_file() else []
     wanted = {OURS, PEER, *([BEST] if given.compiled and device == "cuda" else [])}
-    for axis, point in points(base, {name: axes[name] for name in given.only.split(",")}):
+    for axis, point in iterate_points(base, {name: axes[name] for name in given.only.split(",")}):
         asked = {"axis": axis, **asdict(point)}
         if any(row.items() >= asked.items() and row["rates"].keys() >= wanted for row in rows):
             continue

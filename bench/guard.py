@@ -67,11 +67,11 @@ def training(family: str, objective: str) -> Pair:
     from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
     import pretune as pt
-    from pretune.data.batch_shape import Shape
+    from pretune.data.batch_shape import BatchShape
     from pretune.models.catalog import resolve
     from pretune.objectives.base import Vocabulary
-    from pretune.runs.defaults import with_heads
-    from pretune.runs.training_data import Reading, Source
+    from pretune.runs.defaults import replace_heads
+    from pretune.runs.training_data import DataConfig, TrainingData
 
     torch.manual_seed(0)
     chosen = pt.objective(objective)
@@ -87,16 +87,18 @@ def training(family: str, objective: str) -> Pair:
         reference = AutoTokenizer.from_pretrained(folder / "tok")
         reference.pad_token = reference.pad_token or reference.eos_token
         shape = "encoder" if family == "bert" else "decoder"
-        source = Source.open(Reading(path=str(data.path), max_length=work.LENGTH), chosen, shape)
-        samples = source.samples("train", work.LENGTH, chosen)
-        lesson = chosen.open(Vocabulary.of(source.tokenizer), shape)
-        stream = work.Stream(samples, Shape(rows=work.TOKENS // work.LENGTH, length=work.LENGTH), seed=0, lesson=lesson)
-        plain = work.Stream(samples, Shape(rows=32, length=work.LENGTH), seed=0)
+        source = TrainingData.open(DataConfig(path=str(data.path), max_length=work.LENGTH), chosen, shape)
+        samples = source.build_samples("train", work.LENGTH, chosen)
+        lesson = chosen.bind(Vocabulary.from_tokenizer(source.tokenizer), shape)
+        stream = work.Stream(
+            samples, BatchShape(rows=work.TOKENS // work.LENGTH, length=work.LENGTH), seed=0, lesson=lesson
+        )
+        plain = work.Stream(samples, BatchShape(rows=32, length=work.LENGTH), seed=0)
         sequences = [part.tolist() for part in plain[0].split(plain[0].tokens)]
         held = [stream[step] for step in range(2)]  # the folder goes; planning and cutting are measured elsewhere
     vocab = source.tokenizer.vocab
     knobs = {**size, "vocab": vocab, **({} if family == "bert" else {"positions": work.LENGTH})}
-    model = pt.build(with_heads(resolve("bert-tiny" if family == "bert" else "gpt2", knobs), chosen), seed=0).train()
+    model = pt.build(replace_heads(resolve("bert-tiny" if family == "bert" else "gpt2", knobs), chosen), seed=0).train()
     wide = {"vocab_size": vocab, "bos_token_id": None, "eos_token_id": None}
     peer: Any
     if family == "bert":

@@ -22,10 +22,10 @@ import torch
 
 import pretune as pt
 from pretune.adaptation.peft import nf4
-from pretune.adaptation.peft.base import TARGETS, Method, linears
+from pretune.adaptation.peft.base import TARGETS, PeftMethod, find_linears
 from pretune.adaptation.peft.lora import Lora
 from pretune.adaptation.peft.prefix import Prefix
-from pretune.adaptation.peft.qlora import Qlora, footprint
+from pretune.adaptation.peft.qlora import Qlora, compute_footprint
 from pretune.core.errors import UsageError
 from pretune.models.model import LanguageModel
 
@@ -51,10 +51,14 @@ def main() -> None:
         "bitsandbytes": importlib.util.find_spec("bitsandbytes") is not None,
         "model": options.model if gpu else "small",
         "compiled": options.compile,
-        "checks": {"4 bits": bits(base), "rounded": rounded(base), "backends": backends(base, gpu)},
+        "checks": {
+            "4 bits": compare_quantization(base),
+            "rounded": compare_dequantized(base),
+            "backends": compare_backends(base, gpu),
+        },
     }
     rows, length = (options.rows, options.length) if gpu else (4, 32)
-    batch = laid(base, rows, length).to(options.device)
+    batch = make_batch(base, rows, length).to(options.device)
     every = {
         "full": None,
         "lora": Lora(targets=TARGETS),
@@ -67,53 +71,55 @@ def main() -> None:
         if name == "qlora, torch alone":
             if not (gpu and found["bitsandbytes"]):
                 continue
-            nf4._installed = lambda: False  # type: ignore[assignment]
-        found["rows"][name] = timed(base, method, batch, options)
+            nf4._has_bitsandbytes = lambda: False  # type: ignore[assignment]
+        found["rows"][name] = measure_method(base, method, batch, options)
     text = json.dumps(found, indent=2)
     print(text)
     if options.out:
         Path(options.out).write_text(text)
 
 
-def bits(base: LanguageModel) -> float:
+def compare_quantization(base: LanguageModel) -> float:
     """The greatest difference between a matrix that went through 4 bits here and one that did on the CPU."""
-    _, _, _, layer = linears(base, ("up",))[0]
+    _, _, _, layer = find_linears(base, ("up",))[0]
     apart = 0.0
     for device in {base.tokens.weight.device, torch.device("cpu")}:
         weight = layer.weight.detach().to(device)  # type: ignore[union-attr]
         made = nf4.quantise(weight)
-        tables = nf4.values_of(device), nf4.steps_of(device)
+        tables = nf4.build_value_table(device), nf4.build_scale_table(device)
         again = nf4.dequantise(made, torch.float32, *tables).cpu()
-        here = nf4.dequantise(nf4.quantise(weight.cpu()), torch.float32, nf4.values_of("cpu"), nf4.steps_of("cpu"))
+        here = nf4.dequantise(
+            nf4.quantise(weight.cpu()), torch.float32, nf4.build_value_table("cpu"), nf4.build_scale_table("cpu")
+        )
         apart = max(apart, float((again - here).abs().max()))
     assert apart < 1e-2, f"4 bits say other weights here: {apart}"  # a scale may be a step off where two are as near
     return apart
 
 
 @torch.no_grad()
-def rounded(base: LanguageModel) -> float:
+def compare_dequantized(base: LanguageModel) -> float:
     """A model in 4 bits against one whose weights are what those say, in fp32."""
     method = Qlora()
     small, plain = copy.deepcopy(base), copy.deepcopy(base)
     method.apply(small)
     method.apply(plain)
     method.merge(plain)
-    batch = laid(base, 2, 16).to(base.tokens.weight.device)
+    batch = make_batch(base, 2, 16).to(base.tokens.weight.device)
     apart = float((small.states(batch) - plain.states(batch)).abs().max())
     assert apart < 1e-3, f"a model in 4 bits differs by {apart} from the rounded one"
     return apart
 
 
 @torch.no_grad()
-def backends(base: LanguageModel, gpu: bool) -> dict[str, float]:
+def compare_backends(base: LanguageModel, gpu: bool) -> dict[str, float]:
     """A prefix in every backend against the plainest, in fp32, short and long rows."""
     model = copy.deepcopy(base)
     for name in Prefix(count=5).apply(model):
         model.get_parameter(name).add_(0.1 * torch.randn_like(model.get_parameter(name)))
     found: dict[str, float] = {}
-    longest = model.spec.longest or 1024
+    longest = model.spec.max_length or 1024
     for length in (24, min(512, longest) - 8):
-        batch = laid(base, 2, length).to(base.tokens.weight.device)
+        batch = make_batch(base, 2, length).to(base.tokens.weight.device)
         model.attention_backend = "naive"
         expected = model.states(batch)
         for backend in ("rows", "flex", "plain"):
@@ -127,19 +133,21 @@ def backends(base: LanguageModel, gpu: bool) -> dict[str, float]:
     return found
 
 
-def laid(model: LanguageModel, rows: int, length: int) -> pt.Batch:
+def make_batch(model: LanguageModel, rows: int, length: int) -> pt.Batch:
     """Rows of two sequences each, but the last, with a label at every seventh token."""
     generator = torch.Generator().manual_seed(0)
     short = length // 3
     lengths = [n for _ in range(rows - 1) for n in (short, length - short)] + [length]
     tokens = [torch.randint(5, VOCAB, (n,), generator=generator).tolist() for n in lengths]
     labels = [[token if i % 7 == 0 else -100 for i, token in enumerate(one)] for one in tokens]
-    if model.spec.both:
+    if model.spec.is_encoder_decoder:
         return pt.batch(source=tokens, target=tokens, row=length, labels=labels)
     return pt.batch(tokens, row=length, labels=labels)
 
 
-def timed(base: LanguageModel, method: Method | None, batch: pt.Batch, options: argparse.Namespace) -> dict[str, Any]:
+def measure_method(
+    base: LanguageModel, method: PeftMethod | None, batch: pt.Batch, options: argparse.Namespace
+) -> dict[str, Any]:
     gpu = options.device == "cuda"
     model = copy.deepcopy(base)
     if method is not None:
@@ -159,7 +167,7 @@ def timed(base: LanguageModel, method: Method | None, batch: pt.Batch, options: 
         wait(gpu)
         times.append(time.perf_counter() - start)
         model.zero_grad()
-    weights, half = footprint(model) if method is not None else (sum(p.nbytes for p in model.parameters()),) * 2
+    weights, half = compute_footprint(model) if method is not None else (sum(p.nbytes for p in model.parameters()),) * 2
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return {
         "loss": loss.item(),

@@ -23,13 +23,13 @@ DATA = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).parents[2] / "share
 WORDS = 400
 
 
-def similarity(one: list[str], other: list[str]) -> float:
+def compute_jaccard(one: list[str], other: list[str]) -> float:
     """Jaccard similarity of the runs of five words."""
     first, second = ({tuple(words[at : at + 5]) for at in range(len(words) - 4)} for words in (one, other))
     return len(first & second) / len(first | second)
 
 
-def recall(text: str, copies: int, threshold: float) -> dict[str, dict[str, float]]:
+def measure_recall(text: str, copies: int, threshold: float) -> dict[str, dict[str, float]]:
     """The share of copies that is found, by their similarity in steps of 0.05."""
     words, rng = text.split(), random.Random(0)
     found: dict[float, list[bool]] = defaultdict(list)
@@ -38,15 +38,15 @@ def recall(text: str, copies: int, threshold: float) -> dict[str, dict[str, floa
         page, rate = words[at : at + WORDS], rng.uniform(0, 0.08)
         other = [f"changed{rng.randrange(10**9)}" if rng.random() < rate else word for word in page]
         near = NearDuplicates(threshold)
-        near.add(near.signature(" ".join(page)))
-        found[round(similarity(page, other) * 20) / 20].append(near.add(near.signature(" ".join(other))))
+        near.add(near.compute_signature(" ".join(page)))
+        found[round(compute_jaccard(page, other) * 20) / 20].append(near.add(near.compute_signature(" ".join(other))))
     return {f"{at:.2f}": {"found": sum(hits) / len(hits), "copies": len(hits)} for at, hits in sorted(found.items())}
 
 
-def passed(texts: list[str], threshold: float) -> dict[str, float]:
+def measure_deduplication(texts: list[str], threshold: float) -> dict[str, float]:
     """Texts one after another: duplicates, speed and memory."""
     near, begun = NearDuplicates(threshold), time.process_time()
-    dropped = sum(near.add(near.signature(text)) for text in texts)
+    dropped = sum(near.add(near.compute_signature(text)) for text in texts)
     seconds, size = time.process_time() - begun, sum(len(text.encode()) for text in texts)
     return {
         "texts": len(texts),
@@ -64,15 +64,15 @@ def main() -> None:
     given = parser.parse_args()
     with lzma.open(next((DATA / "corpora/wikipedia-en").glob("valid*.xz")), "rt", encoding="utf-8") as file:
         text = file.read()
-    reviews = [text for text, _ in Reviews().labelled()]
+    reviews = [text for text, _ in Reviews().read_examples()]
     distinct = [*dict.fromkeys(" ".join(text.split()) for text in reviews)]
     size = 16_000  # characters, about those of a page of Wikipedia
     pages = [text[at : at + size] for at in range(0, len(text), size)]
     result = {
         "threshold": given.threshold,
-        "recall": recall(text, given.copies, given.threshold),
-        "wikipedia": passed(pages, given.threshold),
-        "reviews": {"exact": len(reviews) - len(distinct), **passed(distinct, given.threshold)},
+        "recall": measure_recall(text, given.copies, given.threshold),
+        "wikipedia": measure_deduplication(pages, given.threshold),
+        "reviews": {"exact": len(reviews) - len(distinct), **measure_deduplication(distinct, given.threshold)},
     }
     print(json.dumps(result, indent=2))
 

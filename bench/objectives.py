@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from pretune.data.counters import Counters
-from pretune.data.ragged import bounds
+from pretune.data.ragged import compute_offsets
 from pretune.data.sequences import Sequences
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import ModelShape, Objective, Vocabulary
@@ -48,7 +48,7 @@ VOCABULARY = Vocabulary(
 MORE: dict[str, Objective] = {"masked, whole words": Masked(words=True)}
 
 
-def text(tokens: int, length: int, objective: Objective | None = None) -> Sequences:
+def make_sequences(tokens: int, length: int, objective: Objective | None = None) -> Sequences:
     """Sequences `[CLS] a [SEP]`, or `[CLS] a [SEP] b [SEP]` for one that reads pairs; half of each for a mixture."""
     rng, count = np.random.default_rng(0), tokens // length
     flat = rng.integers(EOS + 1, VOCAB - 200, count * length)
@@ -60,7 +60,7 @@ def text(tokens: int, length: int, objective: Objective | None = None) -> Sequen
     after = np.roll(special, 1)
     return Sequences(
         tokens=flat,
-        offsets=bounds(np.full(count, length)),
+        offsets=compute_offsets(np.full(count, length)),
         special=special,
         words=words | special | after if objective is None or objective.words else None,
         sentences=sentences & words | special | after if objective is None or objective.sentences else None,
@@ -74,13 +74,13 @@ def text(tokens: int, length: int, objective: Objective | None = None) -> Sequen
     )
 
 
-def ours(objective: Objective, shape: ModelShape, tokens: int, length: int) -> Callable[[int], object]:
+def build_call(objective: Objective, shape: ModelShape, tokens: int, length: int) -> Callable[[int], object]:
     """One call is one batch."""
-    lesson, sequences = objective.open(VOCABULARY, shape), text(tokens, length, objective)
-    return lambda turn: lesson.corrupt(sequences, Counters.of(turn, sequences, copies=lesson.copies))
+    lesson, sequences = objective.bind(VOCABULARY, shape), make_sequences(tokens, length, objective)
+    return lambda turn: lesson.corrupt(sequences, Counters.from_sequences(turn, sequences, copies=lesson.copies))
 
 
-def tokenizer() -> Any:
+def build_tokenizer() -> Any:
     """A fast tokenizer of transformers with as many words."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
@@ -91,11 +91,11 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=raw, **roles)
 
 
-def peers(tokens: int, length: int) -> dict[str, tuple[str, Callable[[int], object]]]:
+def build_peer_calls(tokens: int, length: int) -> dict[str, tuple[str, Callable[[int], object]]]:
     """The collators by the objective they stand beside: what they are called, and a call for one batch."""
     from transformers import DataCollatorForLanguageModeling, DataCollatorForPermutationLanguageModeling
 
-    sequences, made = text(tokens, length), tokenizer()
+    sequences, made = make_sequences(tokens, length), build_tokenizer()
     assert sequences.special is not None and sequences.words is not None
     ids, special, words = (
         value.reshape(-1, length)
@@ -157,8 +157,8 @@ def main() -> None:
     for name, objective in objectives.items():
         if not options.only or name in options.only:
             for shape in objective.shapes:
-                calls[f"{name} · {shape}"] = ours(objective, shape, options.tokens, options.length)
-    beside = peers(options.tokens, options.length)
+                calls[f"{name} · {shape}"] = build_call(objective, shape, options.tokens, options.length)
+    beside = build_peer_calls(options.tokens, options.length)
     named = {f"transformers: {name}": call for name, call in beside.values()}
     seconds = measure({**calls, **named}, options.repeats)
 

@@ -23,21 +23,21 @@ from typing import Any
 
 import numpy as np
 
-from pretune.core.types import IGNORE
-from pretune.data.batch_shape import Shape
+from pretune.core.types import IGNORE_INDEX
+from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
 from pretune.data.length_schedule import LengthSchedule, Phase
 from pretune.data.pairs import SegmentPairs
-from pretune.data.plan import make_plan
-from pretune.data.ragged import Ints, bounds
+from pretune.data.plan import build_plan
+from pretune.data.ragged import Ints, compute_offsets
 from pretune.data.samples import Blocks, Documents, Sentences
-from pretune.data.sequence_template import A, B, Frame
+from pretune.data.sequence_template import A, B, SequenceTemplate
 from pretune.data.sequences import Sequences
-from pretune.data.shards import Index, Shards, ShardWriter, Split, write_index
-from pretune.data.stream import Stream, sided
+from pretune.data.shards import DataIndex, Shards, ShardSplit, ShardWriter, write_index
+from pretune.data.stream import BatchStream, compute_row_lengths
 
-FRAME = Frame(single=((1, 0), (A, 0), (2, 0)), pair=((1, 0), (A, 0), (2, 0), (B, 1), (2, 1)))
+FRAME = SequenceTemplate(single=((1, 0), (A, 0), (2, 0)), pair=((1, 0), (A, 0), (2, 0), (B, 1), (2, 1)))
 TOKENS = 65_536
 FILES = ("wikinews-en/train.txt.xz", "wikipedia-en/train-00.txt.xz", "books-en/train-00.txt.xz")
 SENTENCE = re.compile(r"(?<=[.!?])[\"')\]]*\s+")
@@ -60,7 +60,7 @@ class Spans:
         return tokens
 
 
-def texts(megabytes: float) -> Iterator[list[list[str]]]:
+def read_documents(megabytes: float) -> Iterator[list[list[str]]]:
     """Documents as lists of sentences as lists of words."""
     root = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).parents[2] / "shared" / "data") / "corpora"
     if not root.is_dir():
@@ -81,17 +81,19 @@ def texts(megabytes: float) -> Iterator[list[list[str]]]:
 
 def write(folder: Path, megabytes: float) -> tuple[float, int]:
     """Write shards; how long it took, and how many tokens."""
-    documents = list(texts(megabytes))
+    documents = list(read_documents(megabytes))
     sizes = [np.array([len(sentence) for sentence in document]) for document in documents]
     lengths = np.array([size.sum() for size in sizes])
     tokens = np.random.default_rng(0).integers(5, 30_000, lengths.sum())
-    sentences = np.concatenate([bounds(size)[:-1] + start for size, start in zip(sizes, bounds(lengths), strict=False)])
+    sentences = np.concatenate(
+        [compute_offsets(size)[:-1] + start for size, start in zip(sizes, compute_offsets(lengths), strict=False)]
+    )
     start = time.perf_counter()
     with ShardWriter(folder / "train", "uint16") as writer:
-        writer.add(tokens, bounds(lengths), words=np.ones(len(tokens), dtype=bool), sentences=sentences)
+        writer.add(tokens, compute_offsets(lengths), words=np.ones(len(tokens), dtype=bool), sentences=sentences)
     seconds = time.perf_counter() - start
-    split = Split(shards=tuple(writer.shards))
-    made = Index(
+    split = ShardSplit(shards=tuple(writer.shards))
+    made = DataIndex(
         tokenizer_sha256="", vocab=30_000, dtype="uint16", fingerprint="", sources=("text",), splits={"train": split}
     )
     write_index(folder, made)
@@ -118,7 +120,7 @@ def next_fit(lengths: Ints, room: int) -> float:
     return float(lengths.sum() / (rows * room))
 
 
-def padded(lengths: Ints, rows: int) -> float:
+def compute_padded_fill(lengths: Ints, rows: int) -> float:
     """The fill of batches of `rows` sequences padded to their longest."""
     rows = min(rows, len(lengths))
     whole = len(lengths) // rows * rows
@@ -154,29 +156,29 @@ def main() -> None:
         head = f"{'':30}{'samples':>9}{'plan':>12}{'fill':>8}{'in order':>10}{'padded':>8}{'per row':>9}"
         print(f"{head}{'cut':>8}{'lay out':>9}{'step':>9}")
         for label, (kind, room, source, lesson) in work.items():
-            result[label] = one(label, kind.open(shards, FRAME), room, source, lesson)
+            result[label] = measure_case(label, kind.open(shards, FRAME), room, source, lesson)
         result["million"] = million(Sentences(limit=128).open(shards, FRAME).lengths())
         print(f"\na million sentences planned in {result['million']:.2f} s")
         stages = LengthSchedule(phases=(Phase(share=0.9, length=128), Phase(share=0.1, length=512)))
-        print("schedule:", *stages.stages(steps=1000, tokens=TOKENS), sep="\n  ")
+        print("schedule:", *stages.build_stages(steps=1000, tokens=TOKENS), sep="\n  ")
     if options.out:
         options.out.write_text(json.dumps(result, indent=2) + "\n")
 
 
-def one(label: str, samples: Any, room: int, source: int | None, lesson: Any) -> dict[str, Any]:
-    shape = Shape(rows=TOKENS // (source or room), length=room, source=source)
-    stream = Stream(samples, shape, seed=0, lesson=lesson)
-    draws = samples.settle(stream.mixture.draws(0, 0))
+def measure_case(label: str, samples: Any, room: int, source: int | None, lesson: Any) -> dict[str, Any]:
+    shape = BatchShape(rows=TOKENS // (source or room), length=room, source=source)
+    stream = BatchStream(samples, shape, seed=0, corruption=lesson)
+    draws = samples.settle(stream.mixture.draw_order(0, 0))
     lengths = samples.lengths(draws)
-    own, other = sided(samples, lesson, draws)
-    seconds = median(lambda: make_plan(own, stream.shape, seed=0, epoch=0, source=other), 3)
+    own, other = compute_row_lengths(samples, lesson, draws)
+    seconds = median(lambda: build_plan(own, stream.shape, seed=0, epoch=0, source=other), 3)
     plan = stream.plan(0)
-    which, row = plan.batch(0)
+    which, row = plan.get_batch(0)
     cut_s = median(lambda: samples.cut(draws.take(which), words=True, sentences=True), 9)
     cut = samples.cut(draws.take(which))
     lay_s = step_s = 0.0
     if lesson is None:
-        labels = np.where(np.random.default_rng(0).random(len(cut.tokens)) < 0.15, cut.tokens, IGNORE)
+        labels = np.where(np.random.default_rng(0).random(len(cut.tokens)) < 0.15, cut.tokens, IGNORE_INDEX)
         made = Sequences(tokens=cut.tokens, offsets=cut.offsets, segments=cut.segments, targets=labels)
         lay_s = median(lambda: lay_out(made, row, stream.shape), 9)
         step_s = median(lambda: stream[0], 9)
@@ -187,7 +189,7 @@ def one(label: str, samples: Any, room: int, source: int | None, lesson: Any) ->
         "fill": round(plan.fill, 5),
         "source_fill": plan.source_fill and round(plan.source_fill, 5),
         "next_fit": None if lesson else round(next_fit(lengths, room), 4),
-        "padded": None if lesson else round(padded(lengths, 64), 4),
+        "padded": None if lesson else round(compute_padded_fill(lengths, 64), 4),
         "cut_ms": round(cut_s * 1e3, 2),
         "lay_out_ms": round(lay_s * 1e3, 2),
         "step_ms": round(step_s * 1e3, 2),
@@ -206,9 +208,9 @@ def one(label: str, samples: Any, room: int, source: int | None, lesson: Any) ->
 
 def million(lengths: Ints) -> float:
     many = np.random.default_rng(0).choice(lengths, 1_000_000)
-    shape = Shape(rows=512, length=128, sequences=32)
+    shape = BatchShape(rows=512, length=128, sequences=32)
     start = time.perf_counter()
-    make_plan(many, shape, seed=0, epoch=0)
+    build_plan(many, shape, seed=0, epoch=0)
     return round(time.perf_counter() - start, 2)
 
 

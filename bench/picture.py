@@ -17,7 +17,7 @@ IMAGES = Path(__file__).parents[1] / "docs" / "images"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
-def picture(page: Path, width: int, height: int, dark: bool) -> Image.Image:
+def take_screenshot(page: Path, width: int, height: int, dark: bool) -> Image.Image:
     """A window of a page."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
@@ -44,7 +44,7 @@ def main() -> None:
     given = parser.parse_args()
     for name, dark in (("report", False), ("report-dark", True)):
         out = IMAGES / f"{name}.png"
-        picture(given.page, given.width, given.height, dark).quantize(64).save(out, optimize=True)
+        take_screenshot(given.page, given.width, given.height, dark).quantize(64).save(out, optimize=True)
         print(f"{out}: {out.stat().st_size:,} bytes")
 
 

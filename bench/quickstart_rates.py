@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from pretune.core import log
-from pretune.runs.build_config import device_of
-from pretune.runs.quickstart import ROWS, SMALL, Plan, Work, find_encoder, read_reviews
+from pretune.runs.build_config import resolve_device
+from pretune.runs.quickstart import ROWS, SMALL_MODEL_ROWS, QuickstartPlan, QuickstartRun, find_encoder, read_reviews
 
 DEV = 2000
 """Reviews that stand in for those of the test."""
@@ -26,7 +26,7 @@ def main() -> None:
     """Measure every combination."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("out", type=Path)
-    arguments.add_argument("--row", default="full", choices=[key for key, row in ROWS.items() if row.how])
+    arguments.add_argument("--row", default="full", choices=[key for key, row in ROWS.items() if row.finetune_method])
     arguments.add_argument("--labels", type=int, default=200)
     arguments.add_argument("--rates", default="1e-4")
     arguments.add_argument("--steps", default="50")
@@ -35,12 +35,12 @@ def main() -> None:
     arguments.add_argument("--device")
     args = arguments.parse_args()
     log.set_quiet(True)
-    plan = Plan()
+    plan = QuickstartPlan()
     _, rest, names = read_reviews(None, plan)
     sizes, model = replace(plan, test=DEV), find_encoder(None)
-    work = Work(args.out, sizes, rest[:DEV], rest[DEV:], names, model, device_of(args.device), 360.0)
-    work.read()
-    if args.row in SMALL:
+    work = QuickstartRun(args.out, sizes, rest[:DEV], rest[DEV:], names, model, resolve_device(args.device), 360.0)
+    work.prepare_data()
+    if args.row in SMALL_MODEL_ROWS:
         work.pretrain(args.pretrain)
     for rate in map(float, args.rates.split(",")):
         ROWS[args.row] = replace(ROWS[args.row], lr=rate)

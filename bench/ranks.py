@@ -20,29 +20,29 @@ import tempfile
 from pathlib import Path
 
 GOAL = 1.8
-SKIPPED = 4
+WARMUP_STEPS = 4
 
 
-def text() -> str:
+def make_text() -> str:
     """Documents of some hundred words that repeat."""
     words = [f"w{number * number % 4_999}" for number in range(200_000)]
     return "\n\n".join(" ".join(words[start : start + 200]) for start in range(0, len(words), 200))
 
 
-def pretraining(model: str) -> list[str]:
+def build_pretrain_command(model: str) -> list[str]:
     """4,096 tokens a step."""
     command = ["pretrain", model, "--data", "data", "--objective", "masked", "--set", "train.eval_tokens=0"]
     command += ["--set", "data.max_length=128", "--set", "data.short=none", "--set", "train.batch_tokens=4096"]
     return [*command, "--set", "model.dropout=0"]
 
 
-def finetuning() -> list[str]:
+def build_finetune_command() -> list[str]:
     """64 examples a step, of some 60 tokens each."""
     command = ["finetune", "base", "--train", "table.csv", "--baselines", "none", "--set", "train.batch=64"]
     return [*command, "--set", "train.eval_every=1000000", "--set", "train.judge=8", "--set", "tune.dropout=0"]
 
 
-def table() -> str:
+def make_table() -> str:
     """Examples whose label is one of their words."""
     rows = [" ".join(f"w{(row * 31 + i) ** 2 % 4_999}" for i in range(20)) for row in range(1_000)]
     return "text,label\n" + "".join(f"{text} {'yes' if i % 2 else 'no'},{i % 2}\n" for i, text in enumerate(rows))
@@ -62,7 +62,7 @@ def run(given: list[str], folder: Path, ranks: int, steps: int, name: str) -> tu
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in rows if "seconds" in row]
     times = [row["seconds"] for row in rows]
-    each = [later - sooner for sooner, later in zip(times[SKIPPED - 1 :], times[SKIPPED:], strict=False)]
+    each = [later - sooner for sooner, later in zip(times[WARMUP_STEPS - 1 :], times[WARMUP_STEPS:], strict=False)]
     return statistics.median(each or [0.0]), sum(after[2:4]) - sum(before[2:4]), rows[-1]["loss"]
 
 
@@ -78,16 +78,16 @@ def main() -> None:
     os.environ.update(OMP_NUM_THREADS="1", PYTHONPATH=str(Path(__file__).parents[1] / "src"))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "text.txt").write_text(text())
+        (folder / "text.txt").write_text(make_text())
         pretune = [sys.executable, "-m", "pretune", "--quiet"]
         tokenizer = ["tokenizer", "text.txt", "--kind", "wordpiece", "--vocab", "8000", "--out", "tok"]
         for command in (tokenizer, ["prepare", "text.txt", "--tokenizer", "tok", "--out", "data"]):
             subprocess.run([*pretune, *command], cwd=folder, check=True, capture_output=True)
-        given = pretraining(options.model)
+        given = build_pretrain_command(options.model)
         if options.verb == "finetune":
-            (folder / "table.csv").write_text(table())
+            (folder / "table.csv").write_text(make_table())
             run(given, folder, 1, 1, "base")
-            given = finetuning()
+            given = build_finetune_command()
         clock: dict[int, list[float]] = {1: [], 2: []}
         work: dict[int, list[float]] = {1: [], 2: []}
         for turn in range(options.repeats):

@@ -33,31 +33,31 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 """
 
 
-def lines(path: Path) -> Iterable[object]:
+def read_lines(path: Path) -> Iterable[object]:
     """Text by lines, as `open` gives them."""
     with path.open(encoding="utf-8") as file:
         yield from file
 
 
-def rows(path: Path) -> Iterable[object]:
+def read_jsonl(path: Path) -> Iterable[object]:
     """JSONL by `json`."""
     with path.open(encoding="utf-8") as file:
         yield from (json.loads(line) for line in file)
 
 
-def table(path: Path) -> Iterable[object]:
+def read_csv(path: Path) -> Iterable[object]:
     """CSV by `csv`."""
     with path.open(encoding="utf-8", newline="") as file:
         yield from csv.reader(file)
 
 
-def unzipped(path: Path) -> Iterable[object]:
+def read_gzip(path: Path) -> Iterable[object]:
     """gzip by `gzip`."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         yield from file
 
 
-def seconds(*runs: Callable[[], Iterable[object]]) -> list[float]:
+def measure_seconds(*runs: Callable[[], Iterable[object]]) -> list[float]:
     """The best time of three to run through everything, of each in turn."""
     times: list[list[float]] = [[] for _ in runs]
     for _ in range(3):
@@ -93,16 +93,16 @@ def main() -> None:
         (here / "a.txt.gz").write_bytes(gzip.compress("\n\n".join(texts).encode(), 3))
         csv.field_size_limit(2**30)
         size = len("".join(texts).encode()) / 1e6
-        cases = [("a.txt", "block", lines), ("a.txt", "line", lines), ("a.txt", "file", lines)]
+        cases = [("a.txt", "block", read_lines), ("a.txt", "line", read_lines), ("a.txt", "file", read_lines)]
         for name, by, other in [
             *cases,
-            ("a.jsonl", "auto", rows),
-            ("a.csv", "auto", table),
-            ("a.txt.gz", "auto", unzipped),
+            ("a.jsonl", "auto", read_jsonl),
+            ("a.csv", "auto", read_csv),
+            ("a.txt.gz", "auto", read_gzip),
         ]:
             path = here / name
-            ours, theirs = seconds(
-                lambda: open_corpus([str(path)], by=by).documents(),  # type: ignore[arg-type]  # noqa: B023
+            ours, theirs = measure_seconds(
+                lambda: open_corpus([str(path)], by=by).read_documents(),  # type: ignore[arg-type]  # noqa: B023
                 lambda: other(path),  # noqa: B023
             )
             command = [sys.executable, "-c", MEMORY, str(path), by]

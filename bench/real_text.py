@@ -30,8 +30,8 @@ import torch
 import transformers
 
 import pretune as pt
-from pretune.runs.data_phases import Course
-from pretune.training.async_metrics import Report
+from pretune.runs.data_phases import DataPhases
+from pretune.training.async_metrics import StepMetrics
 from pretune.training.loop import Loop
 
 WARM, WINDOW, ROUNDS = 30, 30, 3
@@ -61,16 +61,16 @@ class Peer:
         self.batches = iter(
             torch.utils.data.DataLoader(
                 [{"input_ids": one.tolist()} for one in sequences],
-                batch_sampler=Alike(sequences, given) if alike else batches,
-                collate_fn=partial(to_edge, collate, edges(given.length)) if alike else collate,
+                batch_sampler=LengthGroupedBatches(sequences, given) if alike else batches,
+                collate_fn=partial(pad_to_bucket, collate, compute_bucket_lengths(given.length)) if alike else collate,
                 num_workers=given.workers,
                 pin_memory=given.device == "cuda",
                 prefetch_factor=4 if given.workers else None,
             )
         )
-        self.warm = 5 + (len(edges(given.length)) if alike else 0)
+        self.warm = 5 + (len(compute_bucket_lengths(given.length)) if alike else 0)
 
-    def steps(self, count: int) -> int:
+    def run_steps(self, count: int) -> int:
         """Train, and say on how many real tokens."""
         tokens = 0
         for _ in range(count):
@@ -86,13 +86,13 @@ class Peer:
         return tokens
 
 
-def edges(length: int) -> list[int]:
+def compute_bucket_lengths(length: int) -> list[int]:
     """The lengths that batches of like lengths are padded to, from an eighth of the longest."""
     found = {length >> halves for halves in range(4)} | {3 * length >> halves for halves in (2, 3, 4)}
     return sorted(one for one in found if one >= 8)
 
 
-def to_edge(collate: Any, lengths: list[int], examples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+def pad_to_bucket(collate: Any, lengths: list[int], examples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     """A batch padded to the first of these lengths that its longest fits into."""
     longest = max(len(one["input_ids"]) for one in examples)
     collate.pad_to_multiple_of = next(length for length in lengths if length >= longest)
@@ -100,13 +100,13 @@ def to_edge(collate: Any, lengths: list[int], examples: list[dict[str, list[int]
     return found
 
 
-class Alike:
+class LengthGroupedBatches:
     """Batches of like lengths in random order, each of about as many positions; one of each length comes first."""
 
     def __init__(self, sequences: list[np.ndarray], given: Any) -> None:
         rng, sizes = np.random.default_rng(0), np.array([len(one) for one in sequences])
         first, rest = [], []
-        for low, edge in itertools.pairwise([0, *edges(given.length)]):
+        for low, edge in itertools.pairwise([0, *compute_bucket_lengths(given.length)]):
             rows, here = given.batch_tokens // edge, rng.permutation(np.flatnonzero((sizes > low) & (sizes <= edge)))
             made = [here[i : i + rows].tolist() for i in range(0, len(here) - rows + 1, rows)]
             first += made[:1]
@@ -128,32 +128,32 @@ class Alternate:
         self.waits: list[float] = []
         self.first = 0.0
 
-    def __call__(self, loop: Loop, reports: Sequence[Report]) -> None:
+    def __call__(self, loop: Loop, reports: Sequence[StepMetrics]) -> None:
         self.tokens += sum(report.tokens for report in reports)
         step = loop.state.step
-        self.first = self.first or alive()
+        self.first = self.first or measure_process_age()
         if step == self.done or step < WARM or (step - WARM) % WINDOW:
             return
         self.done = step
-        loop.settle()  # calls this hook with the reports of this window that are still out, before the clock is read
+        loop.flush()  # calls this hook with the reports of this window that are still out, before the clock is read
         self._sync()
         now = time.perf_counter()
         if self.begun:
             self.rates["pretune"].append(self.tokens / (now - self.begun))
-            self.waits.append((loop.batches.waited - self.waited) / (now - self.begun))
+            self.waits.append((loop.batches.wait_seconds - self.waited) / (now - self.begun))
             for peer in self.peers:
                 self.rates[peer.name].append(self._timed(peer))
         else:
             for peer in self.peers:
-                peer.steps(peer.warm)
+                peer.run_steps(peer.warm)
         self._sync()
-        self.tokens, self.waited, self.begun = 0.0, loop.batches.waited, time.perf_counter()
+        self.tokens, self.waited, self.begun = 0.0, loop.batches.wait_seconds, time.perf_counter()
 
     def _timed(self, peer: Peer) -> float:
-        peer.steps(2)
+        peer.run_steps(2)
         self._sync()
         start = time.perf_counter()
-        tokens = peer.steps(WINDOW // 2)
+        tokens = peer.run_steps(WINDOW // 2)
         self._sync()
         return tokens / (time.perf_counter() - start)
 
@@ -162,20 +162,20 @@ class Alternate:
             torch.cuda.synchronize()
 
 
-def alive() -> float:
+def measure_process_age() -> float:
     """Seconds since this process was started."""
     begun = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - begun
 
 
-def sequences(course: Course, count: int) -> Iterator[np.ndarray]:
+def read_sequences(course: DataPhases, count: int) -> Iterator[np.ndarray]:
     """The first sequences of the stream, as they are before anything is masked."""
     stream = course.streams[0]
     step = 0
     while count > 0:
-        epoch, at = stream.where(step)
-        draws, plan = stream._epoch(epoch)
-        which, _ = plan.batch(at, 0, 1)
+        epoch, at = stream.locate_step(step)
+        draws, plan = stream._get_epoch(epoch)
+        which, _ = plan.get_batch(at, 0, 1)
         cut = stream.samples.cut(draws.take(which))
         yield from (np.asarray(cut.tokens[a:b]) for a, b in zip(cut.offsets[:-1], cut.offsets[1:], strict=True))
         count -= len(which)
@@ -200,20 +200,20 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     rounds = Loop.run
     hook: list[Alternate] = []
-    opened: list[Course] = []
+    opened: list[DataPhases] = []
     spent: list[float] = []
-    opening = Course.open
+    opening = DataPhases.open
 
-    def remember(*args: Any, **options: Any) -> Course:
+    def remember(*args: Any, **options: Any) -> DataPhases:
         opened.append(opening(*args, **options))
         return opened[-1]
 
     def alternated(self: Loop) -> Any:
         if not hook:
-            spent.append(-alive())
+            spent.append(-measure_process_age())
             need = given.batch_tokens // given.length * (WINDOW // 2 + 2) * (ROUNDS + 1) + 4096
-            found = list(sequences(opened[-1], (4 if given.like_lengths else 2) * need))
-            vocab = self.trainee.model.spec.vocab
+            found = list(read_sequences(opened[-1], (4 if given.like_lengths else 2) * need))
+            vocab = self.module.model.spec.vocab
             torch._dynamo.config.recompile_limit = 64  # every length of the peer is a graph
             peers = [
                 Peer(name, found, vocab, given)
@@ -222,13 +222,13 @@ def main() -> None:
             ]
             hook.append(Alternate(peers, given.device))
             lengths = np.array([len(one) for one in found])
-            spent.append(alive())
+            spent.append(measure_process_age())
             print(f"{len(found)} sequences, median {np.median(lengths):.0f}, mean {lengths.mean():.1f} tokens")
         self.hooks = [*self.hooks, hook[0]]
         return rounds(self)
 
     Loop.run = alternated  # type: ignore[method-assign]
-    Course.open = remember  # type: ignore[method-assign, assignment]
+    DataPhases.open = remember  # type: ignore[method-assign, assignment]
     changes: dict[str, Any] = {
         "data.samples": given.samples,
         "data.max_length": given.length,

@@ -21,7 +21,7 @@ import torch
 import pretune as pt
 from pretune.core import io
 
-PLAIN = {
+EXACT_SETTINGS = {
     "train.precision": "fp32",
     "train.residual": "fp32",
     "train.compile": False,
@@ -30,7 +30,7 @@ PLAIN = {
 SMOOTH = 20
 
 
-def curve(model: str, data: str, objective: str, steps: int, changes: dict[str, Any]) -> list[float]:
+def train_losses(model: str, data: str, objective: str, steps: int, changes: dict[str, Any]) -> list[float]:
     """The training loss of every step."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
@@ -40,7 +40,7 @@ def curve(model: str, data: str, objective: str, steps: int, changes: dict[str, 
     return [row["loss"] for row in rows if "norm" in row]
 
 
-def distance(one: list[float], other: list[float]) -> float:
+def compute_distance(one: list[float], other: list[float]) -> float:
     window = np.ones(SMOOTH) / SMOOTH
     smooth = [np.convolve(values, window, mode="valid") for values in (one, other)]
     return float(np.abs(smooth[0] - smooth[1]).mean())
@@ -71,11 +71,11 @@ def main() -> None:
             continue
         curves = {}
         for path, seed in itertools.product(("fast", "plain"), (0, 1)):
-            wishes = {**common, **changes, "train.seed": seed, **(PLAIN if path == "plain" else {})}
-            curves[f"{path} {seed}"] = curve(model, data, objective, given.steps, wishes)
+            wishes = {**common, **changes, "train.seed": seed, **(EXACT_SETTINGS if path == "plain" else {})}
+            curves[f"{path} {seed}"] = train_losses(model, data, objective, given.steps, wishes)
         results[name] = {
-            "fast to plain": [round(distance(curves[f"fast {s}"], curves[f"plain {s}"]), 5) for s in (0, 1)],
-            "seed to seed": [round(distance(curves[f"{p} 0"], curves[f"{p} 1"]), 5) for p in ("fast", "plain")],
+            "fast to plain": [round(compute_distance(curves[f"fast {s}"], curves[f"plain {s}"]), 5) for s in (0, 1)],
+            "seed to seed": [round(compute_distance(curves[f"{p} 0"], curves[f"{p} 1"]), 5) for p in ("fast", "plain")],
             "last": {key: round(float(np.mean(values[-SMOOTH:])), 4) for key, values in curves.items()},
             "curves": curves,
         }

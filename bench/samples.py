@@ -24,11 +24,11 @@ from pretune.runs import pretrain_run, samples
 from pretune.training.loop import Loop
 
 
-def timed(looks: list[tuple[int, float]], reckoned: list[float]) -> None:
+def patch_timing(looks: list[tuple[int, float]], reckoned: list[float]) -> None:
     """Have looks tell their time, and sessions the price that they reckon with."""
-    ask, price = samples.Samples._ask, samples.price
+    ask, price = samples.SampleHook._sample, samples.estimate_sample_cost
 
-    def asked(self: samples.Samples, loop: Loop) -> list[str]:
+    def asked(self: samples.SampleHook, loop: Loop) -> list[str]:
         begun = time.monotonic()
         found = ask(self, loop)
         looks.append((loop.state.step, time.monotonic() - begun))
@@ -38,8 +38,8 @@ def timed(looks: list[tuple[int, float]], reckoned: list[float]) -> None:
         reckoned.append(price(*args))
         return reckoned[-1]
 
-    samples.Samples._ask = asked  # type: ignore[method-assign]
-    pretrain_run.price = priced  # type: ignore[assignment, attr-defined]
+    samples.SampleHook._sample = asked  # type: ignore[method-assign]
+    pretrain_run.estimate_sample_cost = priced  # type: ignore[assignment, attr-defined]
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def main() -> None:
     changes |= {"train.log_every": 1} | ({"train.deterministic": "true"} if given.exact else {})
     looks: list[tuple[int, float]] = []
     reckoned: list[float] = []
-    timed(looks, reckoned)
+    patch_timing(looks, reckoned)
     with tempfile.TemporaryDirectory() as folder:
         wish: dict[str, Any] = {"data": given.data, "steps": given.steps}
         begun = time.monotonic()

@@ -50,7 +50,7 @@ def score(split: Callable[[str, str], list[int]], documents: list[tuple[str, set
     return precision, recall, 2 * precision * recall / (precision + recall)
 
 
-def timed(split: Callable[[str, str], list[int]], documents: list[tuple[str, set[int]]]) -> float:
+def measure_rate(split: Callable[[str, str], list[int]], documents: list[tuple[str, set[int]]]) -> float:
     """Megabytes of text in a second, the best of five."""
     size, times = sum(len(text.encode()) for text, _ in documents) / 1e6, []
     for _ in range(5):
@@ -61,7 +61,7 @@ def timed(split: Callable[[str, str], list[int]], documents: list[tuple[str, set
     return size / min(times)
 
 
-def pages() -> list[tuple[str, set[int]]]:
+def read_pages() -> list[tuple[str, set[int]]]:
     """Wikipedia, whose sentences nobody has marked."""
     path = DATA / "corpora/wikipedia-en/valid.txt.xz"
     if not path.exists():
@@ -81,12 +81,16 @@ def main() -> None:
         print(f"skipped: no {path}; set PRETUNE_DATA")
         return
     result: dict[str, dict[str, float]] = {}
-    for joint, documents in (("spaces", read(path, False)), ("paragraphs", read(path, True)), ("wikipedia", pages())):
+    for joint, documents in (
+        ("spaces", read(path, False)),
+        ("paragraphs", read(path, True)),
+        ("wikipedia", read_pages()),
+    ):
         boundaries = sum(len(gold) for _, gold in documents)
         print(f"{joint}: {len(documents)} documents, {boundaries} boundaries")
         for name in ("naive", "rules") if documents else ():
             split = SPLITTERS.get(name)
-            found = {"megabytes_per_second": timed(split, documents)}
+            found = {"megabytes_per_second": measure_rate(split, documents)}
             if boundaries:
                 found |= zip(("precision", "recall", "F1"), score(split, documents), strict=True)
             result[f"{joint}, {name}"] = found

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pretune.evaluation.retrieval import judged, named, retrieval
-from pretune.inference.embed import embedder
-from pretune.inference.exact_search import exact
+from pretune.evaluation.retrieval import evaluate_retrieval, map_ids, score_hits
+from pretune.inference.embed import build_embedder
+from pretune.inference.exact_search import search_exact
 from pretune.metrics.correlation import spearman
 from pretune.tasks import TASKS
 
@@ -23,12 +23,12 @@ POOLINGS = ("cls", "max", "mean", "last")
 YEARS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb")
 
 
-def unit(vectors: np.ndarray) -> np.ndarray:
+def normalise(vectors: np.ndarray) -> np.ndarray:
     """Of length one."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
-def tables(model: str, texts: list[str]) -> dict[str, np.ndarray]:
+def embed_all(model: str, texts: list[str]) -> dict[str, np.ndarray]:
     """The vectors of texts by every pooling."""
     begun = time.monotonic()
 
@@ -36,19 +36,19 @@ def tables(model: str, texts: list[str]) -> dict[str, np.ndarray]:
         if done % 512 < 16:
             print(f"{done:,} of {total:,}, {done / (time.monotonic() - begun):.0f} a second", file=sys.stderr)
 
-    joined = embedder(model, pooling="+".join(POOLINGS), normalise=False)(texts, tell).vectors
+    joined = build_embedder(model, pooling="+".join(POOLINGS), normalise=False)(texts, tell).vectors
     parts = dict(zip(POOLINGS, np.split(joined, len(POOLINGS), axis=1), strict=True))
-    parts["static"] = embedder(model, pooling="static", normalise=False)(texts).vectors
-    return {name: unit(part) for name, part in parts.items()}
+    parts["static"] = build_embedder(model, pooling="static", normalise=False)(texts).vectors
+    return {name: normalise(part) for name, part in parts.items()}
 
 
-def similarity(model: str, data: str) -> dict[str, dict[str, float]]:
+def measure_similarity(model: str, data: str) -> dict[str, dict[str, float]]:
     """Spearman's correlation of every task by pooling; over the sets of a year together, and their plain average."""
     pairs = {name: list(TASKS.get(name).find("test", data).read()) for name in YEARS}
     texts = list(dict.fromkeys(text for rows in pairs.values() for row in rows for text in (row.text, row.pair)))
     number = {text: i for i, text in enumerate(texts)}
     out: dict[str, dict[str, float]] = {}
-    for pooling, vectors in tables(model, texts).items():
+    for pooling, vectors in embed_all(model, texts).items():
         out[pooling] = {}
         for name, rows in pairs.items():
             left, right = (
@@ -60,17 +60,19 @@ def similarity(model: str, data: str) -> dict[str, dict[str, float]]:
     return out
 
 
-def cranfield(model: str, data: str) -> dict[str, dict[str, float]]:
+def measure_retrieval(model: str, data: str) -> dict[str, dict[str, float]]:
     """nDCG@10, MRR and recall by pooling, and of BM25."""
     task = TASKS.get("cranfield")
     documents, queries = list(task.find("documents", data).read()), list(task.find("test", data).read())
-    vectors = tables(model, [row.text for row in (*documents, *queries)])
+    vectors = embed_all(model, [row.text for row in (*documents, *queries)])
     gains = {query.id: dict.fromkeys(query.answers, 1.0) for query in queries}
     out = {}
     for pooling, found in vectors.items():
-        hits = named(exact([found[: len(documents)]], found[len(documents) :], 10), [row.id for row in documents])
-        out[pooling] = judged(gains, [query.id for query in queries], hits, 10)
-    out["bm25"] = retrieval("bm25", "cranfield", data=data)
+        hits = map_ids(
+            search_exact([found[: len(documents)]], found[len(documents) :], 10), [row.id for row in documents]
+        )
+        out[pooling] = score_hits(gains, [query.id for query in queries], hits, 10)
+    out["bm25"] = evaluate_retrieval("bm25", "cranfield", data=data)
     return {name: {key: row[key] for key in ("ndcg", "mrr", "recall")} for name, row in out.items()}
 
 
@@ -80,7 +82,10 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found = {"cranfield": cranfield(options.model, options.data), "sts": similarity(options.model, options.data)}
+    found = {
+        "cranfield": measure_retrieval(options.model, options.data),
+        "sts": measure_similarity(options.model, options.data),
+    }
     for name, rows in found.items():
         columns = list(next(iter(rows.values())))
         print(f"\n| {name} | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")

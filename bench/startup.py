@@ -72,18 +72,18 @@ optimizer.step()
 print("first", time.time(), time.process_time(), flush=True)
 """
 
-SAID = ("imported", "opened", "first")
+PHASES = ("imported", "opened", "first")
 
 
 def run(arguments: list[str], folder: Path) -> tuple[float, float]:
     """Seconds by the clock and of processor time until a process says so, or ends."""
     before = os.times()
-    found = marks(arguments, folder)
+    found = measure_phases(arguments, folder)
     after = os.times()
     return found.get("first", (found["end"][0], sum(after[2:4]) - sum(before[2:4])))
 
 
-def marks(arguments: list[str], folder: Path) -> dict[str, tuple[float, float]]:
+def measure_phases(arguments: list[str], folder: Path) -> dict[str, tuple[float, float]]:
     """What a process says that it has come to: seconds by the clock since before it was started, and of processor."""
     begun = time.time()
     done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
@@ -91,24 +91,24 @@ def marks(arguments: list[str], folder: Path) -> dict[str, tuple[float, float]]:
     if done.returncode:
         raise SystemExit(f"{arguments[-1]}: {done.stderr[-2000:]}")
     lines = [line.split() for line in done.stdout.splitlines()]
-    said = {line[0]: (float(line[1]) - begun, float(line[2])) for line in lines if len(line) == 3 and line[0] in SAID}
+    said = {line[0]: (float(line[1]) - begun, float(line[2])) for line in lines if len(line) == 3 and line[0] in PHASES}
     return {**said, "end": (ended - begun, 0.0)}
 
 
-def large(data: Path, out: Path | None) -> None:
+def measure_large_model(data: Path, out: Path | None) -> None:
     """A large model, with empty caches and again."""
     found = {}
     with tempfile.TemporaryDirectory() as name:
         os.environ |= {"TORCHINDUCTOR_CACHE_DIR": f"{name}/inductor", "TRITON_CACHE_DIR": f"{name}/triton"}
         for turn in ("empty caches", "again"):
             given = ["-c", FIRST, *LARGE, "--data", str(data.resolve()), "--out", f"run {turn}"]
-            found[turn] = {mark: round(clock, 1) for mark, (clock, _) in marks(given, Path(name)).items()}
+            found[turn] = {mark: round(clock, 1) for mark, (clock, _) in measure_phases(given, Path(name)).items()}
             print(turn, json.dumps(found[turn]), flush=True)
     if out:
         out.write_text(json.dumps(found, indent=2))
 
 
-def texts() -> str:
+def make_text() -> str:
     """A few thousand words that repeat."""
     words = [f"w{number * number % 997}" for number in range(40_000)]
     return "\n\n".join(" ".join(words[start : start + 60]) for start in range(0, len(words), 60))
@@ -124,12 +124,12 @@ def main() -> None:
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1] / "src")
     if options.large:
-        large(options.large, options.out)
+        measure_large_model(options.large, options.out)
         return
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "text.txt").write_text(texts())
+        (folder / "text.txt").write_text(make_text())
         run(
             ["-m", "pretune", "tokenizer", "text.txt", "--kind", "wordpiece", "--vocab", "1000", "--out", "tok"], folder
         )

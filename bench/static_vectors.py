@@ -28,20 +28,20 @@ import torch
 
 from pretune.adaptation.static.glove import Glove
 from pretune.adaptation.static.word2vec import Word2Vec
-from pretune.adaptation.static.word_ids import Words
-from pretune.inference.word_vectors import Vectors, words_of
+from pretune.adaptation.static.word_ids import WordCorpus
+from pretune.inference.word_vectors import WordVectors, split_words
 
 GOAL = 100_000  # words a second
 DATA = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
 
-def text(path: Path, limit: int) -> list[list[str]]:
+def read_lines(path: Path, limit: int) -> list[list[str]]:
     """Lines as words, until there are enough."""
     lines: list[list[str]] = []
     count = 0
     with lzma.open(path, "rt", encoding="utf-8") as file:
         for line in file:
-            words = words_of(line)
+            words = split_words(line)
             count += len(words)
             lines += [words] if words else []
             if count >= limit:
@@ -49,7 +49,7 @@ def text(path: Path, limit: int) -> list[list[str]]:
     return lines
 
 
-def parted(lines: list[list[str]]) -> tuple[list[list[str]], list[str]]:
+def make_pseudo_words(lines: list[list[str]]) -> tuple[list[list[str]], list[str]]:
     """The same lines with 200 words under two names each, and those words."""
     rng = np.random.default_rng(0)
     counts = Counter(word for line in lines for word in line)
@@ -60,7 +60,7 @@ def parted(lines: list[list[str]]) -> tuple[list[list[str]], list[str]]:
     return named, sorted(chosen)
 
 
-def similarity(vectors: Vectors, path: Path) -> float:
+def measure_similarity(vectors: WordVectors, path: Path) -> float:
     """Rank correlation with people on STS-B."""
     from scipy.stats import spearmanr
 
@@ -71,16 +71,16 @@ def similarity(vectors: Vectors, path: Path) -> float:
     return float(spearmanr((a * b).sum(1) / np.maximum(lengths, 1e-9), [float(row[2]) for row in rows])[0])
 
 
-def twins(vectors: Vectors, words: list[str]) -> float:
+def measure_pseudo_words(vectors: WordVectors, words: list[str]) -> float:
     """How near the two names of a word lie."""
     ranks = []
     for word in words:
-        near = [other for other, _ in vectors.nearest(f"{word}_0", 20)]
+        near = [other for other, _ in vectors.find_nearest(f"{word}_0", 20)]
         ranks.append(1 / (near.index(f"{word}_1") + 1) if f"{word}_1" in near else 0.0)
     return float(np.mean(ranks))
 
 
-def peer(lines: list[list[str]], mode: str, rate: float) -> Vectors:
+def train_gensim(lines: list[list[str]], mode: str, rate: float) -> WordVectors:
     """gensim's vectors."""
     from gensim.models import Word2Vec as Peer
 
@@ -93,7 +93,7 @@ def peer(lines: list[list[str]], mode: str, rate: float) -> Vectors:
         "epochs": 5,
     }
     made = Peer(lines, sg=int(mode == "skip_gram"), alpha=rate, workers=1, seed=1, **options)
-    return Vectors(made.wv.index_to_key, made.wv.vectors)
+    return WordVectors(made.wv.index_to_key, made.wv.vectors)
 
 
 def main() -> None:
@@ -103,16 +103,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    lines, chosen = parted(text(given.data / "corpora/wikinews-en/train.txt.xz", given.words))
+    lines, chosen = make_pseudo_words(read_lines(given.data / "corpora/wikinews-en/train.txt.xz", given.words))
     total = sum(map(len, lines))
-    runs: dict[str, tuple[int, Callable[[], Vectors]]] = {}
+    runs: dict[str, tuple[int, Callable[[], WordVectors]]] = {}
     for mode in ("skip_gram", "cbow"):
         for rate in (0.025, 0.05):
-            runs[f"gensim {mode}, rate {rate}"] = 5, lambda mode=mode, rate=rate: peer(lines, mode, rate)
+            runs[f"gensim {mode}, rate {rate}"] = 5, lambda mode=mode, rate=rate: train_gensim(lines, mode, rate)
         runs[f"ours {mode}"] = 5, lambda mode=mode: Word2Vec(mode=mode).train(lines)
     runs["ours cbow, rate 0.05"] = 5, lambda: Word2Vec(mode="cbow", rate=0.05).train(lines)
     runs["ours glove"] = 15, lambda: Glove().train(lines)
-    result: dict[str, Any] = {"words": total, "known": len(Words.of(lines)), "runs": {}}
+    result: dict[str, Any] = {"words": total, "known": len(WordCorpus.from_texts(lines)), "runs": {}}
     print(f"{total:,} words, {result['known']:,} of them different and met 5 times")
     for name, (epochs, train) in runs.items():
         begun = time.process_time()
@@ -122,7 +122,10 @@ def main() -> None:
             print(f"{name:<30} not run: gensim is not installed")
             continue
         seconds = time.process_time() - begun
-        close, near = similarity(vectors, given.data / "tasks/stsb/dev.tsv.gz"), twins(vectors, chosen)
+        close, near = (
+            measure_similarity(vectors, given.data / "tasks/stsb/dev.tsv.gz"),
+            measure_pseudo_words(vectors, chosen),
+        )
         rate = total * epochs / seconds
         result["runs"][name] = {"seconds": seconds, "words_per_second": rate, "similarity": close, "twins": near}
         print(

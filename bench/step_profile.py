@@ -15,7 +15,7 @@ import torch
 
 import pretune as pt
 from pretune.core.config import parse_assignments
-from pretune.training.async_metrics import Report
+from pretune.training.async_metrics import StepMetrics
 from pretune.training.loop import Loop
 
 WARM, TIMED, TRACED = 20, 30, 5
@@ -28,15 +28,15 @@ class Profile:
         self.begun = self.waited = 0.0
         self.trace: Any = None
 
-    def __call__(self, loop: Loop, reports: Sequence[Report]) -> None:
+    def __call__(self, loop: Loop, reports: Sequence[StepMetrics]) -> None:
         step = loop.state.step
         if step in (WARM, WARM + TIMED, WARM + TIMED + TRACED) and torch.cuda.is_available():
             torch.cuda.synchronize()
         if step == WARM and not self.begun:
-            self.begun, self.waited = time.perf_counter(), loop.batches.waited
+            self.begun, self.waited = time.perf_counter(), loop.batches.wait_seconds
         elif step == WARM + TIMED and self.trace is None:
             seconds = (time.perf_counter() - self.begun) / TIMED
-            waited = (loop.batches.waited - self.waited) / TIMED
+            waited = (loop.batches.wait_seconds - self.waited) / TIMED
             print(f"{1e3 * seconds:.1f} ms a step, {1e3 * waited:.2f} of it waiting; {loop.state.micro} micro-batches")
             kinds = [torch.profiler.ProfilerActivity.CPU]
             kinds += [torch.profiler.ProfilerActivity.CUDA] if torch.cuda.is_available() else []

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data") / "corpora"
-NASTY = [
+EDGE_CASES = [
     "",
     "   ",
     "It's 3.14 (or 1,000)…\r\n\r\nnew\tline",
@@ -41,7 +41,7 @@ NASTY = [
 KINDS = ("wordpiece", "bpe", "unigram", "characters", "words")
 
 
-def texts(size: int) -> list[str]:
+def read_texts(size: int) -> list[str]:
     found: list[str] = []
     for file in sorted((ROOT / "wikipedia-en").glob("train-*.txt.xz")):
         if size <= 0:
@@ -53,11 +53,11 @@ def texts(size: int) -> list[str]:
     return found
 
 
-def once(kind: str, megabytes: float, vocab: int, out: str) -> dict[str, Any]:
+def train_once(kind: str, megabytes: float, vocab: int, out: str) -> dict[str, Any]:
     """Train in this process; the text is read before the clock starts."""
     from pretune.text.tokenizer import train
 
-    corpus = texts(int(megabytes * 1e6))
+    corpus = read_texts(int(megabytes * 1e6))
     begun = time.perf_counter(), time.process_time()
     tokenizer = train(kind, corpus, vocab=vocab)
     wall, processor = time.perf_counter() - begun[0], time.process_time() - begun[1]
@@ -71,18 +71,18 @@ def once(kind: str, megabytes: float, vocab: int, out: str) -> dict[str, Any]:
         "vocab": tokenizer.vocab,
         "sha256": tokenizer.sha256,
         "tokens": len(tokenizer.encode_batch(valid).ids),
-        "peak": peak(),
+        "peak": measure_peak_memory(),
     }
 
 
-def peak() -> float:
+def measure_peak_memory() -> float:
     """The most memory this process has had, in MiB; not of the resource module, which counts the parent's too."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return next((int(line.split()[1]) / 2**10 for line in lines if line.startswith("VmHWM")), float("nan"))
 
 
-def library(kind: str, megabytes: float, vocab: int) -> dict[str, float]:
+def train_with_library(kind: str, megabytes: float, vocab: int) -> dict[str, float]:
     """The library's trainer, with our normaliser and pre-tokenizer."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
@@ -93,8 +93,8 @@ def library(kind: str, megabytes: float, vocab: int) -> dict[str, float]:
     made = TABLE[kind]
     model = {"wordpiece": models.WordPiece(unk_token="[UNK]"), "bpe": models.BPE(), "unigram": models.Unigram()}[kind]
     raw = Tokenizer(model)
-    raw.normalizer = pipeline.normaliser(made, STYLES[made.style], False, True)
-    raw.pre_tokenizer = pipeline.splitter(made)
+    raw.normalizer = pipeline.build_normaliser(made, STYLES[made.style], False, True)
+    raw.pre_tokenizer = pipeline.build_splitter(made)
     trainer = {
         "wordpiece": lambda: trainers.WordPieceTrainer(
             vocab_size=vocab, min_frequency=2, limit_alphabet=600, special_tokens=["[UNK]"], show_progress=False
@@ -106,7 +106,7 @@ def library(kind: str, megabytes: float, vocab: int) -> dict[str, float]:
             vocab_size=vocab - 256, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False
         ),
     }[kind]()
-    corpus = texts(int(megabytes * 1e6))
+    corpus = read_texts(int(megabytes * 1e6))
     begun = time.perf_counter()
     raw.train_from_iterator(corpus, trainer)
     seconds = time.perf_counter() - begun
@@ -123,13 +123,13 @@ def read_by_transformers(folder: Path) -> int:
     from pretune.text.tokenizer import Tokenizer
 
     ours, theirs = Tokenizer.load(folder), transformers.AutoTokenizer.from_pretrained(folder)
-    for text in NASTY:
+    for text in EDGE_CASES:
         laid = ours.template.apply(ours.encode(text))
         assert laid.ids.tolist() == theirs(text)["input_ids"], text[:40]
-    return len(NASTY)
+    return len(EDGE_CASES)
 
 
-def child(*arguments: object) -> dict[str, Any]:
+def run_child(*arguments: object) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, __file__, *map(str, arguments)], stdout=subprocess.PIPE, text=True, check=True
     )
@@ -147,10 +147,10 @@ def main() -> None:
     parser.add_argument("--out", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side == "ours":
-        print(json.dumps(once(options.kind[0], options.megabytes, options.vocab, options.out)))
+        print(json.dumps(train_once(options.kind[0], options.megabytes, options.vocab, options.out)))
         return
     if options.side == "library":
-        print(json.dumps(library(options.kind[0], options.megabytes, options.vocab)))
+        print(json.dumps(train_with_library(options.kind[0], options.megabytes, options.vocab)))
         return
     if not ROOT.is_dir():
         print(f"skipped: this needs text at {ROOT} (set PRETUNE_DATA)")
@@ -158,9 +158,9 @@ def main() -> None:
     for kind in options.kind or KINDS:
         common = ("--kind", kind, "--megabytes", options.megabytes, "--vocab", options.vocab)
         with tempfile.TemporaryDirectory() as place:
-            ours = child(*common, "--side", "ours", "--out", f"{place}/a")
+            ours = run_child(*common, "--side", "ours", "--out", f"{place}/a")
             count = read_by_transformers(Path(place) / "a")
-            again = child(*common, "--side", "ours", "--out", f"{place}/b")
+            again = run_child(*common, "--side", "ours", "--out", f"{place}/b")
             assert again["sha256"] == ours["sha256"], f"{kind}: not the same twice"
             assert (Path(place) / "a/tokenizer.json").read_bytes() == (Path(place) / "b/tokenizer.json").read_bytes()
         line = (
@@ -169,7 +169,7 @@ def main() -> None:
             f"same twice, AutoTokenizer agrees on {count} nasty strings"
         )
         if not options.alone and kind in ("wordpiece", "bpe", "unigram"):
-            peer = child(*common, "--side", "library")
+            peer = run_child(*common, "--side", "library")
             line += (
                 f"; library {peer['seconds']:.1f} s, {peer['tokens']:,} tokens; "
                 f"ratio {peer['seconds'] / ours['seconds']:.2f}"

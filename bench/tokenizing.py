@@ -29,13 +29,13 @@ from pretune.text.tokenizer import Tokenizer, train
 ROOT = Path(os.environ.get("PRETUNE_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data") / "corpora"
 
 
-def text(name: str, size: int) -> list[str]:
+def read_documents(name: str, size: int) -> list[str]:
     """Documents: what stands between empty lines."""
     with lzma.open(ROOT / name, "rt", encoding="utf-8") as file:
         return [document for document in file.read(size).split("\n\n") if document]
 
 
-def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+def measure_seconds(work: Callable[[], Any]) -> tuple[float, Any]:
     begun = time.process_time()
     found = work()
     return time.process_time() - begun, found
@@ -56,7 +56,9 @@ def compare(name: str, tokenizer: Tokenizer, documents: list[str], repeats: int)
     for _ in range(repeats):
         fresh = Tokenizer(Raw.from_str(tokenizer.raw.to_str()))
         for way, encode in ways.items():
-            seconds, found[way] = timed(lambda encode=encode, fresh=fresh: [encode(fresh, batch) for batch in batches])
+            seconds, found[way] = measure_seconds(
+                lambda encode=encode, fresh=fresh: [encode(fresh, batch) for batch in batches]
+            )
             times[way].append(seconds)
         for ours, ids in zip(found["cold"], found["library"], strict=True):
             assert ours.ids.tolist() == [i for document in ids for i in document]
@@ -82,13 +84,15 @@ def main() -> None:
         print(f"skipped: this needs text at {ROOT} (set PRETUNE_DATA)")
         return
     size = int(options.megabytes * 1e6)
-    english = text("wikipedia-en/train-00.txt.xz", size)
-    result = {name: compare(name, *work, options.repeats) for name, *work in rows(options.tokenizer, english, size)}
+    english = read_documents("wikipedia-en/train-00.txt.xz", size)
+    result = {
+        name: compare(name, *work, options.repeats) for name, *work in iterate_cases(options.tokenizer, english, size)
+    }
     if options.out:
         options.out.write_text(json.dumps(result, indent=2) + "\n")
 
 
-def rows(given: str | None, english: list[str], size: int) -> Iterator[tuple[str, Tokenizer, list[str]]]:
+def iterate_cases(given: str | None, english: list[str], size: int) -> Iterator[tuple[str, Tokenizer, list[str]]]:
     """Tokenizers, each with the text it is tried on."""
     if given:
         yield given, Tokenizer.load(given), english
@@ -97,8 +101,8 @@ def rows(given: str | None, english: list[str], size: int) -> Iterator[tuple[str
     if found is not None and found.origin is not None:
         model = Tokenizer.load(Path(found.origin).parent / "model")
         yield "wordpiece, 30,522, lower case", model, english
-        yield "the same on Chinese", model, text("multilingual/zho.wikipedia.txt.xz", size // 4)
-    sample = text("wikinews-en/valid.txt.xz", 10**6)
+        yield "the same on Chinese", model, read_documents("multilingual/zho.wikipedia.txt.xz", size // 4)
+    sample = read_documents("wikinews-en/valid.txt.xz", 10**6)
     for kind in ("bpe", "unigram", "characters", "words"):
         yield f"{kind}, at most 8,000", train(kind, sample, vocab=8000), english
 

@@ -41,14 +41,16 @@ METHODS = (
 )  # fmt: skip
 
 
-def cell(stages: Stages, task: str, method: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+def run_cell(stages: Stages, task: str, method: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """Fine-tune once."""
     import torch
 
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     begun = time.perf_counter()
-    found = stages.multi(task, seed) if method == "multi" else alone(stages, task, method, seed, args)
+    found = (
+        stages.train_multi_task(task, seed) if method == "multi" else run_single_task(stages, task, method, seed, args)
+    )
     trial = found.pop("trial")
     return {
         "task": task,
@@ -68,7 +70,7 @@ def cell(stages: Stages, task: str, method: str, seed: int, args: argparse.Names
     }
 
 
-def alone(stages: Stages, task: str, method: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+def run_single_task(stages: Stages, task: str, method: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """A run of one task, with what is done before it."""
     from pretune.runs.finetune.sweep import finetune
 
@@ -98,7 +100,7 @@ def alone(stages: Stages, task: str, method: str, seed: int, args: argparse.Name
     }
 
 
-def table(cells: list[dict[str, Any]]) -> str:
+def format_table(cells: list[dict[str, Any]]) -> str:
     """Methods by tasks: mean over seeds, with their standard deviation; most memory of any, and the usual rate."""
     tasks = list(dict.fromkeys(one["task"] for one in cells))
     methods = list(dict.fromkeys(one["method"] for one in cells))
@@ -150,7 +152,7 @@ def main() -> None:
     cells: list[dict[str, Any]] = json.loads(args.out.read_text()) if args.out.is_file() else []
     if args.table:
         cells += [one for path in args.more for one in json.loads(path.read_text())]
-        print(table(cells))
+        print(format_table(cells))
         return
     if args.base is None or args.data is None:
         parser.error("--base and --data are needed")
@@ -159,11 +161,11 @@ def main() -> None:
     log.set_quiet(True)
     with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
         stages = Stages(args.base, args.data, TASKS, Path(folder), args.batch, args.epochs, args.steps, args.set)
-        work(stages, cells, args)
+        run_cells(stages, cells, args)
     print(json.dumps({"cells": len(cells), "wanted": len(args.seeds) * len(args.tasks) * len(args.methods)}))
 
 
-def work(stages: Stages, cells: list[dict[str, Any]], args: argparse.Namespace) -> None:
+def run_cells(stages: Stages, cells: list[dict[str, Any]], args: argparse.Namespace) -> None:
     """All cells that are wanted and not there yet, as far as the time goes; each is written when it is done."""
     end = time.monotonic() + 60 * args.minutes
     known = {(one["task"], one["method"], one["seed"]) for one in cells}
@@ -173,7 +175,7 @@ def work(stages: Stages, cells: list[dict[str, Any]], args: argparse.Namespace) 
                 if (task, method, seed) in known or time.monotonic() > end:
                     continue
                 try:
-                    found = cell(stages, task, method, seed, args)
+                    found = run_cell(stages, task, method, seed, args)
                 except Exception as error:
                     print(f"{task} {method} {seed}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
                     continue

@@ -73,11 +73,13 @@ class Stages:
     def domain(self, task: str, seed: int, where: Path) -> tuple[Path, Facts]:
         """Go on pre-training on the texts of a task's training examples, without their labels."""
         import pretune as pt
-        from pretune.runs.finetune.config import Wanted
+        from pretune.runs.finetune.config import TaskConfig
         from pretune.runs.finetune.task_data import open_task
 
         begun = time.perf_counter()
-        examples = open_task(Wanted(name=task, data=str(self.data))).limited(self.limit(task, "task.labels"), 0)
+        examples = open_task(TaskConfig(name=task, data=str(self.data))).select_train(
+            self.limit(task, "task.labels"), 0
+        )
         texts = [text for one in examples for text in (one.text, one.pair, " ".join(one.words)) if text]
         where.mkdir(parents=True)
         (where / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -95,11 +97,11 @@ class Stages:
         """Learn another task."""
         begun = time.perf_counter()
         limits = {**self.limits.get(task, {}), "task.most": SOME, "train.keep": 0}
-        fine = self.tuned(task, seed, where, limits)
+        fine = self.finetune_full(task, seed, where, limits)
         found = {"task": task, "score": fine.score, "steps": fine.scores["trials"][0]["steps"]}
         return fine.path, {**found, "seconds": round(time.perf_counter() - begun, 2)}
 
-    def multi(self, task: str, seed: int) -> Facts:
+    def train_multi_task(self, task: str, seed: int) -> Facts:
         """A cell of a task out of the run that learns all tasks of its group, measured as the other cells are."""
         from pretune.runs.finetune.finetuned_run import evaluate_run
         from pretune.tasks import TASKS
@@ -110,11 +112,11 @@ class Stages:
             begun = time.perf_counter()
             most = max(self.limits.get(name, {}).get("task.labels", 0) for name in group)
             limits = {"task.each": most, "task.most": SOME, "tune.temperature": 2.0}
-            fine = self.tuned(",".join(group), seed, self.where / "-".join(key), limits)
+            fine = self.finetune_full(",".join(group), seed, self.where / "-".join(key), limits)
             self.made[key] = fine, time.perf_counter() - begun
         fine, seconds = self.made[key]
         trial = fine.scores["trials"][0]
-        found = evaluate_run(fine.path, task=task, data=self.data, most=self.limit(task, "task.most"))
+        found = evaluate_run(fine.path, task=task, data=self.data, max_examples=self.limit(task, "task.most"))
         return {
             "trial": trial,
             "metric": TASKS.get(task).metrics[0],
@@ -131,7 +133,7 @@ class Stages:
         found = {**self.limits.get(task, {}), **self.set}.get(name)
         return None if found is None else int(found)
 
-    def tuned(self, task: str, seed: int, where: Path, limits: Mapping[str, Any]) -> Any:
+    def finetune_full(self, task: str, seed: int, where: Path, limits: Mapping[str, Any]) -> Any:
         """A run of `full`."""
         from pretune.runs.finetune.sweep import finetune
 

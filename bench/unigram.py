@@ -18,7 +18,7 @@ from tokenizer_training import ROOT, texts
 COVERAGE = 0.9999
 
 
-def mixed(pieces: set[str]) -> list[str]:
+def find_mixed_pieces(pieces: set[str]) -> list[str]:
     """Return the pieces that join letters with something else."""
     bodies = [piece.removeprefix("▁") for piece in pieces]
     return [
@@ -47,7 +47,7 @@ def main() -> None:
     ours = train("unigram", lines, vocab=options.vocab, style="plain")
     seconds = time.process_time() - start
     special = ours.special_ids
-    our_pieces = {ours.token(i) for i in range(ours.vocab) if i not in special}
+    our_pieces = {ours.get_token(i) for i in range(ours.vocab) if i not in special}
 
     start, model = time.process_time(), io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -71,7 +71,7 @@ def main() -> None:
         ("sentencepiece", their_seconds, sum(map(len, theirs.encode(valid))), their_pieces),
     ]
     for name, cost, tokens, pieces in rows:
-        joined = mixed({piece for piece in pieces if not piece.startswith("<")})
+        joined = find_mixed_pieces({piece for piece in pieces if not piece.startswith("<")})
         print(
             f"{name:<14} {cost:6.1f} s of processor, {tokens:,} tokens, {tokens / words:.4f} per word, "
             f"{len(joined)} pieces join letters with others {sorted(joined)[:5]}"

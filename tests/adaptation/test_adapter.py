@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pretune.adaptation.peft.adapter import Adapter, Bottlenecked, Place
+from pretune.adaptation.peft.adapter import Adapter, LinearWithAdapter, Sublayer
 from pretune.core.errors import UsageError
 from pretune.models.model import LanguageModel
 from tests.contracts.tiny import model_of
@@ -21,13 +21,13 @@ def applied(case: str, **settings: object) -> tuple[LanguageModel, tuple[str, ..
 
 
 def stands(model: LanguageModel) -> list[str]:
-    return [path for path, module in model.named_modules() if isinstance(module, Bottlenecked)]
+    return [path for path, module in model.named_modules() if isinstance(module, LinearWithAdapter)]
 
 
 @pytest.mark.parametrize(("activation", "same"), [("gelu", F.gelu), ("relu", F.relu)])
 def test_it_adds_a_bottleneck_to_what_the_layer_writes(activation: str, same: object) -> None:
     linear = nn.Linear(5, 8)
-    made = Bottlenecked(linear, Adapter(bottleneck=3, activation=activation), seed=0)  # type: ignore[arg-type]
+    made = LinearWithAdapter(linear, Adapter(bottleneck=3, activation=activation), seed=0)  # type: ignore[arg-type]
     x, inner = torch.randn(4, 5), made.adapter
     assert torch.equal(made(x), linear(x))
     with torch.no_grad():
@@ -47,7 +47,7 @@ def test_it_adds_a_bottleneck_to_what_the_layer_writes(activation: str, same: ob
         ("bart-base", ("attention", "feedforward"), {"attention.out", "cross.out", "feedforward.down"}, 10),
     ],
 )
-def test_where_they_stand(case: str, after: tuple[Place, ...], ends: set[str], many: int) -> None:
+def test_where_they_stand(case: str, after: tuple[Sublayer, ...], ends: set[str], many: int) -> None:
     """After every sublayer of every block, that which reads a source among them."""
     found = stands(applied(case, after=after)[0])
     assert len(found) == many and {path.split(".", 2)[2] for path in found} == ends

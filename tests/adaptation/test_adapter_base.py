@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adaptation.adapted import Adapted
+from pretune.adaptation.adapted import ModelWithHead
 from pretune.cli.app import main
 from pretune.core import io
 from pretune.core.errors import CheckpointError, UsageError
@@ -85,14 +85,14 @@ def test_the_hash_decides_between_two(moved: Path, place: Path) -> None:
     with pytest.raises(CheckpointError):
         pt.load(moved / "runs/lora")
     edit(moved / "runs/lora", path=str(place / "base"))
-    assert isinstance(pt.load(moved / "runs/lora"), Adapted)
+    assert isinstance(pt.load(moved / "runs/lora"), ModelWithHead)
 
 
 def test_a_run_of_an_earlier_release(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(place, tmp_path / "old")
     edit(tmp_path / "old/runs/lora", path="base", relative=None)
     monkeypatch.chdir(tmp_path / "old")
-    assert isinstance(pt.load("runs/lora"), Adapted)
+    assert isinstance(pt.load("runs/lora"), ModelWithHead)
 
 
 def test_base_is_given(moved: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +100,7 @@ def test_base_is_given(moved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (moved / "base").rename(now)
     with pytest.raises(CheckpointError):
         pt.load(run)
-    assert isinstance(pt.load(run, base=now), Adapted)
+    assert isinstance(pt.load(run, base=now), ModelWithHead)
     assert len(pt.predict(run, TEXTS, base=now)) == 2
     for verb in (
         ["predict", run, "--input", moved / "t.csv"],

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adaptation.peft import EFFICIENT
-from pretune.adaptation.peft.lora import Lora, LowRank
+from pretune.adaptation.peft import PEFT_METHODS
+from pretune.adaptation.peft.lora import Lora, LoraLinear
 from pretune.models.catalog import build
 from pretune.models.model import LanguageModel
 
@@ -25,13 +25,13 @@ def compute_gradients(model: LanguageModel, batch: pt.Batch) -> list[torch.Tenso
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
-@pytest.mark.parametrize("method", list(EFFICIENT))
+@pytest.mark.parametrize("method", list(PEFT_METHODS))
 @pytest.mark.slow
 def test_compiled_methods_equal_eager_mode(method: str, family: str) -> None:
     torch.compiler.reset()
     model = build(family, **SMALL)
     generator = torch.Generator().manual_seed(0)
-    for name in EFFICIENT.get(method)().apply(model):
+    for name in PEFT_METHODS.get(method)().apply(model):
         with torch.no_grad():  # away from the identity at the start
             parameter = model.get_parameter(name)
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
@@ -48,7 +48,7 @@ def test_compiled_methods_equal_eager_mode(method: str, family: str) -> None:
 def test_a_compiled_lora_layer_keeps_its_scale() -> None:
     """Inductor drops `alpha` of `torch.add(y, product, alpha=…)`."""
     torch.compiler.reset()
-    layer = LowRank(torch.nn.Linear(16, 8), Lora(rank=2, alpha=8.0), seed=1)
+    layer = LoraLinear(torch.nn.Linear(16, 8), Lora(rank=2, alpha=8.0), seed=1)
     torch.nn.init.normal_(layer.b)
     x = torch.randn(4, 16)
     with torch.no_grad():

@@ -9,13 +9,21 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adaptation.contrastive import Compared, Comparing, Comparison, CosineScore, InBatch, PairClasses, Triplet
+from pretune.adaptation.contrastive import (
+    ContrastiveLoss,
+    ContrastiveModel,
+    ContrastiveObjective,
+    CosineScore,
+    InBatch,
+    PairClasses,
+    Triplet,
+)
 from pretune.core.errors import UsageError
 from pretune.inference import sentence_modules
 from pretune.inference.pooling import Embedding, TextEncoder
-from pretune.inference.text_model import tokenizer_of
-from pretune.runs.embedding.batches import stream_of
-from pretune.runs.embedding.pair_dataset import Lessons
+from pretune.inference.text_model import get_tokenizer
+from pretune.runs.embedding.batches import build_text_stream
+from pretune.runs.embedding.pair_dataset import PairDataset
 from tests.inference.readers import encoder
 
 FIRST = ("the cat plays", "a bird sings in the tree", "money in the bank", "the old house")
@@ -24,20 +32,22 @@ THIRD = ("the dog", "a child plays music", "bank of the river", "music")
 
 
 def batch_of(model: Any, columns: tuple[tuple[str, ...], ...], gold: Any = (0, 0, 0, 0)) -> Any:
-    lessons = Lessons(texts=list(zip(*columns, strict=True)), gold=list(gold))
-    stream, _ = stream_of(lessons, tokenizer_of(model), length=None, prompt="", size=99, seed=0)
+    lessons = PairDataset(texts=list(zip(*columns, strict=True)), gold=list(gold))
+    stream, _ = build_text_stream(lessons, get_tokenizer(model), length=None, prompt="", batch_size=99, seed=0)
     order = np.random.default_rng([0, 0]).permutation(len(gold))
-    assert stream.epoch == 1 and sorted(order.tolist()) == list(range(len(gold)))
+    assert stream.steps_per_epoch == 1 and sorted(order.tolist()) == list(range(len(gold)))
     return stream.batch(0)
 
 
-def ours(loss: Comparison, columns: tuple[tuple[str, ...], ...], gold: Any = (0, 0, 0, 0), head: Any = None) -> Any:
+def ours(
+    loss: ContrastiveLoss, columns: tuple[tuple[str, ...], ...], gold: Any = (0, 0, 0, 0), head: Any = None
+) -> Any:
     """The mean loss, and its gradient in the token table."""
     model = encoder()
-    made = Compared(TextEncoder(model, Embedding()), loss, columns=len(columns))
+    made = ContrastiveModel(TextEncoder(model, Embedding()), loss, columns=len(columns))
     if head is not None:
         made.head.load_state_dict(head)
-    found = Comparing(len(columns)).loss(made, batch_of(model, columns, gold))
+    found = ContrastiveObjective(len(columns)).loss(made, batch_of(model, columns, gold))
     assert int(found.count) == len(gold)
     found.mean().backward()
     return found.mean().item(), model.tokens.weight.grad
@@ -47,7 +57,7 @@ def theirs(make: Any, columns: Any, gold: Any, tmp_path: Path) -> Any:
     """As sentence-transformers has it, from our directory."""
     reference = pytest.importorskip("sentence_transformers", reason="the reference library is not installed")
     model = encoder()
-    model.assets.modules = sentence_modules.write(TextEncoder(model, Embedding()))
+    model.assets.modules = sentence_modules.write_modules(TextEncoder(model, Embedding()))
     pt.save(model, tmp_path / "m")
     read = reference.SentenceTransformer(str(tmp_path / "m"), device="cpu")
     loss = make(read, reference.sentence_transformer.losses)
@@ -91,7 +101,7 @@ def test_equal_texts_are_no_wrong_answers() -> None:
     first = ("the cat plays", "a bird sings", "money in the bank", "a bird sings")
     second = ("a cat runs", "the bird", "a bird sings", "the bird")
     model = encoder()
-    made = Compared(TextEncoder(model, Embedding()), InBatch(), columns=2)
+    made = ContrastiveModel(TextEncoder(model, Embedding()), InBatch(), columns=2)
     vectors, same, _ = (part.detach() for part in made(batch_of(model, (first, second))))
     u, v = (torch.nn.functional.normalize(part, dim=-1) for part in vectors)
     expected = []
@@ -102,7 +112,7 @@ def test_equal_texts_are_no_wrong_answers() -> None:
             if j == i or (same[1][j] != same[1][i] and same[1][j] != same[0][i])
         ]
         expected.append(np.log(np.exp(scores).sum()) - 20 * float(u[i] @ v[i]))
-    found = made.compare.each(vectors, same, torch.zeros(4), None)
+    found = made.criterion.compute_losses(vectors, same, torch.zeros(4), None)
     np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-4)
     masked = sum(
         int(j != i and (same[1][j] == same[1][i] or same[1][j] == same[0][i])) for i in range(4) for j in range(4)
@@ -113,6 +123,6 @@ def test_equal_texts_are_no_wrong_answers() -> None:
 def test_what_does_not_fit() -> None:
     made = TextEncoder(encoder(), Embedding())
     with pytest.raises(UsageError, match=r"\b3\b.*\b2\b"):
-        Compared(made, Triplet(), columns=2)
+        ContrastiveModel(made, Triplet(), columns=2)
     with pytest.raises(UsageError, match="static"):
-        Compared(TextEncoder(encoder(), Embedding(pooling=("static",))), InBatch(), columns=2)
+        ContrastiveModel(TextEncoder(encoder(), Embedding(pooling=("static",))), InBatch(), columns=2)

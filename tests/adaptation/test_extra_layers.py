@@ -6,23 +6,23 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adaptation.extra_layers import taller
+from pretune.adaptation.extra_layers import add_blocks
 from pretune.adaptation.freeze import LastOnly, freeze
 from pretune.core.errors import UsageError
 from pretune.runs.finetune.sweep import finetune
 from tests.contracts.tiny import CASES, lay, model_of, text
 from tests.runs import tasked
 
-SHARED = [name for name, spec in CASES.items() if spec.shared or spec.last.share is not None]
+SHARED = [name for name, spec in CASES.items() if spec.shared or spec.last_stack.share is not None]
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if name not in SHARED])
 @torch.no_grad()
 def test_below_the_new_blocks_nothing_is_new(case: str) -> None:
     model = model_of(case)
-    depth, batch = model.spec.last.depth, lay(model.spec, text(5, 3))
-    made = taller(model, 2, seed=1).eval()
-    assert made.spec.last.depth == depth + 2 and made.spec.depth >= model.spec.depth
+    depth, batch = model.spec.last_stack.depth, lay(model.spec, text(5, 3))
+    made = add_blocks(model, 2, seed=1).eval()
+    assert made.spec.last_stack.depth == depth + 2 and made.spec.depth >= model.spec.depth
     assert set(model.state_dict()) < set(made.state_dict())
     was, now = model(batch, hidden=True).hidden, made(batch, hidden=True).hidden
     assert len(now) == depth + 3
@@ -37,9 +37,9 @@ def test_what_has_no_room() -> None:
     assert SHARED
     for case in SHARED:
         with pytest.raises(UsageError):
-            taller(model_of(case), 1)
+            add_blocks(model_of(case), 1)
     with pytest.raises(UsageError, match=r"\b0\b"):
-        taller(model_of("bert-base"), 0)
+        add_blocks(model_of("bert-base"), 0)
 
 
 def test_a_run_with_blocks_on_top(tmp_path: Path) -> None:

@@ -6,25 +6,25 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from pretune.adaptation.adapted import Adapted, adapt
-from pretune.adaptation.finetune_flops import Spending, share
-from pretune.adaptation.freeze import FirstFrozen, Frozen, LastOnly, Strategy, freeze
+from pretune.adaptation.adapted import ModelWithHead, adapt
+from pretune.adaptation.finetune_flops import FlopsCounter, compute_flops_share
+from pretune.adaptation.freeze import FirstFrozen, FreezeStrategy, Frozen, LastOnly, freeze
 from pretune.adaptation.gradual_unfreezing import Gradual
 from pretune.adaptation.heads.classification import Classification
-from pretune.adaptation.methods import METHODS, prepare
+from pretune.adaptation.methods import METHODS, apply_method
 from pretune.models.catalog import resolve
 from pretune.models.model import build
-from pretune.training.batch_stats import Tally
+from pretune.training.batch_stats import BatchStats
 from tests.contracts.tiny import lay, text
 
 SMALL = {"width": 64, "depth": 4, "heads": 2, "hidden": 256, "vocab": 120}
 
 
-def made(family: str = "bert-tiny") -> Adapted:
+def made(family: str = "bert-tiny") -> ModelWithHead:
     return adapt(build(resolve(family, SMALL), seed=1), Classification(classes=2, dropout=0.0)).train()
 
 
-def counted(model: Adapted) -> int:
+def counted(model: ModelWithHead) -> int:
     """What torch counts of a forward and a backward pass."""
     batch = lay(model.model.spec, text(*[40] * 4))
     with FlopCounterMode(display=False) as counter:
@@ -48,12 +48,12 @@ def counted(model: Adapted) -> int:
 def test_the_share_of_a_method(what: str, expected: float) -> None:
     whole = made()
     model = copy.deepcopy(whole)
-    strategies: dict[str, Strategy] = {"last": LastOnly(), "first": FirstFrozen(layers=2), "frozen": Frozen()}
+    strategies: dict[str, FreezeStrategy] = {"last": LastOnly(), "first": FirstFrozen(layers=2), "frozen": Frozen()}
     if what in strategies:
         freeze(model, strategies[what])
     else:
-        prepare(model, METHODS.get(what)())
-    found = share(model)
+        apply_method(model, METHODS.get(what)())
+    found = compute_flops_share(model)
     assert found == pytest.approx(expected, rel=0.05)
     if what not in ("ia3", "bitfit"):  # which come with products that are no matrices, or with none
         assert found == pytest.approx(counted(model) / counted(whole), rel=0.12)
@@ -61,12 +61,12 @@ def test_the_share_of_a_method(what: str, expected: float) -> None:
 
 def test_parts_that_are_opened_cost_more_from_then_on() -> None:
     model = made()
-    hook = Gradual().hook(model, epoch=1)
-    spending = Spending(model, lambda: hook.opened)
-    step = Tally(sequences=4, tokens=160, squares=6400)
+    hook = Gradual().build_hook(model, epoch=1)
+    spending = FlopsCounter(model, lambda: hook.num_unfrozen)
+    step = BatchStats(sequences=4, tokens=160, squares=6400)
     first = spending(step)
-    hook.opened = len(hook.parts) - 1
-    hook.settle()
+    hook.num_unfrozen = len(hook.parts) - 1
+    hook.update_requires_grad()
     both = spending(step + step)
     assert both - first == pytest.approx(3 * first, rel=1e-6)
-    assert spending(Tally()) == 0.0  # a meter that begins anew
+    assert spending(BatchStats()) == 0.0  # a meter that begins anew

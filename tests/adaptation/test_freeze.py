@@ -5,8 +5,8 @@ import torch
 
 import pretune as pt
 from pretune.adaptation.adapted import adapt
-from pretune.adaptation.freeze import Decay, FirstFrozen, Frozen, Full, LastOnly, Strategy, freeze
-from pretune.adaptation.gradual_unfreezing import Epochs, Gradual, Plateau, Unfreezing
+from pretune.adaptation.freeze import Decay, FirstFrozen, FreezeStrategy, Frozen, Full, LastOnly, freeze
+from pretune.adaptation.gradual_unfreezing import Epochs, Gradual, Plateau, UnfreezingHook
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.heads.multi_task import Several
@@ -15,15 +15,15 @@ from pretune.adaptation.peft.lora import Lora
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core.errors import UsageError
 from pretune.nn.recurrent import BiLSTM
-from pretune.training.optim import parameter_groups, parts
+from pretune.training.optim import build_parameter_groups, split_parts
 from tests.contracts.tiny import CASES
 from tests.training.test_loop import looped, weights
 
 
-def trained(strategy: Strategy, case: str = "bert-base") -> list[str]:
+def trained(strategy: FreezeStrategy, case: str = "bert-base") -> list[str]:
     model = pt.build(CASES[case])
     names = set(freeze(model, strategy))
-    divided = parts(model)
+    divided = split_parts(model)
     assert all(names.issuperset(own) or names.isdisjoint(own) for own in divided.values())
     return [part for part, own in divided.items() if names.issuperset(own)]
 
@@ -55,7 +55,7 @@ def test_what_each_strategy_trains() -> None:
 def test_a_head_is_one_part_whatever_it_is_made_of(head: TaskHead) -> None:
     model = adapt(pt.build(CASES["bert-base"]), head)
     assert model.head is not None
-    assert list(parts(model)) == ["embeddings", "model.encoder.0", "model.encoder.1", "heads"]
+    assert list(split_parts(model)) == ["embeddings", "model.encoder.0", "model.encoder.1", "heads"]
     assert set(freeze(model, Frozen())) == {f"head.{name}" for name, _ in model.head.named_parameters()}
 
 
@@ -63,12 +63,12 @@ def test_a_method_and_a_strategy_combine() -> None:
     model = pt.build(CASES["bert-base"])
     Lora(targets=("q",)).apply(model)
     assert freeze(model, LastOnly()) == ("encoder.1.attention.q.a", "encoder.1.attention.q.b")
-    assert [group.rate for group in parameter_groups(model, rate=Decay(factor=0.5))] == [0.5]
+    assert [group.lr_factor for group in build_parameter_groups(model, lr_factor=Decay(factor=0.5))] == [0.5]
 
 
 def test_layerwise_rates() -> None:
-    groups = parameter_groups(pt.build(CASES["bert-base"]), rate=Decay(factor=0.5))
-    assert {group.part: group.rate for group in groups} == {
+    groups = build_parameter_groups(pt.build(CASES["bert-base"]), lr_factor=Decay(factor=0.5))
+    assert {group.part: group.lr_factor for group in groups} == {
         "embeddings": 0.125,
         "encoder.0": 0.25,
         "encoder.1": 0.5,
@@ -81,9 +81,9 @@ def test_layerwise_rates() -> None:
 
 def test_parts_are_opened_from_above_epoch_after_epoch() -> None:
     loop = looped(steps=7)
-    divided = parts(loop.trainee.model)
+    divided = split_parts(loop.module.model)
     start, moved = weights(loop), {}
-    unfreezing = Gradual(when=Epochs(every=1.0)).hook(loop.trainee.model, epoch=2)
+    unfreezing = Gradual(when=Epochs(every=1.0)).build_hook(loop.module.model, epoch=2)
 
     def watch(loop: object, reports: object) -> None:
         now = weights(loop)  # type: ignore[arg-type]
@@ -102,32 +102,32 @@ def test_parts_are_opened_from_above_epoch_after_epoch() -> None:
 @pytest.mark.parametrize(("steps", "opened"), [(8, [0, 1, 1, 2, 2, 2, 2, 2]), (2, [1, 2])])
 def test_all_parts_are_open_in_the_second_half_where_nobody_says_when(steps: int, opened: list[int]) -> None:
     loop = looped()
-    unfreezing = Gradual().hook(loop.trainee.model, epoch=1000, steps=steps)
+    unfreezing = Gradual().build_hook(loop.module.model, epoch=1000, steps=steps)
     assert len(unfreezing.parts) == 3
     found = []
     for step in range(1, steps + 1):
         loop.state.step = step
         unfreezing(loop, [])
-        found.append(unfreezing.opened)
+        found.append(unfreezing.num_unfrozen)
     assert found == opened
 
 
 def test_parts_are_opened_on_a_plateau() -> None:
     loop = looped()
-    unfreezing = Gradual(when=Plateau(patience=2)).hook(loop.trainee.model, epoch=10)
+    unfreezing = Gradual(when=Plateau(patience=2)).build_hook(loop.module.model, epoch=10)
     opened = []
     for judged, best in [(1, 1), (2, 1), (3, 3), (4, 3), (5, 3), (5, 3), (6, 3), (7, 3), (8, 3), (9, 3)]:
         loop.state.judged, loop.state.best_step = judged, best
         unfreezing(loop, [])
-        opened.append(unfreezing.opened)
+        opened.append(unfreezing.num_unfrozen)
     assert opened == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 def test_what_a_method_froze_stays_frozen() -> None:
     model = pt.build(CASES["bert-base"])
     names = Lora().apply(model)
-    unfreezing = Unfreezing(model, Gradual(), 1.0)
+    unfreezing = UnfreezingHook(model, Gradual(), 1.0)
     assert all(name.startswith("encoder.1.") for name, p in model.named_parameters() if p.requires_grad)
-    unfreezing.opened = 1
-    unfreezing.settle()
+    unfreezing.num_unfrozen = 1
+    unfreezing.update_requires_grad()
     assert tuple(name for name, p in model.named_parameters() if p.requires_grad) == names

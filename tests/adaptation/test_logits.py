@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adaptation.adapted import Adapted, adapt
+from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.heads.choice import Choice
 from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.heads.multi_task import Several
@@ -24,7 +24,7 @@ def body() -> LanguageModel:
     return build(small("bert"), seed=0).eval()
 
 
-def model(head: Any) -> Adapted:
+def model(head: Any) -> ModelWithHead:
     return adapt(body(), head).eval()
 
 

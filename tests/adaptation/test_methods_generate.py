@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from pretune.adaptation.peft import EFFICIENT
+from pretune.adaptation.peft import PEFT_METHODS
 from pretune.core.errors import UsageError
-from pretune.inference.decode import complete
-from pretune.inference.generation_config import Beam, Decoding
-from pretune.inference.generation_tokens import Marks
+from pretune.inference.decode import generate_tokens
+from pretune.inference.generation_config import BeamSearch, GenerationConfig
+from pretune.inference.generation_tokens import GenerationTokens
 from pretune.models.model import LanguageModel
 from tests.contracts.laws import read
 from tests.contracts.tiny import model_of, text
@@ -23,7 +23,7 @@ def stirred(case: str, name: str) -> LanguageModel:
     model = copy.deepcopy(model_of(case))
     generator = torch.Generator().manual_seed(8)
     with torch.no_grad():
-        for path in EFFICIENT.get(name)(**SMALL.get(name, {})).apply(model):
+        for path in PEFT_METHODS.get(name)(**SMALL.get(name, {})).apply(model):
             parameter = model.get_parameter(path)
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
     return model
@@ -33,16 +33,21 @@ def stirred(case: str, name: str) -> LanguageModel:
 @pytest.mark.parametrize("name", ["prefix", "prompt", "qlora", "lora"])
 def test_written_is_read(case: str, name: str) -> None:
     model, prompts = stirred(case, name), text(5, 2)
-    marks = Marks(ends=(), start=1 if model.spec.both else None)
-    for search in (Decoding(max_new_tokens=NEW), Decoding(max_new_tokens=NEW, search=Beam(beams=2))):
-        for prompt, (best, *_) in zip(prompts, complete(model, prompts, search, marks=marks), strict=True):
+    marks = GenerationTokens(eos=(), start=1 if model.spec.is_encoder_decoder else None)
+    for search in (
+        GenerationConfig(max_new_tokens=NEW),
+        GenerationConfig(max_new_tokens=NEW, search=BeamSearch(beams=2)),
+    ):
+        for prompt, (best, *_) in zip(
+            prompts, generate_tokens(model, prompts, search, generation_tokens=marks), strict=True
+        ):
             assert len(best.tokens) == NEW
             slots = [0] * 3 if name == "prompt" else []
-            if model.spec.both:
+            if model.spec.is_encoder_decoder:
                 (logits,) = read(model, [[1, *best.tokens[:-1]]], [[*slots, *prompt]])
             else:
                 (logits,) = read(model, [[*slots, *prompt, *best.tokens[:-1]]])
-            if isinstance(search.search, Beam):  # its score is the mean of what its tokens are worth
+            if isinstance(search.search, BeamSearch):  # its score is the mean of what its tokens are worth
                 worth = logits[-NEW:].log_softmax(-1).gather(1, torch.tensor(best.tokens)[:, None])
                 assert best.score == pytest.approx(worth.mean().item(), abs=1e-4)
             else:
@@ -51,6 +56,10 @@ def test_written_is_read(case: str, name: str) -> None:
 
 def test_a_prefix_leaves_less_room() -> None:
     model = stirred("gpt2-small", "prefix")  # of 24 positions
-    complete(model, text(17), Decoding(max_new_tokens=5), marks=Marks(ends=(), start=None))
+    generate_tokens(
+        model, text(17), GenerationConfig(max_new_tokens=5), generation_tokens=GenerationTokens(eos=(), start=None)
+    )
     with pytest.raises(UsageError, match=r"\b21\b"):
-        complete(model, text(18), Decoding(max_new_tokens=5), marks=Marks(ends=(), start=None))
+        generate_tokens(
+            model, text(18), GenerationConfig(max_new_tokens=5), generation_tokens=GenerationTokens(eos=(), start=None)
+        )

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adaptation.peft.nf4 import dequantise, quantise, steps_of, values_of
+from pretune.adaptation.peft.nf4 import build_scale_table, build_value_table, dequantise, quantise
 from pretune.adaptation.peft.prefix import Prefix
 from pretune.adaptation.peft.qlora import Qlora
 from pretune.core.errors import UsageError
@@ -27,7 +27,7 @@ def laid(model: LanguageModel, lengths: tuple[int, ...], row: int | None) -> pt.
     generator = torch.Generator().manual_seed(1)
     tokens = [torch.randint(5, 90, (n,), generator=generator).tolist() for n in lengths]
     labels = [[token if i % 5 == 0 else -100 for i, token in enumerate(one)] for one in tokens]
-    if model.spec.both:
+    if model.spec.is_encoder_decoder:
         return pt.batch(source=tokens, target=tokens, row=row, labels=labels)
     return pt.batch(tokens, row=row, labels=labels)
 
@@ -79,9 +79,9 @@ def test_4_bits_are_the_same_bits() -> None:
     here, there = quantise(weight), quantise(weight.cuda())
     assert torch.equal(here.codes, there.codes.cpu())
     assert (here.scales.int() - there.scales.cpu().int()).abs().max() <= 1
-    again = dequantise(there, torch.float32, values_of("cuda"), steps_of("cuda")).cpu()
+    again = dequantise(there, torch.float32, build_value_table("cuda"), build_scale_table("cuda")).cpu()
     torch.testing.assert_close(
-        again, dequantise(here, torch.float32, values_of("cpu"), steps_of("cpu")), rtol=0.03, atol=1e-6
+        again, dequantise(here, torch.float32, build_value_table("cpu"), build_scale_table("cpu")), rtol=0.03, atol=1e-6
     )
 
 

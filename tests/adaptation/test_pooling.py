@@ -8,15 +8,15 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adaptation.adapted import Adapted, adapt
-from pretune.adaptation.heads.base import reading_of
+from pretune.adaptation.adapted import ModelWithHead, adapt
+from pretune.adaptation.heads.base import resolve_pooling
 from pretune.adaptation.heads.choice import Choice
 from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.heads.regression import Regression
 from pretune.cli.app import main
 from pretune.core.errors import UsageError
-from pretune.inference.sentence_modules import encoder_of, write
-from pretune.inference.text_model import tokenizer_of
+from pretune.inference.sentence_modules import build_encoder, write_modules
+from pretune.inference.text_model import get_tokenizer
 from pretune.models.hf import checkpoint
 from pretune.models.model import LanguageModel
 from pretune.nn.pooling import Reading
@@ -34,13 +34,13 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sentence_encoder(base: Path, pooling: str = "mean") -> LanguageModel:
     """A model with the files of sentence-transformers."""
     model = checkpoint.load(base)
-    model.assets.modules = write(encoder_of(model, pooling=pooling, normalise=True))
+    model.assets.modules = write_modules(build_encoder(model, pooling=pooling, normalise=True))
     return model
 
 
-def logits(model: Adapted) -> np.ndarray[Any, Any]:
+def logits(model: ModelWithHead) -> np.ndarray[Any, Any]:
     """The logits of the texts, one row each."""
-    tokenizer = tokenizer_of(model)
+    tokenizer = get_tokenizer(model)
     ids = [tokenizer.template.apply(tokenizer.encode(text)).ids for text in TEXTS]
     with torch.no_grad():
         return np.concatenate([model(pt.batch([one]))[:1].numpy() for one in ids])
@@ -70,7 +70,7 @@ def test_what_is_said_of_the_head_comes_first(base: Path) -> None:
 
 def test_without_such_files_it_is_the_family_s(base: Path) -> None:
     model = checkpoint.load(base)
-    assert adapt(model, Classification(classes=2)).spec.reading == reading_of(model.spec)  # type: ignore[attr-defined]
+    assert adapt(model, Classification(classes=2)).spec.reading == resolve_pooling(model.spec)  # type: ignore[attr-defined]
 
 
 def test_gradients_of_the_maximum_are_finite_beside_empty_cells(base: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_run_predicts_and_exports_with_it(
     pt.save(sentence_encoder(base), encoder)
     pt.finetune(encoder, train=tasked.classes(tmp_path / "t.csv", 60), method=method, steps=3, out=run)
     found = pt.load(run)
-    assert isinstance(found, Adapted) and found.spec.reading == Reading(at="mean")  # type: ignore[attr-defined]
+    assert isinstance(found, ModelWithHead) and found.spec.reading == Reading(at="mean")  # type: ignore[attr-defined]
     assert main(["export", str(run), "--to", "hf", "--out", str(tmp_path / "share")]) == 0
     shared = pt.load(tmp_path / "share")
     np.testing.assert_allclose(logits(shared), logits(found), atol=1e-4)  # type: ignore[arg-type]

@@ -10,20 +10,20 @@ import pytest
 import torch
 
 from pretune.adaptation.static import ppmi as counting
-from pretune.adaptation.static.ppmi import Ppmi, meetings, ppmi
-from pretune.adaptation.static.word_ids import Words
+from pretune.adaptation.static.ppmi import Ppmi, compute_ppmi, count_cooccurrences
+from pretune.adaptation.static.word_ids import WordCorpus
 from pretune.core.errors import UsageError
 
 TEXTS = [["a", "b", "c", "a"], ["c", "b"], ["d"], ["b", "a", "b"]]
 
 
 def test_words_meet_within_a_window_and_a_text() -> None:
-    words = Words.of(TEXTS, least=1)
+    words = WordCorpus.from_texts(TEXTS, min_count=1)
     met: Counter[tuple[str, str]] = Counter()
     for text in TEXTS:
         for i, one in enumerate(text):
             met.update((one, text[j]) for j in range(max(0, i - 2), min(len(text), i + 3)) if j != i)
-    found = meetings(words, 2)
+    found = count_cooccurrences(words, 2)
     for i, one in enumerate(words.words):
         for j, other in enumerate(words.words):
             assert found[i, j] == met[one, other], (one, other)
@@ -33,7 +33,7 @@ def test_the_matrix_is_that_of_the_paper() -> None:
     counts = np.array([[4, 2, 0], [2, 0, 1], [0, 1, 6]], dtype=np.float32)
     rows = counts.sum(1)
     smooth = rows**0.75 / (rows**0.75).sum()
-    found = ppmi(torch.from_numpy(counts.copy()), 0.75)
+    found = compute_ppmi(torch.from_numpy(counts.copy()), 0.75)
     for i in range(3):
         for j in range(3):
             share = counts[i, j] / (rows[i] * smooth[j])
@@ -48,16 +48,16 @@ def texts(count: int = 300) -> list[list[str]]:
 
 
 def test_the_directions_are_those_of_a_whole_decomposition() -> None:
-    words = Words.of(texts(), least=1)
+    words = WordCorpus.from_texts(texts(), min_count=1)
     found = torch.from_numpy(Ppmi(width=4, least=1).fit(words).matrix)
-    u, s, _ = torch.linalg.svd(ppmi(meetings(words, 5), 0.75))
+    u, s, _ = torch.linalg.svd(compute_ppmi(count_cooccurrences(words, 5), 0.75))
     torch.testing.assert_close(found @ found.T, (u[:, :4] * s[:4]) @ u[:, :4].T, atol=2e-2, rtol=0)
 
 
 def test_words_of_one_subject_are_near_each_other_and_the_same_seed_gives_the_same() -> None:
     vectors = Ppmi(width=4, least=1).train(texts())
     for name in ("sea", "sky"):
-        assert {word[:3] for word, _ in vectors.nearest(f"{name}0", 7)} == {name}
+        assert {word[:3] for word, _ in vectors.find_nearest(f"{name}0", 7)} == {name}
     assert (Ppmi(width=4, least=1).train(texts()).matrix == vectors.matrix).all()
 
 
@@ -67,6 +67,6 @@ def test_more_columns_than_words_are_zeros() -> None:
 
 
 def test_too_many_words_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counting, "LARGEST", 2)
+    monkeypatch.setattr(counting, "MAX_WORDS", 2)
     with pytest.raises(UsageError, match=r"\b4\b.*\b2\b"):
         replace(Ppmi(), least=1, most=None).train(TEXTS)

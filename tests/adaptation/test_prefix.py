@@ -35,7 +35,7 @@ def stirred(case: str, size: float = 0.3, **settings: Any) -> LanguageModel:
 @pytest.mark.parametrize("case", DECODERS)
 def test_a_prefix_of_real_tokens_is_those_tokens(case: str) -> None:
     """A decoder reads on as if they came before the text, whatever its positions, windows and shared keys are."""
-    if CASES[case].last.share is not None:
+    if CASES[case].last_stack.share is not None:
         pytest.skip("layers that are one have one prefix")
     model = copy.deepcopy(model_of(case))
     sentences, tokens = text(4, 6, 3), (11, 7, 40, 2)
@@ -93,7 +93,7 @@ def test_attention_dropout_reaches_the_prefix(case: str) -> None:
     loud = model(batch).logits
     assert (loud - quiet).abs().max() > 1e-3
     loud.sum().backward()
-    assert all(model.get_parameter(name).grad.abs().sum() > 0 for name in Prefix(count=P).names(model))
+    assert all(model.get_parameter(name).grad.abs().sum() > 0 for name in Prefix(count=P).list_trainable_names(model))
 
 
 def test_queries_of_two_streams_see_it() -> None:

@@ -9,7 +9,7 @@ import torch
 import pretune as pt
 from pretune.adaptation.peft.prompt import Prompt
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE
+from pretune.core.types import IGNORE_INDEX
 from pretune.data.sequences import Sequences
 from pretune.data.virtual_tokens import reserve
 from tests.contracts.laws import equal, read
@@ -21,7 +21,7 @@ def test_slots_stand_before_each_sequence() -> None:
         tokens=np.array([5, 6, 7, 8]),
         offsets=np.array([0, 3, 3, 4]),
         special=np.array([True, False, False, False]),
-        targets=np.array([IGNORE, 9, IGNORE, 4]),
+        targets=np.array([IGNORE_INDEX, 9, IGNORE_INDEX, 4]),
         prefix=np.array([2, 0, 0]),
     )
     made = reserve(given, 2)
@@ -39,7 +39,7 @@ def test_slots_stand_before_each_sequence() -> None:
         True,
         False,
     ]
-    assert made.targets is not None and made.targets.tolist() == [*[IGNORE] * 3, 9, *[IGNORE] * 5, 4]
+    assert made.targets is not None and made.targets.tolist() == [*[IGNORE_INDEX] * 3, 9, *[IGNORE_INDEX] * 5, 4]
     assert made.prefix is not None and made.prefix.tolist() == [4, 0, 0]
     assert made.words is None
     same = reserve(given, 0)

@@ -8,16 +8,16 @@ import torch
 import torch.nn.functional as F
 
 from pretune.adaptation.peft.nf4 import (
-    VALUES,
-    Quantised,
-    by_kernel,
+    NF4_VALUES,
+    QuantisedWeight,
+    build_scale_table,
+    build_value_table,
+    compute_scales,
     dequantise,
+    dequantise_by_kernel,
     quantise,
-    scales_of,
-    steps_of,
-    values_of,
 )
-from pretune.adaptation.peft.qlora import Qlora, Weight4, footprint
+from pretune.adaptation.peft.qlora import Qlora, Weight4bit, compute_footprint
 from pretune.core.errors import UsageError
 from tests.contracts.laws import read
 from tests.contracts.tiny import model_of, text
@@ -25,22 +25,22 @@ from tests.contracts.tiny import model_of, text
 SHAPES = [(48, 80), (33, 7), (1, 1), (256, 192)]
 
 
-def made(shape: tuple[int, int], size: float = 0.05, **settings: Any) -> tuple[torch.Tensor, Quantised]:
+def made(shape: tuple[int, int], size: float = 0.05, **settings: Any) -> tuple[torch.Tensor, QuantisedWeight]:
     weight = size * torch.randn(shape, generator=torch.Generator().manual_seed(3))
     return weight, quantise(weight, **settings)
 
 
-def again(small: Quantised) -> torch.Tensor:
-    return dequantise(small, torch.float32, values_of("cpu"), steps_of("cpu"))
+def again(small: QuantisedWeight) -> torch.Tensor:
+    return dequantise(small, torch.float32, build_value_table("cpu"), build_scale_table("cpu"))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_weight_is_the_nearest_value(shape: tuple[int, int]) -> None:
     weight, small = made(shape, group=None)
     scales = F.pad(weight.reshape(-1), (0, -weight.numel() % 64)).view(-1, 64).abs().amax(1)
-    assert torch.equal(scales_of(small, steps_of("cpu")), scales)
+    assert torch.equal(compute_scales(small, build_scale_table("cpu")), scales)
     every = scales.repeat_interleave(64)[: weight.numel()].view(shape)
-    nearest = (weight[..., None] - every[..., None] * values_of("cpu")).abs().amin(-1)
+    nearest = (weight[..., None] - every[..., None] * build_value_table("cpu")).abs().amin(-1)
     torch.testing.assert_close((weight - again(small)).abs(), nearest, rtol=0, atol=1e-7)
 
 
@@ -48,19 +48,19 @@ def test_every_weight_is_the_nearest_value(shape: tuple[int, int]) -> None:
 def test_dequantisation_written_out(shape: tuple[int, int]) -> None:
     _, small = made(shape)
     assert small.coarse is not None
-    coarse, steps = small.coarse.view(torch.float32).tolist(), steps_of("cpu").tolist()
+    coarse, steps = small.coarse.view(torch.float32).tolist(), build_scale_table("cpu").tolist()
     expected = []
     for number in range(shape[0] * shape[1]):
         byte = int(small.codes[number // 2])
         block = number // 64
         scale = steps[int(small.scales[block])] * coarse[block // 256] + coarse[-1]
-        expected.append(VALUES[byte & 15 if number % 2 else byte >> 4] * scale)
+        expected.append(NF4_VALUES[byte & 15 if number % 2 else byte >> 4] * scale)
     torch.testing.assert_close(again(small), torch.tensor(expected).view(shape), rtol=1e-5, atol=1e-7)
 
 
 def test_tables() -> None:
-    steps = steps_of("cpu")
-    assert len(VALUES) == 16 and list(VALUES) == sorted(VALUES) and VALUES[7] == 0
+    steps = build_scale_table("cpu")
+    assert len(NF4_VALUES) == 16 and list(NF4_VALUES) == sorted(NF4_VALUES) and NF4_VALUES[7] == 0
     assert len(steps) == 256 and (steps.diff() > 0).all() and steps[-1] == 1 and (steps == 0).sum() == 1
 
 
@@ -75,7 +75,7 @@ def test_zeros_stay_zeros() -> None:
 def test_bits_of_a_weight() -> None:
     """The paper's 4 + 8 / 64 + 32 / (64 * 256), and one number for the mean."""
     _, small = made((512, 256))
-    assert small.bytes * 8 == 512 * 256 * (4 + 8 / 64 + 32 / (64 * 256)) + 32
+    assert small.nbytes * 8 == 512 * 256 * (4 + 8 / 64 + 32 / (64 * 256)) + 32
 
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != (1, 1)])
@@ -90,7 +90,9 @@ def test_as_bitsandbytes_has_it(shape: tuple[int, int]) -> None:
     codes, state = peer.quantize_4bit(weight, blocksize=64, quant_type="nf4", compress_statistics=True)
     half = (weight.numel() + 1) // 2
     assert torch.equal(small.codes[:half], codes.view(-1)[:half])
-    assert torch.equal(values_of("cpu"), state.code) and torch.equal(steps_of("cpu"), state.state2.code)
+    assert torch.equal(build_value_table("cpu"), state.code) and torch.equal(
+        build_scale_table("cpu"), state.state2.code
+    )
     apart = (small.scales.int() - state.absmax.int()).abs()
     assert apart.max() <= 1 and apart.float().mean() < 0.01
     if shape[1] % 64 and shape[1] % 2 == 0:
@@ -100,13 +102,16 @@ def test_as_bitsandbytes_has_it(shape: tuple[int, int]) -> None:
     if not apart.any():
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
     torch.testing.assert_close(
-        by_kernel(small, scales_of(small, steps_of("cpu")), torch.float32), ours, rtol=1e-6, atol=0
+        dequantise_by_kernel(small, compute_scales(small, build_scale_table("cpu")), torch.float32),
+        ours,
+        rtol=1e-6,
+        atol=0,
     )
 
 
 def test_a_product_keeps_nothing_but_the_bits() -> None:
     weight, _ = made((40, 24))
-    layer = Weight4(weight, Qlora())
+    layer = Weight4bit(weight, Qlora())
     x, bias = torch.randn(5, 24, requires_grad=True), torch.randn(40, requires_grad=True)
     kept: list[torch.Tensor] = []
 
@@ -119,15 +124,15 @@ def test_a_product_keeps_nothing_but_the_bits() -> None:
     assert kept and all(not tensor.is_floating_point() for tensor in kept)
     slope = torch.randn(5, 40)
     found = torch.autograd.grad((y * slope).sum(), (x, bias))
-    expected = torch.autograd.grad((F.linear(x, layer.read(torch.float32), bias) * slope).sum(), (x, bias))
+    expected = torch.autograd.grad((F.linear(x, layer.dequantise(torch.float32), bias) * slope).sum(), (x, bias))
     for ours, plain in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, plain, rtol=0, atol=1e-6)
-    torch.testing.assert_close(y, F.linear(x, layer.read(torch.float32), bias), rtol=0, atol=0)
+    torch.testing.assert_close(y, F.linear(x, layer.dequantise(torch.float32), bias), rtol=0, atol=0)
 
 
 def test_precision_is_that_of_the_model_and_of_autocast() -> None:
     weight, _ = made((40, 24))
-    layer = Weight4(weight, Qlora())
+    layer = Weight4bit(weight, Qlora())
     before = [buffer.clone() for buffer in layer.buffers()]
     layer.bfloat16()
     assert all(torch.equal(*pair) for pair in zip(before, layer.buffers(), strict=True)), "no bit is rounded"
@@ -143,13 +148,13 @@ def test_precision_is_that_of_the_model_and_of_autocast() -> None:
 def test_memory_is_a_quarter_of_half_precision() -> None:
     model = copy.deepcopy(model_of("bert-base"))
     Qlora(rank=2).apply(model)
-    now, half = footprint(model.encoder[0].feedforward.up.weight4)
+    now, half = compute_footprint(model.encoder[0].feedforward.up.weight4)
     tables = 4 * (16 + 256)
     assert (now - tables) / half == pytest.approx(4.127 / 16, rel=0.03)
-    assert footprint(model)[1] == 4 * sum(parameter.numel() for parameter in model_of("bert-base").parameters())
-    assert footprint(model)[0] < footprint(model)[1]
+    assert compute_footprint(model)[1] == 4 * sum(parameter.numel() for parameter in model_of("bert-base").parameters())
+    assert compute_footprint(model)[0] < compute_footprint(model)[1]
     plain = copy.deepcopy(model_of("bert-base")).requires_grad_(False)
-    assert footprint(plain) == (footprint(model)[1],) * 2
+    assert compute_footprint(plain) == (compute_footprint(model)[1],) * 2
     assert all(not name.endswith("q.weight") for name, _ in model.named_parameters())
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import pretune as pt
-from pretune.adaptation.adapted import Adapted, adapt
+from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.freeze import Frozen, freeze
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.choice import Choice
@@ -17,9 +17,9 @@ from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.heads.regression import Regression
 from pretune.adaptation.heads.span import Span
 from pretune.adaptation.heads.tagging import Tagging
-from pretune.adaptation.scalar_mix import LayerMix, Mixing, MixReader, MixReading, layers
+from pretune.adaptation.scalar_mix import LayerMix, Mixing, MixReader, ScalarMixHead, extract_layers
 from pretune.core.errors import UsageError
-from pretune.models.bidirectional_lm import mirrored
+from pretune.models.bidirectional_lm import reverse_sequences
 from pretune.nn.norm import LayerNorm
 from pretune.nn.recurrent import AdditiveAttention, BiLSTM
 from tests.contracts.tiny import CASES, lay, model_of, text
@@ -31,7 +31,7 @@ TAGGER = MixReader(classes=3, lstm=BiLSTM(hidden=8), pool=None, dropout=0.0)
 @pytest.mark.parametrize("name", {name.partition("-")[0]: name for name in CASES}.values())
 def test_the_layers_of_every_family_can_be_read(name: str) -> None:
     model = copy.deepcopy(model_of(name)).train()  # that one is shared by all tests
-    hidden, batch = layers(model, lay(model.spec, text(6, 3, 8)))
+    hidden, batch = extract_layers(model, lay(model.spec, text(6, 3, 8)))
     assert model.training and not any(layer.requires_grad for layer in hidden)
     logits = SMALL.build(width=model.spec.width, layers=len(hidden))(hidden, batch)
     assert logits.shape == (batch.cells, 3) and torch.isfinite(logits).all()
@@ -56,8 +56,8 @@ def test_a_mix_is_weighed_by_a_softmax_and_scaled() -> None:
 def test_a_mix_finds_the_layer_that_tells() -> None:
     torch.manual_seed(0)
     model = model_of(next(iter(CASES)))
-    _, batch = layers(model, lay(model.spec, text(6, 3, 8, 5)))
-    owners = [int(batch.sequence[start]) for start, _ in batch.spans()]
+    _, batch = extract_layers(model, lay(model.spec, text(6, 3, 8, 5)))
+    owners = [int(batch.sequence[start]) for start, _ in batch.list_spans()]
     labels = torch.full((batch.cells,), -100)
     labels[owners] = torch.tensor([0, 1, 2, 1])
     noise, telling = torch.randn(len(batch.tokens), 6), torch.zeros(len(batch.tokens), 6)
@@ -103,7 +103,7 @@ def test_a_mix_is_a_head_of_every_kind(name: str, head: str, tmp_path: Path) -> 
     assert len(logits) == (len(batch.tokens) if head in ("tagging", "span") else 3)
     pt.save(model, tmp_path / "run")
     again = pt.load(tmp_path / "run")
-    assert isinstance(again, Adapted) and again.spec == model.spec
+    assert isinstance(again, ModelWithHead) and again.spec == model.spec
     torch.testing.assert_close(again(batch), logits, rtol=0, atol=0)
 
 
@@ -114,15 +114,15 @@ def test_both_ways_are_mixed_as_elmo_does(head: str, tmp_path: Path) -> None:
     spec = HEADS[head]
     model = adapt(body, replace(spec, mix=replace(MIXING, ways="both")), seed=1).eval()  # type: ignore[type-var]
     reader = model.head
-    assert isinstance(reader, MixReading) and reader.backwards is not None
+    assert isinstance(reader, ScalarMixHead) and reader.backwards is not None
     batch = lay(model.model.spec, text(6, 3, 8))
-    turned, index = mirrored(batch)
-    hidden = zip(layers(body, batch)[0], layers(reader.backwards, turned)[0], strict=True)
+    turned, index = reverse_sequences(batch)
+    hidden = zip(extract_layers(body, batch)[0], extract_layers(reader.backwards, turned)[0], strict=True)
     both = tuple(torch.cat((left, right.index_select(0, index)), dim=-1) for left, right in hidden)
     second, reader.backwards = reader.backwards, None
     expected = reader(both, batch)
     reader.backwards = second
-    expected = expected if head == "tagging" else expected[batch.sequence_cells()]
+    expected = expected if head == "tagging" else expected[batch.find_sequence_cells()]
     torch.testing.assert_close(model(batch), expected, rtol=0, atol=0)
     freeze(model, Frozen())
     assert not any(weight.requires_grad for weight in second.parameters()) and reader.out.weight.requires_grad

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from pretune.adaptation.static import word2vec
-from pretune.adaptation.static.glove import Glove, meetings
+from pretune.adaptation.static.glove import Glove, count_cooccurrences
 from pretune.adaptation.static.word2vec import Word2Vec
-from pretune.adaptation.static.word_ids import Words, shard_texts
+from pretune.adaptation.static.word_ids import WordCorpus, read_shard_texts
 from pretune.core.errors import DataError, DivergedError, UsageError
-from pretune.inference.word_vectors import Vectors, is_word_vectors, words_of
+from pretune.inference.word_vectors import WordVectors, is_word_vectors, split_words
 
 
 def topics(texts: int = 600, seed: int = 0) -> list[list[str]]:
@@ -29,7 +29,7 @@ def topics(texts: int = 600, seed: int = 0) -> list[list[str]]:
     return [[f"{'ab'[i % 2]}{rng.integers(20)}" for _ in range(12)] for i in range(texts)]
 
 
-def apart(vectors: Vectors) -> float:
+def apart(vectors: WordVectors) -> float:
     """By how much words of one topic are nearer to each other than to those of the other, in cosine."""
     unit = vectors.matrix - vectors.matrix.mean(0)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
@@ -52,17 +52,20 @@ def test_words_of_one_topic_lie_together_and_the_seed_decides_all(spec: Word2Vec
     assert apart(first) > 0.5
     assert first.matrix.tobytes() == again.matrix.tobytes() and first.words == again.words
     assert first.matrix.tobytes() != other.matrix.tobytes()
-    assert {word[0] for word, _ in first.nearest("a3", 5)} == {"a"}
+    assert {word[0] for word, _ in first.find_nearest("a3", 5)} == {"a"}
 
 
-def inputs(mode: str) -> tuple[torch.Tensor, torch.Tensor, word2vec.Near, torch.Tensor]:
+def inputs(mode: str) -> tuple[torch.Tensor, torch.Tensor, word2vec.NeighborMasks, torch.Tensor]:
     """Two texts of a few words, each word with its own window, and shared negatives."""
     torch.manual_seed(4)
     n, groups = 40, 2
     text = np.repeat([0, 1], [25, 15])
-    near = [(d, a.double(), b.double()) for d, a, b in word2vec._near(text, np.random.default_rng(1).integers(1, 4, n))]
+    near = [
+        (d, a.double(), b.double())
+        for d, a, b in word2vec._find_neighbors(text, np.random.default_rng(1).integers(1, 4, n))
+    ]
     x, y = (torch.randn(n, 6, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    negatives = torch.randn(groups, word2vec.DRAWN, 6, dtype=torch.float64, requires_grad=True)
+    negatives = torch.randn(groups, word2vec.NEGATIVES_PER_GROUP, 6, dtype=torch.float64, requires_grad=True)
     return x, y, near, negatives
 
 
@@ -70,7 +73,7 @@ def against(x: torch.Tensor, times: torch.Tensor, negatives: torch.Tensor) -> to
     """What the negatives add to the gain of states, written plainly."""
     total = x.new_zeros(())
     for i in range(len(x)):
-        total = total + times[i] * 0.25 * F.logsigmoid(-(negatives[i // word2vec.GROUP] @ x[i])).sum()
+        total = total + times[i] * 0.25 * F.logsigmoid(-(negatives[i // word2vec.GROUP_SIZE] @ x[i])).sum()
     return total
 
 
@@ -85,7 +88,7 @@ def test_skip_gram_has_the_gradient_of_its_loss() -> None:
     gain = gain + against(x, times, negatives)
     wanted = torch.autograd.grad(gain, (x, y, negatives))
     shared = word2vec._Negatives(negatives.detach(), 0.25)
-    found = word2vec._skip_gram(x.detach(), y.detach(), near, shared)
+    found = word2vec._step_skip_gram(x.detach(), y.detach(), near, shared)
     for ours, theirs in zip((*found, shared.gradient.view_as(negatives)), wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
@@ -101,7 +104,7 @@ def test_cbow_gives_each_word_of_a_window_the_gradient_of_their_mean() -> None:
     gain = (times * F.logsigmoid((mean * y).sum(1))).sum() + against(mean, times, negatives)
     d_mean, d_y, d_negatives = torch.autograd.grad(gain, (mean, y, negatives))
     shared = word2vec._Negatives(negatives.detach(), 0.25)
-    found = word2vec._cbow(x.detach(), y.detach(), near, shared)
+    found = word2vec._step_cbow(x.detach(), y.detach(), near, shared)
     torch.testing.assert_close(found[0], weight.T @ d_mean, rtol=0, atol=1e-10)
     torch.testing.assert_close(found[1], d_y, rtol=0, atol=1e-10)
     torch.testing.assert_close(shared.gradient.view_as(negatives), d_negatives, rtol=0, atol=1e-10)
@@ -109,23 +112,31 @@ def test_cbow_gives_each_word_of_a_window_the_gradient_of_their_mean() -> None:
 
 def test_windows_reach_no_further_than_drawn_and_never_into_another_text() -> None:
     text, windows = np.array([0, 0, 0, 1, 1]), np.array([1, 2, 1, 2, 1])
-    found = {(i, i + d) for d, ahead, _ in word2vec._near(text, windows) for i in ahead[:, 0].nonzero()[:, 0].tolist()}
-    found |= {(i + d, i) for d, _, back in word2vec._near(text, windows) for i in back[:, 0].nonzero()[:, 0].tolist()}
+    found = {
+        (i, i + d)
+        for d, ahead, _ in word2vec._find_neighbors(text, windows)
+        for i in ahead[:, 0].nonzero()[:, 0].tolist()
+    }
+    found |= {
+        (i + d, i)
+        for d, _, back in word2vec._find_neighbors(text, windows)
+        for i in back[:, 0].nonzero()[:, 0].tolist()
+    }
     pairs = itertools.product(range(5), repeat=2)
     assert found == {(i, j) for i, j in pairs if i != j and text[i] == text[j] and abs(i - j) <= windows[i]}
 
 
 def test_frequent_words_are_left_out_as_the_paper_says() -> None:
-    keep = word2vec._keep(np.array([9000, 900, 100]), 1e-2)
+    keep = word2vec._compute_keep_probabilities(np.array([9000, 900, 100]), 1e-2)
     share = np.array([0.9, 0.09, 0.01])
     np.testing.assert_allclose(keep, (np.sqrt(share / 1e-2) + 1) * 1e-2 / share)
-    assert (word2vec._keep(np.array([5, 5]), None) == 1).all()
+    assert (word2vec._compute_keep_probabilities(np.array([5, 5]), None) == 1).all()
 
 
 def test_sums_over_a_batch_are_damped() -> None:
     words = torch.tensor([0] * 16 + [1])
-    rates = word2vec._damped(words, 1.0)[:, 0]
-    assert rates[:16].sum().item() == pytest.approx(word2vec.CAP) and rates[16].item() == 1.0
+    rates = word2vec._damp_rates(words, 1.0)[:, 0]
+    assert rates[:16].sum().item() == pytest.approx(word2vec.MAX_OCCURRENCES) and rates[16].item() == 1.0
 
 
 def test_what_goes_to_infinity_is_told() -> None:
@@ -138,27 +149,27 @@ def test_what_goes_to_infinity_is_told() -> None:
 def test_meetings_are_counted_as_by_a_loop(texts: list[list[str]], window: int) -> None:
     if not any(texts):
         return
-    words = Words.of(texts, least=1)
+    words = WordCorpus.from_texts(texts, min_count=1)
     wanted: Counter[tuple[int, int]] = Counter()
     for text in texts:
         ids = [words.words.index(word) for word in text]
         for i, j in itertools.combinations(range(len(ids)), 2):
             if j - i <= window:
                 wanted[min(ids[i], ids[j]), max(ids[i], ids[j])] += 1 / (j - i)  # type: ignore[assignment]
-    first, second, met = meetings(words, window)
+    first, second, met = count_cooccurrences(words, window)
     found = dict(zip(zip(first.tolist(), second.tolist(), strict=True), met.tolist(), strict=True))
     assert found == pytest.approx(dict(wanted))
 
 
 def test_words_are_numbered_by_frequency_and_rare_ones_left_out() -> None:
-    words = Words.of(["A b. B a! A c", "b", "d"], least=2)
-    assert words.words == ("a", "b") and words.counts.tolist() == [3, 3] and words.read == 8
-    assert words.ids.tolist() == [0, 1, 1, 0, 0, 1] and words.text.tolist() == [0, 0, 0, 0, 0, 1]
-    assert Words.of(["a a b b c"], least=1, most=2).words == ("a", "b")
+    words = WordCorpus.from_texts(["A b. B a! A c", "b", "d"], min_count=2)
+    assert words.words == ("a", "b") and words.counts.tolist() == [3, 3] and words.total == 8
+    assert words.ids.tolist() == [0, 1, 1, 0, 0, 1] and words.text_ids.tolist() == [0, 0, 0, 0, 0, 1]
+    assert WordCorpus.from_texts(["a a b b c"], min_count=1, max_words=2).words == ("a", "b")
     with pytest.raises(DataError, match=r"\b5\b"):
-        Words.of(["a b"])
+        WordCorpus.from_texts(["a b"])
     with pytest.raises(UsageError):
-        Words.of("a b")
+        WordCorpus.from_texts("a b")
 
 
 FLOATS = arrays(
@@ -178,25 +189,25 @@ def test_a_file_comes_back_equal(
         st.lists(letters.filter(lambda w: w.split() == [w]), min_size=len(matrix), max_size=len(matrix), unique=True)
     )
     path = tmp_path_factory.mktemp("vectors") / "v.txt"
-    Vectors(words, matrix).save(path)
-    found = Vectors.load(path)
+    WordVectors(words, matrix).save(path)
+    found = WordVectors.load(path)
     assert found.words == tuple(words) and found.matrix.tobytes() == matrix.tobytes()
     assert path.read_text().partition("\n")[0] == f"{len(matrix)} {matrix.shape[1]}"
 
 
 def test_gensim_reads_our_file(tmp_path: Path) -> None:
     gensim = pytest.importorskip("gensim.models", reason="gensim is not installed")
-    ours = Vectors(["film", "straße", "don't"], np.random.default_rng(0).normal(size=(3, 7)).astype(np.float32))
+    ours = WordVectors(["film", "straße", "don't"], np.random.default_rng(0).normal(size=(3, 7)).astype(np.float32))
     ours.save(tmp_path / "v.txt")
     theirs = gensim.KeyedVectors.load_word2vec_format(str(tmp_path / "v.txt"))
     assert tuple(theirs.index_to_key) == ours.words and (theirs.vectors == ours.matrix).all()
     theirs.save_word2vec_format(str(tmp_path / "w.txt"))
-    assert (Vectors.load(tmp_path / "w.txt").matrix == ours.matrix).all()
+    assert (WordVectors.load(tmp_path / "w.txt").matrix == ours.matrix).all()
 
 
 def test_a_file_of_glove_has_no_first_line(tmp_path: Path) -> None:
     (tmp_path / "g.txt").write_text("the 0.5 -1\nof 2 3e-2\n")
-    found = Vectors.load(tmp_path / "g.txt")
+    found = WordVectors.load(tmp_path / "g.txt")
     assert found.words == ("the", "of") and found.matrix.tolist() == [[0.5, -1], [2, np.float32(0.03)]]
 
 
@@ -220,7 +231,7 @@ def test_a_file_of_glove_has_no_first_line(tmp_path: Path) -> None:
 def test_a_file_that_is_not_one_of_vectors_is_told(tmp_path: Path, text: str, values: str) -> None:
     (tmp_path / "v.txt").write_text(text)
     with pytest.raises(DataError, match=values):
-        Vectors.load(tmp_path / "v.txt")
+        WordVectors.load(tmp_path / "v.txt")
 
 
 @settings(max_examples=200)
@@ -235,7 +246,7 @@ def test_a_mutated_file_is_read_or_refused(data: st.DataObject, tmp_path_factory
     path.write_bytes(content)
     is_word_vectors(path)
     with contextlib.suppress(DataError):
-        assert np.isfinite(Vectors.load(path).matrix).all()
+        assert np.isfinite(WordVectors.load(path).matrix).all()
 
 
 def test_what_is_no_regular_text_file_is_refused(tmp_path: Path) -> None:
@@ -243,7 +254,7 @@ def test_what_is_no_regular_text_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latin1").write_bytes("café 1 2\n".encode("latin-1"))
     for path in (tmp_path, tmp_path / "absent", tmp_path / "pipe", Path("/dev/zero"), tmp_path / "latin1"):
         with pytest.raises(DataError, match=re.escape(str(path))):
-            Vectors.load(path)
+            WordVectors.load(path)
         assert path.name == "latin1" or not is_word_vectors(path)
 
 
@@ -270,12 +281,12 @@ def test_an_unknown_mode_is_refused_by_name() -> None:
 
 def test_a_word_with_a_space_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="'new york'"):
-        Vectors(["new york"], np.ones((1, 2), np.float32)).save(tmp_path / "v.txt")
+        WordVectors(["new york"], np.ones((1, 2), np.float32)).save(tmp_path / "v.txt")
     assert not (tmp_path / "v.txt").exists()
 
 
 def test_unknown_words_and_empty_texts_are_defined() -> None:
-    vectors = Vectors(["good", "bad"], np.array([[1, 0], [0, 3]], np.float32))
+    vectors = WordVectors(["good", "bad"], np.array([[1, 0], [0, 3]], np.float32))
     assert vectors["never"].tolist() == [0.5, 1.5] and "never" not in vectors
     assert vectors.average(["Good, BAD!", "good never", "", "never"]).tolist() == [[0.5, 1.5], [1, 0], [0, 0], [0, 0]]
 
@@ -287,6 +298,6 @@ def test_prepared_data_is_read_as_texts(tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("\n\n".join(texts))
     tokenizer = pt.train_tokenizer("wordpiece", [tmp_path / "texts.txt"], vocab=120)
     data = pt.prepare([tmp_path / "texts.txt"], tokenizer=tokenizer, out=tmp_path / "data", workers=0)
-    found = [words_of(text) for text in shard_texts(data)]
-    assert len(found) > 40 and all(words in map(words_of, texts) for words in found)
-    assert len(Word2Vec(width=8, epochs=1).train(shard_texts(data))) == 40
+    found = [split_words(text) for text in read_shard_texts(data)]
+    assert len(found) > 40 and all(words in map(split_words, texts) for words in found)
+    assert len(Word2Vec(width=8, epochs=1).train(read_shard_texts(data))) == 40

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adaptation.surgery import missing_task_tokens, with_positions, with_task_tokens, with_vocabulary
+from pretune.adaptation.surgery import add_task_tokens, find_missing_task_tokens, replace_vocabulary, resize_positions
 from pretune.core.errors import UsageError
-from pretune.inference.text_model import tokenizer_of
+from pretune.inference.text_model import get_tokenizer
 from pretune.models.model import LanguageModel, build
 from pretune.text.tokenizer import Tokenizer, train
 from tests.contracts.tiny import rough, tiny
@@ -33,16 +33,16 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def test_the_same_vocabulary_changes_nothing(base: LanguageModel) -> None:
-    made = with_vocabulary(base, tokenizer_of(base))
-    batch = pt.batch([tokenizer_of(base).encode(TEXT)])
+    made = replace_vocabulary(base, get_tokenizer(base))
+    batch = pt.batch([get_tokenizer(base).encode(TEXT)])
     torch.testing.assert_close(made(batch).logits, base(batch).logits[:, : made.spec.vocab], rtol=0, atol=1e-6)
     assert made.spec.special == base.spec.special
 
 
 def test_tokens_keep_their_rows_and_new_ones_are_means(base: LanguageModel, other: Tokenizer) -> None:
-    old = tokenizer_of(base)
-    made = with_vocabulary(base, other)
-    assert made.spec.vocab == other.vocab == len(made.tokens.weight) and tokenizer_of(made).sha256 == other.sha256
+    old = get_tokenizer(base)
+    made = replace_vocabulary(base, other)
+    assert made.spec.vocab == other.vocab == len(made.tokens.weight) and get_tokenizer(made).sha256 == other.sha256
     known, now = old.raw.get_vocab(), other.raw.get_vocab()
     shared = [token for token in now if token in known and now[token] not in other.special.values()]
     assert len(shared) > 50 and any(now[token] != known[token] for token in shared)
@@ -62,42 +62,42 @@ def test_tokens_keep_their_rows_and_new_ones_are_means(base: LanguageModel, othe
 @pytest.mark.parametrize(("kind", "style"), [("bpe", "s-mask"), ("unigram", "sentinels")])
 def test_other_kinds_are_read_and_saved(base: LanguageModel, kind: str, style: str, tmp_path: Path) -> None:
     train(kind, tasked.corpus(), vocab=420, style=style).save(tmp_path / "t")
-    made = with_vocabulary(base, Tokenizer.load(tmp_path / "t"))
+    made = replace_vocabulary(base, Tokenizer.load(tmp_path / "t"))
     assert torch.isfinite(made.tokens.weight).all()
     pt.save(made, tmp_path / "run")
     again = pt.load(tmp_path / "run")
     assert isinstance(again, LanguageModel)
-    batch = pt.batch([tokenizer_of(again).encode(TEXT)])
+    batch = pt.batch([get_tokenizer(again).encode(TEXT)])
     torch.testing.assert_close(again(batch).logits, made.eval()(batch).logits, rtol=0, atol=0)
-    assert tokenizer_of(again).sha256 == tokenizer_of(made).sha256
+    assert get_tokenizer(again).sha256 == get_tokenizer(made).sha256
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "gpt2", "opt", "bart"])
 def test_a_longer_table_is_the_old_one_again(family: str, tmp_path: Path) -> None:
     """What was short enough is read as before; RoBERTa's and OPT's first rows stay where they are."""
     model = rough(build(tiny(family))).eval()
-    room = model.spec.longest
+    room = model.spec.max_length
     assert room is not None
-    made = with_positions(model, 3 * room - 1)
-    assert made.spec.longest == 3 * room - 1
+    made = resize_positions(model, 3 * room - 1)
+    assert made.spec.max_length == 3 * room - 1
     given = [[5, 7, 9, 4]]
-    batch = pt.batch(source=given, target=given) if model.spec.both else pt.batch(given)
+    batch = pt.batch(source=given, target=given) if model.spec.is_encoder_decoder else pt.batch(given)
     torch.testing.assert_close(made(batch).logits, model(batch).logits, rtol=0, atol=0)
     (stack, *_) = (one for one in (made.encoder, made.decoder) if one is not None)
     table, offset = stack.position.table.weight, made.spec.stacks[0].position.offset  # type: ignore[union-attr]
     assert torch.equal(table[offset : offset + room - 1], table[offset + 2 * room :])
     pt.save(made, tmp_path / "run")
     torch.testing.assert_close(pt.load(tmp_path / "run")(batch).logits, model(batch).logits, rtol=0, atol=0)
-    assert with_positions(made, room).state_dict().keys() == model.state_dict().keys()
+    assert resize_positions(made, room).state_dict().keys() == model.state_dict().keys()
 
 
 def test_what_cannot_be_done_is_told() -> None:
     with pytest.raises(UsageError):
-        with_positions(build(tiny("t5")), 100)
+        resize_positions(build(tiny("t5")), 100)
     with pytest.raises(UsageError, match=r"\b0\b"):
-        with_positions(build(tiny("bert")), 0)
+        resize_positions(build(tiny("bert")), 0)
     with pytest.raises(UsageError):
-        with_vocabulary(build(tiny("bert")), None)  # type: ignore[arg-type]
+        replace_vocabulary(build(tiny("bert")), None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -110,18 +110,18 @@ def test_what_cannot_be_done_is_told() -> None:
     ],
 )
 def test_task_tokens_that_a_vocabulary_lacks(kind: str, style: str, expected: list[str]) -> None:
-    assert missing_task_tokens(train(kind, ["a sea and a house"] * 3, vocab=400, style=style)) == expected
+    assert find_missing_task_tokens(train(kind, ["a sea and a house"] * 3, vocab=400, style=style)) == expected
 
 
 def test_task_tokens_leave_the_rest_as_it_was(tmp_path: Path) -> None:
     model = pt.load(tasked.make_base(tmp_path, "gpt", kind="bpe", style="endoftext", dropout=0)).eval()
-    made = with_task_tokens(model, seed=3)
+    made = add_task_tokens(model, seed=3)
     assert made.spec.vocab == model.spec.vocab + 3
     assert torch.equal(made.tokens.weight[:-3], model.tokens.weight)
     new = made.tokens.weight[-3:].detach()
     assert new.abs().min() > 0 and new.std() < 0.05
-    assert torch.equal(with_task_tokens(model, seed=3).tokens.weight, made.tokens.weight)
-    assert not torch.equal(with_task_tokens(model, seed=4).tokens.weight[-3:], new)
+    assert torch.equal(add_task_tokens(model, seed=3).tokens.weight, made.tokens.weight)
+    assert not torch.equal(add_task_tokens(model, seed=4).tokens.weight[-3:], new)
     batch = pt.batch([[5, 6, 7], [8, 9]])
     torch.testing.assert_close(made(batch).logits[:, :-3], model(batch).logits, rtol=0, atol=0)
-    assert with_task_tokens(made) is made
+    assert add_task_tokens(made) is made

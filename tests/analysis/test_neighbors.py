@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.analysis.neighbors import WORD, neighbors
+from pretune.analysis.neighbors import WORD_PATTERN, neighbors
 from pretune.cli import main
 from pretune.core.errors import DataError, UsageError
-from pretune.inference.text_model import tokenizer_of
+from pretune.inference.text_model import get_tokenizer
 from tests.inference.readers import decoder, encoder
 
 SENTENCE = "a child plays music"
@@ -29,12 +29,12 @@ CORPUS = [
 
 def state(model: Any, text: str, start: int, end: int, layer: int | None) -> torch.Tensor:
     """The mean state of the tokens that start inside some characters, the text read by itself."""
-    tokenizer = tokenizer_of(model)
+    tokenizer = get_tokenizer(model)
     found = tokenizer.encode_batch([text])
     laid = tokenizer.template.apply(found[0])
     with torch.no_grad():
         hidden = model(pt.batch([laid.ids]), hidden=True).hidden[-1 if layer is None else layer]
-    places = np.flatnonzero(~laid.special)[(found.starts >= start) & (found.starts < end)]
+    places = np.flatnonzero(~laid.is_special)[(found.starts >= start) & (found.starts < end)]
     return torch.nn.functional.normalize(hidden[torch.from_numpy(places)].mean(0), dim=0)
 
 
@@ -45,10 +45,10 @@ def test_in_context(make: Any, layer: int | None) -> None:
     query = state(model, SENTENCE, 8, 13, layer)
     expected = {}
     for line, text in enumerate(CORPUS, 1):
-        for match in [] if text == SENTENCE else WORD.finditer(text):
+        for match in [] if text == SENTENCE else WORD_PATTERN.finditer(text):
             expected[line, match.start()] = float(query @ state(model, text, *match.span(), layer))
     found = neighbors(model, "Plays", SENTENCE, CORPUS, k=50, layer=layer)
-    assert found.words == len(expected) == len(found.context)
+    assert found.word_count == len(expected) == len(found.context)
     for one in found.context:
         assert one.score == pytest.approx(expected[one.line, one.start], abs=1e-5)
         assert CORPUS[one.line - 1][one.start : one.start + len(one.word)] == one.word
@@ -56,20 +56,22 @@ def test_in_context(make: Any, layer: int | None) -> None:
 
 
 def test_only_the_word_itself() -> None:
-    found = neighbors(encoder(), "plays", SENTENCE, CORPUS, k=2, same=True)
-    assert found.words == 3 and {one.word.lower() for one in found.context} == {"plays"} and len(found.context) == 2
+    found = neighbors(encoder(), "plays", SENTENCE, CORPUS, k=2, same_word=True)
+    assert (
+        found.word_count == 3 and {one.word.lower() for one in found.context} == {"plays"} and len(found.context) == 2
+    )
 
 
 def test_without_context() -> None:
     model = encoder()
     found = neighbors(model, "plays", SENTENCE, CORPUS, k=3)
-    tokenizer = tokenizer_of(model)
+    tokenizer = get_tokenizer(model)
     table = torch.nn.functional.normalize(model.tokens.weight.detach(), dim=-1)
     pieces = tokenizer.encode("plays")
-    assert found.pieces == tuple(tokenizer.token(i) for i in pieces)
+    assert found.pieces == tuple(tokenizer.get_token(i) for i in pieces)
     query = torch.nn.functional.normalize(model.tokens.weight.detach()[pieces].mean(0), dim=0)
     order = [i for i in (-(table @ query)).argsort().tolist() if i not in {*pieces, *tokenizer.special_ids}]
-    assert [one.word for one in found.static] == [tokenizer.token(i) for i in order[:3]]
+    assert [one.word for one in found.static] == [tokenizer.get_token(i) for i in order[:3]]
 
 
 def test_tokens_are_told_as_people_read_them() -> None:
@@ -86,14 +88,14 @@ def test_invalid_arguments() -> None:
     with pytest.raises(UsageError, match="'play'"):
         neighbors(model, "play", SENTENCE, CORPUS)
     with pytest.raises(DataError, match="'music'"):
-        neighbors(model, "music", SENTENCE, CORPUS, same=True)
+        neighbors(model, "music", SENTENCE, CORPUS, same_word=True)
     with pytest.raises(DataError):
         neighbors(model, "music", SENTENCE, [SENTENCE, "…"])
     with pytest.raises(UsageError, match=r"\b0\b"):
         neighbors(model, "plays", SENTENCE, CORPUS, k=0)
     with pytest.raises(UsageError, match=r"'music'.*\b40\b"):
         neighbors(model, "music", "bird " * 50 + "music", CORPUS)
-    assert neighbors(model, "plays", SENTENCE, ["bird " * 50], k=1).cut == 1
+    assert neighbors(model, "plays", SENTENCE, ["bird " * 50], k=1).truncated_lines == 1
 
 
 def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,7 +88,7 @@ def families() -> Registry[object]:
 
 
 def test_no_family_is_known_outside_its_file() -> None:
-    names, others = families().names(), [file for file in files() if FAMILIES not in file.parents]
+    names, others = families().list_names(), [file for file in files() if FAMILIES not in file.parents]
     assert violations_of(lambda file: uses(file.read_text(), names), others) == []
 
 

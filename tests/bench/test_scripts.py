@@ -179,11 +179,11 @@ def test_core_throughput(run: Run, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_real_text(run: Run, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NOTE: it puts hooks of its own into the loop, which are taken out again."""
-    from pretune.runs.data_phases import Course
+    from pretune.runs.data_phases import DataPhases
     from pretune.training.loop import Loop
 
     monkeypatch.setattr(Loop, "run", Loop.run)
-    monkeypatch.setattr(Course, "open", Course.open)
+    monkeypatch.setattr(DataPhases, "open", DataPhases.open)
     words = ("--data", home / "data", "--tokenizer", home / "tok", "--width", 32, "--batch-tokens", 512)
     run("real_text", *words, "--length", 64, "--workers", 0, "--like-lengths", "--out", tmp_path / "out.json")
     assert all(ratio > 0 for ratio in read(tmp_path / "out.json")["ratio"].values())

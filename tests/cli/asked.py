@@ -24,7 +24,7 @@ def parsed(command: str) -> tuple[str, dict[str, Any]]:
     """The verb of a command and what each of its parameters is; what is wrong is typer's usage error."""
     first, verb, *words = shlex.split(command)
     assert first == "pretune", command
-    group: Any = typer.main.get_command(app._app([verb]))
+    group: Any = typer.main.get_command(app._build_app([verb]))
     with (
         group.make_context("pretune", [verb, *words]) as context,
         group.commands[verb].make_context(verb, list(words), parent=context) as made,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pretune.cli import app, main
-from pretune.cli._errors import judge
+from pretune.cli._errors import classify_error
 from pretune.core.errors import UsageError
 from pretune.core.registry import Registry
 from tests.conftest import ROOT
@@ -128,8 +128,11 @@ class TestErrors:
         for where, told in (("other", "'my env/bin/python' -m pip"), ("my env", "pip"), (None, "'my env/bin/python'")):
             found = None if where is None else str(tmp_path / where / "bin/pip")
             monkeypatch.setattr("shutil.which", lambda _, found=found: found)
-            assert f"'hub': {told} " in judge(wrong)[1] and "pip install 'pretune[hub]'; or" in judge(wrong)[1]
-        assert judge(UsageError("wrong"))[1] == "wrong"
+            assert (
+                f"'hub': {told} " in classify_error(wrong)[1]
+                and "pip install 'pretune[hub]'; or" in classify_error(wrong)[1]
+            )
+        assert classify_error(UsageError("wrong"))[1] == "wrong"
 
     def test_the_traceback_of_a_bug_is_kept(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

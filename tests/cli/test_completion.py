@@ -61,7 +61,7 @@ def test_bash(line: str, found: set[str]) -> None:
 
 
 def test_all_verbs_are_offered() -> None:
-    assert bash("pretune ") == VERBS.names()
+    assert bash("pretune ") == VERBS.list_names()
 
 
 def test_zsh_and_fish() -> None:
@@ -102,23 +102,23 @@ def test_a_home_that_cannot_be_written(capsys: Capture, tmp_path: Path, monkeypa
 def test_names_are_those_that_verbs_take() -> None:
     """What is written down, so that nothing is imported for it, is what importing it gives."""
     from pretune.inference.pooling import POOLINGS
-    from pretune.models.families import FAMILIES, SIZES, STYLED
+    from pretune.models.families import FAMILIES, SIZES, STYLE_FAMILIES
     from pretune.objectives.base import MODEL_SHAPES
-    from pretune.runs.evaluate import FILES
-    from pretune.runs.finetune.build_config import MORE
+    from pretune.runs.evaluate import FILE_TASKS
+    from pretune.runs.finetune.build_config import METHOD_PRESETS
 
     assert {family: tuple(FAMILIES.get(family).sizes) for family in FAMILIES} == SIZES, "update SIZES"
     trained = {family: FAMILIES.get(family).training for family in [*FAMILIES][::-1]}
-    assert {each.tokenizer[1]: family for family, each in trained.items() if each} == STYLED, "update STYLED"
-    assert (_names.SHAPES, _names.POOLINGS, _names.FILES) == (MODEL_SHAPES, POOLINGS, FILES)
-    assert {*MORE} <= {*_names.methods()} and {*FILES} <= {*_names.judged()}
+    assert {each.tokenizer[1]: family for family, each in trained.items() if each} == STYLE_FAMILIES, "update STYLED"
+    assert (_names.SHAPES, _names.POOLINGS, _names.FILE_TASKS) == (MODEL_SHAPES, POOLINGS, FILE_TASKS)
+    assert {*METHOD_PRESETS} <= {*_names.complete_methods()} and {*FILE_TASKS} <= {*_names.complete_eval_tasks()}
 
 
 def test_a_family_for_the_tokens_there_are() -> None:
-    from pretune.models.families import STYLED
+    from pretune.models.families import STYLE_FAMILIES
 
-    assert all(_names.family_of(_special(style))[0] == family for style, family in STYLED.items())
-    assert _names.family_of(set()) == _names.family_of(_special("cls-sep"))
+    assert all(_names.find_family(_special(style))[0] == family for style, family in STYLE_FAMILIES.items())
+    assert _names.find_family(set()) == _names.find_family(_special("cls-sep"))
 
 
 def _special(style: str) -> set[str]:
@@ -130,27 +130,31 @@ def _special(style: str) -> set[str]:
 def test_paths_are_settings() -> None:
     """Each path is in the tree of the verb that takes it."""
     from pretune.adaptation.peft.lora import Lora
-    from pretune.core.config import paths
-    from pretune.models.catalog import knobs_of
+    from pretune.core.config import list_paths
+    from pretune.models.catalog import list_settings
     from pretune.models.families import FAMILIES
-    from pretune.runs.config import Reading, Train
-    from pretune.runs.finetune.config import Cut, Fit, Tune
+    from pretune.runs.config import DataConfig, TrainConfig
+    from pretune.runs.finetune.config import AdaptationConfig, FinetuneTrainConfig, SequenceConfig
 
-    knobs = {*knobs_of(FAMILIES.get("bert"))}
+    knobs = {*list_settings(FAMILIES.get("bert"))}
     trees = {
-        "pretrain": {"model": knobs, "train": {*paths(Train(lr=1.0))}, "data": {*paths(Reading(path="x"))}},
+        "pretrain": {
+            "model": knobs,
+            "train": {*list_paths(TrainConfig(lr=1.0))},
+            "data": {*list_paths(DataConfig(path="x"))},
+        },
         "finetune": {
-            "train": {*paths(Fit(lr=1.0))},
-            "tune": {*paths(Tune())},
-            "data": {*paths(Cut())},
-            "method": {*paths(Lora())},
+            "train": {*list_paths(FinetuneTrainConfig(lr=1.0))},
+            "tune": {*list_paths(AdaptationConfig())},
+            "data": {*list_paths(SequenceConfig())},
+            "method": {*list_paths(Lora())},
         },
     }
     for verb, tree in trees.items():
-        for path in _names.PATHS[verb]:
+        for path in _names.SETTING_PATHS[verb]:
             section, _, rest = path.partition(".")
             assert rest in tree[section], path
-    assert {*_names.PATHS["show"]} <= knobs
+    assert {*_names.SETTING_PATHS["show"]} <= knobs
 
 
 def test_completion_never_fails_loudly() -> None:

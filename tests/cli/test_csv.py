@@ -11,7 +11,7 @@ import pytest
 import pretune as pt
 from pretune.cli import main
 from pretune.cli._csv import print_csv
-from pretune.cli.finetune import _records
+from pretune.cli.finetune import _list_records
 from pretune.models import catalog
 from pretune.tasks import TASKS
 from tests.inference.readers import TEXTS, encoder
@@ -40,8 +40,8 @@ def test_fields_are_quoted_where_they_must_be(capsys: pytest.CaptureFixture[str]
 
 
 def test_lists(read: Read) -> None:
-    assert [row["name"] for row in read("list", "sizes")] == catalog.names()
-    assert [row["name"] for row in read("list", "tasks")] == TASKS.names()
+    assert [row["name"] for row in read("list", "sizes")] == catalog.list_names()
+    assert [row["name"] for row in read("list", "tasks")] == TASKS.list_names()
     assert {row["shapes"] for row in read("list", "objectives")}
     assert {row["kind"] for row in read("list")} >= {"families", "tasks"}
     assert all(row["about"] for row in read("list", "metrics"))
@@ -63,7 +63,7 @@ def test_env(read: Read) -> None:
 
 def test_scores_of_a_run(tmp_path: Path) -> None:
     scores = json.loads((files.tuned(tmp_path / "films") / "scores.json").read_text())
-    run, svm = _records(scores)
+    run, svm = _list_records(scores)
     assert run[0] == "run" and run[3] == 0.9 and svm[0] == "svm" and svm[-1] == 0.01
 
 

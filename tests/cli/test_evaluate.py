@@ -145,7 +145,7 @@ def test_tasks_from_the_data_directory(capsys: Capture, runs: dict[str, str], sh
 def test_answers_are_written_where_a_task_asks_for_them(
     capsys: Capture, runs: dict[str, str], shared_data: Path
 ) -> None:
-    if not TASKS.get("samsum").available(shared_data):
+    if not TASKS.get("samsum").find_available(shared_data):
         pytest.skip("SAMSum is not there")
     asked = ("--task=samsum", f"--data={shared_data}", "--limit=3", "--shots=0,1", "--show-prompt")
     none, one = told(capsys, runs["gpt2-small"], *asked)
@@ -205,7 +205,7 @@ def test_a_fine_tuned_run_is_judged_by_its_head(capsys: Capture, tmp_path: Path)
 def test_similarity_and_retrieval_go_by_vectors(
     capsys: Capture, runs: dict[str, str], shared_data: Path, name: str, headline: str
 ) -> None:
-    if not TASKS.get(name).available(shared_data):
+    if not TASKS.get(name).find_available(shared_data):
         pytest.skip(f"{name} is not there")
     (found,) = told(capsys, runs["bert-tiny"], f"--task={name}", f"--data={shared_data}")
     told_first, value = next(iter(found["scores"].items()))

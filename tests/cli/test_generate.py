@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pretune.cli import _progress, main
-from pretune.cli._prompts import unescaped
+from pretune.cli._prompts import unescape
 from tests.runs.small import FAST, make, shrunk
 
 Capture = pytest.CaptureFixture[str]
@@ -90,7 +90,7 @@ def test_a_line_may_end_a_text_as_a_shell_gives_it(capsys: Capture, runs: dict[s
     stop = cut["new"][0]
     assert main([*words, f"--stop={stop}"]) == 0
     assert "1 of 1 text without anything new" in capsys.readouterr().err
-    assert [unescaped(text) for text in (r"a\nb", r"a\\nb", r"\x", "\\")] == ["a\nb", r"a\nb", r"\x", "\\"]
+    assert [unescape(text) for text in (r"a\nb", r"a\\nb", r"\x", "\\")] == ["a\nb", r"a\nb", r"\x", "\\"]
 
 
 def test_prompts_from_a_file_and_a_pipe(
@@ -109,7 +109,7 @@ def test_many_prompts_show_how_far_they_are(
     capsys: Capture, runs: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "prompts.txt").write_text("The king\nA boy\n")
-    monkeypatch.setattr(_progress, "_EVERY", 0)
+    monkeypatch.setattr(_progress, "_SECONDS_BETWEEN_LINES", 0)
     words = ["generate", runs[GPT], f"--input={tmp_path / 'prompts.txt'}", "--max-new-tokens=4", "--batch=1"]
     text = said(capsys, *words)
     assert main(words) == 0

@@ -7,20 +7,20 @@ import sys
 import pytest
 
 from pretune.cli import VERBS, _names, main
-from pretune.cli.app import BRIEF
+from pretune.cli.app import MAX_SUMMARY
 from tests.cli.asked import examples, parsed
 from tests.conftest import ROOT
 
 Capture = pytest.CaptureFixture[str]
 NAMED = {
-    ("pretrain", "name"): _names.families,
-    ("show", "name"): _names.families,
-    ("pretrain", "objective"): _names.objectives,
-    ("show-batch", "objective"): _names.objectives,
-    ("finetune", "method"): _names.methods,
-    ("finetune", "task"): _names.tasks,
-    ("evaluate", "task"): _names.judged,
-    ("tokenizer", "kind"): _names.kinds,
+    ("pretrain", "name"): _names.complete_families,
+    ("show", "name"): _names.complete_families,
+    ("pretrain", "objective"): _names.complete_objectives,
+    ("show-batch", "objective"): _names.complete_objectives,
+    ("finetune", "method"): _names.complete_methods,
+    ("finetune", "task"): _names.complete_tasks,
+    ("evaluate", "task"): _names.complete_eval_tasks,
+    ("tokenizer", "kind"): _names.complete_tokenizer_kinds,
 }
 """Parameters whose values are names of registries."""
 
@@ -63,7 +63,7 @@ def test_lines_of_the_help_are_whole(capsys: Capture) -> None:
     assert "..." not in text.replace("COMMAND [ARGS]...", "")
     for verb in VERBS:
         if verb != "quickstart":  # cut at a comma
-            assert len(VERBS.describe(verb)) <= BRIEF, verb
+            assert len(VERBS.describe(verb)) <= MAX_SUMMARY, verb
 
 
 def test_the_help_shows_the_first_steps_in_their_order(capsys: Capture) -> None:

@@ -80,7 +80,7 @@ def test_a_model_is_loaded_by_its_name(hub_library: Library, snapshot: Path) -> 
 def test_nothing_that_can_run_code_is_fetched(hub_library: Library) -> None:
     from fnmatch import fnmatch
 
-    hub.located(NAME)
+    hub.resolve_path(NAME)
     patterns = hub_library.asked[0]["allow_patterns"]
     for name in ("config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json"):
         assert any(fnmatch(name, pattern) for pattern in patterns), name
@@ -98,7 +98,7 @@ def test_nothing_that_can_run_code_is_fetched(hub_library: Library) -> None:
 
 def test_a_copy_is_used_where_the_hub_is_out_of_reach(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = library(snapshot, monkeypatch, kind("ConnectError")).asked
-    assert hub.located(NAME) == snapshot
+    assert hub.resolve_path(NAME) == snapshot
     assert [one["local_files_only"] for one in asked] == [False, True]
 
 
@@ -118,7 +118,7 @@ def test_what_can_go_wrong(
 ) -> None:
     library(snapshot, monkeypatch, kind(fault))
     with pytest.raises(error) as found:
-        hub.located("hf:someone/other")
+        hub.resolve_path("hf:someone/other")
     assert told in str(found.value) and "\n" not in str(found.value)
     assert str(found.value).startswith("hf:someone/other: ")
 
@@ -148,7 +148,7 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -
 )
 def test_what_is_no_name(hub_library: Library, name: str) -> None:
     with pytest.raises(UsageError, match="is no name on the hub; write hf:OWNER/NAME"):
-        hub.located(name)
+        hub.resolve_path(name)
     assert not hub_library.asked
 
 
@@ -160,7 +160,7 @@ def test_a_model_without_safetensors(snapshot: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "models--someone--old" / "refs" / "main").write_text(COMMIT)
     monkeypatch.setitem(sys.modules, "huggingface_hub", Library(tmp_path, None))
     with pytest.raises(UsageError, match="has no safetensors"):
-        hub.located("hf:someone/old")
+        hub.resolve_path("hf:someone/old")
 
 
 def test_verbs_take_it(hub_library: Library, tmp_path: Path, capsys: Capture) -> None:
@@ -189,6 +189,6 @@ def test_the_library_itself_finds_the_copy(snapshot: Path, monkeypatch: pytest.M
     pytest.importorskip("huggingface_hub")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(snapshot.parents[2]))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert hub.located(NAME) == snapshot
+    assert hub.resolve_path(NAME) == snapshot
     with pytest.raises(ResourceError, match="cannot be reached"):
-        hub.located("hf:someone/absent")
+        hub.resolve_path("hf:someone/absent")

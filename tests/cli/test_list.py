@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pretune.adaptation import METHODS, MORE
+from pretune.adaptation import METHOD_PRESETS, METHODS
 from pretune.cli import main
 from pretune.metrics import METRICS
 from pretune.models import catalog
@@ -23,7 +23,7 @@ def test_families_are_one_aligned_line_each(capsys: pytest.CaptureFixture[str]) 
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert err == "next: pretune show bert\n"
-    assert [line.split()[0] for line in lines] == FAMILIES.names()
+    assert [line.split()[0] for line in lines] == FAMILIES.list_names()
     column = max(map(len, FAMILIES)) + 2
     for name, line in zip(FAMILIES, lines, strict=True):
         assert line == f"{name:<{column}}{FAMILIES.describe(name)}"
@@ -40,7 +40,7 @@ def test_sizes_have_their_exact_counts(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["list", "sizes"]) == 0
     lines = capsys.readouterr().out.splitlines()
     found = {line.split()[0]: int(line.split()[1].replace(",", "")) for line in lines}
-    assert [*found] == catalog.names()
+    assert [*found] == catalog.list_names()
     assert len({*map(len, lines)}) == 1  # names to the left, numbers to the right
     for name, count in found.items():
         params = catalog.resolve(name).params()
@@ -58,23 +58,23 @@ def test_alone_it_gives_all_names_under_headings(capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line and not line.startswith(" ")] == [
         f"{len(FAMILIES)} families (pretune list families)",
-        f"{len(catalog.names())} sizes (pretune list sizes)",
+        f"{len(catalog.list_names())} sizes (pretune list sizes)",
         f"{len(OBJECTIVES)} objectives (pretune list objectives)",
-        f"{len(METHODS) + len(MORE)} methods (pretune list methods)",
+        f"{len(METHODS) + len(METHOD_PRESETS)} methods (pretune list methods)",
         f"{len(METRICS)} metrics (pretune list metrics)",
         f"{len(TASKS)} tasks (pretune list tasks)",
         f"{len(KINDS)} tokenizers (pretune list tokenizers)",
     ]
     assert max(map(len, lines)) <= 80
     words = " ".join(lines).replace(",", "").split()
-    assert {*FAMILIES, *catalog.names(), *OBJECTIVES, *METHODS, *MORE, *METRICS, *TASKS} <= {*words}
+    assert {*FAMILIES, *catalog.list_names(), *OBJECTIVES, *METHODS, *METHOD_PRESETS, *METRICS, *TASKS} <= {*words}
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [*found] == ["families", "sizes", "objectives", "methods", "metrics", "tasks", "tokenizers"]
-    assert [*found["families"]] == FAMILIES.names()
+    assert [*found["families"]] == FAMILIES.list_names()
     assert found["sizes"]["llama2-7b"] == 6_738_415_616
     for name, made in found["objectives"].items():
         assert made["shapes"] in (list(OBJECTIVES.get(name)().shapes), []), name
@@ -96,7 +96,7 @@ def test_an_unknown_word(capsys: pytest.CaptureFixture[str]) -> None:
 def test_objectives_say_what_they_train(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "objectives"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == OBJECTIVES.names()
+    assert [line.split()[0] for line in lines] == OBJECTIVES.list_names()
     for name, line in zip(OBJECTIVES, lines, strict=True):
         assert ", ".join(OBJECTIVES.get(name)().shapes) in line or "  those of its parts  " in line
         assert line.endswith(OBJECTIVES.describe(name).removesuffix("."))
@@ -124,7 +124,7 @@ def test_tasks_say_their_kind_their_metric_and_what_is_there(
     monkeypatch.setenv("PRETUNE_DATA", str(tmp_path))
     assert main(["list", "tasks"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == TASKS.names()
+    assert [line.split()[0] for line in lines] == TASKS.list_names()
     assert lines[0].split() == ["cola", "classification", "matthews", "dev", "1,043"]
     assert lines[4].endswith("  dev 18,990 (part)")
     assert all(line.endswith("  no data") for line in lines[1:4] + lines[5:])

@@ -7,7 +7,7 @@ import pytest
 
 from pretune.cli import _progress, main
 from pretune.core import log
-from pretune.data.prepare import Data, work_units
+from pretune.data.prepare import PreparedData, work_units
 from tests.data.texts import MANY, blocks, byte_tokenizer, texts_of, tree
 
 Capture = pytest.CaptureFixture[str]
@@ -26,7 +26,7 @@ def given(tmp_path: Path) -> str:
 def test_text_to_shards(capsys: Capture, tmp_path: Path, given: str, tokenizer: str) -> None:
     out = tmp_path / "data"
     assert main(["prepare", given, "--tokenizer", tokenizer, "--out", str(out), "--holdout", "10%"]) == 0
-    data = Data.open(out)
+    data = PreparedData.open(out)
     train, valid = data.index.splits["train"], data.index.splits["valid"]
     assert train.documents + valid.documents == 50
     said = "; ".join(
@@ -61,7 +61,7 @@ def test_every_option_reaches_the_function(capsys: Capture, tmp_path: Path, toke
     options = ["--field", "body", "--by", "field", "--errors", "replace", "--clean", "nfc,short_pages=3"]
     options += ["--near", "0.9", "--lang", "en", "--sentences", "naive", "--workers", "1", "--licence", "CC0"]
     assert main(["prepare", str(tmp_path / "a.jsonl"), "--tokenizer", tokenizer, "--out", out, *options]) == 0
-    settings = dict(Data.open(out).index.settings)
+    settings = dict(PreparedData.open(out).index.settings)
     settings.pop("corpus")
     assert settings == {
         "version": 2,
@@ -78,12 +78,12 @@ def test_every_option_reaches_the_function(capsys: Capture, tmp_path: Path, toke
     text = blocks(tmp_path / "a.txt", MANY[:9])
     given = [word for one in valid for word in ("--valid", one)]
     assert main(["prepare", text, "--tokenizer", tokenizer, "--out", f"{out}2", *given]) == 0
-    assert texts_of(Data.open(f"{out}2"), "valid") == MANY[20:22]
+    assert texts_of(PreparedData.open(f"{out}2"), "valid") == MANY[20:22]
     capsys.readouterr()
 
 
 def test_slices(capsys: Capture, tmp_path: Path, given: str, tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_units, "UNIT", 2000)
+    monkeypatch.setattr(work_units, "UNIT_BYTES", 2000)
     whole = ["prepare", given, "--tokenizer", tokenizer, "--out", str(tmp_path / "whole")]
     assert main(whole) == 0
     for number in (1, 2):
@@ -142,7 +142,7 @@ class TestProgress:
     def test_plain_lines_now_and_then(self, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
         now = 0.0
         monkeypatch.setattr(_progress.time, "monotonic", lambda: now)
-        with _progress.progress("preparing") as tell:
+        with _progress.show_progress("preparing") as tell:
             for step in range(1, 41):
                 now = step * 2.5
                 tell(step / 40, f"{step} MB")
@@ -151,10 +151,10 @@ class TestProgress:
         assert lines[0] == "preparing: 10%, 4 MB, 1:30 left"
 
     def test_nothing_when_quiet(self, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(_progress, "_EVERY", 0)
+        monkeypatch.setattr(_progress, "_SECONDS_BETWEEN_LINES", 0)
         log.set_quiet(True)
         try:
-            with _progress.progress("preparing") as tell:
+            with _progress.show_progress("preparing") as tell:
                 tell(0.5, "words")
         finally:
             log.set_quiet(False)
@@ -165,7 +165,7 @@ class TestProgress:
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("FORCE_COLOR", "1")
         monkeypatch.setenv("COLUMNS", "100")
-        with _progress.progress("preparing") as tell:
+        with _progress.show_progress("preparing") as tell:
             tell(0.5, "12 MB, 3.4 MB/s [x]")
         shown = capsys.readouterr()
         assert shown.out == ""

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from pretune.cli import main
-from pretune.core.errors import Interrupted
+from pretune.core.errors import UserInterruptError
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, Interrupted("go on with --resume")])
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, UserInterruptError("go on with --resume")])
 def test_ctrl_c_says_what_to_do(
     stop: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from pretune.cli import main
-from pretune.cli._torchrun import idle
+from pretune.cli._torchrun import is_idle
 
 Capture = pytest.CaptureFixture[str]
 
@@ -44,10 +44,10 @@ def test_the_first_does_it_as_if_alone(ranked: pytest.MonkeyPatch, capsys: Captu
     ],
 )
 def test_which_are_shared(ranked: pytest.MonkeyPatch, words: list[str], alone: bool) -> None:
-    assert idle(words[0], words) is alone
+    assert is_idle(words[0], words) is alone
 
 
 def test_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setenv("RANK", "1")  # of something else
-    assert not idle("predict", ["predict"])
+    assert not is_idle("predict", ["predict"])

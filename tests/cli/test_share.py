@@ -8,9 +8,9 @@ import torch
 
 import pretune as pt
 from pretune.adaptation import METHODS
-from pretune.adaptation.adapted import Adapted, adapt
+from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.heads.classification import Classification
-from pretune.adaptation.methods import prepare, save
+from pretune.adaptation.methods import apply_method, save
 from pretune.cli import main
 from tests.runs import tasked
 
@@ -28,7 +28,7 @@ def tuned(base: Path, out: Path, name: str) -> Path:
     """A fine-tuned model as `pretune finetune` leaves it; its weights are stirred instead of trained."""
     model = adapt(pt.load(base), Classification(classes=2, labels=LABELS))
     method = METHODS.get(name)()
-    names = prepare(model, method)
+    names = apply_method(model, method)
     with torch.no_grad():
         for path, parameter in model.named_parameters():
             if path in names:
@@ -39,7 +39,7 @@ def tuned(base: Path, out: Path, name: str) -> Path:
 
 def answers(directory: Path) -> torch.Tensor:
     model = pt.load(directory)
-    assert isinstance(model, Adapted)
+    assert isinstance(model, ModelWithHead)
     ids = [model.tokenizer.encode(text).ids for text in TEXTS]
     with torch.no_grad():
         return model(pt.batch(ids))

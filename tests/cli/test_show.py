@@ -170,7 +170,7 @@ class TestPage:
 
     @pytest.mark.parametrize("tokens", ["1", "1B", "1e18"])
     def test_no_line_is_longer_than_80(self, capsys: Capture, tokens: str) -> None:
-        for name in catalog.names():
+        for name in catalog.list_names():
             lines = page(capsys, name, "--tokens", tokens).splitlines()
             assert max(map(len, lines)) <= 80, name
             assert all(line == line.rstrip() for line in lines), name
@@ -263,7 +263,7 @@ class TestUsage:
     ],
 )
 def test_counts(text: str, number: int) -> None:
-    assert show.count(text, "--tokens") == number
+    assert show.parse_count(text, "--tokens") == number
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_counts(text: str, number: int) -> None:
 )
 def test_no_counts(text: str) -> None:
     with pytest.raises(UsageError, match="is not a number from 1 to 1e18"):
-        show.count(text, "--tokens")
+        show.parse_count(text, "--tokens")
 
 
 @pytest.mark.parametrize(
@@ -279,9 +279,9 @@ def test_no_counts(text: str) -> None:
     [(0.5, "0.5 s"), (59, "59 s"), (90, "1.5 min"), (7200, "2 h"), (86400 * 3, "3 days"), (86400 * 365 * 3, "3 years")],
 )
 def test_times(seconds: float, text: str) -> None:
-    assert show._time(seconds) == text
+    assert show._format_time(seconds) == text
 
 
 def test_digits() -> None:
     values = (0.00001, 0.01234, 12.345, 12345.6, 1.2e9, 1e20)
-    assert [*map(show._digits, values)] == ["<0.001", "0.0123", "12.3", "12,346", "1.2e9", "1e20"]
+    assert [*map(show._format_digits, values)] == ["<0.001", "0.0123", "12.3", "12,346", "1.2e9", "1e20"]

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from pretune.cli import main
-from pretune.cli._signals import INTERRUPTED, ending_well
-from pretune.core.errors import Interrupted, Stopped
-from pretune.training.guards import Stop
+from pretune.cli._signals import INTERRUPTED, shut_down_cleanly
+from pretune.core.errors import StoppedError, UserInterruptError
+from pretune.training.guards import GracefulShutdown
 from tests.conftest import ROOT
 from tests.data.texts import MANY, blocks, byte_tokenizer
 
@@ -102,13 +102,15 @@ def test_signals_of_a_program_that_calls_main_stay_as_they_were() -> None:
 
 
 def test_one_exit_code() -> None:
-    assert Interrupted.exit_code == INTERRUPTED
+    assert UserInterruptError.exit_code == INTERRUPTED
 
 
-@pytest.mark.parametrize("block", [ending_well, Stop("resume it").listening], ids=["command", "run"])
+@pytest.mark.parametrize(
+    "block", [shut_down_cleanly, GracefulShutdown("resume it").handle_signals], ids=["command", "run"]
+)
 def test_a_library_cannot_swallow_a_request_to_stop(block: Callable[[], AbstractContextManager[None]]) -> None:
     """While torch is imported, a signal may arrive under one of its `except Exception: pass`."""
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Stopped), block(), contextlib.suppress(Exception):
+    with pytest.raises(StoppedError), block(), contextlib.suppress(Exception):
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before

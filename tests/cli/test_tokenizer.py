@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pretune.cli import main
-from pretune.cli.tokenizer import _bytes
+from pretune.cli.tokenizer import _parse_bytes
 from pretune.core.errors import UsageError
 from pretune.text.styles import KINDS
 from pretune.text.tokenizer import Tokenizer
@@ -177,7 +177,7 @@ def test_no_right_to_write(capsys: Capture, text: Path, tmp_path: Path) -> None:
     ],
 )
 def test_sizes(written: str, size: int) -> None:
-    assert _bytes(written) == size
+    assert _parse_bytes(written) == size
     for bad in ("", "MB", "-1MB", "1TB", "1ib", "nan", "1e9", "9" * 40):
         with pytest.raises(UsageError):
-            _bytes(bad)
+            _parse_bytes(bad)

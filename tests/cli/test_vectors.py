@@ -9,7 +9,7 @@ import pytest
 import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import DataError, UsageError
-from pretune.inference.word_vectors import Vectors
+from pretune.inference.word_vectors import WordVectors
 from tests.runs import tasked
 
 
@@ -27,7 +27,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", ["word2vec", "glove", "ppmi"])
 def test_each_kind_writes_the_text_format_of_word2vec(home: Path, kind: str) -> None:
     header, first = (home / f"{kind}.txt").read_text().split("\n")[:2]
-    vectors = Vectors.load(home / f"{kind}.txt")
+    vectors = WordVectors.load(home / f"{kind}.txt")
     assert header == f"{len(vectors)} 8" and len(first.split(" ")) == 9
     again = pt.train_vectors(home / "texts.txt", kind=kind, width=8, min_count=2)
     assert again.words == vectors.words and again.matrix.tobytes() == vectors.matrix.tobytes()
@@ -64,7 +64,7 @@ def test_embed_takes_them(home: Path, capsys: pytest.CaptureFixture[str]) -> Non
     (home / "lines.txt").write_text("a lovely sea.\nzzz\nthe sea\n")
     place, out = str(home / "ppmi.txt"), home / "out.npy"
     assert main(["embed", place, f"--input={home / 'lines.txt'}", f"--out={out}", "--normalise"]) == 0
-    found, vectors = np.load(out), Vectors.load(place)
+    found, vectors = np.load(out), WordVectors.load(place)
     wanted = vectors.average(["a lovely sea.", "zzz", "the sea"])
     wanted /= np.maximum(np.linalg.norm(wanted, axis=1, keepdims=True), 1e-12)
     np.testing.assert_allclose(found, wanted, atol=1e-6)
@@ -82,10 +82,10 @@ def test_embed_takes_them(home: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_neighbors_takes_them(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = str(home / "word2vec.txt")
-    word = Vectors.load(place).words[3]
+    word = WordVectors.load(place).words[3]
     assert main(["neighbors", place, word.upper(), "-k", "3", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [(one["word"], one["score"]) for one in found["static"]] == Vectors.load(place).nearest(word, 3)
+    assert [(one["word"], one["score"]) for one in found["static"]] == WordVectors.load(place).find_nearest(word, 3)
     assert main(["neighbors", place, "notthere"]) == 3
     assert main(["neighbors", place, word, "--in=the sea"]) == 2
     assert main(["neighbors", place, word, "-k", "0"]) == 2
@@ -94,7 +94,7 @@ def test_neighbors_takes_them(home: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_evaluate_takes_them(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    vectors = Vectors.load(home / "ppmi.txt")
+    vectors = WordVectors.load(home / "ppmi.txt")
     rows = [
         ("the sea", "a sea", 5.0),
         ("the wind", "an old house", 1.0),
@@ -112,19 +112,19 @@ def test_evaluate_takes_them(home: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_baseline_of_averaged_vectors_takes_them(home: Path) -> None:
-    from pretune.evaluation.baselines.run import beside
+    from pretune.evaluation.baselines.run import run_baselines
     from pretune.tasks.example import Example
     from pretune.tasks.task import Task
 
-    known = Vectors(["good", "bad"], np.array([[1, 0], [0, 1]], np.float32))
+    known = WordVectors(["good", "bad"], np.array([[1, 0], [0, 1]], np.float32))
     known.save(home / "known.txt")
     task = Task(name="mine", kind="classification", labels=("bad", "good"), metrics=("accuracy",), splits={})
     train = [Example(id=str(i), text=["bad", "good"][i % 2], label=i % 2) for i in range(20)]
     asked = [Example(id="a", text="good", label=1), Example(id="b", text="bad", label=0)]
-    rows, _ = beside(task, train, asked, ("vectors",), vectors=str(home / "known.txt"))
+    rows, _ = run_baselines(task, train, asked, ("vectors",), vectors=str(home / "known.txt"))
     assert [one.label for one in rows[0].predictions] == [1, 0]
     with pytest.raises(DataError):
-        beside(task, train, asked, ("vectors",), vectors=str(home / "absent.txt"))
+        run_baselines(task, train, asked, ("vectors",), vectors=str(home / "absent.txt"))
 
 
 def test_finetune_refuses_a_bad_file_before_it_trains(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -136,7 +136,9 @@ def cache_is_no_cache(
     """Reading prompts into a cache and then token by token gives the logits of reading all at once."""
     sequences, sources = text(*(n + steps for n in prompts)), sources_of(len(prompts))
     expected = read(model, sequences, sources)
-    cache = model.new_cache(len(prompts), max(prompts) + steps + spare, source=9 + spare if model.spec.both else 0)
+    cache = model.new_cache(
+        len(prompts), max(prompts) + steps + spare, source=9 + spare if model.spec.is_encoder_decoder else 0
+    )
     starts = [sequence[:n] for sequence, n in zip(sequences, prompts, strict=True)]
     if any(prompts):
         batch = lay(model.spec, starts, sources, row=row)

@@ -15,24 +15,24 @@ import numpy as np
 from torch import nn
 
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE, Batch
-from pretune.data.batch_shape import Shape
+from pretune.core.types import IGNORE_INDEX, Batch
+from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
-from pretune.data.parallel import twice
+from pretune.data.parallel import double_template
 from pretune.data.ragged import Bools, Ints, spread
-from pretune.data.sequence_template import B, Frame
+from pretune.data.sequence_template import B, SequenceTemplate
 from pretune.data.sequences import Sequences
 from pretune.models import trained_model
 from pretune.models.catalog import resolve
 from pretune.models.model import build
 from pretune.nn.heads import SpanHead
 from pretune.objectives import OBJECTIVES
-from pretune.objectives.base import Lesson, ModelShape, Objective, Vocabulary
+from pretune.objectives.base import Corruption, ModelShape, Objective, Vocabulary
 from pretune.objectives.causal import Causal
 from pretune.objectives.denoising import Denoising
 from pretune.objectives.masked import Masked
-from pretune.objectives.mixture import Mixture, Part, denoisers
+from pretune.objectives.mixture import Mixture, Part, build_denoisers
 from pretune.objectives.multitask_masked import MultitaskMasked
 from pretune.objectives.next_sentence import NextSentence
 from pretune.objectives.noise import (
@@ -67,7 +67,7 @@ VARIANTS: dict[str, Objective] = {
     ),
     "multitask_masked-spread": MultitaskMasked(shares=(0.1, 0.3, 0.3, 0.3)),
     "mixture-encoder": Mixture(parts=(Part(objective=Masked()), Part(objective=MultitaskMasked(), weight=2.0))),
-    "mixture-documents": Mixture(parts=denoisers()),
+    "mixture-documents": Mixture(parts=build_denoisers()),
     "mixture-tasks": Mixture(
         parts=(
             Part(objective=SpanCorruption()),
@@ -92,7 +92,7 @@ def _encoder(vocab: int) -> nn.Module:
 
 def _partnered(family: str, shape: ModelShape, vocab: int) -> nn.Module:
     spec = resolve(family, {**SMALL, "vocab": vocab, "positions": 2 * LONG, "dropout": 0.0})
-    return trained_model.build(trained_model.shaped(spec, [shape]))
+    return trained_model.build_any(trained_model.convert_to_shape(spec, [shape]))
 
 
 SMALL = {"width": 32, "depth": 2, "heads": 2, "hidden": 48}
@@ -113,7 +113,7 @@ MODELS: dict[ModelShape, Callable[[int], nn.Module]] = {
 def _in_place(before: Sequences, after: Sequences) -> Ints:
     """Labels stand over the tokens they hide."""
     assert after.targets is not None
-    return np.where(after.targets == IGNORE, after.tokens, after.targets)
+    return np.where(after.targets == IGNORE_INDEX, after.tokens, after.targets)
 
 
 def _untouched(before: Sequences, after: Sequences) -> Ints:
@@ -123,7 +123,7 @@ def _untouched(before: Sequences, after: Sequences) -> Ints:
 def _target(before: Sequences, after: Sequences) -> Ints:
     """All of the text is to be said."""
     assert after.targets is not None
-    return after.targets[after.targets != IGNORE]
+    return after.targets[after.targets != IGNORE_INDEX]
 
 
 RESTORE: dict[str, Callable[[Sequences, Sequences], Ints]] = {
@@ -180,7 +180,7 @@ class Setting:
     name: str
     shape: ModelShape
     objective: Objective
-    lesson: Lesson
+    lesson: Corruption
     vocabulary: Vocabulary
     kind: str
     style: str
@@ -194,7 +194,7 @@ class Setting:
 
         Pairs of which a model writes the second side have more on that side; a mixture has single texts among them.
         """
-        text, frame = text_of(self.kind, self.style), Frame.of(self.tokenizer.template)
+        text, frame = text_of(self.kind, self.style), SequenceTemplate.from_template(self.tokenizer.template)
         length = np.asarray(lengths, dtype=np.int64)
         start = np.random.default_rng(seed).integers(0, len(text.tokens) - 2100, len(length))
         pairs, apart = self.objective.pairs is not None, self.objective.pairs == "apart"
@@ -202,22 +202,22 @@ class Setting:
         second = np.where(length > 1, second, 0)
         if isinstance(self.objective, Mixture):
             second[1::3] = 0
-        frame = twice(frame, bare=self.shape != "encoder-decoder") if apart else frame
-        pieces = frame.around_two(start, length - second, start + length - second, second)
+        frame = double_template(frame, is_bare=self.shape != "encoder-decoder") if apart else frame
+        pieces = frame.wrap_pair(start, length - second, start + length - second, second)
         made = pieces.read(
             text,  # type: ignore[arg-type]
             words=self.objective.words,
             sentences=self.objective.sentences,
-            segments=(pairs and not apart) or frame.segmented,
+            segments=(pairs and not apart) or frame.has_segments,
         )
-        ahead = frame.room if apart else [token for token, _ in frame.pair].index(B) - 1
+        ahead = frame.special_count if apart else [token for token, _ in frame.pair].index(B) - 1
         number = np.arange(len(length)) * 7 + seed * 1000
-        labels = np.where(second > 0, number // 7 % 2, IGNORE) if pairs and not apart else None
+        labels = np.where(second > 0, number // 7 % 2, IGNORE_INDEX) if pairs and not apart else None
         sides = np.where(second > 0, length - second + ahead, 0) if pairs else None
         return replace(made, samples=number, epochs=number * 0, labels=labels, sides=sides)
 
     def corrupt(self, sequences: Sequences, seed: int = 0) -> Sequences:
-        return self.lesson.corrupt(sequences, Counters.of(seed, sequences, copies=self.lesson.copies))
+        return self.lesson.corrupt(sequences, Counters.from_sequences(seed, sequences, copies=self.lesson.copies))
 
     def model(self) -> Any:
         """A tiny model of the shape, with random weights everywhere."""
@@ -230,8 +230,8 @@ def setting(name: str, shape: ModelShape, kind: str = "wordpiece") -> Setting:
     objective, refused = CASES[name], ""
     for style in dict.fromkeys((KINDS[kind].style, "cls-sep", "s-mask", *STYLES)):
         try:
-            vocabulary = Vocabulary.of(trained(kind, style))
-            return Setting(name, shape, objective, objective.open(vocabulary, shape), vocabulary, kind, style)
+            vocabulary = Vocabulary.from_tokenizer(trained(kind, style))
+            return Setting(name, shape, objective, objective.bind(vocabulary, shape), vocabulary, kind, style)
         except UsageError as error:
             refused = str(error)
     raise AssertionError(refused)
@@ -241,7 +241,7 @@ def together(sequences: Sequences, per_row: int) -> Batch:
     """A batch of all sequences, so many in a row."""
     row = np.arange(len(sequences)) // per_row
     source = sequences.source
-    shape = Shape(
+    shape = BatchShape(
         rows=int(row[-1]) + 1,
         length=_room(sequences, row),
         source=None if source is None else _room(source, row),

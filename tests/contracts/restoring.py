@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from pretune.core.types import IGNORE
+from pretune.core.types import IGNORE_INDEX
 from pretune.data.ragged import Ints
 from pretune.data.sequences import Sequences
 
@@ -14,7 +14,7 @@ def sides(after: Sequences) -> list[tuple[list[int], list[int]]]:
     assert after.targets is not None
     found = []
     for number, (start, end) in enumerate(pairwise(after.offsets.tolist())):
-        labels = [label for label in after.targets[start:end].tolist() if label != IGNORE]
+        labels = [label for label in after.targets[start:end].tolist() if label != IGNORE_INDEX]
         if after.source is None:
             shown = after.tokens[start : end - len(labels)].tolist()
             assert after.tokens[end - len(labels) : end].tolist() == labels

@@ -79,18 +79,18 @@ def test_another_rule_is_noticed(
 
 def every_step(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Change what the layers are told about a step."""
-    made = stack.Step
-    monkeypatch.setattr(stack, "Step", lambda **given: made(**{**given, **change(given)}))
+    made = stack.DecodingStep
+    monkeypatch.setattr(stack, "DecodingStep", lambda **given: made(**{**given, **change(given)}))
 
 
 def no_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = cache.Step.mask
-    monkeypatch.setattr(cache.Step, "mask", lambda self, window: whole(self, None))
+    whole = cache.DecodingStep.build_mask
+    monkeypatch.setattr(cache.DecodingStep, "mask", lambda self, window: whole(self, None))
 
 
 def wider(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = cache.Step.mask
-    monkeypatch.setattr(cache.Step, "mask", lambda self, window: whole(self, window and window + 1))
+    whole = cache.DecodingStep.build_mask
+    monkeypatch.setattr(cache.DecodingStep, "mask", lambda self, window: whole(self, window and window + 1))
 
 
 def all_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:

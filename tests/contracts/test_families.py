@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import pretune as pt
 from pretune.core import config
-from pretune.models.catalog import find, names, resolve
+from pretune.models.catalog import list_names, parse_name, resolve
 from pretune.models.families import FAMILIES
-from pretune.models.model import LanguageModel, build, empty
+from pretune.models.model import LanguageModel, build, build_empty
 from pretune.models.spec import Model
 from pretune.nn.two_stream import TwoStream
 from tests.contracts import laws
@@ -124,14 +124,14 @@ def test_cache_keeps_the_prefix(name: str) -> None:
 # Counting, writing down, reading back
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", list_names())
 def test_params(name: str, undrawn: None) -> None:
     """What a spec counts is what it builds, and what was published."""
-    family, size = find(name)
+    family, size = parse_name(name)
     published = FAMILIES.get(family).sizes[size]
     spec = resolve(name)
-    count_parts(empty(spec))
-    assert getattr(spec.params(), published.of) == published.params
+    count_parts(build_empty(spec))
+    assert getattr(spec.params(), published.counted_params) == published.params
 
 
 @every
@@ -151,7 +151,7 @@ def numel(*modules: nn.Module | None) -> int:
     return sum(p.numel() for p in {id(p): p for module in modules if module for p in module.parameters()}.values())
 
 
-@pytest.mark.parametrize("name", [*names(), *CASES])
+@pytest.mark.parametrize("name", [*list_names(), *CASES])
 def test_json_round_trip(name: str) -> None:
     spec = CASES[name] if name.startswith("made") else resolve(name)
     again = config.from_dict(Model, json.loads(json.dumps(config.to_dict(spec))))
@@ -189,7 +189,7 @@ def without_dropout(spec: Model) -> Model:
 
 
 def dropouts(spec: Model) -> list[str]:
-    return [path for path in config.paths(spec) if path.rpartition(".")[2] == "dropout"]
+    return [path for path in config.list_paths(spec) if path.rpartition(".")[2] == "dropout"]
 
 
 @every
@@ -198,7 +198,7 @@ def test_gradients_reach_every_parameter(name: str) -> None:
     model = rough(build(spec)).train()
     sequences = text(6, 3, 8, 1, 5)
     segments = None
-    if spec.encoder is not None and not spec.both and spec.encoder.embed.segments:
+    if spec.encoder is not None and not spec.is_encoder_decoder and spec.encoder.embed.segments:
         segments = [[i % spec.encoder.embed.segments for i in range(len(s))] for s in sequences]
     if isinstance(spec.encoder, TwoStream):
         segments = [[i % 2 for i in range(len(s))] for s in sequences]
@@ -254,12 +254,12 @@ def twins(spec: Model, path: str) -> list[str]:
     """Where two halves share their weights, the same place in the other half."""
     side, _, rest = path.partition(".")
     other = f"{'decoder' if side == 'encoder' else 'encoder'}.{rest}"
-    return [other] if spec.shared and other in config.paths(spec) else []
+    return [other] if spec.shared and other in config.list_paths(spec) else []
 
 
 def alike(model: LanguageModel, spec: Model) -> LanguageModel:
     """A model of another spec with the same weights."""
-    other = empty(spec)
+    other = build_empty(spec)
     other.load_state_dict(model.state_dict(), assign=True)
     return other
 
@@ -324,7 +324,7 @@ def near(found: Tensor, expected: Tensor) -> None:
 
 
 def after_three(model: LanguageModel) -> Tensor:
-    cache = model.new_cache(2, 8, source=9 if model.spec.both else 0)
+    cache = model.new_cache(2, 8, source=9 if model.spec.is_encoder_decoder else 0)
     model(lay(model.spec, text(3, 2)), cache=cache)
     model.step(torch.tensor([4, 5]), cache)
     return model.step(torch.tensor([6, 7]), cache)
@@ -353,7 +353,7 @@ def test_hidden(name: str) -> None:
     model, batch = model_of(name), some_batch(CASES[name])
     plain, out = model(batch), model(batch, hidden=True)
     assert plain.hidden is None
-    for stack, found in ((model.encoder, out.source if model.spec.both else out), (model.decoder, out)):
+    for stack, found in ((model.encoder, out.source if model.spec.is_encoder_decoder else out), (model.decoder, out)):
         if stack is None or found is None:
             continue
         assert len(found.hidden) == stack.spec.depth + 1
@@ -371,19 +371,19 @@ def test_attention(name: str) -> None:
     spec, plain, out = model.spec, model(batch), model(batch, attention=True)
     laws.equal(out.logits, plain.logits)
     assert plain.attention is None and plain.cross is None
-    lengths = [end - start for start, end in batch.spans()]
-    if spec.both:
-        read = [end - start for start, end in batch.source.spans()]
+    lengths = [end - start for start, end in batch.list_spans()]
+    if spec.is_encoder_decoder:
+        read = [end - start for start, end in batch.source.list_spans()]
         check_weights(out.source.attention, spec.encoder, read, read)
         check_weights(out.attention, spec.decoder, lengths, lengths)
         check_weights(out.cross, spec.decoder, lengths, read, cross=True)
     else:
-        check_weights(out.attention, spec.last, lengths, lengths)
+        check_weights(out.attention, spec.last_stack, lengths, lengths)
         assert out.cross is None
 
 
 def check_weights(found: Any, stack: Any, lengths: list[int], read: list[int], *, cross: bool = False) -> None:
-    blocks = [stack.layers[i] for i in stack.layer_of]
+    blocks = [stack.layers[i] for i in stack.layer_indices]
     assert len(found) == stack.depth
     for block, layer in zip(blocks, found, strict=True):
         attention = block.cross if cross else block.attention

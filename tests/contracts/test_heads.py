@@ -9,31 +9,31 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adaptation.adapted import Adapted, adapt
+from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.heads import HEADS
-from pretune.adaptation.heads.choice import Choice, group_labels, together
+from pretune.adaptation.heads.choice import Choice, build_group_labels, repeat_rows
 from pretune.adaptation.heads.classification import Classification
-from pretune.adaptation.heads.encoder_decoder import both_sides
+from pretune.adaptation.heads.encoder_decoder import build_encoder_decoder_inputs
 from pretune.adaptation.heads.generation import Generation
-from pretune.adaptation.heads.span import END, START, Span, best
+from pretune.adaptation.heads.span import END, START, Span, find_best_span
 from pretune.adaptation.heads.tagging import Tagging
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE
-from pretune.data.batch_shape import Shape
+from pretune.core.types import IGNORE_INDEX
+from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
 from pretune.data.sequences import Sequences
 from pretune.models.families import FAMILIES
 from pretune.models.model import build
 from pretune.nn.pooling import Reading
-from pretune.training.loss_module import Trainee
+from pretune.training.loss_module import ModelWithLoss
 from tests.contracts.tiny import rough, text, tiny
 
 LENGTHS, ROW = (6, 3, 8, 2, 5, 4), 14
-ROWS = together(np.array([2, 2, 2]), np.array([0, 1, 3]))  # the options of a question in one row; row 2 is empty
+ROWS = repeat_rows(np.array([2, 2, 2]), np.array([0, 1, 3]))  # the options of a question in one row; row 2 is empty
 SETTINGS: dict[str, dict[str, Any]] = {"classification": {"classes": 3}, "tagging": {"classes": 4}}
 
 
-def made(family: str, head: str) -> Adapted:
+def made(family: str, head: str) -> ModelWithHead:
     spec = tiny(family)
     return adapt(rough(build(spec)), HEADS.get(head)(**SETTINGS.get(head, {})))
 
@@ -45,32 +45,32 @@ def sequences(head: str, which: list[int] | None = None) -> Sequences:
     offsets = np.append(0, np.cumsum(LENGTHS))
     more: dict[str, Any] = {}
     if head == "classification":
-        more["labels"] = np.array([0, 2, IGNORE, 1, 1, 2])
+        more["labels"] = np.array([0, 2, IGNORE_INDEX, 1, 1, 2])
     elif head == "regression":
-        more["labels"] = np.array([0.5, -1.5, IGNORE, 1.0, 2.0, 0.0], dtype=np.float32)
+        more["labels"] = np.array([0.5, -1.5, IGNORE_INDEX, 1.0, 2.0, 0.0], dtype=np.float32)
     elif head == "choice":
-        more["labels"] = group_labels(np.array([2, 2, 2]), np.array([1, 0, 1]))
+        more["labels"] = build_group_labels(np.array([2, 2, 2]), np.array([1, 0, 1]))
     elif head == "tagging":
-        more["targets"] = np.where(np.arange(len(flat)) % 3 == 0, IGNORE, flat % 4)
+        more["targets"] = np.where(np.arange(len(flat)) % 3 == 0, IGNORE_INDEX, flat % 4)
     elif head == "generation":
-        more["targets"] = np.where(np.arange(len(flat)) % 2 == 0, IGNORE, flat)
+        more["targets"] = np.where(np.arange(len(flat)) % 2 == 0, IGNORE_INDEX, flat)
     else:
-        more["targets"] = np.full(len(flat), IGNORE)
+        more["targets"] = np.full(len(flat), IGNORE_INDEX)
         more["targets"][offsets[:-1]] = START
         more["targets"][offsets[1:] - 1] = END
         more["targets"][offsets[2]] = START + END  # no answer
-        more["targets"][offsets[3] - 1] = IGNORE
+        more["targets"][offsets[3] - 1] = IGNORE_INDEX
     found = Sequences(tokens=flat, offsets=offsets, **more)
     return found if which is None else found.take(np.array(which))
 
 
-def laid(model: Adapted, found: Sequences, place: np.ndarray, row: int = ROW) -> pt.Batch:
-    both = model.model.spec.both
-    shape = Shape(rows=int(place[-1]) + 1, length=row, source=row if both else None, sequences=3, slots=16)
-    return lay_out(both_sides(found, model.model.spec), place, shape)
+def laid(model: ModelWithHead, found: Sequences, place: np.ndarray, row: int = ROW) -> pt.Batch:
+    both = model.model.spec.is_encoder_decoder
+    shape = BatchShape(rows=int(place[-1]) + 1, length=row, source=row if both else None, sequences=3, slots=16)
+    return lay_out(build_encoder_decoder_inputs(found, model.model.spec), place, shape)
 
 
-def answers(model: Adapted, batch: pt.Batch) -> list[torch.Tensor]:
+def answers(model: ModelWithHead, batch: pt.Batch) -> list[torch.Tensor]:
     """What is said of every sequence: one row, or one for each token."""
     with torch.no_grad():
         out = model(replace(batch, targets=None))
@@ -108,15 +108,15 @@ def test_a_family_with_a_head(family: str, head: str, tmp_path: Path) -> None:
     if head == "generation":  # the model's own head: nothing was added, and nothing but the model is saved
         torch.testing.assert_close(again(batch).logits, model.eval()(batch), rtol=0, atol=0)
         return
-    assert isinstance(again, Adapted) and again.spec == model.spec
+    assert isinstance(again, ModelWithHead) and again.spec == model.spec
     ours, theirs = dict(model.eval().named_parameters()), dict(again.named_parameters())
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert torch.equal(torch.cat(answers(again, batch)), torch.cat(answers(model, batch)))
 
 
-def falls(model: Adapted, batch: pt.Batch) -> None:
+def falls(model: ModelWithHead, batch: pt.Batch) -> None:
     """A few steps on one batch lower its loss; head and body both move."""
-    trainee = Trainee(model, model.spec)
+    trainee = ModelWithLoss(model, model.spec)
     watched = [model.model.tokens.weight, *(model.head or model).parameters()]
     before = [parameter.detach().clone() for parameter in watched]
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -174,18 +174,18 @@ def test_right_answers_are_counted() -> None:
     with torch.no_grad():
         scores = [float(one) for one in answers(model, batch)]
         right = sum((scores[2 * i] < scores[2 * i + 1]) == bool(k) for i, k in enumerate((1, 0, 1)))
-        assert int(model.spec.loss(model, batch).right) == right
+        assert int(model.spec.loss(model, batch).correct) == right
 
 
 def test_the_best_span() -> None:
     logits = torch.tensor([[1.0, 1.0], [9.0, 0.0], [0.0, 0.0], [3.0, 2.0], [0.0, 8.0], [0.0, 5.0]])
     allowed = torch.tensor([False, False, True, True, True, True])
-    found = best(logits, allowed)
-    assert (found.start, found.end, found.score, found.null) == (3, 4, 11.0, -9.0)
-    short = best(logits, allowed, longest=1)
+    found = find_best_span(logits, allowed)
+    assert (found.start, found.end, found.score, found.null_score_diff) == (3, 4, 11.0, -9.0)
+    short = find_best_span(logits, allowed, max_tokens=1)
     assert (short.start, short.end) == (4, 4)
     with pytest.raises(UsageError):
-        best(logits, torch.zeros(6, dtype=torch.bool))
+        find_best_span(logits, torch.zeros(6, dtype=torch.bool))
 
 
 def test_what_a_head_needs_is_asked_for() -> None:
@@ -198,4 +198,4 @@ def test_what_a_head_needs_is_asked_for() -> None:
     with pytest.raises(UsageError):
         Classification(classes=2, labels=("a",))
     with pytest.raises(UsageError):
-        group_labels(np.array([2]), np.array([2]))
+        build_group_labels(np.array([2]), np.array([2]))

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 import pretune as pt
-from pretune.adaptation.peft import EFFICIENT
-from pretune.adaptation.peft.base import TARGETS, Method, linears, state
-from pretune.adaptation.peft.io import Beside, load_adapter, save_adapter
+from pretune.adaptation.peft import PEFT_METHODS
+from pretune.adaptation.peft.base import TARGETS, PeftMethod, find_linears, get_adapter_state
+from pretune.adaptation.peft.io import AdapterExtras, load_adapter, save_adapter
 from pretune.adaptation.peft.lora import Lora
-from pretune.adaptation.peft.nf4 import dequantise, quantise, steps_of, values_of
+from pretune.adaptation.peft.nf4 import build_scale_table, build_value_table, dequantise, quantise
 from pretune.adaptation.peft.qlora import Qlora
 from pretune.core.errors import CheckpointError, UsageError
-from pretune.models.bidirectional_lm import build_two_way, two_way
+from pretune.models.bidirectional_lm import build_bidirectional_lm, make_two_way
 from pretune.models.model import LanguageModel
 from tests.contracts import laws
 from tests.contracts.laws import equal, read
@@ -32,13 +32,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 SENTENCES = text(6, 3, 8, 1, 5)
 
 
-def method_of(name: str, **settings: Any) -> Method:
-    return EFFICIENT.get(name)(**{**SETTINGS.get(name, {}), **settings})
+def method_of(name: str, **settings: Any) -> PeftMethod:
+    return PEFT_METHODS.get(name)(**{**SETTINGS.get(name, {}), **settings})
 
 
 def applied(
     case: str, name: str, *, stirred: float = 0.0, **settings: Any
-) -> tuple[LanguageModel, Method, tuple[str, ...]]:
+) -> tuple[LanguageModel, PeftMethod, tuple[str, ...]]:
     """A model of its own with a method on it, as if trained a little."""
     model, method = copy.deepcopy(model_of(case)), method_of(name, **settings)
     names = method.apply(model)
@@ -50,13 +50,13 @@ def applied(
     return model, method, names
 
 
-def base_of(case: str, method: Method) -> LanguageModel:
+def base_of(case: str, method: PeftMethod) -> LanguageModel:
     """A case's model, its weights rounded to 4 bits where the method does that."""
     if not isinstance(method, Qlora):
         return model_of(case)
-    model, tables = copy.deepcopy(model_of(case)), (values_of("cpu"), steps_of("cpu"))
+    model, tables = copy.deepcopy(model_of(case)), (build_value_table("cpu"), build_scale_table("cpu"))
     with torch.no_grad():
-        for _, _, _, layer in linears(model, TARGETS):
+        for _, _, _, layer in find_linears(model, TARGETS):
             small = quantise(layer.weight, block=method.block, group=method.group)
             layer.weight.copy_(dequantise(small, torch.float32, *tables))
     return model
@@ -66,7 +66,7 @@ def logits(model: LanguageModel) -> torch.Tensor:
     return torch.cat(read(model, SENTENCES, row=11))
 
 
-every = pytest.mark.parametrize("name", EFFICIENT.names())
+every = pytest.mark.parametrize("name", PEFT_METHODS.list_names())
 usual = {"bert-base", "gpt2-small", "llama3-8b", "t5-base", "xlnet-base", "made-unequal"}
 everywhere = pytest.mark.parametrize(
     "case",
@@ -108,13 +108,13 @@ def test_merged_is_unmerged(case: str, name: str) -> None:
     model.double()  # in single precision the models themselves lose a digit more than is asked for
     before = logits(model)
     assert (before - logits(base_of(case, method))).abs().max() > 1e-3
-    if not method.merges:
+    if not method.is_mergeable:
         with pytest.raises(UsageError):
             method.merge(model)
         return
     method.merge(model)
     equal(logits(model), before, 1e-7)
-    assert [path for path, module in model.named_modules() if getattr(module, "adapts", False)] == []
+    assert [path for path, module in model.named_modules() if getattr(module, "is_adapter", False)] == []
 
 
 @every
@@ -122,11 +122,11 @@ def test_merged_is_unmerged(case: str, name: str) -> None:
 def test_an_adapter_is_small_and_comes_back_as_it_was(case: str, name: str, tmp_path: Path) -> None:
     model, method, _ = applied(case, name, stirred=0.1)
     head = nn.Linear(3, 2)
-    save_adapter(model, method, tmp_path / "adapter", beside=Beside(head=head))
+    save_adapter(model, method, tmp_path / "adapter", extras=AdapterExtras(head=head))
     again, other = copy.deepcopy(model_of(case)), nn.Linear(3, 2)
     found = load_adapter(again, tmp_path / "adapter", head=other)
     assert found == method
-    learned, read_back = state(method, model), state(found, again)
+    learned, read_back = get_adapter_state(method, model), get_adapter_state(found, again)
     assert learned.keys() == read_back.keys()
     for path, tensor in learned.items():
         assert torch.equal(tensor, read_back[path]), path
@@ -159,7 +159,7 @@ def test_joined_projections_are_right(case: str, name: str, monkeypatch: pytest.
     """Attention takes the products of q, k and v in one, adapted or not."""
     model, _, _ = applied(case, name, stirred=0.1)
     apart = logits(model)
-    monkeypatch.setattr("pretune.nn.attention.FUSE_FROM", 1)
+    monkeypatch.setattr("pretune.nn.attention.FUSE_MIN_TOKENS", 1)
     equal(logits(model), apart, 1e-5)
 
 
@@ -172,7 +172,7 @@ def test_joined_projections_are_used_with_low_rank_ones(monkeypatch: pytest.Monk
         calls.append(tuple(weight.shape))
         return real(x, weight, bias)
 
-    monkeypatch.setattr("pretune.nn.attention.FUSE_FROM", 1)
+    monkeypatch.setattr("pretune.nn.attention.FUSE_MIN_TOKENS", 1)
     monkeypatch.setattr("pretune.nn.attention.F.linear", counted)
     logits(model)
     assert calls.count((96, 32)) == 2  # one product a layer for the three
@@ -186,7 +186,7 @@ def test_a_method_is_applied_once() -> None:
 
 @every
 def test_several_models_in_one_are_refused(name: str) -> None:
-    pair = build_two_way(two_way(CASES["gpt2-small"]))
+    pair = build_bidirectional_lm(make_two_way(CASES["gpt2-small"]))
     with pytest.raises(UsageError, match=type(pair).__name__):
         method_of(name).apply(pair)
     assert all(parameter.requires_grad for parameter in pair.parameters())
@@ -214,7 +214,7 @@ def test_what_is_asked_of_a_method_is_checked() -> None:
         with pytest.raises(UsageError, match="LoRA"):
             Lora(**wrong)
     with pytest.raises(UsageError, match=r"\b0\b"):
-        EFFICIENT.get("adapter")(bottleneck=0)
+        PEFT_METHODS.get("adapter")(bottleneck=0)
 
 
 def test_a_whole_model_is_saved_after_merging(tmp_path: Path) -> None:

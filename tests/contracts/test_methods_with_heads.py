@@ -11,21 +11,30 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adaptation.adapted import Adapted, adapt
+from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.freeze import Frozen, Full
 from pretune.adaptation.gradual_unfreezing import Gradual
 from pretune.adaptation.heads import HEADS
-from pretune.adaptation.methods import METHODS, AnyMethod, hooks, load, positions, prepare, save, slots
+from pretune.adaptation.methods import (
+    METHODS,
+    AnyMethod,
+    apply_method,
+    build_hooks,
+    count_positions,
+    count_slots,
+    load,
+    save,
+)
 from pretune.adaptation.peft.qlora import Qlora
 from pretune.core.errors import CheckpointError, UsageError
-from pretune.data.batch_shape import Shape
+from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
 from pretune.data.virtual_tokens import reserve
 from pretune.models.families import FAMILIES
 from pretune.models.model import LanguageModel, build
-from pretune.training.loss_module import Trainee
-from pretune.training.optim.groups import parameter_groups
-from tests.contracts.test_heads import ROWS, SETTINGS, answers, both_sides, sequences
+from pretune.training.loss_module import ModelWithLoss
+from pretune.training.optim.groups import build_parameter_groups
+from tests.contracts.test_heads import ROWS, SETTINGS, answers, build_encoder_decoder_inputs, sequences
 from tests.contracts.tiny import rough, tiny
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -63,17 +72,19 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return Made()
 
 
-def ready(base: Path, head: str, name: str, **settings: Any) -> tuple[Adapted, AnyMethod]:
+def ready(base: Path, head: str, name: str, **settings: Any) -> tuple[ModelWithHead, AnyMethod]:
     body = pt.load(base)
     assert isinstance(body, LanguageModel)
     model = adapt(body, HEADS.get(head)(**SETTINGS.get(head, {})))
     return model, METHODS.get(name)(**{**SMALL.get(name, {}), **settings})
 
 
-def laid(model: Adapted, head: str, method: AnyMethod) -> pt.Batch:
-    spec, room = model.model.spec, 14 + 3 * slots(method)
-    shape = Shape(rows=4, length=room, source=room if spec.both else None, sequences=3, slots=16)
-    return lay_out(reserve(both_sides(sequences(head), spec), slots(method)), np.array(ROWS), shape)
+def laid(model: ModelWithHead, head: str, method: AnyMethod) -> pt.Batch:
+    spec, room = model.model.spec, 14 + 3 * count_slots(method)
+    shape = BatchShape(rows=4, length=room, source=room if spec.is_encoder_decoder else None, sequences=3, slots=16)
+    return lay_out(
+        reserve(build_encoder_decoder_inputs(sequences(head), spec), count_slots(method)), np.array(ROWS), shape
+    )
 
 
 @pytest.mark.parametrize(("family", "head", "name"), cells())
@@ -86,12 +97,14 @@ def test_a_method_with_a_head(family: str, head: str, name: str, bases: dict[str
         model.model.head = None if spec.head is None or spec.head.tied else model.model.head
         if model.model.head is None:
             with pytest.raises(UsageError):
-                prepare(model, method)
+                apply_method(model, method)
             return
     before = {path: parameter.detach().clone() for path, parameter in model.named_parameters()}
     said = answers(model.eval(), laid(model, head, Full()))
-    names = prepare(model, method)
-    if slots(method) == positions(method) == 0 and not isinstance(method, Qlora):  # it starts as the model was
+    names = apply_method(model, method)
+    if count_slots(method) == count_positions(method) == 0 and not isinstance(
+        method, Qlora
+    ):  # it starts as the model was
         assert all(torch.equal(*pair) for pair in zip(said, answers(model, laid(model, head, Full())), strict=True))
     before |= {path: p.detach().clone() for path, p in model.named_parameters() if path not in before}
     batch = laid(model, head, method)
@@ -107,17 +120,17 @@ def test_a_method_with_a_head(family: str, head: str, name: str, bases: dict[str
         assert found is None
     else:
         assert found == method
-    made = again if isinstance(again, Adapted) else adapt(again, model.spec)  # a plain model generates by itself
+    made = again if isinstance(again, ModelWithHead) else adapt(again, model.spec)  # a plain model generates by itself
     assert made.spec == model.spec
     assert all(torch.equal(*pair) for pair in zip(expected, answers(made.eval(), batch), strict=True))
 
 
-def learn(model: Adapted, method: AnyMethod, batch: pt.Batch) -> None:
-    trainee = Trainee(model, model.spec)
-    groups = parameter_groups(model)
+def learn(model: ModelWithHead, method: AnyMethod, batch: pt.Batch) -> None:
+    trainee = ModelWithLoss(model, model.spec)
+    groups = build_parameter_groups(model)
     optimizer = torch.optim.AdamW([p for group in groups for p in group.parameters], lr=3e-3)
     if isinstance(method, Gradual):
-        (hook,) = hooks(model, method, epoch=1)
+        (hook,) = build_hooks(model, method, epoch=1)
         hook.opened = 1  # the heads, and the block below
         hook.settle()
     losses = []
@@ -132,7 +145,7 @@ def learn(model: Adapted, method: AnyMethod, batch: pt.Batch) -> None:
 
 def test_a_base_is_found_or_asked_for(bases: dict[str, Path], tmp_path: Path) -> None:
     model, method = ready(bases["bert"], "classification", "lora")
-    prepare(model, method)
+    apply_method(model, method)
     save(model, method, tmp_path / "a" / "run")
     with pytest.raises(CheckpointError, match=str(tmp_path / "a" / "run")):
         load(tmp_path / "a" / "run")
@@ -141,31 +154,31 @@ def test_a_base_is_found_or_asked_for(bases: dict[str, Path], tmp_path: Path) ->
     with pytest.raises(CheckpointError, match=r"'\.\./base'"):
         pt.load(tmp_path / "a" / "run")
     pt.save(pt.load(bases["bert"]), tmp_path / "a" / "base")
-    assert isinstance(pt.load(tmp_path / "a" / "run"), Adapted)  # relative to the adapter
+    assert isinstance(pt.load(tmp_path / "a" / "run"), ModelWithHead)  # relative to the adapter
     with pytest.raises(CheckpointError, match=r"'bert'.*'gpt2'"):
         load(tmp_path / "a" / "run", base=bases["gpt2"])
 
 
 def test_a_whole_model_takes_an_adapters_place(bases: dict[str, Path], tmp_path: Path) -> None:
     model, method = ready(bases["bert"], "classification", "lora")
-    prepare(model, method)
+    apply_method(model, method)
     save(model, method, tmp_path / "run", base=bases["bert"])
     method.merge(model.model)
     save(model, Full(), tmp_path / "run", overwrite=True)
     found, on_it = load(tmp_path / "run")
-    assert on_it is None and isinstance(found, Adapted)
+    assert on_it is None and isinstance(found, ModelWithHead)
     assert not list((tmp_path / "run").glob("adapter*"))
 
 
 def test_an_adapter_on_an_adapter(bases: dict[str, Path], tmp_path: Path) -> None:
     """A base that has a method on it is merged first."""
     model, method = ready(bases["bert"], "classification", "lora")
-    for path in prepare(model, method):
+    for path in apply_method(model, method):
         torch.nn.init.normal_(model.get_parameter(path), std=0.2)
     save(model, method, tmp_path / "first", base=bases["bert"])
     method.merge(model.model)
     again = adapt(model.model, HEADS.get("tagging")(classes=4)).eval()
-    names = prepare(again, METHODS.get("ia3")())
+    names = apply_method(again, METHODS.get("ia3")())
     for path in names:
         torch.nn.init.normal_(again.get_parameter(path), mean=1, std=0.2)
     save(again, METHODS.get("ia3")(), tmp_path / "second", base=tmp_path / "first")

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from pretune.core import config
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE, Loss
+from pretune.core.types import IGNORE_INDEX, Loss
 from pretune.data.counters import Counters
-from pretune.data.epoch_order import Known
+from pretune.data.epoch_order import SampleLengths
 from pretune.data.ragged import Ints
 from pretune.data.sequences import Sequences
-from pretune.data.stream import planned
+from pretune.data.stream import predict_lengths
 from pretune.objectives import OBJECTIVES
-from pretune.objectives.base import MODEL_SHAPES, Lesson, ModelShape, Objective, Vocabulary
+from pretune.objectives.base import MODEL_SHAPES, Corruption, ModelShape, Objective, Vocabulary
 from pretune.text.styles import KINDS
 from tests.contracts.lessons import (
     CASES,
@@ -101,7 +101,7 @@ def bounds_hold(made: Setting, before: Sequences, after: Sequences) -> None:
     assert after.targets is not None and len(after.targets) == len(after.tokens)
     most = made.lesson.targets(len(after.tokens), len(after))
     # One draw of sequences that are few and short may use what is there for all but one in a thousand million.
-    assert (after.targets != IGNORE).sum() <= most <= len(after.tokens)
+    assert (after.targets != IGNORE_INDEX).sum() <= most <= len(after.tokens)
 
 
 def plans_hold(made: Setting, before: Sequences, after: Sequences, seed: int) -> None:
@@ -109,9 +109,9 @@ def plans_hold(made: Setting, before: Sequences, after: Sequences, seed: int) ->
     assert before.special is not None
     first = before.lengths if before.sides is None else np.where(before.sides > 0, before.sides, before.lengths)
     special = np.diff(np.append(0, np.cumsum(before.special))[before.offsets])
-    known = Known(first, before.lengths - first, special)
-    rng = Counters.of(seed, before, copies=made.lesson.copies)
-    (source, target), most = planned(made.lesson, known, rng), planned(made.lesson, known, None)
+    known = SampleLengths(first, before.lengths - first, special)
+    rng = Counters.from_sequences(seed, before, copies=made.lesson.copies)
+    (source, target), most = predict_lengths(made.lesson, known, rng), predict_lengths(made.lesson, known, None)
     assert (target is None) == (most[1] is None) == (after.source is None)
     assert (after.lengths <= (source if target is None else target)).all() and (source <= most[0]).all()
     assert after.source is None or (after.source.lengths <= source).all()
@@ -136,25 +136,29 @@ def specials_are_left_alone(made: Setting, before: Sequences, after: Sequences) 
         there = {*text} & special
         assert {*shown} & special <= there | stand_ins
         assert {*labels} & special <= there | {*vocabulary.sentinels} | {vocabulary.find("eos")}
-        assert {*labels} <= {*text, IGNORE} | special
+        assert {*labels} <= {*text, IGNORE_INDEX} | special
     if len(after.tokens) == len(before.tokens) and after.source is None and (after.offsets == before.offsets).all():
         assert (after.tokens[before.special] == before.tokens[before.special]).all()
 
 
-MASK = Vocabulary.of(trained("wordpiece", "cls-sep")).need("mask", "the suite")
+MASK = Vocabulary.from_tokenizer(trained("wordpiece", "cls-sep")).require("mask", "the suite")
 BROKEN: dict[str, Callable[[Sequences, Sequences], Sequences]] = {
-    "looks at the others in the batch": lambda b, a: replace(a, tokens=a.tokens + (a.targets != IGNORE) * (len(a) - 1)),
+    "looks at the others in the batch": lambda b, a: replace(
+        a, tokens=a.tokens + (a.targets != IGNORE_INDEX) * (len(a) - 1)
+    ),
     "hides a special token": lambda b, a: replace(a, tokens=np.where(b.special, MASK, a.tokens)),
     "asks for a special token": lambda b, a: replace(a, targets=np.where(b.special, 0, a.targets)),
     "draws a special token": lambda b, a: replace(a, tokens=np.where(a.tokens == MASK, 0, a.tokens)),
-    "loses a token": lambda b, a: replace(a, targets=np.full_like(a.targets, IGNORE)),
-    "asks for something else": lambda b, a: replace(a, targets=np.where(a.targets == IGNORE, IGNORE, b.tokens[1])),
-    "asks for more than it has room for": lambda b, a: replace(a, targets=np.where(b.special, IGNORE, b.tokens)),
+    "loses a token": lambda b, a: replace(a, targets=np.full_like(a.targets, IGNORE_INDEX)),
+    "asks for something else": lambda b, a: replace(
+        a, targets=np.where(a.targets == IGNORE_INDEX, IGNORE_INDEX, b.tokens[1])
+    ),
+    "asks for more than it has room for": lambda b, a: replace(a, targets=np.where(b.special, IGNORE_INDEX, b.tokens)),
     "drops a sequence": lambda b, a: a.take(np.arange(len(a) - 1)),
     "adds a token": lambda b, a: replace(
         a,
         tokens=np.append(a.tokens, 9),
-        targets=np.append(a.targets, IGNORE),
+        targets=np.append(a.targets, IGNORE_INDEX),
         offsets=np.append(a.offsets[:-1], a.offsets[-1] + 1),
     ),
     "is random": lambda b, a: replace(
@@ -168,7 +172,7 @@ BROKEN: dict[str, Callable[[Sequences, Sequences], Sequences]] = {
 class Broken:
     """A lesson that is made worse."""
 
-    lesson: Lesson
+    lesson: Corruption
     worse: Callable[[Sequences, Sequences], Sequences]
 
     @property
@@ -253,7 +257,7 @@ def test_target_slots_are_enough_and_not_wasted(name: str, shape: ModelShape) ->
     made, most, slots = setting(name, shape), 0, 0
     for seed in range(30):
         after = made.corrupt(made.sequences([128] * 64, seed), seed)
-        found, slots = int((after.targets != IGNORE).sum()), made.lesson.targets(len(after.tokens), 64)
+        found, slots = int((after.targets != IGNORE_INDEX).sum()), made.lesson.targets(len(after.tokens), 64)
         assert found <= slots
         most = max(most, found)
     assert slots <= 1.5 * most
@@ -278,17 +282,17 @@ def test_loss_adds_up(name: str, shape: ModelShape) -> None:
     model, sequences = made.model().eval(), some(made)
     whole = losses(made, sequences, 4, model)
     counts = made.objective.counts(together(sequences, 4))
-    assert [*counts] == [*whole.terms()]
+    assert [*counts] == [*whole.get_terms()]
     for cut in (1, 3):
         halves = [
             losses(made, sequences.take(np.arange(*span)), rows, model)
             for span, rows in (((0, cut), 1), ((cut, len(sequences)), 2))
         ]
         total = halves[0] + halves[1]
-        assert [*total.terms()] == [*whole.terms()]
-        for term, loss in whole.terms().items():
-            assert int(total.terms()[term].count) == int(loss.count) == int(counts[term]) > 0, term
-            torch.testing.assert_close(total.terms()[term].sum, loss.sum, rtol=1e-5, atol=1e-5)
+        assert [*total.get_terms()] == [*whole.get_terms()]
+        for term, loss in whole.get_terms().items():
+            assert int(total.get_terms()[term].count) == int(loss.count) == int(counts[term]) > 0, term
+            torch.testing.assert_close(total.get_terms()[term].sum, loss.sum, rtol=1e-5, atol=1e-5)
             assert loss.sum.item() > 0
 
 
@@ -302,7 +306,7 @@ def test_accumulation_changes_nothing(name: str, shape: ModelShape) -> None:
     for pieces in (1, 3):
         model.zero_grad()
         for which in np.array_split(np.arange(len(sequences)), pieces):
-            made.objective.loss(model, together(sequences.take(which), 2)).over(counts).backward()
+            made.objective.loss(model, together(sequences.take(which), 2)).normalize(counts).backward()
         found.append({key: value.grad.clone() for key, value in model.named_parameters() if value.grad is not None})
     assert found[0].keys() == found[1].keys() and found[0]
     for key, gradient in found[0].items():
@@ -333,10 +337,10 @@ def test_a_batch_without_targets_costs_nothing(name: str, shape: ModelShape) -> 
     made = setting(name, shape)
     sequences = some(made)
     assert sequences.targets is not None
-    silent = replace(sequences, targets=np.full_like(sequences.targets, IGNORE))
+    silent = replace(sequences, targets=np.full_like(sequences.targets, IGNORE_INDEX))
     if sequences.labels is not None:
-        silent = replace(silent, labels=np.full_like(sequences.labels, IGNORE))
-    main = next(iter(losses(made, silent, 2, made.model().eval()).terms().values()))
+        silent = replace(silent, labels=np.full_like(sequences.labels, IGNORE_INDEX))
+    main = next(iter(losses(made, silent, 2, made.model().eval()).get_terms().values()))
     assert main.sum.item() == 0 and main.count.item() == 0
 
 
@@ -345,7 +349,7 @@ def test_a_batch_without_targets_costs_nothing(name: str, shape: ModelShape) -> 
 
 @pytest.mark.parametrize("name", CASES)
 def test_round_trip(name: str) -> None:
-    for objective in (CASES[name], CASES[name].evaluation()):
+    for objective in (CASES[name], CASES[name].to_evaluation()):
         written = json.loads(json.dumps(config.to_dict(objective)))
         assert config.from_dict(type(objective), written) == objective
         assert hash(objective) == hash(config.from_dict(type(objective), written))
@@ -357,7 +361,7 @@ def test_other_shapes_are_refused_in_one_line(name: str) -> None:
     assert objective.shapes and {*objective.shapes} <= {*MODEL_SHAPES}
     for shape in {*MODEL_SHAPES} - {*objective.shapes}:
         with pytest.raises(UsageError) as caught:
-            objective.open(Vocabulary.of(trained("unigram", "s-mask")), shape)
+            objective.bind(Vocabulary.from_tokenizer(trained("unigram", "s-mask")), shape)
         line = str(caught.value)
         assert "\n" not in line and shape in line and all(known in line for known in objective.shapes)
 
@@ -365,7 +369,7 @@ def test_other_shapes_are_refused_in_one_line(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_evaluation_is_settled(name: str) -> None:
     """What is measured with is measured with by itself, and never masked anew from a few copies."""
-    objective: Objective = CASES[name].evaluation()
-    assert objective.evaluation() == objective
+    objective: Objective = CASES[name].to_evaluation()
+    assert objective.to_evaluation() == objective
     assert type(objective) is type(CASES[name])
     assert objective.shapes == CASES[name].shapes and objective.pairs == CASES[name].pairs

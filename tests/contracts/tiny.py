@@ -15,10 +15,10 @@ from torch import nn
 
 import pretune as pt
 from pretune.core import config
-from pretune.models.catalog import knobs_of, resolve
+from pretune.models.catalog import list_settings, resolve
 from pretune.models.families import FAMILIES
 from pretune.models.family import Family, Size
-from pretune.models.hf.config import look
+from pretune.models.hf.config import get_path
 from pretune.models.model import LanguageModel, build
 from pretune.models.spec import Model
 from pretune.nn.attention import Attention
@@ -60,12 +60,14 @@ def tiny(family: str, size: str | None = None) -> Model:
     size = size or entry.default
     now = {**_defaults(entry), **entry.sizes[size].settings}
     settings: dict[str, Any] = {
-        knob: SMALL[knob] for knob in knobs_of(entry) if knob in SMALL and (now[knob] is not None or knob in DERIVED)
+        knob: SMALL[knob]
+        for knob in list_settings(entry)
+        if knob in SMALL and (now[knob] is not None or knob in DERIVED)
     }
     spec = resolve(f"{family}-{size}")
-    for path in config.paths(spec):
+    for path in config.list_paths(spec):
         last = path.rpartition(".")[2]
-        if last in INSIDE and last not in settings and look(spec, path) is not None:
+        if last in INSIDE and last not in settings and get_path(spec, path) is not None:
             settings[path] = INSIDE[last]
     return resolve(f"{family}-{size}", settings)
 
@@ -80,7 +82,7 @@ def particular(family: str) -> list[str]:
 
 
 def _defaults(entry: Family) -> dict[str, Any]:
-    return {name: parameter.default for name, parameter in inspect.signature(entry.recipe).parameters.items()}
+    return {name: parameter.default for name, parameter in inspect.signature(entry.build_spec).parameters.items()}
 
 
 def _shape(entry: Family, size: Size) -> str:
@@ -183,7 +185,7 @@ CASES: dict[str, Model] = {
 }
 ENCODERS = [name for name, spec in CASES.items() if spec.decoder is None]
 DECODERS = [name for name, spec in CASES.items() if spec.encoder is None]
-PAIRS = [name for name, spec in CASES.items() if spec.both]
+PAIRS = [name for name, spec in CASES.items() if spec.is_encoder_decoder]
 
 
 @cache
@@ -220,7 +222,7 @@ def lay(
     spec: Model, sequences: Sequence[list[int]], sources: Sequence[list[int]] | None = None, **more: Any
 ) -> pt.Batch:
     """A batch for a model: with a source of its own for each sequence where it needs one."""
-    if not spec.both:
+    if not spec.is_encoder_decoder:
         return pt.batch(sequences, **more)
     return pt.batch(source=sources or sources_of(len(sequences)), target=sequences, **more)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretune.core.config import diff, from_dict, kind, parse_assignments, paths, replace, spec, to_dict
+from pretune.core.config import diff, from_dict, get_kind, list_paths, parse_assignments, replace, spec, to_dict
 from pretune.core.errors import DataError, UsageError
 
 
@@ -147,8 +147,8 @@ def test_every_path_can_be_set_to_what_it_holds(model: Model) -> None:
             value = value[int(part)] if isinstance(value, tuple) else getattr(value, part)
         return value
 
-    assert len(set(paths(model))) == len(paths(model))
-    assert replace(model, {path: at(path) for path in paths(model)}) == model
+    assert len(set(list_paths(model))) == len(list_paths(model))
+    assert replace(model, {path: at(path) for path in list_paths(model)}) == model
 
 
 json_values = st.recursive(
@@ -191,7 +191,7 @@ def test_the_plain_form_has_kind_first_and_every_field() -> None:
 )
 def test_kind(name: str, expected: str) -> None:
     cls = type(name, (), {})
-    assert kind(cls) == kind(cls()) == expected
+    assert get_kind(cls) == get_kind(cls()) == expected
 
 
 def test_specs_are_frozen_and_have_slots() -> None:
@@ -261,9 +261,9 @@ def test_an_int_for_a_float_becomes_one() -> None:
 
 def test_errors_of_the_spec_itself_keep_their_class_and_gain_their_path() -> None:
     with pytest.raises(DataError, match=r"^run\.picky: seven is refused$"):
-        from_dict(Holder, {"picky": {"rows": 7}}, where="run")
+        from_dict(Holder, {"picky": {"rows": 7}}, location="run")
     with pytest.raises(UsageError, match=r"^run\.picky: .*zero"):
-        from_dict(Holder, {"picky": {"rows": 0}}, where="run")
+        from_dict(Holder, {"picky": {"rows": 0}}, location="run")
     with pytest.raises(DataError, match=r"^picky: seven is refused$"):
         replace(Holder(), {"picky.rows": 7})
 
@@ -392,7 +392,7 @@ def test_a_spec_can_be_a_value() -> None:
 
 
 def test_paths_are_the_leaves() -> None:
-    assert paths(Encoder(position=Alibi())) == [
+    assert list_paths(Encoder(position=Alibi())) == [
         "width",
         "depth",
         "norm.eps",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pretune.core import errors
-from pretune.core.errors import PretuneError, explain_missing, nearest, nearest_file
+from pretune.core.errors import PretuneError, explain_missing, suggest, suggest_file
 
 
 def quoted(message: str) -> list[str]:
@@ -23,8 +23,8 @@ def test_exit_codes_are_the_documented_ones_and_differ() -> None:
         errors.CheckpointError: 4,
         errors.DivergedError: 5,
         errors.ResourceError: 6,
-        errors.Stopped: 75,
-        errors.Interrupted: 130,
+        errors.StoppedError: 75,
+        errors.UserInterruptError: 130,
     }
 
 
@@ -39,30 +39,30 @@ def test_exit_codes_are_the_documented_ones_and_differ() -> None:
     ],
 )
 def test_nearest(word: str, options: list[str], expected: list[str]) -> None:
-    assert quoted(nearest(word, options)) == expected
+    assert quoted(suggest(word, options)) == expected
 
 
 def test_nearest_stays_fast_on_a_hostile_word() -> None:
-    assert quoted(nearest("a" * 10_000_000, ["bert", "a" * 300])) in ([], [f"'{'a' * 300}'"])
+    assert quoted(suggest("a" * 10_000_000, ["bert", "a" * 300])) in ([], [f"'{'a' * 300}'"])
 
 
 class TestFiles:
     def test_the_closest_name_beside_it(self, tmp_path: Path) -> None:
         (tmp_path / "reviews.csv").touch()
         (tmp_path / "texts").mkdir()
-        assert quoted(nearest_file(tmp_path / "review.csv")) == [f"'{tmp_path / 'reviews.csv'}'"]
-        assert nearest_file(tmp_path / "quite another") == ""
+        assert quoted(suggest_file(tmp_path / "review.csv")) == [f"'{tmp_path / 'reviews.csv'}'"]
+        assert suggest_file(tmp_path / "quite another") == ""
 
     def test_a_folder_on_the_way(self, tmp_path: Path) -> None:
         (tmp_path / "texts").mkdir()
         (tmp_path / "texts" / "a.txt").touch()
-        assert quoted(nearest_file(tmp_path / "text" / "a.txt")) == [f"'{tmp_path / 'texts' / 'a.txt'}'"]
-        assert quoted(nearest_file(tmp_path / "text" / "b.txt")) == [f"'{tmp_path / 'texts'}'"]
-        assert quoted(nearest_file(tmp_path / "zzz" / "b.txt")) == [f"'{tmp_path / 'zzz'}'"]
+        assert quoted(suggest_file(tmp_path / "text" / "a.txt")) == [f"'{tmp_path / 'texts' / 'a.txt'}'"]
+        assert quoted(suggest_file(tmp_path / "text" / "b.txt")) == [f"'{tmp_path / 'texts'}'"]
+        assert quoted(suggest_file(tmp_path / "zzz" / "b.txt")) == [f"'{tmp_path / 'zzz'}'"]
 
     @pytest.mark.parametrize("name", ["", "\0", "a" * 300])
     def test_names_that_no_file_can_have(self, name: str) -> None:
-        assert nearest_file(name) == ""
+        assert suggest_file(name) == ""
 
     def test_what_is_no_file_is_named(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")

@@ -22,9 +22,9 @@ from pretune.core.io import (
     parse_json,
     read_json,
     sha256,
+    translate_write_errors,
     write_json,
     write_manifest,
-    writing,
 )
 
 
@@ -100,11 +100,11 @@ class TestAtomicWrite:
 
 
 def test_faults_told_only_in_text_are_understood(tmp_path: Path) -> None:
-    with pytest.raises(ResourceError, match=re.escape(str(tmp_path))), writing(tmp_path):
+    with pytest.raises(ResourceError, match=re.escape(str(tmp_path))), translate_write_errors(tmp_path):
         raise RuntimeError("I/O error: No space left on device (os error 28)")
-    with pytest.raises(RuntimeError, match="something else"), writing(tmp_path):
+    with pytest.raises(RuntimeError, match="something else"), translate_write_errors(tmp_path):
         raise RuntimeError("something else")
-    with pytest.raises(DataError, match="os error 28"), writing(tmp_path):
+    with pytest.raises(DataError, match="os error 28"), translate_write_errors(tmp_path):
         raise DataError("ours stays as it is (os error 28)")
 
 

@@ -15,7 +15,7 @@ def _speaking() -> None:
 
 
 def test_messages_leave_stdout_to_results(capsys: pytest.CaptureFixture[str]) -> None:
-    log.say("[bold]step[/bold] 1")
+    log.info("[bold]step[/bold] 1")
     log.warn("slow disk")
     out, err = capsys.readouterr()
     assert out == ""
@@ -26,7 +26,7 @@ def test_messages_leave_stdout_to_results(capsys: pytest.CaptureFixture[str]) ->
 
 def test_quiet_silences(capsys: pytest.CaptureFixture[str]) -> None:
     log.set_quiet(True)
-    log.say("step 1")
+    log.info("step 1")
     log.warn("slow disk")
     assert capsys.readouterr() == ("", "")
     log.set_quiet(False)
@@ -38,7 +38,7 @@ def test_a_terminal_shows_the_same_text_unwrapped(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
     message = "[red]" + "x" * 300
-    log.say(message)
+    log.info(message)
     assert capsys.readouterr().err == message + "\n"
 
 
@@ -46,5 +46,5 @@ def test_what_is_said_while_a_bar_is_drawn_stands_on_a_line_of_its_own(monkeypat
     screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)
     with Live(Text("a bar"), console=Console(stderr=True, force_terminal=True), auto_refresh=False):
-        log.say("[bold]step[/bold] 1")
+        log.info("[bold]step[/bold] 1")
     assert "[bold]step[/bold] 1" in screen.rows()

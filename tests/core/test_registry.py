@@ -89,8 +89,8 @@ def test_an_unknown_name_is_met_with_the_nearest(things: Registry[object], metho
 
 
 def test_it_reads_like_a_collection_and_keeps_the_order(things: Registry[object]) -> None:
-    assert things.names() == list(things) == list(things.table)
-    assert things.names()[:2] == ["thing", "make"]
+    assert things.list_names() == list(things) == list(things.table)
+    assert things.list_names()[:2] == ["thing", "make"]
     assert "value" in things
     assert "valeu" not in things
     with pytest.raises(TypeError):

@@ -5,27 +5,27 @@ import pytest
 from pretune.adaptation import METHODS
 from pretune.cli import main
 from pretune.core import config
-from pretune.core.errors import nearest
-from pretune.core.synonyms import SYNONYMS, ours
-from pretune.models.catalog import knobs_of
+from pretune.core.errors import suggest
+from pretune.core.synonyms import SYNONYMS, find_synonyms
+from pretune.models.catalog import list_settings
 from pretune.models.families import FAMILIES
 from pretune.objectives import OBJECTIVES
-from pretune.runs.config import Reading, Train
-from pretune.runs.finetune.config import Cut, Fit
+from pretune.runs.config import DataConfig, TrainConfig
+from pretune.runs.finetune.config import FinetuneTrainConfig, SequenceConfig
 
 
 def test_each_stands_for_something_there_is() -> None:
-    trees = (Train(lr=1.0), Fit(lr=1.0), Reading(path="x"), Cut())
-    paths = {path.rpartition(".")[2] for tree in trees for path in config.paths(tree)}
-    known = {*paths, *knobs_of(FAMILIES.get("bert")), *OBJECTIVES, *METHODS}
+    trees = (TrainConfig(lr=1.0), FinetuneTrainConfig(lr=1.0), DataConfig(path="x"), SequenceConfig())
+    paths = {path.rpartition(".")[2] for tree in trees for path in config.list_paths(tree)}
+    known = {*paths, *list_settings(FAMILIES.get("bert")), *OBJECTIVES, *METHODS}
     assert {*SYNONYMS} <= known
     assert not {word for theirs in SYNONYMS.values() for word in theirs} & known
 
 
 def test_theirs_comes_before_what_is_spelled_alike() -> None:
-    assert nearest("hidden_size", ["hidden", "width"]).count("'width'")
-    assert nearest("hidden_size", ["hidden"]).count("'hidden'")
-    assert ours("nothing of this kind") == []
+    assert suggest("hidden_size", ["hidden", "width"]).count("'width'")
+    assert suggest("hidden_size", ["hidden"]).count("'hidden'")
+    assert find_synonyms("nothing of this kind") == []
 
 
 @pytest.mark.parametrize(

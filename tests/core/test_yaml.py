@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pretune.cli import main
-from pretune.core.config.yaml import LIMIT, MAX_DEPTH, MAX_VALUES, read_yaml
+from pretune.core.config.yaml import MAX_BYTES, MAX_DEPTH, MAX_VALUES, read_yaml
 from pretune.core.errors import UsageError
 
 HOSTILE = {
@@ -29,7 +29,7 @@ HOSTILE = {
     "an escape sequence": 'a: !\x1b[31m "x"',
     "a list": "- a",
     "nothing": "",
-    "too large": "#" * (LIMIT + 1),
+    "too large": "#" * (MAX_BYTES + 1),
 }
 
 

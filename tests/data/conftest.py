@@ -27,5 +27,5 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Units of two kilobytes instead of a megabyte, and parts above eight read by the parent."""
-    monkeypatch.setattr(work_units, "UNIT", 2000)
-    monkeypatch.setattr(work_units, "_LARGE", 8000)
+    monkeypatch.setattr(work_units, "UNIT_BYTES", 2000)
+    monkeypatch.setattr(work_units, "_MAX_PART_BYTES", 8000)

@@ -10,19 +10,23 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from pretune.data.epoch_order import Draws
-from pretune.data.mixing import Mixture
+from pretune.data.epoch_order import EpochOrder
+from pretune.data.mixing import SourceMixture
 from pretune.data.samples import Samples
-from pretune.data.sequence_template import A, B, Frame
+from pretune.data.sequence_template import A, B, SequenceTemplate
 from pretune.data.sequences import Sequences
-from pretune.data.shards import Index, Shards, ShardWriter, Split, write_index
+from pretune.data.shards import DataIndex, Shards, ShardSplit, ShardWriter, write_index
 
 CLS, SEP = 1_000_001, 1_000_002
 FRAMES = {
-    "none": Frame(),
-    "around": Frame(single=((CLS, 0), (A, 0), (SEP, 0)), pair=((CLS, 0), (A, 0), (SEP, 0), (B, 1), (SEP, 1))),
-    "after": Frame(single=((A, 0), (SEP, 0)), pair=((A, 0), (B, 0), (SEP, 0))),
-    "behind": Frame(single=((A, 0), (SEP, 0), (CLS, 2)), pair=((A, 0), (SEP, 0), (B, 1), (SEP, 1), (CLS, 2))),
+    "none": SequenceTemplate(),
+    "around": SequenceTemplate(
+        single=((CLS, 0), (A, 0), (SEP, 0)), pair=((CLS, 0), (A, 0), (SEP, 0), (B, 1), (SEP, 1))
+    ),
+    "after": SequenceTemplate(single=((A, 0), (SEP, 0)), pair=((A, 0), (B, 0), (SEP, 0))),
+    "behind": SequenceTemplate(
+        single=((A, 0), (SEP, 0), (CLS, 2)), pair=((A, 0), (SEP, 0), (B, 1), (SEP, 1), (CLS, 2))
+    ),
 }
 Document = list[int]
 """The lengths of its sentences; none is empty, but a document may have none."""
@@ -51,7 +55,7 @@ def write(
     dtype = dtype or ("uint16" if total < 60_000 else "uint32")
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     sentences = np.cumsum([0, *(length for document in given for length in document)])[:-1]
-    with ShardWriter(folder / "train", dtype, full=full) as writer:
+    with ShardWriter(folder / "train", dtype, max_tokens=full) as writer:
         writer.add(
             np.arange(total),
             offsets,
@@ -61,13 +65,13 @@ def write(
         )
     write_index(
         folder,
-        Index(
+        DataIndex(
             tokenizer_sha256="a" * 64,
             vocab=max(60_003, total),
             dtype=dtype,
             fingerprint="f" * 64,
             sources=tuple(names),
-            splits={"train": Split(shards=tuple(writer.shards), bytes=4 * total)},
+            splits={"train": ShardSplit(shards=tuple(writer.shards), bytes=4 * total)},
         ),
     )
     return folder
@@ -87,11 +91,11 @@ def random_documents(seed: int, count: int, *, sentences: float = 8, length: flo
     return [rng.geometric(1 / length, size).tolist() for size in sizes]
 
 
-def every(samples: Samples, seed: int = 0, round: int = 0) -> Draws:
+def every(samples: Samples, seed: int = 0, round: int = 0) -> EpochOrder:
     """One epoch of all samples, settled."""
     names = samples.shards.index.sources
-    mixture = Mixture.of(None, samples.sources, samples.lengths(), names)
-    return samples.settle(mixture.draws(seed, round))
+    mixture = SourceMixture.from_samples(None, samples.sources, samples.lengths(), names)
+    return samples.assign_partners(mixture.draw_order(seed, round))
 
 
 def split(sequences: Sequences, name: str = "tokens") -> list[list[int]]:

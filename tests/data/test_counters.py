@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
-from pretune.data.counters import Counters, Purpose, keys_of, shuffled
+from pretune.data.counters import Counters, Purpose, derive_keys, shuffle_by_key
 from pretune.data.sequences import Sequences
 
 sizes = st.lists(st.integers(0, 9), max_size=8)
@@ -25,7 +25,7 @@ def sequences(lengths: list[int], epoch: int = 0) -> Sequences:
 
 @given(sizes, st.integers(0, 2**64 - 1), st.integers(0, 5), st.integers(0, 9))
 def test_a_number_is_a_function_of_its_place(lengths: list[int], seed: int, epoch: int, use: int) -> None:
-    found = Counters.of(seed, sequences(lengths, epoch))
+    found = Counters.from_sequences(seed, sequences(lengths, epoch))
     starts = [(seed, Purpose.CORRUPT, epoch, 100 + number, use) for number in range(len(lengths))]
     assert found.bits(use).tolist() == [mix(*start) for start in starts]
     places = [(*start, place) for start, length in zip(starts, lengths, strict=True) for place in range(length)]
@@ -37,14 +37,16 @@ def test_company_does_not_matter(lengths: list[int], data: st.DataObject) -> Non
     all_of_them = sequences(lengths)
     some = np.array(data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1)))
     part = all_of_them.take(some)
-    numbers = np.split(Counters.of(5, all_of_them).uniform(1, all_of_them.lengths), all_of_them.offsets[1:-1])
+    numbers = np.split(
+        Counters.from_sequences(5, all_of_them).uniform(1, all_of_them.lengths), all_of_them.offsets[1:-1]
+    )
     expected = np.concatenate([numbers[number] for number in some])
-    assert Counters.of(5, part).uniform(1, part.lengths).tolist() == expected.tolist()
+    assert Counters.from_sequences(5, part).uniform(1, part.lengths).tolist() == expected.tolist()
 
 
 def test_the_numbers_are_uniform_and_independent() -> None:
     given = sequences([100] * 1000)
-    rng = Counters.of(0, given)
+    rng = Counters.from_sequences(0, given)
     one, two = rng.uniform(0, given.lengths), rng.uniform(1, given.lengths)
     assert one.min() >= 0 and one.max() < 1
     for values in (one, two, rng.uniform(0)):
@@ -58,27 +60,27 @@ def test_the_numbers_are_uniform_and_independent() -> None:
 
 def test_copies_repeat() -> None:
     """Static masking: the same corruption every k epochs (BERT has 10 copies)."""
-    epochs = [Counters.of(0, sequences([5], epoch), copies=3).uniform(0).tolist() for epoch in range(6)]
+    epochs = [Counters.from_sequences(0, sequences([5], epoch), copies=3).uniform(0).tolist() for epoch in range(6)]
     assert epochs[:3] == epochs[3:] and len({*map(tuple, epochs)}) == 3
-    dynamic = [Counters.of(0, sequences([5], epoch)).uniform(0).tolist() for epoch in range(6)]
+    dynamic = [Counters.from_sequences(0, sequences([5], epoch)).uniform(0).tolist() for epoch in range(6)]
     assert len({*map(tuple, dynamic)}) == 6
 
 
 def test_the_order_of_an_epoch_says_nothing_of_its_corruption() -> None:
     """Samples are sorted by one hash; another one decides what happens to them."""
-    order = shuffled(0, Purpose.ORDER, 0, np.arange(5000))
-    keys = keys_of(0, Purpose.CORRUPT, np.zeros(5000, dtype=np.int64), order)
+    order = shuffle_by_key(0, Purpose.ORDER, 0, np.arange(5000))
+    keys = derive_keys(0, Purpose.CORRUPT, np.zeros(5000, dtype=np.int64), order)
     assert abs(np.corrcoef(np.arange(5000), keys.astype(np.float64))[0, 1]) < 4 / 5000**0.5
 
 
 def test_a_permutation() -> None:
     numbers = np.arange(3, 1003)
-    found = shuffled(1, Purpose.ORDER, 2, numbers)
+    found = shuffle_by_key(1, Purpose.ORDER, 2, numbers)
     assert sorted(found.tolist()) == numbers.tolist() and found.tolist() != numbers.tolist()
-    assert shuffled(1, Purpose.ORDER, 3, numbers).tolist() != found.tolist()
+    assert shuffle_by_key(1, Purpose.ORDER, 3, numbers).tolist() != found.tolist()
 
 
 def test_nobody_knows_whose_they_are() -> None:
     nameless = Sequences(tokens=np.arange(3), offsets=np.array([0, 3]))
     with pytest.raises(UsageError):
-        Counters.of(0, nameless)
+        Counters.from_sequences(0, nameless)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import pretune as pt
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE, Targets
+from pretune.core.types import IGNORE_INDEX, Targets
 
 tokens = st.integers(0, 2**31)
 sequence = st.lists(tokens, min_size=1, max_size=12)
@@ -53,7 +53,7 @@ def check(batch: pt.Batch, given: list[list[int]], room: int) -> None:
         assert not part[0], "no row is empty"
         if any(part):  # it is a cell of its own, from its first token to the row's end
             assert {row * room + part.index(True), (row + 1) * room} <= set(offsets)
-    assert batch.whole == all(len(values) == room for values in given)
+    assert batch.one_per_row == all(len(values) == room for values in given)
 
 
 @given(packed())
@@ -67,7 +67,7 @@ def test_rows_are_filled_in_order(given: tuple[list[list[int]], int | None]) -> 
     """Next fit: a row ends only where the next sequence has no room."""
     found, row = given
     batch = pt.batch(found, row=row)
-    spans = batch.spans()
+    spans = batch.list_spans()
     for (_, end), (start, after) in pairwise(spans):
         if start != end:
             assert start % batch.length == 0 and end % batch.length + after - start > batch.length
@@ -83,7 +83,7 @@ def test_both_sides(given: list[tuple[list[int], list[int]]], spare: int) -> Non
     assert batch.source is not None and batch.rows == batch.source.rows and batch.cells == batch.source.cells
     check(batch, target, row)
     check(batch.source, source, max(map(len, source)))
-    for (start, _), (other, _) in zip(batch.spans(), batch.source.spans(), strict=True):
+    for (start, _), (other, _) in zip(batch.list_spans(), batch.source.list_spans(), strict=True):
         assert batch.sequence[start] == batch.source.sequence[other]
         assert start // batch.length == other // batch.source.length
 
@@ -92,18 +92,18 @@ def test_both_sides(given: list[tuple[list[int], list[int]]], spare: int) -> Non
 def test_what_goes_with_the_tokens(given: tuple[list[list[int]], int | None], random: Any) -> None:
     """Labels, segments and prefixes land on their tokens and their sequences."""
     found, row = given
-    labels = [[random.choice([IGNORE, token % 97]) for token in values] for values in found]
+    labels = [[random.choice([IGNORE_INDEX, token % 97]) for token in values] for values in found]
     segments = [[random.randrange(2) for _ in values] for values in found]
     prefix = [random.randint(0, len(values)) for values in found]
     batch = pt.batch(found, row=row, labels=labels, segments=segments, prefix=prefix)
     assert [part.tolist() for part in batch.split(batch.segments)] == segments
-    wanted = [label for values in labels for label in values if label != IGNORE]
+    wanted = [label for values in labels for label in values if label != IGNORE_INDEX]
     assert isinstance(batch.targets, Targets) and batch.targets.labels.tolist() == wanted
-    back = torch.full_like(batch.tokens, IGNORE)
+    back = torch.full_like(batch.tokens, IGNORE_INDEX)
     back[batch.targets.index] = batch.targets.labels
     assert [part.tolist() for part in batch.split(back)] == labels
     assert batch.prefix is not None and len(batch.prefix) == batch.cells
-    cells = [int(batch.sequence[start]) for start, _ in batch.spans()]
+    cells = [int(batch.sequence[start]) for start, _ in batch.list_spans()]
     assert batch.prefix[cells].tolist() == prefix
     others = [cell for cell in range(batch.cells) if cell not in cells]
     assert (batch.prefix[others] == 0).all(), "filler has no prefix"
@@ -136,7 +136,7 @@ def test_moving_takes_everything_along() -> None:
     found = [batch.tokens, batch.offsets, batch.sequence, batch.positions, batch.segments, batch.prefix]
     found += [batch.targets.index, batch.targets.labels, batch.source.tokens, batch.source.offsets]
     assert all(isinstance(part, Tensor) and part.device.type == "meta" for part in found)
-    assert batch.rows == 1 and batch.whole
+    assert batch.rows == 1 and batch.one_per_row
 
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array, lambda x: np.array(x, dtype=np.uint16), torch.tensor])

@@ -11,7 +11,7 @@ BERT = LengthSchedule(phases=(Phase(share=0.9, length=128), Phase(share=0.1, len
 
 
 def test_the_boundary() -> None:
-    found = [BERT.at(step, steps=1000, tokens=65_536) for step in (0, 899, 900, 999, 5000)]
+    found = [BERT.find_stage(step, steps=1000, tokens=65_536) for step in (0, 899, 900, 999, 5000)]
     assert [(stage.length, stage.rows) for stage in found] == [(128, 512)] * 2 + [(512, 128)] * 3
 
 
@@ -19,7 +19,7 @@ def test_the_boundary() -> None:
 def test_stages_follow_each_other(steps: int, phases: list[tuple[int, int]]) -> None:
     total = sum(part for part, _ in phases)
     made = LengthSchedule(phases=tuple(Phase(share=part / total, length=length) for part, length in phases))
-    stages = made.stages(steps=steps, tokens=65_536, multiple=4)
+    stages = made.build_stages(steps=steps, tokens=65_536, multiple=4)
     assert stages[0].first == 0 and stages[-1].last == steps
     done = 0
     for stage, (part, length), after in zip(stages, phases, [*stages[1:], None], strict=True):
@@ -28,12 +28,12 @@ def test_stages_follow_each_other(steps: int, phases: list[tuple[int, int]]) -> 
         assert abs(stage.last - steps * done / total) <= 0.5 + 1e-6
         assert after is None or after.first == stage.last >= stage.first
     for step in {0, steps // 2, steps - 1}:
-        stage = made.at(step, steps=steps, tokens=65_536)
+        stage = made.find_stage(step, steps=steps, tokens=65_536)
         assert stage.first <= step < stage.last
 
 
 def test_a_budget_that_does_not_divide() -> None:
-    (stage,) = LengthSchedule(phases=(Phase(share=1, length=100),)).stages(steps=10, tokens=4096, multiple=8)
+    (stage,) = LengthSchedule(phases=(Phase(share=1, length=100),)).build_stages(steps=10, tokens=4096, multiple=8)
     assert stage.rows == 40  # 4,000 tokens: never more than the budget
 
 
@@ -43,7 +43,7 @@ def test_what_cannot_be() -> None:
     with pytest.raises(UsageError, match=r"\b0\b"):
         LengthSchedule(phases=())
     with pytest.raises(UsageError, match=r"2000.*\b4\b.*512"):
-        BERT.stages(steps=10, tokens=2000, multiple=4)
+        BERT.build_stages(steps=10, tokens=2000, multiple=4)
     for share, length in ((0, 128), (1.5, 128), (0.5, 0)):
         with pytest.raises(UsageError, match=rf"\b{share}, {length}\b"):
             Phase(share=share, length=length)

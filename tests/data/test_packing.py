@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import UsageError
 from pretune.data import balanced_packing as even
-from pretune.data.balanced_packing import balanced
-from pretune.data.exact_packing import WAYS, exact_fit
+from pretune.data.balanced_packing import balanced_fit
+from pretune.data.exact_packing import PACKING_ORDERS, exact_fit
 from pretune.data.packing import best_fit, pack
 from pretune.data.ragged import Ints
 
@@ -44,7 +44,7 @@ def test_it_is_on_many_too(seed: int, room: int, count: int) -> None:
 
 @given(lengths, st.integers(1, 6))
 def test_no_row_has_too_many(given: Ints, most: int) -> None:
-    rows = pack(given, ROOM, most=most)
+    rows = pack(given, ROOM, max_sequences=most)
     check(rows, given, ROOM, most)
 
 
@@ -52,10 +52,10 @@ def test_no_row_has_too_many(given: Ints, most: int) -> None:
 def test_both_sides_have_room(given: list[tuple[int, int]], most: int) -> None:
     own = np.array([a for a, _ in given], dtype=np.int64)
     other = np.array([b for _, b in given], dtype=np.int64)
-    rows = pack(own, ROOM, most=most, source=other, source_room=OTHER)
+    rows = pack(own, ROOM, max_sequences=most, source=other, source_room=OTHER)
     check(rows, own, ROOM, most)
     check(rows, other, OTHER, most)
-    assert (rows == pack(own, ROOM, most=most, source=other, source_room=OTHER)).all()
+    assert (rows == pack(own, ROOM, max_sequences=most, source=other, source_room=OTHER)).all()
 
 
 @given(pairs, st.integers(1, 20), st.sampled_from([1, 3, 8]), st.integers(1, 40))
@@ -63,9 +63,9 @@ def test_even_rows_never_overfill(given: list[tuple[int, int]], most: int, tries
     """Whatever is looked at together; the same sequences in the same order give the same rows."""
     own, other = (np.array([pair[side] for pair in given], dtype=np.int64) for side in range(2))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(even, "KINDS", kinds)
-        rows = balanced(own, ROOM, other, OTHER, most, tries=tries)
-        assert (rows == balanced(own, ROOM, other, OTHER, most, tries=tries)).all()
+        patch.setattr(even, "MAX_LENGTH_PAIRS", kinds)
+        rows = balanced_fit(own, ROOM, other, OTHER, most, tries=tries)
+        assert (rows == balanced_fit(own, ROOM, other, OTHER, most, tries=tries)).all()
     check(rows, own, ROOM, most)
     check(rows, other, OTHER, most)
 
@@ -73,11 +73,11 @@ def test_even_rows_never_overfill(given: list[tuple[int, int]], most: int, tries
 @given(pairs, st.integers(1, 6) | st.just(ROOM))
 def test_even_rows_are_taken_where_they_are_fewer(given: list[tuple[int, int]], most: int) -> None:
     own, other = (np.array([pair[side] for pair in given], dtype=np.int64) for side in range(2))
-    found = pack(own, ROOM, most=most, source=other, source_room=OTHER).max(initial=-1) + 1
+    found = pack(own, ROOM, max_sequences=most, source=other, source_room=OTHER).max(initial=-1) + 1
     needed = max(own.sum() / ROOM, other.sum() / OTHER, len(own) / most)
-    best = best_fit(own, ROOM, most=most, source=other, source_room=OTHER).max(initial=-1) + 1
+    best = best_fit(own, ROOM, max_sequences=most, source=other, source_room=OTHER).max(initial=-1) + 1
     assert found <= best
-    assert found <= 1.001 * needed + 1 or found <= balanced(own, ROOM, other, OTHER, most).max(initial=-1) + 1
+    assert found <= 1.001 * needed + 1 or found <= balanced_fit(own, ROOM, other, OTHER, most).max(initial=-1) + 1
 
 
 def test_even_rows_fill_both_sides_where_best_fit_does_not() -> None:
@@ -96,16 +96,16 @@ def test_even_rows_fill_both_sides_where_best_fit_does_not() -> None:
 
 @given(lengths, st.integers(1, 6) | st.just(ROOM))
 def test_exact_sums_never_overfill(given: Ints, most: int) -> None:
-    for way in WAYS:
+    for way in PACKING_ORDERS:
         check(exact_fit(given, ROOM, most, way), given, ROOM, most)
 
 
 @given(lengths, st.integers(1, 6) | st.just(ROOM))
 def test_the_best_of_all_ways(given: Ints, most: int) -> None:
-    rows = pack(given, ROOM, most=most)
+    rows = pack(given, ROOM, max_sequences=most)
     check(rows, given, ROOM, most)
     needed = max(-(-int(given.sum()) // ROOM), -(-len(given) // most))
-    others = [best_fit(given, ROOM, most=most), *(exact_fit(given, ROOM, most, way) for way in WAYS)]
+    others = [best_fit(given, ROOM, max_sequences=most), *(exact_fit(given, ROOM, most, way) for way in PACKING_ORDERS)]
     assert rows.max(initial=-1) <= max(needed, min(other.max(initial=-1) for other in others))
 
 
@@ -120,10 +120,10 @@ def test_hard_lengths_first_where_almost_none_is_short() -> None:
     """Stories of about 180 tokens: three are too many for a row, two leave a third of it empty."""
     rng = np.random.default_rng(0)
     given = np.concatenate((rng.normal(180, 35, 1900), rng.uniform(220, 512, 200))).astype(np.int64).clip(80, 512)
-    ways = [best_fit(given, 512), *(exact_fit(given, 512, 5, way) for way in WAYS)]
+    ways = [best_fit(given, 512), *(exact_fit(given, 512, 5, way) for way in PACKING_ORDERS)]
     fills = [given.sum() / ((rows.max() + 1) * 512) for rows in ways]
     assert max(fills[:2]) < 0.95 < 0.97 < fills[2] < 0.975 < max(fills[3:])
-    assert max(fills) == given.sum() / ((pack(given, 512, most=5).max() + 1) * 512)
+    assert max(fills) == given.sum() / ((pack(given, 512, max_sequences=5).max() + 1) * 512)
 
 
 def test_exact_sums_find_what_best_fit_misses() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
-from pretune.core.types import IGNORE
-from pretune.data.pairs import BROKEN, NEXT, SegmentPairs
+from pretune.core.types import IGNORE_INDEX
+from pretune.data.pairs import BROKEN_LABEL, INTACT_LABEL, SegmentPairs
 from pretune.data.shards import Shards
 from tests.data.corpora import CLS, FRAMES, SEP, every, opened, random_documents, split
 
@@ -53,12 +53,12 @@ def test_pairs(given: list[list[int]], limit: int, seed: int, round: int, broken
         for (first, second), label in zip(found, cut.labels.tolist(), strict=True):
             for side in filter(None, (first, second)):
                 assert side == list(range(side[0], side[-1] + 1)), "a segment is one stretch"
-            if label == IGNORE:
+            if label == IGNORE_INDEX:
                 assert not second
                 continue
-            start = first[0] if label == BROKEN and broken == "swapped" else second[0]
+            start = first[0] if label == BROKEN_LABEL and broken == "swapped" else second[0]
             assert start in shards.sentences, "the later segment starts at a sentence"
-            if label == NEXT:
+            if label == INTACT_LABEL:
                 assert second[0] == first[-1] + 1
             elif broken == "swapped":
                 assert first[0] == second[-1] + 1
@@ -72,7 +72,7 @@ def test_the_frame_of_a_pair_and_of_one_that_is_alone() -> None:
         cut = samples.cut(every(samples).take(np.argsort(every(samples).samples)))
         assert split(cut) == [[CLS, 0, 1, 2, SEP, 3, 4, SEP], [CLS, 5, 6, 7, 8, SEP]]
         assert split(cut, "segments") == [[0, 0, 0, 0, 0, 1, 1, 1], [0] * 6]
-        assert cut.labels is not None and cut.labels.tolist() == [NEXT, IGNORE]
+        assert cut.labels is not None and cut.labels.tolist() == [INTACT_LABEL, IGNORE_INDEX]
 
 
 def test_segments_are_about_half_the_limit() -> None:
@@ -92,7 +92,7 @@ def test_as_many_are_broken_as_asked(broken: Any, share: float) -> None:
         for epoch in range(3):
             labels = every(samples, seed=5, round=epoch).labels
             assert labels is not None
-            labels = labels[labels != IGNORE]
+            labels = labels[labels != IGNORE_INDEX]
             sigma = (share * (1 - share) / len(labels)) ** 0.5
             assert len(labels) > 2000 and abs(labels.mean() - share) < 3 * sigma
 
@@ -117,7 +117,7 @@ def test_lengths_do_not_depend_on_the_partner() -> None:
     with opened(random_documents(2, 100, sentences=20)) as shards:
         samples = SegmentPairs(limit=48).open(shards, FRAME)
         draws = every(samples, 3, 0)
-        assert draws.labels is not None and (draws.labels == BROKEN).any()
+        assert draws.labels is not None and (draws.labels == BROKEN_LABEL).any()
         assert samples.cut(draws).lengths.tolist() == samples.lengths()[draws.samples].tolist()
 
 
@@ -126,8 +126,10 @@ def test_a_document_with_most_of_the_pairs_keeps_some() -> None:
         samples = SegmentPairs(limit=11, share=1.0).open(shards, FRAME)
         draws = every(samples)
         assert draws.labels is not None
-        assert (draws.labels == BROKEN).sum() == 40  # as many of the large one as there are of the others: 20 and 20
-        assert (draws.labels == NEXT).sum() == 130
+        assert (
+            draws.labels == BROKEN_LABEL
+        ).sum() == 40  # as many of the large one as there are of the others: 20 and 20
+        assert (draws.labels == INTACT_LABEL).sum() == 130
 
 
 def test_one_document_has_no_other() -> None:
@@ -147,4 +149,4 @@ def test_partners_come_first() -> None:
     with opened([[3, 2], [4, 2]]) as shards:
         samples = SegmentPairs(limit=12).open(shards, FRAME)
         with pytest.raises(UsageError):
-            samples.cut(replace(every(samples), seconds=None))
+            samples.cut(replace(every(samples), partners=None))

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from pretune.core.errors import DataError, UsageError
 from pretune.data.mixing import Limited
 from pretune.data.pairs import SegmentPairs
-from pretune.data.parallel import Sides, trimmed
-from pretune.data.prepare import Data, merge, prepare
+from pretune.data.parallel import ParallelPairs, trim_pair
+from pretune.data.prepare import PreparedData, merge, prepare
 from pretune.data.samples import Documents
-from pretune.data.shards import Index, Shards, ShardWriter, Split, write_index
+from pretune.data.shards import DataIndex, Shards, ShardSplit, ShardWriter, write_index
 from pretune.text.tokenizer import Tokenizer
 from tests.data.corpora import CLS, FRAMES, SEP, every, split
 from tests.data.test_mixing import mixture
@@ -33,20 +33,20 @@ def write(folder: Path, given: list[tuple[int, int]], *, full: int = 2**20) -> S
     """Every token is its own position."""
     lengths = [first + second for first, second in given]
     total = sum(lengths)
-    with ShardWriter(folder / "train", "uint16", full=full, sided=True) as writer:
+    with ShardWriter(folder / "train", "uint16", max_tokens=full, has_sides=True) as writer:
         writer.add(
             np.arange(total),
             np.cumsum([0, *lengths]),
             words=np.ones(total, dtype=bool),
             sides=[first if second else 0 for first, second in given],
         )
-    index = Index(
+    index = DataIndex(
         tokenizer_sha256="a" * 64,
         vocab=2000,
         dtype="uint16",
         fingerprint="f" * 64,
         sources=("pairs",),
-        splits={"train": Split(shards=writer.shards)},
+        splits={"train": ShardSplit(shards=writer.shards)},
     )
     write_index(folder, index)
     return Shards.open(folder)
@@ -59,15 +59,15 @@ def test_sides_are_exact(given: list[tuple[int, int]], full: int, limit: int, fr
     with tempfile.TemporaryDirectory() as folder:
         shards = write(Path(folder), given, full=full)
         assert shards.pairs == sum(second > 0 for _, second in given)
-        samples = Sides(limit=limit, apart=apart).open(shards, FRAMES[frame])
+        samples = ParallelPairs(limit=limit, apart=apart).open(shards, FRAMES[frame])
         draws = every(samples)
         cut = samples.cut(draws)
         assert cut.lengths.tolist() == samples.lengths(draws).tolist() and (cut.lengths <= limit).all()
-        assert [part.tolist() for part in samples.sides(draws)][1] == [
+        assert [part.tolist() for part in samples.measure_sides(draws)][1] == [
             length - begin if begin else 0 for length, begin in zip(cut.lengths, cut.sides, strict=True)
         ]
         starts = {int(start): pair for start, pair in zip(shards.documents[:-1], given, strict=True)}
-        room = limit - samples.frame.pair_room
+        room = limit - samples.template.pair_special_count
         seen: list[int] = []
         for tokens, special, begin in zip(split(cut), split(cut, "special"), cut.sides.tolist(), strict=True):
             text = [(place >= begin > 0, token) for place, token in enumerate(tokens) if not special[place]]
@@ -75,7 +75,7 @@ def test_sides_are_exact(given: list[tuple[int, int]], full: int, limit: int, fr
             seen += first + second
             if begin:
                 one, other = starts[first[0]]
-                kept = trimmed(np.array([one]), np.array([other]), room)
+                kept = trim_pair(np.array([one]), np.array([other]), room)
                 assert first == list(range(first[0], first[0] + int(kept[0][0])))
                 assert second == list(range(first[0] + one, first[0] + one + int(kept[1][0])))
                 if one + other <= room:
@@ -94,7 +94,7 @@ def test_the_longer_side_gives_way(first: int, second: int, limit: int) -> None:
     one, other = first, second
     while one + other > limit:
         one, other = (one - 1, other) if one > other else (one, other - 1)
-    found = [int(side[0]) for side in trimmed(np.array([first]), np.array([second]), limit)]
+    found = [int(side[0]) for side in trim_pair(np.array([first]), np.array([second]), limit)]
     assert sum(found) == one + other and abs(found[0] - one) <= 1
 
 
@@ -106,7 +106,7 @@ def test_frames() -> None:
             ("framed", [CLS, 0, 1, SEP, CLS, 2, 3, 4, SEP], 4),
             ("bare", [CLS, 0, 1, SEP, 2, 3, 4, SEP], 4),
         ):
-            samples = Sides(limit=16, apart=apart).open(shards, FRAMES["around"])
+            samples = ParallelPairs(limit=16, apart=apart).open(shards, FRAMES["around"])
             cut = samples.cut(every(samples).take(np.argsort(every(samples).samples)))
             assert split(cut) == [tokens, [CLS, 5, 6, SEP]] and cut.sides.tolist() == [begin, 0]
         assert split(samples.cut(every(samples)), "special")
@@ -128,8 +128,8 @@ def test_limits() -> None:
     with tempfile.TemporaryDirectory() as folder:
         shards = write(Path(folder), [(3, 4)])
         with pytest.raises(UsageError, match=r"\b4\b"):
-            Sides(limit=4).open(shards, FRAMES["around"])
-        Sides(limit=5).open(shards, FRAMES["around"])
+            ParallelPairs(limit=4).open(shards, FRAMES["around"])
+        ParallelPairs(limit=5).open(shards, FRAMES["around"])
 
 
 @pytest.mark.parametrize("values", [[3, 3], [0, 0], [-1, 3], [7, 0], [2, 0]])
@@ -146,7 +146,7 @@ def test_damaged_sides_are_told(values: list[int], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sides", [[7, 0], [-1, 0], [3]])
 def test_a_writer_refuses_what_are_no_sides(sides: list[int], tmp_path: Path) -> None:
-    with ShardWriter(tmp_path / "a", "uint16", sided=True) as writer, pytest.raises(UsageError, match="sides"):
+    with ShardWriter(tmp_path / "a", "uint16", has_sides=True) as writer, pytest.raises(UsageError, match="sides"):
         writer.add(np.arange(9), [0, 7, 9], words=np.ones(9, dtype=bool), sides=sides)
     with ShardWriter(tmp_path / "b", "uint16") as writer, pytest.raises(UsageError, match="sides"):
         writer.add(np.arange(9), [0, 7, 9], words=np.ones(9, dtype=bool), sides=[3, 0])
@@ -156,19 +156,19 @@ def test_data_without_sides_are_written_as_before(tokenizer: Path, tmp_path: Pat
     """No new file and no new field: what an older release reads, and the other way round."""
     data = prepare([blocks(tmp_path / "a.txt", MANY[:20])], tokenizer=tokenizer, out=tmp_path / "data")
     assert not [*data.path.rglob("*sides*")] and "pairs" not in (data.path / "data.json").read_text()
-    assert data.shards().pairs == 0 and not data.shards().sides.any()
+    assert data.open_shards().pairs == 0 and not data.open_shards().sides.any()
 
 
 # From text
 
 
-def sides_of(data: Data, split: str = "train") -> list[tuple[str, str]]:
+def sides_of(data: PreparedData, split: str = "train") -> list[tuple[str, str]]:
     """The sides of every document, as they were."""
-    shards, tokenizer = data.shards(split), Tokenizer.load(data.tokenizer)
+    shards, tokenizer = data.open_shards(split), Tokenizer.load(data.tokenizer)
     found = []
     for (start, end), side in zip(pairwise(shards.documents.tolist()), shards.sides.tolist(), strict=True):
         cuts = (start, start + side or end, end) if side else (start, end, end)
-        found.append(tuple(tokenizer.decode(shards.tokens(a, b).tolist()) for a, b in pairwise(cuts)))
+        found.append(tuple(tokenizer.decode(shards.read_tokens(a, b).tolist()) for a, b in pairwise(cuts)))
     return found
 
 
@@ -233,7 +233,7 @@ def test_pairs_beside_documents(tokenizer: Path, tmp_path: Path, small: None) ->
     assert Counter(train + valid) == Counter([*rows, *((text, "") for text in MANY[200:260])])
     assert data.index.splits["train"].pairs + data.index.splits["valid"].pairs == 60
     assert data.card["splits"]["train"]["pairs"] == data.index.splits["train"].pairs
-    assert sum(split["pairs"] for split in data.facts()["splits"].values()) == 60
+    assert sum(split["pairs"] for split in data.to_dict()["splits"].values()) == 60
     assert data.card["dropped"]["exact_duplicates"] == 1 and data.card["skipped"]["half_pairs"] == 1
     assert tree(prepare(inputs, out=tmp_path / "two", workers=2, **options).path) == tree(data.path)
     for number in (1, 2):
@@ -285,8 +285,8 @@ def test_both_sides_of_real_translations(shared_data: Path, tokenizer: Path, tmp
     data = prepare([f"pair:{home}/val.en.gz,{home}/val.de.gz"], tokenizer=tokenizer, out=tmp_path / "d", holdout=0)
     assert sides_of(data) == [tuple(side.strip("\n") for side in row) for row in zip(*both, strict=True)]
     assert len(texts_of(data)) == 1014
-    samples = Sides(limit=600).open(data.shards(), FRAMES["around"])
-    assert samples.pairs == len(samples) == 1014
+    samples = ParallelPairs(limit=600).open(data.open_shards(), FRAMES["around"])
+    assert samples.pair_count == len(samples) == 1014
 
 
 # Mixing

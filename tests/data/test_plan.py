@@ -14,31 +14,33 @@ from hypothesis import strategies as st
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix_array
 from pretune.data import plan as planning
-from pretune.data.batch_shape import Shape
-from pretune.data.plan import Plan, make_plan
+from pretune.data.batch_shape import BatchShape
+from pretune.data.plan import PackingPlan, build_plan
 from pretune.data.ragged import Ints
 
 lengths = st.lists(st.integers(1, 16), min_size=1, max_size=80).map(lambda found: np.array(found, dtype=np.int64))
-shapes = st.builds(Shape, rows=st.sampled_from([1, 2, 4, 8]), length=st.integers(16, 24))
+shapes = st.builds(BatchShape, rows=st.sampled_from([1, 2, 4, 8]), length=st.integers(16, 24))
 windows = st.integers(1, 100)
 
 
-def whole(plan: Plan, parts: int = 1) -> list[list[tuple[int, int]]]:
+def whole(plan: PackingPlan, parts: int = 1) -> list[list[tuple[int, int]]]:
     """Every batch as (draw, row), put together from its parts."""
     size = plan.rows // parts
     found = []
-    for step in range(plan.batches):
+    for step in range(plan.batch_count):
         batch = []
         for part in range(parts):
-            which, row = plan.batch(step, part, parts)
+            which, row = plan.get_batch(step, part, parts)
             batch += [(draw, part * size + number) for draw, number in zip(which.tolist(), row.tolist(), strict=True)]
         found.append(batch)
     return found
 
 
 @given(lengths, shapes, windows, st.integers(0, 2**64 - 1), st.integers(0, 5))
-def test_every_draw_is_in_one_row_of_one_batch(given: Ints, shape: Shape, window: int, seed: int, epoch: int) -> None:
-    plan = make_plan(given, shape, seed=seed, epoch=epoch, window=window)
+def test_every_draw_is_in_one_row_of_one_batch(
+    given: Ints, shape: BatchShape, window: int, seed: int, epoch: int
+) -> None:
+    plan = build_plan(given, shape, seed=seed, epoch=epoch, window=window)
     batches = whole(plan)
     assert sorted(draw for batch in batches for draw, _ in batch) == list(range(len(given)))
     for number, batch in enumerate(batches):
@@ -54,7 +56,7 @@ def test_every_draw_is_in_one_row_of_one_batch(given: Ints, shape: Shape, window
 
 @given(lengths, windows, st.integers(0, 9), st.sampled_from([1, 2, 4, 8]))
 def test_ranks_share_the_rows_of_a_batch(given: Ints, window: int, seed: int, parts: int) -> None:
-    plan = make_plan(given, Shape(rows=8, length=16), seed=seed, epoch=0, window=window)
+    plan = build_plan(given, BatchShape(rows=8, length=16), seed=seed, epoch=0, window=window)
     assert whole(plan, parts) == whole(plan)
 
 
@@ -64,9 +66,9 @@ def test_windows_do_not_know_each_other(given: Ints, after: Ints, window: int) -
     whole_windows = given[: len(given) // window * window]
     if not len(whole_windows):
         return
-    shape = Shape(rows=1, length=16)
-    one = make_plan(whole_windows, shape, seed=0, epoch=0, window=window)
-    two = make_plan(np.concatenate((whole_windows, after)), shape, seed=0, epoch=0, window=window)
+    shape = BatchShape(rows=1, length=16)
+    one = build_plan(whole_windows, shape, seed=0, epoch=0, window=window)
+    two = build_plan(np.concatenate((whole_windows, after)), shape, seed=0, epoch=0, window=window)
     rows = len(one.starts)
     assert two.starts[:rows].tolist() == one.starts.tolist()
     assert two.order[: len(whole_windows)].tolist() == one.order.tolist()
@@ -75,7 +77,7 @@ def test_windows_do_not_know_each_other(given: Ints, after: Ints, window: int) -
 @given(st.lists(st.tuples(st.integers(1, 16), st.integers(1, 9)), min_size=1, max_size=50), windows)
 def test_both_sides(given: list[tuple[int, int]], window: int) -> None:
     own, source = (np.array(side) for side in zip(*given, strict=True))
-    plan = make_plan(own, Shape(rows=2, length=16, source=9), seed=0, epoch=0, source=source, window=window)
+    plan = build_plan(own, BatchShape(rows=2, length=16, source=9), seed=0, epoch=0, source=source, window=window)
     for start, end in zip(plan.starts[:-1], plan.starts[1:], strict=True):
         assert own[plan.order[start:end]].sum() <= 16 and source[plan.order[start:end]].sum() <= 9
     assert plan.source_fill is not None and 0 < plan.source_fill <= 1
@@ -89,19 +91,19 @@ def drawn() -> Ints:
 
 def test_long_and_short_rows_are_mixed() -> None:
     """Best fit puts the long first; the plan must not, or training would see the lengths in order."""
-    plan = make_plan(drawn(), Shape(rows=16, length=128), seed=0, epoch=0)
-    longest = [drawn()[plan.batch(step)[0]].max() for step in range(plan.batches - 1)]
+    plan = build_plan(drawn(), BatchShape(rows=16, length=128), seed=0, epoch=0)
+    longest = [drawn()[plan.get_batch(step)[0]].max() for step in range(plan.batch_count - 1)]
     assert abs(np.corrcoef(longest, np.arange(len(longest)))[0, 1]) < 0.4
 
 
 def test_fill() -> None:
-    assert make_plan(drawn(), Shape(rows=16, length=128), seed=0, epoch=0).fill > 0.99
+    assert build_plan(drawn(), BatchShape(rows=16, length=128), seed=0, epoch=0).fill > 0.99
 
 
 def test_seed_and_epoch_matter() -> None:
-    shape = Shape(rows=4, length=128)
+    shape = BatchShape(rows=4, length=128)
     orders = [
-        make_plan(drawn(), shape, seed=seed, epoch=epoch).order.tolist()
+        build_plan(drawn(), shape, seed=seed, epoch=epoch).order.tolist()
         for seed, epoch in [(0, 0), (0, 0), (1, 0), (0, 1)]
     ]
     assert orders[0] == orders[1] and orders[0] != orders[2] and orders[0] != orders[3]
@@ -109,36 +111,36 @@ def test_seed_and_epoch_matter() -> None:
 
 def test_the_plan_is_pinned() -> None:
     """Runs are repeated from their seeds alone: a change here breaks every run that was ever made."""
-    plan = make_plan(drawn(), Shape(rows=4, length=128, sequences=20), seed=1, epoch=2, window=1000)
+    plan = build_plan(drawn(), BatchShape(rows=4, length=128, sequences=20), seed=1, epoch=2, window=1000)
     digest = hashlib.sha256(plan.order.tobytes() + plan.starts.tobytes()).hexdigest()
     assert digest[:16] == "8d45f63978f54b82"
 
 
 @pytest.mark.parametrize("arguments", [(-1,), (99,), (0, 2, 2), (0, -1, 2), (0, 0, 3)])
 def test_no_such_batch(arguments: tuple[int, ...]) -> None:
-    plan = make_plan(np.full(40, 8), Shape(rows=4, length=16), seed=0, epoch=0)
+    plan = build_plan(np.full(40, 8), BatchShape(rows=4, length=16), seed=0, epoch=0)
     with pytest.raises(UsageError):
-        plan.batch(*arguments)
+        plan.get_batch(*arguments)
 
 
 def test_sides_must_agree() -> None:
     with pytest.raises(UsageError):
-        make_plan(np.full(4, 8), Shape(rows=4, length=16, source=8), seed=0, epoch=0)
+        build_plan(np.full(4, 8), BatchShape(rows=4, length=16, source=8), seed=0, epoch=0)
     with pytest.raises(UsageError):
-        make_plan(np.full(4, 8), Shape(rows=4, length=16), seed=0, epoch=0, source=np.full(4, 8))
+        build_plan(np.full(4, 8), BatchShape(rows=4, length=16), seed=0, epoch=0, source=np.full(4, 8))
 
 
 class TestCache:
     """A cached plan is the plan; whatever happened to it, the answer is the same."""
 
-    shape = Shape(rows=4, length=128)
+    shape = BatchShape(rows=4, length=128)
 
-    def make(self, cache: Path | None, **changes: Any) -> Plan:
+    def make(self, cache: Path | None, **changes: Any) -> PackingPlan:
         given: dict[str, Any] = {"seed": 0, "epoch": 0, "window": 1000, **changes}
-        return make_plan(given.pop("lengths", drawn()), given.pop("shape", self.shape), cache=cache, **given)
+        return build_plan(given.pop("lengths", drawn()), given.pop("shape", self.shape), cache=cache, **given)
 
     @staticmethod
-    def same(one: Plan, other: Plan) -> bool:
+    def same(one: PackingPlan, other: PackingPlan) -> bool:
         return one.order.tolist() == other.order.tolist() and one.starts.tolist() == other.starts.tolist()
 
     def test_it_is_made_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,10 +159,10 @@ class TestCache:
             {"epoch": 1},
             {"window": 999},
             {"lengths": other},
-            {"shape": Shape(rows=8, length=128)},
-            {"shape": Shape(rows=4, length=129)},
-            {"shape": Shape(rows=4, length=128, sequences=9)},
-            {"shape": Shape(rows=4, length=128, source=128), "source": drawn()},
+            {"shape": BatchShape(rows=8, length=128)},
+            {"shape": BatchShape(rows=4, length=129)},
+            {"shape": BatchShape(rows=4, length=128, sequences=9)},
+            {"shape": BatchShape(rows=4, length=128, source=128), "source": drawn()},
         ]
         for change in changes:
             assert self.same(self.make(tmp_path, **change), self.make(None, **change))
@@ -179,14 +181,14 @@ class TestCache:
         assert file.read_bytes() == content, "and it is repaired"
 
     def test_someone_else_was_faster(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = planning._make
+        real = planning._pack_plan
 
-        def late(*given: Any) -> Plan:
-            monkeypatch.setattr(planning, "_make", real)
+        def late(*given: Any) -> PackingPlan:
+            monkeypatch.setattr(planning, "_pack_plan", real)
             self.make(tmp_path)  # another process, while we work
             return real(*given)
 
-        monkeypatch.setattr(planning, "_make", late)
+        monkeypatch.setattr(planning, "_pack_plan", late)
         assert self.same(self.make(tmp_path), self.make(None))
         assert len(list(tmp_path.iterdir())) == 1
 

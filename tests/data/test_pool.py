@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from pretune.core.errors import DataError, ResourceError
-from pretune.data.prepare.pool import ordered
+from pretune.data.prepare.pool import map_ordered
 from pretune.text.corpora.fields import UnfitError
 
 METHODS = [one for one in ("fork", "spawn") if one in multiprocessing.get_all_start_methods()]
@@ -52,18 +52,18 @@ def alive() -> list[object]:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_results_come_in_order(workers: int, method: str) -> None:
-    with contextlib.closing(ordered(range(20), Squares(0.01), workers, method=method)) as results:
+    with contextlib.closing(map_ordered(range(20), Squares(0.01), workers, method=method)) as results:
         assert list(results) == [number * number for number in range(20)]
     assert alive() == []
 
 
 def test_no_workers_is_no_process() -> None:
-    assert list(ordered(["pid"], Squares(), 0)) == [os.getpid()]
-    assert list(ordered(["pid"], Squares(), 1)) != [os.getpid()]
+    assert list(map_ordered(["pid"], Squares(), 0)) == [os.getpid()]
+    assert list(map_ordered(["pid"], Squares(), 1)) != [os.getpid()]
 
 
 def test_nothing_to_do() -> None:
-    assert list(ordered([], Squares(), 2)) == []
+    assert list(map_ordered([], Squares(), 2)) == []
 
 
 def test_what_is_under_way_is_bounded() -> None:
@@ -75,7 +75,7 @@ def test_what_is_under_way_is_bounded() -> None:
             taken += 1
             yield number
 
-    with contextlib.closing(ordered(tasks(), Squares(), 2)) as results:
+    with contextlib.closing(map_ordered(tasks(), Squares(), 2)) as results:
         for given, _ in enumerate(results):
             assert taken <= given + 2 * 4 + 2
             if given == 100:
@@ -89,7 +89,7 @@ def test_the_first_fault_in_order_is_told(workers: int) -> None:
         yield from (0, 1, "unfit", "bug")
         raise DataError("read")
 
-    results = ordered(tasks(), Squares(0.1), workers)
+    results = map_ordered(tasks(), Squares(0.1), workers)
     assert [next(results), next(results)] == [0, 1]
     with pytest.raises(DataError, match=r"^told$"):
         next(results)
@@ -101,7 +101,7 @@ def test_a_fault_in_making_tasks_waits_for_its_turn() -> None:
         yield 3
         raise DataError("read")
 
-    results = ordered(tasks(), Squares(0.05), 2)
+    results = map_ordered(tasks(), Squares(0.05), 2)
     assert next(results) == 9
     with pytest.raises(DataError, match="read"):
         next(results)
@@ -109,9 +109,9 @@ def test_a_fault_in_making_tasks_waits_for_its_turn() -> None:
 
 def test_faults_that_are_not_ours() -> None:
     with pytest.raises(RuntimeError, match="KeyError: 'x'"):
-        list(ordered(["bug"], Squares(), 1))
+        list(map_ordered(["bug"], Squares(), 1))
     with pytest.raises(ResourceError):
-        list(ordered(["memory"], Squares(), 1))
+        list(map_ordered(["memory"], Squares(), 1))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -124,12 +124,12 @@ def test_faults_that_are_not_ours() -> None:
 )
 def test_a_worker_that_dies_is_an_error(task: str, message: str, method: str) -> None:
     with pytest.raises(ResourceError, match=message):
-        list(ordered([1, 2, task, 4, 5, 6], Squares(), 2, label=lambda one: f"<{one}>", method=method))
+        list(map_ordered([1, 2, task, 4, 5, 6], Squares(), 2, label=lambda one: f"<{one}>", method=method))
     assert alive() == []
 
 
 def test_leaving_early_ends_the_workers() -> None:
-    results = ordered(range(1000), Squares(0.05), 2)
+    results = map_ordered(range(1000), Squares(0.05), 2)
     next(results)
     assert len(alive()) == 2
     results.close()
@@ -146,12 +146,12 @@ def test_a_daemon_works_alone() -> None:
 
 
 def _inside(connection: "multiprocessing.connection.Connection") -> None:
-    connection.send(list(ordered(range(3), Squares(), 2)))
+    connection.send(list(map_ordered(range(3), Squares(), 2)))
 
 
 def test_the_environment_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
     before = signal.getsignal(signal.SIGINT)
-    list(ordered(range(3), Squares(), 2))
+    list(map_ordered(range(3), Squares(), 2))
     assert "TOKENIZERS_PARALLELISM" not in os.environ
     assert signal.getsignal(signal.SIGINT) is before

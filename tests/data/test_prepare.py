@@ -17,28 +17,28 @@ from hypothesis import strategies as st
 
 import pretune as pt
 from pretune.core.errors import UsageError
-from pretune.data.batch_shape import Shape
-from pretune.data.prepare import Data, card, dedup_split, prepare, run
-from pretune.data.prepare.settings import Settings, share
+from pretune.data.batch_shape import BatchShape
+from pretune.data.prepare import PreparedData, card, dedup_split, prepare, run
+from pretune.data.prepare.settings import PrepareConfig, parse_share
 from pretune.data.samples import Documents
-from pretune.data.stream import Stream
-from pretune.text.corpora import held_out, open_corpus
+from pretune.data.stream import BatchStream
+from pretune.text.corpora import is_held_out, open_corpus
 from pretune.text.sentences import split_sentences
 from pretune.text.tokenizer import Tokenizer
 from tests.data.texts import MANY, blocks, byte_tokenizer, stories, story, texts_of, tree
 
 
-def by_source(data: Data, split_: str) -> list[tuple[str, str]]:
+def by_source(data: PreparedData, split_: str) -> list[tuple[str, str]]:
     names = data.index.sources
-    return list(zip((names[one] for one in data.shards(split_).sources), texts_of(data, split_), strict=True))
+    return list(zip((names[one] for one in data.open_shards(split_).sources), texts_of(data, split_), strict=True))
 
 
 class TestContent:
     def test_every_document_is_there_once(self, corpus: str, tokenizer: Path, tmp_path: Path) -> None:
         data = pt.prepare([corpus], tokenizer=tokenizer, out=tmp_path / "data", holdout="10%")
         every = [*(story(1000 + number) for number in range(5)), *MANY]
-        assert texts_of(data) == [text for text in every if not held_out(text, 0.1)]
-        assert texts_of(data, "valid") == [text for text in every if held_out(text, 0.1)]
+        assert texts_of(data) == [text for text in every if not is_held_out(text, 0.1)]
+        assert texts_of(data, "valid") == [text for text in every if is_held_out(text, 0.1)]
         assert data.card["dropped"]["exact_duplicates"] == 3
         assert data.card["documents_read"] == 308
 
@@ -49,12 +49,12 @@ class TestContent:
             assert split_.documents == len(texts)
             assert split_.bytes == split_.tokens == sum(map(len, map(str.encode, texts)))
             assert split_.sentences == sum(len(split_sentences(text)) for text in texts)
-            assert data.card["splits"][name]["words"] == data.shards(name).word_starts(0, split_.tokens).sum()
+            assert data.card["splits"][name]["words"] == data.open_shards(name).read_word_starts(0, split_.tokens).sum()
 
     def test_sentences_and_words(self, tokenizer: Path, tmp_path: Path) -> None:
         text = "Dr. Wu said so.  It's 3.5 (ünïcode) now.\n我去。你呢？ Last one"
         given = blocks(tmp_path / "a.txt", [text, "Second text. With two."])
-        shards = prepare([given], tokenizer=tokenizer, out=tmp_path / "data", holdout=0).shards()
+        shards = prepare([given], tokenizer=tokenizer, out=tmp_path / "data", holdout=0).open_shards()
         flat = (text + "Second text. With two.").encode()
         cuts = [*shards.sentences.tolist(), len(flat)]
         found = [flat[a:b].decode() for a, b in pairwise(cuts)]
@@ -67,14 +67,14 @@ class TestContent:
             "Second text.",
             " With two.",
         ]
-        starts = np.flatnonzero(shards.word_starts(0, len(shards)))
+        starts = np.flatnonzero(shards.read_word_starts(0, len(shards)))
         words = [flat[a:b].decode() for a, b in pairwise([*starts.tolist(), len(flat)])]
         assert words[:6] == ["Dr", ".", " Wu", " said", " so", "."]
 
     def test_special_tokens_in_a_text_are_text(self, tokenizer: Path, tmp_path: Path) -> None:
         data = prepare([blocks(tmp_path / "a.txt", ["An [UNK] here."])], tokenizer=tokenizer, out=tmp_path / "data")
         assert texts_of(data) == ["An [UNK] here."]
-        assert len(data.shards()) == len("An [UNK] here.")
+        assert len(data.open_shards()) == len("An [UNK] here.")
 
     def test_sources(self, tokenizer: Path, tmp_path: Path) -> None:
         first, second = blocks(tmp_path / "1.txt", stories(40)), blocks(tmp_path / "2.txt", stories(40, 40))
@@ -94,7 +94,7 @@ class TestContent:
         given = byte_tokenizer(tmp_path / "tok", extra)
         data = prepare([blocks(tmp_path / "a.txt", MANY[:20])], tokenizer=given, out=tmp_path / "data")
         assert (data.vocab, data.index.dtype) == (257 + extra, dtype)
-        assert data.shards().tokens(0, 5).dtype == dtype
+        assert data.open_shards().read_tokens(0, 5).dtype == dtype
         assert {*texts_of(data), *texts_of(data, "valid")} == {*MANY[:20]}
 
     def test_a_tokenizer_that_is_there(self, corpus: str, tokenizer: Path, tmp_path: Path) -> None:
@@ -119,12 +119,12 @@ class TestSplits:
         assert data.card["settings"]["holdout"] == 0 and "holdout | 0.0 |" in (data.path / "card.md").read_text()
 
     def test_at_most_so_many_tokens(self, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(dedup_split, "VALID", 2000)
+        monkeypatch.setattr(dedup_split, "MAX_VALID_TOKENS", 2000)
         given = [blocks(tmp_path / f"{n}.txt", MANY[n * 100 : n * 100 + 100]) for n in range(3)]
         data = prepare(given, tokenizer=tokenizer, out=tmp_path / "data", holdout="30%")
         valid = texts_of(data, "valid")
         assert 1500 < sum(map(len, valid)) <= 2000
-        assert all(held_out(text, 0.3) for text in valid)
+        assert all(is_held_out(text, 0.3) for text in valid)
         assert texts_of(data) == [text for text in MANY if text not in valid]  # the others stay where they were
         assert len({source for source, _ in by_source(data, "valid")}) > 1  # and are not those that came first
 
@@ -132,11 +132,11 @@ class TestSplits:
     def test_a_usable_split_by_default(
         self, tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], chance: bool
     ) -> None:
-        texts = [text for text in stories(400, 5000) if chance or not held_out(text, 0.01)][:200]
+        texts = [text for text in stories(400, 5000) if chance or not is_held_out(text, 0.01)][:200]
         data = prepare([blocks(tmp_path / "a.txt", texts)], tokenizer=tokenizer, out=tmp_path / "data")
         valid = texts_of(data, "valid")
         assert len(valid) >= 2 and 2048 <= sum(map(len, valid)) <= 0.1 * sum(map(len, texts))
-        assert {*valid} >= {text for text in texts if held_out(text, 0.01)}
+        assert {*valid} >= {text for text in texts if is_held_out(text, 0.01)}
         assert sorted([*texts_of(data), *valid]) == sorted(texts)
         assert data.card["lacking"] is None and capsys.readouterr().err == ""
         other = prepare([blocks(tmp_path / "b.txt", texts[::-1])], tokenizer=tokenizer, out=tmp_path / "other")
@@ -145,7 +145,7 @@ class TestSplits:
     def test_a_split_that_cannot_be_usable(
         self, tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        texts = [text for text in stories(60, 5000) if not held_out(text, 0.01)][:30]
+        texts = [text for text in stories(60, 5000) if not is_held_out(text, 0.01)][:30]
         data = prepare([blocks(tmp_path / "a.txt", texts)], tokenizer=tokenizer, out=tmp_path / "data")
         valid = texts_of(data, "valid")
         assert len(valid) >= 2 and sum(map(len, valid)) <= 0.1 * sum(map(len, texts))
@@ -164,12 +164,12 @@ class TestSplits:
 
     @pytest.mark.parametrize(("given", "number"), [("1%", 0.01), ("0.5%", 0.005), (0.25, 0.25), ("0", 0), ("100%", 1)])
     def test_a_share(self, given: Any, number: float) -> None:
-        assert share(given) == pytest.approx(number)
+        assert parse_share(given) == pytest.approx(number)
 
     @pytest.mark.parametrize("given", ["", "x", "-1%", "101%", "1.5", "nan", "1%%", None])
     def test_no_share(self, given: Any) -> None:
         with pytest.raises(UsageError, match=f"holdout.*'{given}'"):
-            share(given)
+            parse_share(given)
 
 
 class TestDuplicates:
@@ -215,7 +215,7 @@ class TestDuplicates:
         made.save(str(tmp_path / "tokenizer.json"))
         given = blocks(tmp_path / "a.txt", ["a a b", "xxx", "a xx", "x"])
         data = prepare([given], tokenizer=tmp_path / "tokenizer.json", out=tmp_path / "data", holdout=0)
-        assert data.shards().documents.tolist() == [0, 3, 4]
+        assert data.open_shards().documents.tolist() == [0, 3, 4]
         assert data.card["dropped"]["without_tokens"] == 2
         assert data.card["splits"]["train"]["unknown_share"] == 0.25
 
@@ -252,7 +252,7 @@ class TestCard:
         )
 
     def test_texts_cannot_leave_their_place(self) -> None:
-        assert card._cell("a|b\n# <b> `x`") == "a\\|b \\# \\<b\\> \\`x\\`"
+        assert card._escape_cell("a|b\n# <b> `x`") == "a\\|b \\# \\<b\\> \\`x\\`"
 
 
 class TestSettings:
@@ -279,26 +279,26 @@ class TestSettings:
         assert not (tmp_path / "out").exists()
 
     def test_too_many_inputs(self, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(run, "SOURCES", 2)
+        monkeypatch.setattr(run, "MAX_SOURCES", 2)
         given = [blocks(tmp_path / f"{number}.txt", MANY[number : number + 1]) for number in range(3)]
         with pytest.raises(UsageError, match=r"\b2\b"):
             prepare(given, tokenizer=tokenizer, out=tmp_path / "out")
-        assert prepare(given[:2], tokenizer=tokenizer, out=tmp_path / "out", valid=[]).made
+        assert prepare(given[:2], tokenizer=tokenizer, out=tmp_path / "out", valid=[]).is_new
 
     def test_inputs_are_a_list(self, corpus: str, tokenizer: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="inputs"):
             prepare(corpus, tokenizer=tokenizer, out=tmp_path / "out")
 
     def test_every_setting_is_in_the_command(self, tokenizer: Path) -> None:
-        names = {field.name for field in dataclasses.fields(Settings)}
+        names = {field.name for field in dataclasses.fields(PrepareConfig)}
         assert names == {"by", "field", "errors", "clean", "near", "holdout", "lang", "sentences", "licence"}
 
 
 def test_a_handle_is_a_path(corpus: str, tokenizer: Path, tmp_path: Path) -> None:
     data = prepare([corpus], tokenizer=tokenizer, out=tmp_path / "data")
     assert os.fspath(data) == str(data) == str(tmp_path / "data")
-    assert Data.open(data) == data and Data.open(data).slice is None
-    assert json.loads(json.dumps(data.facts()))["splits"]["train"]["tokens"] == data.tokens
+    assert PreparedData.open(data) == data and PreparedData.open(data).slice is None
+    assert json.loads(json.dumps(data.to_dict()))["splits"]["train"]["tokens"] == data.tokens
 
 
 def test_progress_goes_from_nothing_to_all(corpus: str, tokenizer: Path, tmp_path: Path, small: None) -> None:
@@ -330,19 +330,19 @@ def test_no_token_is_lost_between_text_and_batches(tokenizer: Path, texts: list[
         path = Path(name) / "a.jsonl"
         path.write_text("".join(json.dumps({"text": f"Text {n}: {text}"}) + "\n" for n, text in enumerate(texts)))
         data = prepare([str(path)], tokenizer=tokenizer, out=Path(name) / "data", holdout=0)
-        samples = Documents(limit=length).open(data.shards())
-        stream = Stream(samples, Shape(rows=2, length=length), seed=seed)
+        samples = Documents(limit=length).open(data.open_shards())
+        stream = BatchStream(samples, BatchShape(rows=2, length=length), seed=seed)
         pieces: Counter[tuple[int, ...]] = Counter()
-        for step in stream.steps(0):
+        for step in stream.get_steps(0):
             made = stream[step]
             pieces.update(tuple(one.tolist()) for one in made.split(made.tokens))
-        shards = data.shards()
+        shards = data.open_shards()
         expected: Counter[tuple[int, ...]] = Counter()
         for start, stop in pairwise(shards.documents.tolist()):
-            whole = shards.tokens(start, stop).tolist()
+            whole = shards.read_tokens(start, stop).tolist()
             expected.update(tuple(whole[at : at + length]) for at in range(0, len(whole), length))
         assert pieces == expected
-        read = [document.text.encode() for document in open_corpus([str(path)]).documents()]
+        read = [document.text.encode() for document in open_corpus([str(path)]).read_documents()]
         assert len(read) == len(texts) == len(shards.documents) - 1
         assert sum(len(one) * count for one, count in pieces.items()) == sum(map(len, read))
 
@@ -357,7 +357,7 @@ def test_boundaries_never_cut_a_character(tokenizer: Path, texts: list[str]) -> 
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in given_))
         data = prepare([str(path)], tokenizer=tokenizer, out=Path(name) / "data", holdout=0, lang="en")
         assert texts_of(data) == given_
-        shards = data.shards()
+        shards = data.open_shards()
         flat = "".join(given_).encode()
         assert shards.documents.tolist() == [0, *np.cumsum([len(text.encode()) for text in given_]).tolist()]
         begun = zip(given_, shards.documents.tolist(), strict=False)
@@ -365,7 +365,7 @@ def test_boundaries_never_cut_a_character(tokenizer: Path, texts: list[str]) -> 
             start + len(text[:at].rstrip().encode()) for text, start in begun for at in split_sentences(text, "en")
         ]
         assert shards.sentences.tolist() == expected
-        words = np.flatnonzero(shards.word_starts(0, len(shards))).tolist()
+        words = np.flatnonzero(shards.read_word_starts(0, len(shards))).tolist()
         for a, b in pairwise([*words, len(flat)]):
             flat[a:b].decode()
 
@@ -376,4 +376,6 @@ def test_the_story_of_the_readme(tmp_path: Path) -> None:
     data = pt.prepare([given], tokenizer=tok, out=tmp_path / "data")
     assert data.vocab == tok.vocab <= 120
     assert texts_of(data)[0] == tok.decode(tok.encode(MANY[0]))
-    assert (data.shards().tokens(0, data.tokens) == tok.special["unk"]).sum() == data.card["splits"]["train"]["unknown"]
+    assert (data.open_shards().read_tokens(0, data.tokens) == tok.special["unk"]).sum() == data.card["splits"]["train"][
+        "unknown"
+    ]

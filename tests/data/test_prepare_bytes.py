@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
 from pretune.data.prepare import merge, prepare, run, work_units
-from pretune.data.prepare.pool import ordered
+from pretune.data.prepare.pool import map_ordered
 from pretune.data.shards import Shards
 from pretune.text.corpora import items
-from pretune.text.corpora.splitting import split
+from pretune.text.corpora.splitting import split_documents
 from tests.data.texts import MANY, blocks, byte_tokenizer, story, texts_of, tree
 
 
@@ -49,7 +49,7 @@ class TestSameBytes:
         self, corpus: str, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         alone = prepare([corpus], tokenizer=tokenizer, out=tmp_path / "alone", workers=0)
-        monkeypatch.setattr(run, "ordered", functools.partial(ordered, method="spawn"))
+        monkeypatch.setattr(run, "map_ordered", functools.partial(map_ordered, method="spawn"))
         spawned = prepare([corpus], tokenizer=tokenizer, out=tmp_path / "spawned", workers=2)
         assert tree(alone.path) == tree(spawned.path)
 
@@ -59,7 +59,7 @@ class TestSameBytes:
         whole = prepare([corpus], tokenizer=tokenizer, out=tmp_path / "whole", workers=0, **options)
         found = sliced([corpus], count, tmp_path, tokenizer=tokenizer, **options)
         assert tree(merge(found, out=tmp_path / "merged").path) == tree(whole.path)
-        assert merge(found, out=tmp_path / "merged").made is False
+        assert merge(found, out=tmp_path / "merged").is_new is False
 
     def test_slices_with_validation_text(self, tokenizer: Path, tmp_path: Path) -> None:
         train, valid = blocks(tmp_path / "t.txt", MANY[:200]), blocks(tmp_path / "v.txt", MANY[150:260])
@@ -95,7 +95,7 @@ class TestSameBytes:
             return
         with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
             folder = Path(name)
-            patch.setattr(work_units, "UNIT", size)
+            patch.setattr(work_units, "UNIT_BYTES", size)
             rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
             (folder / "a.jsonl").write_text(rows)
             options = {"tokenizer": tokenizer, "holdout": 0.3}
@@ -122,9 +122,9 @@ class TestLongDocuments:
 
     @pytest.fixture
     def pieces(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(items, "split", functools.partial(split, longest=1000))
-        monkeypatch.setattr(work_units, "_LARGE", 500)
-        monkeypatch.setattr(work_units, "UNIT", 400)
+        monkeypatch.setattr(items, "split_documents", functools.partial(split_documents, max_characters=1000))
+        monkeypatch.setattr(work_units, "_MAX_PART_BYTES", 500)
+        monkeypatch.setattr(work_units, "UNIT_BYTES", 400)
 
     def test_pieces_become_one_document(self, tokenizer: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
         texts = [story(1), story(2, 60), story(3), story(4, 90), story(2, 60), story(5), story(4, 91)]
@@ -134,10 +134,10 @@ class TestLongDocuments:
         data = prepare([given], tokenizer=tokenizer, out=tmp_path / "pieces", holdout=0, workers=0)
         assert texts_of(data) == texts_of(whole) == [*texts[:4], *texts[5:]]
         assert data.card["dropped"]["exact_duplicates"] == 1
-        assert data.shards().documents.tolist() == whole.shards().documents.tolist()
-        missing = {*whole.shards().sentences.tolist()} - {*data.shards().sentences.tolist()}
+        assert data.open_shards().documents.tolist() == whole.open_shards().documents.tolist()
+        missing = {*whole.open_shards().sentences.tolist()} - {*data.open_shards().sentences.tolist()}
         assert len(missing) <= 20  # where a sentence starts at a cut it is not seen
-        assert {*data.shards().sentences.tolist()} <= {*whole.shards().sentences.tolist()}
+        assert {*data.open_shards().sentences.tolist()} <= {*whole.open_shards().sentences.tolist()}
         found = sliced([given], 3, tmp_path, tokenizer=tokenizer, holdout=0)
         assert tree(merge(found, out=tmp_path / "merged").path) == tree(data.path)
 
@@ -160,7 +160,7 @@ class TestUpToDate:
         first = prepare([corpus], tokenizer=tokenizer, out=tmp_path / "data")
         times = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")}
         again = prepare([corpus], tokenizer=tokenizer, out=tmp_path / "data", workers=2)
-        assert first.made and not again.made and first == again
+        assert first.is_new and not again.is_new and first == again
         assert times == {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")}
 
     @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ class TestUpToDate:
             prepare([corpus], tokenizer=tokenizer, out=tmp_path / "data", **changes)
         assert str(tmp_path / "data") in str(caught.value) and all(value in str(caught.value) for value in values)
         assert tree(tmp_path) == before
-        assert prepare([corpus], tokenizer=tokenizer, out=tmp_path / "data", overwrite=True, **changes).made
+        assert prepare([corpus], tokenizer=tokenizer, out=tmp_path / "data", overwrite=True, **changes).is_new
 
     def test_other_sources_and_tokenizers_are_noticed(self, tokenizer: Path, tmp_path: Path) -> None:
         one, two = blocks(tmp_path / "1.txt", MANY[:30]), blocks(tmp_path / "2.txt", MANY[30:60])
@@ -210,7 +210,7 @@ class TestUpToDate:
         (tmp_path / "data" / "train" / "00001.tokens.npy").write_bytes(b"stale")
         few = blocks(tmp_path / "few.txt", MANY[:3])
         fresh = prepare([few], tokenizer=tokenizer, holdout=0, out=tmp_path / "fresh")
-        assert prepare([few], tokenizer=tokenizer, holdout=0, out=tmp_path / "data", overwrite=True).made
+        assert prepare([few], tokenizer=tokenizer, holdout=0, out=tmp_path / "data", overwrite=True).is_new
         assert tree(tmp_path / "data") == tree(fresh.path)
         assert not (tmp_path / "data" / "valid").exists()
 
@@ -231,7 +231,7 @@ class TestUpToDate:
             (out / name).write_bytes(good[name][:-3])
             with pytest.raises(DataError, match=name.split("/")[-1]):
                 prepare([corpus], tokenizer=tokenizer, out=out)
-            assert prepare([corpus], tokenizer=tokenizer, out=out, overwrite=True).made
+            assert prepare([corpus], tokenizer=tokenizer, out=out, overwrite=True).is_new
             assert tree(out) == good
         byte_tokenizer(out / "tokenizer", 3)
         with pytest.raises(DataError, match="tokenizer"):
@@ -282,7 +282,7 @@ class TestMerge:
             merge(str(slices[0]), out=tmp_path / "out")
         with pytest.raises(DataError, match="'train'"):
             Shards.open(slices[0], "train")
-        assert prepare([str(tmp_path / "a.txt")], tokenizer=tokenizer, out=slices[0], shard="1/3").made is False
+        assert prepare([str(tmp_path / "a.txt")], tokenizer=tokenizer, out=slices[0], shard="1/3").is_new is False
 
     @pytest.mark.parametrize("shard", ["0/3", "4/3", "1", "a/b", "", "-1/3", "1/0"])
     def test_shards_that_cannot_be(self, corpus: str, tokenizer: Path, tmp_path: Path, shard: str) -> None:
@@ -290,8 +290,12 @@ class TestMerge:
             prepare([corpus], tokenizer=tokenizer, out=tmp_path / "out", shard=shard)
 
     def test_slices_are_of_like_size(self) -> None:
-        found = [work_units.Place(None, False, size) for size in (5, 1, 1, 8, 1, 1, 1, 4, 2)]  # type: ignore[arg-type]
+        found = [work_units.SplitPart(None, False, size) for size in (5, 1, 1, 8, 1, 1, 1, 4, 2)]  # type: ignore[arg-type]
         for count in range(1, 12):
-            cut = [work_units.slice_of(found, number, count) for number in range(1, count + 1)]
+            cut = [work_units.select_slice(found, number, count) for number in range(1, count + 1)]
             assert [place for part in cut for place in part] == found
-        assert [sum(place.size for place in work_units.slice_of(found, number, 3)) for number in (1, 2, 3)] == [7, 9, 8]
+        assert [sum(place.size for place in work_units.select_slice(found, number, 3)) for number in (1, 2, 3)] == [
+            7,
+            9,
+            8,
+        ]

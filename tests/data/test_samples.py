@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
 from pretune.data.pairs import SegmentPairs
-from pretune.data.samples import Blocks, Documents, Samples, Sentences, demand
-from pretune.data.sequence_template import A, B, Frame
+from pretune.data.samples import Blocks, Documents, Samples, Sentences, check_enough_tokens
+from pretune.data.sequence_template import A, B, SequenceTemplate
 from pretune.data.sequences import Sequences
 from pretune.data.shards import Shards
 from tests.data.corpora import CLS, FRAMES, SEP, bits, documents, every, opened, split, texts
@@ -60,7 +60,7 @@ def check(cut: Sequences, samples: Samples, draws: Any, limit: int, shards: Shar
     assert not (cut.sentences & ~starts & ~special & ~first(cut)).any()
     origin = shards.sources[np.searchsorted(shards.documents, cut.tokens[~special], side="right") - 1]
     if not isinstance(samples.kind, Blocks):  # type: ignore[attr-defined]
-        assert cut.sources[cut.owners()[~special]].tolist() == origin.tolist()
+        assert cut.sources[cut.find_owners()[~special]].tolist() == origin.tolist()
     assert cut.samples is not None and cut.samples.tolist() == draws.samples.tolist()
 
 
@@ -77,7 +77,7 @@ def first(cut: Sequences) -> Any:
 def test_documents(given: list[list[int]], frame: str, limit: int) -> None:
     """Longer ones in windows that follow each other, tails kept."""
     chosen = FRAMES[frame]
-    room, expected, position = limit - chosen.room, [], 0
+    room, expected, position = limit - chosen.special_count, [], 0
     for size in map(sum, given):
         whole = list(range(position, position + size))
         expected += [whole[start : start + room] for start in range(0, size, room)]
@@ -90,7 +90,7 @@ def test_documents(given: list[list[int]], frame: str, limit: int) -> None:
 @given(documents, frames, limits)
 def test_sentences(given: list[list[int]], frame: str, limit: int) -> None:
     chosen = FRAMES[frame]
-    room, expected, position = limit - chosen.room, [], 0
+    room, expected, position = limit - chosen.special_count, [], 0
     for size in chain.from_iterable(given):
         whole = list(range(position, position + size))
         expected += [whole[start : start + room] for start in range(0, size, room)]
@@ -145,9 +145,9 @@ def test_text_shorter_than_one_sequence(kind: str) -> None:
     with opened([[3, 2], [4, 4]]) as shards:
         samples = KINDS[kind](9).open(shards, FRAMES["around"])
         total = int(samples.lengths().sum())
-        demand(samples, total)
+        check_enough_tokens(samples, total)
         with pytest.raises(DataError) as caught:
-            demand(samples, total + 1)
+            check_enough_tokens(samples, total + 1)
         values = (str(shards.directory), "'train'", str(total), str(total + 1), "data.max_length")
         assert all(value in str(caught.value) for value in values) and caught.value.exit_code == 3
 
@@ -174,4 +174,4 @@ def test_samples_travel_without_their_tables(kind: str) -> None:
 @pytest.mark.parametrize("frame", [{"single": ((1, 0),)}, {"single": ((A, 0), (A, 0))}, {"pair": ((B, 0), (A, 0))}])
 def test_frames_without_their_text(frame: Any) -> None:
     with pytest.raises(UsageError, match=next(iter(frame))):
-        Frame(**frame)
+        SequenceTemplate(**frame)

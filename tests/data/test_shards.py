@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, PretuneError, ResourceError, UsageError
-from pretune.data.shards import Shards, ShardWriter, read_index, token_dtype
-from pretune.data.shards.npy import Appender, open_npy
+from pretune.data.shards import Shards, ShardWriter, choose_token_dtype, read_index
+from pretune.data.shards.npy import NpyWriter, open_npy
 from tests.data.corpora import bits, documents, opened, write
 
 GIVEN = [[3, 4], [], [5], [1, 1, 1]]  # tokens 0-6, none, 7-11, 12-14
@@ -34,8 +34,10 @@ def test_what_is_written_is_read(given: list[list[int]], full: int, dtype: str) 
         assert shards.documents.tolist() == [sum(lengths[:n]) for n in range(len(given) + 1)]
         assert shards.sentences.tolist() == np.cumsum([0, *sizes])[:-1].tolist()
         assert shards.sources.tolist() == [number % 3 for number in range(len(given))]
-        assert shards.tokens(0, total).tolist() == list(range(total)) and shards.tokens(0, total).dtype == dtype
-        assert shards.word_starts(0, total).tolist() == bits(np.arange(total)).tolist()
+        assert (
+            shards.read_tokens(0, total).tolist() == list(range(total)) and shards.read_tokens(0, total).dtype == dtype
+        )
+        assert shards.read_word_starts(0, total).tolist() == bits(np.arange(total)).tolist()
         split = shards.index.splits["train"]
         assert (split.documents, split.tokens, split.sentences) == (len(given), total, len(sizes))
         assert (shards.vocab, shards.tokenizer_sha256, shards.fingerprint) == (60_003, "a" * 64, "f" * 64)
@@ -47,8 +49,8 @@ def test_any_stretch_can_be_taken(given: list[list[int]], full: int, data: st.Da
         edges = st.integers(0, len(shards))
         pairs = data.draw(st.lists(st.tuples(edges, edges).map(sorted), max_size=5))
         for start, stop in pairs:
-            assert shards.tokens(start, stop).tolist() == list(range(start, stop))
-            assert shards.word_starts(start, stop).tolist() == bits(np.arange(start, stop)).tolist()
+            assert shards.read_tokens(start, stop).tolist() == list(range(start, stop))
+            assert shards.read_word_starts(start, stop).tolist() == bits(np.arange(start, stop)).tolist()
         starts = np.array([start for start, _ in pairs], dtype=np.int64)
         lengths = np.array([stop - start for start, stop in pairs], dtype=np.int64)
         flat = [position for start, stop in pairs for position in range(start, stop)]
@@ -63,7 +65,7 @@ def test_shards_do_not_depend_on_the_calls(given: list[list[int]], full: int, da
         folder = Path(name)
         write(folder, given, full=full)
         position = 0
-        with ShardWriter(folder / "again", "uint16", full=full) as writer:
+        with ShardWriter(folder / "again", "uint16", max_tokens=full) as writer:
             for number, document in enumerate(given):
                 size = sum(document)
                 cuts = sorted(data.draw(st.lists(st.integers(0, size), max_size=3)))
@@ -72,7 +74,7 @@ def test_shards_do_not_depend_on_the_calls(given: list[list[int]], full: int, da
                     ids = np.arange(position + start, position + stop)
                     inside = firsts[(firsts >= max(start, 1)) & (firsts < stop)] - start  # but for the document's own
                     more = piece < len(cuts)
-                    writer.add(ids, words=bits(ids), sentences=inside, sources=number % 3, more=more)
+                    writer.add(ids, words=bits(ids), sentences=inside, sources=number % 3, is_unfinished=more)
                 position += size
         files = sorted(path.name for path in (folder / "train").iterdir())
         assert files == sorted(path.name for path in (folder / "again").iterdir())
@@ -82,7 +84,7 @@ def test_shards_do_not_depend_on_the_calls(given: list[list[int]], full: int, da
 
 def test_a_document_may_end_with_nothing(tmp_path: Path) -> None:
     with ShardWriter(tmp_path / "train", "uint16") as writer:
-        writer.add([1, 2], words=[1, 1], more=True)
+        writer.add([1, 2], words=[1, 1], is_unfinished=True)
         writer.add([3], [0, 0, 1], words=[1], sources=[0, 1])
     assert np.load(tmp_path / "train" / "00000.documents.npy").tolist() == [0, 2, 3]
     assert np.load(tmp_path / "train" / "00000.sentences.npy").tolist() == [0, 2]
@@ -116,13 +118,13 @@ def test_we_read_what_numpy_writes(tmp_path: Path) -> None:
 
 def test_tokens_are_not_copied(tmp_path: Path) -> None:
     shards = Shards.open(write(tmp_path, GIVEN))
-    assert not shards.tokens(2, 9).flags.owndata and not shards.tokens(2, 9).flags.writeable
+    assert not shards.read_tokens(2, 9).flags.owndata and not shards.read_tokens(2, 9).flags.writeable
 
 
 def test_nothing_at_all() -> None:
     with opened([]) as shards:
         assert len(shards) == 0 and shards.documents.tolist() == [0] and len(shards.sentences) == 0
-        assert len(shards.tokens(0, 0)) == len(shards.word_starts(0, 0)) == len(shards.sources) == 0
+        assert len(shards.read_tokens(0, 0)) == len(shards.read_word_starts(0, 0)) == len(shards.sources) == 0
 
 
 def test_memory_is_bounded(tmp_path: Path) -> None:
@@ -131,7 +133,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     tracemalloc.start()
     with ShardWriter(tmp_path / "train", "uint16") as writer:
         for number in range(100):
-            writer.add(piece % 50_000, words=words, sentences=np.arange(0, 100_000, 20), more=number < 99)
+            writer.add(piece % 50_000, words=words, sentences=np.arange(0, 100_000, 20), is_unfinished=number < 99)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert writer.shards[0].tokens == 10_000_000 and writer.shards[0].documents == 1
@@ -331,7 +333,7 @@ class TestWriter:
 
     def test_a_document_without_its_end(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError), ShardWriter(tmp_path / "a", "uint16") as writer:
-            writer.add([1], words=[True], more=True)
+            writer.add([1], words=[True], is_unfinished=True)
 
     def test_a_full_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(*_: Any) -> None:
@@ -339,7 +341,7 @@ class TestWriter:
 
         with pytest.raises(ResourceError, match=str(tmp_path / "a")), ShardWriter(tmp_path / "a", "uint16") as writer:
             writer.add([1], words=[True])
-            monkeypatch.setattr(Appender, "_write", full)
+            monkeypatch.setattr(NpyWriter, "_write", full)
             writer.add([1], words=[True])
 
     def test_a_failure_leaves_files_that_say_so(self, tmp_path: Path) -> None:
@@ -354,11 +356,11 @@ class TestWriter:
     ("vocab", "dtype"), [(1, "uint16"), (2**16, "uint16"), (2**16 + 1, "uint32"), (2**32, "uint32")]
 )
 def test_the_narrowest_type(vocab: int, dtype: str) -> None:
-    assert token_dtype(vocab) == dtype
+    assert choose_token_dtype(vocab) == dtype
     assert np.iinfo(dtype).max >= vocab - 1
 
 
 @pytest.mark.parametrize("vocab", [0, -1, 2**32 + 1])
 def test_no_such_vocabulary(vocab: int) -> None:
     with pytest.raises(UsageError, match=str(vocab)):
-        token_dtype(vocab)
+        choose_token_dtype(vocab)

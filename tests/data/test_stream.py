@@ -18,17 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
-from pretune.core.types import IGNORE, Batch
-from pretune.data.batch_shape import Shape
+from pretune.core.types import IGNORE_INDEX, Batch
+from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Counters
-from pretune.data.length_schedule import LengthSchedule, Phase, Stage
+from pretune.data.length_schedule import LengthSchedule, LengthStage, Phase
 from pretune.data.mixing import Smoothed, Weighted
 from pretune.data.pairs import SegmentPairs
-from pretune.data.ragged import Ints, bounds
+from pretune.data.ragged import Ints, compute_offsets
 from pretune.data.samples import Blocks, Documents, Sentences
 from pretune.data.sequences import Sequences
 from pretune.data.shards import Shards
-from pretune.data.stream import Staged, Stream
+from pretune.data.stream import BatchStream, StagedStream
 from tests.conftest import ROOT
 from tests.data.corpora import CLS, FRAMES, SEP, opened, random_documents, some_documents, write
 
@@ -53,7 +53,7 @@ class Masking:
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         assert sequences.special is not None
         hit = (rng.uniform(0, sequences.lengths) < 0.3) & ~sequences.special
-        labels = np.where(hit, sequences.tokens, IGNORE)
+        labels = np.where(hit, sequences.tokens, IGNORE_INDEX)
         return replace(sequences, tokens=np.where(hit, 7, sequences.tokens), targets=labels)
 
     def targets(self, tokens: int, sequences: int) -> int:
@@ -70,12 +70,12 @@ class Halves:
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         half = (sequences.lengths + 1) // 2
-        first = sequences.positions() < np.repeat(half, sequences.lengths)
-        source = Sequences(tokens=sequences.tokens[first], offsets=bounds(half))
+        first = sequences.compute_positions() < np.repeat(half, sequences.lengths)
+        source = Sequences(tokens=sequences.tokens[first], offsets=compute_offsets(half))
         rest = sequences.lengths - half + 1
         tokens = np.full(int(rest.sum()), 5)
-        tokens[np.setdiff1d(np.arange(len(tokens)), bounds(rest)[:-1])] = sequences.tokens[~first]
-        return Sequences(tokens=tokens, offsets=bounds(rest), targets=tokens, source=source)
+        tokens[np.setdiff1d(np.arange(len(tokens)), compute_offsets(rest)[:-1])] = sequences.tokens[~first]
+        return Sequences(tokens=tokens, offsets=compute_offsets(rest), targets=tokens, source=source)
 
     def targets(self, tokens: int, sequences: int) -> int:
         return tokens
@@ -122,10 +122,10 @@ streams = {
 def test_an_epoch_is_the_corpus(given: Any, kind: str, rows: int, seed: int, window: int, full: int) -> None:
     """No token lost or doubled from writing to batches, in any epoch, whatever the shards, kind, rows and window."""
     with opened(given, full=full) as shards:
-        stream = Stream(open_kind(kind, shards), Shape(rows=rows, length=20), seed=seed, window=window)
+        stream = BatchStream(open_kind(kind, shards), BatchShape(rows=rows, length=20), seed=seed, window=window)
         orders = []
         for epoch in range(3):
-            found = [token for step in stream.steps(epoch) for token in texts(stream[step])]
+            found = [token for step in stream.get_steps(epoch) for token in texts(stream[step])]
             assert sorted(found) == list(range(len(shards)))
             orders.append(found)
         if len(stream.samples) > 20:
@@ -138,9 +138,9 @@ def test_ranks_and_micro_batches_share_a_batch(
 ) -> None:
     """The parts of a batch, one after another, are its rows, tokens and targets."""
     with opened(given, full=full) as shards:
-        shape = Shape(rows=rows * 4, length=20)
-        stream = Stream(open_kind(kind, shards), shape, seed=seed, window=window, lesson=Masking())
-        for step in list(stream.steps(0))[:3]:
+        shape = BatchShape(rows=rows * 4, length=20)
+        stream = BatchStream(open_kind(kind, shards), shape, seed=seed, window=window, corruption=Masking())
+        for step in list(stream.get_steps(0))[:3]:
             whole = stream[step]
             split = [stream.batch(step, part=part, parts=parts) for part in range(parts)]
             assert torch.cat([part.tokens for part in split]).tolist() == whole.tokens.tolist()
@@ -157,12 +157,14 @@ def test_resuming_gives_the_rest(
 ) -> None:
     with opened(given, full=full) as shards:
 
-        def fresh() -> Stream:
-            shape = Shape(rows=rows, length=20)
-            return Stream(open_kind(kind, shards), shape, seed=seed, window=window, lesson=Masking(), words=True)
+        def fresh() -> BatchStream:
+            shape = BatchShape(rows=rows, length=20)
+            return BatchStream(
+                open_kind(kind, shards), shape, seed=seed, window=window, corruption=Masking(), words=True
+            )
 
-        through = list(fresh().batches(0, start + 3))
-        resumed = list(fresh().batches(start, start + 3))
+        through = list(fresh().iter_batches(0, start + 3))
+        resumed = list(fresh().iter_batches(start, start + 3))
         assert all(same(a, b) for a, b in zip(through[start:], resumed, strict=True))
 
 
@@ -175,9 +177,9 @@ def corpus(folder: Path, **options: Any) -> Shards:
 def test_workers_see_the_same(tmp_path: Path, kind: str, mixing: Any) -> None:
     """Sent to other processes, and asked in any order, a stream gives the same batches."""
     shards = corpus(tmp_path, full=2000)
-    shape = Shape(rows=8, length=32)
-    stream = Stream(open_kind(kind, shards), shape, seed=4, lesson=Masking(), mixing=mixing, sentences=True)
-    stop = stream.steps(1).stop
+    shape = BatchShape(rows=8, length=32)
+    stream = BatchStream(open_kind(kind, shards), shape, seed=4, corruption=Masking(), mixing=mixing, sentences=True)
+    stop = stream.get_steps(1).stop
     expected = [stream[step] for step in range(stop)]
     sent = pickle.dumps(stream)
     assert len(sent) < 2500
@@ -186,12 +188,12 @@ def test_workers_see_the_same(tmp_path: Path, kind: str, mixing: Any) -> None:
         assert same(other[step], expected[step])
 
 
-def total(stream: Stream, step: int) -> int:
+def total(stream: BatchStream, step: int) -> int:
     return int(stream[step].tokens.sum())
 
 
 def test_in_another_process(tmp_path: Path) -> None:
-    stream = Stream(Documents(limit=32).open(corpus(tmp_path), FRAME), Shape(rows=8, length=32), seed=4)
+    stream = BatchStream(Documents(limit=32).open(corpus(tmp_path), FRAME), BatchShape(rows=8, length=32), seed=4)
     expected = [total(stream, step) for step in range(6)]
     with multiprocessing.get_context("fork").Pool(2) as pool:
         assert pool.starmap(total, [(stream, step) for step in range(6)], chunksize=1) == expected
@@ -200,33 +202,33 @@ def test_in_another_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_epochs_of_one_window_are_equally_long(tmp_path: Path, kind: str) -> None:
     """So any step is found without planning the epochs before it."""
-    stream = Stream(open_kind(kind, corpus(tmp_path)), Shape(rows=8, length=32), seed=4)
+    stream = BatchStream(open_kind(kind, corpus(tmp_path)), BatchShape(rows=8, length=32), seed=4)
     for epoch in (1, 2, 50):
-        assert stream.plan(epoch).batches == len(stream.steps(epoch)) == stream.plan(0).batches
-    assert stream.where(10**12)[0] == 10**12 // stream.plan(0).batches
+        assert stream.plan(epoch).batch_count == len(stream.get_steps(epoch)) == stream.plan(0).batch_count
+    assert stream.locate_step(10**12)[0] == 10**12 // stream.plan(0).batch_count
 
 
 @pytest.mark.parametrize("window", [300, 2**18])
 def test_a_step_is_found_wherever_it_is(tmp_path: Path, window: int) -> None:
     samples = Sentences(limit=32).open(corpus(tmp_path), FRAME)
-    stream = Stream(samples, Shape(rows=8, length=32), seed=4, window=window)
-    far = Stream(samples, Shape(rows=8, length=32), seed=4, window=window)
-    epochs = [stream.steps(epoch) for epoch in range(4)]
+    stream = BatchStream(samples, BatchShape(rows=8, length=32), seed=4, window=window)
+    far = BatchStream(samples, BatchShape(rows=8, length=32), seed=4, window=window)
+    epochs = [stream.get_steps(epoch) for epoch in range(4)]
     assert [steps.start for steps in epochs[1:]] == [steps.stop for steps in epochs[:-1]]
     last = epochs[3][-1]
-    assert far.where(last) == (3, len(epochs[3]) - 1)
+    assert far.locate_step(last) == (3, len(epochs[3]) - 1)
     assert same(far[last], stream[last]) and same(far[0], stream[0])
     with pytest.raises(UsageError, match="-1"):
-        stream.where(-1)
+        stream.locate_step(-1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_shapes_are_static(tmp_path: Path, kind: str) -> None:
     """Every batch of every epoch has the same N, C and M, so that a model compiles once."""
-    shape = Shape(rows=8, length=32, slots=16)
-    stream = Stream(open_kind(kind, corpus(tmp_path)), shape, seed=4, lesson=Masking())
+    shape = BatchShape(rows=8, length=32, slots=16)
+    stream = BatchStream(open_kind(kind, corpus(tmp_path)), shape, seed=4, corruption=Masking())
     shapes = set()
-    for batch in stream.batches(0, stream.steps(2).stop):
+    for batch in stream.iter_batches(0, stream.get_steps(2).stop):
         assert batch.targets is not None
         shapes.add(
             (batch.rows, tuple(batch.tokens.shape), tuple(batch.offsets.shape), tuple(batch.targets.index.shape))
@@ -238,9 +240,9 @@ def test_shapes_are_static(tmp_path: Path, kind: str) -> None:
 def test_rows_are_full(tmp_path: Path) -> None:
     shards = Shards.open(write(tmp_path, random_documents(3, 2000, length=16)))
     for kind, length in ((Sentences(limit=128), 128), (Documents(limit=128), 128), (SegmentPairs(limit=128), 128)):
-        stream = Stream(kind.open(shards, FRAME), Shape(rows=8, length=length), seed=0)
+        stream = BatchStream(kind.open(shards, FRAME), BatchShape(rows=8, length=length), seed=0)
         assert stream.plan(0).fill > 0.98, kind
-        batches = [stream[step] for step in list(stream.steps(0))[:-1]]
+        batches = [stream[step] for step in list(stream.get_steps(0))[:-1]]
         filler = np.mean([(batch.sequence < 0).float().mean().item() for batch in batches])
         assert filler < 0.02, kind
 
@@ -248,10 +250,10 @@ def test_rows_are_full(tmp_path: Path) -> None:
 class TestTwoSides:
     def test_nothing_is_lost(self, tmp_path: Path) -> None:
         shards = corpus(tmp_path)
-        shape = Shape(rows=8, length=20, source=24)
-        stream = Stream(Documents(limit=32).open(shards, FRAME), shape, seed=1, lesson=Halves())
+        shape = BatchShape(rows=8, length=20, source=24)
+        stream = BatchStream(Documents(limit=32).open(shards, FRAME), shape, seed=1, corruption=Halves())
         found: list[int] = []
-        for step in stream.steps(0):
+        for step in stream.get_steps(0):
             batch = stream[step]
             assert batch.source is not None and batch.source.length == 24 and batch.length == 20
             assert batch.source.cells == batch.cells
@@ -268,33 +270,39 @@ class TestTwoSides:
     def test_a_shape_of_one_side(self, tmp_path: Path) -> None:
         samples = Documents(limit=32).open(corpus(tmp_path), FRAME)
         with pytest.raises(UsageError):
-            Stream(samples, Shape(rows=8, length=32), seed=1, lesson=Halves())[0]
+            BatchStream(samples, BatchShape(rows=8, length=32), seed=1, corruption=Halves())[0]
 
 
 class TestMixing:
     def test_sources_are_read_as_weighted(self, tmp_path: Path) -> None:
         shards = corpus(tmp_path, sources=[number % 10 // 4 for number in range(150)])  # 40 %, 40 %, 20 %
         mixing = Weighted(weights=(0.1, 0.2, 0.7))
-        stream = Stream(Documents(limit=32).open(shards, FRAME), Shape(rows=8, length=32), seed=1, mixing=mixing)
+        stream = BatchStream(
+            Documents(limit=32).open(shards, FRAME), BatchShape(rows=8, length=32), seed=1, mixing=mixing
+        )
         tokens = np.zeros(3)
-        for step in range(stream.steps(2).stop):
-            sequences, _ = stream.sequences(step)
+        for step in range(stream.get_steps(2).stop):
+            sequences, _ = stream.read_sequences(step)
             assert sequences.sources is not None
             tokens += np.bincount(sequences.sources, weights=sequences.lengths, minlength=3)
-        np.testing.assert_allclose(tokens / tokens.sum(), mixing.shares(tokens), atol=0.02)
-        epochs = stream.mixture.epochs(3)
+        np.testing.assert_allclose(tokens / tokens.sum(), mixing.compute_shares(tokens), atol=0.02)
+        epochs = stream.mixture.count_epochs(3)
         assert epochs[2] > 5 and epochs[0] < 2
 
     def test_a_sample_read_twice_is_corrupted_twice(self, tmp_path: Path) -> None:
         shards = corpus(tmp_path)
         mixing = Weighted(weights=(1.0, 0.0, 0.0))
-        stream = Stream(
-            Documents(limit=32).open(shards, FRAME), Shape(rows=8, length=32), seed=1, mixing=mixing, lesson=Masking()
+        stream = BatchStream(
+            Documents(limit=32).open(shards, FRAME),
+            BatchShape(rows=8, length=32),
+            seed=1,
+            mixing=mixing,
+            corruption=Masking(),
         )
         seen: dict[int, set[tuple[int, ...]]] = {}
         times: dict[int, int] = {}
-        for step in stream.steps(0):
-            sequences, _ = stream.sequences(step)
+        for step in stream.get_steps(0):
+            sequences, _ = stream.read_sequences(step)
             assert sequences.samples is not None
             for sample, part in zip(
                 sequences.samples.tolist(), np.split(sequences.tokens, sequences.offsets[1:-1]), strict=True
@@ -313,11 +321,11 @@ class TestCorruption:
 
         def samples_of(rows: int, window: int, parts: int) -> dict[int, list[int]]:
             samples = Documents(limit=32).open(shards, FRAME)
-            stream = Stream(samples, Shape(rows=rows, length=32), seed=9, window=window, lesson=Masking())
+            stream = BatchStream(samples, BatchShape(rows=rows, length=32), seed=9, window=window, corruption=Masking())
             found = {}
-            for step in stream.steps(1):
+            for step in stream.get_steps(1):
                 for part in range(parts):
-                    cut, _ = stream.sequences(step, part=part, parts=parts)
+                    cut, _ = stream.read_sequences(step, part=part, parts=parts)
                     assert cut.samples is not None
                     pieces = np.split(cut.tokens, cut.offsets[1:-1]) if len(cut) else []
                     found |= {s: piece.tolist() for s, piece in zip(cut.samples.tolist(), pieces, strict=True)}
@@ -327,11 +335,11 @@ class TestCorruption:
 
     def test_epochs_differ(self, tmp_path: Path) -> None:
         samples = Documents(limit=32).open(corpus(tmp_path), FRAME)
-        stream = Stream(samples, Shape(rows=8, length=32), seed=9, lesson=Masking())
+        stream = BatchStream(samples, BatchShape(rows=8, length=32), seed=9, corruption=Masking())
         masked = []
         for epoch in range(2):
             found: list[int] = []
-            for step in stream.steps(epoch):
+            for step in stream.get_steps(epoch):
                 batch = stream[step]
                 assert batch.targets is not None
                 found += batch.targets.labels.tolist()
@@ -346,25 +354,25 @@ def test_the_cache_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "data").mkdir()
     samples = Documents(limit=32).open(corpus(tmp_path / "data"), FRAME)
     options: dict[str, Any] = {"seed": 9, "cache": tmp_path / "cache"}
-    plain = Stream(samples, Shape(rows=8, length=32), seed=9)
-    first = Stream(samples, Shape(rows=8, length=32), **options)
-    expected = [plain[step] for step in range(plain.steps(1).stop)]
+    plain = BatchStream(samples, BatchShape(rows=8, length=32), seed=9)
+    first = BatchStream(samples, BatchShape(rows=8, length=32), **options)
+    expected = [plain[step] for step in range(plain.get_steps(1).stop)]
     assert all(same(first[step], batch) for step, batch in enumerate(expected))
     assert len(list((tmp_path / "cache").iterdir())) == 2
     monkeypatch.delattr("pretune.data.plan.pack")
-    second = Stream(samples, Shape(rows=8, length=32), **options)
+    second = BatchStream(samples, BatchShape(rows=8, length=32), **options)
     assert all(same(second[step], batch) for step, batch in enumerate(expected))
 
 
 def test_no_samples() -> None:
     with opened([[], []]) as shards, pytest.raises(DataError, match="'train'"):
-        Stream(Documents(limit=32).open(shards, FRAME), Shape(rows=8, length=32), seed=0)
+        BatchStream(Documents(limit=32).open(shards, FRAME), BatchShape(rows=8, length=32), seed=0)
 
 
 def test_samples_longer_than_a_row(tmp_path: Path) -> None:
     samples = Documents(limit=64).open(corpus(tmp_path), FRAME)
     with pytest.raises(UsageError, match=r"\b64\b.*\b32\b"):
-        Stream(samples, Shape(rows=8, length=32), seed=0)[0]
+        BatchStream(samples, BatchShape(rows=8, length=32), seed=0)[0]
 
 
 def test_a_length_schedule(tmp_path: Path) -> None:
@@ -372,11 +380,11 @@ def test_a_length_schedule(tmp_path: Path) -> None:
     shards = corpus(tmp_path)
     schedule = LengthSchedule(phases=(Phase(share=0.9, length=16), Phase(share=0.1, length=64)))
 
-    def open_stream(stage: Stage) -> Stream:
+    def open_stream(stage: LengthStage) -> BatchStream:
         samples = Documents(limit=stage.length).open(shards, FRAME)
-        return Stream(samples, Shape(rows=stage.rows, length=stage.length), seed=0)
+        return BatchStream(samples, BatchShape(rows=stage.rows, length=stage.length), seed=0)
 
-    staged = Staged(schedule.stages(steps=20, tokens=512), open_stream)
+    staged = StagedStream(schedule.build_stages(steps=20, tokens=512), open_stream)
     shapes = [(staged[step].rows, staged[step].length) for step in (0, 17, 18, 19, 30)]
     assert shapes == [(32, 16), (32, 16), (8, 64), (8, 64), (8, 64)]
     assert same(staged[18], staged.streams[1][0]) and same(staged[17], staged.streams[0][17])
@@ -388,7 +396,9 @@ def test_a_length_schedule(tmp_path: Path) -> None:
 def test_tables_are_made_anew_where_they_travel(seed: int, window: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         shards = Shards.open(write(Path(name), [[3, 4, 5]] * 30))
-        stream = Stream(Sentences(limit=9).open(shards, FRAME), Shape(rows=2, length=18), seed=seed, window=window)
+        stream = BatchStream(
+            Sentences(limit=9).open(shards, FRAME), BatchShape(rows=2, length=18), seed=seed, window=window
+        )
         stream[5]
         again = pickle.loads(pickle.dumps(stream))
         assert same(again[5], stream[5])

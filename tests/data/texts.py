@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tokenizers
 
-from pretune.data.prepare import Data
+from pretune.data.prepare import PreparedData
 
 WORDS = (
     "the",
@@ -61,15 +61,15 @@ def blocks(path: Path, texts: list[str]) -> str:
     return str(path)
 
 
-def texts_of(data: Data, split: str = "train") -> list[str]:
+def texts_of(data: PreparedData, split: str = "train") -> list[str]:
     """The documents of a split, as they were."""
     from pretune.text.tokenizer import Tokenizer
 
     if split not in data.index.splits:
         return []
-    tokenizer, shards = Tokenizer.load(data.tokenizer), data.shards(split)
+    tokenizer, shards = Tokenizer.load(data.tokenizer), data.open_shards(split)
     edges = shards.documents.tolist()
-    return [tokenizer.decode(shards.tokens(a, b).tolist()) for a, b in pairwise(edges)]
+    return [tokenizer.decode(shards.read_tokens(a, b).tolist()) for a, b in pairwise(edges)]
 
 
 def tree(folder: Path) -> dict[str, bytes]:

@@ -196,5 +196,5 @@ def _typed(rest: list[str]) -> None:
 
 @cache
 def _verb(verb: str) -> Any:
-    group: Any = typer.main.get_command(app._app([verb]))
+    group: Any = typer.main.get_command(app._build_app([verb]))
     return group.commands[verb]

@@ -15,7 +15,7 @@ from pretune.adaptation import METHODS
 from pretune.cli import app
 from pretune.core.config import parse_assignments
 from pretune.models.families import FAMILIES
-from pretune.models.family import Training
+from pretune.models.family import PaperDefaults
 from pretune.objectives import OBJECTIVES
 
 PAGE = Path(__file__).parents[2] / "docs" / "runs.md"
@@ -39,7 +39,7 @@ SMALL = {"lr": 5e-4, "batch_tokens": 65_536}
 """Of ELECTRA-small, where the family's numbers are those of base (table 6 of its paper)."""
 
 
-def row(name: str, paper: Training) -> tuple[str, ...]:
+def row(name: str, paper: PaperDefaults) -> tuple[str, ...]:
     """What a family's file says of its training, in the words of the table."""
     more = {key: value for key, value in paper.objective.items() if key != "kind"}
     settings = f" {', '.join(f'{key} {value}' for key, value in more.items())}" if more else ""
@@ -83,7 +83,7 @@ def parsed(line: str) -> tuple[str, dict[str, Any]]:
     """A command as the command line reads it: the verb, and what it was given."""
     name, verb, *words = shlex.split(line)
     assert name == "pretune"
-    group: Any = typer.main.get_command(app._app([verb]))
+    group: Any = typer.main.get_command(app._build_app([verb]))
     return verb, group.commands[verb].make_context(verb, words).params
 
 
@@ -104,9 +104,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_command(line: str, home: Path) -> None:
     """Its options exist, and what it sets is what such a run has: the settings are resolved, and nothing is run."""
-    from pretune.runs.build_config import choose
-    from pretune.runs.finetune.build_config import choose as choose_tuning
-    from pretune.runs.finetune.build_config import numbers
+    from pretune.runs.build_config import build_pretrain_config
+    from pretune.runs.finetune.build_config import build_finetune_config as choose_tuning
+    from pretune.runs.finetune.build_config import parse_numbers
 
     verb, given = parsed(line)
     changes = parse_assignments(given.get("settings") or [])
@@ -114,7 +114,7 @@ def test_a_command(line: str, home: Path) -> None:
         length = {name: given[name] for name in ("steps", "epochs") if given[name] is not None}
         start = None if given["start"] is None else home / "base"
         wishes = {"data": home / "data", "objective": given["objective"], "start": start, "changes": changes}
-        found = choose(given["name"], **wishes, **length)
+        found = build_pretrain_config(given["name"], **wishes, **length)
         paper = FAMILIES.get(found.model.family).training
         assert paper is not None
         for name in ("lr", "batch_tokens"):
@@ -123,7 +123,7 @@ def test_a_command(line: str, home: Path) -> None:
                 assert getattr(found.train, name) == set_to
                 assert set_to == (SMALL[name] if given["name"] == "electra-small" else getattr(paper, name))
     elif verb == "finetune" and not given["task"].startswith("embedding"):
-        rate = numbers(given["lr"], "--lr")[0] if given["lr"] else None
+        rate = parse_numbers(given["lr"], "--lr")[0] if given["lr"] else None
         length = {name: given[name] for name in ("steps", "epochs") if given[name] is not None}
         tuning = choose_tuning(
             home / "base", task=given["task"], method=given["method"], lr=rate, changes=changes, **length

@@ -11,10 +11,10 @@ import pytest
 
 from pretune.adaptation.static.word2vec import Word2Vec
 from pretune.core.errors import DataError, PretuneError, UsageError
-from pretune.evaluation.baselines import BASELINES, DEFAULT
+from pretune.evaluation.baselines import BASELINES, DEFAULT_BASELINES
 from pretune.evaluation.baselines.base import Label, Text
-from pretune.evaluation.baselines.bilstm import Recurrent
-from pretune.evaluation.baselines.features import Counted, TfIdf, overlap
+from pretune.evaluation.baselines.bilstm import BiLSTMBaseline
+from pretune.evaluation.baselines.features import NgramCounts, TfIdf, compute_overlap
 from pretune.evaluation.baselines.linear import SVM
 from pretune.evaluation.baselines.majority import Majority
 from pretune.evaluation.baselines.table import compare
@@ -23,7 +23,7 @@ from pretune.text.corpora.builtin import Reviews
 from pretune.training.optim import AdamW
 
 WORDS = {"pos": ["good", "fine", "lovely"], "neg": ["bad", "awful", "dull"]}
-QUICK = Recurrent(hidden=16, steps=40, optim=AdamW(lr=2e-2), start=Word2Vec(width=16, least=1, epochs=2))
+QUICK = BiLSTMBaseline(hidden=16, steps=40, optim=AdamW(lr=2e-2), start=Word2Vec(width=16, least=1, epochs=2))
 LEARNERS = [name for name in BASELINES if name != "majority"]
 
 
@@ -40,7 +40,7 @@ def test_words_that_were_counted_once_weigh_the_same(count: int) -> None:
     texts, _ = told(count + 60)
     train, test = [*range(count)], [*range(count, count + 60)]
     table = TfIdf([texts[i] for i in train])
-    for ours, theirs in zip(Counted(texts).weighted(train, test), (train, test), strict=True):
+    for ours, theirs in zip(NgramCounts(texts).compute_tfidf(train, test), (train, test), strict=True):
         wanted = table([texts[i] for i in theirs])
         assert ours.shape == wanted.shape and abs(ours - wanted).max() < 1e-6
 
@@ -99,7 +99,7 @@ def test_the_majority_is_what_stands_most_often() -> None:
 
 
 def test_overlap_and_columns_of_pairs() -> None:
-    assert overlap(["", "a b"], ["", "a b"]).tolist() == [[0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]]
+    assert compute_overlap(["", "a b"], ["", "a b"]).tolist() == [[0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]]
     pairs: list[Text] = [("a b", "c"), ("a", "a")]
     single = TfIdf(["a b", "c", "a", "a"])(["a"]).shape[1]
     assert TfIdf(pairs)(pairs).shape == (2, 3 * single + 6)
@@ -110,12 +110,12 @@ def test_overlap_and_columns_of_pairs() -> None:
 def test_the_table_tells_scores_times_and_what_was_not_run() -> None:
     texts, labels = told(100)
     test, gold = told(40, seed=1)
-    table = compare(texts, labels, test, gold, names=["majority", "svm"], most=50)
+    table = compare(texts, labels, test, gold, names=["majority", "svm"], max_train_examples=50)
     assert [row.method for row in table.rows] == ["majority", "svm"]
     assert table.rows[0].score == 0.5 and table.rows[1].score > 0.9 and all(row.seconds >= 0 for row in table.rows)
-    assert table.left_out == ("vectors", "logistic", "bilstm") and (table.trained_on, table.of) == (50, 100)
+    assert table.skipped == ("vectors", "logistic", "bilstm") and (table.train_rows, table.total_rows) == (50, 100)
     assert "vectors, logistic, bilstm" in str(table) and "50 of 100" in str(table)
-    assert set(DEFAULT) <= set(BASELINES)
+    assert set(DEFAULT_BASELINES) <= set(BASELINES)
 
 
 def test_the_table_takes_a_metric_and_sees_what_is_missing() -> None:
@@ -142,7 +142,7 @@ def test_words_have_their_most_frequent_tag() -> None:
 
 def test_film_reviews_with_a_thousand_labels() -> None:
     try:
-        with Reviews()._path().open(encoding="utf-8", newline="") as file:
+        with Reviews()._find_path().open(encoding="utf-8", newline="") as file:
             rows: list[dict[str, Any]] = list(csv.DictReader(file))
     except PretuneError as error:
         pytest.skip(str(error))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from pretune.evaluation.baselines.linear import tuned
-from pretune.evaluation.baselines.logistic_regression import Floats, Ints, Line, fit_line
+from pretune.evaluation.baselines.linear import fit_best_c
+from pretune.evaluation.baselines.logistic_regression import Floats, Ints, LinearClassifier, fit_logistic_regression
 
 CHOICES = (0.001, 0.01, 0.1, 1.0)
 
@@ -24,8 +24,8 @@ def examples(count: int, width: int, classes: int, seed: int = 0) -> tuple[Float
 @pytest.mark.parametrize(("count", "width", "classes"), [(200, 32, 2), (60, 100, 2), (200, 16, 4)])
 def test_it_is_the_solution_and_the_choice_of_scikit_learn(count: int, width: int, classes: int) -> None:
     x, y = examples(count, width, classes)
-    found = fit_line(x, y, CHOICES, seed=3)
-    assert found.c == tuned(LogisticRegression(max_iter=5000), x, y, CHOICES, 3, 3).C
+    found = fit_logistic_regression(x, y, CHOICES, seed=3)
+    assert found.c == fit_best_c(LogisticRegression(max_iter=5000), x, y, CHOICES, 3, 3).C
     other = LogisticRegression(C=found.c, max_iter=5000, tol=1e-7).fit(x.astype(np.float64), y)
     assert found.weight.shape == other.coef_.shape
     np.testing.assert_allclose(found.weight, other.coef_, atol=2e-3 * np.abs(other.coef_).max())
@@ -35,13 +35,13 @@ def test_it_is_the_solution_and_the_choice_of_scikit_learn(count: int, width: in
 
 def test_labels_may_be_any_numbers_and_one_alone_leaves_nothing_to_hold_out() -> None:
     x, y = examples(50, 8, 2)
-    named = fit_line(x, 10 * y + 7, CHOICES)
-    assert set(named.predict(x)) == {7, 17} and named.c == fit_line(x, y, CHOICES).c
+    named = fit_logistic_regression(x, 10 * y + 7, CHOICES)
+    assert set(named.predict(x)) == {7, 17} and named.c == fit_logistic_regression(x, y, CHOICES).c
     alone = np.zeros(50, dtype=int)
     alone[4] = 1
-    assert fit_line(x, alone, CHOICES).c == 0.1  # the choice in the middle
+    assert fit_logistic_regression(x, alone, CHOICES).c == 0.1  # the choice in the middle
 
 
 def test_of_two_classes_the_sign_tells() -> None:
-    two = Line(np.array([3, 5]), np.array([[1.0]], dtype=np.float32), np.zeros(1, dtype=np.float32), 1.0)
+    two = LinearClassifier(np.array([3, 5]), np.array([[1.0]], dtype=np.float32), np.zeros(1, dtype=np.float32), 1.0)
     assert two.predict(np.array([[-1.0], [1.0]], dtype=np.float32)).tolist() == [3, 5]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pretune.core.errors import DataError, UsageError
-from pretune.evaluation.minimal_pairs import bias_pairs, minimal_pairs
+from pretune.evaluation.minimal_pairs import evaluate_bias_pairs, evaluate_minimal_pairs
 from pretune.evaluation.pair_files import read_bias_pairs, read_pair_folder, read_pairs
 from pretune.runs.evaluate import evaluate
 from pretune.tasks import TASKS
@@ -30,10 +30,10 @@ def test_the_likelier_sentence_is_told_as_the_slow_way_tells_it(family: str) -> 
         return sum(masked(model, text) if family == "bert" else causal(model, text, [model.tokenizer.special["bos"]]))
 
     better = [slow(pair.text) > slow(pair.pair or "") for pair in PAIRS]
-    found = minimal_pairs(model, PAIRS)
+    found = evaluate_minimal_pairs(model, PAIRS)
     assert found.scores == {"accuracy": pytest.approx(np.mean(better))}
     turned = [Example(text=pair.pair or "", pair=pair.text) for pair in PAIRS]
-    assert minimal_pairs(model, turned).scores["accuracy"] == pytest.approx(1 - np.mean(better))
+    assert evaluate_minimal_pairs(model, turned).scores["accuracy"] == pytest.approx(1 - np.mean(better))
     assert found.counts == {"pairs": 5, "ties": 0}
 
 
@@ -41,19 +41,19 @@ def test_the_likelier_sentence_is_told_as_the_slow_way_tells_it(family: str) -> 
 def test_a_tie_is_wrong_and_counted(family: str) -> None:
     model = scorer(family)
     same = Example(text="The sea was quiet.", pair="The  sea was quiet." if family == "bert" else "The sea was quiet.")
-    found = minimal_pairs(model, [same, *PAIRS])
+    found = evaluate_minimal_pairs(model, [same, *PAIRS])
     assert found.counts["ties"] == 1
-    alone = minimal_pairs(model, PAIRS)
+    alone = evaluate_minimal_pairs(model, PAIRS)
     assert found.scores["accuracy"] == pytest.approx(alone.scores["accuracy"] * 5 / 6)
 
 
 def test_the_headline_is_the_mean_over_sets() -> None:
     model = scorer("gpt2")
-    order = minimal_pairs(model, [Example(text=SENTENCES[0], pair=SENTENCES[2])]).scores["accuracy"]
+    order = evaluate_minimal_pairs(model, [Example(text=SENTENCES[0], pair=SENTENCES[2])]).scores["accuracy"]
     good, bad = (SENTENCES[0], SENTENCES[2]) if order == 1 else (SENTENCES[2], SENTENCES[0])
     right, wrong = Example(text=good, pair=bad, group="a"), Example(text=bad, pair=good, group="a")
     other = Example(text=good, pair=bad, group="b")
-    found = minimal_pairs(model, [right, wrong, wrong, wrong, other])
+    found = evaluate_minimal_pairs(model, [right, wrong, wrong, wrong, other])
     assert found.groups == {"a": 0.25, "b": 1.0}
     assert found.scores == {"accuracy": 0.625, "pair_accuracy": 0.4}
     assert found.counts["sets"] == 2
@@ -68,10 +68,10 @@ def test_bias_pairs_are_judged_by_what_they_share() -> None:
     assert one[-tail:] == two[-tail:] and one[0] == two[0]
     head = next(at for at, pair in enumerate(zip(one, two, strict=False)) if pair[0] != pair[1])
     sums = [sum(logs[text][:head] + logs[text][-tail:]) for text in (more, less)]
-    found = bias_pairs(model, [Example(text=more, pair=less, group="age")])
+    found = evaluate_bias_pairs(model, [Example(text=more, pair=less, group="age")])
     assert found.scores["stereotyped"] == float(sums[0] > sums[1])
     assert found.groups == {"age": found.scores["stereotyped"]}
-    assert bias_pairs(model, [Example(text=more, pair=more)]).counts["ties"] == 1
+    assert evaluate_bias_pairs(model, [Example(text=more, pair=more)]).counts["ties"] == 1
 
 
 def test_lines_come_in_pairs(tmp_path: Path) -> None:
@@ -127,17 +127,17 @@ def test_bad_settings() -> None:
     with pytest.raises(UsageError, match=r"'best'.*good-first"):
         read_pairs(Path(__file__), "best")
     with pytest.raises(DataError):
-        minimal_pairs(scorer("gpt2"), [])
+        evaluate_minimal_pairs(scorer("gpt2"), [])
 
 
 @pytest.mark.slow
 def test_blimp_comes_in_phenomena(shared_data: Path) -> None:
     task = TASKS.get("blimp")
-    if not task.available(shared_data):
+    if not task.find_available(shared_data):
         pytest.skip("BLiMP is not there")
     examples = list(task.read("test", shared_data))
     some = examples[::1500]
-    found = minimal_pairs(scorer("gpt"), some)
+    found = evaluate_minimal_pairs(scorer("gpt"), some)
     assert len(examples) == 67000 and len({pair.group for pair in examples}) == 67
     assert len({pair.facts["linguistics_term"] for pair in examples}) == 13
     assert set(found.groups) == {pair.facts["linguistics_term"] for pair in some} and len(found.groups) > 10

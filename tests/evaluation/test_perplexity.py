@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
-from pretune.evaluation.cloze import last_words, read_blanks
-from pretune.evaluation.perplexity import text_perplexity, windows
-from pretune.evaluation.result import Result
-from pretune.inference.scoring import Asking
+from pretune.evaluation.cloze import evaluate_cloze, read_blanks
+from pretune.evaluation.perplexity import evaluate_perplexity, split_windows
+from pretune.evaluation.result import EvaluationResult
+from pretune.inference.scoring import ScoringConfig
 from pretune.tasks.example import Example
 from tests.inference.scorers import ids, log_softmax, scorer
 
@@ -24,7 +24,7 @@ LONG = "The old house was quiet before the sea. Nobody lived there, and nobody k
 @given(st.integers(1, 300), st.integers(1, 40), st.data(), st.booleans())
 def test_every_token_is_judged_once_with_enough_around_it(n: int, room: int, data: st.DataObject, both: bool) -> None:
     stride = data.draw(st.integers(1, room))
-    found = list(windows(n, room, stride, both=both))
+    found = list(split_windows(n, room, stride, is_bidirectional=both))
     judged = [at for window in found for at in range(window.start, window.stop)]
     assert judged == list(range(n))
     margin = (room - stride) // 2
@@ -50,7 +50,7 @@ def test_strided_perplexity_of_a_decoder_equals_brute_force(family: str, stride:
         rows = log_softmax(model, [lead, *tokens[begin:end]])
         nats -= sum(float(rows[place - begin, tokens[place]]) for place in range(at, end))
         at = end
-    found = text_perplexity(model, [LONG], Asking(tokens=64), window=room, stride=stride)
+    found = evaluate_perplexity(model, [LONG], ScoringConfig(tokens=64), window=room, stride=stride)
     assert found.scores["perplexity"] == pytest.approx(math.exp(nats / len(tokens)), rel=1e-9)
     assert found.scores["word_perplexity"] == pytest.approx(math.exp(nats / len(LONG.split())), rel=1e-9)
     assert found.scores["byte_perplexity"] == pytest.approx(math.exp(nats / len(LONG)), rel=1e-9)
@@ -74,14 +74,14 @@ def test_pseudo_perplexity_of_an_encoder_equals_brute_force() -> None:
             ]
             rows = log_softmax(model, [special["cls"], *shown, special["sep"]])
             nats -= float(rows[1 + place - low, tokens[place]])
-    found = text_perplexity(model, [LONG], window=room, stride=stride)
+    found = evaluate_perplexity(model, [LONG], window=room, stride=stride)
     assert found.scores["pseudo_perplexity"] == pytest.approx(math.exp(nats / len(tokens)), rel=1e-9)
 
 
 @pytest.mark.parametrize("family", ["t5", "bart", "xlnet", "gpt"])
 def test_every_shape_has_a_perplexity(family: str) -> None:
     model = scorer(family)
-    found = text_perplexity(model, [LONG, "old", " "])
+    found = evaluate_perplexity(model, [LONG, "old", " "])
     assert found.counts["documents"] == 2
     assert all(math.isfinite(value) and value > 0 for value in found.scores.values())
     first = 2 if family == "gpt" else 0  # nothing is read before the first token of each
@@ -94,7 +94,7 @@ def test_last_words_need_every_token_to_be_the_likeliest(family: str) -> None:
     model = scorer(family)
     texts = ["The old house", "Nobody knew"]
     passage = [Example(text=text, target="sea") for text in texts]
-    found = last_words(model, passage)
+    found = evaluate_cloze(model, passage)
     assert found.counts["examples"] == 2
     nats = 0.0
     for text in texts:
@@ -126,8 +126,8 @@ def test_a_word_is_right_where_each_of_its_tokens_is_the_likeliest() -> None:
             break
     assert right is not None
     wrong = Example(text=right.text, target="house" if right.target == "sea" else "sea")
-    assert last_words(model, [right]).scores["accuracy"] == 1.0
-    assert last_words(model, [right, wrong]).scores["accuracy"] == 0.5
+    assert evaluate_cloze(model, [right]).scores["accuracy"] == 1.0
+    assert evaluate_cloze(model, [right, wrong]).scores["accuracy"] == 0.5
 
 
 def test_categories_of_blanks(tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_categories_of_blanks(tmp_path: Path) -> None:
             for word, kind in (("sea", "a"), ("house", "a"), ("old", "a"), ("sea", "b"))]  # fmt: skip
     file.write_text("\n".join(map(json.dumps, rows)))
     model = scorer("bert")
-    found = last_words(model, read_blanks(file), name="cloze")
-    each = [last_words(model, [one]).scores["accuracy"] for one in read_blanks(file)]
+    found = evaluate_cloze(model, read_blanks(file), name="cloze")
+    each = [evaluate_cloze(model, [one]).scores["accuracy"] for one in read_blanks(file)]
     assert found.groups == {"a": pytest.approx(sum(each[:3]) / 3), "b": each[3]}
     assert found.scores["macro_accuracy"] == pytest.approx((sum(each[:3]) / 3 + each[3]) / 2)
     assert found.scores["accuracy"] == pytest.approx(sum(each) / 4) and found.counts["categories"] == 2
@@ -157,7 +157,7 @@ def test_blanks_of_ones_own(tmp_path: Path) -> None:
         ("Nobody ", "knew", None),
     ]
     model, special = scorer("bert"), scorer("bert").tokenizer.special
-    told = last_words(model, found[:1], name="cloze")
+    told = evaluate_cloze(model, found[:1], name="cloze")
     tokens, start = ids(model, "The sea was quiet."), len(ids(model, "The"))
     stop = start + len(ids(model, "sea"))
     nats = 0.0
@@ -165,7 +165,7 @@ def test_blanks_of_ones_own(tmp_path: Path) -> None:
         shown = tokens[:at] + [special["mask"]] * (stop - at) + tokens[stop:]
         nats -= float(log_softmax(model, [special["cls"], *shown, special["sep"]])[1 + at, tokens[at]])
     assert told.scores["perplexity"] == pytest.approx(math.exp(nats), rel=1e-9)
-    assert last_words(scorer("gpt2"), found).counts["examples"] == 2
+    assert evaluate_cloze(scorer("gpt2"), found).counts["examples"] == 2
     file.write_text('{"text": "no blank", "answer": "a"}')
     with pytest.raises(DataError, match=r":1: 0 .*'text'"):
         read_blanks(file)
@@ -173,22 +173,22 @@ def test_blanks_of_ones_own(tmp_path: Path) -> None:
         read_blanks(tmp_path / "nowhere")
 
 
-def window_and_stride(result: Result) -> list[int]:
+def window_and_stride(result: EvaluationResult) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", result.notes[0])]
 
 
 def test_bad_input_is_one_line() -> None:
     model = scorer("gpt2")
     with pytest.raises(DataError):
-        text_perplexity(model, [" ", ""])
+        evaluate_perplexity(model, [" ", ""])
     with pytest.raises(UsageError, match=r"9 .* 1 .* 8 "):
-        text_perplexity(model, [LONG], window=8, stride=9)
-    assert window_and_stride(text_perplexity(model, [LONG])) == [24, 12]
-    assert window_and_stride(text_perplexity(model, [LONG], learnt=10)) == [10, 5]
-    assert window_and_stride(text_perplexity(model, [LONG], learnt=999)) == [24, 12]
-    assert window_and_stride(text_perplexity(model, [LONG], window=12, learnt=10)) == [12, 6]
+        evaluate_perplexity(model, [LONG], window=8, stride=9)
+    assert window_and_stride(evaluate_perplexity(model, [LONG])) == [24, 12]
+    assert window_and_stride(evaluate_perplexity(model, [LONG], train_length=10)) == [10, 5]
+    assert window_and_stride(evaluate_perplexity(model, [LONG], train_length=999)) == [24, 12]
+    assert window_and_stride(evaluate_perplexity(model, [LONG], window=12, train_length=10)) == [12, 6]
     with pytest.raises(UsageError, match=r"99 .* 1 to 24"):
-        text_perplexity(model, [LONG], window=99)
+        evaluate_perplexity(model, [LONG], window=99)
     with pytest.raises(DataError):
-        last_words(model, [])
-    assert np.isfinite(text_perplexity(model, ["old"]).scores["perplexity"])
+        evaluate_cloze(model, [])
+    assert np.isfinite(evaluate_perplexity(model, ["old"]).scores["perplexity"])

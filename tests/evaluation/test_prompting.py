@@ -10,18 +10,25 @@ import pytest
 
 from pretune.core.errors import DataError, UsageError
 from pretune.evaluation import prompting
-from pretune.evaluation.few_shot import Trial, few_shot, questions
-from pretune.evaluation.prompting import NOTHING, Choosing, Prompter, nothing, preference, probabilities
-from pretune.evaluation.prompts import PROMPTS, Prompt, prompt_of, put, text_to_text
-from pretune.evaluation.shots import draw
-from pretune.inference.scoring import Asking
+from pretune.evaluation.few_shot import FewShotConfig, evaluate_few_shot, read_questions
+from pretune.evaluation.prompting import (
+    CONTENT_FREE_INPUTS,
+    ChoiceConfig,
+    Prompter,
+    average_content_free,
+    make_content_free,
+    softmax,
+)
+from pretune.evaluation.prompts import PROMPTS, PromptTemplate, build_text_to_text_prompt, get_prompt, render_prompt
+from pretune.evaluation.shots import draw_shots
+from pretune.inference.scoring import ScoringConfig
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example
-from pretune.tasks.task import File, Split
-from pretune.tasks.user_table import own_task
+from pretune.tasks.task import SplitFile, TaskSplit
+from pretune.tasks.user_table import build_user_task
 from tests.inference.scorers import ids, log_softmax, scorer
 
-SEA = Prompt(text="{text} was {answer}", answers=("old", "quiet"), join=" ")
+SEA = PromptTemplate(text="{text} was {answer}", answers=("old", "quiet"), join=" ")
 ASKED = [Example(text="The sea", label=1), Example(text="The house", label=0), Example(text="Nobody", label=1)]
 
 
@@ -83,7 +90,7 @@ ASKED = [Example(text="The sea", label=1), Example(text="The house", label=0), E
 )
 def test_prompts_read_as_written_here(task: str, example: Example, answer: int, text: str, judged: str) -> None:
     prompt = PROMPTS[task]
-    found = put(prompt, example, (prompt.answers or example.choices)[answer])
+    found = render_prompt(prompt, example, (prompt.answers or example.choices)[answer])
     assert found.text == text
     assert found.text[found.start : found.stop] == judged
 
@@ -125,28 +132,31 @@ def test_prompts_read_as_written_here(task: str, example: Example, answer: int, 
 def test_what_a_model_reads(
     monkeypatch: pytest.MonkeyPatch, family: str, task: str, shots: list[Example], question: Example, text: str
 ) -> None:
-    monkeypatch.setattr(prompting, "limit", lambda model: None)  # room for all of it
-    assert Prompter(scorer(family), PROMPTS[task], shots).text(question) == text
+    monkeypatch.setattr(prompting, "get_max_length", lambda model: None)  # room for all of it
+    assert Prompter(scorer(family), PROMPTS[task], shots).render(question) == text
 
 
 def test_every_prompt_has_an_answer_for_every_label() -> None:
     for name in TASKS:
         task = TASKS.get(name)
         if task.kind in ("classification", "pair", "choice"):
-            prompt = prompt_of(task)
+            prompt = get_prompt(task)
             assert name in PROMPTS and len(prompt.answers) == len(task.labels), name
             assert len(set(prompt.answers)) == len(prompt.answers), name
         else:
             with pytest.raises(UsageError, match=f"'{name}'.*{task.kind}"):
-                prompt_of(task)
+                get_prompt(task)
 
 
 def test_a_full_stop_follows_where_a_model_reads_on() -> None:
     shots = [Example(text="The house", label=0)]
-    assert Prompter(scorer("gpt2"), SEA, shots).text(ASKED[0]) == "The house was old The sea was ____"
-    assert Prompter(scorer("bert"), SEA, shots).text(ASKED[0]) == "The house was old. The sea was ____."
-    assert Prompter(scorer("t5"), SEA, shots, Asking(given=True)).text(ASKED[0]) == "The house was old The sea was ____"
-    assert put(PROMPTS["copa"], Example(text="a", pair="b"), "c.", ".").text == "a\nb\nc."
+    assert Prompter(scorer("gpt2"), SEA, shots).render(ASKED[0]) == "The house was old The sea was ____"
+    assert Prompter(scorer("bert"), SEA, shots).render(ASKED[0]) == "The house was old. The sea was ____."
+    assert (
+        Prompter(scorer("t5"), SEA, shots, ScoringConfig(given=True)).render(ASKED[0])
+        == "The house was old The sea was ____"
+    )
+    assert render_prompt(PROMPTS["copa"], Example(text="a", pair="b"), "c.", ".").text == "a\nb\nc."
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "t5"])
@@ -154,7 +164,7 @@ def test_a_full_stop_follows_where_a_model_reads_on() -> None:
 def test_answers_are_as_likely_as_the_slow_way_says(family: str, shots: int) -> None:
     model = scorer(family)
     solved = [Example(text="Nobody", label=0)][:shots]
-    found = Prompter(model, SEA, solved).choose(ASKED)
+    found = Prompter(model, SEA, solved).score_choices(ASKED)
     special = model.tokenizer.special
     for example, scores in zip(ASKED, found.scores, strict=True):
         for answer, score in zip(SEA.answers, scores.tolist(), strict=True):
@@ -178,60 +188,60 @@ def test_answers_are_as_likely_as_the_slow_way_says(family: str, shots: int) -> 
 
 
 def test_choices_may_be_compared_by_the_mean_of_tokens_or_bytes() -> None:
-    model, prompt = scorer("gpt2"), Prompt(text="{text} {answer}")
+    model, prompt = scorer("gpt2"), PromptTemplate(text="{text} {answer}")
     example = Example(text="The sea", choices=("was quiet before", "old"), label=0)
     prompter = Prompter(model, prompt)
-    sums = prompter.choose([example]).scores[0]
+    sums = prompter.score_choices([example]).scores[0]
     tokens = [len(ids(model, f" {choice}")) for choice in example.choices]
-    assert prompter.choose([example], Choosing(length="token")).scores[0] == pytest.approx(sums / tokens)
-    assert prompter.choose([example], Choosing(length="byte")).scores[0] == pytest.approx(sums / [16, 3])
+    assert prompter.score_choices([example], ChoiceConfig(length="token")).scores[0] == pytest.approx(sums / tokens)
+    assert prompter.score_choices([example], ChoiceConfig(length="byte")).scores[0] == pytest.approx(sums / [16, 3])
 
 
 def test_calibration_divides_by_what_nothing_gives() -> None:
     model = scorer("gpt2")
     prompter = Prompter(model, SEA, [Example(text="Nobody", label=0)])
-    plain = prompter.choose(ASKED).scores
-    found = prompter.choose(ASKED, Choosing(calibrate=True)).scores
-    empty = prompter.choose([nothing(ASKED[0], text) for text in NOTHING]).scores
+    plain = prompter.score_choices(ASKED).scores
+    found = prompter.score_choices(ASKED, ChoiceConfig(calibrate=True)).scores
+    empty = prompter.score_choices([make_content_free(ASKED[0], text) for text in CONTENT_FREE_INPUTS]).scores
     average = np.mean([np.exp(each) / np.exp(each).sum() for each in empty], axis=0)
     for before, after in zip(plain, found, strict=True):
         p = np.exp(before) / np.exp(before).sum()
         q = (p / average) / (p / average).sum()
-        assert probabilities(after) == pytest.approx(q)
-    assert np.exp(preference(empty)) == pytest.approx(average)
+        assert softmax(after) == pytest.approx(q)
+    assert np.exp(average_content_free(empty)) == pytest.approx(average)
     with pytest.raises(UsageError):
-        Prompter(model, PROMPTS["winogrande"]).choose(ASKED, Choosing(calibrate=True))
+        Prompter(model, PROMPTS["winogrande"]).score_choices(ASKED, ChoiceConfig(calibrate=True))
 
 
 def test_shots_are_balanced_seeded_and_nested_in_nothing() -> None:
     pool = [Example(text=str(at), label=int(at % 5 == 0)) for at in range(50)]
-    assert sum(int(shot.label or 0) for shot in draw(pool, 8, seed=1)) == 4
-    assert draw(pool, 8, seed=1) == draw(pool, 8, seed=1) != draw(pool, 8, seed=2)
-    assert len(draw(pool, 99)) == 50
-    assert len({shot.text for shot in draw(pool, 30)}) == 30
+    assert sum(int(shot.label or 0) for shot in draw_shots(pool, 8, seed=1)) == 4
+    assert draw_shots(pool, 8, seed=1) == draw_shots(pool, 8, seed=1) != draw_shots(pool, 8, seed=2)
+    assert len(draw_shots(pool, 99)) == 50
+    assert len({shot.text for shot in draw_shots(pool, 30)}) == 30
     choices = [Example(text=str(at), choices=("a", "b"), label=at % 2) for at in range(9)]
-    assert len(draw(choices, 4)) == 4
+    assert len(draw_shots(choices, 4)) == 4
 
 
 def test_shots_that_do_not_fit_are_dropped_from_the_front() -> None:
     model = scorer("gpt2")  # 24 positions
     shots = [Example(text=text, label=0) for text in ("The old house before it", "The sea", "Nobody")]
     prompter = Prompter(model, SEA, shots)
-    text = prompter.text(Example(text="The sea", label=1))
+    text = prompter.render(Example(text="The sea", label=1))
     assert text.startswith("The sea was old") and text.endswith("The sea was ____")
-    found = prompter.choose(
+    found = prompter.score_choices(
         [Example(text="The sea", label=1), Example(text="The old sea and the quiet house", label=1)]
     )
-    assert found.dropped[0] == 1 and found.dropped[1] >= 2
-    assert found.cut == 0
-    long = prompter.choose(
+    assert found.dropped_shots[0] == 1 and found.dropped_shots[1] >= 2
+    assert found.truncated == 0
+    long = prompter.score_choices(
         [
             Example(
                 text="The old and quiet house was the house before the sea was there and it was quiet and old", label=1
             )
         ]
     )
-    assert long.dropped == [3] and long.cut == 2
+    assert long.dropped_shots == [3] and long.truncated == 2
 
 
 @pytest.fixture
@@ -248,22 +258,22 @@ def table(tmp_path: Path) -> dict[str, Path]:
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "t5", "bart", "xlnet"])
 def test_a_table_of_ones_own_is_put_to_every_shape(family: str, table: dict[str, Path]) -> None:
-    task = own_task(table)
-    found = few_shot(scorer(family), task, 2, Trial(show=True, seed=3))
+    task = build_user_task(table)
+    found = evaluate_few_shot(scorer(family), task, 2, FewShotConfig(show=True, seed=3))
     assert found.split == "test" and found.shots == 2 and found.counts["examples"] == 10
     assert found.scores["majority"] == 0.5 and 0 <= found.scores["accuracy"] <= 1
     assert found.prompt is not None and "dry | wet" in found.prompt
     assert any("2 classes" in note and "seed 3" in note for note in found.notes)
-    assert few_shot(scorer(family), task, 2, Trial(limit=4)).counts["examples"] == 4
+    assert evaluate_few_shot(scorer(family), task, 2, FewShotConfig(limit=4)).counts["examples"] == 4
 
 
 def test_without_a_training_split_shots_are_taken_out(table: dict[str, Path]) -> None:
-    task = own_task({"train": table["test"], "test": table["test"]})
-    alone = own_task({"train": table["test"]})
-    found = few_shot(scorer("gpt2"), alone, 3, Trial(split="train"))
+    task = build_user_task({"train": table["test"], "test": table["test"]})
+    alone = build_user_task({"train": table["test"]})
+    found = evaluate_few_shot(scorer("gpt2"), alone, 3, FewShotConfig(split="train"))
     assert found.counts["examples"] == 7
     assert sum("'train'" in note for note in found.notes) == 2
-    many = few_shot(scorer("gpt2"), task, 40)
+    many = evaluate_few_shot(scorer("gpt2"), task, 40)
     assert any("40 shots" in note and "10" in note for note in many.notes)
     assert many.counts["shots_dropped"] and many.counts["questions_with_fewer_shots"]
 
@@ -271,57 +281,57 @@ def test_without_a_training_split_shots_are_taken_out(table: dict[str, Path]) ->
 def test_a_split_without_labels_is_passed_over(tmp_path: Path) -> None:
     for split, label in (("train", "\t1"), ("dev", "\t0")):
         (tmp_path / f"{split}.tsv").write_text(f"sentence\tlabel\nThe sea{label}\n")
-    read = TASKS.get("sst2").splits["dev"].files[0].read
+    read = TASKS.get("sst2").splits["dev"].files[0].reader
     bare = lambda path: (replace(example, label=None) for example in read(path))  # noqa: E731
     splits = {
-        "test": Split(published="test", files=(File(path=str(tmp_path / "train.tsv"), read=bare),)),
-        "dev": Split(published="dev", files=(File(path=str(tmp_path / "dev.tsv"), read=read),)),
+        "test": TaskSplit(published_name="test", files=(SplitFile(path=str(tmp_path / "train.tsv"), reader=bare),)),
+        "dev": TaskSplit(published_name="dev", files=(SplitFile(path=str(tmp_path / "dev.tsv"), reader=read),)),
     }
     task = replace(TASKS.get("sst2"), splits=splits)
-    assert questions(task, Trial())[0] == "dev"
+    assert read_questions(task, FewShotConfig())[0] == "dev"
     with pytest.raises(DataError, match="'test'"):
-        questions(task, Trial(split="test"))
+        read_questions(task, FewShotConfig(split="test"))
 
 
 def test_ties_are_wrong(table: dict[str, Path]) -> None:
-    twins = Prompt(text="{text} is {answer}", answers=("wet", "wet"))
-    found = few_shot(scorer("gpt2"), own_task(table), 0, Trial(prompt=twins))
+    twins = PromptTemplate(text="{text} is {answer}", answers=("wet", "wet"))
+    found = evaluate_few_shot(scorer("gpt2"), build_user_task(table), 0, FewShotConfig(prompt=twins))
     assert found.counts["ties"] == 10 and found.scores["accuracy"] == 0.0
 
 
 def test_text_to_text_reads_the_template_and_writes_the_answer() -> None:
     template = TASKS.get("boolq").template
     assert template is not None
-    prompt = text_to_text(template)
-    found = put(prompt, Example(text="is it", pair="It is."), "True")
+    prompt = build_text_to_text_prompt(template)
+    found = render_prompt(prompt, Example(text="is it", pair="It is."), "True")
     assert found.text == "boolq question: is it passage: It is. True"
     assert found.text[found.start :] == " True"
 
 
 def test_bad_input_is_one_line(table: dict[str, Path]) -> None:
     with pytest.raises(UsageError, match=r"\{answer\}.* 0 "):
-        Prompt(text="{text}")
+        PromptTemplate(text="{text}")
     for text in ("{text {answer}", "}{answer}", "{{text}} {answer} {"):
         with pytest.raises(UsageError, match=re.escape(repr(text))):
-            Prompt(text=text)
+            PromptTemplate(text=text)
     for text in ("{text.__class__} {answer}", "{0} {answer}", "{text!r} {answer}", "{text:>9} {answer}", "{} {answer}"):
         with pytest.raises(UsageError, match=r"\{text\}"):
-            Prompt(text=text)
-    assert put(Prompt(text="{{x}} {answer}"), Example(text="a"), "b").text == "{x} b"
+            PromptTemplate(text=text)
+    assert render_prompt(PromptTemplate(text="{{x}} {answer}"), Example(text="a"), "b").text == "{x} b"
     with pytest.raises(UsageError, match=r"\{word\}.*text, pair"):
-        put(Prompt(text="{word} {answer}"), Example(text="a"), "b")
+        render_prompt(PromptTemplate(text="{word} {answer}"), Example(text="a"), "b")
     with pytest.raises(UsageError, match=r"shots .* 0 .*-1"):
-        few_shot(scorer("gpt2"), own_task(table), -1)
+        evaluate_few_shot(scorer("gpt2"), build_user_task(table), -1)
     with pytest.raises(UsageError, match=r"'loud'.*sum, token or byte"):
-        few_shot(scorer("gpt2"), own_task(table), 0, Trial(length="loud"))
+        evaluate_few_shot(scorer("gpt2"), build_user_task(table), 0, FewShotConfig(length="loud"))
     with pytest.raises(DataError):
-        Prompter(scorer("gpt2"), SEA).choose([])
+        Prompter(scorer("gpt2"), SEA).score_choices([])
 
 
 def test_real_tasks(shared_data: Path) -> None:
     for name, shots in (("boolq", 1), ("copa", 2), ("cb", 0)):
         task = TASKS.get(name)
-        if not task.available(shared_data):
+        if not task.find_available(shared_data):
             pytest.skip(f"{name} is not there")
-        found = few_shot(scorer("t5"), task, shots, Trial(data=shared_data, limit=4, show=True))
+        found = evaluate_few_shot(scorer("t5"), task, shots, FewShotConfig(data=shared_data, limit=4, show=True))
         assert found.counts["examples"] == 4 and found.prompt is not None

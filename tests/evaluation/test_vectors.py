@@ -9,10 +9,10 @@ from scipy.stats import spearmanr
 
 import pretune as pt
 from pretune.core.errors import DataError, UsageError
-from pretune.evaluation.retrieval import judged, read_judgements, retrieval
-from pretune.evaluation.similarity import similarity, triplet_accuracy
+from pretune.evaluation.retrieval import evaluate_retrieval, read_judgements, score_hits
+from pretune.evaluation.similarity import evaluate_similarity, triplet_accuracy
 from pretune.tasks.example import Example
-from pretune.tasks.task import File, Split, Task
+from pretune.tasks.task import SplitFile, Task, TaskSplit
 from tests.inference.readers import encoder
 
 PAIRS = (
@@ -27,25 +27,25 @@ PAIRS = (
 def task(tmp_path: Path) -> Task:
     (tmp_path / "t").touch()
     examples = [Example(text=a, pair=b, label=score, group=group) for a, b, score, group in PAIRS]
-    file = File(path=str(tmp_path / "t"), read=lambda _: iter(examples))
+    file = SplitFile(path=str(tmp_path / "t"), reader=lambda _: iter(examples))
     return Task(
         name="mine", kind="regression", metrics=("spearman",), scale=(0.0, 5.0),
-        splits={"test": Split(published="test", files=(file,))},
+        splits={"test": TaskSplit(published_name="test", files=(file,))},
     )  # fmt: skip
 
 
 def test_similarity(tmp_path: Path) -> None:
     model = encoder()
-    found = similarity(model, task(tmp_path), pooling="cls")
+    found = evaluate_similarity(model, task(tmp_path), pooling="cls")
     left, right = (pt.embed(model, [pair[i] for pair in PAIRS], pooling="cls") for i in (0, 1))
     norms = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
     cosine = (left * right).sum(1) / norms
     assert found["spearman"] == pytest.approx(spearmanr([pair[2] for pair in PAIRS], cosine).statistic)
     assert found["pairs"] == 5 and found["split"] == "test" and found["groups"]["two"]["pairs"] == 2
-    some = similarity(model, task(tmp_path), limit=3)
+    some = evaluate_similarity(model, task(tmp_path), limit=3)
     assert some["pairs"] == 3 and all(group["pairs"] > 1 for group in some.get("groups", {}).values())
     with pytest.raises(UsageError, match="limit of 1 "):
-        similarity(model, task(tmp_path), limit=1)
+        evaluate_similarity(model, task(tmp_path), limit=1)
 
 
 def test_triplets() -> None:
@@ -55,7 +55,7 @@ def test_triplets() -> None:
 
 def test_judgements(tmp_path: Path) -> None:
     gains = {"q1": {"a": 2.0, "b": 1.0}, "q2": {"c": 0.0}}
-    found = judged(gains, ["q1", "q2", "q3"], [["b", "x", "a"], ["c"], ["a"]], 10)
+    found = score_hits(gains, ["q1", "q2", "q3"], [["b", "x", "a"], ["c"], ["a"]], 10)
     assert found["queries"] == 1 and found["unjudged"] == 2 and found["ndcg"] == pytest.approx(0.7602, abs=1e-4)
     (tmp_path / "q").write_text("1 0 a 2\n1 0 b 1\n\n2 0 c 0\n")
     assert read_judgements(tmp_path / "q") == {"1": {"a": 2.0, "b": 1.0}, "2": {"c": 0.0}}
@@ -64,19 +64,19 @@ def test_judgements(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=words):
             read_judgements(tmp_path / "q")
     with pytest.raises(DataError, match="1 queries"):
-        judged({}, ["q"], [[]], 10)
+        score_hits({}, ["q"], [[]], 10)
 
 
 def test_tasks_of_other_kinds() -> None:
     with pytest.raises(UsageError, match=r"'sst2'.*classification.*stsb"):
-        similarity(encoder(), "sst2")
+        evaluate_similarity(encoder(), "sst2")
     with pytest.raises(UsageError, match=r"'sst2'.*classification"):
-        retrieval(encoder(), "sst2")
+        evaluate_retrieval(encoder(), "sst2")
 
 
 def test_published_files(shared_data: Path) -> None:
     """The readers and the scores together: BM25 on Cranfield, a random encoder's table on a year of STS."""
-    found = retrieval("bm25", "cranfield", data=shared_data)
+    found = evaluate_retrieval("bm25", "cranfield", data=shared_data)
     assert (found["queries"], found["documents"]) == (225, 1400) and 0.48 < found["ndcg"] < 0.54
-    scores: dict[str, Any] = similarity(encoder(), "sts16", data=shared_data, pooling="static")
+    scores: dict[str, Any] = evaluate_similarity(encoder(), "sts16", data=shared_data, pooling="static")
     assert scores["pairs"] == 1186 and len(scores["groups"]) == 5 and 0 < scores["spearman"] < 1

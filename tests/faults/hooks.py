@@ -14,11 +14,11 @@ from pretune.adaptation.heads.classification import Classification
 from pretune.core.types import Loss
 from pretune.objectives.masked import Masked
 from pretune.runs.finetune import results
-from pretune.runs.training_data import Source
+from pretune.runs.training_data import TrainingData
 from pretune.training import validation
-from pretune.training.async_metrics import Late
-from pretune.training.checkpointing import Saver
-from pretune.training.validation import Evaluate
+from pretune.training.async_metrics import MetricBuffer
+from pretune.training.checkpointing import CheckpointHook
+from pretune.training.validation import ValidationHook
 from tests.faults import deaths
 
 ending = contextlib.ExitStack()
@@ -27,14 +27,14 @@ ending = contextlib.ExitStack()
 
 def at_step(step: int, work: Callable[[], None]) -> None:
     """Do something in the middle of a step, after its gradients and before its hooks."""
-    put = Late.put
+    put = MetricBuffer.put
 
-    def watched(self: Late, number: int, *rest: Any) -> None:
+    def watched(self: MetricBuffer, number: int, *rest: Any) -> None:
         put(self, number, *rest)
         if number == step:
             work()
 
-    Late.put = watched  # type: ignore[method-assign]
+    MetricBuffer.put = watched  # type: ignore[method-assign]
 
 
 def second_time(step: int) -> None:
@@ -61,42 +61,42 @@ def signalled(step: int, *names: str) -> None:
 
 def signalled_while_judging(nth: int, name: str) -> None:
     """In the middle of the n-th evaluation, which is then a long one."""
-    count, real = 0, Evaluate.now
+    count, real = 0, ValidationHook.run
 
-    def now(self: Evaluate, loop: Any) -> None:
+    def now(self: ValidationHook, loop: Any) -> None:
         nonlocal count
         count += loop.state.judged != loop.state.step
         real(self, loop)
 
     def over_ranks(loss: Loss, ranks: Any) -> Loss:
-        if ranks is validation.ONE and count == nth:
+        if ranks is validation.LOCAL_RANK and count == nth:
             ask(name)
             time.sleep(0.1)
         return summed(loss, ranks)
 
-    Evaluate.now = now  # type: ignore[method-assign]
-    summed, validation.over_ranks = validation.over_ranks, over_ranks
+    ValidationHook.run = now  # type: ignore[method-assign]
+    summed, validation.reduce_over_ranks = validation.reduce_over_ranks, over_ranks
 
 
 def signalled_while_saving(step: int, name: str) -> None:
-    real = Saver.save
+    real = CheckpointHook.save
 
-    def save(self: Saver, loop: Any, *, wait: bool = False) -> None:
+    def save(self: CheckpointHook, loop: Any, *, wait: bool = False) -> None:
         if loop.state.step == step and self.last_step != step:
             ask(name)
         real(self, loop, wait=wait)
 
-    Saver.save = save  # type: ignore[method-assign]
+    CheckpointHook.save = save  # type: ignore[method-assign]
 
 
 def killed_after_saving(step: int) -> None:
     """Killed in the middle of a step, when every checkpoint before it is on the disk and expired ones are gone."""
-    real = Saver.save
+    real = CheckpointHook.save
 
-    def save(self: Saver, loop: Any, *, wait: bool = False) -> None:
+    def save(self: CheckpointHook, loop: Any, *, wait: bool = False) -> None:
         real(self, loop, wait=True)
 
-    Saver.save = save  # type: ignore[method-assign]
+    CheckpointHook.save = save  # type: ignore[method-assign]
     signalled(step, "SIGKILL")
 
 
@@ -134,13 +134,13 @@ def stops_at(step: int) -> None:
 
 def signalled_while_opening(name: str) -> None:
     """Before there is anything to save."""
-    real = Source.open.__func__  # type: ignore[attr-defined]
+    real = TrainingData.open.__func__  # type: ignore[attr-defined]
 
-    def open_(cls: type[Source], *arguments: Any, **named: Any) -> Any:
+    def open_(cls: type[TrainingData], *arguments: Any, **named: Any) -> Any:
         ask(name)
         return real(cls, *arguments, **named)
 
-    Source.open = classmethod(open_)  # type: ignore[assignment, method-assign]
+    TrainingData.open = classmethod(open_)  # type: ignore[assignment, method-assign]
 
 
 def only_rank(rank: int, name: str, *arguments: Any) -> None:
@@ -151,21 +151,21 @@ def only_rank(rank: int, name: str, *arguments: Any) -> None:
 
 def reads_late() -> None:
     """What steps say is read one step late, as it is where the device is not the host."""
-    make = Late.__init__
+    make = MetricBuffer.__init__
 
-    def late(self: Late, device: Any) -> None:
+    def late(self: MetricBuffer, device: Any) -> None:
         make(self, device)
         self._cuda = True
 
-    Late.__init__ = late  # type: ignore[method-assign]
-    put = Late.put
+    MetricBuffer.__init__ = late  # type: ignore[method-assign]
+    put = MetricBuffer.put
 
-    def on_host(self: Late, *rest: Any) -> None:
+    def on_host(self: MetricBuffer, *rest: Any) -> None:
         self._cuda = False
         put(self, *rest)
         self._cuda = True
 
-    Late.put = on_host  # type: ignore[method-assign]
+    MetricBuffer.put = on_host  # type: ignore[method-assign]
 
 
 def reads_late_and(name: str, *arguments: Any) -> None:
@@ -199,7 +199,7 @@ def writes_nothing(folder: str) -> None:
 
 def slow_baselines(seconds: float, then: str | None = None) -> None:
     """Whoever fits baselines takes so long, and then gets a signal."""
-    real = results.baselines
+    real = results.run_all_baselines
 
     def baselines(*given: Any) -> Any:
         time.sleep(seconds)
@@ -207,4 +207,4 @@ def slow_baselines(seconds: float, then: str | None = None) -> None:
             ask(then)
         return real(*given)
 
-    results.baselines = baselines
+    results.run_all_baselines = baselines

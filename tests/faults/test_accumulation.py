@@ -76,7 +76,7 @@ def micro(run: Path) -> int:
     return int(state["facts"]["state"]["micro"])
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES.names())
+@pytest.mark.parametrize("objective", OBJECTIVES.list_names())
 def test_what_is_learnt(runs: Nursery, datas: dict[tuple[str, str], Path], tmp_path: Path, objective: str) -> None:
     name = OTHERS.get(objective) or MODELS[OBJECTIVES.get(objective)().shapes[0]]
     data = datas[TOKENIZERS[name]]

@@ -29,7 +29,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 
 
 def texts(path: Path, **options: object) -> list[str]:
-    return [document.text for document in open_corpus([str(path)], **options).documents()]  # type: ignore[arg-type]
+    return [document.text for document in open_corpus([str(path)], **options).read_documents()]  # type: ignore[arg-type]
 
 
 def refused(path: Path, **options: object) -> str:
@@ -102,7 +102,7 @@ def test_binary_files(tmp_path: Path, content: bytes, pack: str) -> None:
     assert re.search(r"\b1 binary\b", refused(tmp_path))
     (tmp_path / "b.txt").write_text("text")
     corpus = open_corpus([str(tmp_path)])
-    assert [document.text for document in corpus.documents()] == ["text"]
+    assert [document.text for document in corpus.read_documents()] == ["text"]
     assert corpus.counts == {"binary_files": 1}
 
 
@@ -138,7 +138,7 @@ def test_invalid_utf8_at_the_edges_of_chunks(tmp_path: Path, offset: int, broken
         texts(path)
     assert re.search(rf"^{path}: byte {offset}\b.*\b{broken[:1].hex()}\b", str(caught.value))
     corpus = open_corpus([str(path)], errors="replace")
-    (document,) = corpus.documents()
+    (document,) = corpus.read_documents()
     assert document.text.startswith("x" * offset + "\ufffd")
     assert corpus.counts == {"replaced_characters": {b"\xed\xa0\x80": 3}.get(broken, 1)}
 
@@ -202,8 +202,8 @@ def test_ten_thousand_mangled_files_give_only_our_errors(tmp_path: Path) -> None
         for options in ({}, {"errors": "replace"}, {"by": "line"}, {"field": "text"}):
             try:
                 corpus = open_corpus([str(file)], **options)  # type: ignore[arg-type]
-                found = list(corpus.documents())
-                assert [document for part in corpus.parts(10) for document in part.documents()] == found
+                found = list(corpus.read_documents())
+                assert [document for part in corpus.plan_parts(10) for document in part.read_documents()] == found
                 for document in found:
                     document.text.encode()
                     assert document.text.strip()

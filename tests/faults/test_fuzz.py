@@ -19,20 +19,20 @@ import yaml
 
 import pretune as pt
 from pretune.adaptation.io import load as load_model
-from pretune.adaptation.peft.io import Beside, load_adapter, save_adapter
+from pretune.adaptation.peft.io import AdapterExtras, load_adapter, save_adapter
 from pretune.adaptation.peft.lora import Lora
 from pretune.core.errors import PretuneError
 from pretune.core.io import MANIFEST, write_manifest
-from pretune.inference.embed import embedder
+from pretune.inference.embed import build_embedder
 from pretune.inference.index import Index, build
 from pretune.reports import report
-from pretune.runs.build_config import choose
-from pretune.runs.finetune.build_config import choose as choose_tuning
-from pretune.runs.finetune.saved_task import Kept
-from pretune.training.checkpointing import state_of
-from pretune.training.checkpoints.checkpoint import check, describe, write
-from pretune.training.checkpoints.snapshot import Taken
-from pretune.training.train_state import State
+from pretune.runs.build_config import build_pretrain_config
+from pretune.runs.finetune.build_config import build_finetune_config as choose_tuning
+from pretune.runs.finetune.saved_task import SavedTask
+from pretune.training.checkpointing import read_state
+from pretune.training.checkpoints.checkpoint import describe_state, open_checkpoint, write_checkpoint
+from pretune.training.checkpoints.snapshot import TensorSnapshot
+from pretune.training.train_state import TrainState
 from tests.contracts.tiny import model_of
 from tests.faults.mutations import mutate, restructure, scramble
 from tests.inference.readers import TEXTS, encoder
@@ -114,14 +114,14 @@ def _index(root: Path) -> Campaign:
         for method in ("hnsw", "ivf"):
             made.append(root / method)
             build(root / "model", [f"{text} {i}" for i in range(10) for text in TEXTS], out=made[-1], method=method)
-    ready = embedder(root / "model", normalise=True)
+    ready = build_embedder(root / "model", normalise=True)
     queries = np.ones((2, ready.width), dtype=np.float32)
 
     def work(folder: Path) -> None:
         index = Index.open(folder)
         index.search(["the cat"], 3, words=True)
-        index.check(ready)
-        for _, number in zip(*index.nearest(queries, 3), strict=True):
+        index.check_embedder(ready)
+        for _, number in zip(*index.find_nearest(queries, 3), strict=True):
             assert all(index.rows[one] for one in number.tolist() if one >= 0)
 
     return Campaign(made, work, vouched=True)
@@ -150,25 +150,25 @@ def _runs(root: Path) -> Campaign:
 
     tuned = root / "runs" / "task"
     tuned.mkdir()
-    Kept(name="films", kind_of="classification", labels=("bad", "good"), metrics=("accuracy",), scale=(0.0, 1.0),
+    SavedTask(name="films", kind_of="classification", labels=("bad", "good"), metrics=("accuracy",), scale=(0.0, 1.0),
          max_length=20, stride=5).write(tuned)  # fmt: skip
 
-    facts = State(phases=[0, 3], held={"loss": 1.0}, meter={"flops": 1.0}).facts()
+    facts = TrainState(phases=[0, 3], held={"loss": 1.0}, meter={"flops": 1.0}).to_dict()
     facts.pop("progress")
     groups = {"model": {"a": torch.ones(2)}, "history": {"progress": torch.ones(3)}}
-    taken = Taken(groups=groups, tied={"model": {"b": "a"}}, events=[])
+    taken = TensorSnapshot(groups=groups, tied={"model": {"b": "a"}}, events=[])
     kept = root / "runs" / "step-00000007"
-    write(kept, taken, describe(7, taken, {"state": facts, "config": "abc"}, 1.0))
+    write_checkpoint(kept, taken, describe_state(7, taken, {"state": facts, "config": "abc"}, 1.0))
 
     def work(folder: Path) -> None:
         if (folder / "task.json").exists():
-            Kept.read(folder).task()
+            SavedTask.read(folder).build_task()
         elif (folder / "films").exists():
             report([folder, *(folder / name for name in names)], folder / "report.html")
         else:
-            found = check(folder)
-            found.tensors("model")
-            state_of(found)
+            found = open_checkpoint(folder)
+            found.load_tensors("model")
+            read_state(found)
 
     return Campaign([folder, folder, tuned, kept], work, vouched=False)
 
@@ -188,13 +188,15 @@ def _yaml(root: Path) -> Campaign:
     )
     whole = root / "yaml-whole"
     whole.mkdir()
-    (whole / "run.yaml").write_text(yaml.safe_dump(choose(settings=part / "run.yaml", device="cpu").plain()))
-    tree = choose_tuning(root / "model", task="sst2").plain()
+    (whole / "run.yaml").write_text(
+        yaml.safe_dump(build_pretrain_config(settings=part / "run.yaml", device="cpu").to_dict())
+    )
+    tree = choose_tuning(root / "model", task="sst2").to_dict()
     (tuning / "tuning.yaml").write_text(yaml.safe_dump(tree))
 
     def work(folder: Path) -> None:
         if (folder / "run.yaml").exists():
-            choose(settings=folder / "run.yaml", device="cpu")
+            build_pretrain_config(settings=folder / "run.yaml", device="cpu")
         else:
             choose_tuning(settings=folder / "tuning.yaml")
 
@@ -209,7 +211,7 @@ def _adapters(root: Path) -> Campaign:
         model, method = copy.deepcopy(base), Lora(rank=2)
         method.apply(model)
         made.append(root / name)
-        save_adapter(model, method, made[-1], beside=Beside(base=str(root / "base")))
+        save_adapter(model, method, made[-1], extras=AdapterExtras(base=str(root / "base")))
         if not ours:
             (made[-1] / "adapter.json").unlink()
         (made[-1] / MANIFEST).unlink(missing_ok=True)

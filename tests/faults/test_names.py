@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 import pretune as pt
 from pretune.core.errors import CheckpointError, DataError
 from pretune.core.io import write_manifest
-from pretune.data.prepare.stage import FILE as SLICE
-from pretune.data.prepare.stage import Stage
+from pretune.data.prepare.stage import SLICE_FILE as SLICE
+from pretune.data.prepare.stage import StageReader
 from pretune.data.shards import Shards
 from pretune.models import tensor_files
 from pretune.models.verify import verify
-from pretune.reports.load import gather
+from pretune.reports.load import load_directory
 from tests.data.corpora import random_documents
 from tests.data.corpora import write as write_shards
 from tests.faults.strangers import WEIGHTS, directory
@@ -46,9 +46,9 @@ def sharded(folder: Path) -> Path:
     half = len(tensors) // 2
     table = {}
     for number, part in enumerate((list(tensors)[:half], list(tensors)[half:])):
-        tensor_files.save({key: tensors[key] for key in part}, folder / f"part-{number}.safetensors")
+        tensor_files.save_tensors({key: tensors[key] for key in part}, folder / f"part-{number}.safetensors")
         table |= dict.fromkeys(part, f"part-{number}.safetensors")
-    (folder / tensor_files.INDEX).write_text(json.dumps({"weight_map": table}))
+    (folder / tensor_files.INDEX_FILE).write_text(json.dumps({"weight_map": table}))
     return folder
 
 
@@ -89,7 +89,7 @@ def test_runs_of_results(name: Callable[[Path], str], tmp_path: Path) -> None:
     rows = [{"method": "a", "labels": 1, "mean": 0.5, "seeds": 1}]
     (folder / "results.json").write_text(json.dumps({"rows": rows, "runs": [name(folder)]}))
     with pytest.raises(DataError, match=r"results\.json"):
-        gather(folder)
+        load_directory(folder)
 
 
 def test_units_of_a_slice(name: Callable[[Path], str], tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_units_of_a_slice(name: Callable[[Path], str], tmp_path: Path) -> None:
     facts = {"documents": 0, "counts": {}, "languages": {}, "shard": [1, 2], "units": [name(folder)]}
     (folder / SLICE).write_text(json.dumps(facts))
     with pytest.raises(DataError, match=SLICE):
-        [*Stage(folder).pieces(remove=True)]
+        [*StageReader(folder).iter_pieces(remove=True)]
     assert (tmp_path / "x" / "file").is_file()
 
 

@@ -13,7 +13,7 @@ import pretune as pt
 from pretune.cli.app import main
 from pretune.core import io
 from pretune.core.errors import CheckpointError, NonFiniteError
-from pretune.inference.index import FACTS
+from pretune.inference.index import METADATA_FILE
 from tests.runs import tasked
 
 TEXT = "the old sea."
@@ -106,7 +106,7 @@ def test_an_index_of_vectors_that_are_not_finite(
     vectors = np.load(index / "vectors-00000.npy")
     vectors[1] = np.nan
     np.save(index / "vectors-00000.npy", vectors)
-    io.write_manifest(index, [FACTS, "vectors-00000.npy", "texts-00000.jsonl"])
+    io.write_manifest(index, [METADATA_FILE, "vectors-00000.npy", "texts-00000.jsonl"])
     refused(["search", index, "sea", "--json"], capsys)
 
 
@@ -125,8 +125,8 @@ def test_finetune_ends_before_training(
 
 
 def test_a_number_that_json_lacks_is_no_internal_error(capsys: pytest.CaptureFixture[str]) -> None:
-    from pretune.cli._errors import judge
+    from pretune.cli._errors import classify_error
 
     with pytest.raises(ValueError, match="JSON") as caught:
         json.dumps(float("nan"), allow_nan=False)
-    assert judge(caught.value)[0] == CheckpointError.exit_code
+    assert classify_error(caught.value)[0] == CheckpointError.exit_code

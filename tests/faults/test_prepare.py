@@ -21,7 +21,7 @@ from pretune.cli import main
 from pretune.core.errors import DataError, ResourceError, UsageError
 from pretune.data.prepare import encoding, merge, prepare, work_units
 from pretune.data.shards import Shards
-from pretune.data.shards.npy import Appender
+from pretune.data.shards.npy import NpyWriter
 from pretune.text.tokenizer import Tokenizer
 from tests.conftest import ROOT
 from tests.data.texts import MANY, blocks, byte_tokenizer, stories, texts_of, tree
@@ -110,7 +110,7 @@ class TestCorpora:
     def test_a_fault_late_in_a_compressed_file(
         self, capsys: Capture, place: Path, tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(work_units, "UNIT", 2000)
+        monkeypatch.setattr(work_units, "UNIT_BYTES", 2000)
         packed = gzip.compress("\n\n".join(MANY).encode())
         (tmp_path / "a.txt.gz").write_bytes(packed[: len(packed) // 2])
         for workers in ("0", "2"):
@@ -121,7 +121,7 @@ class TestCorpora:
     def test_the_first_fault_is_told_whatever_the_workers(
         self, place: Path, tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch, workers: int
     ) -> None:
-        monkeypatch.setattr(work_units, "UNIT", 50)
+        monkeypatch.setattr(work_units, "UNIT_BYTES", 50)
         rows = [json.dumps({"text": f"good {number}"}) for number in range(100)]
         rows[40] = rows[60] = '{"text": 3}'
         (tmp_path / "a.jsonl").write_text("\n".join(rows))
@@ -163,7 +163,7 @@ class TestTokenizers:
         self, place: Path, tmp_path: Path, tokenizer: Path
     ) -> None:
         data = prepare([blocks(tmp_path / "a.txt", MANY[:9])], tokenizer=tokenizer, out=place / "data")
-        shards, other = data.shards(), Tokenizer.load(byte_tokenizer(tmp_path / "other", 5))
+        shards, other = data.open_shards(), Tokenizer.load(byte_tokenizer(tmp_path / "other", 5))
         shards.check(tokenizer_sha256=Tokenizer.load(tokenizer).sha256, vocab=257, fingerprint=data.fingerprint)
         with pytest.raises(DataError, match="tokenizer"):
             shards.check(tokenizer_sha256=other.sha256)
@@ -185,16 +185,16 @@ class TestDisks:
     def test_a_disk_that_fills_up(
         self, place: Path, tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch, at: int, number: int
     ) -> None:
-        real, calls = Appender.append, 0
+        real, calls = NpyWriter.append, 0
 
-        def append(self: Appender, values: Any) -> None:
+        def append(self: NpyWriter, values: Any) -> None:
             nonlocal calls
             calls += 1
             if calls >= at:
                 raise OSError(number, os.strerror(number))
             real(self, values)
 
-        monkeypatch.setattr(Appender, "append", append)
+        monkeypatch.setattr(NpyWriter, "append", append)
         given = blocks(tmp_path / "a.txt", MANY)
         with pytest.raises(ResourceError, match=str(place)):
             prepare([given], tokenizer=tokenizer, out=place / "deep" / "data", holdout="10%")
@@ -279,7 +279,7 @@ class TestDisks:
         def fail(*_: Any) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(Appender, "close", fail)
+        monkeypatch.setattr(NpyWriter, "close", fail)
         with pytest.raises(ResourceError):
             prepare([given], tokenizer=tokenizer, out=place / "data", holdout="2%", overwrite=True)
         assert tree(place) == before
@@ -382,7 +382,7 @@ class TestProcesses:
         (place / ".tmp-0123456789ab").mkdir()
         (place / "data" / ".tmp-0123456789ab").mkdir(parents=True)
         given = blocks(tmp_path / "a.txt", MANY[:9])
-        assert prepare([given], tokenizer=tokenizer, out=place / "data").made
+        assert prepare([given], tokenizer=tokenizer, out=place / "data").is_new
 
     def test_a_bug_in_a_worker_is_reported_as_one(
         self, place: Path, tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
@@ -390,7 +390,7 @@ class TestProcesses:
         def fail(*_: Any) -> None:
             raise ZeroDivisionError("a bug")
 
-        monkeypatch.setattr(encoding.Encoder, "_tokenise", fail)
+        monkeypatch.setattr(encoding.UnitEncoder, "_tokenise", fail)
         with pytest.raises(RuntimeError, match="ZeroDivisionError: a bug"):
             prepare([blocks(tmp_path / "a.txt", MANY)], tokenizer=tokenizer, out=place / "data", workers=1)
         assert list(place.iterdir()) == []
@@ -406,7 +406,7 @@ def test_a_failed_merge_leaves_nothing(
     def fail(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Appender, "append", fail)
+    monkeypatch.setattr(NpyWriter, "append", fail)
     with pytest.raises(ResourceError):
         merge(slices, out=place / "data")
     assert list(place.iterdir()) == [] and [tree(one) for one in slices] == before

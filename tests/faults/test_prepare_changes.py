@@ -13,7 +13,7 @@ from pretune.core.errors import DataError
 from pretune.data.prepare import prepare, run
 from pretune.data.prepare.stage import StageWriter
 from pretune.text.corpora import open_corpus
-from pretune.text.corpora.snapshot import Snapshot, stamp
+from pretune.text.corpora.snapshot import FileSnapshot, stamp_file
 from tests.data.texts import MANY, blocks, byte_tokenizer
 
 Change = Callable[[Path], None]
@@ -56,13 +56,13 @@ def write(path: Path) -> None:
 
 
 def after_hashing(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]) -> None:
-    real = run.places
+    real = run.list_parts
 
     def places(*given: Any) -> Any:
         work()
         return real(*given)
 
-    monkeypatch.setattr(run, "places", places)
+    monkeypatch.setattr(run, "list_parts", places)
 
 
 def while_reading(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]) -> None:
@@ -106,12 +106,12 @@ def test_a_file_that_is_truncated_under_a_reader(tmp_path: Path) -> None:
     corpus = open_corpus([str(path)])
     halve(path)
     with pytest.raises(DataError):
-        list(corpus.documents())
+        list(corpus.read_documents())
 
 
 def test_an_unchanged_file_passes(tmp_path: Path) -> None:
     path = Path(blocks(tmp_path / "a.txt", MANY[:3]))
-    snapshot = Snapshot([stamp(path)])
+    snapshot = FileSnapshot([stamp_file(path)])
     with snapshot.guard():
         assert path.read_bytes()
     path.unlink()

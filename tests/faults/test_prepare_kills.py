@@ -100,7 +100,7 @@ def test_data_that_is_up_to_date(tmp_path: Path, tokenizer: Path, given: list[st
     other = {"tokenizer": tokenizer, "out": out, "holdout": "5%", "overwrite": True, "workers": 0}
     killed(lambda: prepare(given, **other), lambda: arm(*POINTS["while reading"]))  # type: ignore[arg-type]
     assert leftovers(out)
-    assert not prepare(given, tokenizer=tokenizer, out=out).made
+    assert not prepare(given, tokenizer=tokenizer, out=out).is_new
     assert tree(out) == straight and leftovers(tmp_path) == []
 
 

@@ -21,8 +21,8 @@ from torch import Tensor
 from pretune.cli import main
 from pretune.core.errors import CheckpointError, PretuneError, ResourceError, UsageError
 from pretune.core.io import MANIFEST
-from pretune.training.checkpoints import Found, Lock, Store
-from pretune.training.checkpoints.checkpoint import check, listed
+from pretune.training.checkpoints import Checkpoint, CheckpointManager, RunLock
+from pretune.training.checkpoints.checkpoint import list_checkpoints, open_checkpoint
 from tests.faults.deaths import Dead, die, ended, fail, forked, seem_dead, watched
 
 FILES = [MANIFEST, "model.safetensors", "optimizer.safetensors", "state.json"]
@@ -38,8 +38,10 @@ def content(mark: int, size: int = 6) -> dict[str, dict[str, Tensor]]:
     }
 
 
-def store(run: Path, notes: list[str] | None = None, keep: int = 2) -> Store:
-    return Store(run / "checkpoints", keep=keep, on_note=[].append if notes is None else notes.append)
+def store(run: Path, notes: list[str] | None = None, keep: int = 2) -> CheckpointManager:
+    return CheckpointManager(
+        run / "checkpoints", max_checkpoints=keep, on_warning=[].append if notes is None else notes.append
+    )
 
 
 def save(run: Path, *steps: int, size: int = 6, score: float | None = None) -> None:
@@ -49,11 +51,11 @@ def save(run: Path, *steps: int, size: int = 6, score: float | None = None) -> N
     made.wait()
 
 
-def assert_is(found: Found | None, mark: int, size: int = 6) -> None:
+def assert_is(found: Checkpoint | None, mark: int, size: int = 6) -> None:
     """It is that save, bit for bit."""
     assert found is not None and found.facts == {**RUN, "mark": mark}
     for group, tensors in content(mark, size).items():
-        loaded = found.tensors(group)
+        loaded = found.load_tensors(group)
         assert loaded.keys() == tensors.keys()
         for name, tensor in tensors.items():
             assert loaded[name].dtype == tensor.dtype and torch.equal(loaded[name], tensor)
@@ -93,23 +95,26 @@ def test_killed_between_any_two_calls(step: int, two: Path, fast: Path) -> None:
         moment = len(ends) + 1
 
         def work(run: Path = run, moment: int = moment) -> None:
-            with Lock(run, on_note=print), watched(die(moment)):
+            with RunLock(run, on_warning=print), watched(die(moment)):
                 made = store(run)
                 made.save(step, content(33), {**RUN, "mark": 33}, wait=True)
 
         ends.append(ended(forked(work)))
         notes: list[str] = []
-        latest = store(run, notes).latest(RUN)
+        latest = store(run, notes).find_latest(RUN)
         assert notes == [] and latest is not None
         found.append(latest.facts["mark"])
         assert_is(latest, found[-1])
-        with Lock(run, on_note=notes.append) as lock:
+        with RunLock(run, on_warning=notes.append) as lock:
             after = store(run, notes)
-            after.tidy(lock)
+            after.remove_unfinished(lock)
             after.save(40, content(40), {**RUN, "mark": 40}, wait=True)
-            assert_is(after.latest(RUN), 40)
+            assert_is(after.find_latest(RUN), 40)
         assert len(notes) <= 2 and not [path for path in (run / "checkpoints").iterdir() if "tmp" in path.name]
-        assert sorted(check(path).step for path in listed(run / "checkpoints"))[-2:] in ([20, 40], [30, 40])
+        assert sorted(open_checkpoint(path).step for path in list_checkpoints(run / "checkpoints"))[-2:] in (
+            [20, 40],
+            [30, 40],
+        )
     assert set(ends[:-1]) == {-signal.SIGKILL}
     assert len(ends) > 25  # the files of a save, and what is done around them
     assert found == sorted(found) and set(found) == {20, 33}  # from some moment on it is the new one
@@ -138,7 +143,7 @@ def kill_at_random(run: Path, seed: int) -> tuple[int, int]:
         known = more[0]
     os.close(reader)
     notes: list[str] = []
-    latest = store(run, notes).latest(RUN)
+    latest = store(run, notes).find_latest(RUN)
     assert latest is not None and notes == []
     assert_is(latest, latest.step, size)
     return known, latest.step
@@ -179,7 +184,7 @@ def test_a_damaged_newest_is_skipped_and_named(
     file = run / "checkpoints" / "step-00000020" / name
     DAMAGES[damage](file)
     notes: list[str] = []
-    assert_is(store(run, notes).latest(RUN), 10)
+    assert_is(store(run, notes).find_latest(RUN), 10)
     named = str(file.parent if name == MANIFEST else file)  # a manifest that lies is known by the file it lies about
     assert len(notes) == 1 and named in notes[0]
     assert notes[0].isprintable()
@@ -196,9 +201,9 @@ def test_every_single_bit_of_what_is_read_as_text(name: str, run: Path) -> None:
     for bit in random.Random(0).sample(range(bits), min(bits, 1500)):
         flip(folder / name, bit)
         with pytest.raises(CheckpointError):
-            check(folder)
+            open_checkpoint(folder)
         flip(folder / name, bit)
-    check(folder)
+    open_checkpoint(folder)
 
 
 def test_all_damaged_is_an_error_and_all_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,7 +211,7 @@ def test_all_damaged_is_an_error_and_all_are_named(run: Path, capsys: pytest.Cap
     flip(run / "checkpoints/step-00000010/state.json", 9)
     notes: list[str] = []
     with pytest.raises(CheckpointError, match=r"00020/model\.safetensors"):
-        store(run, notes).latest(RUN)
+        store(run, notes).find_latest(RUN)
     assert len(notes) == 2
     assert main(["verify", str(run)]) == 4
     err = capsys.readouterr().err
@@ -216,11 +221,11 @@ def test_all_damaged_is_an_error_and_all_are_named(run: Path, capsys: pytest.Cap
 def test_a_file_in_the_place_of_a_checkpoint(run: Path) -> None:
     (run / "checkpoints" / "step-00000030").write_text("hello")
     notes: list[str] = []
-    assert_is(store(run, notes).latest(RUN), 20)
+    assert_is(store(run, notes).find_latest(RUN), 20)
     assert len(notes) == 1
     save(run, 30, 40)
-    assert_is(store(run).latest(RUN), 40)
-    assert [path.name for path in listed(run / "checkpoints")] == ["step-00000040", "step-00000030"]
+    assert_is(store(run).find_latest(RUN), 40)
+    assert [path.name for path in list_checkpoints(run / "checkpoints")] == ["step-00000040", "step-00000030"]
 
 
 # The disk
@@ -240,15 +245,15 @@ def test_a_fault_of_the_disk_at_any_moment(two: Path, fast: Path) -> None:
                 assert str(run) in str(error) and str(error).isprintable() and error.exit_code == 6
                 raised = True
         if not raised:  # a fault that does not matter, as in making a directory that is there, or none
-            assert_is(made.latest(RUN), 30)
+            assert_is(made.find_latest(RUN), 30)
             if count() < moment:
                 break
         made.wait()  # the error is told once
-        latest = made.latest(RUN)
+        latest = made.find_latest(RUN)
         assert latest is not None and latest.step in (20, 30)
         assert_is(latest, latest.step)
         made.save(40, content(40), {**RUN, "mark": 40}, wait=True)
-        assert_is(made.latest(RUN), 40)
+        assert_is(made.find_latest(RUN), 40)
     assert 15 < moment < 100
 
 
@@ -258,7 +263,7 @@ def test_the_next_save_tells_of_the_fault_too(run: Path) -> None:
         made.save(30, content(30), RUN)
         with pytest.raises(ResourceError, match=str(run)):
             made.save(40, content(40), RUN)
-    assert_is(made.latest(RUN), 20)
+    assert_is(made.find_latest(RUN), 20)
 
 
 def test_files_too_large_for_the_system(run: Path) -> None:
@@ -275,7 +280,7 @@ def test_files_too_large_for_the_system(run: Path) -> None:
             os._exit(error.exit_code)
 
     assert ended(forked(work)) == 6
-    assert_is(store(run).latest(RUN), 20)
+    assert_is(store(run).find_latest(RUN), 20)
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-00000010", "step-00000020"]
 
 
@@ -299,15 +304,15 @@ def test_a_full_disk_and_a_read_only_one(small_disk: Path) -> None:
     made.save(30, content(30, 1 << 18), RUN)
     with pytest.raises(ResourceError, match=str(small_disk)):
         made.wait()
-    assert_is(made.latest(RUN), 20)
+    assert_is(made.find_latest(RUN), 20)
     made.save(40, content(40), {**RUN, "mark": 40}, wait=True)  # a smaller one fits
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     made.save(50, content(50), RUN)
     with pytest.raises(ResourceError, match=str(small_disk)):
         made.wait()
-    with pytest.raises(ResourceError, match=str(small_disk)), Lock(small_disk, on_note=print):
+    with pytest.raises(ResourceError, match=str(small_disk)), RunLock(small_disk, on_warning=print):
         pass
-    assert_is(made.latest(RUN), 40)
+    assert_is(made.find_latest(RUN), 40)
     assert main(["verify", str(small_disk)]) == 0
 
 
@@ -315,7 +320,7 @@ def test_a_file_in_the_place_of_the_directory(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("hello")
     made = store(tmp_path)
     with pytest.raises(CheckpointError, match=str(tmp_path / "checkpoints")):
-        made.latest(RUN)
+        made.find_latest(RUN)
     with pytest.raises(UsageError, match=str(tmp_path / "checkpoints")):
         made.save(10, content(10), RUN, wait=True)
 
@@ -338,11 +343,11 @@ def test_whatever_happens_what_is_found_is_whole(data: st.DataObject, keep: int,
     written: dict[int, tuple[int, float | None]] = {}  # mark -> step, score
     step = 1
 
-    def alive() -> dict[int, Found]:
+    def alive() -> dict[int, Checkpoint]:
         found = {}
-        for folder in listed(run / "checkpoints"):
+        for folder in list_checkpoints(run / "checkpoints"):
             try:
-                found[check(folder).facts["mark"]] = check(folder)
+                found[open_checkpoint(folder).facts["mark"]] = open_checkpoint(folder)
             except PretuneError:
                 continue
         return found
@@ -352,7 +357,7 @@ def test_whatever_happens_what_is_found_is_whole(data: st.DataObject, keep: int,
         before = alive()
         match data.draw(st.sampled_from(["save", "save", "die", "damage"]), "action"):
             case "damage":
-                folders = listed(run / "checkpoints")
+                folders = list_checkpoints(run / "checkpoints")
                 if folders:
                     damage(rng.choice(folders), rng)
             case action:
@@ -374,11 +379,11 @@ def test_whatever_happens_what_is_found_is_whole(data: st.DataObject, keep: int,
                     assert len(after) >= min(keep, len(before.keys() - replaced) + 1)
                     scores = [f.score for old, f in before.items() if f.score is not None and old not in replaced]
                     best = min([*scores, *([score] if score is not None else [])], default=None)
-                    found = made.best()
+                    found = made.find_best()
                     assert (found.score if found else None) == best
                 else:
                     assert mark in after or after.keys() >= before.keys()
-        latest = store(run).latest(RUN) if alive() or not listed(run / "checkpoints") else None
+        latest = store(run).find_latest(RUN) if alive() or not list_checkpoints(run / "checkpoints") else None
         if latest is not None:
             assert_is(latest, latest.facts["mark"])
             assert (latest.step, latest.score) == written[latest.facts["mark"]]

@@ -28,7 +28,7 @@ def _made(name: str, kind: str) -> LanguageModel:
         (Path(folder) / "texts.txt").write_text("\n".join([WORDS, *TEXTS]))
         tokenizer = pt.train_tokenizer(kind, [folder], vocab=150 if kind == "wordpiece" else 400)
     model = pt.build(name, seed=1, width=32, depth=2, heads=4, hidden=48, vocab=tokenizer.vocab, positions=40)
-    model.assets.files = tokenizer.files()
+    model.assets.files = tokenizer.build_files()
     model.assets.tokenizer = tokenizer.raw
     return model.eval()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from pretune.models.catalog import resolve
 from pretune.models.model import LanguageModel, build
-from pretune.runs.defaults import fitted
+from pretune.runs.defaults import set_special_tokens
 from pretune.text.tokenizer import Tokenizer, train
 from tests.contracts.tiny import rough
 from tests.data.texts import stories
@@ -32,9 +32,9 @@ def tokenizer(kind: str, style: str) -> Tokenizer:
 def speaker(name: str, kind: str, style: str) -> LanguageModel:
     """A model with a tokenizer beside it; shared by all tests, so never to be changed."""
     words = tokenizer(kind, style)
-    spec = fitted(resolve(name, {"vocab": words.vocab, **SMALL[name]}), words)
+    spec = set_special_tokens(resolve(name, {"vocab": words.vocab, **SMALL[name]}), words)
     model = rough(build(spec)).eval()
-    model.assets.tokenizer, model.assets.files = words.raw, words.files()
+    model.assets.tokenizer, model.assets.files = words.raw, words.build_files()
     return model
 
 

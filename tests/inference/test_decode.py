@@ -14,36 +14,36 @@ from pretune.adaptation.peft.prefix import Prefix
 from pretune.adaptation.peft.prompt import Prompt
 from pretune.core.errors import UsageError
 from pretune.data.layout import batch
-from pretune.inference.beam import Beams
-from pretune.inference.decode import Watch, complete
-from pretune.inference.decoding_state import Rows
-from pretune.inference.engine import Engine
-from pretune.inference.generation_config import Beam, Decoding, Greedy, Sample
-from pretune.inference.generation_tokens import Marks
+from pretune.inference.beam import BeamSearchState
+from pretune.inference.decode import DecodingCallbacks, generate_tokens
+from pretune.inference.decoding_state import DecodingState
+from pretune.inference.engine import DecodingEngine
+from pretune.inference.generation_config import BeamSearch, GenerationConfig, GreedySearch, Sampling
+from pretune.inference.generation_tokens import GenerationTokens
 from pretune.models.model import LanguageModel
 from tests.contracts.tiny import CASES, DECODERS, ENCODERS, PAIRS, ROOM, model_of, text
 
 NEW = 6
-MARKS = Marks(start=3)
+MARKS = GenerationTokens(start=3)
 """Nothing ends a text, so that all of them are compared to the last token."""
 
 
 @torch.no_grad()
 def anew(model: LanguageModel, prompt: list[int], new: int, slots: int = 0) -> list[int]:
     """The likeliest token after reading everything again, each time."""
-    read: list[int] = [MARKS.start] if model.spec.both else list(prompt)  # type: ignore[list-item]
+    read: list[int] = [MARKS.start] if model.spec.is_encoder_decoder else list(prompt)  # type: ignore[list-item]
     begun = len(read)
     for _ in range(new):
-        first = [0] * slots + (prompt if model.spec.both else read)
-        logits = model(batch(source=[first], target=[read]) if model.spec.both else batch([first])).logits
+        first = [0] * slots + (prompt if model.spec.is_encoder_decoder else read)
+        logits = model(batch(source=[first], target=[read]) if model.spec.is_encoder_decoder else batch([first])).logits
         assert logits is not None
         read.append(int(logits[-1].argmax()))
     return read[begun:]
 
 
-def tokens(model: Any, prompts: list[list[int]], search: Any = Greedy(), **options: Any) -> list[list[int]]:  # noqa: B008
-    how = Decoding(max_new_tokens=NEW, search=search)
-    return [answer[0].tokens for answer in complete(model, prompts, how, marks=MARKS, **options)]
+def tokens(model: Any, prompts: list[list[int]], search: Any = GreedySearch(), **options: Any) -> list[list[int]]:  # noqa: B008
+    how = GenerationConfig(max_new_tokens=NEW, search=search)
+    return [answer[0].tokens for answer in generate_tokens(model, prompts, how, generation_tokens=MARKS, **options)]
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *PAIRS])
@@ -65,7 +65,7 @@ def test_with_a_method_on_the_model(name: str, method: Any) -> None:
     model.eval()
     assert tokens(model, prompts) == [anew(model, prompt, NEW, slots) for prompt in prompts]
     assert tokens(model, prompts) != tokens(model_of(name), prompts), "the method changes what is written"
-    assert tokens(model, prompts, Beam(beams=2)), "and beams take it along"
+    assert tokens(model, prompts, BeamSearch(beams=2)), "and beams take it along"
 
 
 def test_a_prompt_that_sees_all_of_itself() -> None:
@@ -97,12 +97,12 @@ def test_the_mode_of_a_model_is_left_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    "search", [Greedy(), Sample(seed=3, top_k=9), Beam(beams=3)], ids=["greedy", "sample", "beams"]
+    "search", [GreedySearch(), Sampling(seed=3, top_k=9), BeamSearch(beams=3)], ids=["greedy", "sample", "beams"]
 )
 def test_looks_and_groups_change_nothing(search: Any) -> None:
     model, prompts = model_of(DECODERS[0]), text(5, 1, 9, 3, 5)
     wanted = tokens(model, prompts, search)
-    assert tokens(model, prompts, search, watch=Watch(every=4)) == wanted
+    assert tokens(model, prompts, search, watch=DecodingCallbacks(interval=4)) == wanted
     assert tokens(model, prompts, search, batch=3) == wanted
 
 
@@ -111,22 +111,31 @@ def test_rows_that_end_stay_ended() -> None:
     model, prompts = model_of(DECODERS[0]), text(5, 1, 9, 3)
     free = tokens(model, prompts)
     end = free[0][2]
-    how = Decoding(max_new_tokens=NEW)
-    found = complete(model, prompts, how, marks=Marks(ends=(end,)), watch=Watch(every=4))
+    how = GenerationConfig(max_new_tokens=NEW)
+    found = generate_tokens(
+        model, prompts, how, generation_tokens=GenerationTokens(eos=(end,)), callbacks=DecodingCallbacks(interval=4)
+    )
     for (one,), whole in zip(found, free, strict=True):
         size = whole.index(end) if end in whole else NEW
-        assert (one.tokens, one.ended) == (whole[:size], "end" if end in whole else "length")
-    least = complete(model, prompts, Decoding(max_new_tokens=NEW, min_new_tokens=4), marks=Marks(ends=(end,)))
+        assert (one.tokens, one.finish_reason) == (whole[:size], "end" if end in whole else "length")
+    least = generate_tokens(
+        model,
+        prompts,
+        GenerationConfig(max_new_tokens=NEW, min_new_tokens=4),
+        generation_tokens=GenerationTokens(eos=(end,)),
+    )
     assert all(len(one.tokens) >= 4 for (one,) in least)
 
 
 def test_what_must_come_first_and_last() -> None:
     model = model_of(PAIRS[0])
-    marks = Marks(start=3, first=17, last=23, ends=(23,))
-    for search in (Greedy(), Beam(beams=2)):
-        (one,) = complete(model, text(4), Decoding(max_new_tokens=3, search=search), marks=marks)[0]
+    marks = GenerationTokens(start=3, forced_bos=17, forced_eos=23, eos=(23,))
+    for search in (GreedySearch(), BeamSearch(beams=2)):
+        (one,) = generate_tokens(
+            model, text(4), GenerationConfig(max_new_tokens=3, search=search), generation_tokens=marks
+        )[0]
         assert one.tokens[0] == 17
-        assert one.ended == "end"
+        assert one.finish_reason == "end"
 
 
 def test_a_watcher_sees_texts_grow_and_can_end_them() -> None:
@@ -136,17 +145,30 @@ def test_a_watcher_sees_texts_grow_and_can_end_them() -> None:
         seen.append((request, number, len(new)))
         return request == 1 and len(new) == 2
 
-    found = complete(model, text(5, 3), Decoding(max_new_tokens=NEW), marks=MARKS, watch=Watch(watch))
-    assert [(len(one.tokens), one.ended) for (one,) in found] == [(NEW, "length"), (2, "stop")]
+    found = generate_tokens(
+        model,
+        text(5, 3),
+        GenerationConfig(max_new_tokens=NEW),
+        generation_tokens=MARKS,
+        callbacks=DecodingCallbacks(watch),
+    )
+    assert [(len(one.tokens), one.finish_reason) for (one,) in found] == [(NEW, "length"), (2, "stop")]
     assert [size for request, _, size in seen if request == 0] == [1, 2, 3, 4, 5, 6]
     assert [size for request, _, size in seen if request == 1] == [1, 2]
 
 
-@pytest.mark.parametrize("search", [Greedy(), Beam(beams=2)], ids=["greedy", "beams"])
+@pytest.mark.parametrize("search", [GreedySearch(), BeamSearch(beams=2)], ids=["greedy", "beams"])
 def test_the_share_that_is_done_grows_to_the_whole(search: Any) -> None:
     shares: list[float] = []
-    how = Decoding(max_new_tokens=NEW, search=search)
-    complete(model_of(DECODERS[0]), text(5, 1, 9), how, marks=MARKS, batch=how.width, watch=Watch(share=shares.append))
+    how = GenerationConfig(max_new_tokens=NEW, search=search)
+    generate_tokens(
+        model_of(DECODERS[0]),
+        text(5, 1, 9),
+        how,
+        generation_tokens=MARKS,
+        batch=how.rows_per_prompt,
+        callbacks=DecodingCallbacks(on_progress=shares.append),
+    )
     assert shares == sorted(shares) and shares[-1] == 1
     assert {1 / 3, 2 / 3} <= {*shares} and 1 / 3 / NEW in shares, "of groups, and of steps in them"
 
@@ -154,10 +176,12 @@ def test_the_share_that_is_done_grows_to_the_whole(search: Any) -> None:
 def test_a_step_changes_its_buffers_in_place() -> None:
     """What is captured on a GPU reads and writes the same memory at every step."""
     model = model_of(DECODERS[0])
-    for search in (Sample(), Beam(beams=2)):
-        how = Decoding(max_new_tokens=NEW, search=search, repetition_penalty=1.2, no_repeat_ngram=3)
-        rows = (Beams if isinstance(search, Beam) else Rows)(1, 12, how, MARKS, torch.device("cpu"))
-        engine = Engine(model, rows, 12)
+    for search in (Sampling(), BeamSearch(beams=2)):
+        how = GenerationConfig(max_new_tokens=NEW, search=search, repetition_penalty=1.2, no_repeat_ngram=3)
+        rows = (BeamSearchState if isinstance(search, BeamSearch) else DecodingState)(
+            1, 12, how, MARKS, torch.device("cpu")
+        )
+        engine = DecodingEngine(model, rows, 12)
         parts = {name: value for name, value in vars(rows).items() if isinstance(value, torch.Tensor)}
         parts |= {"lengths": engine.cache.lengths, "keys": engine.cache.layers[0].store[0]}
         before = {name: value.data_ptr() for name, value in parts.items()}
@@ -186,15 +210,21 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("search", [Greedy(), Sample(top_k=9, top_p=0.9, min_p=0.01), Beam(beams=2)], ids=str)
+@pytest.mark.parametrize(
+    "search", [GreedySearch(), Sampling(top_k=9, top_p=0.9, min_p=0.01), BeamSearch(beams=2)], ids=str
+)
 @pytest.mark.parametrize("name", [DECODERS[0], "made-windows", "llama-7b", PAIRS[0]])
 def test_a_step_waits_for_nothing(name: str, search: Any) -> None:
     """But for the one look at the cache's room that a model takes on a CPU."""
     model = model_of(name)
-    how = Decoding(max_new_tokens=NEW, min_new_tokens=2, search=search, repetition_penalty=1.2, no_repeat_ngram=3)
-    marks = Marks(start=3, ends=(5, 9), first=4, last=5)
-    rows = (Beams if isinstance(search, Beam) else Rows)(2, 12, how, marks, torch.device("cpu"))
-    engine = Engine(model, rows, 12, source=4 if model.spec.both else 0)
+    how = GenerationConfig(
+        max_new_tokens=NEW, min_new_tokens=2, search=search, repetition_penalty=1.2, no_repeat_ngram=3
+    )
+    marks = GenerationTokens(start=3, eos=(5, 9), forced_bos=4, forced_eos=5)
+    rows = (BeamSearchState if isinstance(search, BeamSearch) else DecodingState)(
+        2, 12, how, marks, torch.device("cpu")
+    )
+    engine = DecodingEngine(model, rows, 12, source=4 if model.spec.is_encoder_decoder else 0)
     engine._reset()
     with torch.no_grad(), Waits() as waits:
         engine.advance()
@@ -202,36 +232,43 @@ def test_a_step_waits_for_nothing(name: str, search: Any) -> None:
 
 
 def limited() -> str:
-    return next(name for name in DECODERS if CASES[name].longest == ROOM)
+    return next(name for name in DECODERS if CASES[name].max_length == ROOM)
 
 
 def test_limits() -> None:
     model = model_of(limited())
-    whole = complete(model, text(ROOM - NEW), Decoding(max_new_tokens=NEW), marks=MARKS)
+    whole = generate_tokens(model, text(ROOM - NEW), GenerationConfig(max_new_tokens=NEW), generation_tokens=MARKS)
     assert len(whole[0][0].tokens) == NEW
     with pytest.raises(UsageError, match=f"{ROOM}"):
-        complete(model, text(ROOM), Decoding(max_new_tokens=NEW))
+        generate_tokens(model, text(ROOM), GenerationConfig(max_new_tokens=NEW))
     with pytest.raises(UsageError, match="prompt 2"):
-        complete(model, [[1], []], Decoding(max_new_tokens=2))
-    assert complete(model, [], Decoding()) == []
+        generate_tokens(model, [[1], []], GenerationConfig(max_new_tokens=2))
+    assert generate_tokens(model, [], GenerationConfig()) == []
     with pytest.raises(UsageError, match=r"prompt 1\b.*\b61\b"):
-        complete(model, [[3, 61]], Decoding(max_new_tokens=2))
-    short = Decoding(max_new_tokens=2)
-    assert complete(model, [np.array([3, 4], dtype=np.uint32)], short) == complete(model, [[3, 4]], short)
+        generate_tokens(model, [[3, 61]], GenerationConfig(max_new_tokens=2))
+    short = GenerationConfig(max_new_tokens=2)
+    assert generate_tokens(model, [np.array([3, 4], dtype=np.uint32)], short) == generate_tokens(model, [[3, 4]], short)
     with pytest.raises(UsageError, match="3 beams"):
-        complete(model, text(3), Decoding(max_new_tokens=2, search=Beam(beams=3)), marks=Marks(ends=tuple(range(90))))
+        generate_tokens(
+            model,
+            text(3),
+            GenerationConfig(max_new_tokens=2, search=BeamSearch(beams=3)),
+            generation_tokens=GenerationTokens(eos=tuple(range(90))),
+        )
 
 
 @pytest.mark.parametrize("name", [ENCODERS[0], next(name for name in ENCODERS if "xlnet" in name)])
 def test_what_reads_only_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=model_of(name).spec.shape):
-        complete(model_of(name), text(3))
+        generate_tokens(model_of(name), text(3))
 
 
 def test_an_unfinished_source_is_part_of_no_prompt() -> None:
     with pytest.raises(UsageError):
-        complete(model_of(DECODERS[0]), text(3), begun=[[1]])
+        generate_tokens(model_of(DECODERS[0]), text(3), decoder_prompts=[[1]])
     model, source = model_of(PAIRS[0]), text(4)
     whole = tokens(model, source)[0]
-    rest = complete(model, source, Decoding(max_new_tokens=NEW - 2), marks=MARKS, begun=[whole[:2]])
+    rest = generate_tokens(
+        model, source, GenerationConfig(max_new_tokens=NEW - 2), generation_tokens=MARKS, decoder_prompts=[whole[:2]]
+    )
     assert rest[0][0].tokens == whole[2:]

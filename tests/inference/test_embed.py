@@ -13,10 +13,10 @@ import pretune as pt
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.data.sequences import Sequences
 from pretune.inference import sentence_modules, weight_layout
-from pretune.inference.batching import batches, chunks, framed
-from pretune.inference.embed import embedder
+from pretune.inference.batching import encode_texts, pack_batches, split_into_chunks
+from pretune.inference.embed import build_embedder
 from pretune.inference.pooling import POOLINGS, Embedding, TextEncoder
-from pretune.inference.text_model import tokenizer_of
+from pretune.inference.text_model import get_tokenizer
 from tests.contracts.tiny import CASES, model_of
 from tests.inference.readers import TEXTS, decoder, encoder
 
@@ -25,7 +25,7 @@ EXACT = {"rtol": 0.0, "atol": 1e-6}
 
 def slowly(model: Any, text: str, pooling: str, layer: int | None) -> np.ndarray[Any, Any]:
     """One text by itself, pooled by the definition."""
-    tokenizer = tokenizer_of(model)
+    tokenizer = get_tokenizer(model)
     ids = tokenizer.template.apply(tokenizer.encode(text)).ids
     if pooling == "static":
         rows = model.tokens.weight[torch.tensor(tokenizer.encode(text), dtype=torch.long)]
@@ -72,10 +72,10 @@ def test_many_batches_and_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     before = [(p.data_ptr(), p.stride()) for p in model.parameters()]
     texts = [" ".join(TEXTS[i % 8].split()[: 1 + i % 5]) + f" {i}" for i in range(60)]
     expected = pt.embed(model, texts)
-    monkeypatch.setattr(weight_layout, "LEAST", 0)
-    monkeypatch.setattr("pretune.inference.embed.chunks", lambda texts: chunks(texts, 300, 9))
+    monkeypatch.setattr(weight_layout, "MIN_CHARACTERS", 0)
+    monkeypatch.setattr("pretune.inference.embed.chunks", lambda texts: split_into_chunks(texts, 300, 9))
     told: list[tuple[int, int]] = []
-    found = pt.embed(model, texts, batch_tokens=1, tell=lambda done, total: told.append((done, total)))
+    found = pt.embed(model, texts, batch_tokens=1, on_progress=lambda done, total: told.append((done, total)))
     np.testing.assert_allclose(found, expected, **EXACT)
     assert told[-1] == (60, 60) and [done for done, _ in told] == sorted(done for done, _ in told) and len(told) > 8
     assert [(p.data_ptr(), p.stride()) for p in model.parameters()] == before
@@ -83,13 +83,13 @@ def test_many_batches_and_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_too_long_is_counted() -> None:
     model = encoder()
-    ask = embedder(model)
+    ask = build_embedder(model)
     assert ask.length == 40
     found = ask(["bird " * 100, "bird", ""])
-    assert (found.cut, found.lost, found.empty) == (1, 62, 1)
+    assert (found.truncated_texts, found.truncated_tokens, found.empty_texts) == (1, 62, 1)
     np.testing.assert_allclose(found.vectors[0], slowly(model, "bird " * 38, "mean", None), **EXACT)
-    short = embedder(model, length=5)(["the cat plays music", "the cat plays"])
-    assert (short.cut, short.lost) == (1, 1)
+    short = build_embedder(model, length=5)(["the cat plays music", "the cat plays"])
+    assert (short.truncated_texts, short.truncated_tokens) == (1, 1)
     np.testing.assert_allclose(short.vectors[0], short.vectors[1], **EXACT)
 
 
@@ -126,7 +126,7 @@ def test_batches_hold_every_sequence_once(lengths: list[int], tokens: int, row: 
     offsets = np.cumsum([0, *lengths])
     given_ = Sequences(tokens=np.arange(offsets[-1]), offsets=offsets)
     seen: list[int] = []
-    for ids, cells, batch in batches(given_, tokens=tokens, row=row, step=step):
+    for ids, cells, batch in pack_batches(given_, tokens=tokens, row=row, step=step):
         seen += ids.tolist()
         for number, cell in zip(ids.tolist(), cells.tolist(), strict=True):
             start, end = batch.offsets[cell : cell + 2].tolist()
@@ -139,24 +139,24 @@ def test_batches_are_full() -> None:
     rng = np.random.default_rng(0)
     lengths = np.minimum(rng.lognormal(3, 0.8, 5000).astype(int) + 3, 256)
     given_ = Sequences(tokens=np.zeros(lengths.sum(), dtype=np.int64), offsets=np.cumsum([0, *lengths]))
-    placed = sum(batch.tokens.shape[0] for _, _, batch in batches(given_, tokens=1024, row=64))
+    placed = sum(batch.tokens.shape[0] for _, _, batch in pack_batches(given_, tokens=1024, row=64))
     assert lengths.sum() / placed > 0.98
 
 
 def test_chunks_hold_every_text_once() -> None:
     texts = ["x" * n for n in range(100)]
-    parts = chunks(texts, 500, 7)
+    parts = split_into_chunks(texts, 500, 7)
     assert sorted(np.concatenate(parts).tolist()) == list(range(100)) and max(map(len, parts)) == 7
-    assert chunks([]) == []
+    assert split_into_chunks([]) == []
 
 
 def test_framed_segments_and_frames() -> None:
-    tokenizer = tokenizer_of(encoder())
-    made = framed(tokenizer, ["the cat", ""], None)
+    tokenizer = get_tokenizer(encoder())
+    made = encode_texts(tokenizer, ["the cat", ""], None)
     for i, text in enumerate(["the cat", ""]):
         expected = tokenizer.template.apply(tokenizer.encode(text)).ids
         assert made.sequences.take(np.array([i])).tokens.tolist() == expected.tolist()
-    assert framed(tokenizer, ["the cat", ""], None, bare=True).sequences.lengths.tolist() == [2, 0]
+    assert encode_texts(tokenizer, ["the cat", ""], None, without_special=True).sequences.lengths.tolist() == [2, 0]
 
 
 def test_modules_there_and_back(tmp_path: Path) -> None:
@@ -165,11 +165,11 @@ def test_modules_there_and_back(tmp_path: Path) -> None:
     dense = sentence_modules.Dense(64, 8, bias=True, activation="torch.nn.modules.activation.Tanh")
     how = Embedding(pooling=("cls", "mean"), normalise=True, prompt="query: ")
     made = TextEncoder(model, how, torch.nn.ModuleList([dense]))
-    model.assets.modules = sentence_modules.write(made)
+    model.assets.modules = sentence_modules.write_modules(made)
     pt.save(model, tmp_path / "m")
     again = pt.load(tmp_path / "m")
-    assert sentence_modules.read(again)[0] == how
-    expected = embedder(made)(TEXTS).vectors
+    assert sentence_modules.read_modules(again)[0] == how
+    expected = build_embedder(made)(TEXTS).vectors
     np.testing.assert_allclose(pt.embed(tmp_path / "m", TEXTS), expected, **EXACT)
     assert expected.shape == (8, 8)
     assert pt.embed(again, TEXTS, pooling="max").shape == (8, 32)  # the dense layer was not made for that
@@ -243,7 +243,7 @@ def test_every_family_gives_vectors(name: str) -> None:
     texts = [np.arange(5, 5 + n) % 40 + 5 for n in (3, 9, 1, 6)]
     made = TextEncoder(model, Embedding(pooling=("mean", "last"), layer=1))
     given_ = Sequences(tokens=np.concatenate(texts), offsets=np.cumsum([0, 3, 9, 1, 6]))
-    ((ids, cells, batch),) = batches(given_, tokens=64, row=16)
+    ((ids, cells, batch),) = pack_batches(given_, tokens=64, row=16)
     with torch.no_grad():
         together = made(batch)[torch.from_numpy(cells)]
         for place, number in enumerate(ids.tolist()):

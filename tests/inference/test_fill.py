@@ -14,24 +14,24 @@ import transformers as tf
 import pretune as pt
 from pretune.core.errors import UsageError
 from pretune.data.layout import batch
-from pretune.inference.fill import blanks_of, whole
+from pretune.inference.fill import find_blanks, insert_answers
 from pretune.inference.mask_positions import Blanks
-from pretune.inference.text_model import tokenizer_of
-from pretune.inference.word_starts import pieces_of
+from pretune.inference.text_model import get_tokenizer
+from pretune.inference.word_starts import get_piece_masks
 from tests.inference.speakers import bart, bert, gpt, roberta, speaker, t5, tokenizer
 
 TEXT = "The old king [MASK] home and [MASK] there."
 
 
 def test_how_blanks_are_written() -> None:
-    assert Blanks.find("a [MASK] b ___ c", own="<mask>").parts == ("a ", " b ___ c")
-    assert Blanks.find("a <m> b [MASK]", own="<m>").parts == ("a ", " b [MASK]"), "the model's own comes first"
-    assert Blanks.find("a <mask> b [MASK]", own=None).count == 2
-    assert Blanks.find("____ and ___", own="[MASK]").parts == ("", " and ", "")
+    assert Blanks.find("a [MASK] b ___ c", mask_tokens="<mask>").parts == ("a ", " b ___ c")
+    assert Blanks.find("a <m> b [MASK]", mask_tokens="<m>").parts == ("a ", " b [MASK]"), "the model's own comes first"
+    assert Blanks.find("a <mask> b [MASK]", mask_tokens=None).count == 2
+    assert Blanks.find("____ and ___", mask_tokens="[MASK]").parts == ("", " and ", "")
     with pytest.raises(UsageError, match=r"'a __ b'.*\[MASK\].*<mask>.*___"):
-        Blanks.find("a __ b", own="[MASK]")
+        Blanks.find("a __ b", mask_tokens="[MASK]")
     with pytest.raises(UsageError, match="<m>"):
-        Blanks.find("a", own="<m>")
+        Blanks.find("a", mask_tokens="<m>")
 
 
 def logs(model: Any, ids: list[int], place: int) -> torch.Tensor:
@@ -43,9 +43,9 @@ def logs(model: Any, ids: list[int], place: int) -> torch.Tensor:
 @pytest.mark.parametrize("make", [bert, roberta])
 def test_one_piece_for_each_of_several_blanks(make: Any) -> None:
     model = make()
-    words = tokenizer_of(model)
+    words = get_tokenizer(model)
     mask = words.special["mask"]
-    ids = words.template.apply(words.encode(TEXT.replace("[MASK]", words.token(mask)))).ids.tolist()
+    ids = words.template.apply(words.encode(TEXT.replace("[MASK]", words.get_token(mask)))).ids.tolist()
     places = [i for i, token in enumerate(ids) if token == mask]
     answers = pt.fill(model, TEXT, k=7)
     assert len(answers) == len(places) == 2
@@ -55,7 +55,7 @@ def test_one_piece_for_each_of_several_blanks(make: Any) -> None:
         assert [answer.tokens for answer in blank] == [[token] for token in order[:7]]
         np.testing.assert_allclose([answer.probability for answer in blank], wanted[order[:7]], rtol=1e-4)
         assert blank[0].word == words.decode(order[:1]).strip()
-    best = whole(blanks_of(model, TEXT), answers)
+    best = insert_answers(find_blanks(model, TEXT), answers)
     assert best == f"The old king {answers[0][0].word} home and {answers[1][0].word} there."
     assert pt.fill(model, [TEXT, TEXT], k=7) == [answers, answers]
 
@@ -63,7 +63,7 @@ def test_one_piece_for_each_of_several_blanks(make: Any) -> None:
 def test_the_reference_gives_the_same_probabilities(tmp_path: Path) -> None:
     pt.save(bert(), tmp_path)
     reference = tf.BertForMaskedLM.from_pretrained(tmp_path).eval()
-    words = tokenizer_of(bert())
+    words = get_tokenizer(bert())
     ids = torch.tensor(words.template.apply(words.encode(TEXT)).ids)
     with torch.no_grad():
         shares = reference(ids[None]).logits.softmax(-1)[0][ids == words.special["mask"]]
@@ -75,9 +75,9 @@ def test_the_reference_gives_the_same_probabilities(tmp_path: Path) -> None:
 def test_words_of_two_pieces_are_the_best_of_all() -> None:
     """With as many kept as there are pieces, the search leaves nothing out: all words of one and two written out."""
     model, text = bert(), "The old king [MASK] home."
-    words = tokenizer_of(model)
-    mask, pieces = words.special["mask"], pieces_of(words, model.spec.vocab)
-    begins, continues = (torch.nonzero(part).flatten().tolist() for part in (pieces.begins, pieces.continues))
+    words = get_tokenizer(model)
+    mask, pieces = words.special["mask"], get_piece_masks(words, model.spec.vocab)
+    begins, continues = (torch.nonzero(part).flatten().tolist() for part in (pieces.starts_word, pieces.continues_word))
     assert begins and continues and not set(begins) & set(continues)
     ids = words.template.apply(words.encode(text)).ids.tolist()
     place = ids.index(mask)
@@ -101,17 +101,17 @@ def test_words_of_two_pieces_are_the_best_of_all() -> None:
 
 def test_whole_words_begin_where_words_begin() -> None:
     for model in (bert(), roberta()):
-        words = tokenizer_of(model)
-        pieces = pieces_of(words, model.spec.vocab)
+        words = get_tokenizer(model)
+        pieces = get_piece_masks(words, model.spec.vocab)
         for answer in pt.fill(model, "The king ___ home.", k=20, pieces=3)[0]:
-            assert pieces.begins[answer.tokens[0]]
-            assert all(pieces.continues[token] for token in answer.tokens[1:])
+            assert pieces.starts_word[answer.tokens[0]]
+            assert all(pieces.continues_word[token] for token in answer.tokens[1:])
             assert answer.word and not set(answer.tokens) & words.special_ids
 
 
 def test_a_model_of_two_streams_hides_by_rank(tmp_path: Path) -> None:
     model = speaker("xlnet-base", "unigram", "cls-last")
-    words = tokenizer_of(model)
+    words = get_tokenizer(model)
     ids = words.template.apply(words.encode("The king <mask> home."))
     place = ids.ids.tolist().index(words.special["mask"])
     pt.save(model, tmp_path)
@@ -138,13 +138,13 @@ def test_a_model_of_two_streams_hides_by_rank(tmp_path: Path) -> None:
 def test_sentinels_as_the_reference_searches(tmp_path: Path) -> None:
     """The same beams from the same beginning, cut at the sentinels; answers that read alike are one."""
     model, count = deepcopy(t5()), 8
-    words = tokenizer_of(model)
+    words = get_tokenizer(model)
     marks = words.sentinels
     with torch.no_grad():
         model.tokens.weight[list(marks[2:])] = 0.0  # or random weights would say little but sentinels
     pt.save(model, tmp_path)
     reference = tf.T5ForConditionalGeneration.from_pretrained(tmp_path).eval()
-    source = words.template.apply(words.encode(f"The king {words.token(marks[0])} home.")).ids
+    source = words.template.apply(words.encode(f"The king {words.get_token(marks[0])} home.")).ids
     out = reference.generate(
         torch.tensor(source)[None],
         decoder_input_ids=torch.tensor([[model.spec.special.start, marks[0]]]),
@@ -177,8 +177,8 @@ def test_sentinels_as_the_reference_searches(tmp_path: Path) -> None:
 def test_every_blank_of_sentinels_has_answers_however_they_are_spelled() -> None:
     """Blanks are filled in turn, so a decoder that says no further sentinel by itself fills them all the same."""
     model = t5()
-    words = tokenizer_of(model)
-    first, second, third = (words.token(mark) for mark in words.sentinels[:3])
+    words = get_tokenizer(model)
+    first, second, third = (words.get_token(mark) for mark in words.sentinels[:3])
     answers = pt.fill(model, "The ___ king ___ home and ___ there.", k=3, pieces=2)
     assert len(answers) == 3 and all(1 < len(blank) <= 3 for blank in answers)
     assert all(1 <= len(answer.tokens) <= 2 for blank in answers for answer in blank)
@@ -194,7 +194,7 @@ def test_every_blank_of_sentinels_has_answers_however_they_are_spelled() -> None
 def test_infilling_goes_on_until_what_follows() -> None:
     """A mask between tokens: what is written into it never holds what follows, nor special tokens."""
     model, text = bart(), "The king <mask> home and <mask> there."
-    words = tokenizer_of(model)
+    words = get_tokenizer(model)
     answers = pt.fill(model, text, k=4, pieces=3)
     assert len(answers) == 2
     for blank, following in zip(answers, (" home", " there"), strict=True):
@@ -209,7 +209,7 @@ def test_infilling_goes_on_until_what_follows() -> None:
 
 def best_by_hand(model: Any, text: str, most: int) -> list[int]:
     """The likeliest token after the beginning of the text, each time, until what follows."""
-    words = tokenizer_of(model)
+    words = get_tokenizer(model)
     ids = words.template.apply(words.encode(text)).ids.tolist()
     place = ids.index(words.special["mask"])
     ends = {ids[place + 1], *model.spec.special.eos}

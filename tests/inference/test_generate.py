@@ -7,13 +7,13 @@ import torch
 
 import pretune as pt
 from pretune.core.errors import CheckpointError, UsageError
-from pretune.inference.generate import usual, write
-from pretune.inference.generation_config import decoding
-from pretune.inference.generation_tokens import FILE, Marks
-from pretune.inference.prompts import encode
-from pretune.inference.stop_strings import Stops
-from pretune.inference.streaming import Continuation, Stream
-from pretune.inference.text_model import tokenizer_of
+from pretune.inference.generate import choose_max_new_tokens, generate_texts
+from pretune.inference.generation_config import build_generation_config
+from pretune.inference.generation_tokens import CONFIG_FILE, GenerationTokens
+from pretune.inference.prompts import encode_prompts
+from pretune.inference.stop_strings import StopStrings
+from pretune.inference.streaming import Continuation, TextStreamer
+from pretune.inference.text_model import get_tokenizer
 from pretune.text.tokenizer import Tokenizer
 from tests.inference.speakers import bart, bert, gpt, speaker, t5, tokenizer
 
@@ -36,28 +36,41 @@ def test_an_encoder_decoder_gives_what_it_writes_alone() -> None:
 
 
 def test_how_much_is_written_by_default() -> None:
-    assert usual(gpt()) == 24 and usual(t5()) == 64
-    assert write(gpt(), ["The"], decoding(max_new_tokens=usual(gpt()), min_new_tokens=24))[0][0].tokens == 24
+    assert choose_max_new_tokens(gpt()) == 24 and choose_max_new_tokens(t5()) == 64
+    assert (
+        generate_texts(
+            gpt(), ["The"], build_generation_config(max_new_tokens=choose_max_new_tokens(gpt()), min_new_tokens=24)
+        )[0][0].tokens
+        == 24
+    )
 
 
 def test_prompts_as_the_layouts_say() -> None:
     words = tokenizer("bpe", "endoftext")
-    ids, cut = encode(gpt(), words, ["The king"], Marks.of(gpt()), new=4, truncate=False)
+    ids, cut = encode_prompts(
+        gpt(), words, ["The king"], GenerationTokens.from_model(gpt()), max_new_tokens=4, truncate=False
+    )
     assert ids == [[words.special["bos"], *words.encode("The king")]] and not cut, "a run's decoder starts with its bos"
-    bare = Marks(start=None)
-    assert encode(gpt(), words, ["The"], bare, new=4, truncate=False).ids == [words.encode("The")]
+    bare = GenerationTokens(start=None)
+    assert encode_prompts(gpt(), words, ["The"], bare, max_new_tokens=4, truncate=False).ids == [words.encode("The")]
     framed = tokenizer("wordpiece", "cls-sep")
     model = speaker("gpt2-small", "wordpiece", "cls-sep")
-    found = encode(model, framed, ["The"], Marks.of(model), new=4, truncate=False).ids
+    found = encode_prompts(
+        model, framed, ["The"], GenerationTokens.from_model(model), max_new_tokens=4, truncate=False
+    ).ids
     assert found == [[framed.special["cls"], *framed.encode("The")]], "nothing is put behind a prompt"
     ended = tokenizer("unigram", "sentinels")
-    source = encode(t5(), ended, ["The king"], Marks.of(t5()), new=4, truncate=False).ids
+    source = encode_prompts(
+        t5(), ended, ["The king"], GenerationTokens.from_model(t5()), max_new_tokens=4, truncate=False
+    ).ids
     assert source == [[*ended.encode("The king"), ended.special["eos"]]]
 
 
 def test_special_tokens_may_be_spelled() -> None:
     words = tokenizer("bpe", "endoftext")
-    ids = encode(gpt(), words, ["<|endoftext|>"], Marks(start=None), new=4, truncate=False).ids
+    ids = encode_prompts(
+        gpt(), words, ["<|endoftext|>"], GenerationTokens(start=None), max_new_tokens=4, truncate=False
+    ).ids
     assert ids == [[words.special["bos"]]]
 
 
@@ -69,10 +82,12 @@ def test_prompts_that_are_too_long(capsys: pytest.CaptureFixture[str]) -> None:
     assert text.startswith(long)
     words = tokenizer("bpe", "endoftext")
     assert f"{len(words.encode(long)) - 37} tokens" in capsys.readouterr().err
-    kept, cut = encode(gpt(), words, [long], Marks(start=None), new=10, truncate=True)
+    kept, cut = encode_prompts(gpt(), words, [long], GenerationTokens(start=None), max_new_tokens=10, truncate=True)
     assert kept[0] == words.encode(long)[-38:] and cut == len(words.encode(long)) - 38, "a decoder keeps the end"
     model, spelled = bart(), tokenizer("bpe", "s-mask")
-    kept, _ = encode(model, spelled, [long], Marks.of(model), new=10, truncate=True)
+    kept, _ = encode_prompts(
+        model, spelled, [long], GenerationTokens.from_model(model), max_new_tokens=10, truncate=True
+    )
     whole = spelled.encode(long)
     assert kept[0][1:-1] == whole[: len(kept[0]) - 2] and len(kept[0]) == 48, "a source keeps its beginning"
     with pytest.raises(UsageError, match=r"\b48\b"):
@@ -100,19 +115,19 @@ def test_models_that_cannot_write() -> None:
 
 def test_the_file_beside_the_weights_has_the_last_word() -> None:
     model = deepcopy(t5())
-    model.assets.files[FILE] = b'{"eos_token_id": [7, 9], "forced_bos_token_id": 5, "decoder_start_token_id": 2}'
-    assert Marks.of(model) == Marks(start=2, ends=(7, 9), first=5)
-    model.assets.files[FILE] = b'{"decoder_start_token_id": 99999}'
-    with pytest.raises(CheckpointError, match=f"{FILE}.*99999"):
-        Marks.of(model)
-    model.assets.files[FILE] = b"{"
-    with pytest.raises(CheckpointError, match=FILE):
-        Marks.of(model)
+    model.assets.files[CONFIG_FILE] = b'{"eos_token_id": [7, 9], "forced_bos_token_id": 5, "decoder_start_token_id": 2}'
+    assert GenerationTokens.from_model(model) == GenerationTokens(start=2, eos=(7, 9), forced_bos=5)
+    model.assets.files[CONFIG_FILE] = b'{"decoder_start_token_id": 99999}'
+    with pytest.raises(CheckpointError, match=f"{CONFIG_FILE}.*99999"):
+        GenerationTokens.from_model(model)
+    model.assets.files[CONFIG_FILE] = b"{"
+    with pytest.raises(CheckpointError, match=CONFIG_FILE):
+        GenerationTokens.from_model(model)
 
 
 def test_a_decoder_may_be_started_with_another_token() -> None:
     first, other = (
-        write(t5(), [ONCE], decoding(max_new_tokens=4, temperature=0), start=start)[0][0].new
+        generate_texts(t5(), [ONCE], build_generation_config(max_new_tokens=4, temperature=0), start=start)[0][0].new
         for start in (None, "<extra_id_5>")
     )
     assert first != other
@@ -121,7 +136,7 @@ def test_a_decoder_may_be_started_with_another_token() -> None:
 
 
 def long_text(**options: object) -> str:
-    (found,) = write(gpt(), [ONCE], decoding(max_new_tokens=24, seed=2), **options)[0]  # type: ignore[arg-type]
+    (found,) = generate_texts(gpt(), [ONCE], build_generation_config(max_new_tokens=24, seed=2), **options)[0]  # type: ignore[arg-type]
     return found.new
 
 
@@ -133,7 +148,9 @@ def test_a_text_ends_before_a_stop_wherever_tokens_end() -> None:
             stop = whole[start : start + size]
             if "\ufffd" in stop:
                 continue
-            (found,) = write(gpt(), [ONCE], decoding(max_new_tokens=24, seed=2), stop=[stop, "never said"])[0]
+            (found,) = generate_texts(
+                gpt(), [ONCE], build_generation_config(max_new_tokens=24, seed=2), stop=[stop, "never said"]
+            )[0]
             assert found.new == whole[: whole.index(stop)]
             assert found.ended == "stop" and found.text == ONCE + found.new
         if start > 12:
@@ -141,12 +158,19 @@ def test_a_text_ends_before_a_stop_wherever_tokens_end() -> None:
 
 
 def test_a_stop_in_the_prompt_stops_nothing() -> None:
-    assert write(gpt(), [ONCE], decoding(max_new_tokens=4, temperature=0), stop=["Once"])[0][0].ended != "stop"
+    assert (
+        generate_texts(gpt(), [ONCE], build_generation_config(max_new_tokens=4, temperature=0), stop=["Once"])[0][
+            0
+        ].ended
+        != "stop"
+    )
 
 
 def test_beams_are_cut_at_a_stop() -> None:
-    (whole,) = write(gpt(), [ONCE], decoding(max_new_tokens=8, beams=2))[0]
-    (found,) = write(gpt(), [ONCE], decoding(max_new_tokens=8, beams=2), stop=[whole.new[2:4]])[0]
+    (whole,) = generate_texts(gpt(), [ONCE], build_generation_config(max_new_tokens=8, beams=2))[0]
+    (found,) = generate_texts(gpt(), [ONCE], build_generation_config(max_new_tokens=8, beams=2), stop=[whole.new[2:4]])[
+        0
+    ]
     assert found.new == whole.new[: whole.new.index(whole.new[2:4])] and found.ended == "stop"
 
 
@@ -171,17 +195,17 @@ def test_only_one_text_is_streamed() -> None:
 
 def test_a_stream_takes_nothing_back() -> None:
     told: list[str] = []
-    stream = Stream(told.append, Stops(["END", "D!"]))
+    stream = TextStreamer(told.append, StopStrings(["END", "D!"]))
     for text in ("a", "a E", "a EN", "a ENx", "a ENx\ufffd", "a ENxé E", "a ENxé END"):
-        stream.grown(text)
-    stream.end("a ENxé ")
+        stream.update(text)
+    stream.finish("a ENxé ")
     assert "".join(told) == "a ENxé " and told == ["a", " ", "ENx", "é "]
 
 
 def test_stops_that_mean_nothing() -> None:
     with pytest.raises(UsageError):
-        Stops(["", "a"])
-    assert Stops("ab").texts == ("ab",)
+        StopStrings(["", "a"])
+    assert StopStrings("ab").texts == ("ab",)
 
 
 @pytest.mark.parametrize(("kind", "style"), [("bpe", "endoftext"), ("unigram", "sentinels"), ("wordpiece", "cls-sep")])
@@ -195,5 +219,5 @@ def test_new_tokens_add_to_the_text_before(kind: str, style: str) -> None:
 
 def test_one_tokenizer_for_a_model() -> None:
     model = gpt()
-    assert tokenizer_of(model) is tokenizer_of(model)
-    assert tokenizer_of(model).special == tokenizer("bpe", "endoftext").special
+    assert get_tokenizer(model) is get_tokenizer(model)
+    assert get_tokenizer(model).special == tokenizer("bpe", "endoftext").special

@@ -9,9 +9,9 @@ import torch
 import transformers as tf
 
 import pretune as pt
-from pretune.inference.decode import complete
-from pretune.inference.decoding_state import Written
-from pretune.inference.generation_config import Beam, Decoding, Greedy
+from pretune.inference.decode import generate_tokens
+from pretune.inference.decoding_state import GeneratedTokens
+from pretune.inference.generation_config import BeamSearch, GenerationConfig, GreedySearch
 from tests.parity import cases
 
 NAMES = ("gpt2", "llama-gqa-bias", "mistral-window", "mpt", "t5", "bart", "mbart")
@@ -60,28 +60,28 @@ def cut(tokens: list[int]) -> list[int]:
     return tokens[: last + 1]
 
 
-def said(answers: list[list[Written]]) -> list[list[int]]:
+def said(answers: list[list[GeneratedTokens]]) -> list[list[int]]:
     return [one.tokens for answer in answers for one in answer]
 
 
-def same(ours: list[list[Written]], theirs: list[list[int]]) -> None:
+def same(ours: list[list[GeneratedTokens]], theirs: list[list[int]]) -> None:
     assert [tokens[:-1] if tokens[-1] in ENDS else tokens for tokens in theirs] == said(ours)
     ended = ["end" if tokens[-1] in ENDS else "length" for tokens in theirs]
-    assert [one.ended for answer in ours for one in answer] == ended
+    assert [one.finish_reason for answer in ours for one in answer] == ended
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy(name: str, folder: Path) -> None:
     model, ours = pair(name, folder)
-    found = complete(ours, PROMPTS, Decoding(max_new_tokens=NEW, search=Greedy()))
+    found = generate_tokens(ours, PROMPTS, GenerationConfig(max_new_tokens=NEW, search=GreedySearch()))
     same(found, reference(model, PROMPTS))
 
 
 BEAMS = {
-    "plain": Beam(beams=4),
-    "early": Beam(beams=3, length_penalty=2.0, early_stopping=True),
-    "short": Beam(beams=2, length_penalty=-1.0, early_stopping="never"),
-    "never": Beam(beams=4, length_penalty=0.5, early_stopping="never"),
+    "plain": BeamSearch(beams=4),
+    "early": BeamSearch(beams=3, length_penalty=2.0, early_stopping=True),
+    "short": BeamSearch(beams=2, length_penalty=-1.0, early_stopping="never"),
+    "never": BeamSearch(beams=4, length_penalty=0.5, early_stopping="never"),
 }
 
 
@@ -89,32 +89,34 @@ BEAMS = {
     ("name", "beam"),
     [(name, beam) for name in NAMES for kind, beam in BEAMS.items() if kind == "plain" or name in MAIN],
 )
-def test_beams(name: str, beam: Beam, folder: Path) -> None:
+def test_beams(name: str, beam: BeamSearch, folder: Path) -> None:
     model, ours = pair(name, folder)
-    found = complete(ours, PROMPTS, Decoding(max_new_tokens=NEW, search=beam, returns=2))
+    found = generate_tokens(ours, PROMPTS, GenerationConfig(max_new_tokens=NEW, search=beam, returns=2))
     options = {"length_penalty": beam.length_penalty, "early_stopping": beam.early_stopping}
     same(found, reference(model, PROMPTS, num_beams=beam.beams, num_return_sequences=2, **options))
 
 
 @pytest.mark.parametrize("name", MAIN)
-@pytest.mark.parametrize("search", [Greedy(), Beam(beams=3, early_stopping=True)], ids=["greedy", "beams"])
+@pytest.mark.parametrize("search", [GreedySearch(), BeamSearch(beams=3, early_stopping=True)], ids=["greedy", "beams"])
 @pytest.mark.parametrize(("penalty", "ngram"), [(1.7, 0), (1.0, 2), (1.3, 3)])
-def test_penalties(name: str, search: Greedy | Beam, penalty: float, ngram: int, folder: Path) -> None:
+def test_penalties(name: str, search: GreedySearch | BeamSearch, penalty: float, ngram: int, folder: Path) -> None:
     """NOTE: the reference counts padding as tokens that were read, which must not happen to be what is written."""
     model, ours = pair(name, folder)
-    decoding = Decoding(max_new_tokens=NEW, search=search, repetition_penalty=penalty, no_repeat_ngram=ngram)
+    decoding = GenerationConfig(max_new_tokens=NEW, search=search, repetition_penalty=penalty, no_repeat_ngram=ngram)
     options: dict[str, Any] = {"repetition_penalty": penalty, "no_repeat_ngram_size": ngram}
-    if isinstance(search, Beam):
+    if isinstance(search, BeamSearch):
         options |= {"num_beams": search.beams, "early_stopping": search.early_stopping}
-    same(complete(ours, PROMPTS, decoding), reference(model, PROMPTS, **options))
+    same(generate_tokens(ours, PROMPTS, decoding), reference(model, PROMPTS, **options))
 
 
 def test_some_texts_end_and_some_do_not(folder: Path) -> None:
     """Or the comparisons above would say little about ends."""
     ended = {
-        one.ended
+        one.finish_reason
         for name in NAMES
-        for answer in complete(pair(name, folder)[1], PROMPTS, Decoding(max_new_tokens=NEW, search=Beam(beams=4)))
+        for answer in generate_tokens(
+            pair(name, folder)[1], PROMPTS, GenerationConfig(max_new_tokens=NEW, search=BeamSearch(beams=4))
+        )
         for one in answer
     }
     assert ended == {"end", "length"}

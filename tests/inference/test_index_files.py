@@ -87,7 +87,7 @@ def test_fields_of_the_wrong_type_or_size(key: str, value: Any, made: Path, plac
     change(place / "i", **{key: value})
     with pytest.raises(CheckpointError, match=r"index\.json|vectors-|texts-") as caught:
         index = Index.open(place / "i")
-        index.rows, index.parts, index.ask(made / "model")  # read when they are asked for
+        index.rows, index.parts, index.load_embedder(made / "model")  # read when they are asked for
     assert str(caught.value).isprintable()
 
 

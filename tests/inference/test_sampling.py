@@ -7,9 +7,15 @@ from scipy import stats
 
 from pretune.core.errors import UsageError
 from pretune.inference import sampling
-from pretune.inference.decode import complete
-from pretune.inference.decoding_state import chances
-from pretune.inference.generation_config import Beam, Decoding, Greedy, Sample, decoding
+from pretune.inference.decode import generate_tokens
+from pretune.inference.decoding_state import draw_uniforms
+from pretune.inference.generation_config import (
+    BeamSearch,
+    GenerationConfig,
+    GreedySearch,
+    Sampling,
+    build_generation_config,
+)
 from tests.contracts.tiny import DECODERS, PAIRS, lay, model_of, text
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.5, 0.0, -1.0, -3.0]])
@@ -33,7 +39,7 @@ def agree(drawn: np.ndarray, expected: list[float]) -> None:
 
 
 def test_draws_follow_the_shares() -> None:
-    chance = chances(3, range(4000), 1, 5).flatten()
+    chance = draw_uniforms(3, range(4000), 1, 5).flatten()
     drawn = sampling.draw(LOGITS.expand(len(chance), -1), chance)
     agree(drawn.numpy(), shares(LOGITS))
 
@@ -45,41 +51,43 @@ def test_a_share_of_zero_is_never_drawn() -> None:
 
 def test_filters() -> None:
     shared = shares(LOGITS)
-    assert left(sampling.only_top_k(LOGITS, 2)) == [0, 1]
-    assert left(sampling.only_top_k(LOGITS, 99)) == [*range(6)]
-    assert left(sampling.only_top_p(LOGITS, shared[0] - 0.01)) == [0]
-    assert left(sampling.only_top_p(LOGITS, shared[0] + 0.01)) == [0, 1]
-    assert left(sampling.only_top_p(LOGITS, 1e-9)) == [0]
-    assert left(sampling.only_min_p(LOGITS, shared[2] / shared[0] - 1e-6)) == [0, 1, 2]
-    assert left(sampling.only_min_p(LOGITS, 1.0)) == [0]
+    assert left(sampling.filter_top_k(LOGITS, 2)) == [0, 1]
+    assert left(sampling.filter_top_k(LOGITS, 99)) == [*range(6)]
+    assert left(sampling.filter_top_p(LOGITS, shared[0] - 0.01)) == [0]
+    assert left(sampling.filter_top_p(LOGITS, shared[0] + 0.01)) == [0, 1]
+    assert left(sampling.filter_top_p(LOGITS, 1e-9)) == [0]
+    assert left(sampling.filter_min_p(LOGITS, shared[2] / shared[0] - 1e-6)) == [0, 1, 2]
+    assert left(sampling.filter_min_p(LOGITS, 1.0)) == [0]
 
 
 def test_penalties() -> None:
     history, known = torch.tensor([[0, 4, 1, 0, 4]]), torch.tensor([4])
-    found = sampling.penalised(LOGITS, history, known, 2.0)
+    found = sampling.apply_repetition_penalty(LOGITS, history, known, 2.0)
     assert found[0].tolist() == [1.0, 0.5, 0.5, 0.0, -2.0, -3.0]
-    assert left(sampling.unrepeated(LOGITS, history, known, 2)) == [0, 1, 2, 3, 5]  # 0 was followed by 4
-    assert left(sampling.unrepeated(LOGITS, history, known, 1)) == [2, 3, 5]
-    assert left(sampling.unrepeated(LOGITS, history, torch.tensor([5]), 3)) == [0, 2, 3, 4, 5]  # 0 4 by 1
-    assert left(sampling.unrepeated(LOGITS, history, torch.tensor([1]), 3)) == [*range(6)]
+    assert left(sampling.ban_repeated_ngrams(LOGITS, history, known, 2)) == [0, 1, 2, 3, 5]  # 0 was followed by 4
+    assert left(sampling.ban_repeated_ngrams(LOGITS, history, known, 1)) == [2, 3, 5]
+    assert left(sampling.ban_repeated_ngrams(LOGITS, history, torch.tensor([5]), 3)) == [0, 2, 3, 4, 5]  # 0 4 by 1
+    assert left(sampling.ban_repeated_ngrams(LOGITS, history, torch.tensor([1]), 3)) == [*range(6)]
 
 
 @pytest.mark.parametrize(
     "search",
     [
-        Sample(),
-        Sample(temperature=0.6),
-        Sample(top_k=5),
-        Sample(top_p=0.7),
-        Sample(min_p=0.3),
-        Sample(top_k=9, top_p=0.8),
+        Sampling(),
+        Sampling(temperature=0.6),
+        Sampling(top_k=5),
+        Sampling(top_p=0.7),
+        Sampling(min_p=0.3),
+        Sampling(top_k=9, top_p=0.8),
     ],
     ids=str,
 )
-def test_a_model_draws_by_its_own_probabilities(search: Sample) -> None:
+def test_a_model_draws_by_its_own_probabilities(search: Sampling) -> None:
     """The first new token of many returns, against the filtered softmax written out."""
     model, prompt, count = model_of(DECODERS[0]), text(5)[0], 3000
-    found = complete(model, [prompt], Decoding(max_new_tokens=1, search=search, returns=count), batch=count)
+    found = generate_tokens(
+        model, [prompt], GenerationConfig(max_new_tokens=1, search=search, returns=count), batch=count
+    )
     drawn = np.array([one.tokens[0] if one.tokens else model.spec.special.eos[0] for one in found[0]])
     with torch.no_grad():
         logits = model(lay(model.spec, [prompt])).logits[-1:].double() / search.temperature
@@ -102,22 +110,28 @@ def test_a_model_draws_by_its_own_probabilities(search: Sample) -> None:
 @pytest.mark.parametrize("name", [DECODERS[0], PAIRS[0]])
 def test_a_request_does_not_depend_on_its_company(name: str) -> None:
     model = model_of(name)
-    how = Decoding(max_new_tokens=6, search=Sample(seed=5, top_p=0.9), returns=2)
+    how = GenerationConfig(max_new_tokens=6, search=Sampling(seed=5, top_p=0.9), returns=2)
     prompts = text(4, 7, 2, 7)
-    together = complete(model, prompts, how)
-    assert complete(model, prompts, how, batch=1) == together
+    together = generate_tokens(model, prompts, how)
+    assert generate_tokens(model, prompts, how, batch=1) == together
     others = [*text(9, 1, 2, seed=8), prompts[3]]
-    assert complete(model, others, how)[3] == together[3]
+    assert generate_tokens(model, others, how)[3] == together[3]
     assert together[3][0] != together[3][1], "returns of a prompt differ"
-    again = Decoding(max_new_tokens=6, search=Sample(seed=6, top_p=0.9), returns=2)
-    assert complete(model, prompts, again) != together
+    again = GenerationConfig(max_new_tokens=6, search=Sampling(seed=6, top_p=0.9), returns=2)
+    assert generate_tokens(model, prompts, again) != together
 
 
 def test_flat_options() -> None:
-    assert decoding() == Decoding(search=Sample())
-    assert decoding(temperature=0, max_new_tokens=3) == Decoding(max_new_tokens=3, search=Greedy())
-    assert decoding(beams=4, num=2, early_stopping=True).search == Beam(beams=4, early_stopping=True)
-    assert decoding(top_k=3, seed=9, temperature=0.5).search == Sample(top_k=3, seed=9, temperature=0.5)
+    assert build_generation_config() == GenerationConfig(search=Sampling())
+    assert build_generation_config(temperature=0, max_new_tokens=3) == GenerationConfig(
+        max_new_tokens=3, search=GreedySearch()
+    )
+    assert build_generation_config(beams=4, num=2, early_stopping=True).search == BeamSearch(
+        beams=4, early_stopping=True
+    )
+    assert build_generation_config(top_k=3, seed=9, temperature=0.5).search == Sampling(
+        top_k=3, seed=9, temperature=0.5
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,4 +157,4 @@ def test_flat_options() -> None:
 )
 def test_options_that_mean_nothing(options: dict[str, float], value: str) -> None:
     with pytest.raises(UsageError, match=value):
-        decoding(**options)
+        build_generation_config(**options)

@@ -12,20 +12,28 @@ from hypothesis import strategies as st
 import pretune as pt
 from pretune.core.errors import DataError, NonFiniteError, UsageError
 from pretune.data.sequences import Sequences
-from pretune.inference.scoring import Asking, Passages, judge, packed_forward, passages, queries, score
-from pretune.inference.scoring.packed_forward import batches, bins, read
-from pretune.inference.scoring.queries import Causal, Frame, Masked
+from pretune.inference.scoring import (
+    Passages,
+    ScoringConfig,
+    compute_token_logprobs,
+    encode_passages,
+    packed_forward,
+    queries,
+    score,
+)
+from pretune.inference.scoring.packed_forward import compute_target_logprobs, iterate_batches, iterate_bins
+from pretune.inference.scoring.queries import CausalScoring, MaskedScoring, SpecialTokenFrame
 from tests.inference.scorers import STYLE, TEXTS, causal, ids, log_softmax, masked, scorer
 
 SHORT = [text for text in TEXTS if len(text) < 40]
-ASKING = Asking(tokens=64)
+ASKING = ScoringConfig(tokens=64)
 """Several batches even of a few texts."""
 
 
 @pytest.mark.parametrize(("family", "lead"), [("gpt2", ["bos"]), ("llama", ["bos"]), ("gpt", [])])
 def test_a_decoder_reads_from_the_left(family: str, lead: list[str]) -> None:
     model = scorer(family)
-    found = judge(model, passages(model.tokenizer, SHORT), ASKING)
+    found = compute_token_logprobs(model, encode_passages(model.tokenizer, SHORT), ASKING)
     for at, text in enumerate(SHORT):
         slow = causal(model, text, [model.tokenizer.special[role] for role in lead])
         assert found[at][0 if lead else 1 :] == pytest.approx(slow, abs=1e-9)
@@ -37,7 +45,7 @@ def test_a_decoder_reads_from_the_left(family: str, lead: list[str]) -> None:
 @pytest.mark.parametrize("rest", [True, False])
 def test_an_encoder_reads_a_masked_copy_for_every_token(family: str, rest: bool) -> None:
     model = scorer(family)
-    found = judge(model, passages(model.tokenizer, SHORT), Asking(tokens=64, rest=rest))
+    found = compute_token_logprobs(model, encode_passages(model.tokenizer, SHORT), ScoringConfig(tokens=64, rest=rest))
     for at, text in enumerate(SHORT):
         assert found[at] == pytest.approx(masked(model, text, rest=rest), abs=1e-9)
     assert any(len(ids(model, text)) > len(text.split()) for text in SHORT)  # some words have several pieces
@@ -45,8 +53,10 @@ def test_an_encoder_reads_a_masked_copy_for_every_token(family: str, rest: bool)
 
 def test_a_two_stream_model_has_the_token_last_in_the_order() -> None:
     model = scorer("xlnet")
-    found = judge(model, passages(model.tokenizer, SHORT, [(0, len(text)) for text in SHORT]), ASKING)
-    plain = judge(model, passages(model.tokenizer, SHORT), Asking(rest=False))
+    found = compute_token_logprobs(
+        model, encode_passages(model.tokenizer, SHORT, [(0, len(text)) for text in SHORT]), ASKING
+    )
+    plain = compute_token_logprobs(model, encode_passages(model.tokenizer, SHORT), ScoringConfig(rest=False))
     for at, text in enumerate(SHORT):
         tokens = ids(model, text)
         laid = model.tokenizer.template.apply(tokens)
@@ -62,13 +72,13 @@ def test_a_two_stream_model_has_the_token_last_in_the_order() -> None:
                 logits = model(replace(batch, order=torch.tensor(order))).logits
             slow.append(float(logits.log_softmax(-1)[0, tokens[place]]))
         assert plain[at] == pytest.approx(slow, abs=1e-9)
-    assert not np.allclose(found.logs, plain.logs)
+    assert not np.allclose(found.logprobs, plain.logprobs)
 
 
 def test_an_encoder_decoder_with_sentinels_fills_a_blank() -> None:
     model = scorer("t5")
     special, sentinel = model.tokenizer.special, model.tokenizer.sentinels[0]
-    found = judge(model, passages(model.tokenizer, TEXTS), ASKING)
+    found = compute_token_logprobs(model, encode_passages(model.tokenizer, TEXTS), ASKING)
     for at, text in enumerate(TEXTS):
         tokens = ids(model, text)
         read = [special["pad"], sentinel, *tokens]
@@ -82,7 +92,7 @@ def test_an_encoder_decoder_with_a_mask_writes_the_text_around_it() -> None:
     model = scorer("bart")
     special = model.tokenizer.special
     text = "The sea was quiet."
-    found = judge(model, passages(model.tokenizer, [text], [(3, 7)]), ASKING)
+    found = compute_token_logprobs(model, encode_passages(model.tokenizer, [text], [(3, 7)]), ASKING)
     tokens, sea = ids(model, text), ids(model, " sea")
     start = len(ids(model, "The"))
     stop = start + len(sea)
@@ -97,7 +107,9 @@ def test_an_encoder_decoder_with_a_mask_writes_the_text_around_it() -> None:
 def test_a_target_is_judged_given_its_source(family: str, start: str) -> None:
     model = scorer(family)
     source, target = "The sea was", " quiet before"
-    found = judge(model, passages(model.tokenizer, [source + target], [(len(source), 99)]), Asking(given=True))
+    found = compute_token_logprobs(
+        model, encode_passages(model.tokenizer, [source + target], [(len(source), 99)]), ScoringConfig(given=True)
+    )
     tokens = ids(model, source + target)[len(ids(model, source)) :]
     rows = log_softmax(
         model,
@@ -115,10 +127,10 @@ def test_pieces_of_a_word_are_hidden_with_those_before_them() -> None:
         offsets=np.array([0, 5]),
         start=np.array([0]),
         stop=np.array([5]),
-        units=np.array([True, True, False, False, True]),
+        unit_starts=np.array([True, True, False, False, True]),
     )
-    frame = Frame(((1, 0),), ((2, 0),))
-    (asked,) = Masked(frame, 3).ask(text)
+    frame = SpecialTokenFrame(((1, 0),), ((2, 0),))
+    (asked,) = MaskedScoring(frame, 3).ask(text)
     copies = np.split(asked.sequences.tokens, asked.sequences.offsets[1:-1])
     assert [copy.tolist() for copy in copies] == [
         [1, 3, 11, 12, 13, 14, 2],
@@ -129,15 +141,15 @@ def test_pieces_of_a_word_are_hidden_with_those_before_them() -> None:
     ]
     assert asked.sequences.targets is not None
     assert asked.sequences.targets[asked.sequences.targets >= 0].tolist() == [10, 11, 12, 13, 14]
-    (plain,) = Masked(frame, 3, rest=False).ask(text)
+    (plain,) = MaskedScoring(frame, 3, mask_word_rest=False).ask(text)
     assert (plain.sequences.tokens == 3).sum() == 5 and (asked.sequences.tokens == 3).sum() == 8
 
 
 def test_an_answer_can_be_one_unit() -> None:
     model = scorer("bert")
     texts = ["The sea was quiet."]
-    (asked,) = Masked(Frame(), model.tokenizer.special["mask"]).ask(
-        passages(model.tokenizer, texts, [(3, 11)], whole=True)
+    (asked,) = MaskedScoring(SpecialTokenFrame(), model.tokenizer.special["mask"]).ask(
+        encode_passages(model.tokenizer, texts, [(3, 11)], single_unit=True)
     )
     counts = [
         int((copy == model.tokenizer.special["mask"]).sum())
@@ -152,10 +164,10 @@ def test_what_is_too_long_loses_its_context_first_and_is_counted() -> None:
         offsets=np.array([0, 5, 14]),
         start=np.array([0, 6]),
         stop=np.array([5, 8]),
-        units=np.ones(14, bool),
+        unit_starts=np.ones(14, bool),
     )
     fitted = found.fit(4)
-    assert fitted.cut == 2
+    assert fitted.truncated_texts == 2
     assert np.split(fitted.tokens, fitted.offsets[1:-1])[0].tolist() == [0, 1, 2, 3]
     assert np.split(fitted.tokens, fitted.offsets[1:-1])[1].tolist() == [10, 11, 12, 13]  # judged: 11 and 12
     assert fitted.start.tolist() == [0, 1] and fitted.stop.tolist() == [4, 3]
@@ -166,9 +178,9 @@ def test_what_is_too_long_loses_its_context_first_and_is_counted() -> None:
 @pytest.mark.parametrize("family", [family for family in STYLE if family not in ("t5", "gpt")])
 def test_a_text_longer_than_the_model_is_cut_to_what_fits(family: str) -> None:
     model = scorer(family)
-    found = judge(model, passages(model.tokenizer, TEXTS), ASKING)
-    longest = model.spec.longest or model.spec.context
-    assert found.cut == sum(len(ids(model, text)) > found.counts.max() for text in TEXTS) == 1
+    found = compute_token_logprobs(model, encode_passages(model.tokenizer, TEXTS), ASKING)
+    longest = model.spec.max_length or model.spec.context
+    assert found.truncated_passages == sum(len(ids(model, text)) > found.counts.max() for text in TEXTS) == 1
     assert longest is not None and found.counts.max() <= longest + 1
 
 
@@ -176,30 +188,30 @@ def test_a_text_longer_than_the_model_is_cut_to_what_fits(family: str) -> None:
 def test_company_and_parts_change_nothing(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = scorer(family)
     alone = [score(model, [text])[0] for text in TEXTS]
-    assert score(model, TEXTS, asking=Asking(tokens=32)) == pytest.approx(alone, abs=1e-9)
-    monkeypatch.setattr(queries, "CHUNK", 40)
+    assert score(model, TEXTS, config=ScoringConfig(tokens=32)) == pytest.approx(alone, abs=1e-9)
+    monkeypatch.setattr(queries, "CHUNK_TOKENS", 40)
     assert score(model, TEXTS[::-1]) == pytest.approx(alone[::-1], abs=1e-9)
 
 
 @pytest.mark.parametrize("family", list(STYLE))
 def test_what_is_read_alike_is_read_once(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = scorer(family)
-    asked = passages(model.tokenizer, [f"The sea was {word}" for word in ("old", "quiet", "old", "house")])
-    plain = judge(model, asked)
+    asked = encode_passages(model.tokenizer, [f"The sea was {word}" for word in ("old", "quiet", "old", "house")])
+    plain = compute_token_logprobs(model, asked)
     rows = []
     inside = type(model).states
 
     def counted(self: object, batch: pt.Batch) -> torch.Tensor:
-        rows.append(len(batch.spans()))
+        rows.append(len(batch.list_spans()))
         return inside(self, batch)  # type: ignore[arg-type]
 
     monkeypatch.setattr(type(model), "states", counted)
-    once = judge(model, asked, alike=True)
-    assert once.logs == pytest.approx(plain.logs, abs=1e-9, nan_ok=True)
-    assert (once.first == plain.first).all()
+    once = compute_token_logprobs(model, asked, deduplicate=True)
+    assert once.logprobs == pytest.approx(plain.logprobs, abs=1e-9, nan_ok=True)
+    assert (once.is_argmax == plain.is_argmax).all()
     fewer = sum(rows)
     rows.clear()
-    judge(model, asked)
+    compute_token_logprobs(model, asked)
     assert fewer < sum(rows)
 
 
@@ -212,7 +224,7 @@ def test_every_sequence_is_in_one_bin_that_holds_it(lengths: list[int], both: bo
         tokens=np.zeros(m.sum(), int), offsets=np.concatenate(([0], np.cumsum(m))), source=source if both else None
     )
     seen = []
-    for which, length, room in bins(found):
+    for which, length, room in iterate_bins(found):
         seen += which.tolist()
         assert found.lengths[which].max() <= length
         assert (room is None) != both and (room is None or n[which].max() <= room)
@@ -221,20 +233,20 @@ def test_every_sequence_is_in_one_bin_that_holds_it(lengths: list[int], both: bo
 
 def test_the_likeliest_is_told_and_a_tie_is_not() -> None:
     model = scorer("gpt2")
-    (asked,) = Causal((model.tokenizer.special["bos"],)).ask(passages(model.tokenizer, ["quiet"]))
+    (asked,) = CausalScoring((model.tokenizer.special["bos"],)).ask(encode_passages(model.tokenizer, ["quiet"]))
     rows = log_softmax(model, asked.sequences.tokens.tolist())
     best = rows.argmax(-1).numpy()
-    told = read(model, replace(asked.sequences, targets=best), tokens=64)
-    assert told.first.all()
-    worst = read(model, replace(asked.sequences, targets=rows.argmin(-1).numpy()), tokens=64)
-    assert not worst.first.any()
+    told = compute_target_logprobs(model, replace(asked.sequences, targets=best), tokens=64)
+    assert told.is_argmax.all()
+    worst = compute_target_logprobs(model, replace(asked.sequences, targets=rows.argmin(-1).numpy()), tokens=64)
+    assert not worst.is_argmax.any()
 
 
 @pytest.mark.parametrize("fixed", [False, True])
 def test_batches_have_one_shape_and_hold_everything_once(fixed: bool) -> None:
     lengths = np.random.default_rng(0).integers(2, 100, 200)
     found = Sequences(tokens=np.arange(lengths.sum()), offsets=np.concatenate(([0], np.cumsum(lengths))))
-    made = list(batches(found, 1024, fixed=fixed))
+    made = list(iterate_batches(found, 1024, fixed=fixed))
     assert sorted(at for which, _ in made for at in which.tolist()) == list(range(200))
     assert len({(batch.rows, batch.length) for _, batch in made}) == 1 and len(made) > 5
     assert not fixed or made[0][1].rows == 8
@@ -246,25 +258,27 @@ def test_batches_have_one_shape_and_hold_everything_once(fixed: bool) -> None:
 def test_batches_become_smaller_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     model, tried = scorer("bert"), []
 
-    def short(*given: object, tokens: int, **more: object) -> packed_forward.Read:
+    def short(*given: object, tokens: int, **more: object) -> packed_forward.TargetLogProbs:
         tried.append(tokens)
         if tokens > 2048:
             raise torch.OutOfMemoryError("no room")
-        return read(*given, tokens=tokens, **more)  # type: ignore[arg-type]
+        return compute_target_logprobs(*given, tokens=tokens, **more)  # type: ignore[arg-type]
 
     plain = score(model, TEXTS)
     monkeypatch.setattr("pretune.inference.scoring.logprobs.read", short)
-    assert score(model, TEXTS, asking=Asking(tokens=8192)) == pytest.approx(plain, abs=1e-9)
+    assert score(model, TEXTS, config=ScoringConfig(tokens=8192)) == pytest.approx(plain, abs=1e-9)
     assert tried == [8192, 4096, 2048]
-    monkeypatch.setattr("pretune.inference.scoring.logprobs.LEAST", 4096)
+    monkeypatch.setattr("pretune.inference.scoring.logprobs.MIN_BATCH_TOKENS", 4096)
     with pytest.raises(torch.OutOfMemoryError):
-        score(model, TEXTS, asking=Asking(tokens=8192))
+        score(model, TEXTS, config=ScoringConfig(tokens=8192))
 
 
 def test_progress_is_told_to_the_end() -> None:
     model, told = scorer("bert"), []
-    found = judge(model, passages(model.tokenizer, TEXTS), ASKING, lambda done, of: told.append((done, of)))
-    assert len(told) > 2 and told[-1] == (len(found.logs), len(found.logs))
+    found = compute_token_logprobs(
+        model, encode_passages(model.tokenizer, TEXTS), ASKING, lambda done, of: told.append((done, of))
+    )
+    assert len(told) > 2 and told[-1] == (len(found.logprobs), len(found.logprobs))
 
 
 def test_logits_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +296,7 @@ def test_a_gpu_says_the_same(family: str) -> None:
     expected = score(scorer(family), TEXTS)
     model.cuda()
     assert score(model, TEXTS) == pytest.approx(expected, rel=1e-4)
-    half = score(model, TEXTS, asking=Asking(precision="bfloat16", tokens=64))
+    half = score(model, TEXTS, config=ScoringConfig(precision="bfloat16", tokens=64))
     assert half == pytest.approx(expected, rel=0.05, abs=0.5)
 
 

@@ -15,11 +15,11 @@ import pretune as pt
 from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
 from pretune.inference import faiss_index
 from pretune.inference.bm25 import BM25
-from pretune.inference.exact_search import exact
+from pretune.inference.exact_search import search_exact
 from pretune.inference.index import Hit, Index, build
-from pretune.inference.rag import answers, prompt
-from pretune.inference.stop_strings import Stops
-from pretune.inference.text_model import tokenizer_of
+from pretune.inference.rag import answer_questions, build_prompt
+from pretune.inference.stop_strings import StopStrings
+from pretune.inference.text_model import get_tokenizer
 from tests.inference.readers import TEXTS, decoder, encoder
 from tests.inference.speakers import bart, bert, gpt, t5
 
@@ -33,7 +33,7 @@ def test_exact_is_a_full_sort(seed: int, sizes: list[int], k: int) -> None:
     rng = np.random.default_rng(seed)
     parts = [rng.integers(-2, 3, (size, 3)).astype(np.float32) for size in sizes]
     queries = rng.integers(-2, 3, (4, 3)).astype(np.float32)
-    scores, numbers = exact(parts, queries, k, rows=7)
+    scores, numbers = search_exact(parts, queries, k, rows=7)
     every = queries @ np.concatenate(parts).T
     for row, found in enumerate(numbers.tolist()):
         order = sorted(range(every.shape[1]), key=lambda i: (-every[row, i], i))[:k]
@@ -50,7 +50,7 @@ def test_bm25_is_its_formula() -> None:
         expected = [
             times * rare * n / (n + 1.2 * (1 - 0.75 + 0.75 * size / (13 / 3))) for n, size in ((1, 6), (0, 2), (2, 5))
         ]
-        np.testing.assert_allclose(found.scores(query), expected)
+        np.testing.assert_allclose(found.score(query), expected)
     scores, numbers = found.search(["cats", "bird", "the"], k=3)
     assert numbers.tolist() == [[2, 0, -1], [-1, -1, -1], [2, 0, -1]] and scores[1].tolist() == [0, 0, 0]
 
@@ -63,11 +63,11 @@ def model(tmp_path: Path) -> Path:
 
 def test_an_index_finds_what_is_in_it(model: Path, tmp_path: Path) -> None:
     made = build(model, DOCUMENTS, out=tmp_path / "i")
-    assert len(made) == 6 and made.how.normalise
+    assert len(made) == 6 and made.embedding_config.normalise
     for number, hits in enumerate(made.search(DOCUMENTS, k=2), 1):
         assert hits[0].id == str(number) and hits[0].score == pytest.approx(1.0, abs=1e-5) and hits[1].score < 1
     vectors = pt.embed(model, DOCUMENTS, normalise=True)
-    scores, _ = made.nearest(vectors[:1], 6)
+    scores, _ = made.find_nearest(vectors[:1], 6)
     np.testing.assert_allclose(np.sort(scores[0]), np.sort(vectors @ vectors[0]), atol=1e-6)
 
 
@@ -91,7 +91,7 @@ def test_it_grows_as_if_made_at_once(model: Path, tmp_path: Path) -> None:
     assert [hit.id for hit in grown.search(["the bird"], k=6)[0]] == [
         hit.id for hit in whole.search(["the bird"], k=6)[0]
     ]
-    assert grown.rows == whole.rows and grown.facts["parts"] == [2, 1, 3]
+    assert grown.rows == whole.rows and grown.metadata["parts"] == [2, 1, 3]
 
 
 @pytest.mark.parametrize("method", faiss_index.METHODS)
@@ -118,17 +118,17 @@ def test_another_model_is_refused(model: Path, tmp_path: Path) -> None:
     other.tokens.weight.data[5] += 1
     pt.save(other, tmp_path / "other")
     for work in (
-        lambda: made.ask(tmp_path / "other"),
+        lambda: made.load_embedder(tmp_path / "other"),
         lambda: build(tmp_path / "other", ["the cat"], ids=["1"], out=tmp_path / "i", add=True),  # an id there is, too
         lambda: made.search(["the cat"], model=other),
     ):
-        with pytest.raises(CheckpointError, match=made.facts["fingerprint"][:12]):
+        with pytest.raises(CheckpointError, match=made.metadata["fingerprint"][:12]):
             work()
     (tmp_path / "moved").mkdir()
     model.rename(tmp_path / "moved" / "model")
     with pytest.raises(CheckpointError, match=rf"{re.escape(str(model))}.*--model"):
         made.search(["the cat"])
-    assert Index.open(tmp_path / "i").ask(tmp_path / "moved" / "model").width == 32  # the same, elsewhere
+    assert Index.open(tmp_path / "i").load_embedder(tmp_path / "moved" / "model").width == 32  # the same, elsewhere
 
 
 def damaged(what: str, folder: Path) -> None:
@@ -194,13 +194,13 @@ def test_texts_of_any_kind_are_kept(model: Path, tmp_path: Path) -> None:
 def test_answers_read_as_many_hits_as_fit() -> None:
     reader = decoder()
     hits = [Hit(str(i), "the cat plays music " * 2, 1.0) for i in range(4)]
-    text, read = prompt(reader, "who plays?", hits, None)
+    text, read = build_prompt(reader, "who plays?", hits, None)
     assert read == 4 and "who plays?" in text and "[4] the cat" in text
-    size = len(tokenizer_of(reader).encode(text))
-    text, read = prompt(reader, "who plays?", hits, size - 1)
+    size = len(get_tokenizer(reader).encode(text))
+    text, read = build_prompt(reader, "who plays?", hits, size - 1)
     assert read == 3 and "[3] the cat" in text and "[4]" not in text
     with pytest.raises(UsageError, match=r"\d+ tokens"):
-        answers(reader, ["who plays?"], [hits], max_new_tokens=2)
+        answer_questions(reader, ["who plays?"], [hits], max_new_tokens=2)
 
 
 def test_an_answer() -> None:
@@ -208,8 +208,8 @@ def test_an_answer() -> None:
     small = decoder()
     reader = pt.build("gpt2", seed=1, width=32, depth=1, heads=4, hidden=48, vocab=small.spec.vocab, positions=600)
     reader.assets = small.assets
-    found = answers(reader.eval(), ["who plays?"], [[Hit("7", "the cat plays", 1.0)]], max_new_tokens=5)
-    assert found[0].read == 1 and "the cat plays" in found[0].prompt and "\n" not in found[0].text
+    found = answer_questions(reader.eval(), ["who plays?"], [[Hit("7", "the cat plays", 1.0)]], max_new_tokens=5)
+    assert found[0].hits_read == 1 and "the cat plays" in found[0].prompt and "\n" not in found[0].text
     assert json.dumps(found[0]._asdict())
 
 
@@ -218,23 +218,23 @@ def test_answers_of_encoder_decoders() -> None:
     less, but for the first where no table of positions ends."""
     hits = [Hit("1", "the cat plays", 1.0), Hit("2", "the dog sleeps", 0.5)]
     for reader, read in ((t5(), 2), (bart(), 1)):  # the second has 48 positions
-        (found,) = answers(reader, ["who plays?"], [hits], max_new_tokens=6)
+        (found,) = answer_questions(reader, ["who plays?"], [hits], max_new_tokens=6)
         passages = " ".join(hit.text for hit in hits[:read])
-        assert found.prompt == f"question: who plays? context: {passages}" and found.read == read
+        assert found.prompt == f"question: who plays? context: {passages}" and found.hits_read == read
         (text,) = pt.generate(reader, [found.prompt], max_new_tokens=6, temperature=0)
-        assert found.text == Stops("\n", after=True).cut(text)[0].strip()
+        assert found.text == StopStrings("\n", after_text=True).truncate(text)[0].strip()
     long = [Hit(str(i), "the cat plays music " * 60, 1.0) for i in range(9)]
-    (found,) = answers(t5(), ["who plays?"], [long], max_new_tokens=2)
-    assert found.read < 9
-    assert prompt(t5(), "who plays?", long, 40, 1)[1] == 1 and prompt(t5(), "who plays?", [], 40, 1)[1] == 0
+    (found,) = answer_questions(t5(), ["who plays?"], [long], max_new_tokens=2)
+    assert found.hits_read < 9
+    assert build_prompt(t5(), "who plays?", long, 40, 1)[1] == 1 and build_prompt(t5(), "who plays?", [], 40, 1)[1] == 0
     with pytest.raises(UsageError, match="'encoder'"):
-        answers(bert(), ["who plays?"], [hits])
+        answer_questions(bert(), ["who plays?"], [hits])
     with pytest.raises(UsageError, match=r"\b64\b.*\b48\b"):
-        answers(gpt(), ["who plays?"], [hits])
+        answer_questions(gpt(), ["who plays?"], [hits])
 
 
 def test_an_answer_may_begin_with_an_empty_line() -> None:
-    stops = Stops("\n", after=True)
-    assert stops.cut("\n\n") == ("\n\n", False)
-    assert stops.cut("\n\nParis\nQuestion:") == ("\n\nParis", True)
-    assert Stops("\n").cut("\nParis") == ("", True)
+    stops = StopStrings("\n", after_text=True)
+    assert stops.truncate("\n\n") == ("\n\n", False)
+    assert stops.truncate("\n\nParis\nQuestion:") == ("\n\nParis", True)
+    assert StopStrings("\n").truncate("\nParis") == ("", True)

@@ -8,8 +8,8 @@ import transformers as tf
 
 import pretune as pt
 from pretune.core.errors import CheckpointError, UsageError
-from pretune.inference.decode import complete
-from pretune.inference.generation_config import Decoding
+from pretune.inference.decode import generate_tokens
+from pretune.inference.generation_config import GenerationConfig
 from tests.parity.cases import BART, GPT, LLAMA, T5
 
 BARE = [
@@ -27,10 +27,10 @@ def test_as_the_full_class_does(bare: type, full: type, config: type, options: d
     assert pt.load(tmp_path / "bare").head is None
     model = pt.load(tmp_path / "bare", head="tied")
     prompt = [7, 30, 4, 18]
-    options = {"decoder_start_token_id": model.spec.special.start} if model.spec.both else {}
+    options = {"decoder_start_token_id": model.spec.special.start} if model.spec.is_encoder_decoder else {}
     wanted = reference.generate(torch.tensor([prompt]), max_new_tokens=5, do_sample=False, pad_token_id=1, **options)
-    (found,) = complete(model, [prompt], Decoding(max_new_tokens=5))[0]
-    assert found.tokens == wanted[0, 1 if model.spec.both else 4 :].tolist()[: len(found.tokens)]
+    (found,) = generate_tokens(model, [prompt], GenerationConfig(max_new_tokens=5))[0]
+    assert found.tokens == wanted[0, 1 if model.spec.is_encoder_decoder else 4 :].tolist()[: len(found.tokens)]
     pt.save(model, tmp_path / "full")
     assert pt.load(tmp_path / "full").head is not None
 
@@ -40,4 +40,4 @@ def test_a_head_of_its_own_cannot_be_made_up(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="head"):
         pt.load(tmp_path, head="tied")
     with pytest.raises(UsageError, match="head"):
-        complete(pt.load(tmp_path), [[3, 4]])
+        generate_tokens(pt.load(tmp_path), [[3, 4]])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import DataError
 from pretune.metrics.classification import accuracy, accuracy_f1, accuracy_f1_macro, f1, f1_macro, f1_micro, matthews
-from pretune.metrics.correlation import mean_squared_error, pearson, pearson_spearman, ranks, spearman
+from pretune.metrics.correlation import compute_ranks, mean_squared_error, pearson, pearson_spearman, spearman
 
 stats = pytest.importorskip("scipy.stats", reason="correlations are compared with scipy's, which is not installed")
 
@@ -62,7 +62,7 @@ def test_correlations_equal_scipy_and_are_0_where_it_is_undefined(case: tuple[li
         assert pearson(gold, predicted) == spearman(gold, predicted) == 0.0
         return
     assert spearman(gold, predicted) == pytest.approx(stats.spearmanr(gold, predicted).statistic, abs=1e-9)
-    assert ranks(np.array(gold)).tolist() == stats.rankdata(gold).tolist()
+    assert compute_ranks(np.array(gold)).tolist() == stats.rankdata(gold).tolist()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         theirs = stats.pearsonr(gold, predicted).statistic

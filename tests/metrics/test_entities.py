@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
-from pretune.metrics.entities import SCHEMES, entities, entity_f1, entity_f1_strict, entity_report, tag_accuracy
+from pretune.metrics.entities import SCHEMES, entity_f1, entity_f1_strict, entity_report, extract_entities, tag_accuracy
 
 
 def sentences(letters: str) -> st.SearchStrategy[list[tuple[list[str], list[str]]]]:
@@ -50,7 +50,7 @@ def test_the_strict_readings_are_seqevals(scheme: str, data: st.DataObject) -> N
     assert [*ours.values()] == pytest.approx(reference(pairs, scheme=theirs))
     for sentence in (side for pair in pairs for side in pair):
         found = seqeval.scheme.Tokens(sentence, theirs).entities
-        assert entities(sentence, scheme) == [(entity.tag, entity.start, entity.end) for entity in found]
+        assert extract_entities(sentence, scheme) == [(entity.tag, entity.start, entity.end) for entity in found]
 
 
 @settings(max_examples=50)
@@ -71,12 +71,12 @@ def test_types_of_a_report_add_up(pairs: list[tuple[list[str], list[str]]]) -> N
 
 def test_readings_of_one_sentence() -> None:
     tags = ["I-PER", "I-PER", "B-PER", "O", "I-LOC", "B-ORG"]
-    assert entities(tags) == [("PER", 0, 2), ("PER", 2, 3), ("LOC", 4, 5), ("ORG", 5, 6)]
-    assert entities(tags, "iob1") == [("PER", 0, 2), ("PER", 2, 3), ("LOC", 4, 5)]
-    assert entities(tags, "iob2") == [("PER", 2, 3), ("ORG", 5, 6)]
-    assert entities(["S-A", "B-A", "I-A", "E-A", "B-B", "O"], "iobes") == [("A", 0, 1), ("A", 1, 4)]
-    assert entities(["B", "I", "O"]) == [("_", 0, 2)]
-    assert entities([]) == entities([], "iob2") == []
+    assert extract_entities(tags) == [("PER", 0, 2), ("PER", 2, 3), ("LOC", 4, 5), ("ORG", 5, 6)]
+    assert extract_entities(tags, "iob1") == [("PER", 0, 2), ("PER", 2, 3), ("LOC", 4, 5)]
+    assert extract_entities(tags, "iob2") == [("PER", 2, 3), ("ORG", 5, 6)]
+    assert extract_entities(["S-A", "B-A", "I-A", "E-A", "B-B", "O"], "iobes") == [("A", 0, 1), ("A", 1, 4)]
+    assert extract_entities(["B", "I", "O"]) == [("_", 0, 2)]
+    assert extract_entities([]) == extract_entities([], "iob2") == []
 
 
 def test_no_entities_at_all_is_0() -> None:
@@ -95,4 +95,4 @@ def test_bad_tags_and_lengths_are_named() -> None:
     with pytest.raises(DataError):
         tag_accuracy([[]], [[]])
     with pytest.raises(UsageError, match=r"'iobs'.*'iobes'"):
-        entities(["O"], "iobs")
+        extract_entities(["O"], "iobs")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pretune.core.errors import DataError, UsageError
 from pretune.metrics import METRICS
 from pretune.metrics.porter import stem
-from pretune.metrics.rouge import common_length, rouge, rouge_stemmed, scores
+from pretune.metrics.rouge import compute_lcs_length, rouge, rouge_stemmed, score_text
 from tests.conftest import ROOT
 
 NAMES = ["rouge1", "rouge2", "rougeL"]
@@ -24,13 +24,13 @@ def test_one_text_equals_rouge_score(stemmed: bool, data: st.DataObject) -> None
     scorer = pytest.importorskip("rouge_score.rouge_scorer", reason="rouge-score is not installed (extra 'peers')")
     judge = scorer.RougeScorer(NAMES, use_stemmer=stemmed)
     references, guess = data.draw(st.lists(sentence, min_size=1, max_size=3)), data.draw(sentence)
-    theirs, ours = judge.score(references[0], guess), scores(references[0], guess, stemmed=stemmed)
+    theirs, ours = judge.score(references[0], guess), score_text(references[0], guess, use_stemmer=stemmed)
     for name in NAMES:
         assert ours[name] == pytest.approx(tuple(theirs[name]))
     several = judge.score_multi(references, guess)
-    best = scores(references, guess, stemmed=stemmed)
+    best = score_text(references, guess, use_stemmer=stemmed)
     assert [best[name][2] for name in NAMES] == pytest.approx([several[name].fmeasure for name in NAMES])
-    assert rouge([references, guess], [guess, guess], stemmed=stemmed)["rouge1"] == pytest.approx(
+    assert rouge([references, guess], [guess, guess], use_stemmer=stemmed)["rouge1"] == pytest.approx(
         (best["rouge1"][2] + judge.score(guess, guess)["rouge1"].fmeasure) / 2
     )
 
@@ -41,7 +41,7 @@ def test_the_longest_common_subsequence(left: str, right: str) -> None:
     for i, a in enumerate(left, 1):
         for j, b in enumerate(right, 1):
             table[i][j] = table[i - 1][j - 1] + 1 if a == b else max(table[i - 1][j], table[i][j - 1])
-    assert common_length(left, right) == table[-1][-1]
+    assert compute_lcs_length(left, right) == table[-1][-1]
 
 
 ENDINGS = (

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError
-from pretune.metrics.groups import by_group, gender_parity, multirc
-from pretune.metrics.question_answering import exact_match, normalise, overlap, record, squad, squad2
+from pretune.metrics.groups import gender_parity, group_values, multirc
+from pretune.metrics.question_answering import exact_match, normalise, record, squad, squad2, token_f1
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,12 @@ def test_questions_of_squad() -> None:
     assert found["f1"] == pytest.approx((2 / 3 + 1 + 2 / 3 + 1) / 4)
     # the longest answer has ten words without its article, all of them said, and one more
     guess = "at Levi's Stadium in the San Francisco Bay Area at Santa Clara, California"
-    assert overlap(BOWL[1][2], guess) == pytest.approx(2 * 11 / (11 + 12))
+    assert token_f1(BOWL[1][2], guess) == pytest.approx(2 * 11 / (11 + 12))
     assert record(BOWL, guesses) == {"average": (found["f1"] + 0.5) / 2, **found}
 
 
 def test_words_are_counted_as_often_as_both_have_them() -> None:
-    assert overlap("new new york", "new york york") == pytest.approx(2 / 3)
+    assert token_f1("new new york", "new york york") == pytest.approx(2 / 3)
 
 
 def test_the_two_versions_differ_where_nothing_is_left() -> None:
@@ -98,8 +98,8 @@ def test_any_text_is_exactly_itself(texts: list[str]) -> None:
 def test_multirc_is_by_question() -> None:
     labels, guesses = [1, 0, 1, 1, 0], [1, 0, 1, 0, 0]
     questions = ["p0q0", "p0q0", "p0q1", "p0q1", "p0q0"]
-    assert by_group(labels, questions) == [[1, 0, 0], [1, 1]]
-    found = multirc(by_group(labels, questions), by_group(guesses, questions))
+    assert group_values(labels, questions) == [[1, 0, 0], [1, 1]]
+    found = multirc(group_values(labels, questions), group_values(guesses, questions))
     assert found == {"average": pytest.approx(0.65), "f1a": pytest.approx(0.8), "exact_match": 0.5}
     assert multirc([[0, 0]], [[0, 0]])["f1a"] == 0.0
 

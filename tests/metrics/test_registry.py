@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
-from pretune.metrics import LOWER_IS_BETTER, METRICS, headline
+from pretune.metrics import LOWER_IS_BETTER, METRICS, get_headline
 
 
 def each(names: tuple[str, ...], case: Any) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def test_gold_itself_is_perfect(name: str) -> None:
 
 @pytest.mark.parametrize("name", METRICS)
 def test_all_wrong_is_as_low_as_it_gets(name: str) -> None:
-    found = headline(metric(name)(PERFECT[name][0], WRONG[name]))
+    found = get_headline(metric(name)(PERFECT[name][0], WRONG[name]))
     least = {"calibration_error": 1.0, "pearson": -1.0, "spearman": -1.0, "pearson_spearman": -1.0}
     least["mean_squared_error"] = 15.3125  # four times the mean square of the numbers
     if name == "matthews":
@@ -120,5 +120,5 @@ def test_an_unknown_metric_names_the_nearest() -> None:
 
 
 def test_the_first_of_several_is_the_headline() -> None:
-    assert headline({"f1": 0.25, "exact_match": 1.0}) == 0.25
-    assert headline(0.5) == 0.5
+    assert get_headline({"f1": 0.25, "exact_match": 1.0}) == 0.25
+    assert get_headline(0.5) == 0.5

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 import pretune as pt
-from pretune.core.config import paths
+from pretune.core.config import list_paths
 from pretune.core.errors import UsageError
-from pretune.models.catalog import find, knobs_of, names, resolve
+from pretune.models.catalog import list_names, list_settings, parse_name, resolve
 from pretune.models.families import FAMILIES
 from pretune.models.init import Normal
 from pretune.nn.norm import RMSNorm
@@ -26,15 +26,15 @@ def refused(name: str, settings: dict[str, Any] | None = None) -> str:
 
 
 def test_names_are_found() -> None:
-    for name in names():
-        family, size = find(name)
+    for name in list_names():
+        family, size = parse_name(name)
         assert f"{family}-{size}" == name and size in FAMILIES.get(family).sizes
-    assert len(names()) == len({*names()}) == sum(len(FAMILIES.get(family).sizes) for family in FAMILIES)
+    assert len(list_names()) == len({*list_names()}) == sum(len(FAMILIES.get(family).sizes) for family in FAMILIES)
 
 
 def test_a_family_alone_is_its_usual_size() -> None:
     for family in FAMILIES:
-        assert find(family) == (family, FAMILIES.get(family).default)
+        assert parse_name(family) == (family, FAMILIES.get(family).default)
         assert resolve(family) == resolve(f"{family}-{FAMILIES.get(family).default}")
 
 
@@ -50,7 +50,7 @@ def test_a_family_alone_is_its_usual_size() -> None:
     ],
 )
 def test_families_with_a_dash_or_a_dot(name: str, found: tuple[str, str]) -> None:
-    assert find(name) == found
+    assert parse_name(name) == found
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,12 @@ def test_totals(name: str, total: int) -> None:
 
 def test_derived_widths_follow() -> None:
     """What a recipe derives is derived again; what is set stays."""
-    assert resolve("bert", {"width": 384, "heads": 6}).last.blocks[0].feedforward.hidden == 4 * 384
-    assert resolve("bert", {"width": 384, "hidden": 500}).last.blocks[0].feedforward.hidden == 500
-    assert resolve("llama", {"width": 384}).last.blocks[0].feedforward.hidden == 1024
+    assert resolve("bert", {"width": 384, "heads": 6}).last_stack.blocks[0].feedforward.hidden == 4 * 384
+    assert resolve("bert", {"width": 384, "hidden": 500}).last_stack.blocks[0].feedforward.hidden == 500
+    assert resolve("llama", {"width": 384}).last_stack.blocks[0].feedforward.hidden == 1024
     assert resolve("t5", {"width": 64}).head.scale == 1 / 8
     by_path = resolve("bert", {"width": 384, "encoder.blocks.0.feedforward.hidden": 500})
-    assert by_path.last.blocks[0].feedforward.hidden == 500
+    assert by_path.last_stack.blocks[0].feedforward.hidden == 500
 
 
 @pytest.mark.parametrize(
@@ -131,17 +131,17 @@ def test_text_is_read_by_its_field(settings: dict[str, Any], path: str, value: A
 
 def test_switches_and_what_can_be_empty() -> None:
     assert resolve("llama", {"tied": "True"}).head.tied and not resolve("llama3-1b", {"tied": "false"}).head.tied
-    assert resolve("mistral", {"window": None}).last.blocks[0].attention.window is None
-    assert resolve("mistral", {"window": "none"}).last.blocks[0].attention.window is None
-    assert resolve("mistral", {"window": "64"}).last.blocks[0].attention.window == 64
-    assert resolve("llama3", {"kv_heads": None}).last.blocks[0].attention.kv_heads is None
+    assert resolve("mistral", {"window": None}).last_stack.blocks[0].attention.window is None
+    assert resolve("mistral", {"window": "none"}).last_stack.blocks[0].attention.window is None
+    assert resolve("mistral", {"window": "64"}).last_stack.blocks[0].attention.window == 64
+    assert resolve("llama3", {"kv_heads": None}).last_stack.blocks[0].attention.kv_heads is None
     assert resolve("bert", {"hidden": None}) == resolve("bert")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_knob_of_a_recipe_does_something(family: str) -> None:
     """Two values that it takes give two specs."""
-    knobs = knobs_of(FAMILIES.get(family))
+    knobs = list_settings(FAMILIES.get(family))
     assert {"width", "depth", "heads", "vocab"} <= set(knobs)
     for knob, annotation in knobs.items():
         values = {bool: (True, False), float: (0.25, 0.5)}.get(annotation, (1, 2, 4, 6, 8, 16, 768, 1536, 4096))
@@ -235,7 +235,7 @@ def test_build_takes_a_name_or_a_spec() -> None:
 
 def test_every_path_of_a_spec_can_be_set_to_itself() -> None:
     spec = resolve("t5-table-prefix-lm")
-    for path in paths(spec):
+    for path in list_paths(spec):
         value: Any = spec
         for part in path.split("."):
             value = value[int(part)] if part.isdecimal() else getattr(value, part)

@@ -64,13 +64,13 @@ def test_bert_base_compiles_once(rows: int, length: int, backend: str) -> None:
         graphs = counters["stats"]["unique_graphs"]
         for batch in batches:
             step(model, batch)
-    scopes = model.encoder.scopes(batches[0], torch.bfloat16, pretune_ask())
+    scopes = model.encoder.build_contexts(batches[0], torch.bfloat16, pretune_ask())
     assert {scope.backend for scope in scopes.values()} == {backend}
     print(f"\n{backend}: {graphs} graphs, {counters['stats']['unique_graphs'] - graphs} more for 5 other batches")
     assert counters["stats"]["unique_graphs"] == graphs
 
 
 def pretune_ask() -> object:
-    from pretune.nn.stack import Ask
+    from pretune.nn.stack import OutputFlags
 
-    return Ask()
+    return OutputFlags()

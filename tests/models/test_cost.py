@@ -15,7 +15,16 @@ import pretune as pt
 from pretune.core.config import replace
 from pretune.core.errors import UsageError
 from pretune.models import catalog, cost
-from pretune.models.cost import DEVICES, Memory, estimate, flops_per_token, memory, parts, seen, usual_targets
+from pretune.models.cost import (
+    DEVICES,
+    MemoryEstimate,
+    count_params_by_part,
+    count_visible_keys,
+    estimate_cost,
+    estimate_memory,
+    estimate_target_share,
+    flops_per_token,
+)
 from pretune.models.model import LanguageModel
 
 SMALL = {"width": 64, "depth": 3, "heads": 4, "vocab": 97}
@@ -84,7 +93,7 @@ class TestFlops:
             model(batch)
         expected = tokens * flops_per_token(model.spec, **lengths(name), training=False)
         if model.spec.decoder:
-            heads, _, head = model.spec.decoder.blocks[0].attention.shape(width=64)
+            heads, _, head = model.spec.decoder.blocks[0].attention.resolve_shape(width=64)
             rows, length = batch.rows, batch.length
             expected += model.spec.decoder.depth * rows * length * 4 * heads * head * (length / 2)
         assert counter.get_total_flops() == pytest.approx(expected, rel=1e-12)
@@ -111,7 +120,13 @@ class TestFlops:
         mistral = catalog.resolve("mistral-7b")
         open_ = replace(mistral, {"decoder.blocks.0.attention.window": None})
         assert flops_per_token(mistral, length=4096) == flops_per_token(open_, length=4096)
-        scores = 3 * 4 * 4096 * 32 * (seen(32768, None, causal=True) - seen(32768, 4096, causal=True))
+        scores = (
+            3
+            * 4
+            * 4096
+            * 32
+            * (count_visible_keys(32768, None, causal=True) - count_visible_keys(32768, 4096, causal=True))
+        )
         longer = flops_per_token(open_, length=32768) - flops_per_token(mistral, length=32768)
         assert longer == pytest.approx(scores, rel=1e-9)
 
@@ -122,7 +137,7 @@ class TestFlops:
             for key in range(length):
                 near = window is None or abs(key - query) < window
                 allowed += near and not (causal and key > query)
-        found = seen(length, window, causal=causal)
+        found = count_visible_keys(length, window, causal=causal)
         assert abs(found - allowed / length) <= 1
         if window is None or window >= length:
             assert found == (length / 2 if causal else length)
@@ -136,9 +151,9 @@ class TestFlops:
         share = None if share is None else min(share, depth)
         stack = type(stack)(depth=depth, share=share, blocks=blocks)
         found: Counter[int] = Counter()
-        for made, times in cost._computed(stack):
+        for made, times in cost._iterate_blocks(stack):
             found[made.feedforward.hidden] += times
-        assert +found == Counter(stack.layers[i].feedforward.hidden for i in stack.layer_of)
+        assert +found == Counter(stack.layers[i].feedforward.hidden for i in stack.layer_indices)
 
     @pytest.mark.parametrize("bad", [{"length": 0}, {"length": 8, "targets": 1.5}, {"length": 8, "targets": math.nan}])
     def test_what_cannot_be(self, bad: dict[str, float]) -> None:
@@ -147,20 +162,20 @@ class TestFlops:
             flops_per_token(catalog.resolve("bert-tiny"), **bad)  # type: ignore[arg-type]
 
     def test_usual_targets(self) -> None:
-        shares = {name: usual_targets(catalog.resolve(name)) for name in ("bert", "gpt2", "t5", "xlnet")}
+        shares = {name: estimate_target_share(catalog.resolve(name)) for name in ("bert", "gpt2", "t5", "xlnet")}
         assert shares == {"bert": 0.15, "gpt2": 1.0, "t5": 1.0, "xlnet": 1 / 6}
 
 
 class TestParts:
     def test_they_add_up_for_every_published_size(self) -> None:
-        for name in catalog.names():
+        for name in catalog.list_names():
             spec = catalog.resolve(name)
-            assert sum(parts(spec).values()) == spec.params().total, name
-            assert min(parts(spec).values()) > 0
+            assert sum(count_params_by_part(spec).values()) == spec.params().total, name
+            assert min(count_params_by_part(spec).values()) > 0
 
     def test_they_are_what_the_modules_hold(self) -> None:
         model, _, _ = tiny("t5-shared")
-        found = parts(model.spec)
+        found = count_params_by_part(model.spec)
         assert model.decoder is not None
         cross = [p for name, p in model.decoder.named_parameters() if ".cross." in name]
         assert found["decoder cross-attention"] == sum(map(Tensor.numel, cross))
@@ -200,14 +215,15 @@ class TestMemory:
         kept = Kept(model)
         with torch.autograd.graph.saved_tensors_hooks(kept.keep, lambda tensor: tensor):
             model.loss(model.states(batch), batch)
-        found = memory(model.spec, tokens=tokens, **lengths(name), training=True, precision="fp32")
+        found = estimate_memory(model.spec, tokens=tokens, **lengths(name), training=True, precision="fp32")
         assert 1 / FACTOR < kept.total / found.activations < FACTOR
 
     def test_dropout_is_counted_by_the_byte(self) -> None:
         dry, wet = (catalog.resolve("bert-base", {"dropout": rate}) for rate in (0.0, 0.1))
         given = {"tokens": 512, "length": 512, "training": True, "targets": 0.0}
         more = [
-            memory(wet, **given, precision=kind).activations - memory(dry, **given, precision=kind).activations
+            estimate_memory(wet, **given, precision=kind).activations
+            - estimate_memory(dry, **given, precision=kind).activations
             for kind in ("fp32", "bf16")
         ]
         assert more == [512 * (12 * 2 + 1) * 768] * 2
@@ -216,7 +232,7 @@ class TestMemory:
     def test_training_state(self, precision: str, each: int) -> None:
         spec = catalog.resolve("bert-base")
         total = spec.params().total
-        found = memory(spec, tokens=512, length=512, training=True, precision=precision)  # type: ignore[arg-type]
+        found = estimate_memory(spec, tokens=512, length=512, training=True, precision=precision)  # type: ignore[arg-type]
         assert (found.weights, found.gradients, found.optimizer) == (each * total, 4 * total, 8 * total)
         assert found.cache == 0
         assert found.total == (each + 12) * total + found.activations
@@ -224,7 +240,8 @@ class TestMemory:
     def test_activations_grow_with_the_tokens(self) -> None:
         spec = replace(catalog.resolve("gpt2-small"), {"head": None})
         one, four = (
-            memory(spec, tokens=n * 1024, length=1024, training=True, precision="bf16").activations for n in (1, 4)
+            estimate_memory(spec, tokens=n * 1024, length=1024, training=True, precision="bf16").activations
+            for n in (1, 4)
         )
         assert four == pytest.approx(4 * one, rel=1e-6)
 
@@ -232,7 +249,7 @@ class TestMemory:
         """Beyond that a target costs its state and its gradient."""
         spec = catalog.resolve("gpt2-small")
         none, some = (
-            memory(spec, tokens=2**20, length=1024, training=True, precision="bf16", targets=share).activations
+            estimate_memory(spec, tokens=2**20, length=1024, training=True, precision="bf16", targets=share).activations
             for share in (0.0, 1.0)
         )
         assert some - none == 2**20 * 2 * 2 * 768 + 4 * 50257 * 768 + (2 << 30)
@@ -240,7 +257,7 @@ class TestMemory:
     def test_bert_by_hand(self) -> None:
         """Per token and layer: 4 d read and normed, 4 d of attention, 8 d hidden, all of 4 bytes; dropout aside."""
         spec = catalog.resolve("bert-base", {"dropout": 0.0})
-        found = memory(spec, tokens=1, length=512, training=True, precision="fp32", targets=0.0)
+        found = estimate_memory(spec, tokens=1, length=512, training=True, precision="fp32", targets=0.0)
         assert found.activations == 4 * (12 * 16 * 768 + 768)
 
     @pytest.mark.parametrize("name", ["gpt2", "llama-grouped", "t5", "bart"])
@@ -250,24 +267,26 @@ class TestMemory:
         built = model.new_cache(3, target, source=source)
         stores = [store for layer in [*built.layers, *built.cross] for store in (layer.keys, layer.values)]
         size = sum(store.numel() for store in stores)
-        found = memory(model.spec, tokens=3 * (source + target), **lengths(name), training=False, precision="bf16")
+        found = estimate_memory(
+            model.spec, tokens=3 * (source + target), **lengths(name), training=False, precision="bf16"
+        )
         assert found.cache == 2 * size
 
     def test_inference(self) -> None:
         bert, gpt = catalog.resolve("bert-base"), catalog.resolve("gpt2-small")
-        found = memory(bert, tokens=512, length=512, training=False, precision="bf16")
+        found = estimate_memory(bert, tokens=512, length=512, training=False, precision="bf16")
         assert (found.weights, found.gradients, found.optimizer, found.cache) == (2 * bert.params().total, 0, 0, 0)
         assert 0 < found.activations < 0.2 * found.weights
-        two = memory(gpt, tokens=2048, length=1024, training=False, precision="fp32")
+        two = estimate_memory(gpt, tokens=2048, length=1024, training=False, precision="fp32")
         assert two.cache == 2 * 2 * 12 * 768 * 1024 * 4
-        assert memory(gpt, tokens=1, length=1024, training=False, precision="fp32").cache == two.cache // 2
+        assert estimate_memory(gpt, tokens=1, length=1024, training=False, precision="fp32").cache == two.cache // 2
 
     def test_total_is_the_sum(self) -> None:
-        assert Memory(weights=1, gradients=2, optimizer=4, activations=8, cache=16).total == 31
+        assert MemoryEstimate(weights=1, gradients=2, optimizer=4, activations=8, cache=16).total == 31
 
     def test_an_empty_batch_is_refused(self) -> None:
         with pytest.raises(UsageError, match=r"\b0\b"):
-            memory(catalog.resolve("bert"), tokens=0, length=8, training=True, precision="fp32")
+            estimate_memory(catalog.resolve("bert"), tokens=0, length=8, training=True, precision="fp32")
 
 
 class TestTwoStreams:
@@ -312,7 +331,7 @@ class TestTwoStreams:
             model.loss(model.states(batch), batch)
         N = self.LENGTH * self.ROWS
         given = {"tokens": N, "length": self.LENGTH, "targets": 1 / every}
-        found = memory(model.spec, **given, training=True, precision="fp32")
+        found = estimate_memory(model.spec, **given, training=True, precision="fp32")
         assert 1 / FACTOR < kept.total / found.activations < FACTOR
 
 
@@ -327,13 +346,13 @@ class TestDevices:
             assert device.flops[device.precision] == max(device.flops.values())
             assert 0.1 <= device.utilisation <= 0.6
             assert device.rate == device.flops[device.precision] * device.utilisation
-            assert (device.dollars_per_hour == device.watts / 1000 * 0.30) == device.owned
+            assert (device.dollars_per_hour == device.watts / 1000 * 0.30) == device.is_owned
         assert DEVICES["h200"].flops["bf16"] == 989e12  # the rate that targets are judged by
         assert DEVICES["t4"].precision == "fp16"
 
     def test_an_estimate_by_hand(self) -> None:
         spec = catalog.resolve("bert-base")
-        found = estimate(spec, 1e9, DEVICES["h200"], 512, 0.15)
+        found = estimate_cost(spec, 1e9, DEVICES["h200"], 512, 0.15)
         assert found.flops == pytest.approx(5.87858688e17)
         assert found.seconds == pytest.approx(5.87858688e17 / (989e12 * 0.4))
         assert found.kwh == pytest.approx(found.seconds / 3600 * 0.7)
@@ -342,7 +361,7 @@ class TestDevices:
 
     def test_the_grid_is_an_argument(self) -> None:
         spec, device = catalog.resolve("bert-tiny"), DEVICES["l4"]
-        clean = estimate(spec, 1e9, device, 128, 0.15, grid=0.0)
-        dirty = estimate(spec, 1e9, device, 128, 0.15, grid=1.0)
+        clean = estimate_cost(spec, 1e9, device, 128, 0.15, co2_per_kwh=0.0)
+        dirty = estimate_cost(spec, 1e9, device, 128, 0.15, co2_per_kwh=1.0)
         assert clean.co2_kg == 0
         assert dirty.co2_kg == dirty.kwh == clean.kwh

@@ -15,11 +15,11 @@ from pretune.core import config
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.models.catalog import resolve
 from pretune.models.cost import flops_per_token
-from pretune.models.generator_discriminator import GeneratorDiscriminator, Pair, build_pair, with_generator
+from pretune.models.generator_discriminator import GeneratorDiscriminator, Pair, add_generator, build_pair
 from pretune.models.hf.checkpoint import load_pair
-from pretune.models.model import LanguageModel, empty
+from pretune.models.model import LanguageModel, build_empty
 from pretune.models.spec import ModelShape
-from pretune.models.trained_model import models, shaped
+from pretune.models.trained_model import convert_to_shape, list_models
 from pretune.models.verify import verify
 from pretune.objectives.base import MODEL_SHAPES
 
@@ -27,7 +27,7 @@ TINY = {"width": 64, "depth": 2, "heads": 4, "vocab": 61, "positions": 24, "tabl
 
 
 def tiny(**settings: object) -> Pair:
-    return with_generator(resolve("electra-small", {**TINY, **settings}))
+    return add_generator(resolve("electra-small", {**TINY, **settings}))
 
 
 @pytest.mark.parametrize(
@@ -35,19 +35,19 @@ def tiny(**settings: object) -> Pair:
 )
 def test_the_released_generators(size: str, multiplier: float) -> None:
     """Width, heads, hidden layer, projection and head follow from the discriminator's and one number."""
-    pair = with_generator(resolve(f"electra-{size}"), multiplier=multiplier)
+    pair = add_generator(resolve(f"electra-{size}"), multiplier=multiplier)
     assert pair.generator == resolve(f"electra-{size}-generator")
     assert pair.discriminator == resolve(f"electra-{size}")
 
 
 @pytest.mark.parametrize(("size", "width", "heads"), [("small", 64, 1), ("base", 256, 4), ("large", 256, 4)])
 def test_the_generators_of_the_paper(size: str, width: int, heads: int) -> None:
-    pair = shaped(resolve(f"electra-{size}"), ["generator-discriminator"])
+    pair = convert_to_shape(resolve(f"electra-{size}"), ["generator-discriminator"])
     assert isinstance(pair, Pair) and pair.generator.encoder is not None
     block = pair.generator.encoder.blocks[0]
     assert (pair.generator.width, block.attention.heads, block.feedforward.hidden) == (width, heads, 4 * width)
     assert pair.generator.depth == pair.discriminator.depth and pair.generator.table == pair.discriminator.table
-    assert models(pair) == (pair.generator, pair.discriminator)
+    assert list_models(pair) == (pair.generator, pair.discriminator)
 
 
 @pytest.mark.parametrize(
@@ -55,14 +55,14 @@ def test_the_generators_of_the_paper(size: str, width: int, heads: int) -> None:
     [
         tiny(),
         tiny(table=64),
-        with_generator(resolve("bert-tiny", {"vocab": 61})),
-        with_generator(resolve("roberta-base", {"vocab": 61, "width": 64, "depth": 1, "heads": 4}), multiplier=1),
-        shaped(resolve("electra-base"), ["generator-discriminator"]),
+        add_generator(resolve("bert-tiny", {"vocab": 61})),
+        add_generator(resolve("roberta-base", {"vocab": 61, "width": 64, "depth": 1, "heads": 4}), multiplier=1),
+        convert_to_shape(resolve("electra-base"), ["generator-discriminator"]),
     ],
     ids=["narrow-table", "plain-table", "another-family", "as-wide", "base"],
 )
 def test_counts_and_round_trip(pair: Pair) -> None:
-    model = GeneratorDiscriminator(empty(pair.discriminator), empty(pair.generator))
+    model = GeneratorDiscriminator(build_empty(pair.discriminator), build_empty(pair.generator))
     assert sum(p.numel() for p in model.parameters()) == pair.params().total
     bodies = [[part.tokens, part.encoder] for part in (model.generator, model.discriminator)]
     body = {id(p): p.numel() for modules in bodies for module in modules for p in module.parameters()}
@@ -139,16 +139,16 @@ def test_flops_of_the_detector() -> None:
 
 def test_refused() -> None:
     with pytest.raises(UsageError, match="'decoder'"):
-        with_generator(resolve("gpt2-small"))
+        add_generator(resolve("gpt2-small"))
     with pytest.raises(UsageError, match=r"multiplier 1\.5"):
-        with_generator(resolve("electra-small"), multiplier=1.5)
+        add_generator(resolve("electra-small"), multiplier=1.5)
     pair = tiny()
     with pytest.raises(UsageError, match="vocabulary"):
         replace(pair, generator=replace(pair.generator, vocab=60))
     with pytest.raises(UsageError, match="detector"):
         replace(pair, discriminator=pair.generator)
     with pytest.raises(UsageError, match=r"two-way.*'t5'"):
-        shaped(resolve("t5-small"), ["two-way"])
+        convert_to_shape(resolve("t5-small"), ["two-way"])
 
 
 def test_shapes_are_those_of_the_objectives() -> None:

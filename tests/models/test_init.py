@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pretune.core import config
 from pretune.models.catalog import resolve
 from pretune.models.init import FanIn, Init, Normal, initialise
-from pretune.models.model import LanguageModel, build, empty
+from pretune.models.model import LanguageModel, build, build_empty
 from tests.contracts.tiny import CASES
 
 WIDE = {"width": 96, "depth": 3, "heads": 4, "vocab": 300, "hidden": 160}
@@ -37,7 +37,7 @@ def poisoned(model: LanguageModel) -> LanguageModel:
 def test_nothing_is_left(name: str) -> None:
     """Memory full of NaN becomes weights; biases are 0, norms 1, everything else is drawn."""
     spec = CASES[name]
-    model = poisoned(empty(spec).to_empty(device="cpu"))
+    model = poisoned(build_empty(spec).to_empty(device="cpu"))
     initialise(model, spec.init, spec.depth, seed=1)
     assert all(torch.isfinite(tensor).all() for tensor in (*model.parameters(), *model.buffers()))
     for module in model.modules():

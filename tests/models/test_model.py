@@ -82,7 +82,7 @@ def test_the_pooler_takes_first_tokens() -> None:
     states = model(batch).states
     pooled = model.pool(states, batch)
     assert pooled.shape == (batch.cells, model.spec.width)
-    cells = [int(batch.sequence[start]) for start, _ in batch.spans()]
+    cells = [int(batch.sequence[start]) for start, _ in batch.list_spans()]
     first = torch.stack([part[0] for part in batch.split(states)])
     expected = torch.tanh(first @ model.pooler.dense.weight.T + model.pooler.dense.bias)
     torch.testing.assert_close(pooled[cells], expected, rtol=0, atol=1e-6)
@@ -106,15 +106,15 @@ def test_an_encoder_has_no_cache() -> None:
 @pytest.mark.parametrize("name", ["gpt2-small", "opt-125m", "bart-base"])
 def test_a_cache_ends_where_positions_do(name: str) -> None:
     model = model_of(name)
-    assert model.spec.longest == ROOM
+    assert model.spec.max_length == ROOM
     assert model.new_cache(2, ROOM, source=ROOM).capacity == ROOM
     refused(rf"\b{ROOM}\b", lambda: model.new_cache(2, ROOM + 1))
-    if model.spec.both:
+    if model.spec.is_encoder_decoder:
         refused(rf"\b{ROOM}\b", lambda: model.new_cache(2, 4, source=ROOM + 1))
 
 
 def test_a_cache_without_positions_has_no_end() -> None:
-    assert model_of("llama-7b").spec.longest is None
+    assert model_of("llama-7b").spec.max_length is None
     assert model_of("llama-7b").new_cache(1, 10 * ROOM).capacity == 10 * ROOM
 
 
@@ -126,7 +126,7 @@ def test_a_sequence_beyond_the_positions_is_refused(name: str) -> None:
         assert model(lay(model.spec, text(ROOM))).states.shape[0] == ROOM
         assert model(lay(model.spec, text(ROOM - 1, 6), row=ROOM + 5)).states.shape[0] > ROOM
     refused(str(ROOM), lambda: model(lay(model.spec, text(ROOM + 1))))
-    if model.spec.both:
+    if model.spec.is_encoder_decoder:
         refused(str(ROOM), lambda: model(lay(model.spec, text(2), text(ROOM + 1))))
 
 

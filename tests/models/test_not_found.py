@@ -7,7 +7,7 @@ import pytest
 import pretune as pt
 from pretune.core.errors import CheckpointError
 from pretune.models.families import FAMILIES, SIZES
-from pretune.models.not_found import hub_name, missing
+from pretune.models.not_found import format_hub_name, make_missing_error
 
 PUBLISHED = {
     "bert-base-uncased": "google-bert",
@@ -28,7 +28,7 @@ def test_names_of_the_hub_are_offered_as_they_are_written_here(
     name: str, owner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert hub_name(name) == f"hf:{owner}/{name}"
+    assert format_hub_name(name) == f"hf:{owner}/{name}"
     with pytest.raises(CheckpointError, match=f"hf:{owner}/{name}") as caught:
         pt.load(name)
     is_size = name in FAMILIES or any(name == f"{family}-{size}" for family, all_ in SIZES.items() for size in all_)
@@ -37,15 +37,17 @@ def test_names_of_the_hub_are_offered_as_they_are_written_here(
 
 def test_an_owner_and_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "hf:owner/model" in str(missing(Path("owner/model")))
+    assert "hf:owner/model" in str(make_missing_error(Path("owner/model")))
     (tmp_path / "runs").mkdir()
-    assert "hf:" not in str(missing(Path("runs/model"))).replace("hf:OWNER/NAME", "")  # a path that was mistyped
+    assert "hf:" not in str(make_missing_error(Path("runs/model"))).replace(
+        "hf:OWNER/NAME", ""
+    )  # a path that was mistyped
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b/c", "/etc", "my-run", "bert-tiny", ""])
 def test_what_is_no_name_of_the_hub(name: str) -> None:
-    assert hub_name(name) is None
+    assert format_hub_name(name) is None
 
 
 def test_a_size_of_a_family_is_trained() -> None:
-    assert "pretune pretrain bert-tiny" in str(missing(Path("bert-tiny")))
+    assert "pretune pretrain bert-tiny" in str(make_missing_error(Path("bert-tiny")))

@@ -8,7 +8,7 @@ import pytest
 from pretune.core import config
 from pretune.core.errors import UsageError
 from pretune.models.catalog import resolve
-from pretune.models.model import empty
+from pretune.models.model import build_empty
 from pretune.models.spec import Model
 from pretune.nn.heads import PairHead
 from pretune.nn.norm import LayerNorm
@@ -19,7 +19,7 @@ BERT, GPT, T5, SHARED = (CASES[name] for name in ("bert-base", "gpt2-small", "t5
 
 
 def numel(spec: Model) -> int:
-    return sum(parameter.numel() for parameter in empty(spec).parameters())
+    return sum(parameter.numel() for parameter in build_empty(spec).parameters())
 
 
 @pytest.mark.parametrize(
@@ -85,15 +85,15 @@ def test_sharing_saves_what_it_shares() -> None:
 
 def test_longest() -> None:
     """The shorter of two halves; none where positions set no limit."""
-    assert CASES["bert-base"].longest == CASES["roberta-base"].longest == 24
+    assert CASES["bert-base"].max_length == CASES["roberta-base"].max_length == 24
     bart = CASES["bart-base"]
-    assert replace(bart, encoder=replace(bart.encoder, position=Learned(rows=12, offset=2))).longest == 10
-    assert CASES["llama-7b"].longest is None and CASES["made-shared-layers"].longest is None
+    assert replace(bart, encoder=replace(bart.encoder, position=Learned(rows=12, offset=2))).max_length == 10
+    assert CASES["llama-7b"].max_length is None and CASES["made-shared-layers"].max_length is None
 
 
 def test_shapes() -> None:
-    assert (BERT.both, GPT.both, T5.both) == (False, False, True)
-    assert BERT.last is BERT.encoder and GPT.last is GPT.decoder and T5.last is T5.decoder
+    assert (BERT.is_encoder_decoder, GPT.is_encoder_decoder, T5.is_encoder_decoder) == (False, False, True)
+    assert BERT.last_stack is BERT.encoder and GPT.last_stack is GPT.decoder and T5.last_stack is T5.decoder
     assert config.replace(T5, {"decoder.depth": 5}).depth == 5
     assert CASES["opt-350m"].table == 12 and CASES["opt-125m"].table == 32
 

@@ -23,30 +23,32 @@ def entry(dtype: str = "F32", shape: tuple[int, ...] = (2,), at: tuple[int, int]
 
 
 def test_what_is_written_is_found(tmp_path: Path) -> None:
-    assert tensor_files.write(tmp_path, {"a": A, "b": B.half()}, limit=10**9) == ["model.safetensors"]
-    found = tensor_files.headers(tmp_path)
+    assert tensor_files.write_shards(tmp_path, {"a": A, "b": B.half()}, limit=10**9) == ["model.safetensors"]
+    found = tensor_files.read_headers(tmp_path)
     file = tmp_path / "model.safetensors"
     assert found == {
-        "a": tensor_files.Stored(file, "a", (2, 3), "F32"),
-        "b": tensor_files.Stored(file, "b", (4,), "F16"),
+        "a": tensor_files.TensorInfo(file, "a", (2, 3), "F32"),
+        "b": tensor_files.TensorInfo(file, "b", (4,), "F16"),
     }
-    values = list(tensor_files.values([found["b"], found["a"], found["b"]]))
+    values = list(tensor_files.read_tensors([found["b"], found["a"], found["b"]]))
     assert torch.equal(values[1], A) and torch.equal(values[2], B.half())
 
 
 def test_shards(tmp_path: Path) -> None:
     tensors = {f"t{i}": torch.full((8,), float(i)) for i in range(5)}
-    names = tensor_files.write(tmp_path, tensors, limit=70)
-    assert names[:3] == [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)] and names[3:] == [tensor_files.INDEX]
+    names = tensor_files.write_shards(tmp_path, tensors, limit=70)
+    assert names[:3] == [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)] and names[3:] == [
+        tensor_files.INDEX_FILE
+    ]
     assert all(len(load_file(tmp_path / name)) <= 2 for name in names[:3])
-    found = tensor_files.headers(tmp_path)
+    found = tensor_files.read_headers(tmp_path)
     assert set(found) == set(tensors) and len({stored.file for stored in found.values()}) == 3
-    for name, value in zip(found, tensor_files.values(found.values()), strict=True):
+    for name, value in zip(found, tensor_files.read_tensors(found.values()), strict=True):
         assert torch.equal(value, tensors[name])
 
 
 def test_a_tensor_beyond_the_limit_has_a_shard_of_its_own(tmp_path: Path) -> None:
-    assert len(tensor_files.write(tmp_path, {"a": A, "b": B, "c": B.clone()}, limit=1)) == 4
+    assert len(tensor_files.write_shards(tmp_path, {"a": A, "b": B, "c": B.clone()}, limit=1)) == 4
 
 
 def test_every_length_of_header_is_read(tmp_path: Path) -> None:
@@ -55,7 +57,7 @@ def test_every_length_of_header_is_read(tmp_path: Path) -> None:
     for n in range(1, 300, 2):
         save_file({"x" * n: B}, tmp_path / "model.safetensors")
         first.add((tmp_path / "model.safetensors").read_bytes()[0])
-        assert set(tensor_files.headers(tmp_path)) == {"x" * n}
+        assert set(tensor_files.read_headers(tmp_path)) == {"x" * n}
     assert 0x80 in first
 
 
@@ -89,21 +91,21 @@ def test_malformed(name: str, tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(HEADERS[name])
     with pytest.raises(CheckpointError, match=rf"^{file}: ") as caught:
-        tensor_files.headers(tmp_path)
+        tensor_files.read_headers(tmp_path)
     assert str(caught.value).isprintable() and len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize("header", [{}, {"__metadata__": {"format": "pt"}}, {"a": entry(shape=(0,), at=(0, 0))}])
 def test_nothing_inside(header: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(raw(header))
-    assert all(stored.shape == (0,) for stored in tensor_files.headers(tmp_path).values())
+    assert all(stored.shape == (0,) for stored in tensor_files.read_headers(tmp_path).values())
 
 
 def test_other_types_are_told_not_read(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(
         raw({"a": entry("I8", (8,)), "b": entry("F8_E4M3", (4,), (8, 12))}, bytes(12))
     )
-    assert {stored.dtype for stored in tensor_files.headers(tmp_path).values()} == {"I8", "F8_E4M3"}
+    assert {stored.dtype for stored in tensor_files.read_headers(tmp_path).values()} == {"I8", "F8_E4M3"}
 
 
 def pickled(file: Path, protocol: int) -> None:
@@ -114,37 +116,37 @@ def pickled(file: Path, protocol: int) -> None:
 @pytest.mark.parametrize("name", ["model.safetensors", "model-00001-of-00001.safetensors"])
 def test_a_pickle_under_another_name(name: str, protocol: int, tmp_path: Path) -> None:
     pickled(tmp_path / name, protocol)
-    if name != tensor_files.SINGLE:
-        (tmp_path / tensor_files.INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
+    if name != tensor_files.SINGLE_FILE:
+        (tmp_path / tensor_files.INDEX_FILE).write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(CheckpointError, match=rf"{name}: .*pickle"):
-        tensor_files.headers(tmp_path)
+        tensor_files.read_headers(tmp_path)
 
 
 def test_an_archive_of_pickles_under_another_name(tmp_path: Path) -> None:
     torch.save({"a": A}, tmp_path / "model.safetensors")
     assert zipfile.is_zipfile(tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"model.safetensors: .*pickle"):
-        tensor_files.headers(tmp_path)
+        tensor_files.read_headers(tmp_path)
 
 
-@pytest.mark.parametrize("suffix", tensor_files.PICKLES)
+@pytest.mark.parametrize("suffix", tensor_files.PICKLE_SUFFIXES)
 def test_a_pickle_under_its_own_name(suffix: str, tmp_path: Path) -> None:
     for name in ("training_args", "optimizer", "pytorch_model"):
         pickled(tmp_path / f"{name}{suffix}", 4)
     with pytest.raises(CheckpointError, match=f"pytorch_model{suffix}: .*pickle"):
-        tensor_files.headers(tmp_path)
+        tensor_files.read_headers(tmp_path)
 
 
 def test_a_pickle_beside_good_weights_is_left_alone(tmp_path: Path) -> None:
     save_file({"b": B}, tmp_path / "model.safetensors")
     pickled(tmp_path / "pytorch_model.bin", 4)
-    assert set(tensor_files.headers(tmp_path)) == {"b"}
+    assert set(tensor_files.read_headers(tmp_path)) == {"b"}
 
 
 def test_no_weights(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").mkdir()  # a folder is no file
     with pytest.raises(CheckpointError, match=r"model.safetensors .*model.safetensors.index.json"):
-        tensor_files.headers(tmp_path)
+        tensor_files.read_headers(tmp_path)
 
 
 def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +155,7 @@ def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Path, "iterdir", denied)
     with pytest.raises(CheckpointError, match=rf"{tmp_path}: .*Permission denied"):
-        tensor_files.headers(tmp_path)
+        tensor_files.read_headers(tmp_path)
 
 
 NAMES = [
@@ -165,71 +167,71 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_hostile_names_in_an_index(name: Any, tmp_path: Path) -> None:
-    (tmp_path / tensor_files.INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
+    (tmp_path / tensor_files.INDEX_FILE).write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(CheckpointError, match=r"\.safetensors") as caught:
-        tensor_files.headers(tmp_path)
+        tensor_files.read_headers(tmp_path)
     assert str(caught.value).isprintable() and len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize("table", [None, [], {}, 7, "model.safetensors", [["a", "b"]]])
 def test_an_index_without_a_map(table: Any, tmp_path: Path) -> None:
-    (tmp_path / tensor_files.INDEX).write_text(json.dumps({"weight_map": table}))
+    (tmp_path / tensor_files.INDEX_FILE).write_text(json.dumps({"weight_map": table}))
     with pytest.raises(CheckpointError, match=r"index.json: .*'weight_map'"):
-        tensor_files.headers(tmp_path)
+        tensor_files.read_headers(tmp_path)
 
 
 @pytest.fixture
 def sharded(tmp_path: Path) -> Path:
-    tensor_files.write(tmp_path, {"a": A, "b": B}, limit=1)
+    tensor_files.write_shards(tmp_path, {"a": A, "b": B}, limit=1)
     return tmp_path
 
 
 def change_index(folder: Path, **names: str | None) -> None:
-    index = json.loads((folder / tensor_files.INDEX).read_text())
+    index = json.loads((folder / tensor_files.INDEX_FILE).read_text())
     index["weight_map"] = {k: v for k, v in {**index["weight_map"], **names}.items() if v is not None}
-    (folder / tensor_files.INDEX).write_text(json.dumps(index))
+    (folder / tensor_files.INDEX_FILE).write_text(json.dumps(index))
 
 
 def test_a_shard_is_missing(sharded: Path) -> None:
     (sharded / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model-00002-of-00002.safetensors: .*index.json"):
-        tensor_files.headers(sharded)
+        tensor_files.read_headers(sharded)
 
 
 def test_an_index_that_lists_a_file_too_many(sharded: Path) -> None:
     change_index(sharded, c="model-00003-of-00003.safetensors")
     with pytest.raises(CheckpointError, match=r"model-00003-of-00003.safetensors: .*index.json"):
-        tensor_files.headers(sharded)
+        tensor_files.read_headers(sharded)
 
 
 @pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"])
 def test_an_index_that_lists_a_tensor_too_many(name: str, sharded: Path) -> None:
     change_index(sharded, c=name)
-    with pytest.raises(CheckpointError, match=f"{name}: .*'c'.*{tensor_files.INDEX}"):
-        tensor_files.headers(sharded)
+    with pytest.raises(CheckpointError, match=f"{name}: .*'c'.*{tensor_files.INDEX_FILE}"):
+        tensor_files.read_headers(sharded)
 
 
 def test_an_index_that_names_the_wrong_file(sharded: Path) -> None:
     change_index(sharded, a="model-00002-of-00002.safetensors")
     with pytest.raises(CheckpointError, match=r"model-00002-of-00002.safetensors: .*'a'"):
-        tensor_files.headers(sharded)
+        tensor_files.read_headers(sharded)
 
 
 def test_a_tensor_in_two_shards(sharded: Path) -> None:
     save_file({"a": A, "b": B}, sharded / "model-00002-of-00002.safetensors")
     with pytest.raises(CheckpointError, match=r"00002.safetensors: .*'a'.*model-00001-of-00002.safe"):
-        tensor_files.headers(sharded)
+        tensor_files.read_headers(sharded)
 
 
 def test_a_file_that_breaks_after_its_header_was_read(tmp_path: Path) -> None:
-    tensor_files.write(tmp_path, {"a": A, "b": B}, limit=10**9)
-    found = tensor_files.headers(tmp_path)
-    (tmp_path / tensor_files.SINGLE).write_bytes(b"gone")
+    tensor_files.write_shards(tmp_path, {"a": A, "b": B}, limit=10**9)
+    found = tensor_files.read_headers(tmp_path)
+    (tmp_path / tensor_files.SINGLE_FILE).write_bytes(b"gone")
     with pytest.raises(CheckpointError, match=r"model.safetensors: "):
-        list(tensor_files.values(found.values()))
-    (tmp_path / tensor_files.SINGLE).unlink()
+        list(tensor_files.read_tensors(found.values()))
+    (tmp_path / tensor_files.SINGLE_FILE).unlink()
     with pytest.raises(CheckpointError, match=r"model.safetensors: .*No such file"):
-        list(tensor_files.values(found.values()))
+        list(tensor_files.read_tensors(found.values()))
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,4 +240,4 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(tensor_files, "save_file", full)
     with pytest.raises(ResourceError, match=str(tmp_path)):
-        tensor_files.write(tmp_path, {"a": A}, limit=10)
+        tensor_files.write_shards(tmp_path, {"a": A}, limit=10)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from pretune.nn import activations
-from pretune.nn.activations import Dropout, dropout, gelu, gelu_tanh, hashed, threshold
+from pretune.nn.activations import Dropout, compute_threshold, dropout, gelu, gelu_tanh, hash_bits
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -89,7 +89,7 @@ def test_the_hash_is_random() -> None:
     index, size = torch.arange(1 << 20, dtype=torch.int32), 1 << 20
     torch.manual_seed(0)
     seeds = torch.randint(0, 2**31 - 1, (4, 2), dtype=torch.int32)
-    kept = torch.stack([(hashed(index, *pair) >= threshold(0.1)).double() - 0.9 for pair in seeds])
+    kept = torch.stack([(hash_bits(index, *pair) >= compute_threshold(0.1)).double() - 0.9 for pair in seeds])
     assert (kept.mean(1).abs() < 4 * (0.09 / size) ** 0.5).all()
     for lag in (1, 2, 64, 768, 3072):
         assert ((kept[:, lag:] * kept[:, :-lag]).mean(1).abs() / 0.09 < 4 / (size - lag) ** 0.5).all()
@@ -100,7 +100,7 @@ def test_the_hash_is_random() -> None:
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a compiler is given for a GPU, done here as it stands."""
-    monkeypatch.setattr(activations, "_fuses", lambda x: True)
+    monkeypatch.setattr(activations, "_is_fused", lambda x: True)
 
 
 @pytest.mark.usefixtures("fused")
@@ -143,15 +143,20 @@ def test_hashed_dropout(dtype: torch.dtype) -> None:
 def test_chances_at_their_ends() -> None:
     """Nothing is below the least threshold, and all but the largest numbers are below the largest."""
     index = torch.tensor([-(2**31), -1, 0, 2**31 - 1], dtype=torch.int32)
-    assert (index >= threshold(1e-12)).all() and (index >= threshold(0.5)).tolist() == [False, False, True, True]
-    assert (index >= threshold(1 - 1e-9)).tolist() == [False, False, False, True]
+    assert (index >= compute_threshold(1e-12)).all() and (index >= compute_threshold(0.5)).tolist() == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert (index >= compute_threshold(1 - 1e-9)).tolist() == [False, False, False, True]
 
 
 def test_numbers_of_elements_have_hashes_of_their_own() -> None:
     """Also those past the largest int32, which wrap around: they are as many as 32 bits have."""
     index = torch.cat([torch.arange(start, start + 4096) for start in (0, 2**31 - 2048, 2**32 - 4096)])
     wrapped = torch.where(index >= 2**31, index - 2**32, index).int()
-    found = hashed(wrapped, torch.tensor(12345, dtype=torch.int32), torch.tensor(678910, dtype=torch.int32))
-    share = (found >= threshold(0.5)).double().mean().item()
+    found = hash_bits(wrapped, torch.tensor(12345, dtype=torch.int32), torch.tensor(678910, dtype=torch.int32))
+    share = (found >= compute_threshold(0.5)).double().mean().item()
     assert wrapped.unique().numel() == index.numel() and abs(share - 0.5) < 4 * 0.5 / index.numel() ** 0.5
     assert found.unique().numel() > 0.999 * index.numel()

@@ -14,7 +14,16 @@ from pretune.core.errors import UsageError
 from pretune.models.catalog import build, resolve
 from pretune.nn import attention as attention_module
 from pretune.nn import stack as stack_module
-from pretune.nn.attention_mask import BIASED, LONG, WIDEST, Sight, View, lacks, pick, scope
+from pretune.nn.attention_mask import (
+    MAX_BIAS_LENGTH,
+    MAX_TILE_HEAD_WIDTH,
+    MIN_SPARSE_LENGTH,
+    MaskKind,
+    MaskSpec,
+    build_context,
+    choose_backend,
+    find_unsupported,
+)
 from pretune.nn.backends import attend
 from pretune.nn.positions import Alibi, RelativeBias
 
@@ -32,7 +41,7 @@ class Case:
     causal: bool = False
     window: int | None = None
     prefix: tuple[int, ...] | None = None
-    view: tuple[Sight, ...] | None = None
+    view: tuple[MaskKind, ...] | None = None
     bias: str | None = None
     kv_heads: int = HEADS
 
@@ -61,11 +70,11 @@ class Case:
     def _per_cell(batch: pt.Batch, values: tuple[int, ...]) -> Tensor:
         """One number of each sequence at its cell; elsewhere one that must not matter."""
         out = torch.full((batch.cells,), 2)
-        out[[int(batch.sequence[start]) for start, _ in batch.spans()]] = torch.tensor(values)
+        out[[int(batch.sequence[start]) for start, _ in batch.list_spans()]] = torch.tensor(values)
         return out
 
 
-BOTH, LEFT, RIGHT, PREFIX = Sight
+BOTH, LEFT, RIGHT, PREFIX = MaskKind
 CASES = {
     "full": Case(),
     "full-whole": Case(lengths=(7, 7, 7), row=7),
@@ -130,11 +139,11 @@ class Inputs:
         self.weights = torch.randn(len(self.queries.tokens), HEADS, head).to(device)  # of the outputs in the loss
 
     def run(self, backend: Any) -> Tensor:
-        view = View(causal=self.case.causal, window=self.case.window, bias=self.bias)
+        view = MaskSpec(causal=self.case.causal, window=self.case.window, bias=self.bias)
         q, k, v = self.leaves[:3]
         if not torch.is_grad_enabled():  # on a CPU one backend refuses what could ask for a gradient
             q, k, v = q.detach(), k.detach(), v.detach()
-        made = scope(self.queries, self.keys, view, backend, q.dtype)
+        made = build_context(self.queries, self.keys, view, backend, q.dtype)
         return attend(q, k, v, made, scale=SCALE, dropout=0.0)[0]
 
     def truth(self) -> Tensor:
@@ -142,7 +151,9 @@ class Inputs:
         q, k, v = (leaf.double() for leaf in self.leaves[:3])
         group, case = HEADS // self.case.kv_heads, self.case
         out = torch.zeros_like(q)
-        for s, ((start, end), (first, last)) in enumerate(zip(self.queries.spans(), self.keys.spans(), strict=True)):
+        for s, ((start, end), (first, last)) in enumerate(
+            zip(self.queries.list_spans(), self.keys.list_spans(), strict=True)
+        ):
             n, m = end - start, last - first
             seen = torch.tensor([[self.may(i, j, s) for j in range(m)] for i in range(n)], device=q.device)
             distance = torch.tensor([[j - i for j in range(m)] for i in range(n)], device=q.device)
@@ -215,9 +226,9 @@ def test_cases_hold_what_they_should() -> None:
 
 def test_weights_are_told() -> None:
     inputs = Inputs(CASES["grouped-alibi"])
-    view = View(causal=True, bias=inputs.bias)
+    view = MaskSpec(causal=True, bias=inputs.bias)
     q, k, v = inputs.leaves[:3]
-    made = scope(inputs.queries, inputs.keys, view, "naive", q.dtype)
+    made = build_context(inputs.queries, inputs.keys, view, "naive", q.dtype)
     out, weights = attend(q, k, v, made, scale=SCALE, dropout=0.0)
     assert weights is not None
     rows, length = inputs.queries.rows, inputs.queries.length
@@ -230,7 +241,7 @@ def test_weights_are_told() -> None:
 def test_dropout_drops_and_keeps_the_mean(backend: Any) -> None:
     inputs = Inputs(CASES["full-whole"])
     q, k, v = (leaf.detach() for leaf in inputs.leaves[:3])
-    made = scope(inputs.queries, inputs.keys, View(causal=False), backend, q.dtype)
+    made = build_context(inputs.queries, inputs.keys, MaskSpec(causal=False), backend, q.dtype)
     torch.manual_seed(0)
     draws = torch.stack([attend(q, k, v, made, scale=SCALE, dropout=0.25)[0] for _ in range(800)])
     expected = attend(q, k, v, made, scale=SCALE, dropout=0.0)[0]
@@ -245,7 +256,7 @@ CPU: dict[str, Any] = {
     "device": "cpu",
     "half": False,
     "whole": False,
-    "length": LONG,
+    "length": MIN_SPARSE_LENGTH,
     "bias": False,
     "prefix": False,
     "view": False,
@@ -264,20 +275,20 @@ GPU = {**CPU, "device": "cuda", "half": True}
         (CPU, "rows"),
         ({**CPU, "whole": True}, "plain"),
         ({**CPU, "whole": True, "dropout": 0.1}, "plain"),
-        ({**CPU, "whole": True, "window": LONG}, "plain"),
-        ({**CPU, "whole": True, "window": LONG - 1}, "rows"),
+        ({**CPU, "whole": True, "window": MIN_SPARSE_LENGTH}, "plain"),
+        ({**CPU, "whole": True, "window": MIN_SPARSE_LENGTH - 1}, "rows"),
         ({**CPU, "whole": True, "bias": True}, "rows"),
         ({**CPU, "whole": True, "prefix": True}, "rows"),
         ({**CPU, "whole": True, "view": True}, "rows"),
         ({**CPU, "whole": True, "weights": True}, "naive"),
         ({**CPU, "ahead": 3}, "rows"),
-        ({**CPU, "ahead": 3, "whole": True, "window": LONG + 3}, "plain"),
-        ({**CPU, "ahead": 3, "whole": True, "window": LONG + 2}, "rows"),
+        ({**CPU, "ahead": 3, "whole": True, "window": MIN_SPARSE_LENGTH + 3}, "plain"),
+        ({**CPU, "ahead": 3, "whole": True, "window": MIN_SPARSE_LENGTH + 2}, "rows"),
         ({**GPU, "ahead": 3}, "flex"),
         ({**GPU, "ahead": 3, "dropout": 0.1}, "rows"),
         ({**GPU, "ahead": 3, "whole": True}, "plain"),
         (GPU, "varlen"),
-        ({**GPU, "length": LONG - 1}, "tiles"),
+        ({**GPU, "length": MIN_SPARSE_LENGTH - 1}, "tiles"),
         ({**GPU, "half": False}, "rows"),
         ({**GPU, "dropout": 0.1}, "tiles"),
         ({**GPU, "dropout": 0.1, "head": 256}, "rows"),
@@ -286,25 +297,25 @@ GPU = {**CPU, "device": "cuda", "half": True}
         ({**GPU, "whole": True, "window": 128}, "varlen"),
         ({**GPU, "bias": True}, "tiles"),
         ({**GPU, "bias": True, "whole": True}, "tiles"),
-        ({**GPU, "bias": True, "length": BIASED + 1}, "flex"),
+        ({**GPU, "bias": True, "length": MAX_BIAS_LENGTH + 1}, "flex"),
         ({**GPU, "prefix": True}, "flex"),
         ({**GPU, "view": True}, "flex"),
         ({**GPU, "view": True, "dropout": 0.1}, "rows"),
         ({**GPU, "bias": True, "half": False}, "flex"),
         ({**GPU, "bias": True, "dropout": 0.1}, "tiles"),
         ({**GPU, "prefix": True, "dropout": 0.1}, "rows"),
-        ({**GPU, "bias": True, "length": LONG - 1}, "tiles"),
+        ({**GPU, "bias": True, "length": MIN_SPARSE_LENGTH - 1}, "tiles"),
         ({**GPU, "weights": True}, "naive"),
         ({**GPU, "weights": True, "bias": True, "dropout": 0.1}, "naive"),
     ],
 )
 def test_pick(given: dict[str, Any], expected: str) -> None:
-    assert pick(**given) == expected
+    assert choose_backend(**given) == expected
 
 
 def test_pick_never_asks_for_what_a_backend_cannot_do() -> None:
     """Over all combinations: dropout, weights, bias, prefix, view, window and precision."""
-    flags, lengths, windows = (False, True), (1, LONG - 1, LONG, 4096), (None, 8, 4096)
+    flags, lengths, windows = (False, True), (1, MIN_SPARSE_LENGTH - 1, MIN_SPARSE_LENGTH, 4096), (None, 8, 4096)
     for device, half, whole, length, bias, prefix, view, window, dropout, weights, ahead, head in itertools.product(
         ("cpu", "cuda"), flags, flags, lengths, flags, flags, flags, windows, (0.0, 0.1), flags, (0, 3), (64, 256)
     ):
@@ -322,13 +333,13 @@ def test_pick_never_asks_for_what_a_backend_cannot_do() -> None:
             "ahead": ahead,
             "head": head,
         }
-        chosen = pick(**facts)
-        assert lacks(chosen, **facts) is None
+        chosen = choose_backend(**facts)
+        assert find_unsupported(chosen, **facts) is None
         assert (chosen == "naive") == weights
         if chosen in ("varlen", "flex"):
             assert dropout == 0 and device == "cuda"
         if chosen == "tiles":
-            assert half and device == "cuda" and head <= WIDEST and not prefix and not view and not ahead
+            assert half and device == "cuda" and head <= MAX_TILE_HEAD_WIDTH and not prefix and not view and not ahead
         if chosen == "varlen":
             assert half and not bias and not prefix and not view and not ahead
         if chosen == "plain":
@@ -358,10 +369,10 @@ def test_a_forced_backend_is_used(family: str, seen: list[str]) -> None:
     """In every layer, of both halves and across, with the same result; asking for weights goes before it."""
     model = build(family, **SMALL).eval()
     tokens = [[1, 2, 3, 4], [5, 6], [7, 8, 9]]
-    batch = pt.batch(source=tokens, target=tokens) if model.spec.both else pt.batch(tokens, row=7)
+    batch = pt.batch(source=tokens, target=tokens) if model.spec.is_encoder_decoder else pt.batch(tokens, row=7)
     expected = model(batch).logits
     assert set(seen) == {"rows"}
-    layers = 6 if model.spec.both else 2
+    layers = 6 if model.spec.is_encoder_decoder else 2
     for backend in ("naive", "flex", "rows"):
         seen.clear()
         model.attention_backend = backend
@@ -382,7 +393,7 @@ def test_a_forced_backend_never_computes_something_else(backend: Any, family: st
     model.attention_backend = backend
     tokens = [[1, 2, 3, 4], [5, 6, 7, 8]]
     with pytest.raises(UsageError, match=backend):
-        model(pt.batch(source=tokens, target=tokens) if model.spec.both else pt.batch(tokens))
+        model(pt.batch(source=tokens, target=tokens) if model.spec.is_encoder_decoder else pt.batch(tokens))
 
 
 def test_a_forced_backend_never_mixes_sequences() -> None:
@@ -399,7 +410,7 @@ def test_a_forced_backend_never_forgets_a_view(backend: Any) -> None:
     model = build("bert", **SMALL).eval()
     model.attention_backend = backend
     with pytest.raises(UsageError, match="view"):
-        model(replace(pt.batch([[1, 2, 3, 4]]), view=torch.tensor([Sight.LEFT, 0])))
+        model(replace(pt.batch([[1, 2, 3, 4]]), view=torch.tensor([MaskKind.CAUSAL, 0])))
 
 
 @pytest.mark.parametrize("backend", ["flex", "varlen"])
@@ -416,9 +427,9 @@ def test_pick_is_told_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def watch(**given: Any) -> Any:
         asked.append(given)
-        return pick(**given)
+        return choose_backend(**given)
 
-    monkeypatch.setattr(stack_module, "pick", watch)
+    monkeypatch.setattr(stack_module, "choose_backend", watch)
     spec = resolve("gpt2", {**SMALL, "dropout": 0.0})
     block = spec.decoder.blocks[0]
     dropping = replace(block, attention=replace(block.attention, dropout=0.1))
@@ -440,7 +451,7 @@ def test_pick_is_told_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_pick_is_told_of_biases_and_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(stack_module, "pick", lambda **given: asked.append(given) or pick(**given))
+    monkeypatch.setattr(stack_module, "choose_backend", lambda **given: asked.append(given) or choose_backend(**given))
     model = build(config.replace(resolve("t5", SMALL), {"decoder.blocks.0.cross.dropout": 0.3})).train()
     model(pt.batch(source=[[1] * 9, [2] * 9], target=[[1, 2], [3, 4]]))
     encoder, decoder, across = asked

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from tests.nn.interpreted import DEVICE, MARKS, able, elsewhere, passes  # isort: split
 
-from pretune.core.types import IGNORE
-from pretune.nn.kernels import COLUMNS, row_losses
+from pretune.core.types import IGNORE_INDEX
+from pretune.nn.kernels import BLOCK_COLUMNS, compute_row_losses
 
 pytestmark = MARKS
-SIZES = [(1, 1), (3, 64), (70, 128), (COLUMNS, COLUMNS), (COLUMNS + 5, COLUMNS + 64)]
+SIZES = [(1, 1), (3, 64), (70, 128), (BLOCK_COLUMNS, BLOCK_COLUMNS), (BLOCK_COLUMNS + 5, BLOCK_COLUMNS + 64)]
 """Words, and columns of the logits."""
 
 
@@ -23,7 +23,7 @@ def test_by_the_interpreter() -> None:
 def expected(logits: Tensor, labels: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
     """Losses, and the gradient of their sum; columns that are no words have none."""
     leaf = logits.double().requires_grad_()
-    losses = F.cross_entropy(leaf[:, :vocab], labels, ignore_index=IGNORE, reduction="none")
+    losses = F.cross_entropy(leaf[:, :vocab], labels, ignore_index=IGNORE_INDEX, reduction="none")
     (slope,) = torch.autograd.grad(losses.sum(), leaf)
     return losses.detach(), slope
 
@@ -38,10 +38,10 @@ def test_as_torch_has_it(vocab: int, width: int, dtype: torch.dtype, wanted: boo
     logits[1] = 300.0  # all alike
     logits[2, 0] = -6e4
     logits[:, vocab:] = 5e4  # no words: whatever stands there is not looked at
-    labels = torch.tensor([vocab - 1, 0, 0, IGNORE, vocab // 2])
+    labels = torch.tensor([vocab - 1, 0, 0, IGNORE_INDEX, vocab // 2])
     losses, slope = expected(logits, labels, vocab)
     given = logits.clone().to(DEVICE)
-    found = row_losses(given, labels.to(DEVICE), vocab, wanted).cpu()
+    found = compute_row_losses(given, labels.to(DEVICE), vocab, wanted).cpu()
     torch.testing.assert_close(found.double(), losses, rtol=1e-5, atol=1e-4)
     if not wanted:
         assert torch.equal(given.cpu(), logits)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretune.core.types import IGNORE
+from pretune.core.types import IGNORE_INDEX
 from pretune.nn import loss
 from pretune.nn.loss import linear_cross_entropy
 
@@ -23,7 +23,7 @@ def make(device: str, dtype: torch.dtype, rows: int = 150, vocab: int = 211, bia
     weight = torch.randn(vocab, 24, dtype=dtype, device=device, requires_grad=True)
     shift = torch.randn(vocab, dtype=dtype, device=device, requires_grad=True) if bias else None
     labels = torch.randint(0, vocab, (rows,), device=device)
-    labels[::7] = IGNORE
+    labels[::7] = IGNORE_INDEX
     return [states, weight, shift, labels]
 
 
@@ -39,13 +39,13 @@ def test_equals_the_plain_loss(device: str, bias: bool, block: int, monkeypatch:
     found = linear_cross_entropy(states, weight, shift, labels)
     inputs = [part for part in (states, weight, shift) if part is not None]
     mine = torch.autograd.grad(3 * found.sum, inputs)
-    expected = F.cross_entropy(F.linear(states, weight, shift), labels, ignore_index=IGNORE, reduction="sum")
+    expected = F.cross_entropy(F.linear(states, weight, shift), labels, ignore_index=IGNORE_INDEX, reduction="sum")
     theirs = torch.autograd.grad(3 * expected, inputs)
     tolerance = {"rtol": 1e-9, "atol": 1e-9} if device == "cpu" else {"rtol": 1e-4, "atol": 1e-4}
     torch.testing.assert_close(found.sum, expected, **tolerance)
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b, **tolerance)
-    assert found.count.item() == (labels != IGNORE).sum().item()
+    assert found.count.item() == (labels != IGNORE_INDEX).sum().item()
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn")  # a CPU without bf16 says that it falls back
@@ -53,11 +53,13 @@ def test_equals_the_plain_loss(device: str, bias: bool, block: int, monkeypatch:
 def test_half_precision(device: str) -> None:
     """Under bf16 autocast gradients are as near to fp32 ones as those of the plain loss are."""
     states, weight, shift, labels = make(device, torch.float32, rows=400, vocab=1003)
-    exact = F.cross_entropy(F.linear(states, weight, shift), labels, ignore_index=IGNORE, reduction="sum")
+    exact = F.cross_entropy(F.linear(states, weight, shift), labels, ignore_index=IGNORE_INDEX, reduction="sum")
     truth = torch.autograd.grad(exact, [states, weight, shift])
     with torch.autocast(device, torch.bfloat16):
         found = linear_cross_entropy(states, weight, shift, labels)
-        plain = F.cross_entropy(F.linear(states, weight, shift).float(), labels, ignore_index=IGNORE, reduction="sum")
+        plain = F.cross_entropy(
+            F.linear(states, weight, shift).float(), labels, ignore_index=IGNORE_INDEX, reduction="sum"
+        )
     mine = torch.autograd.grad(found.sum, [states, weight, shift])
     other = torch.autograd.grad(plain, [states, weight, shift])
     assert found.sum.dtype == torch.float32 and mine[1].dtype == torch.float32
@@ -68,7 +70,7 @@ def test_half_precision(device: str) -> None:
 
 def test_nothing_to_predict() -> None:
     states, weight, shift, labels = make("cpu", torch.float32)
-    found = linear_cross_entropy(states, weight, shift, torch.full_like(labels, IGNORE))
+    found = linear_cross_entropy(states, weight, shift, torch.full_like(labels, IGNORE_INDEX))
     found.sum.backward()
     assert found.count.item() == 0 and found.mean().item() == 0.0
     assert states.grad is not None and not states.grad.any()
@@ -77,7 +79,7 @@ def test_nothing_to_predict() -> None:
 @torch.no_grad()
 def test_without_gradient() -> None:
     states, weight, shift, labels = make("cpu", torch.float32)
-    expected = F.cross_entropy(F.linear(states, weight, shift), labels, ignore_index=IGNORE, reduction="sum")
+    expected = F.cross_entropy(F.linear(states, weight, shift), labels, ignore_index=IGNORE_INDEX, reduction="sum")
     torch.testing.assert_close(linear_cross_entropy(states, weight, shift, labels).sum, expected)
 
 
@@ -88,13 +90,13 @@ def test_what_is_right_is_counted_where_no_gradient_is_asked_for(
 ) -> None:
     monkeypatch.setattr(loss, "BLOCK_BYTES", {"cpu": block, "cuda": block})
     states, weight, shift, labels = make(device, torch.float32)
-    assert linear_cross_entropy(states, weight, shift, labels).right is None
+    assert linear_cross_entropy(states, weight, shift, labels).correct is None
     with torch.no_grad():
         logits = F.linear(states, weight, shift)
         labels[1:60] = logits.argmax(1)[1:60]
-        labels[::7] = IGNORE
-        found = linear_cross_entropy(states, weight, shift, labels).right
+        labels[::7] = IGNORE_INDEX
+        found = linear_cross_entropy(states, weight, shift, labels).correct
         assert found is not None
-        assert found.item() == ((logits.argmax(1) == labels) & (labels != IGNORE)).sum().item() > 40
-        flat = linear_cross_entropy(torch.zeros_like(states), weight, None, labels).right
+        assert found.item() == ((logits.argmax(1) == labels) & (labels != IGNORE_INDEX)).sum().item() > 40
+        flat = linear_cross_entropy(torch.zeros_like(states), weight, None, labels).correct
         assert flat is not None and flat.item() == 0, "a tie is no success"

@@ -109,8 +109,8 @@ def test_factorised_embedding(after: Any, bias: bool) -> None:
     """The projection before positions, segments and norm (OPT) or after them (ALBERT)."""
     spec = Embed(segments=3, scale=True, norm=LayerNorm(), factor=Factor(width=6, bias=bias, after=after))
     module = random(spec.build(width=12))
-    inner = spec.inner(width=12)
-    assert (inner, spec.table(width=12)) == (6 if after == "norm" else 12, 6)
+    inner = spec.get_inner_width(width=12)
+    assert (inner, spec.get_table_width(width=12)) == (6 if after == "norm" else 12, 6)
     positions = torch.randn(5, inner)
 
     def project(x: Tensor, here: bool) -> Tensor:
@@ -126,7 +126,9 @@ def test_factorised_embedding(after: Any, bias: bool) -> None:
 def test_plain_embedding() -> None:
     module = Embed().build(width=12)
     assert torch.equal(module(X, None, None), X)
-    assert Embed().params(width=12) == 0 and Embed().inner(width=12) == Embed().table(width=12) == 12
+    assert (
+        Embed().params(width=12) == 0 and Embed().get_inner_width(width=12) == Embed().get_table_width(width=12) == 12
+    )
 
 
 def test_scaled_embedding_scales_tokens_alone() -> None:
@@ -192,7 +194,7 @@ def test_attention_params(sizes: dict[str, Any], norm: Norm | None) -> None:
     module = spec.build(width=12)
     assert numel(module) == spec.params(width=12)
     matrices = sum(part.weight.numel() for part in (module.q, module.k, module.v, module.out))
-    assert matrices == spec.matrices(width=12)
+    assert matrices == spec.count_weights(width=12)
 
 
 @pytest.mark.parametrize(
@@ -214,4 +216,4 @@ def test_attention_refuses(given: dict[str, int], word: str) -> None:
 def test_heads_must_divide_the_width() -> None:
     with pytest.raises(UsageError, match=r"heads.*5.*width.*12"):
         Attention(heads=5).build(width=12)
-    assert Attention(heads=5, head_width=3).shape(width=12) == (5, 5, 3)
+    assert Attention(heads=5, head_width=3).resolve_shape(width=12) == (5, 5, 3)

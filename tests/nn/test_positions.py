@@ -27,7 +27,7 @@ def test_learned_reads_from_its_offset() -> None:
     module = spec.build(**SIZES)
     positions = torch.tensor([0, 1, 6, 0])
     assert torch.equal(module(positions), module.table.weight[[2, 3, 8, 2]])
-    assert spec.longest == 7
+    assert spec.max_length == 7
 
 
 @pytest.mark.parametrize("width", [12, 16, 7])
@@ -111,7 +111,7 @@ def test_banded_scaling_by_hand() -> None:
             smooth = (8192 / wave - 1.0) / (4.0 - 1.0)
             expected.append((1 - smooth) * frequency / 8.0 + smooth * frequency)
     assert kinds == {"short", "long", "between"}
-    torch.testing.assert_close(banded.stretch(frequencies), torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(banded.scale_frequencies(frequencies), torch.tensor(expected, dtype=torch.float64))
 
 
 # Biases

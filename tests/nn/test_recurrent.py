@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pretune.core.types import Batch
 from pretune.data.layout import batch
-from pretune.nn.recurrent import AdditiveAttention, BiLSTM, by_step
+from pretune.nn.recurrent import AdditiveAttention, BiLSTM, order_by_step
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 
@@ -49,7 +49,7 @@ def test_filler_is_not_read_and_says_nothing() -> None:
 @given(lengths=LENGTHS)
 def test_the_order_of_reading_is_one_of_all_tokens(lengths: list[int]) -> None:
     rows, _ = made(lengths)
-    order, sizes = by_step(rows)
+    order, sizes = order_by_step(rows)
     assert sorted(order.tolist()) == torch.nonzero(rows.sequence >= 0).squeeze(1).tolist()
     assert sizes.tolist() == [sum(length > step for length in lengths) for step in range(max(lengths))]
     assert rows.positions[order].tolist() == sorted(rows.positions[order].tolist())
@@ -60,8 +60,8 @@ def test_the_order_of_reading_is_one_of_all_tokens(lengths: list[int]) -> None:
 def test_attention_pools_each_sequence_by_a_softmax_of_its_own(lengths: list[int]) -> None:
     rows, x = made(lengths)
     pool = AdditiveAttention(hidden=3).build(width=5).double()
-    pooled, weights = pool(x, rows), pool.weights(x, rows)
-    cells = [rows.sequence[start].item() for start, _ in rows.spans()]
+    pooled, weights = pool(x, rows), pool.compute_weights(x, rows)
+    cells = [rows.sequence[start].item() for start, _ in rows.list_spans()]
     for cell, part, shares in zip(cells, rows.split(x), rows.split(weights), strict=True):
         scores = (torch.tanh(part @ pool.dense.weight.T + pool.dense.bias) @ pool.query.weight.T).squeeze(1)
         torch.testing.assert_close(shares, scores.softmax(0), rtol=0, atol=1e-12)

@@ -18,7 +18,7 @@ from pretune.nn.feedforward import FeedForward
 from pretune.nn.norm import LayerNorm, RMSNorm
 from pretune.nn.positions import Learned, Position, RelativeBias, Rotary
 from pretune.nn.positions.rotary import rotate
-from pretune.nn.stack import Ask, Stack, TransformerStack
+from pretune.nn.stack import OutputFlags, Stack, TransformerStack
 from tests.contracts.tiny import tiny
 
 WIDTH = 12
@@ -60,7 +60,10 @@ def test_norm_slots(slots: tuple[str, ...]) -> None:
     spec = Stack(depth=1, causal=True, blocks=(block(norms=norms, cross=Attention(heads=2)),))
     stack, x, source = made(spec), rows(PAIR), rows(PAIR.source)
     layer = stack[0]
-    own, across = stack.scopes(PAIR, x.dtype, Ask())[None], stack.across(PAIR, x.dtype, Ask())
+    own, across = (
+        stack.build_contexts(PAIR, x.dtype, OutputFlags())[None],
+        stack.build_cross_context(PAIR, x.dtype, OutputFlags()),
+    )
 
     def around(x: Tensor, f: Any, slot: Any) -> Tensor:
         return slot.post(x + slot.out(f(slot.pre(x))))
@@ -77,7 +80,7 @@ def test_parallel_residual() -> None:
     """Both sublayers read x, each through its own norm, and are added together."""
     spec = Stack(depth=1, causal=True, blocks=(block(parallel=True),))
     stack, x = made(spec), rows(BATCH)
-    layer, own = stack[0], stack.scopes(BATCH, torch.float32, Ask())[None]
+    layer, own = stack[0], stack.build_contexts(BATCH, torch.float32, OutputFlags())[None]
     mixed = layer.attention(layer.attention_norm.pre(x), own)[0]
     close(stack(x, BATCH).states, x + mixed + layer.feedforward(layer.feedforward_norm.pre(x)))
 
@@ -114,7 +117,7 @@ def test_attention_by_hand(kv_heads: int) -> None:
     k = rotate(layer.k_norm(k).view(5, kv_heads, 6), turn)
     v = v.view(5, kv_heads, 6)
     heads = [(q[:, h] @ k[:, h * kv_heads // 4].T * 0.4).softmax(-1) @ v[:, h * kv_heads // 4] for h in range(4)]
-    found, _ = layer(x, stack.scopes(batch, torch.float32, Ask())[None])
+    found, _ = layer(x, stack.build_contexts(batch, torch.float32, OutputFlags())[None])
     close(found, layer.out(torch.cat(heads, dim=-1)))
 
 
@@ -133,11 +136,11 @@ def test_the_source_is_not_turned() -> None:
     spec = Stack(depth=1, causal=True, position=Rotary(theta=3.0), blocks=(block(cross=Attention(heads=3)),))
     stack, source = made(spec), rows(PAIR.source)
     x = rows(PAIR)
-    across = stack.across(PAIR, x.dtype, Ask())
+    across = stack.build_cross_context(PAIR, x.dtype, OutputFlags())
     assert across.rotation is None and across.bias is None
     layer = stack[0].cross
     found = PAIR.split(layer(x, across, source)[0])
-    for mine, read, (start, end) in zip(found, PAIR.source.split(source), PAIR.spans(), strict=True):
+    for mine, read, (start, end) in zip(found, PAIR.source.split(source), PAIR.list_spans(), strict=True):
         q, k, v = layer.q(x[start:end]), layer.k(read), layer.v(read)
         heads = [(q[:, h : h + 4] @ k[:, h : h + 4].T * 0.5).softmax(-1) @ v[:, h : h + 4] for h in range(0, WIDTH, 4)]
         close(mine, layer.out(torch.cat(heads, dim=-1)))
@@ -154,7 +157,7 @@ def test_many_tokens_are_multiplied_as_one(cross: bool, bias: bool) -> None:
     attention = Attention(heads=3, kv_heads=1, bias=bias)
     spec = Stack(depth=1, blocks=(block(attention=attention, cross=attention if cross else None),))
     stack, x = made(spec), rows(batch)
-    assert len(x) > attention_module.FUSE_FROM
+    assert len(x) > attention_module.FUSE_MIN_TOKENS
     source = rows(batch.source) if cross else None
     joined = stack(x, batch, source).states
     calls: list[str] = []
@@ -187,14 +190,14 @@ def test_one_layer_many_times() -> None:
     spec = Stack(depth=3, share=1, blocks=(block(),), norm=LayerNorm())
     stack, x = made(spec), rows(BATCH)
     assert [name for name, _ in stack.named_children() if name.isdigit()] == ["0"]
-    own = stack.scopes(BATCH, torch.float32, Ask())[None]
+    own = stack.build_contexts(BATCH, torch.float32, OutputFlags())[None]
     expected = x
     for _ in range(3):
         expected = stack[0](expected, own)[0]
     close(stack(x, BATCH).states, stack.norm(expected))
     assert sum(p.numel() for p in stack.parameters()) == spec.params(width=WIDTH)
     assert spec.params(width=WIDTH) == replace(spec, depth=1, share=None).params(width=WIDTH)
-    assert len(stack(x, BATCH, ask=Ask(hidden=True)).hidden) == 4
+    assert len(stack(x, BATCH, flags=OutputFlags(hidden=True)).hidden) == 4
 
 
 @pytest.mark.parametrize(
@@ -212,7 +215,7 @@ def test_groups_of_layers(depth: int, share: int | None, order: list[int]) -> No
     spec = Stack(depth=depth, share=share, blocks=(block(),))
     stack, x = made(spec), rows(BATCH)
     assert [layer is stack[i] for layer, i in zip(stack, order, strict=True)] == [True] * depth
-    own, expected = stack.scopes(BATCH, torch.float32, Ask())[None], x
+    own, expected = stack.build_contexts(BATCH, torch.float32, OutputFlags())[None], x
     for i in order:
         expected = stack[i](expected, own)[0]
     close(stack(x, BATCH).states, expected)
@@ -227,12 +230,12 @@ def test_patterns_are_cycled() -> None:
     stack, x = made(spec), rows(BATCH)
     assert [layer.feedforward.up.out_features for layer in stack] == [10, 7, 10, 7, 10]
     assert sum(p.numel() for p in stack.parameters()) == spec.params(width=WIDTH)
-    scopes, expected = stack.scopes(BATCH, torch.float32, Ask()), x
+    scopes, expected = stack.build_contexts(BATCH, torch.float32, OutputFlags()), x
     assert set(scopes) == {None, 1}
     for layer, window in zip(stack, (None, 1, None, 1, None), strict=True):
         expected = layer(expected, scopes[window])[0]
     close(stack(x, BATCH).states, expected)
-    weights = stack(x, BATCH, ask=Ask(attention=True)).attention
+    weights = stack(x, BATCH, flags=OutputFlags(attention=True)).attention
     assert (weights[1][0, 0, :4, :4] == torch.eye(4)).all()
     assert (weights[2][0, 0, :4, :4] > 0).all()
 
@@ -285,7 +288,7 @@ def test_recomputed_activations_give_the_same_gradients() -> None:
     for recompute in (False, True):
         model = pt.build(spec, seed=0).train()
         assert model.encoder is not None
-        model.encoder.recompute = recompute
+        model.encoder.activation_checkpointing = recompute
         torch.manual_seed(0)
         model.loss(model.states(batch), batch).sum.backward()
         found.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])

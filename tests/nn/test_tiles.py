@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.nn.interpreted import CUDA, DEVICE, MARKS, able, elsewhere, passes  # isort: split
 
 from pretune.nn import tiles as module
-from pretune.nn.tiles import layout, tiles
+from pretune.nn.tiles import attend_tiles, build_layout
 
 pytestmark = MARKS
 DTYPE = torch.bfloat16 if CUDA else torch.float32
@@ -29,7 +29,7 @@ class Case(NamedTuple):
     window: int | None = None
     bias: bool = False
     dropout: float = 0.0
-    kept: int = module.KEPT  # bytes of the scores' gradients
+    kept: int = module.MAX_SCORE_BYTES  # bytes of the scores' gradients
     dtype: torch.dtype = DTYPE  # NOTE: the interpreter multiplies the bits of bf16
     apart: bool = False  # keys are of another side, though rows are as long
 
@@ -81,11 +81,19 @@ class Inputs:
 
     def found(self) -> tuple[Tensor, ...]:
         case = self.case
-        where = layout(
+        where = build_layout(
             self.mine.flatten().to(DEVICE), self.theirs.flatten().to(DEVICE) if case.cross else None, case.rows
         )
         q, k, v, *bias = self.leaves
-        given = (where.mine, where.theirs, where.wide, where.narrow, where.back, bias[0] if bias else None, self.seed)
+        given = (
+            where.q_sequence,
+            where.k_sequence,
+            where.forward_spans,
+            where.backward_spans,
+            where.key_spans,
+            bias[0] if bias else None,
+            self.seed,
+        )
         out, _ = module._attend(q, k, v, *given, case.causal, case.window or 0, SCALE, case.dropout)
         return out, *torch.autograd.grad(out, self.leaves, self.weights)
 
@@ -143,7 +151,7 @@ def test_by_the_interpreter() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_as_spelled_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = Inputs(CASES[name])
-    monkeypatch.setattr(module, "KEPT", inputs.case.kept)
+    monkeypatch.setattr(module, "MAX_SCORE_BYTES", inputs.case.kept)
     for mine, other in zip(inputs.found(), inputs.truth(), strict=True):
         assert (mine.detach().cpu().double() - other).norm() < inputs.case.close * max(other.norm().item(), 1.0)
 
@@ -162,7 +170,7 @@ def test_parts_of_one_product(apart: bool) -> None:
     rows, length, heads, width = 2, 20, 2, 16
     both = [torch.randn(rows * length, 3 * heads * width).to(DEVICE, DTYPE).requires_grad_() for _ in range(2)]
     sequence = torch.arange(length).div(7, rounding_mode="floor").repeat(rows).to(DEVICE)
-    where = layout(sequence, sequence if apart else None, rows)
+    where = build_layout(sequence, sequence if apart else None, rows)
     slope = torch.randn(heads, rows * length, width).to(DEVICE, DTYPE).transpose(0, 1)
     found = []
     for whole in (False, True):
@@ -171,7 +179,7 @@ def test_parts_of_one_product(apart: bool) -> None:
             x.split(heads * width, 1)[part].view(-1, heads, width) for part, x in enumerate((first, second, second))
         )
         q, k, v = (x.contiguous() if whole else x for x in (q, k, v))
-        out = tiles(q, k, v, where, scale=SCALE)
+        out = attend_tiles(q, k, v, where, scale=SCALE)
         found.append((out, *torch.autograd.grad(out, both[: 1 + apart], slope.contiguous() if whole else slope)))
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
@@ -194,19 +202,22 @@ def test_more_rows_than_the_sides_of_a_grid_are_long(
     """A million tokens in rows of 128 are 65,536 rows and heads: no side but the first may have so many programs."""
     started = {name: Started() for name in ("forward", "deltas", "keys", "queries", "whole")}
     monkeypatch.setattr(module, "kernels", SimpleNamespace(**started))
-    monkeypatch.setattr(module, "KEPT", 2**40)
+    monkeypatch.setattr(module, "MAX_SCORE_BYTES", 2**40)
     rows = 40_000 if length == 1 else 300
     q = torch.zeros(rows * length, 2, 1, requires_grad=True)
     k = torch.zeros(rows * length, key_heads, 1, requires_grad=True)
-    where = layout(torch.zeros(rows * length, dtype=torch.long), None, rows)
-    tiles(q, k, k, where, scale=1.0).sum().backward()
+    where = build_layout(torch.zeros(rows * length, dtype=torch.long), None, rows)
+    attend_tiles(q, k, k, where, scale=1.0).sum().backward()
     found = {name: kernel.grids for name, kernel in started.items() if kernel.grids}
-    expected = {"forward": [(where.wide.shape[1] * rows * 2,)]}
+    expected = {"forward": [(where.forward_spans.shape[1] * rows * 2,)]}
     if length == 1 and key_heads == 2:
         expected |= {"whole": [(rows * 2,)]}
     else:
-        expected |= {"deltas": [(-(-length // 64) * rows * 2,)], "queries": [(where.narrow.shape[1] * rows * 2,)]}
-        expected |= {"keys": [(where.back.shape[1] * rows * key_heads,)]}
+        expected |= {
+            "deltas": [(-(-length // 64) * rows * 2,)],
+            "queries": [(where.backward_spans.shape[1] * rows * 2,)],
+        }
+        expected |= {"keys": [(where.key_spans.shape[1] * rows * key_heads,)]}
     assert found == expected
 
 
@@ -217,12 +228,12 @@ def test_the_same_bits_every_time(shape: tuple[int, int]) -> None:
     torch.manual_seed(0)
     x = torch.randn(rows * length, 3 * 12 * 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     bias = torch.randn(12, length, length, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    where = layout(torch.arange(length, device="cuda").div(30, rounding_mode="floor").repeat(rows), None, rows)
+    where = build_layout(torch.arange(length, device="cuda").div(30, rounding_mode="floor").repeat(rows), None, rows)
     first: list[Tensor] = []
     for _ in range(60):
         torch.cuda.manual_seed(1)
         q, k, v = (part.view(-1, 12, 64) for part in x.split(768, 1))
-        out = tiles(q, k, v, where, bias, scale=0.125, dropout=0.1)
+        out = attend_tiles(q, k, v, where, bias, scale=0.125, dropout=0.1)
         found: list[Any] = [out.detach(), *torch.autograd.grad(out, (x, bias), torch.ones_like(out))]
         first = first or found
         assert all(torch.equal(one, other) for one, other in zip(first, found, strict=True))

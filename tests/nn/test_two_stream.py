@@ -13,8 +13,8 @@ from pretune.nn.block import Norms
 from pretune.nn.embeddings import Embed
 from pretune.nn.feedforward import FeedForward
 from pretune.nn.norm import LayerNorm
-from pretune.nn.relative_attention import RelativeAttention, distances, shifted
-from pretune.nn.stack import Ask
+from pretune.nn.relative_attention import RelativeAttention, encode_distances, shift_scores
+from pretune.nn.stack import OutputFlags
 from pretune.nn.two_stream import TwoStream, TwoStreamBlock, TwoStreamStack
 
 W = 24
@@ -50,7 +50,7 @@ def lay(orders: list[list[int]], *, row: int = 9, slots: int = 0, segments: bool
     halves = [[int(2 * i >= len(order)) for i in range(len(order))] for order in orders]
     batch = pt.batch(tokens, row=row, labels=labels, segments=halves if segments else None)
     order = torch.zeros_like(batch.tokens)
-    for (start, end), ranks in zip(batch.spans(), orders, strict=True):
+    for (start, end), ranks in zip(batch.list_spans(), orders, strict=True):
         order[start:end] = torch.tensor(ranks)
     index = torch.cat((batch.targets.index, torch.zeros(slots, dtype=torch.long)))
     spare = torch.cat((batch.targets.labels, torch.full((slots,), -100)))
@@ -82,12 +82,12 @@ def test_who_sees_whom() -> None:
 def test_where_there_is_nothing_to_see() -> None:
     """The first of an order without context knows nothing: all such queries are alike, and none is NaN."""
     model, batch = stack(), lay(ORDERS)
-    for ask in (Ask(), Ask(attention=True)):
-        states = batch.split(model(vectors(batch), batch, ask=ask).states)
+    for ask in (OutputFlags(), OutputFlags(attention=True)):
+        states = batch.split(model(vectors(batch), batch, flags=ask).states)
         torch.testing.assert_close(states[1][1], states[4][0])
         assert all(torch.isfinite(part).all() for part in states)
-    weights = model(vectors(batch), batch, ask=Ask(attention=True)).attention
-    row, column = batch.spans()[4][0] // batch.length, batch.spans()[4][0] % batch.length
+    weights = model(vectors(batch), batch, flags=OutputFlags(attention=True)).attention
+    row, column = batch.list_spans()[4][0] // batch.length, batch.list_spans()[4][0] % batch.length
     assert all((layer[row, :, column] == 0).all() for layer in weights)
 
 
@@ -106,7 +106,7 @@ def test_packed_is_alone() -> None:
     expected = torch.cat(first.split(model(vectors(first), first).states))
     for batch in (lay(ORDERS, row=6), lay(ORDERS, row=30), lay(ORDERS, slots=5)):
         for backend in ("rows", "naive"):
-            found = model(vectors(batch), batch, ask=Ask(backend=backend)).states
+            found = model(vectors(batch), batch, flags=OutputFlags(backend=backend)).states
             torch.testing.assert_close(torch.cat(batch.split(found)), expected)
 
 
@@ -162,11 +162,11 @@ def test_half() -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 7])
 def test_distances_find_their_keys(length: int) -> None:
-    table, keys = distances(length, 6, torch.device("cpu")), torch.arange(length)
+    table, keys = encode_distances(length, 6, torch.device("cpu")), torch.arange(length)
     q = torch.randn(2, length, 6)
-    alone = [[distances(length, 6, torch.device("cpu"))[length - 1 - (i - j)] for j in keys] for i in keys]
+    alone = [[encode_distances(length, 6, torch.device("cpu"))[length - 1 - (i - j)] for j in keys] for i in keys]
     expected = torch.einsum("bid,ijd->bij", q, torch.stack([torch.stack(row) for row in alone]))
-    torch.testing.assert_close(shifted(q @ table.T), expected)
+    torch.testing.assert_close(shift_scores(q @ table.T), expected)
     angle = (length - 1) / 10000 ** (torch.arange(0, 6, 2) / 6)
     torch.testing.assert_close(table[0], torch.cat((angle.sin(), angle.cos())))
     torch.testing.assert_close(table[length - 1], torch.tensor([0.0] * 3 + [1.0] * 3))  # no distance
@@ -177,12 +177,12 @@ def test_refusals() -> None:
     with pytest.raises(UsageError, match="targets"):
         model(vectors(batch), replace(batch, targets=None))
     with pytest.raises(UsageError, match="flex"):
-        model(vectors(batch), batch, ask=Ask(backend="flex"))
+        model(vectors(batch), batch, flags=OutputFlags(backend="flex"))
     with pytest.raises(UsageError):
         model(vectors(batch), batch, vectors(batch))
     for heads, width in ((5, 24), (3, 9)):
         with pytest.raises(UsageError, match=rf"\b{heads}\b.*\b{width}\b"):
-            RelativeAttention(heads=heads).shape(width=width)
+            RelativeAttention(heads=heads).resolve_shape(width=width)
     with pytest.raises(UsageError, match=r"depth.*0"):
         replace(model.spec, depth=0)
 
@@ -193,12 +193,12 @@ class TestMemory:
         made = stack(depth=2)
         x = torch.randn(8, W)
         ranks = [[1, 2, 3, 4, 5, 6, 7, 8]]
-        whole = made(x, lay(ranks, row=8, segments=False), ask=Ask(hidden=True))
+        whole = made(x, lay(ranks, row=8, segments=False), flags=OutputFlags(hidden=True))
         memory = made.new_memory(8)
         content = []
         for part in (slice(0, 4), slice(4, 8)):
             batch = lay([ranks[0][part]], row=4, segments=False)
-            out = made(x[part], batch, memory=memory, ask=Ask(hidden=True))
+            out = made(x[part], batch, memory=memory, flags=OutputFlags(hidden=True))
             content.append(out.states)
         torch.testing.assert_close(torch.cat(content), whole.states, rtol=0, atol=1e-5)
         assert memory.tokens == 8

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pretune.data.counters import Counters
-from pretune.data.ragged import bounds
+from pretune.data.ragged import compute_offsets
 from pretune.data.sequences import Sequences
 from pretune.objectives.base import Vocabulary
 
@@ -39,7 +39,7 @@ def made(
     flags = np.isin(flat, VOCABULARY.special) if special is None else np.array([f for row in special for f in row]) > 0
     return Sequences(
         tokens=flat,
-        offsets=bounds(np.array([len(text) for text in texts], dtype=np.int64)),
+        offsets=compute_offsets(np.array([len(text) for text in texts], dtype=np.int64)),
         special=flags,
         sentences=None if sentences is None else np.array([f for flags in sentences for f in flags]) > 0,
         samples=np.arange(samples, samples + len(texts)),
@@ -54,7 +54,7 @@ def uniform(count: int, length: int, *, end: bool = True) -> Sequences:
 
 
 def rng(sequences: Sequences, seed: int = 0) -> Counters:
-    return Counters.of(seed, sequences)
+    return Counters.from_sequences(seed, sequences)
 
 
 def lists(sequences: Sequences, name: str = "tokens") -> list[list[int]]:

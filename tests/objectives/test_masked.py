@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE
+from pretune.core.types import IGNORE_INDEX
 from pretune.data.counters import Counters
-from pretune.data.ragged import bounds
+from pretune.data.ragged import compute_offsets
 from pretune.data.sequences import Sequences
-from pretune.objectives import named
+from pretune.objectives import build_objective
 from pretune.objectives.base import Vocabulary
-from pretune.objectives.masked import LONGEST, Masked
+from pretune.objectives.masked import MAX_WORD_TOKENS, Masked
 from tests.objectives.texts import CLS, MASK, SEP, VOCABULARY, text
 
 
 def corrupt(masked: Masked, sequences: Sequences, seed: int = 0) -> Sequences:
-    lesson = masked.open(VOCABULARY, "encoder")
-    return lesson.corrupt(sequences, Counters.of(seed, sequences, copies=lesson.copies))
+    lesson = masked.bind(VOCABULARY, "encoder")
+    return lesson.corrupt(sequences, Counters.from_sequences(seed, sequences, copies=lesson.copies))
 
 
 def within(found: float, expected: float, count: int, sigmas: float = 3) -> None:
@@ -31,7 +31,7 @@ def within(found: float, expected: float, count: int, sigmas: float = 3) -> None
 def test_rate_and_shares(rate: float, words: bool) -> None:
     before = text(2000, 100)
     after = corrupt(Masked(rate=rate, words=words), before)
-    chosen = after.targets != IGNORE
+    chosen = after.targets != IGNORE_INDEX
     ordinary = 2000 * 98
     # Per sequence the count is off by less than one token, or about one word.
     assert abs(chosen.sum() - rate * ordinary) < 3 * np.sqrt(2000 * (4 if words else 0.25))
@@ -41,14 +41,14 @@ def test_rate_and_shares(rate: float, words: bool) -> None:
     within((kept & chosen).sum() / count, 0.1 + 0.1 / 1000, count)
     assert (kept | chosen).all()
     drawn = after.tokens[chosen & ~masked & ~kept]
-    assert np.isin(drawn, VOCABULARY.ordinary()).all()
-    spread = np.bincount(drawn, minlength=VOCABULARY.size)[VOCABULARY.ordinary()]
+    assert np.isin(drawn, VOCABULARY.list_ordinary_ids()).all()
+    spread = np.bincount(drawn, minlength=VOCABULARY.size)[VOCABULARY.list_ordinary_ids()]
     assert abs(spread.std() - np.sqrt(spread.mean())) < 0.15 * np.sqrt(spread.mean())  # evenly: as Poisson's law has it
 
 
 def test_every_place_is_as_likely() -> None:
     before = text(20_000, 22)
-    chosen = (corrupt(Masked(), before).targets != IGNORE).reshape(-1, 22)
+    chosen = (corrupt(Masked(), before).targets != IGNORE_INDEX).reshape(-1, 22)
     assert not chosen[:, [0, 21]].any()
     for place in range(1, 21):
         within(chosen[:, place].mean(), 0.15, 20_000, sigmas=4)
@@ -63,7 +63,7 @@ def test_whole_words_are_masked_whole_or_not_at_all() -> None:
     after = corrupt(Masked(words=True, rate=0.3), before)
     assert before.words is not None
     number = np.cumsum(before.words)
-    chosen = after.targets != IGNORE
+    chosen = after.targets != IGNORE_INDEX
     share = np.bincount(number, weights=chosen) / np.bincount(number).clip(1)
     assert set(share) == {0.0, 1.0}
 
@@ -74,14 +74,14 @@ def test_a_word_without_end_is_several() -> None:
     starts = np.zeros((400, 402), dtype=bool)
     starts[:, [0, 1, 401]] = True
     before = replace(before, words=starts.ravel())
-    counts = (corrupt(Masked(words=True), before).targets != IGNORE).reshape(400, -1).sum(1)
-    assert counts.min() >= 60 - LONGEST and counts.max() <= 60 + LONGEST
-    assert abs(counts.mean() - 60) < 3 * LONGEST / 2 / np.sqrt(400)
+    counts = (corrupt(Masked(words=True), before).targets != IGNORE_INDEX).reshape(400, -1).sum(1)
+    assert counts.min() >= 60 - MAX_WORD_TOKENS and counts.max() <= 60 + MAX_WORD_TOKENS
+    assert abs(counts.mean() - 60) < 3 * MAX_WORD_TOKENS / 2 / np.sqrt(400)
 
 
 def test_short_texts_are_masked_as_often_as_long_ones() -> None:
     before = text(40_000, 3)  # one token between two special ones
-    chosen = (corrupt(Masked(), before).targets != IGNORE).reshape(-1, 3)
+    chosen = (corrupt(Masked(), before).targets != IGNORE_INDEX).reshape(-1, 3)
     within(chosen[:, 1].mean(), 0.15, 40_000)
 
 
@@ -97,14 +97,14 @@ def test_copies_come_again() -> None:
 
 def test_evaluation_is_the_same_for_all() -> None:
     for trained in (Masked(rate=0.4), Masked(words=True), Masked(copies=10), Masked(split=(1.0, 0.0, 0.0))):
-        assert trained.evaluation() == Masked() == named("masked")
+        assert trained.to_evaluation() == Masked() == build_objective("masked")
 
 
 def test_a_sentence() -> None:
     """The cat sat on the mat: two of the six words at a rate of a third."""
     cat = Sequences(
         tokens=np.array([CLS, 11, 12, 13, 14, 15, 16, SEP]),
-        offsets=bounds(np.array([8])),
+        offsets=compute_offsets(np.array([8])),
         special=np.array([1, 0, 0, 0, 0, 0, 0, 1], dtype=bool),
         samples=np.array([0]),
         epochs=np.array([0]),
@@ -114,7 +114,7 @@ def test_a_sentence() -> None:
     assert len(hidden) == 2 and set(hidden) <= {1, 2, 3, 4, 5, 6}
     assert after.targets is not None
     assert after.targets[hidden].tolist() == cat.tokens[hidden].tolist()
-    assert (np.delete(after.targets, hidden) == IGNORE).all()
+    assert (np.delete(after.targets, hidden) == IGNORE_INDEX).all()
 
 
 @pytest.mark.parametrize(
@@ -129,12 +129,12 @@ def test_a_sentence() -> None:
 )
 def test_settings_that_mean_nothing(settings: dict[str, object], value: str) -> None:
     with pytest.raises(UsageError, match=value):
-        named("masked", **settings)
+        build_objective("masked", **settings)
 
 
 def test_a_vocabulary_that_lacks_something() -> None:
     with pytest.raises(UsageError, match="mask"):
-        Masked().open(Vocabulary(size=9), "encoder")
-    Masked(split=(0.0, 1.0, 0.0)).open(Vocabulary(size=9), "encoder")  # needs none
+        Masked().bind(Vocabulary(size=9), "encoder")
+    Masked(split=(0.0, 1.0, 0.0)).bind(Vocabulary(size=9), "encoder")  # needs none
     with pytest.raises(UsageError, match=r"\b2\b"):
-        Masked().open(Vocabulary(size=2, special=(0, 1), roles=(("mask", 1),)), "encoder")
+        Masked().bind(Vocabulary(size=2, special=(0, 1), roles=(("mask", 1),)), "encoder")

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretune.core.types import IGNORE
+from pretune.core.types import IGNORE_INDEX
 from pretune.data.sequences import Sequences
 from pretune.objectives.masked_seq2seq import MaskedSeq2seq
 from tests.contracts.restoring import sides, stretch_put_back
@@ -25,7 +25,7 @@ from tests.objectives.seq2seq_cases import (
 )
 from tests.objectives.seq2seq_cases import rng as counters
 
-PLAIN = MaskedSeq2seq(split=(1.0, 0.0, 0.0)).open(VOCABULARY, "encoder-decoder")
+PLAIN = MaskedSeq2seq(split=(1.0, 0.0, 0.0)).bind(VOCABULARY, "encoder-decoder")
 
 
 def test_example() -> None:
@@ -52,7 +52,7 @@ def test_half_of_the_text_anywhere() -> None:
 
 def test_shares_of_the_disguise() -> None:
     text = uniform(400, 100)
-    after = MaskedSeq2seq().open(VOCABULARY, "encoder-decoder").corrupt(text, counters(text))
+    after = MaskedSeq2seq().bind(VOCABULARY, "encoder-decoder").corrupt(text, counters(text))
     hidden = 400 * 50
     for share, found in (
         (0.8, (after.source.tokens == MASK).sum()),
@@ -64,7 +64,7 @@ def test_shares_of_the_disguise() -> None:
 @given(text=framed(inner=True), seed=st.integers(0, 99), rate=st.sampled_from((0.5, 0.3, 1.0)))
 @settings(max_examples=60)
 def test_input_and_target_restore_the_text(text: Sequences, seed: int, rate: float) -> None:
-    lesson = MaskedSeq2seq(rate=rate).open(VOCABULARY, "encoder-decoder")
+    lesson = MaskedSeq2seq(rate=rate).bind(VOCABULARY, "encoder-decoder")
     after = lesson.corrupt(text, counters(text, seed))
     source, target = lesson.lengths(text.lengths)
     assert (after.lengths <= target).all() and (after.source.lengths == source).all()
@@ -79,12 +79,12 @@ def test_input_and_target_restore_the_text(text: Sequences, seed: int, rate: flo
 def test_nothing_to_hide() -> None:
     text = made([[BOS, EOS], [101]])
     after = PLAIN.corrupt(text, counters(text))
-    assert lists(after.source) == [[BOS, EOS], [MASK]] and lists(after, "targets") == [[IGNORE], [101]]
+    assert lists(after.source) == [[BOS, EOS], [MASK]] and lists(after, "targets") == [[IGNORE_INDEX], [101]]
 
 
 def test_a_sentinel_stands_in_for_the_mask() -> None:
     text = uniform(3, 40)
-    after = MaskedSeq2seq().open(RELEASED, "encoder-decoder").corrupt(text, counters(text))
+    after = MaskedSeq2seq().bind(RELEASED, "encoder-decoder").corrupt(text, counters(text))
     assert (after.source.tokens == SENTINELS[0]).sum() > 30
     both = replace(RELEASED, roles=(("mask", 77),))
-    assert (MaskedSeq2seq().open(both, "encoder-decoder").corrupt(text, counters(text)).source.tokens == 77).any()
+    assert (MaskedSeq2seq().bind(both, "encoder-decoder").corrupt(text, counters(text)).source.tokens == 77).any()

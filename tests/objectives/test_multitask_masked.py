@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE
-from pretune.data.batch_shape import Shape
+from pretune.core.types import IGNORE_INDEX
+from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
 from pretune.models.catalog import build
-from pretune.nn.attention_mask import Sight
+from pretune.nn.attention_mask import MaskKind
 from pretune.objectives.multitask_masked import MultitaskMasked
 from tests.objectives.seq2seq_cases import EOS, MASK, VOCABULARY, made, rng, uniform
 
-LESSON = MultitaskMasked().open(VOCABULARY, "encoder")
+LESSON = MultitaskMasked().bind(VOCABULARY, "encoder")
 
 
 def test_shares() -> None:
@@ -23,17 +23,22 @@ def test_shares() -> None:
     text = uniform(6000, 8)
     after = LESSON.corrupt(text, rng(text))
     counts = np.bincount(after.view, minlength=4)
-    for way, share in ((Sight.BOTH, 1 / 3), (Sight.LEFT, 1 / 6), (Sight.RIGHT, 1 / 6), (Sight.PREFIX, 1 / 3)):
+    for way, share in (
+        (MaskKind.BIDIRECTIONAL, 1 / 3),
+        (MaskKind.CAUSAL, 1 / 6),
+        (MaskKind.ANTICAUSAL, 1 / 6),
+        (MaskKind.PREFIX, 1 / 3),
+    ):
         assert abs(counts[way] - 6000 * share) < 3 * np.sqrt(6000 * share * (1 - share))
-    asked = (after.targets != IGNORE).sum()
+    asked = (after.targets != IGNORE_INDEX).sum()
     assert abs(asked - 6000 * 1.2) < 3 * np.sqrt(6000 * 0.2 * 0.8)
-    assert (after.tokens[after.targets != IGNORE] == MASK).mean() > 0.78
+    assert (after.tokens[after.targets != IGNORE_INDEX] == MASK).mean() > 0.78
 
 
 def test_only_sequence_to_sequence_has_a_prefix() -> None:
     text = uniform(500, 8)
     after = LESSON.corrupt(text, rng(text))
-    parted = after.view == Sight.PREFIX
+    parted = after.view == MaskKind.PREFIX
     assert (after.prefix[~parted] == 0).all() and {*after.prefix[parted].tolist()} == {*range(1, 8)}
 
 
@@ -41,19 +46,19 @@ def test_the_first_segment_is_the_prefix() -> None:
     """Where there are two; a text alone is parted at random."""
     text = made([[101, 102, EOS, 103, 104, 105, EOS], [101, 102, 103, EOS]])
     text = replace(text, segments=np.array([0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0]))
-    lesson = MultitaskMasked(shares=(0.0, 0.0, 0.0, 1.0)).open(VOCABULARY, "encoder")
+    lesson = MultitaskMasked(shares=(0.0, 0.0, 0.0, 1.0)).bind(VOCABULARY, "encoder")
     found = {tuple(lesson.corrupt(text, rng(text, seed)).prefix.tolist()) for seed in range(30)}
     assert found == {(3, 1), (3, 2)}
 
 
-@pytest.mark.parametrize("way", Sight)
+@pytest.mark.parametrize("way", MaskKind)
 @torch.no_grad()
-def test_a_model_sees_what_it_may(way: Sight) -> None:
+def test_a_model_sees_what_it_may(way: MaskKind) -> None:
     """The attention of a model over two sequences in a row, against the rule written out."""
-    shares = tuple(float(way == other) for other in Sight)
+    shares = tuple(float(way == other) for other in MaskKind)
     text = uniform(3, 6)
-    after = MultitaskMasked(shares=shares).open(VOCABULARY, "encoder").corrupt(text, rng(text))
-    batch = lay_out(after, np.array([0, 0, 1]), Shape(rows=2, length=15))
+    after = MultitaskMasked(shares=shares).bind(VOCABULARY, "encoder").corrupt(text, rng(text))
+    batch = lay_out(after, np.array([0, 0, 1]), BatchShape(rows=2, length=15))
     model = build("bert-tiny", width=16, depth=2, heads=2, hidden=20, vocab=1000).eval()
     plain = model(batch).states
     seen = model(batch, attention=True)
@@ -62,10 +67,10 @@ def test_a_model_sees_what_it_may(way: Sight) -> None:
         for number, weights in enumerate(layer):
             split = int(after.prefix[number])
             rule = {
-                Sight.BOTH: lambda i, j: True,
-                Sight.LEFT: lambda i, j: j <= i,
-                Sight.RIGHT: lambda i, j: j >= i,
-                Sight.PREFIX: lambda i, j, split=split: j < split or (i >= split and j <= i),
+                MaskKind.BIDIRECTIONAL: lambda i, j: True,
+                MaskKind.CAUSAL: lambda i, j: j <= i,
+                MaskKind.ANTICAUSAL: lambda i, j: j >= i,
+                MaskKind.PREFIX: lambda i, j, split=split: j < split or (i >= split and j <= i),
             }[way]
             expected = torch.tensor([[rule(i, j) for j in range(7)] for i in range(7)])
             assert ((weights > 0) == expected).all()
@@ -79,4 +84,4 @@ def test_numbers_that_mean_nothing() -> None:
 
 def test_evaluation_keeps_the_ways_to_read() -> None:
     spec = MultitaskMasked(rate=0.4, split=(1.0, 0.0, 0.0), shares=(0.25, 0.25, 0.25, 0.25))
-    assert spec.evaluation() == MultitaskMasked(shares=(0.25, 0.25, 0.25, 0.25))
+    assert spec.to_evaluation() == MultitaskMasked(shares=(0.25, 0.25, 0.25, 0.25))

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE
-from pretune.data.batch_shape import Shape
+from pretune.core.types import IGNORE_INDEX
+from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
-from pretune.data.ragged import bounds
+from pretune.data.ragged import compute_offsets
 from pretune.data.sequences import Sequences
 from pretune.models import catalog
 from pretune.objectives.base import Vocabulary
@@ -28,7 +28,7 @@ def texts(lengths: list[int], special: list[int] | None = None) -> Sequences:
     place = np.concatenate([np.arange(n) for n in lengths]).astype(np.int64)
     return Sequences(
         tokens=7 + np.arange(len(place)) % 40,
-        offsets=bounds(np.asarray(lengths)),
+        offsets=compute_offsets(np.asarray(lengths)),
         special=None if special is None else np.isin(place, special),
         samples=np.arange(len(lengths)),
         epochs=np.zeros(len(lengths), dtype=np.int64),
@@ -36,7 +36,7 @@ def texts(lengths: list[int], special: list[int] | None = None) -> Sequences:
 
 
 def lesson(sequences: Sequences, seed: int = 0, **how: int) -> Sequences:
-    return Permuted(**how).open(VOCABULARY, "two-stream").corrupt(sequences, Counters.of(seed, sequences))
+    return Permuted(**how).bind(VOCABULARY, "two-stream").corrupt(sequences, Counters.from_sequences(seed, sequences))
 
 
 @given(
@@ -52,7 +52,7 @@ def test_form(lengths: list[int], every: int, longest: int, seed: int) -> None:
     after = lesson(before, seed, every=every, longest=longest)
     assert after.targets is not None and after.order is not None and before.special is not None
     assert (after.tokens == before.tokens).all()
-    assert ((after.order > 0) == (after.targets != IGNORE)).all()
+    assert ((after.order > 0) == (after.targets != IGNORE_INDEX)).all()
     assert (after.targets[after.order > 0] == after.tokens[after.order > 0]).all()
     assert (after.order[before.special] == 0).all()
     for number in range(len(lengths)):
@@ -108,7 +108,7 @@ def test_slots() -> None:
     for every, longest, length in ((6, 5, 100), (2, 1, 9), (6, 1, 30), (3, 8, 24)):
         kind = Permuted(every=every, longest=longest)
         counts = (lesson(texts([length] * 5000), every=every, longest=longest).order > 0).reshape(5000, -1).sum(1)
-        slots = kind.open(VOCABULARY, "two-stream").targets(length * 64, 64)
+        slots = kind.bind(VOCABULARY, "two-stream").targets(length * 64, 64)
         expected = 64 * length / every
         assert slots >= min(expected + 6 * (64 * counts.var() * 0.97) ** 0.5, 64 * length)
         assert slots - expected < 12 * (64 * counts.var()) ** 0.5 + 2
@@ -122,13 +122,13 @@ def test_loss_is_that_of_the_queries() -> None:
     for parameter in model.parameters():
         parameter.normal_(0, 0.3)
     after = lesson(texts([20, 30, 14], special=[0]))
-    batch = lay_out(after, np.array([0, 0, 1]), Shape(rows=2, length=52, slots=12))
+    batch = lay_out(after, np.array([0, 0, 1]), BatchShape(rows=2, length=52, slots=12))
     kind = Permuted()
     loss = kind.loss(model, batch)
-    count = int((batch.targets.labels != IGNORE).sum())
+    count = int((batch.targets.labels != IGNORE_INDEX).sum())
     assert loss.count == kind.counts(batch)["loss"] == count > 5
     logits = model(batch).logits
-    expected = F.cross_entropy(logits, batch.targets.labels, ignore_index=IGNORE, reduction="sum")
+    expected = F.cross_entropy(logits, batch.targets.labels, ignore_index=IGNORE_INDEX, reduction="sum")
     torch.testing.assert_close(loss.sum, expected)
     last = int(batch.order[:20].argmax())  # the last target of the first text: nobody else sees it
     tokens = batch.tokens.clone()
@@ -140,10 +140,10 @@ def test_loss_is_that_of_the_queries() -> None:
 
 
 def test_settings() -> None:
-    assert Permuted(every=3, longest=2).evaluation() == Permuted()
+    assert Permuted(every=3, longest=2).to_evaluation() == Permuted()
     with pytest.raises(UsageError, match="every 1"):
         Permuted(every=1)
     with pytest.raises(UsageError, match="longest 0"):
         Permuted(longest=0)
     with pytest.raises(UsageError, match="two-stream"):
-        Permuted().open(VOCABULARY, "encoder")
+        Permuted().bind(VOCABULARY, "encoder")

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretune.core.types import IGNORE
-from pretune.data.batch_shape import Shape
+from pretune.core.types import IGNORE_INDEX
+from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Counters
 from pretune.data.mixing import Weighted
 from pretune.data.pairs import SegmentPairs
-from pretune.data.parallel import Sides
+from pretune.data.parallel import ParallelPairs
 from pretune.data.samples import Blocks, Documents, Samples, Sentences
-from pretune.data.stream import Stream, sided
+from pretune.data.stream import BatchStream, compute_row_lengths
 from pretune.objectives.base import ModelShape, Objective, Vocabulary
 from pretune.objectives.causal import Causal
 from pretune.objectives.denoising import Denoising
-from pretune.objectives.mixture import Mixture, MixtureLesson, Part, denoisers
+from pretune.objectives.mixture import Mixture, MixtureCorruption, Part, build_denoisers
 from pretune.objectives.noise import (
     DocumentRotation,
     SentencePermutation,
@@ -42,7 +42,7 @@ VOCABULARY = Vocabulary(
 )
 INNER = Mixture(parts=(Part(objective=Prefix()), Part(objective=SpanCorruption(mean=1.0))))
 OBJECTIVES: dict[str, Objective] = {
-    "ul2": Mixture(parts=denoisers()),
+    "ul2": Mixture(parts=build_denoisers()),
     "ul2 and tasks": Mixture(),
     "two parts for pairs": Mixture(
         parts=(Part(objective=SpanCorruption()), *(Part(objective=Supervised(), mark=i) for i in range(2)))
@@ -60,19 +60,19 @@ KINDS: dict[str, Any] = {
     "sentences": Sentences(limit=12),
     "blocks": Blocks(length=16),
     "swapped": SegmentPairs(limit=16, broken="swapped"),
-    "sides": Sides(limit=16, apart="framed"),
-    "bare": Sides(limit=16, apart="bare"),
+    "sides": ParallelPairs(limit=16, apart="framed"),
+    "bare": ParallelPairs(limit=16, apart="bare"),
 }
 frames = st.sampled_from(sorted(FRAMES))
 kinds = st.sampled_from(sorted(KINDS))
 
 
-def stream_of(samples: Samples, name: str, shape: ModelShape = "encoder-decoder", **options: Any) -> Stream:
+def stream_of(samples: Samples, name: str, shape: ModelShape = "encoder-decoder", **options: Any) -> BatchStream:
     objective = OBJECTIVES[name]
     rows = {"rows": 4, "length": 40, "source": 36} if shape == "encoder-decoder" else {"rows": 4, "length": 64}
     given = {"seed": 1, "window": 50, **options}
-    lesson = objective.open(VOCABULARY, shape)
-    return Stream(samples, Shape(**rows), lesson=lesson, sentences=objective.sentences, **given)
+    lesson = objective.bind(VOCABULARY, shape)
+    return BatchStream(samples, BatchShape(**rows), corruption=lesson, sentences=objective.sentences, **given)
 
 
 @given(some_documents, kinds, frames, st.integers(1, 60))
@@ -92,11 +92,13 @@ def test_what_is_known_before_a_cut(given: Any, kind: str, frame: str, full: int
 )
 def test_what_is_known_of_sides(given: list[tuple[int, int]], frame: str, apart: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        samples = Sides(limit=24, apart=apart).open(test_parallel.write(Path(folder), given), FRAMES[frame])
+        samples = ParallelPairs(limit=24, apart=apart).open(test_parallel.write(Path(folder), given), FRAMES[frame])
         draws = every(samples)
-        cut, known = samples.cut(draws), samples.known(draws)
-        assert known.special.tolist() == [sum(part) for part in split(cut, "special")]
-        assert (known.lengths == cut.lengths).all() and (np.where(known.second > 0, known.first, 0) == cut.sides).all()
+        cut, known = samples.cut(draws), samples.measure_lengths(draws)
+        assert known.special_counts.tolist() == [sum(part) for part in split(cut, "special")]
+        assert (known.lengths == cut.lengths).all() and (
+            np.where(known.second_lengths > 0, known.first_lengths, 0) == cut.sides
+        ).all()
 
 
 @settings(max_examples=40)
@@ -110,11 +112,11 @@ def test_every_sample_once_and_in_its_row(
         stream = stream_of(samples, name, "decoder" if decoder else "encoder-decoder", seed=seed)
         for epoch in range(2):
             found: list[int] = []
-            for step in stream.steps(epoch):
-                batch, (sequences, _) = stream[step], stream.sequences(step)
+            for step in stream.get_steps(epoch):
+                batch, (sequences, _) = stream[step], stream.read_sequences(step)
                 found += sequences.samples.tolist()
                 assert batch.targets is not None and sequences.targets is not None
-                assert (batch.targets.labels != IGNORE).sum() == (sequences.targets != IGNORE).sum()
+                assert (batch.targets.labels != IGNORE_INDEX).sum() == (sequences.targets != IGNORE_INDEX).sum()
             assert sorted(found) == list(range(len(samples)))
 
 
@@ -122,12 +124,12 @@ def test_every_sample_once_and_in_its_row(
 @given(test_parallel.documents, st.sampled_from(sorted(OBJECTIVES)), st.integers(0, 2**32), st.booleans())
 def test_pairs_once_and_in_their_rows(given: list[tuple[int, int]], name: str, seed: int, decoder: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        kind = Sides(limit=20, apart="bare" if decoder else "framed")
+        kind = ParallelPairs(limit=20, apart="bare" if decoder else "framed")
         samples = kind.open(test_parallel.write(Path(folder), given), FRAMES["around"])
         stream = stream_of(samples, name, "decoder" if decoder else "encoder-decoder", seed=seed)
-        found = [int(s) for step in stream.steps(0) for s in stream.sequences(step)[0].samples]
+        found = [int(s) for step in stream.get_steps(0) for s in stream.read_sequences(step)[0].samples]
         assert sorted(found) == list(range(len(samples)))
-        assert len([stream[step] for step in stream.steps(0)]) == stream.plan(0).batches
+        assert len([stream[step] for step in stream.get_steps(0)]) == stream.plan(0).batch_count
 
 
 @given(some_documents, frames, st.sampled_from(["ul2", "prefix", "spans"]), st.integers(0, 2**32))
@@ -136,9 +138,9 @@ def test_plans_are_close(given: Any, frame: str, name: str, seed: int) -> None:
     with opened(given) as shards:
         samples = KINDS["documents"].open(shards, FRAMES[frame])
         stream = stream_of(samples, name, seed=seed)
-        draws = samples.settle(stream.mixture.draws(seed, 0))
-        target, source = sided(samples, stream.lesson, draws)
-        made = stream.lesson.corrupt(samples.cut(draws), Counters.of(seed, draws))
+        draws = samples.settle(stream.mixture.draw_order(seed, 0))
+        target, source = compute_row_lengths(samples, stream.corruption, draws)
+        made = stream.corruption.corrupt(samples.cut(draws), Counters.from_sequences(seed, draws))
         assert ((target - made.lengths) <= 2).all() and ((source - made.source.lengths) <= 2).all()
 
 
@@ -152,11 +154,11 @@ def test_plans_are_close(given: Any, frame: str, name: str, seed: int) -> None:
 )
 def test_noises_leave_what_was_planned(given: Any, kind: str, frame: str, name: str, seed: int, epoch: int) -> None:
     """To the token."""
-    lesson = OBJECTIVES[name].open(VOCABULARY, "encoder-decoder")
+    lesson = OBJECTIVES[name].bind(VOCABULARY, "encoder-decoder")
     with opened(given) as shards:
         samples = KINDS[kind].open(shards, FRAMES[frame])
         draws = every(samples, seed, epoch)
-        rng = Counters.of(seed, draws)
+        rng = Counters.from_sequences(seed, draws)
         cut = samples.cut(draws, sentences=True)
         made, (source, target) = lesson.corrupt(cut, rng), lesson.planned(samples.known(draws), rng)
         assert (made.source.lengths == source).all() and (made.lengths == target).all()
@@ -171,17 +173,22 @@ def test_the_part_that_is_planned_is_the_part_that_is_applied(given: Any, kind: 
             for number, (part, weight) in enumerate([(SpanCorruption(), 1.0), (Prefix(), 2.0), (INNER, 0.5)])
         )
     )
-    lesson = spec.open(VOCABULARY, "encoder-decoder")
-    assert isinstance(lesson, MixtureLesson)
-    marks = np.array(lesson.marks)
+    lesson = spec.bind(VOCABULARY, "encoder-decoder")
+    assert isinstance(lesson, MixtureCorruption)
+    marks = np.array(lesson.mode_tokens)
     with opened(given) as shards:
         samples = KINDS[kind].open(shards, FRAMES["around"])
         draws = every(samples, seed, epoch)
-        rng = Counters.of(seed, draws)
-        made, (source, target) = lesson.corrupt(samples.cut(draws), rng), lesson.planned(samples.known(draws), rng)
+        rng = Counters.from_sequences(seed, draws)
+        made, (source, target) = (
+            lesson.corrupt(samples.cut(draws), rng),
+            lesson.predict_lengths(samples.known(draws), rng),
+        )
         applied = (made.source.tokens[made.source.offsets[:-1]][:, None] == marks).argmax(1)
-        for number, (part, which) in enumerate((p, np.flatnonzero(applied == n)) for n, p in enumerate(lesson.lessons)):
-            known, own = samples.known(draws).take(which), rng.take(which).under(number)
+        for number, (part, which) in enumerate(
+            (p, np.flatnonzero(applied == n)) for n, p in enumerate(lesson.corruptions)
+        ):
+            known, own = samples.known(draws).take(which), rng.take(which).derive(number)
             read, said = part.planned(known, own)
             assert (source[which] == read + 1).all() and (target[which] == said).all()
 
@@ -193,7 +200,7 @@ def test_whoever_asks_and_whenever(shape: ModelShape, mixing: Any) -> None:
     with opened(random_documents(3, 20)) as shards:
         samples = KINDS["documents"].open(shards, FRAMES["around"])
         stream = stream_of(samples, "ul2", shape, mixing=mixing, window=2**18, fixed=True)
-        stop = stream.steps(1).stop
+        stop = stream.get_steps(1).stop
         expected = [stream[step] for step in range(stop)]
         sizes = {(len(batch.tokens), len(batch.offsets), len(batch.targets.labels)) for batch in expected}
         assert len(sizes) == 1
@@ -210,24 +217,24 @@ def test_epochs_of_drawn_lengths_differ_and_are_found() -> None:
     with opened(random_documents(3, 400)) as shards:
         samples = KINDS["documents"].open(shards, FRAMES["around"])
         stream = stream_of(samples, "prefix", window=2**18)
-        counts = [len(stream.steps(epoch)) for epoch in range(6)]
-        assert len({*counts}) > 1 and counts == [stream.plan(epoch).batches for epoch in range(6)]
-        assert stream.where(sum(counts[:5])) == (5, 0)
+        counts = [len(stream.get_steps(epoch)) for epoch in range(6)]
+        assert len({*counts}) > 1 and counts == [stream.plan(epoch).batch_count for epoch in range(6)]
+        assert stream.locate_step(sum(counts[:5])) == (5, 0)
         still = stream_of(samples, "spans", window=2**18)
-        assert {len(still.steps(epoch)) for epoch in range(6)} == {still.plan(0).batches}
+        assert {len(still.get_steps(epoch)) for epoch in range(6)} == {still.plan(0).batch_count}
 
 
 def test_rows_of_few_kinds_have_slots_for_their_targets() -> None:
     """All documents alike: sequences of one part share rows, so rows differ more than chance alone would have it."""
     with opened([[14]] * 4000) as shards:
         samples = KINDS["documents"].open(shards, FRAMES["around"])
-        lesson = OBJECTIVES["ul2"].open(VOCABULARY, "decoder")
-        stream = Stream(samples, Shape(rows=16, length=192), seed=0, lesson=lesson, fixed=True)
-        slots = stream.part(1).targets
-        for step in stream.steps(0):
-            batch, (sequences, _) = stream[step], stream.sequences(step)
-            found = int((sequences.targets != IGNORE).sum())
-            assert found == int((batch.targets.labels != IGNORE).sum()) <= slots < 16 * 192
+        lesson = OBJECTIVES["ul2"].bind(VOCABULARY, "decoder")
+        stream = BatchStream(samples, BatchShape(rows=16, length=192), seed=0, corruption=lesson, fixed_slots=True)
+        slots = stream.compute_part_shape(1).targets
+        for step in stream.get_steps(0):
+            batch, (sequences, _) = stream[step], stream.read_sequences(step)
+            found = int((sequences.targets != IGNORE_INDEX).sum())
+            assert found == int((batch.targets.labels != IGNORE_INDEX).sum()) <= slots < 16 * 192
         assert stream.plan(0).fill > 0.95
 
 
@@ -236,10 +243,16 @@ def test_more_targets_than_slots_make_a_batch_of_another_form() -> None:
     rare = Mixture(parts=(Part(objective=SpanCorruption(), weight=500.0), Part(objective=Causal())))
     with opened([[20]] * 1200) as shards:
         samples = Documents(limit=22).open(shards, FRAMES["around"])
-        stream = Stream(samples, Shape(rows=2, length=27), seed=1, lesson=rare.open(VOCABULARY, "decoder"), fixed=True)
-        slots, sizes = stream.part(1).targets, set()
-        for step in stream.steps(0):
-            batch, (sequences, _) = stream[step], stream.sequences(step)
-            assert (batch.targets.labels != IGNORE).sum() == (sequences.targets != IGNORE).sum()
+        stream = BatchStream(
+            samples,
+            BatchShape(rows=2, length=27),
+            seed=1,
+            corruption=rare.bind(VOCABULARY, "decoder"),
+            fixed_slots=True,
+        )
+        slots, sizes = stream.compute_part_shape(1).targets, set()
+        for step in stream.get_steps(0):
+            batch, (sequences, _) = stream[step], stream.read_sequences(step)
+            assert (batch.targets.labels != IGNORE_INDEX).sum() == (sequences.targets != IGNORE_INDEX).sum()
             sizes.add(len(batch.targets.labels))
         assert min(sizes) == slots and len(sizes) == 2

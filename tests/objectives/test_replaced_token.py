@@ -10,19 +10,19 @@ from torch import Tensor
 
 import pretune as pt
 from pretune.core.errors import UsageError
-from pretune.core.seed import mix_more
-from pretune.core.types import IGNORE, Batch, Targets
-from pretune.data.batch_shape import Shape
+from pretune.core.seed import extend_mix
+from pretune.core.types import IGNORE_INDEX, Batch, Targets
+from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
-from pretune.data.ragged import bounds
+from pretune.data.ragged import compute_offsets
 from pretune.data.sequences import Sequences
 from pretune.models.catalog import resolve
-from pretune.models.generator_discriminator import GeneratorDiscriminator, build_pair, with_generator
-from pretune.nn.token_sampling import linear_sample
+from pretune.models.generator_discriminator import GeneratorDiscriminator, add_generator, build_pair
+from pretune.nn.token_sampling import sample_tokens
 from pretune.objectives.base import Vocabulary
 from pretune.objectives.masked import Masked
-from pretune.objectives.replaced_token import _STEP, ReplacedToken, _mixed, chances, filled_in
+from pretune.objectives.replaced_token import _STEP, ReplacedToken, _mix_bits, fill_in, hash_to_uniform
 from tests.contracts.tiny import rough
 
 VOCAB, MASK = 13, 4
@@ -32,7 +32,7 @@ WORDS = Vocabulary(size=VOCAB, special=(0, 1, 2, 3, MASK), roles=(("pad", 0), ("
 @pytest.fixture(scope="module")
 def model() -> GeneratorDiscriminator:
     settings = {"width": 32, "depth": 2, "heads": 2, "vocab": VOCAB, "positions": 40, "table": 12, "dropout": 0.0}
-    pair = build_pair(with_generator(resolve("electra-small", settings)))
+    pair = build_pair(add_generator(resolve("electra-small", settings)))
     rough(pair)  # type: ignore[arg-type]
     return pair.eval()
 
@@ -45,7 +45,7 @@ def texts(count: int, length: int, seed: int = 0) -> Sequences:
     special[:, [0, -1]] = True
     return Sequences(
         tokens=tokens.reshape(-1),
-        offsets=bounds(np.full(count, length)),
+        offsets=compute_offsets(np.full(count, length)),
         special=special.reshape(-1),
         samples=np.arange(count) + 1000 * seed,
         epochs=np.zeros(count, dtype=np.int64),
@@ -55,24 +55,26 @@ def texts(count: int, length: int, seed: int = 0) -> Sequences:
 def lesson(sequences: Sequences, objective: ReplacedToken | None = None) -> Sequences:
     return (
         (objective or ReplacedToken())
-        .open(WORDS, "generator-discriminator")
-        .corrupt(sequences, Counters.of(0, sequences))
+        .bind(WORDS, "generator-discriminator")
+        .corrupt(sequences, Counters.from_sequences(0, sequences))
     )
 
 
 def laid(sequences: Sequences, per_row: int = 2, slots: int | None = None) -> Batch:
     rows = np.arange(len(sequences)) // per_row
     length = int(sequences.lengths.max()) * per_row + 3
-    return lay_out(sequences, rows, Shape(rows=int(rows[-1]) + 1, length=length, slots=slots))
+    return lay_out(sequences, rows, BatchShape(rows=int(rows[-1]) + 1, length=length, slots=slots))
 
 
 def test_worked_example() -> None:
     """The chef cooked the meal: what is drawn right counts as original, whatever the slots that are spare."""
     the, chef, cooked, ate, meal = 6, 7, 8, 9, 10
-    batch = pt.batch([[MASK, chef, MASK, the, meal]], labels=[[the, IGNORE, cooked, IGNORE, IGNORE]], row=7)
+    batch = pt.batch(
+        [[MASK, chef, MASK, the, meal]], labels=[[the, IGNORE_INDEX, cooked, IGNORE_INDEX, IGNORE_INDEX]], row=7
+    )
     assert batch.targets is not None
-    spare = Targets(index=torch.tensor([0, 2, 0, 0]), labels=torch.tensor([the, cooked, IGNORE, IGNORE]))
-    shown, replaced = filled_in(replace(batch, targets=spare), torch.tensor([the, ate, 11, 12]))
+    spare = Targets(index=torch.tensor([0, 2, 0, 0]), labels=torch.tensor([the, cooked, IGNORE_INDEX, IGNORE_INDEX]))
+    shown, replaced = fill_in(replace(batch, targets=spare), torch.tensor([the, ate, 11, 12]))
     assert shown.tokens.tolist()[:5] == [the, chef, ate, the, meal]
     assert replaced.tolist() == [False, False, True, False, False, False, False]
 
@@ -82,7 +84,7 @@ def test_the_masked_are_as_in_the_released_code() -> None:
     before = texts(400, 42)
     after = lesson(before)
     assert before.special is not None and after.targets is not None
-    chosen = after.targets != IGNORE
+    chosen = after.targets != IGNORE_INDEX
     ordinary = int((~before.special).sum())
     assert abs(chosen.sum() - 0.15 * ordinary) < 3 * np.sqrt(400 / 4)  # a sequence's count varies by less than 1
     assert (after.tokens[~chosen] == before.tokens[~chosen]).all()
@@ -97,8 +99,8 @@ def test_the_replaced_share(model: GeneratorDiscriminator) -> None:
     batch = laid(lesson(texts(600, 32)))
     assert batch.targets is not None
     right = _likelihood(model, batch)
-    _, drawn = model.propose(batch, chances(batch))
-    _, replaced = filled_in(batch, drawn)
+    _, drawn = model.propose(batch, hash_to_uniform(batch))
+    _, replaced = fill_in(batch, drawn)
     expected, deviation = (1 - right).sum(), (right * (1 - right)).sum().sqrt()
     assert 0.02 < right.mean() < 0.9 and deviation > 5
     assert abs(replaced.sum() - expected) < 3 * deviation
@@ -122,16 +124,16 @@ def test_draws_follow_the_softmax() -> None:
     count = 20_000
     for shift in (bias, None):
         expected = F.softmax(F.linear(rows, table, shift), dim=1)[0]
-        drawn = linear_sample(rows.expand(count, -1), table, shift, torch.rand(count))
+        drawn = sample_tokens(rows.expand(count, -1), table, shift, torch.rand(count))
         found = torch.bincount(drawn, minlength=11) / count
         assert ((found - expected).abs() < 4 * (expected * (1 - expected) / count).sqrt() + 1e-6).all()
     sure = torch.full((11,), -100.0)
     sure[7] = 100.0
     edge = torch.tensor([0.0, 0.5, 1 - 2**-24])
-    assert linear_sample(torch.zeros(3, 8), table, sure, edge).tolist() == [7, 7, 7]
+    assert sample_tokens(torch.zeros(3, 8), table, sure, edge).tolist() == [7, 7, 7]
     with torch.autocast("cpu", torch.bfloat16):
-        half = linear_sample(rows.expand(500, -1), table, bias, torch.linspace(0, 0.999, 500))
-    exact = linear_sample(rows.expand(500, -1), table, bias, torch.linspace(0, 0.999, 500))
+        half = sample_tokens(rows.expand(500, -1), table, bias, torch.linspace(0, 0.999, 500))
+    exact = sample_tokens(rows.expand(500, -1), table, bias, torch.linspace(0, 0.999, 500))
     assert (half == exact).float().mean() > 0.9
 
 
@@ -139,14 +141,14 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     from pretune.nn import token_sampling
 
     rows, table, chance = torch.randn(300, 8), torch.randn(50, 8), torch.rand(300)
-    whole = linear_sample(rows, table, None, chance)
+    whole = sample_tokens(rows, table, None, chance)
     monkeypatch.setitem(token_sampling.BLOCK_BYTES, "cpu", 1)  # 64 rows at a time
-    assert torch.equal(linear_sample(rows, table, None, chance), whole)
+    assert torch.equal(sample_tokens(rows, table, None, chance), whole)
 
 
 def test_chances_are_even_and_belong_to_their_sequence() -> None:
     corrupted = lesson(texts(800, 32))
-    found = chances(laid(corrupted))
+    found = hash_to_uniform(laid(corrupted))
     count = len(found)
     assert found.min() >= 0 and found.max() < 1 and len(found.unique()) > 0.99 * count
     assert abs(found.mean() - 0.5) < 3 * (1 / 12 / count) ** 0.5
@@ -154,19 +156,19 @@ def test_chances_are_even_and_belong_to_their_sequence() -> None:
     assert ((tenths - count / 10).abs() < 4 * (0.09 * count) ** 0.5).all()
     neighbours = torch.corrcoef(torch.stack((found[:-1], found[1:])))[0, 1]
     assert abs(neighbours) < 4 / count**0.5
-    assert torch.equal(chances(laid(corrupted, per_row=5)), found)  # however it is laid out
+    assert torch.equal(hash_to_uniform(laid(corrupted, per_row=5)), found)  # however it is laid out
     some = corrupted.take(np.arange(300, 320))
-    start = int((corrupted.targets[: corrupted.offsets[300]] != IGNORE).sum())  # type: ignore[index]
-    alone = chances(laid(some))
+    start = int((corrupted.targets[: corrupted.offsets[300]] != IGNORE_INDEX).sum())  # type: ignore[index]
+    alone = hash_to_uniform(laid(some))
     assert torch.equal(alone, found[start : start + len(alone)])  # and whatever else is there
-    other = chances(laid(lesson(replace(texts(800, 32), epochs=np.ones(800, dtype=np.int64)))))
+    other = hash_to_uniform(laid(lesson(replace(texts(800, 32), epochs=np.ones(800, dtype=np.int64)))))
     assert not np.intersect1d(found.numpy(), other.numpy()).size > 0.02 * count
 
 
 def test_the_hash_is_that_of_the_seeds() -> None:
     numbers = np.array([0, 1, 2**40 + 17, 2**63 - 1], dtype=np.int64)
-    ours = _mixed(torch.from_numpy(numbers) + _STEP).numpy().view(np.uint64)
-    assert (ours == mix_more(np.uint64(0), numbers)).all()
+    ours = _mix_bits(torch.from_numpy(numbers) + _STEP).numpy().view(np.uint64)
+    assert (ours == extend_mix(np.uint64(0), numbers)).all()
 
 
 def test_loss(model: GeneratorDiscriminator) -> None:
@@ -175,8 +177,8 @@ def test_loss(model: GeneratorDiscriminator) -> None:
     loss = objective.loss(model, batch)
     masked = Masked().loss(model.generator, batch)
     torch.testing.assert_close(loss.parts["generator"].sum, masked.sum)
-    _, drawn = model.propose(batch, chances(batch))
-    shown, replaced = filled_in(batch, drawn)
+    _, drawn = model.propose(batch, hash_to_uniform(batch))
+    shown, replaced = fill_in(batch, drawn)
     real = batch.sequence >= 0
     assert replaced[real].sum() > 0 and not replaced[~real].any() and not real.all()
     expected = F.binary_cross_entropy_with_logits(model.detect(shown)[real], replaced[real].float())
@@ -212,4 +214,4 @@ def test_refused(model: GeneratorDiscriminator) -> None:
     with pytest.raises(UsageError, match=r"\b0\b"):
         ReplacedToken(weight=0)
     hard = ReplacedToken(masking=Masked(rate=0.4, words=True))
-    assert hard.words and not hard.evaluation().words and hard.evaluation() == ReplacedToken()
+    assert hard.words and not hard.to_evaluation().words and hard.to_evaluation() == ReplacedToken()

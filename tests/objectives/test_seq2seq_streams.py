@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from pretune.core.types import IGNORE
-from pretune.data.batch_shape import Shape
+from pretune.core.types import IGNORE_INDEX
+from pretune.data.batch_shape import BatchShape
 from pretune.data.samples import Blocks, Documents
 from pretune.data.shards import Shards
-from pretune.data.stream import Stream
+from pretune.data.stream import BatchStream
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import ModelShape, Vocabulary
 from tests.data.corpora import CLS, FRAMES, SEP, opened, random_documents
@@ -34,21 +34,21 @@ def test_rows_and_slots_hold_what_comes_out(
 ) -> None:
     """In every batch of an epoch, all targets are there, and all batches have one shape."""
     objective = OBJECTIVES.get(name)()
-    room = Shape(rows=8, length=160, source=160 if shape == "encoder-decoder" else None)
-    stream = Stream(
+    room = BatchShape(rows=8, length=160, source=160 if shape == "encoder-decoder" else None)
+    stream = BatchStream(
         kind.open(shards, FRAMES["around"]),
         room,
         seed=1,
-        lesson=objective.open(VOCABULARY, shape),
+        corruption=objective.bind(VOCABULARY, shape),
         words=objective.words,
         sentences=objective.sentences,
-        fixed=True,
+        fixed_slots=True,
     )
     shapes = set()
-    for step in stream.steps(0):
-        batch, (sequences, _) = stream[step], stream.sequences(step)
+    for step in stream.get_steps(0):
+        batch, (sequences, _) = stream[step], stream.read_sequences(step)
         assert batch.targets is not None and sequences.targets is not None
-        assert (batch.targets.labels != IGNORE).sum() == (sequences.targets != IGNORE).sum() > 0
+        assert (batch.targets.labels != IGNORE_INDEX).sum() == (sequences.targets != IGNORE_INDEX).sum() > 0
         shapes.add((batch.tokens.shape, batch.offsets.shape, batch.targets.labels.shape))
         assert (batch.source is None) == (shape != "encoder-decoder")
     assert len(shapes) == 1

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix_array
-from pretune.core.types import IGNORE
+from pretune.core.types import IGNORE_INDEX
 from pretune.data.sequences import Sequences
-from pretune.objectives.segment_sampling import ordinary
-from pretune.objectives.seq2seq import Spans
-from pretune.objectives.span_corruption import SpanCorruption, composed, gaps
+from pretune.objectives.segment_sampling import find_ordinary_tokens
+from pretune.objectives.seq2seq import NoiseSpans
+from pretune.objectives.span_corruption import SpanCorruption, count_gaps, split_randomly
 from tests.contracts.restoring import sides, spans_put_back
 from tests.objectives.seq2seq_cases import (
     BOS,
@@ -30,13 +30,13 @@ from tests.objectives.seq2seq_cases import (
     uniform,
 )
 
-PAIR = SpanCorruption().open(VOCABULARY, "encoder-decoder")
+PAIR = SpanCorruption().bind(VOCABULARY, "encoder-decoder")
 X, Y, Z = SENTINELS[:3]
 WORDS_OF = ["Thank", "you", "for", "inviting", "me", "to", "your", "party", "last", "week", "."]
 
 
 def read(tokens: list[int]) -> str:
-    names = {X: "<X>", Y: "<Y>", Z: "<Z>", EOS: "</s>", PAD: "<pad>", IGNORE: "-"}
+    names = {X: "<X>", Y: "<Y>", Z: "<Z>", EOS: "</s>", PAD: "<pad>", IGNORE_INDEX: "-"}
     return " ".join(names.get(token) or WORDS_OF[token - WORDS] for token in tokens)
 
 
@@ -44,14 +44,14 @@ def read(tokens: list[int]) -> str:
 def test_example_of_the_paper(closing: bool, target: str) -> None:
     """Figure 2: "for inviting" and "last" hidden."""
     text = made([[*range(WORDS, WORDS + len(WORDS_OF)), EOS]])
-    spans = Spans(start=np.array([2, 8]), length=np.array([2, 1]), counts=np.array([2]))
-    lesson = SpanCorruption(closing=closing).open(VOCABULARY, "encoder-decoder")
-    source, labels = lesson.written(text, ordinary(text)[0], spans)
+    spans = NoiseSpans(start=np.array([2, 8]), length=np.array([2, 1]), counts=np.array([2]))
+    lesson = SpanCorruption(closing=closing).bind(VOCABULARY, "encoder-decoder")
+    source, labels = lesson.replace_spans(text, find_ordinary_tokens(text)[0], spans)
     assert read(source.tokens.tolist()) == "Thank you <X> me to your party <Y> week . </s>"
     assert read(labels.tokens.tolist()) == f"<X> for inviting <Y> last{target} </s>"
-    after = lesson.sides.teach(source, labels)
+    after = lesson.layout.combine(source, labels)
     assert read(after.tokens.tolist()) == f"<pad> <X> for inviting <Y> last{target}"
-    alone = SpanCorruption(closing=closing, prefix=True).open(VOCABULARY, "decoder").sides.teach(source, labels)
+    alone = SpanCorruption(closing=closing, prefix=True).bind(VOCABULARY, "decoder").layout.combine(source, labels)
     assert read(alone.tokens.tolist()) == f"{read(source.tokens.tolist())} {read(labels.tokens.tolist())}"
     shown = " ".join(["-"] * 10)
     assert read(alone.targets.tolist()) == f"{shown} {read(labels.tokens.tolist())} -"
@@ -64,7 +64,7 @@ def test_rate_and_mean_span() -> None:
     for shown, labels in sides(PAIR.corrupt(text, rng(text))):
         assert len(labels) == 15 + 5 + 2 and len(shown) == 101 - 15 + 5
     sizes = np.arange(40, 700)
-    noise, spans = PAIR.amounts(sizes)
+    noise, spans = PAIR.count_noise(sizes)
     assert abs(noise.sum() / sizes.sum() - 0.15) < 3 * np.sqrt(len(sizes) / 12) / sizes.sum()
     assert abs(noise.sum() / spans.sum() - 3) < 0.02
 
@@ -73,7 +73,7 @@ def test_spans_are_cut_fairly() -> None:
     """Five items in three parts: each of the six ways equally often."""
     count = 12_000
     totals, parts = np.full(count, 5), np.full(count, 3)
-    found = composed(mix_array((4,), np.arange(int(gaps(totals).sum()))), totals, parts).reshape(-1, 3)
+    found = split_randomly(mix_array((4,), np.arange(int(count_gaps(totals).sum()))), totals, parts).reshape(-1, 3)
     assert (found.sum(1) == 5).all() and found.min() == 1
     _, counts = np.unique(found @ [25, 5, 1], return_counts=True)
     assert len(counts) == 6 and np.abs(counts - count / 6).max() < 3 * np.sqrt(count * 5 / 36)
@@ -92,10 +92,10 @@ def test_it_begins_with_text_and_ends_with_a_span() -> None:
 @settings(max_examples=60)
 def test_input_and_target_restore_the_text(text: Sequences, seed: int, closing: bool, rate: float) -> None:
     spec = SpanCorruption(closing=closing, rate=rate)
-    lesson = spec.open(VOCABULARY, "encoder-decoder")
+    lesson = spec.bind(VOCABULARY, "encoder-decoder")
     after = lesson.corrupt(text, rng(text, seed))
     assert (spans_put_back(text, after) == text.tokens).all()
-    alone = spec.open(VOCABULARY, "decoder").corrupt(text, rng(text, seed))
+    alone = spec.bind(VOCABULARY, "decoder").corrupt(text, rng(text, seed))
     assert sides(alone) == sides(after) and alone.prefix is None
     _, target = lesson.lengths(text.lengths)
     assert (after.lengths <= target).all()
@@ -126,12 +126,12 @@ def test_lengths_are_exact(rate: float, closing: bool) -> None:
     sizes = list(range(1, 400, 3))
     text = made([[*([WORDS] * n), EOS] for n in sizes])
     spec = SpanCorruption(rate=rate, closing=closing, specials=1)
-    after = spec.open(VOCABULARY, "encoder-decoder").corrupt(text, rng(text))
-    source, target = spec.open(VOCABULARY, "encoder-decoder").lengths(text.lengths)
+    after = spec.bind(VOCABULARY, "encoder-decoder").corrupt(text, rng(text))
+    source, target = spec.bind(VOCABULARY, "encoder-decoder").lengths(text.lengths)
     assert ((source - after.source.lengths >= 0) & (source - after.source.lengths <= 1)).all()
     assert ((target - after.lengths >= 0) & (target - after.lengths <= 2)).all()
     assert (target == after.lengths).mean() > 0.7 and (source == after.source.lengths).mean() > 0.7
-    alone = spec.open(VOCABULARY, "decoder")
+    alone = spec.bind(VOCABULARY, "decoder")
     most = alone.lengths(text.lengths)[0] - alone.corrupt(text, rng(text)).lengths
     assert most.min() >= 0 and most.max() <= 2
 
@@ -139,14 +139,14 @@ def test_lengths_are_exact(rate: float, closing: bool) -> None:
 def test_more_special_tokens_than_planned_for_are_refused() -> None:
     text = made([[BOS, 101, 102, EOS]])
     with pytest.raises(UsageError, match=r"\b2\b.*\b1\b"):
-        SpanCorruption(specials=1).open(VOCABULARY, "decoder").corrupt(text, rng(text))
+        SpanCorruption(specials=1).bind(VOCABULARY, "decoder").corrupt(text, rng(text))
 
 
 @pytest.mark.parametrize("closing", [True, False])
 def test_few_sentinels_make_few_spans(closing: bool) -> None:
     few = replace(VOCABULARY, sentinels=SENTINELS[:3])
     text = uniform(20, 200)
-    after = SpanCorruption(closing=closing).open(few, "encoder-decoder").corrupt(text, rng(text))
+    after = SpanCorruption(closing=closing).bind(few, "encoder-decoder").corrupt(text, rng(text))
     for shown, labels in sides(after):
         assert [t for t in shown if t in SENTINELS] == list(SENTINELS[: 3 - closing])
         assert len([t for t in labels if t in SENTINELS]) == 3
@@ -168,9 +168,9 @@ def test_numbers_that_mean_nothing(settings: dict[str, float]) -> None:
 
 def test_evaluation_is_as_hard_as_ever() -> None:
     spec = SpanCorruption(rate=0.5, mean=8, closing=False, prefix=True, specials=2)
-    assert spec.evaluation() == SpanCorruption(closing=False, prefix=True, specials=2)
+    assert spec.to_evaluation() == SpanCorruption(closing=False, prefix=True, specials=2)
 
 
 def test_a_vocabulary_without_sentinels_is_refused() -> None:
     with pytest.raises(UsageError, match="sentinels"):
-        SpanCorruption().open(replace(VOCABULARY, sentinels=()), "decoder")
+        SpanCorruption().bind(replace(VOCABULARY, sentinels=()), "decoder")

@@ -11,33 +11,33 @@ from hypothesis import strategies as st
 
 from pretune.core.config import from_dict, to_dict
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE
-from pretune.data.batch_shape import Shape
+from pretune.core.types import IGNORE_INDEX
+from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
-from pretune.data.ragged import bounds
+from pretune.data.ragged import compute_offsets
 from pretune.data.sequences import Sequences
 from pretune.models.catalog import resolve
-from pretune.models.cost import parts
+from pretune.models.cost import count_params_by_part
 from pretune.models.model import LanguageModel, build
 from pretune.models.spec import Model
 from pretune.nn.heads import SpanHead
-from pretune.objectives.segment_sampling import Words
-from pretune.objectives.span_boundary import Boundary, edges
-from pretune.objectives.span_masked import Geometric, SpanMasked, cut
+from pretune.objectives.segment_sampling import WordSpans
+from pretune.objectives.span_boundary import Boundary, find_span_edges
+from pretune.objectives.span_masked import Geometric, SpanMasked, cut_runs
 from tests.contracts.tiny import rough
 from tests.objectives.texts import MASK, VOCABULARY, text
 
 
 def corrupt(masked: SpanMasked, sequences: Sequences, seed: int = 0) -> Sequences:
-    return masked.open(VOCABULARY, "encoder").corrupt(sequences, Counters.of(seed, sequences))
+    return masked.bind(VOCABULARY, "encoder").corrupt(sequences, Counters.from_sequences(seed, sequences))
 
 
 def spans(after: Sequences) -> list[list[int]]:
     """The places of every span, found one token at a time."""
     assert after.blanks is not None
     found: dict[tuple[int, int], list[int]] = {}
-    for place, (owner, number) in enumerate(zip(after.owners().tolist(), after.blanks.tolist(), strict=True)):
+    for place, (owner, number) in enumerate(zip(after.find_owners().tolist(), after.blanks.tolist(), strict=True)):
         if number >= 0:
             found.setdefault((owner, number), []).append(place)
     return list(found.values())
@@ -53,9 +53,9 @@ def test_lengths_are_geometric_and_never_above_ten() -> None:
 
 
 def test_all_words_are_cut_into_runs() -> None:
-    words = Words(np.array([1, 2, 4, 6, 9, 10]), np.array([1, 2, 1, 2, 1, 3]), np.array([4, 0, 2]))
+    words = WordSpans(np.array([1, 2, 4, 6, 9, 10]), np.array([1, 2, 1, 2, 1, 3]), np.array([4, 0, 2]))
     # In tokens: [1][2 3][4]  |  [6 7]  |  [9][10 11 12], with something special at 5 and the next sequence from 8 on
-    runs = cut(words, np.array([2, 9, 9, 1, 1, 1]))
+    runs = cut_runs(words, np.array([2, 9, 9, 1, 1, 1]))
     assert runs.start.tolist() == [1, 4, 6, 9, 10]
     assert runs.length.tolist() == [3, 1, 2, 1, 3]
     assert runs.sizes.tolist() == [3, 0, 2]
@@ -69,7 +69,7 @@ def test_spans(length: int, pairs: bool, rate: float, seed: int) -> None:
     after = corrupt(SpanMasked(rate=rate), before, seed)
     assert before.special is not None and before.words is not None
     assert after.blanks is not None and after.targets is not None
-    assert ((after.blanks >= 0) == (after.targets != IGNORE)).all()
+    assert ((after.blanks >= 0) == (after.targets != IGNORE_INDEX)).all()
     assert (after.blanks[before.special] == -1).all()
     ordinary = (~before.special).reshape(3, -1).sum(1)
     counts = (after.blanks >= 0).reshape(3, -1).sum(1)
@@ -93,7 +93,7 @@ def test_statistics() -> None:
     before = text(300, 514)
     after = corrupt(SpanMasked(), before)
     assert before.words is not None and after.targets is not None
-    chosen = after.targets != IGNORE
+    chosen = after.targets != IGNORE_INDEX
     assert abs(chosen.sum() - 0.15 * 300 * 512) < 3 * np.sqrt(300 / 4)
     number, found = np.cumsum(before.words), spans(after)
     words = np.array([len(np.unique(number[places])) for places in found])
@@ -122,15 +122,17 @@ def batch_of(*, blanks: list[list[int]], room: int, row: list[int]) -> tuple[obj
     lengths = np.array([len(one) for one in blanks])
     flat = np.concatenate([np.array(one) for one in blanks])
     tokens = np.arange(len(flat)) + 10
-    made = Sequences(tokens=tokens, offsets=bounds(lengths), blanks=flat, targets=np.where(flat >= 0, tokens, IGNORE))
-    return made, lay_out(made, np.array(row), Shape(rows=max(row) + 1, length=room, sequences=4, slots=9))
+    made = Sequences(
+        tokens=tokens, offsets=compute_offsets(lengths), blanks=flat, targets=np.where(flat >= 0, tokens, IGNORE_INDEX)
+    )
+    return made, lay_out(made, np.array(row), BatchShape(rows=max(row) + 1, length=room, sequences=4, slots=9))
 
 
 def test_edges() -> None:
     """Two neighbouring spans, spans at the ends of texts without special tokens, and spare slots."""
     _, batch = batch_of(blanks=[[-1, 0, 0, 1, -1], [0, 0, 0], [-1, -1], [-1, 0, -1, 1, 1]], room=9, row=[0, 0, 1, 1])
-    found = edges(batch)
-    count = int((batch.targets.labels != IGNORE).sum())
+    found = find_span_edges(batch)
+    count = int((batch.targets.labels != IGNORE_INDEX).sum())
     assert batch.targets.index[:count].tolist() == [1, 2, 3, 5, 6, 7, 12, 14, 15]
     assert found.left[:count].tolist() == [0, 0, 2, 5, 5, 5, 11, 13, 13]
     assert found.right[:count].tolist() == [3, 3, 4, 7, 7, 7, 13, 15, 15]
@@ -142,16 +144,16 @@ def test_edges() -> None:
 @settings(max_examples=20)
 def test_edges_are_those_one_would_point_at(seed: int, length: int, pairs: bool) -> None:
     after = corrupt(SpanMasked(rate=0.4), text(5, length, pairs=pairs, seed=seed), seed)
-    batch = lay_out(after, np.array([0, 0, 1, 2, 2]), Shape(rows=4, length=2 * length + 3, sequences=3, slots=80))
+    batch = lay_out(after, np.array([0, 0, 1, 2, 2]), BatchShape(rows=4, length=2 * length + 3, sequences=3, slots=80))
     assert batch.targets is not None
-    found = edges(batch)
+    found = find_span_edges(batch)
     base = [0, length, 2 * length + 3, 2 * (2 * length + 3), 2 * (2 * length + 3) + length]
     expected = {}
     for places in spans(after):
         shift = base[places[0] // length] - places[0] // length * length
         for number, place in enumerate(places):
             expected[place + shift] = (places[0] - 1 + shift, places[-1] + 1 + shift, number)
-    real = batch.targets.labels != IGNORE
+    real = batch.targets.labels != IGNORE_INDEX
     rows = zip(batch.targets.index[real].tolist(), *(part[real].tolist() for part in found), strict=True)
     assert {index: rest for index, *rest in rows} == {key: [*value] for key, value in expected.items()}
 
@@ -164,7 +166,7 @@ def model() -> LanguageModel:
 
 def test_the_boundary_loss_by_hand(model: LanguageModel) -> None:
     after = corrupt(SpanMasked(rate=0.3), text(4, 30, seed=3))
-    batch = lay_out(after, np.array([0, 1, 1, 2]), Shape(rows=3, length=61, slots=30))
+    batch = lay_out(after, np.array([0, 1, 1, 2]), BatchShape(rows=3, length=61, slots=30))
     masked = SpanMasked(boundary=Boundary(weight=0.5))
     with torch.no_grad():
         loss, states = masked.loss(model, batch), model.states(batch)
@@ -182,15 +184,15 @@ def test_the_boundary_loss_by_hand(model: LanguageModel) -> None:
             total += F.cross_entropy(logits, torch.tensor(int(after.targets[place]))).item()
             longest = max(longest, number)
     assert longest >= 4  # beyond the table of places
-    assert [*loss.terms()] == ["masked", "boundary"] and loss.parts["boundary"].weight == 0.5
+    assert [*loss.get_terms()] == ["masked", "boundary"] and loss.parts["boundary"].weight == 0.5
     assert loss.parts["boundary"].sum.item() == pytest.approx(total, rel=1e-5)
     assert loss.sum.item() == pytest.approx(model.loss(states, batch).sum.item(), rel=1e-6)
-    assert int(loss.parts["boundary"].count) == int(loss.count) == (after.targets != IGNORE).sum()
+    assert int(loss.parts["boundary"].count) == int(loss.count) == (after.targets != IGNORE_INDEX).sum()
 
 
 def test_the_span_head_is_counted_and_saved(model: LanguageModel) -> None:
     spec = model.spec
-    assert spec.params().total == sum(p.numel() for p in model.parameters()) == sum(parts(spec).values())
+    assert spec.params().total == sum(p.numel() for p in model.parameters()) == sum(count_params_by_part(spec).values())
     without = replace(spec, span=None).params().total
     assert spec.params().total - without == sum(p.numel() for p in model.span.parameters())
     assert from_dict(Model, to_dict(spec)) == spec
@@ -200,12 +202,12 @@ def test_a_model_without_a_span_head() -> None:
     small = {"width": 32, "depth": 1, "heads": 2, "hidden": 40, "vocab": VOCABULARY.size}
     bare = build(resolve("bert-tiny", small))
     after = corrupt(SpanMasked(), text(4, 30))
-    batch = lay_out(after, np.arange(4), Shape(rows=4, length=30))
+    batch = lay_out(after, np.arange(4), BatchShape(rows=4, length=30))
     assert SpanMasked().loss(bare, batch).sum > 0
     with pytest.raises(UsageError):
         SpanMasked(boundary=Boundary()).loss(bare, batch)
     with pytest.raises(UsageError):
-        edges(replace(batch, blanks=None))
+        find_span_edges(replace(batch, blanks=None))
 
 
 def test_settings() -> None:
@@ -213,4 +215,4 @@ def test_settings() -> None:
         with pytest.raises(UsageError, match=rf"\b{value}\b"):
             Geometric(**{name: value})
     harder = SpanMasked(rate=0.5, copies=2, spans=Geometric(most=3), boundary=Boundary())
-    assert harder.evaluation() == SpanMasked(spans=Geometric(most=3), boundary=Boundary())
+    assert harder.to_evaluation() == SpanMasked(spans=Geometric(most=3), boundary=Boundary())

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pretune.core.types import IGNORE
+from pretune.core.types import IGNORE_INDEX
 from pretune.data.counters import Counters
 from pretune.data.sequences import Sequences
 from pretune.objectives.translation import Translation
@@ -13,13 +13,13 @@ from tests.objectives.texts import MASK, VOCABULARY, text
 
 
 def corrupt(translation: Translation, sequences: Sequences) -> Sequences:
-    return translation.open(VOCABULARY, "encoder").corrupt(sequences, Counters.of(0, sequences))
+    return translation.bind(VOCABULARY, "encoder").corrupt(sequences, Counters.from_sequences(0, sequences))
 
 
 @pytest.mark.parametrize("rate", [0.15, 0.3])
 def test_each_side_keeps_the_rate(rate: float) -> None:
     before = text(4000, 43, pairs=True)  # [CLS], 20 tokens, [SEP], 20 tokens, [SEP]
-    chosen = (corrupt(Translation(rate=rate), before).targets != IGNORE).reshape(-1, 43)
+    chosen = (corrupt(Translation(rate=rate), before).targets != IGNORE_INDEX).reshape(-1, 43)
     for side in (chosen[:, 1:21], chosen[:, 22:42]):
         assert set(side.sum(1)) == {round(20 * rate)}
     assert not chosen[:, [0, 21, 42]].any()
@@ -32,7 +32,7 @@ def test_short_and_unequal_sides() -> None:
     special[:, 8:13] = True  # one token is left on the second side
     special[:, 12] = False
     before = replace(before, special=special.ravel())
-    chosen = (corrupt(Translation(), before).targets != IGNORE).reshape(-1, 14)
+    chosen = (corrupt(Translation(), before).targets != IGNORE_INDEX).reshape(-1, 14)
     assert abs(chosen[:, 12].mean() - 0.15) < 3 * np.sqrt(0.15 * 0.85 / 20_000)
     assert abs(chosen[:, 1:7].sum(1).mean() - 0.9) < 3 * np.sqrt(0.09 / 20_000)
 
@@ -43,5 +43,5 @@ def test_a_single_text_is_one_side() -> None:
 
 
 def test_evaluation() -> None:
-    assert Translation(rate=0.5, copies=4).evaluation() == Translation()
+    assert Translation(rate=0.5, copies=4).to_evaluation() == Translation()
     assert Translation().pairs == "kept"

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pretune.data.ragged import bounds
+from pretune.data.ragged import compute_offsets
 from pretune.data.sequences import Sequences
 from pretune.objectives.base import Vocabulary
 
@@ -19,7 +19,7 @@ VOCABULARY = Vocabulary(
 def text(count: int, length: int, *, pairs: bool = False, seed: int = 0) -> Sequences:
     """Sequences `[CLS] a [SEP]` of one length, or `[CLS] a [SEP] b [SEP]`; words of 1.7 tokens on average."""
     rng = np.random.default_rng(seed)
-    tokens = rng.choice(VOCABULARY.ordinary(), count * length)
+    tokens = rng.choice(VOCABULARY.list_ordinary_ids(), count * length)
     place = np.arange(count * length) % length
     middle = (place == length // 2) & pairs
     special = (place == 0) | (place == length - 1) | middle
@@ -27,7 +27,7 @@ def text(count: int, length: int, *, pairs: bool = False, seed: int = 0) -> Sequ
     words = special | np.roll(special, 1) | (rng.random(len(tokens)) < 0.6)
     return Sequences(
         tokens=tokens,
-        offsets=bounds(np.full(count, length)),
+        offsets=compute_offsets(np.full(count, length)),
         special=special,
         words=words,
         segments=(place > length // 2).astype(np.int64) if pairs else None,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pretune.core.types import IGNORE
+from pretune.core.types import IGNORE_INDEX
 from pretune.data.counters import Counters
 from pretune.objectives.masked import Masked
 from tests.objectives.texts import MASK, PAD, SPECIAL, VOCABULARY, text
@@ -31,7 +31,7 @@ class Tokenizer(SimpleNamespace):
 
 def shares(before: np.ndarray, shown: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """What became of the tokens that are to be predicted."""
-    chosen = labels != IGNORE
+    chosen = labels != IGNORE_INDEX
     return {
         "chosen": chosen.sum() / (~np.isin(before, SPECIAL)).sum(),
         "masked": (shown[chosen] == MASK).mean(),
@@ -53,7 +53,9 @@ def test_masked(rate: float, split: tuple[float, float, float]) -> None:
     )
     collator.create_rng()
     theirs = [part.numpy() for part in collator.torch_mask_tokens(torch.tensor(ids))]
-    made = Masked(rate=rate, split=split).open(VOCABULARY, "encoder").corrupt(before, Counters.of(0, before))
+    made = (
+        Masked(rate=rate, split=split).bind(VOCABULARY, "encoder").corrupt(before, Counters.from_sequences(0, before))
+    )
     assert made.targets is not None
     ours = [made.tokens.reshape(-1, 64), made.targets.reshape(-1, 64)]
 
@@ -65,7 +67,7 @@ def test_masked(rate: float, split: tuple[float, float, float]) -> None:
         "kept": split[2] + split[1] / 1000,
     }
     for shown, labels in (theirs, ours):  # one rule for labels: what was there, where it is asked, and -100 elsewhere
-        chosen = labels != IGNORE
+        chosen = labels != IGNORE_INDEX
         assert (labels[chosen] == ids[chosen]).all() and (labels[~chosen] == -100).all()
         assert (shown[~chosen] == ids[~chosen]).all()
         assert not chosen[np.isin(ids, SPECIAL)].any()
@@ -76,7 +78,7 @@ def test_masked(rate: float, split: tuple[float, float, float]) -> None:
             slack = split[1] * 7 / 1007 if labels is theirs[1] and name != "chosen" else 0
             assert abs(share - expected[name]) <= 3 * sigma + slack + 1e-9, (name, share, expected[name])
     # Theirs tosses a coin for every token; ours asks of every text what it can give, so that no batch runs out of room.
-    per_text = [(labels != IGNORE).sum(1) for _, labels in (theirs, ours)]
+    per_text = [(labels != IGNORE_INDEX).sum(1) for _, labels in (theirs, ours)]
     assert per_text[0].std() == pytest.approx(np.sqrt(62 * rate * (1 - rate)), rel=0.1)
     assert np.ptp(per_text[1]) <= 1
     # And ours never shows a special token that it drew, where theirs does.
@@ -96,10 +98,12 @@ def test_whole_words() -> None:
     _, theirs = collator.torch_mask_tokens(
         torch.tensor(ids), special_tokens_mask=special, offset_mapping=np.stack((starts, starts + 2), axis=-1)
     )
-    made = Masked(words=True).open(VOCABULARY, "encoder").corrupt(before, Counters.of(0, before))
+    made = Masked(words=True).bind(VOCABULARY, "encoder").corrupt(before, Counters.from_sequences(0, before))
     assert made.targets is not None
     for labels in (theirs.numpy(), made.targets.reshape(-1, 64)):
-        hidden = np.bincount(words.ravel(), weights=(labels != IGNORE).ravel()) / np.bincount(words.ravel()).clip(1)
+        hidden = np.bincount(words.ravel(), weights=(labels != IGNORE_INDEX).ravel()) / np.bincount(words.ravel()).clip(
+            1
+        )
         assert set(hidden) == {0.0, 1.0}
-        share = (labels != IGNORE).sum() / (1000 * 62)
+        share = (labels != IGNORE_INDEX).sum() / (1000 * 62)
         assert abs(share - 0.15) < 3 * np.sqrt(0.15 * 0.85 * 2.8 / (1000 * 62))  # tokens come in words of 1.7

@@ -156,7 +156,7 @@ def test_thirty_steps_from_text(name: str, tmp_path: Path) -> None:
     reference = reference_of(name, shape, kind)
     reference.save_pretrained(tmp_path)
     ours = pt.load(tmp_path).train()
-    encoder = TaskEncoder.of(task_of(kind), ours, tokenizer(shape), max_length=LENGTH, stride=STRIDE)
+    encoder = TaskEncoder.from_task(task_of(kind), ours, tokenizer(shape), max_length=LENGTH, stride=STRIDE)
     stream = TaskStream(encoder.encode(examples), batch=BATCH, seed=2, fixed=True)
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in (ours, reference)]
     losses: list[tuple[float, float]] = []
@@ -186,7 +186,7 @@ def test_windows_have_the_answers_that_theirs_have(tmp_path: Path) -> None:
     reference = reference_of(name, "bert", "span")
     reference.save_pretrained(tmp_path)
     ours = pt.load(tmp_path).train()
-    encoder = TaskEncoder.of(task_of(kind), ours, tokenizer("bert"), max_length=LENGTH, stride=STRIDE)
+    encoder = TaskEncoder.from_task(task_of(kind), ours, tokenizer("bert"), max_length=LENGTH, stride=STRIDE)
     items = encoder.encode(examples)
     assert len(items) > 3 * len(examples) and items.counts.answers_lost == 0
     stream = TaskStream(items, batch=len(items))

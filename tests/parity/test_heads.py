@@ -13,15 +13,15 @@ pytest.importorskip("transformers", reason="the reference library is not install
 import transformers as tf
 
 import pretune as pt
-from pretune.adaptation.adapted import Adapted, adapt
-from pretune.adaptation.heads.choice import group_labels
-from pretune.adaptation.heads.encoder_decoder import both_sides
+from pretune.adaptation.adapted import ModelWithHead, adapt
+from pretune.adaptation.heads.choice import build_group_labels
+from pretune.adaptation.heads.encoder_decoder import build_encoder_decoder_inputs
 from pretune.core.errors import CheckpointError
-from pretune.core.types import IGNORE
-from pretune.data.batch_shape import Shape
+from pretune.core.types import IGNORE_INDEX
+from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
 from pretune.data.sequences import Sequences
-from pretune.models.hf.heads import HEAD
+from pretune.models.hf.heads import HEAD_KEY
 from tests.parity.cases import BART, ELECTRA, ENCODER, GPT, LLAMA, MPT, NEOX, OPT, T5, VOCAB, XLNET, Case, case
 
 EOS = 2
@@ -67,14 +67,16 @@ def tokens_of(count: int, seed: int = 0) -> list[list[int]]:
     return [[*rng.integers(3, VOCAB, LONG - 1).tolist(), EOS] for _ in range(count)]
 
 
-def our_batch(model: Adapted, tokens: list[list[int]], row: int = 2 * LONG, **more: Any) -> pt.Batch:
+def our_batch(model: ModelWithHead, tokens: list[list[int]], row: int = 2 * LONG, **more: Any) -> pt.Batch:
     """The same sequences packed, with the text on both sides where there are two."""
     lengths = np.array([len(one) for one in tokens])
     flat = Sequences(tokens=np.concatenate(tokens), offsets=np.append(0, np.cumsum(lengths)), **more)
-    flat = both_sides(flat, model.model.spec)
+    flat = build_encoder_decoder_inputs(flat, model.model.spec)
     place = np.arange(len(tokens)) // (row // LONG)
     return lay_out(
-        flat, place, Shape(rows=int(place[-1]) + 1, length=row, source=row if model.model.spec.both else None)
+        flat,
+        place,
+        BatchShape(rows=int(place[-1]) + 1, length=row, source=row if model.model.spec.is_encoder_decoder else None),
     )
 
 
@@ -93,7 +95,7 @@ def logits_of(out: Any) -> Tensor:
     return logits.flatten(0, 1) if logits.dim() == 3 else logits
 
 
-def our_logits(model: Adapted, tokens: list[list[int]]) -> Tensor:
+def our_logits(model: ModelWithHead, tokens: list[list[int]]) -> Tensor:
     batch = our_batch(model, tokens)
     out = model(batch)
     if out.shape[0] == batch.tokens.shape[0]:
@@ -117,7 +119,7 @@ def test_logits_both_ways(case: Case, tmp_path: Path) -> None:
     reference = built(case, **options(case))
     reference.save_pretrained(tmp_path / "theirs")
     ours = pt.load(tmp_path / "theirs")
-    assert isinstance(ours, Adapted)
+    assert isinstance(ours, ModelWithHead)
     tokens = tokens_of(6)
     with torch.no_grad():
         wanted = logits_of(theirs_on(reference, tokens))
@@ -136,7 +138,7 @@ def test_logits_both_ways(case: Case, tmp_path: Path) -> None:
         assert ours.spec.labels == ("bad", "fair", "good") and back.config.id2label == THREE["id2label"]
 
 
-def learnt(case: Case, model: Adapted, tokens: list[list[int]], seed: int = 0) -> tuple[pt.Batch, dict[str, Any]]:
+def learnt(case: Case, model: ModelWithHead, tokens: list[list[int]], seed: int = 0) -> tuple[pt.Batch, dict[str, Any]]:
     """A batch with labels for us, and the same labels for them."""
     rng = np.random.default_rng(seed)
     kind, count = case.cls.__name__, len(tokens)
@@ -145,16 +147,16 @@ def learnt(case: Case, model: Adapted, tokens: list[list[int]], seed: int = 0) -
         return our_batch(model, tokens, labels=labels), {"labels": torch.from_numpy(labels)}
     if "Choice" in kind:
         right = rng.integers(0, 2, count // 2)
-        labels = group_labels(np.full(count // 2, 2), right)
+        labels = build_group_labels(np.full(count // 2, 2), right)
         return our_batch(model, tokens, labels=labels), {"labels": torch.from_numpy(right)}
     if "Token" in kind:
-        tags = np.where(rng.random((count, LONG)) < 0.3, IGNORE, np.array(tokens) % 3)
+        tags = np.where(rng.random((count, LONG)) < 0.3, IGNORE_INDEX, np.array(tokens) % 3)
         return our_batch(model, tokens, targets=tags.reshape(-1)), {"labels": torch.from_numpy(tags)}
     ends = np.sort(rng.integers(0, LONG, (count, 2)), axis=1)
     marks = np.zeros((count, LONG), dtype=np.int64)
     for i, side in ((0, 1), (1, 2)):
         marks[np.arange(count), ends[:, i]] += side
-    marks[marks == 0] = IGNORE
+    marks[marks == 0] = IGNORE_INDEX
     starts, stops = torch.from_numpy(ends).unbind(1)
     return our_batch(model, tokens, targets=marks.reshape(-1)), {"start_positions": starts, "end_positions": stops}
 
@@ -286,4 +288,4 @@ def test_a_head_of_no_class_leaves_the_body_readable(tmp_path: Path) -> None:
         states = body(ids).last_hidden_state
         found = our_logits(pt.load(tmp_path / "b"), ids.tolist())
         torch.testing.assert_close(found, model.head.out(states.mean(1)), rtol=0, atol=1e-5)
-    assert HEAD in (tmp_path / "b" / "config.json").read_text()
+    assert HEAD_KEY in (tmp_path / "b" / "config.json").read_text()

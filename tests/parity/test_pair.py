@@ -12,8 +12,8 @@ import transformers as tf
 
 import pretune as pt
 from pretune.models.catalog import resolve
-from pretune.models.generator_discriminator import build_pair, with_generator
-from pretune.objectives.replaced_token import ReplacedToken, chances, filled_in
+from pretune.models.generator_discriminator import add_generator, build_pair
+from pretune.objectives.replaced_token import ReplacedToken, fill_in, hash_to_uniform
 from tests.contracts.tiny import rough
 from tests.parity.test_parity import EXACT, assert_rows, padded
 
@@ -43,7 +43,7 @@ def test_released_counts(size: str) -> None:
 def test_a_run_directory(tmp_path: Path) -> None:
     """Both halves are read without a word, say the same, and the reference's loss is ours."""
     settings = {"width": 64, "depth": 2, "heads": 4, "vocab": 61, "positions": 24, "table": 20, "dropout": 0.0}
-    model = build_pair(with_generator(resolve("electra-small", settings)))
+    model = build_pair(add_generator(resolve("electra-small", settings)))
     rough(model)  # type: ignore[arg-type]
     pt.save(model.eval(), tmp_path)
     judge, guess = (
@@ -61,7 +61,7 @@ def test_a_run_directory(tmp_path: Path) -> None:
         wanted, _ = padded(labels)
         theirs = guess[0](tokens, attention_mask=mask, labels=wanted.masked_fill(mask == 0, -100))
         torch.testing.assert_close(loss.parts["generator"].mean(), theirs.loss, **EXACT)
-        shown, replaced = filled_in(batch, model.propose(batch, chances(batch))[1])
+        shown, replaced = fill_in(batch, model.propose(batch, hash_to_uniform(batch))[1])
         assert replaced.any()
         tokens, mask = padded([part.tolist() for part in shown.split(shown.tokens)])
         answer, _ = padded([part.long().tolist() for part in shown.split(replaced)])

@@ -12,7 +12,7 @@ from torch import Tensor
 pytest.importorskip("transformers", reason="the reference library is not installed")
 
 import pretune as pt
-from pretune.models.hf.checkpoint import describe
+from pretune.models.hf.checkpoint import describe_checkpoint
 from tests.parity.cases import CASES, VOCAB, Case
 
 EXACT = {"rtol": 0.0, "atol": 1e-5}
@@ -45,7 +45,11 @@ def texts() -> tuple[list[list[int]], list[list[int]]]:
 
 def our_batch(model: Any, **more: Any) -> pt.Batch:
     target, source = texts()
-    return pt.batch(source=source, target=target, **more) if model.spec.both else pt.batch(target, row=20, **more)
+    return (
+        pt.batch(source=source, target=target, **more)
+        if model.spec.is_encoder_decoder
+        else pt.batch(target, row=20, **more)
+    )
 
 
 def padded(sequences: list[list[int]]) -> tuple[Tensor, Tensor]:
@@ -82,7 +86,7 @@ def assert_rows(found: list[Tensor], expected: Tensor, where: str) -> None:
 @torch.no_grad()
 def test_numbers(reference: Any, ours: Any) -> None:
     """Logits, every hidden state and all attention weights at the real positions."""
-    both = ours.spec.both
+    both = ours.spec.is_encoder_decoder
     theirs = run(reference, both, output_hidden_states=True, output_attentions=True)
     batch = our_batch(ours)
     out = ours(batch, hidden=True, attention=True)
@@ -118,7 +122,7 @@ def compare_attention(mine: Any, theirs: Any) -> None:
 @torch.no_grad()
 def test_fast_path(reference: Any, ours: Any) -> None:
     """The backend that is picked without attention weights gives the same logits."""
-    theirs = run(reference, ours.spec.both)
+    theirs = run(reference, ours.spec.is_encoder_decoder)
     batch = our_batch(ours)
     out = ours(batch)
     expected = logits_of(theirs)
@@ -133,7 +137,7 @@ def test_gradients(case: Case, reference: Any, ours: Any) -> None:
     """Gradients of the mean loss over all real positions, for every parameter, through the name map."""
     target, _ = texts()
     labels = [[int(token * 7 % VOCAB) for token in row] for row in target]
-    theirs = run(reference, ours.spec.both)
+    theirs = run(reference, ours.spec.is_encoder_decoder)
     expected = logits_of(theirs)
     assert expected is not None
     wanted, _ = padded(labels)
@@ -144,20 +148,20 @@ def test_gradients(case: Case, reference: Any, ours: Any) -> None:
     said = our_logits(ours, ours(batch))
     assert said is not None
     mean_loss(said if ours.detector is None else said[batch.targets.index], batch.targets.labels).backward()
-    _, rules, _, _ = describe(ours.spec)
-    from pretune.models.hf.weights import plan
+    _, rules, _, _ = describe_checkpoint(ours.spec)
+    from pretune.models.hf.weights import plan_moves
 
     grads = dict(reference.named_parameters())
     mine = dict(ours.named_parameters())
     seen = 0
-    for move in plan([*mine, *dict(ours.named_buffers())], rules):
-        if any(name not in mine or mine[name].grad is None for name in move.ours):
+    for move in plan_moves([*mine, *dict(ours.named_buffers())], rules):
+        if any(name not in mine or mine[name].grad is None for name in move.param_names):
             continue
-        other = grads.get(move.theirs, grads.get(move.theirs.removeprefix("transformer.")))
+        other = grads.get(move.tensor_name, grads.get(move.tensor_name.removeprefix("transformer.")))
         if other is None or other.grad is None:
             continue
-        joined = move.packing.pack([mine[name].grad for name in move.ours], ours.spec)
-        torch.testing.assert_close(joined, other.grad, **CLOSE, msg=lambda m, n=move.theirs: f"{n}: {m}")
+        joined = move.packing.pack([mine[name].grad for name in move.param_names], ours.spec)
+        torch.testing.assert_close(joined, other.grad, **CLOSE, msg=lambda m, n=move.tensor_name: f"{n}: {m}")
         seen += 1
     assert seen >= 0.9 * len([p for p in grads.values() if p.grad is not None])
 
@@ -175,7 +179,7 @@ def test_back(case: Case, reference: Any, ours: Any, tmp_path: Path) -> None:
     pt.save(ours, tmp_path / "ours")
     again, info = case.cls.from_pretrained(tmp_path / "ours", attn_implementation="eager", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
-    expected, found = run(reference, ours.spec.both), run(again.eval(), ours.spec.both)
+    expected, found = run(reference, ours.spec.is_encoder_decoder), run(again.eval(), ours.spec.is_encoder_decoder)
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-6)
     third = pt.load(tmp_path / "ours")
     assert third.spec == ours.spec
@@ -189,5 +193,5 @@ def test_pair_head(case: Case, reference: Any, ours: Any) -> None:
     theirs = run(reference, False)
     batch = our_batch(ours)
     found = ours.pair(ours.pool(ours(batch).states, batch))
-    cells = batch.sequence[[start for start, _ in batch.spans()]]
+    cells = batch.sequence[[start for start, _ in batch.list_spans()]]
     torch.testing.assert_close(found[cells], theirs.seq_relationship_logits, **EXACT)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adaptation.peft.base import Method
+from pretune.adaptation.peft.base import PeftMethod
 from pretune.adaptation.peft.ia3 import IA3
 from pretune.adaptation.peft.io import load_adapter, save_adapter
 from pretune.adaptation.peft.lora import Lora
@@ -38,7 +38,7 @@ PLACES: dict[str, tuple[list[str], list[str], list[str]]] = {  # of LoRA; of IA3
 }
 OTHERS = ("xlm-roberta", "electra-generator", "gpt", "mistral-window", "olmo", "olmo2", "opt", "mpt", "t5v1.1", "mt5",
           "mbart")  # fmt: skip
-OURS: dict[str, Method] = {
+OURS: dict[str, PeftMethod] = {
     "lora": Lora(rank=3, alpha=7.0, targets=("q", "v")),
     "lora-all": Lora(rank=2, alpha=4.0, targets=("q", "k", "v", "out", "up", "gate", "down")),
     "ia3": IA3(),
@@ -56,7 +56,7 @@ def base(name: str, folder: Path) -> tuple[Any, LanguageModel]:
 
 @torch.no_grad()
 def said(theirs: Any, ours: LanguageModel) -> tuple[torch.Tensor, torch.Tensor]:
-    if ours.spec.both:
+    if ours.spec.is_encoder_decoder:
         batch = pt.batch(source=SOURCE.tolist(), target=TOKENS.tolist())
         return theirs(input_ids=SOURCE, decoder_input_ids=TOKENS).logits, torch.stack(batch.split(ours(batch).logits))
     batch = pt.batch(TOKENS.tolist())
@@ -166,8 +166,8 @@ SLOTS = 4
 @torch.no_grad()
 def prompted(theirs: Any, ours: LanguageModel) -> tuple[torch.Tensor, torch.Tensor]:
     """What both say of a text with a prompt before it, and of the prompt."""
-    slots = [[0] * SLOTS + row for row in (SOURCE if ours.spec.both else TOKENS).tolist()]
-    if ours.spec.both:
+    slots = [[0] * SLOTS + row for row in (SOURCE if ours.spec.is_encoder_decoder else TOKENS).tolist()]
+    if ours.spec.is_encoder_decoder:
         batch = pt.batch(source=slots, target=TOKENS.tolist())
         expected = theirs(input_ids=SOURCE, attention_mask=torch.ones_like(SOURCE), decoder_input_ids=TOKENS).logits
     else:
@@ -217,7 +217,7 @@ USUAL = {"bert-masked", "gpt2", "llama-gqa-bias", "mistral-window", "mpt", "t5",
 @torch.no_grad()
 def with_prefix(theirs: Any, ours: LanguageModel) -> tuple[torch.Tensor, torch.Tensor]:
     """The reference wants a mask where there are virtual tokens."""
-    if ours.spec.both:
+    if ours.spec.is_encoder_decoder:
         batch = pt.batch(source=SOURCE.tolist(), target=TOKENS.tolist())
         given = {"input_ids": SOURCE, "attention_mask": torch.ones_like(SOURCE), "decoder_input_ids": TOKENS}
     else:
@@ -232,7 +232,7 @@ def with_prefix(theirs: Any, ours: LanguageModel) -> tuple[torch.Tensor, torch.T
 def test_prefixes_go_both_ways(name: str, tmp_path: Path) -> None:
     theirs, ours = base(name, tmp_path)
     plain = with_prefix(theirs, ours)[0]
-    method = Prefix(count=SLOTS, sides=("decoder",) if ours.spec.both else Prefix().sides)
+    method = Prefix(count=SLOTS, sides=("decoder",) if ours.spec.is_encoder_decoder else Prefix().sides)
     method.apply(ours)
     stir(p for p in ours.parameters() if p.requires_grad)
     save_adapter(ours, method, tmp_path / "adapter")

@@ -8,9 +8,9 @@ import torch
 import transformers as tf
 
 import pretune as pt
-from pretune.adaptation.adapted import Adapted, adapt
+from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.heads import HEADS
-from pretune.adaptation.methods import METHODS, load, prepare, save
+from pretune.adaptation.methods import METHODS, apply_method, load, save
 from pretune.core.errors import CheckpointError
 from tests.parity.test_peft import TOKENS, base, stir
 
@@ -28,7 +28,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def started(name: str, head: str, folder: Path) -> tuple[Any, Adapted]:
+def started(name: str, head: str, folder: Path) -> tuple[Any, ModelWithHead]:
     """The class with a head in both libraries; theirs has another head than ours, for it is to be read."""
     base(name, folder)
     ours = adapt(pt.load(folder / "base"), HEADS.get(head)(**SETTINGS.get(head, {}))).eval()
@@ -40,7 +40,7 @@ def started(name: str, head: str, folder: Path) -> tuple[Any, Adapted]:
 
 
 @torch.no_grad()
-def said(theirs: Any, ours: Adapted, head: str) -> tuple[torch.Tensor, torch.Tensor]:
+def said(theirs: Any, ours: ModelWithHead, head: str) -> tuple[torch.Tensor, torch.Tensor]:
     tokens = TOKENS.clamp(min=3)  # none of padding, after which a decoder would not look
     mask = torch.ones_like(tokens)
     batch = pt.batch(tokens.tolist())
@@ -66,7 +66,7 @@ EVERY = [cell if i < 4 else pytest.param(*cell, marks=pytest.mark.slow) for i, c
 def test_our_head_is_read_by_peft(name: str, head: str, method: str, tmp_path: Path) -> None:
     theirs, ours = started(name, head, tmp_path)
     made = METHODS.get(method)(**SMALL[method])
-    stir((ours.get_parameter(path) for path in prepare(ours, made)), 0.3)
+    stir((ours.get_parameter(path) for path in apply_method(ours, made)), 0.3)
     plain, _ = said(theirs, ours, head)
     save(ours, made, tmp_path / "run", base=tmp_path / "base")
     wrapped = peft.PeftModel.from_pretrained(theirs, tmp_path / "run").eval()
@@ -74,7 +74,7 @@ def test_our_head_is_read_by_peft(name: str, head: str, method: str, tmp_path: P
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     assert (expected - plain).abs().max() > 1e-3
     again, _ = load(tmp_path / "run")
-    assert isinstance(again, Adapted)
+    assert isinstance(again, ModelWithHead)
     torch.testing.assert_close(said(wrapped, again, head)[1], found, rtol=0, atol=0)
 
 
@@ -91,7 +91,7 @@ def test_their_head_is_read_by_us(name: str, head: str, method: str, tmp_path: P
     stir((p for p in wrapped.parameters() if p.requires_grad), 0.3)
     wrapped.save_pretrained(tmp_path / "theirs")
     again, _ = load(tmp_path / "theirs", base=tmp_path / "base")
-    assert isinstance(again, Adapted) and type(again.spec) is type(ours.spec)
+    assert isinstance(again, ModelWithHead) and type(again.spec) is type(ours.spec)
     expected, found = said(wrapped, again, head)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 

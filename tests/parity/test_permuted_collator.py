@@ -18,9 +18,9 @@ pytest.importorskip("transformers", reason="the reference library is not install
 from tokenizers import Tokenizer, models
 from transformers import DataCollatorForPermutationLanguageModeling, PreTrainedTokenizerFast
 
-from pretune.core.types import IGNORE
+from pretune.core.types import IGNORE_INDEX
 from pretune.data.counters import Counters
-from pretune.data.ragged import bounds
+from pretune.data.ragged import compute_offsets
 from pretune.data.sequences import Sequences
 from pretune.objectives.base import Vocabulary
 from pretune.objectives.permuted import Permuted
@@ -52,14 +52,16 @@ def ours() -> tuple[Tensor, Tensor, Tensor]:
     tokens = texts()
     sequences = Sequences(
         tokens=tokens.reshape(-1),
-        offsets=bounds(np.full(COUNT, LENGTH)),
+        offsets=compute_offsets(np.full(COUNT, LENGTH)),
         special=np.isin(np.arange(COUNT * LENGTH) % LENGTH, SPECIAL),
         samples=np.arange(COUNT),
         epochs=np.zeros(COUNT, dtype=np.int64),
     )
-    lesson = Permuted().open(Vocabulary(size=95), "two-stream").corrupt(sequences, Counters.of(0, sequences))
+    lesson = (
+        Permuted().bind(Vocabulary(size=95), "two-stream").corrupt(sequences, Counters.from_sequences(0, sequences))
+    )
     order = torch.from_numpy(lesson.order).view(COUNT, LENGTH)
-    return masked(order), torch.from_numpy(lesson.targets).view(COUNT, LENGTH) != IGNORE, order
+    return masked(order), torch.from_numpy(lesson.targets).view(COUNT, LENGTH) != IGNORE_INDEX, order
 
 
 def masked(order: Tensor) -> Tensor:

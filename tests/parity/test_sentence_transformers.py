@@ -71,7 +71,7 @@ def test_they_read_what_we_save(tmp_path: Path, pooling: Any, rest: str) -> None
         tanh = "torch.nn.modules.activation.Tanh"
         dense.append(sentence_modules.Dense(32 * len(pooling), 8, bias=True, activation=tanh))
     made = TextEncoder(model, Embedding(pooling=pooling, normalise=rest == "norm"), dense)
-    model.assets.modules = sentence_modules.write(made)
+    model.assets.modules = sentence_modules.write_modules(made)
     pt.save(model, tmp_path / "m")
     expected = reference.SentenceTransformer(str(tmp_path / "m"), device="cpu").encode(list(TEXTS))
     np.testing.assert_allclose(pt.embed(tmp_path / "m", TEXTS), expected, **EXACT)
@@ -79,7 +79,7 @@ def test_they_read_what_we_save(tmp_path: Path, pooling: Any, rest: str) -> None
 
 def test_a_prompt_of_the_directory(tmp_path: Path) -> None:
     model = encoder()
-    model.assets.modules = sentence_modules.write(TextEncoder(model, Embedding(prompt="the bird ")))
+    model.assets.modules = sentence_modules.write_modules(TextEncoder(model, Embedding(prompt="the bird ")))
     pt.save(model, tmp_path / "m")
     expected = reference.SentenceTransformer(str(tmp_path / "m"), device="cpu").encode(list(TEXTS))
     np.testing.assert_allclose(pt.embed(tmp_path / "m", TEXTS), expected, **EXACT)
@@ -91,7 +91,7 @@ def test_prompts_for_documents_and_queries(tmp_path: Path) -> None:
     model = encoder()
     said = {"prompts": {"query": "the bird ", "document": "money in "}, "default_prompt_name": None}
     model.assets.modules = {
-        **sentence_modules.write(TextEncoder(model, Embedding(normalise=True))),
+        **sentence_modules.write_modules(TextEncoder(model, Embedding(normalise=True))),
         "config_sentence_transformers.json": json.dumps(said).encode(),
     }
     pt.save(model, tmp_path / "m")
@@ -102,7 +102,7 @@ def test_prompts_for_documents_and_queries(tmp_path: Path) -> None:
     for hits, scores in zip(ours.search(TEXTS[:3], 4), np.sort(-(queries @ documents.T))[:, :4], strict=True):
         np.testing.assert_allclose([hit.score for hit in hits], -scores, atol=1e-5)
     added = pt.index(tmp_path / "m", ["the new bridge"], out=tmp_path / "i", add=True)
-    assert added.facts["query_prompt"] == "the bird " and added.how.prompt == "money in "
+    assert added.metadata["query_prompt"] == "the bird " and added.embedding_config.prompt == "money in "
     alike = pt.index(tmp_path / "m", TEXTS, out=tmp_path / "j", prompt="")
-    assert "query_prompt" not in alike.facts
+    assert "query_prompt" not in alike.metadata
     np.testing.assert_allclose(alike.parts[0], theirs.encode(list(TEXTS)), **EXACT)

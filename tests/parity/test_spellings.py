@@ -40,7 +40,7 @@ def assert_both_read(folder: Path, cls: Any, expected: Tensor | None = None) -> 
     theirs = cls.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
     batch = our_batch(ours)
     mine = batch.split(ours(batch).logits)
-    assert_rows(mine, logits_of(run(theirs, ours.spec.both)), "what transformers reads")
+    assert_rows(mine, logits_of(run(theirs, ours.spec.is_encoder_decoder)), "what transformers reads")
     if expected is not None:
         assert_rows(mine, expected, "the model it was made of")
     return ours
@@ -94,7 +94,7 @@ def test_old_config(case: Any, drop: tuple[str, ...], put: dict[str, Any], tmp_p
     today = pt.load(tmp_path)
     respell(tmp_path, drop, **put)
     with torch.no_grad():
-        expected = logits_of(run(reference, today.spec.both))
+        expected = logits_of(run(reference, today.spec.is_encoder_decoder))
     ours = assert_both_read(tmp_path, case.cls, expected)
     assert ours.spec == today.spec
 

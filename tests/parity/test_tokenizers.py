@@ -41,7 +41,7 @@ def agree(ours: Tokenizer, theirs: Any, a: str, b: str | None = None) -> None:
     batch = theirs([a], None if b is None else [b], return_special_tokens_mask=True)
     found = {name: rows[0] for name, rows in batch.items()}
     assert laid.ids.tolist() == found["input_ids"]
-    assert laid.special.astype(int).tolist() == found["special_tokens_mask"]
+    assert laid.is_special.astype(int).tolist() == found["special_tokens_mask"]
     assert [1] * len(laid.ids) == found["attention_mask"]
     segments = laid.segments.tolist()
     assert segments == found["token_type_ids"] if "token_type_ids" in found else not any(segments)
@@ -97,15 +97,15 @@ def test_truncation_with_windows(both: Both, strategy: Strategy) -> None:
     a, b = "first text of six words here", "and a second text, which is a good deal longer than the first one was"
     one, two = ours.encode(a), ours.encode(b)
     for stride in (0, 1):
-        length = len(one) + len(two) + ours.template.extra(True) - min(len(one), len(two)) // 2
+        length = len(one) + len(two) + ours.template.count_special_tokens(True) - min(len(one), len(two)) // 2
         options = {"max_length": length, "stride": stride, "return_overflowing_tokens": True}
         found = theirs(a, b, truncation=strategy, **options)
         fitted = ours.template.fit(one, two, length=length, strategy=strategy, stride=stride, windows=True)
-        assert fitted.laid[0].ids.tolist() == found["input_ids"][0]
-        assert sorted(laid.ids.tolist() for laid in fitted.laid) == sorted(found["input_ids"])
+        assert fitted.sequences[0].ids.tolist() == found["input_ids"][0]
+        assert sorted(laid.ids.tolist() for laid in fitted.sequences) == sorted(found["input_ids"])
         short = ours.template.fit(one, two, length=length, strategy=strategy, stride=stride)
-        assert short.laid[0].ids.tolist() == theirs(a, b, truncation=strategy, max_length=length)["input_ids"]
-        assert sum(short.lost) == len(one) + len(two) + ours.template.extra(True) - length
+        assert short.sequences[0].ids.tolist() == theirs(a, b, truncation=strategy, max_length=length)["input_ids"]
+        assert sum(short.dropped_tokens) == len(one) + len(two) + ours.template.count_special_tokens(True) - length
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "bart", "gpt2", "t5", "xlnet", "albert", "llama", "electra"])

@@ -14,14 +14,14 @@ from torch import nn
 
 import pretune as pt
 from pretune.core.types import Batch
-from pretune.training.async_metrics import Report
-from pretune.training.batch_stats import Tally
+from pretune.training.async_metrics import StepMetrics
+from pretune.training.batch_stats import BatchStats
 from pretune.training.distributed import Ranks
 from pretune.training.loop import Loop
-from pretune.training.loss_module import Trainee
-from pretune.training.optim import AdamW, parameter_groups
+from pretune.training.loss_module import ModelWithLoss
+from pretune.training.optim import AdamW, build_parameter_groups
 from pretune.training.schedules import Linear
-from pretune.training.train_state import State
+from pretune.training.train_state import TrainState
 from tests.parity.cases import ENCODER, GPT
 
 STEPS, ROWS, LONG = 50, 8, 24
@@ -54,7 +54,7 @@ class Text:
 
     def __init__(self, objective: str, micro: int) -> None:
         self.objective, self.micro, self.step = objective, micro, 0
-        self.waited, self.seen = 0.0, Tally()
+        self.wait_seconds, self.stats = 0.0, BatchStats()
 
     def __next__(self) -> list[Batch]:
         tokens, labels = lesson(self.objective, self.step)
@@ -67,15 +67,15 @@ class Text:
 
 
 def ours(model: Any, objective: str, micro: int) -> list[float]:
-    found: list[Report] = []
+    found: list[StepMetrics] = []
     Loop(
-        trainee=Trainee(model, pt.objective(objective)).train(),
-        optimizer=AdamW(lr=RATE, weight_decay=DECAY).build(parameter_groups(model)),
+        module=ModelWithLoss(model, pt.objective(objective)).train(),
+        optimizer=AdamW(lr=RATE, weight_decay=DECAY).build(build_parameter_groups(model)),
         batches=Text(objective, micro),
-        state=State(),
+        state=TrainState(),
         ranks=Ranks(torch.device("cpu")),
-        rate=lambda state: SCHEDULE.factor(state.step, STEPS),
-        until=lambda state: state.step >= STEPS,
+        lr_factor=lambda state: SCHEDULE.compute_factor(state.step, STEPS),
+        should_stop=lambda state: state.step >= STEPS,
         hooks=[lambda loop, reports: found.extend(reports)],
         clip=CLIP,
     ).run()

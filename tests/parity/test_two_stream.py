@@ -16,8 +16,8 @@ import transformers as tf
 
 import pretune as pt
 from pretune.core.errors import CheckpointError
-from pretune.models.hf.checkpoint import describe
-from pretune.models.hf.weights import plan
+from pretune.models.hf.checkpoint import describe_checkpoint
+from pretune.models.hf.weights import plan_moves
 from tests.parity.cases import VOCAB, XLNET, case
 
 EXACT = {"rtol": 0.0, "atol": 1e-5}
@@ -58,7 +58,7 @@ def our_batch(*, segmented: bool, row: int = 16, slots: int = 0) -> pt.Batch:
     ]
     batch = pt.batch(tokens, row=row, labels=labels, segments=segments if segmented else None)
     order = torch.zeros_like(batch.tokens)
-    for (start, end), ranks in zip(batch.spans(), ORDERS, strict=True):
+    for (start, end), ranks in zip(batch.list_spans(), ORDERS, strict=True):
         order[start:end] = torch.tensor(ranks)
     spare = [torch.cat((part, part.new_full((slots,), fill))) for part, fill in
              ((batch.targets.index, 0), (batch.targets.labels, -100))]  # fmt: skip
@@ -132,11 +132,13 @@ def test_gradients(reference: Any, ours: Any, slots: int) -> None:
     assert loss.count == len(wanted)
     loss.sum.backward()
     grads, mine = dict(reference.named_parameters()), dict(ours.named_parameters())
-    moves = plan(mine, describe(ours.spec)[1])
+    moves = plan_moves(mine, describe_checkpoint(ours.spec)[1])
     assert len(moves) == len(mine) == len(grads)
     for move in moves:
-        joined = move.packing.pack([mine[name].grad for name in move.ours], ours.spec)
-        torch.testing.assert_close(joined, grads[move.theirs].grad, **CLOSE, msg=lambda m, n=move.theirs: f"{n}: {m}")
+        joined = move.packing.pack([mine[name].grad for name in move.param_names], ours.spec)
+        torch.testing.assert_close(
+            joined, grads[move.tensor_name].grad, **CLOSE, msg=lambda m, n=move.tensor_name: f"{n}: {m}"
+        )
 
 
 SEGMENTS = ([[0, 2, 0, 1, 3], [1, 0, 0, 2, 0]], [[0, 0, 1, 0, 2], [0, 3, 2, 1, 0]], [[2, 0, 1, 0, 0], [0, 1, 2, 3, 4]])

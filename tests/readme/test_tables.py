@@ -2,11 +2,11 @@
 
 import re
 
-from pretune.adaptation import METHODS, MORE
+from pretune.adaptation import METHOD_PRESETS, METHODS
 from pretune.cli.app import VERBS
 from pretune.core.errors import UsageError
 from pretune.models.families import FAMILIES
-from pretune.models.trained_model import shaped
+from pretune.models.trained_model import convert_to_shape
 from pretune.objectives import OBJECTIVES
 from tests.conftest import ROOT
 from tests.readme.page import anchors, rows, sections
@@ -21,7 +21,7 @@ def names(text: str) -> list[str]:
 
 def trains(objective: str, spec: object) -> bool:
     try:
-        shaped(spec, OBJECTIVES.get(objective)().shapes)  # type: ignore[arg-type]
+        convert_to_shape(spec, OBJECTIVES.get(objective)().shapes)  # type: ignore[arg-type]
     except UsageError:
         return False
     return True
@@ -32,7 +32,7 @@ def test_families_objectives_and_methods() -> None:
     by_shape: dict[str, dict[str, object]] = {}
     for name in FAMILIES:
         for size in FAMILIES.get(name).sizes:
-            spec = FAMILIES.get(name).spec(size)
+            spec = FAMILIES.get(name).resolve_spec(size)
             by_shape.setdefault(spec.shape, {}).setdefault(name, spec)
     text = PARTS["Families, objectives, methods"]
     header, *found = rows(text)
@@ -47,7 +47,7 @@ def test_families_objectives_and_methods() -> None:
         assert set(re.findall(r"\*\*(\w+)\*\*", objectives)) == papers
         assert methods == "all"  # held by tests/contracts/test_methods_with_heads.py, family by family
     told = " ".join(text.split())
-    assert f"Methods: {', '.join(METHODS)}; and by settings of these: {', '.join(MORE)}." in told
+    assert f"Methods: {', '.join(METHODS)}; and by settings of these: {', '.join(METHOD_PRESETS)}." in told
 
 
 def test_every_verb_has_a_row() -> None:

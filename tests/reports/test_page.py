@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
-from pretune.core.format import weight
+from pretune.core.format import format_mass
 from pretune.metrics.averages import GLUE, SUITES
 from pretune.reports import facts, report
-from pretune.reports.charts import MOST, Series, line_chart, thinned, ticks
-from pretune.reports.load import Ran, gather
-from pretune.reports.markup import joined, note, notes
-from pretune.reports.scores import half
+from pretune.reports.charts import MAX_POINTS, Series, compute_ticks, downsample, draw_line_chart
+from pretune.reports.load import RunRecord, load_directory
+from pretune.reports.markup import join, note, notes
+from pretune.reports.scores import compute_half_interval
 from tests.reports import report_files as files
 
 SECTIONS = ("scores", "ran", "learning", "mistakes", "samples", "cost", "data", "repeat")
@@ -174,7 +174,7 @@ class TestSections:
         for page, size in ((short, 20), (long, 2000)):
             folded = re.findall(r"<details>.*?</details>", page)
             assert any("x" * size in one for one in folded)  # with what is said of intervals it is long anyway
-        assert joined([notes("short")]).html == note("short").html
+        assert join([notes("short")]).html == note("short").html
 
     def test_one_is_not_plural(self, tmp_path: Path) -> None:
         result = {"split": "test", "examples": 1, "score": 1.0, "std": None, "low": None, "high": None, "seeds": [0]}
@@ -187,7 +187,9 @@ class TestSections:
         for name, seed in (("a", 3), ("b", 0)):  # the second is the one that scores.json names
             files.write(run / "trials" / name / "trial.json", {"lr": 1e-3, "seed": seed, "labels": 40})
             files.lines(run / "trials" / name / "metrics.jsonl", [{"step": 70 + seed, "loss": 0.5}])
-        assert [line["step"] for one in gather(run) if isinstance(one, Ran) for line in one.lines] == [70]
+        assert [line["step"] for one in load_directory(run) if isinstance(one, RunRecord) for line in one.metrics] == [
+            70
+        ]
 
     def test_pretraining_alone_begins_with_what_was_run(self, tmp_path: Path) -> None:
         page = made([files.pretrained(tmp_path / "books")], tmp_path)
@@ -366,11 +368,11 @@ class TestResults:
         page = made([folder], tmp_path)
         one = json.loads((shown / "cost.json").read_text())
         assert [row for row in rows(page, "cost") if row.startswith("2 ")] and len(rows(page, "cost")) >= 3
-        assert f"<b>{weight(one['co2e_kg'])}</b>" in before and f"<b>{weight(3 * one['co2e_kg'])}</b>" in page
+        assert f"<b>{format_mass(one['co2e_kg'])}</b>" in before and f"<b>{format_mass(3 * one['co2e_kg'])}</b>" in page
         page = made([folder, folder / "tuned/a"], tmp_path)
         assert [
             row for row in rows(page, "cost") if row.startswith("1 ")
-        ] and f"<b>{weight(3 * one['co2e_kg'])}</b>" in page
+        ] and f"<b>{format_mass(3 * one['co2e_kg'])}</b>" in page
 
     def test_the_lead_over_the_best_baseline(self, tmp_path: Path) -> None:
         """Not over random weights, which may be those of a smaller model."""
@@ -402,10 +404,10 @@ class TestResults:
         assert "0.500" in section(made([tmp_path / "a"], tmp_path), "scores")
 
     def test_intervals(self) -> None:
-        assert half({"mean": 0.5, "seeds": 1, "std": 0.1}) is None
-        assert half({"low": 0.4, "high": 0.6}) == pytest.approx(0.1)
-        assert half({"each": [0.90, 0.91, 0.92]}) == pytest.approx(0.0248, abs=1e-4)
-        assert half({"std": 0.01, "seeds": [0, 1, 2]}) == pytest.approx(0.0248, abs=1e-4)
+        assert compute_half_interval({"mean": 0.5, "seeds": 1, "std": 0.1}) is None
+        assert compute_half_interval({"low": 0.4, "high": 0.6}) == pytest.approx(0.1)
+        assert compute_half_interval({"each": [0.90, 0.91, 0.92]}) == pytest.approx(0.0248, abs=1e-4)
+        assert compute_half_interval({"std": 0.01, "seeds": [0, 1, 2]}) == pytest.approx(0.0248, abs=1e-4)
 
     @pytest.mark.parametrize(
         ("rows", "fault"),
@@ -516,34 +518,34 @@ class TestCharts:
     """Lines and numbers of axes."""
 
     def test_long_lines_are_thinned(self) -> None:
-        found = thinned(Series("a", tuple((float(n), 1.0) for n in range(10_000))))
-        assert len(found.points) == MOST and {y for _, y in found.points} == {1.0} and found.points[-1][0] == 9999
+        found = downsample(Series("a", tuple((float(n), 1.0) for n in range(10_000))))
+        assert len(found.points) == MAX_POINTS and {y for _, y in found.points} == {1.0} and found.points[-1][0] == 9999
 
     @pytest.mark.parametrize("values", [(0.0, 0.0), (1e-9, 2e-9), (-5.0, 1e6), (0.5, 0.5)])
     def test_any_range_has_an_axis(self, values: tuple[float, float]) -> None:
-        chart = line_chart([Series("a", ((1.0, values[0]), (2.0, values[1])))], x="step", y="loss")
+        chart = draw_line_chart([Series("a", ((1.0, values[0]), (2.0, values[1])))], x="step", y="loss")
         checked(chart.html)
         assert "nan" not in chart.html and "inf" not in chart.html
 
     def test_numbers_of_an_axis_are_few(self) -> None:
         for high in (0.003, 1, 7, 99, 12345):
-            assert 3 <= len(ticks(0, high)) <= 7
+            assert 3 <= len(compute_ticks(0, high)) <= 7
 
     def test_many_intervals_are_whiskers_side_by_side(self) -> None:
         series = [Series(str(n), ((1, 0.5), (2, 0.6)), ((1, 0.4, 0.6), (2, 0.5, 0.7)), n) for n in range(3)]
-        few = line_chart(series[:2], x="labels", y="score").html
-        many = line_chart(series, x="labels", y="score").html
+        few = draw_line_chart(series[:2], x="labels", y="score").html
+        many = draw_line_chart(series, x="labels", y="score").html
         assert few.count("band c") == 2 and "whisker" not in few
         assert many.count("whisker c") == 6 and "band c" not in many
         assert len(set(re.findall(r'x1="([\d.]+)" x2="[\d.]+" y1="[\d.]+" y2="[\d.]+"', many))) >= 6
 
     def test_steps_are_whole(self) -> None:
-        chart = line_chart([Series("a", ((0, 1.0), (2, 2.0)))], x="step", y="loss").html
+        chart = draw_line_chart([Series("a", ((0, 1.0), (2, 2.0)))], x="step", y="loss").html
         assert re.findall(r'class="middle"[^>]*>([^<]+)<', chart) == ["0", "1", "2"]
 
     def test_labels_do_not_overlap(self) -> None:
         counts = [100, 110, 120, 1000, 1050]
-        chart = line_chart([Series("a", tuple((n, 0.5) for n in counts))], x="labels", y="score", log=True).html
+        chart = draw_line_chart([Series("a", tuple((n, 0.5) for n in counts))], x="labels", y="score", log_x=True).html
         places = [float(one) for one in re.findall(r'class="middle" x="([\d.]+)"', chart)]
         assert len(places) == 2 and places[1] - places[0] > 40
 
@@ -580,7 +582,7 @@ def test_the_page_in_a_browser(theme: str, width: int, tmp_path: Path) -> None:
 def test_a_curve_is_told_in_words() -> None:
     point = {"labels": 1200, "score": 0.8, "std": 0.01, "low": 0.7, "high": 0.9, "each": [0.79, 0.81]}
     curve = [{**point, "baselines": {"svm": 0.75}}, {**point, "std": None, "baselines": {}}]
-    told = [*facts.told({"notes": [], "not_run": {}, "forgetting": None, "curve": curve})]
+    told = [*facts.build_notes({"notes": [], "not_run": {}, "forgetting": None, "curve": curve})]
     assert told == [
         "learnt from 1,200 labels: 0.8000 (0.7000 to 0.9000 (2 seeds, std 0.0100); svm 0.7500)",
         "learnt from 1,200 labels: 0.8000",

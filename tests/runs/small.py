@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pretune.data.prepare import prepare
-from pretune.models.catalog import find, knobs_of
+from pretune.models.catalog import list_settings, parse_name
 from pretune.models.families import FAMILIES
 from pretune.text.tokenizer import train
 from tests.data.texts import blocks, stories
@@ -48,14 +48,14 @@ def make(folder: Path, kind: str, style: str, *, count: int = 60, holdout: float
 
 def shrunk(name: str) -> dict[str, Any]:
     """Settings that make a size of a family tiny, with what is particular about it kept."""
-    family, size = find(name)
+    family, size = parse_name(name)
     entry = FAMILIES.get(family)
-    spec, knobs = entry.spec(size), knobs_of(entry)
-    attention = spec.last.blocks[0].attention
+    spec, knobs = entry.resolve_spec(size), list_settings(entry)
+    attention = spec.last_stack.blocks[0].attention
     absent = {
         "kv_heads": getattr(attention, "kv_heads", None) is None,
         "table": spec.table == spec.width,
         "head_width": getattr(attention, "head_width", None) is None,
-        "positions": spec.longest is None,
+        "positions": spec.max_length is None,
     }
     return {f"model.{knob}": value for knob, value in SMALL.items() if knob in knobs and not absent.get(knob)}

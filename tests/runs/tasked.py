@@ -9,7 +9,7 @@ from typing import Any
 import pretune as pt
 from pretune.models import catalog
 from pretune.models.model import build
-from pretune.runs.defaults import fitted
+from pretune.runs.defaults import set_special_tokens
 from pretune.text.tokenizer import Tokenizer, train
 from tests.runs.small import VOCAB, shrunk
 
@@ -54,9 +54,9 @@ def make_base(
     tokenizer = Tokenizer.load(folder / "tokenizer")
     known = shrunk(family)
     small = {name.removeprefix("model."): value for name, value in known.items()} | {"depth": 2} | knobs
-    spec = fitted(catalog.resolve(family, {"vocab": tokenizer.vocab, **small}), tokenizer)
+    spec = set_special_tokens(catalog.resolve(family, {"vocab": tokenizer.vocab, **small}), tokenizer)
     model = build(spec, seed=1)
-    model.assets.files, model.assets.tokenizer = tokenizer.files(), tokenizer
+    model.assets.files, model.assets.tokenizer = tokenizer.build_files(), tokenizer
     pt.save(model, folder / "base")
     return folder / "base"
 

@@ -13,9 +13,9 @@ import pretune as pt
 from pretune.runs import pretrain_run
 from pretune.runs.finetune import trial
 from pretune.runs.finetune.sweep import finetune
-from pretune.runs.samples import Samples
-from pretune.training.checkpointing import weights
-from pretune.training.guards import Watch
+from pretune.runs.samples import SampleHook
+from pretune.training.checkpointing import collect_weights
+from pretune.training.guards import DivergenceGuard
 from pretune.training.loop import Loop
 from pretune.training.metrics_log import read_metrics
 from tests.runs.small import FAST, Prepared, shrunk
@@ -37,7 +37,7 @@ def mean(passed: Passed, step: int, name: str) -> torch.Tensor:
 @pytest.fixture
 def losses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Validation losses that fall until the step of the trigger; perplexities are those of the model."""
-    real = pretrain_run.evaluator
+    real = pretrain_run.build_evaluator
 
     def evaluator(*given: Any) -> Callable[[Loop], dict[str, float] | None]:
         work = real(*given)
@@ -48,7 +48,7 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return evaluate
 
-    monkeypatch.setattr(pretrain_run, "evaluator", evaluator)
+    monkeypatch.setattr(pretrain_run, "build_evaluator", evaluator)
 
 
 @pytest.fixture
@@ -56,10 +56,10 @@ def passed(monkeypatch: pytest.MonkeyPatch) -> Passed:
     """The weights that a run passes, by the number of steps."""
     found: Passed = {}
 
-    def record(self: Watch, loop: Loop, reports: Any) -> None:
-        found[loop.state.step] = {name: w.detach().clone() for name, w in weights(loop.trainee.model).items()}
+    def record(self: DivergenceGuard, loop: Loop, reports: Any) -> None:
+        found[loop.state.step] = {name: w.detach().clone() for name, w in collect_weights(loop.module.model).items()}
 
-    monkeypatch.setattr(Watch, "__call__", record)
+    monkeypatch.setattr(DivergenceGuard, "__call__", record)
     return found
 
 
@@ -87,7 +87,7 @@ def test_the_average_is_what_is_evaluated_and_saved(
     events = [line for line in read_metrics(out) if "event" in line]
     assert events == [{"step": TRIGGERED, "event": "averaging"}]
     assert f"step {TRIGGERED}: " in capsys.readouterr().err
-    model = weights(pt.load(out))
+    model = collect_weights(pt.load(out))
     for name, tensor in model.items():
         torch.testing.assert_close(tensor.detach(), mean(passed, STEPS, name), rtol=1e-5, atol=1e-6)
     for step in (9, STEPS):
@@ -115,7 +115,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit(
     run(data, tmp_path / "a")
     with monkeypatch.context() as patch:
         patch.setattr(
-            Samples, "__call__", lambda self, loop, reports: 1 / (loop.state.step - fault)
+            SampleHook, "__call__", lambda self, loop, reports: 1 / (loop.state.step - fault)
         )  # a bug, at a step
         with pytest.raises(ZeroDivisionError):
             run(data, tmp_path / "b")
@@ -135,8 +135,10 @@ def test_in_finetuning_the_best_is_an_average(
     base: Path, table: Path, tmp_path: Path, passed: Passed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dev has the higher score at the end: the model of the run is the average there."""
-    scores, real = [0.1, 0.2, 0.3, 0.0, *[0.4] * 5, 0.9], trial.scored
-    monkeypatch.setattr(trial, "scored", lambda *given: dict.fromkeys(real(*given), scores.pop(0) if scores else 0.5))
+    scores, real = [0.1, 0.2, 0.3, 0.0, *[0.4] * 5, 0.9], trial.compute_scores
+    monkeypatch.setattr(
+        trial, "compute_scores", lambda *given: dict.fromkeys(real(*given), scores.pop(0) if scores else 0.5)
+    )
     changes = {"train.optimizer": {**SGD, "lr": 0.05}, "train.eval_every": 1, "train.schedule": {"kind": "constant"}}
     out = tmp_path / "run"
     found = finetune(base, train=table, out=out, steps=STEPS, baselines="none", changes=changes, device="cpu")
@@ -146,5 +148,5 @@ def test_in_finetuning_the_best_is_an_average(
     best = load_file(max((out / "checkpoints").iterdir()) / "best.safetensors")
     for name, tensor in best.items():
         torch.testing.assert_close(tensor, mean(passed, STEPS, name), rtol=1e-5, atol=1e-6)
-    model = weights(found.load())
+    model = collect_weights(found.load())
     assert best and all(torch.equal(model[name].detach(), tensor) for name, tensor in best.items())

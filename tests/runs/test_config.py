@@ -16,11 +16,11 @@ from pretune.nn.heads import SpanHead
 from pretune.objectives.next_sentence import NextSentence
 from pretune.objectives.span_boundary import Boundary
 from pretune.objectives.span_masked import SpanMasked
-from pretune.runs.build_config import choose
-from pretune.runs.config import Settings
-from pretune.runs.defaults import with_heads
-from pretune.runs.duration import seconds
-from pretune.runs.estimate import HERE, forecast, multiplied
+from pretune.runs.build_config import build_pretrain_config
+from pretune.runs.config import PretrainConfig
+from pretune.runs.defaults import replace_heads
+from pretune.runs.duration import parse_duration
+from pretune.runs.estimate import THIS_MACHINE, estimate_pretrain, measure_flops
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.optim import Lamb
 from pretune.training.schedules import Cosine, InverseSquareRoot, Linear, Stable
@@ -30,7 +30,7 @@ from tests.runs.small import Prepared, shrunk
 def refused(model: str | None = "bert-tiny", kind: type[PretuneError] = UsageError, **wishes: Any) -> str:
     """The one line with which a wish is refused."""
     with pytest.raises(kind) as error:
-        choose(model, **{"device": "cpu", **wishes})
+        build_pretrain_config(model, **{"device": "cpu", **wishes})
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -42,10 +42,10 @@ def data(prepared: Prepared) -> Path:
 
 class TestPaths:
     def test_what_papers_did_is_the_default(self, data: Path) -> None:
-        found = choose("bert-tiny", data=data, device="cpu")
+        found = build_pretrain_config("bert-tiny", data=data, device="cpu")
         paper = FAMILIES.get("bert").training
         assert paper is not None
-        assert config.kind(found.objective) == "next_sentence"
+        assert config.get_kind(found.objective) == "next_sentence"
         assert found.data.schedule.phases[0].length == 128 and found.data.max_length == 512
         assert (found.train.epochs, found.train.batch_tokens, found.train.seed) == (1.0, 2048, 0)
         assert found.train.optimizer.weight_decay == 0.01 and found.train.optimizer.eps == 1e-6
@@ -63,11 +63,11 @@ class TestPaths:
             "model.width": "64",
             "model.encoder.blocks.0.dropout": "0",
         }
-        found = choose("bert-tiny", data=data, changes=changes, device="cpu")
+        found = build_pretrain_config("bert-tiny", data=data, changes=changes, device="cpu")
         assert found.train.lr == found.train.optimizer.lr == 3e-4 and isinstance(found.train.optimizer, Lamb)
         assert found.train.clip is None and found.train.compile is False and found.data.short is None
         assert isinstance(found.objective, NextSentence) and found.objective.masking.rate == 0.3
-        assert found.model.width == 64 and found.model.last.blocks[0].dropout == 0
+        assert found.model.width == 64 and found.model.last_stack.blocks[0].dropout == 0
 
     @pytest.mark.parametrize(
         ("changes", "told"),
@@ -99,7 +99,7 @@ class TestPaths:
             {"train.lr": 1e-3},
             {"train.optimizer": {"kind": "lamb", "lr": 1e-3}},
         ):
-            found = choose("bert-tiny", data=data, changes=changes, device="cpu").train
+            found = build_pretrain_config("bert-tiny", data=data, changes=changes, device="cpu").train
             assert found.lr == found.optimizer.lr == 1e-3
 
     def test_what_is_missing_is_asked_for(self, data: Path, tmp_path: Path) -> None:
@@ -116,16 +116,21 @@ class TestLengths:
             assert f"train.{next(iter(wish))}" in refused(data=data, **wish)
         for text in ("", "soon", "-1m", "0s", "infh", "nan", "1w"):
             assert f"'{text}'" in refused(data=data, budget=text)
-        assert (seconds("1.5h"), seconds("5min"), seconds("2 hours 10 s"), seconds("1d")) == (5400, 300, 7210, 86400)
+        assert (
+            parse_duration("1.5h"),
+            parse_duration("5min"),
+            parse_duration("2 hours 10 s"),
+            parse_duration("1d"),
+        ) == (5400, 300, 7210, 86400)
         for text, remedy in (("6", "6m.*6s"), ("0", "90s.*10m"), ("1h30", "90s.*10m")):
             assert re.search(f"'{text}'.*{remedy}", refused(data=data, budget=text))
-        found = choose("bert-tiny", data=data, changes={"train.steps": "7"}, device="cpu").train
+        found = build_pretrain_config("bert-tiny", data=data, changes={"train.steps": "7"}, device="cpu").train
         assert found.steps == 7 and found.epochs is None
         assert re.search("steps.*tokens", refused(data=data, steps=3, changes={"train.tokens": "7"}))
 
     def test_warm_ups_fit(self, data: Path) -> None:
         def schedule(name: str, **wishes: Any) -> Any:
-            return choose(name, data=data, device="cpu", **wishes).train.schedule
+            return build_pretrain_config(name, data=data, device="cpu", **wishes).train.schedule
 
         assert schedule("bert-tiny", steps=200) == Linear(warmup=20)
         assert schedule("bert-tiny", steps=10**6) == Linear(warmup=10_000)
@@ -140,24 +145,35 @@ class TestLengths:
     def test_against_the_clock_all_come_down_to_zero(self, data: Path) -> None:
         for name in FAMILIES:
             if FAMILIES.get(name).training is not None:
-                found = choose(name, data=data, budget="1m", changes=shrunk(name), device="cpu").train.schedule
-                assert found.at(1.0, 10**5) == pytest.approx(0, abs=1e-12), name
-                assert max(found.at(share / 20, 10 * share) for share in range(20)) > 0.9, name
-        kept = choose("gpt2", data=data, budget="1m", changes={"train.schedule.floor": "0.1"}, device="cpu")
+                found = build_pretrain_config(
+                    name, data=data, budget="1m", changes=shrunk(name), device="cpu"
+                ).train.schedule
+                assert found.compute_factor_at(1.0, 10**5) == pytest.approx(0, abs=1e-12), name
+                assert max(found.compute_factor_at(share / 20, 10 * share) for share in range(20)) > 0.9, name
+        kept = build_pretrain_config(
+            "gpt2", data=data, budget="1m", changes={"train.schedule.floor": "0.1"}, device="cpu"
+        )
         assert kept.train.schedule == Cosine(warmup=0.05, floor=0.1)
-        assert choose("t5", data=data, budget=60, device="cpu").train.schedule == Stable(warmup=0.0, decay=0.2)
+        assert build_pretrain_config("t5", data=data, budget=60, device="cpu").train.schedule == Stable(
+            warmup=0.0, decay=0.2
+        )
 
 
 class TestFiles:
     def test_a_whole_tree_is_what_it_says(self, data: Path, tmp_path: Path) -> None:
-        first = choose("bert-tiny", data=data, steps=30, device="cpu")
-        (tmp_path / "run.json").write_text(json.dumps({**first.plain(), "found": {"device": "tpu"}}))
-        assert choose(settings=tmp_path / "run.json") == choose(settings=tmp_path) == choose(settings=first) == first
-        longer = choose(settings=first, tokens=4096 * 50, changes={"train.seed": "3"})
+        first = build_pretrain_config("bert-tiny", data=data, steps=30, device="cpu")
+        (tmp_path / "run.json").write_text(json.dumps({**first.to_dict(), "found": {"device": "tpu"}}))
+        assert (
+            build_pretrain_config(settings=tmp_path / "run.json")
+            == build_pretrain_config(settings=tmp_path)
+            == build_pretrain_config(settings=first)
+            == first
+        )
+        longer = build_pretrain_config(settings=first, tokens=4096 * 50, changes={"train.seed": "3"})
         assert (longer.train.steps, longer.train.tokens, longer.train.seed) == (None, 4096 * 50, 3)
-        shorter = choose(settings=first, steps=10)
+        shorter = build_pretrain_config(settings=first, steps=10)
         assert shorter.train.schedule == Linear(warmup=1)
-        other = choose(settings=first, objective="masked")
+        other = build_pretrain_config(settings=first, objective="masked")
         assert other.model.pooler is None and first.model.pooler is not None
         assert "'gpt2'" in refused("gpt2", settings=first)
 
@@ -167,13 +183,15 @@ class TestFiles:
             f"model: bert-tiny\ndata: {data}\nobjective: masked\n"
             "train:\n  steps: 20\n  lr: 1e-3\n  schedule: {floor: 0.1}\n  optimizer: {kind: lamb}\n"
         )
-        found = choose(settings=file, device="cpu")
-        assert (found.train.steps, found.train.lr, config.kind(found.objective)) == (20, 1e-3, "masked")
+        found = build_pretrain_config(settings=file, device="cpu")
+        assert (found.train.steps, found.train.lr, config.get_kind(found.objective)) == (20, 1e-3, "masked")
         assert found.train.schedule == Linear(warmup=2, floor=0.1) and isinstance(found.train.optimizer, Lamb)
-        found = choose("bert-mini", settings=file, changes={"train.lr": "2e-3"}, objective="span_masked", device="cpu")
-        assert found.model.width == 256 and found.train.lr == 2e-3 and config.kind(found.objective) == "span_masked"
+        found = build_pretrain_config(
+            "bert-mini", settings=file, changes={"train.lr": "2e-3"}, objective="span_masked", device="cpu"
+        )
+        assert found.model.width == 256 and found.train.lr == 2e-3 and config.get_kind(found.objective) == "span_masked"
         file.write_text(f"model: {{name: bert-tiny, depth: 1}}\ndata: {{path: {data}, max_length: 64}}\n")
-        found = choose(settings=file, device="cpu")
+        found = build_pretrain_config(settings=file, device="cpu")
         assert found.model.depth == 1 and found.data.max_length == 64
 
     @pytest.mark.parametrize(
@@ -198,59 +216,66 @@ class TestFiles:
         assert "run.json" in refused(None, settings=tmp_path)
 
     def test_the_tree_survives_json_and_has_one_hash(self, data: Path) -> None:
-        found = choose("bert-tiny", data=data, device="cpu")
-        again = Settings.of(json.loads(json.dumps(found.plain())))
+        found = build_pretrain_config("bert-tiny", data=data, device="cpu")
+        again = PretrainConfig.from_dict(json.loads(json.dumps(found.to_dict())))
         assert again == found and again.sha256() == found.sha256()
-        assert found.changed({"train.workers": 2, "data.path": "elsewhere"}).sha256() == found.sha256()
-        assert found.changed({"train.seed": 2}).sha256() != found.sha256()
+        assert found.replace({"train.workers": 2, "data.path": "elsewhere"}).sha256() == found.sha256()
+        assert found.replace({"train.seed": 2}).sha256() != found.sha256()
 
 
 class TestHeads:
     def test_a_boundary_objective_brings_its_head(self, data: Path) -> None:
-        plain = choose("bert-tiny", data=data, objective="masked", device="cpu").model
+        plain = build_pretrain_config("bert-tiny", data=data, objective="masked", device="cpu").model
         for objective in (SpanMasked(boundary=Boundary()), NextSentence(masking=SpanMasked(boundary=Boundary()))):
-            assert with_heads(plain, objective).span == SpanHead()
-        assert with_heads(with_heads(plain, SpanMasked(boundary=Boundary())), SpanMasked()).span is None
+            assert replace_heads(plain, objective).span == SpanHead()
+        assert replace_heads(replace_heads(plain, SpanMasked(boundary=Boundary())), SpanMasked()).span is None
 
     def test_a_discriminator_gets_a_head_to_fill_masks(self, data: Path) -> None:
-        found = choose("electra-small", data=data, objective="masked", device="cpu").model
+        found = build_pretrain_config("electra-small", data=data, objective="masked", device="cpu").model
         assert found.head is not None and found.detector is None
-        assert choose("electra-small", data=data, device="cpu").model.detector is not None
+        assert build_pretrain_config("electra-small", data=data, device="cpu").model.detector is not None
 
 
 class TestForecast:
     def test_what_a_run_will_take(self, data: Path) -> None:
-        found = forecast(choose("bert-tiny", data=data, steps=100, device="cpu"))
+        found = estimate_pretrain(build_pretrain_config("bert-tiny", data=data, steps=100, device="cpu"))
         assert found["tokens"] == 204_800 and found["flops"] == found["tokens"] * found["flops_per_token"]
         one = found["devices"]["h100"]
         assert one["seconds"] > 0 and one["dollars"] > 0
-        twice = forecast(choose("bert-tiny", data=data, steps=200, device="cpu"))
+        twice = estimate_pretrain(build_pretrain_config("bert-tiny", data=data, steps=200, device="cpu"))
         assert twice["devices"]["h100"]["seconds"] == pytest.approx(2 * one["seconds"])
 
     def test_this_machine_has_a_row(self, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Measured for a moment, at the utilisation of a processor; a GPU that the table has is taken from there."""
-        monkeypatch.setattr("pretune.runs.estimate.multiplied", lambda device, dtype, size: 1e9)
-        settings = choose("bert-tiny", data=data, steps=100, device="cpu")
-        found = forecast(settings)
-        here = found["devices"][HERE]
-        assert next(iter(found["devices"])) == HERE
+        monkeypatch.setattr("pretune.runs.estimate.measure_flops", lambda device, dtype, size: 1e9)
+        settings = build_pretrain_config("bert-tiny", data=data, steps=100, device="cpu")
+        found = estimate_pretrain(settings)
+        here = found["devices"][THIS_MACHINE]
+        assert next(iter(found["devices"])) == THIS_MACHINE
         assert here["seconds"] == pytest.approx(found["flops"] / (0.3 * 1e9)) and here["dollars"] > 0
         monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H200")
-        on_gpu = forecast(settings, "cuda")["devices"]
-        assert on_gpu[HERE] == on_gpu["h200"]
+        on_gpu = estimate_pretrain(settings, "cuda")["devices"]
+        assert on_gpu[THIS_MACHINE] == on_gpu["h200"]
 
     def test_speed_is_measured_in_a_moment(self) -> None:
         begun = time.process_time()
-        assert 1e6 < multiplied(torch.device("cpu"), torch.float32, 64) < 1e15
+        assert 1e6 < measure_flops(torch.device("cpu"), torch.float32, 64) < 1e15
         assert time.process_time() - begun < 10
 
     def test_how_far_a_budget_comes(self, data: Path) -> None:
-        found = forecast(choose("bert-tiny", data=data, budget="10m", device="cpu"))
+        found = estimate_pretrain(build_pretrain_config("bert-tiny", data=data, budget="10m", device="cpu"))
         assert found["tokens"] is None and found["devices"]["h100"]["seconds"] == 600
         assert found["devices"]["h100"]["tokens"] > 1e6
 
     def test_two_models_and_two_sides_are_counted(self, prepared: Prepared) -> None:
-        alone = forecast(choose("electra-small", data=prepared(), objective="masked", steps=9, device="cpu"))
-        both = forecast(choose("electra-small", data=prepared(), steps=9, device="cpu"))
+        alone = estimate_pretrain(
+            build_pretrain_config("electra-small", data=prepared(), objective="masked", steps=9, device="cpu")
+        )
+        both = estimate_pretrain(build_pretrain_config("electra-small", data=prepared(), steps=9, device="cpu"))
         assert both["flops_per_token"] > 1.05 * alone["flops_per_token"] and both["parameters"] > alone["parameters"]
-        assert forecast(choose("t5-small", data=prepared("unigram", "sentinels"), steps=9, device="cpu"))["flops"] > 0
+        assert (
+            estimate_pretrain(
+                build_pretrain_config("t5-small", data=prepared("unigram", "sentinels"), steps=9, device="cpu")
+            )["flops"]
+            > 0
+        )

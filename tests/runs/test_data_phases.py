@@ -8,11 +8,11 @@ import torch
 
 import pretune as pt
 from pretune.models.families import FAMILIES
-from pretune.runs.build_config import choose
-from pretune.runs.data_phases import READ, Course
-from pretune.runs.estimate import steps_on_cores
-from pretune.runs.samples import Samples
-from pretune.runs.training_data import Source
+from pretune.runs.build_config import build_pretrain_config
+from pretune.runs.data_phases import EVAL_BATCHES_PER_STEP, DataPhases
+from pretune.runs.estimate import estimate_steps_on_cores
+from pretune.runs.samples import SampleHook
+from pretune.runs.training_data import TrainingData
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.distributed import Ranks
 from pretune.training.metrics_log import read_metrics
@@ -29,15 +29,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("halves"), "wordpiece", "cls-sep", count=240, holdout=0.5)
 
 
-def course(data: Path, device: str = "cpu", **wishes: Any) -> Course:
-    settings = choose(
+def course(data: Path, device: str = "cpu", **wishes: Any) -> DataPhases:
+    settings = build_pretrain_config(
         "bert-tiny", data=data, objective="masked", changes={**BERT, **wishes.pop("changes", {})}, **wishes
     )
-    return Course.open(settings, Source.open(settings.data, settings.objective, "encoder"), Ranks(torch.device(device)))
+    return DataPhases.open(
+        settings, TrainingData.open(settings.data, settings.objective, "encoder"), Ranks(torch.device(device))
+    )
 
 
 def judged(data: Path, device: str = "cpu", **wishes: Any) -> int:
-    held = course(data, device, **wishes).held
+    held = course(data, device, **wishes).validation
     assert held is not None
     return held[1]
 
@@ -48,20 +50,22 @@ def test_short_runs_are_judged_by_less(data: Path) -> None:
     assert judged(data, device="cuda", steps=400) == 10
     assert judged(data, steps=400, changes={"train.eval_every": 1}) == 1
     assert judged(data, steps=100, changes={"train.eval_every": 50}) == 10
-    assert all(11 * judged(data, steps=steps) <= READ * steps for steps in range(50, 2000, 50))
+    assert all(11 * judged(data, steps=steps) <= EVAL_BATCHES_PER_STEP * steps for steps in range(50, 2000, 50))
 
 
 def test_long_runs_and_wishes_are_as_they_were(data: Path) -> None:
     whole = judged(data, steps=10**6)
     assert whole == judged(data, steps=1, changes={"train.eval_tokens": 10**9}) > 20
     assert judged(data, steps=1, changes={"train.eval_tokens": 1000}) == 4
-    assert course(data, steps=10**6, changes={"train.eval_tokens": 0}).held is None
+    assert course(data, steps=10**6, changes={"train.eval_tokens": 0}).validation is None
 
 
 def test_against_the_clock_the_steps_are_estimated(data: Path) -> None:
     """By what a core computes, so that it is the same when the run is resumed; there are two evaluations."""
-    settings = choose("bert-tiny", data=data, objective="masked", budget=1.0, changes=BERT)
-    a_second = steps_on_cores(settings, Source.open(settings.data, settings.objective, "encoder").tokenizer, THREADS)
+    settings = build_pretrain_config("bert-tiny", data=data, objective="masked", budget=1.0, changes=BERT)
+    a_second = estimate_steps_on_cores(
+        settings, TrainingData.open(settings.data, settings.objective, "encoder").tokenizer, THREADS
+    )
     found = [judged(data, budget=steps / a_second) for steps in (1, 101, 10**6)]
     assert found == [1, 15, judged(data, steps=10**6)]
     assert judged(data, device="cuda", budget=1e-6) == found[2], "a GPU reads that in a moment"
@@ -74,16 +78,18 @@ def test_every_objective_has_an_estimate(name: str, shape: str, prepared: Prepar
     usual = ("unigram", "sentinels") if name in ("span_corruption", "mixture") else paper.tokenizer[:2]
     given = prepared(*STYLES.get(name, usual), WHAT.get(name, "stories"))
     changes = {**shrunk(MODELS[shape]), **FAST, "data.short": None, "data.samples": "documents"}
-    settings = choose(MODELS[shape], data=given, objective=name, budget=1.0, changes=changes)
+    settings = build_pretrain_config(MODELS[shape], data=given, objective=name, budget=1.0, changes=changes)
     tokenizer = Tokenizer.load(given / "tokenizer")
-    assert steps_on_cores(settings, tokenizer, 2) == 2 * steps_on_cores(settings, tokenizer, 1) > 0
+    assert estimate_steps_on_cores(settings, tokenizer, 2) == 2 * estimate_steps_on_cores(settings, tokenizer, 1) > 0
 
 
 def test_a_resumed_run_is_judged_by_the_same(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wishes = {"data": data, "objective": "masked", "steps": 20, "changes": {**BERT, "train.checkpoint_every": 3}}
     pt.pretrain("bert-tiny", out=tmp_path / "a", **wishes)
     with monkeypatch.context() as patch:
-        patch.setattr(Samples, "__call__", lambda self, loop, reports: 1 / (loop.state.step - 11))  # a bug, at a step
+        patch.setattr(
+            SampleHook, "__call__", lambda self, loop, reports: 1 / (loop.state.step - 11)
+        )  # a bug, at a step
         with pytest.raises(ZeroDivisionError):
             pt.pretrain("bert-tiny", out=tmp_path / "b", **wishes)
     pt.pretrain(None, out=tmp_path / "b", resume=True)

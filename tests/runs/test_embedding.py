@@ -9,9 +9,9 @@ import pytest
 
 import pretune as pt
 from pretune.cli import main
-from pretune.core.errors import DataError, PretuneError, Stopped, UsageError
+from pretune.core.errors import DataError, PretuneError, StoppedError, UsageError
 from pretune.runs.embedding import train_embeddings
-from pretune.runs.embedding.pair_dataset import Lessons, entailed, fitted, read
+from pretune.runs.embedding.pair_dataset import PairDataset, build_entailment_pairs, read_dataset, select_loss
 from pretune.training.loop import Loop
 from tests.inference.readers import WORDS, encoder
 
@@ -57,18 +57,18 @@ def test_it_learns(here: Path, train: str, settings: dict[str, Any]) -> None:
 def test_it_goes_on_after_a_stop(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"train": "pairs.tsv", "batch": 5, "steps": 8, "lr": "1e-3", "device": "cpu"}
     whole = train_embeddings("model", out="whole", **options)
-    real = Loop._gradients
+    real = Loop._compute_gradients
 
     def gradients(loop: Loop, *arguments: Any) -> Any:
         if loop.state.step == 4:
             loop.hooks[-2].save(loop, wait=True)  # type: ignore[attr-defined]
-            raise Stopped("stopped")
+            raise StoppedError("stopped")
         return real(loop, *arguments)
 
-    monkeypatch.setattr(Loop, "_gradients", gradients)
-    with pytest.raises(Stopped):
+    monkeypatch.setattr(Loop, "_compute_gradients", gradients)
+    with pytest.raises(StoppedError):
         train_embeddings("model", out="parts", **options)
-    monkeypatch.setattr(Loop, "_gradients", real)
+    monkeypatch.setattr(Loop, "_compute_gradients", real)
     with pytest.raises(PretuneError):  # another run cannot go on there
         train_embeddings("model", out="parts", resume=True, **{**options, "steps": 9})
     parts = train_embeddings("model", out="parts", resume=True, **options)
@@ -89,22 +89,22 @@ def test_they_read_it(here: Path) -> None:
 def test_inference_as_pairs() -> None:
     classes = ("entailment", "neutral", "contradiction")
     texts = [("a", "b"), ("a", "c"), ("a", "d"), ("e", "f")]
-    found = entailed(Lessons(texts=texts, gold=[0, 1, 2, 0], classes=classes))
+    found = build_entailment_pairs(PairDataset(texts=texts, gold=[0, 1, 2, 0], classes=classes))
     assert found.texts == [("a", "b"), ("e", "f")]  # of two entailed pairs only one is contradicted
-    found = entailed(Lessons(texts=texts[:3], gold=[0, 1, 2], classes=classes))
+    found = build_entailment_pairs(PairDataset(texts=texts[:3], gold=[0, 1, 2], classes=classes))
     assert found.texts == [("a", "b", "d")] and found.columns == 3
     with pytest.raises(DataError):
-        entailed(Lessons(texts=texts[:1], gold=[2], classes=classes))
+        build_entailment_pairs(PairDataset(texts=texts[:1], gold=[2], classes=classes))
 
 
 def test_published_files(shared_data: Path) -> None:
-    found = read(task="stsb", data=shared_data, split="dev")
-    assert found.scored and min(found.gold) == 0 and max(found.gold) == 1
-    pairs = read(task="snli", data=shared_data, split="dev")
+    found = read_dataset(task="stsb", data=shared_data, split="dev")
+    assert found.is_scored and min(found.gold) == 0 and max(found.gold) == 1
+    pairs = read_dataset(task="snli", data=shared_data, split="dev")
     assert pairs.columns == 3 and len(pairs.texts) > 3000
-    classes = read(task="snli", data=shared_data, split="dev", loss="classes")
+    classes = read_dataset(task="snli", data=shared_data, split="dev", loss="classes")
     assert classes.columns == 2 and len(classes.texts) == 9842
-    assert fitted(classes, "classes").classes == 3  # type: ignore[union-attr]
+    assert select_loss(classes, "classes").classes == 3  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

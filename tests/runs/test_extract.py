@@ -9,7 +9,7 @@ import pytest
 import pretune as pt
 from pretune.cli import main
 from pretune.inference.index import Hit
-from pretune.runs.extract import extract_answers, extractive_run
+from pretune.runs.extract import extract_answers, load_extractive_run
 from pretune.runs.finetune.sweep import finetune
 from tests.runs import tasked
 
@@ -43,7 +43,7 @@ def set_threshold(run: Path, value: float) -> None:
 
 
 def test_the_best_span_of_all_hits(reader: Path) -> None:
-    run = extractive_run(reader, device="cpu")
+    run = load_extractive_run(reader, device="cpu")
     assert run is not None
     (found,) = extract_answers(run, ["what is old?"], [HITS])
     alone = [extract_answers(run, ["what is old?"], [[hit]])[0] for hit in HITS]
@@ -57,19 +57,19 @@ def test_the_best_span_of_all_hits(reader: Path) -> None:
 
 
 def test_none_where_no_passage_has_one(reader: Path) -> None:
-    run = extractive_run(reader, device="cpu")
+    run = load_extractive_run(reader, device="cpu")
     assert run is not None
-    sceptical = replace(run, kept=replace(run.kept, threshold=-1e9), _ready=None)
+    sceptical = replace(run, saved_task=replace(run.saved_task, threshold=-1e9), _predictor=None)
     (found,) = extract_answers(sceptical, ["what is old?"], [HITS])
     assert found == ("", None, None, None)
 
 
 def test_other_models_are_not_extractive(tmp_path: Path) -> None:
     base = tasked.make_base(tmp_path)
-    assert extractive_run(base) is None and extractive_run("hf:owner/name") is None
+    assert load_extractive_run(base) is None and load_extractive_run("hf:owner/name") is None
     table = tasked.classes(tmp_path / "own.csv", 40)
     run = finetune(base, train=table, out=tmp_path / "run", steps=1, baselines="none")
-    assert extractive_run(run) is None
+    assert load_extractive_run(run) is None
 
 
 def test_from_the_shell(

@@ -53,7 +53,7 @@ def agree(model: Any, run: Path, auto: str) -> None:
     model.eval()
     more: dict[str, Any] = {}
     batch = pt.batch([ids])
-    if model.spec.both:
+    if model.spec.is_encoder_decoder:
         start = theirs.config.decoder_start_token_id
         assert start is not None
         read = [start, *ids[:4]]

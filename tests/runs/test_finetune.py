@@ -10,16 +10,23 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adaptation.adapted import Adapted
+from pretune.adaptation.adapted import ModelWithHead
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.data.prepare import prepare
 from pretune.runs.finetune import linear_probe
-from pretune.runs.finetune.adapted_model import begin
-from pretune.runs.finetune.build_config import LAST_RATE, choose, label_counts, named, spec_of, usual_rate
-from pretune.runs.finetune.config import Tuning, Wanted
-from pretune.runs.finetune.finetuned_run import FineTuned
-from pretune.runs.finetune.sweep import finetune, vacant
-from pretune.runs.finetune.task_data import open_task, trained_on
+from pretune.runs.finetune.adapted_model import build_adapted_model
+from pretune.runs.finetune.build_config import (
+    LAST_RATE,
+    build_finetune_config,
+    compute_default_rate,
+    parse_label_counts,
+    parse_method,
+    read_base_spec,
+)
+from pretune.runs.finetune.config import FinetuneConfig, TaskConfig
+from pretune.runs.finetune.finetuned_run import FinetunedRun
+from pretune.runs.finetune.sweep import check_no_finetune_run, finetune
+from pretune.runs.finetune.task_data import find_trainable_task, open_task
 from pretune.training.distributed import Ranks
 from tests.runs import tasked
 
@@ -28,7 +35,7 @@ QUICK = {"train.judge": 40, "train.log_every": 5}
 
 
 @pytest.fixture(scope="module")
-def fine(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> FineTuned:
+def fine(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> FinetunedRun:
     """A run that has learnt its task; not to be changed."""
     out = tmp_path_factory.mktemp("fine") / "run"
     return finetune(base, train=table, out=out, lr=3e-3, epochs=10, changes=QUICK)
@@ -41,19 +48,19 @@ def lines(run: Path) -> list[dict[str, Any]]:
 class TestOne:
     """A run of one trial."""
 
-    def test_it_learns_what_is_there_to_learn(self, fine: FineTuned) -> None:
+    def test_it_learns_what_is_there_to_learn(self, fine: FinetunedRun) -> None:
         assert fine.score is not None and fine.score > 0.8
         simple = {row["name"]: row for row in fine.scores["baselines"]}
         assert set(simple) == {"majority", "svm", "vectors"}
         gap = simple["majority"]["against"]
         assert gap["difference"] == pytest.approx(fine.score - simple["majority"]["score"]) and gap["p"] < 0.05
 
-    def test_one_file_is_divided_and_that_is_said(self, fine: FineTuned) -> None:
+    def test_one_file_is_divided_and_that_is_said(self, fine: FinetunedRun) -> None:
         assert fine.scores["examples"] == {"train": 96, "dev": 12, "test": 12}
         assert any("80/10/10" in note for note in fine.scores["notes"])
         assert fine.scores["balance"] == {"bad": 48, "good": 48}
 
-    def test_the_directory_is_whole(self, fine: FineTuned) -> None:
+    def test_the_directory_is_whole(self, fine: FinetunedRun) -> None:
         there = {path.name for path in fine.path.iterdir()}
         assert there >= {
             "config.json", "model.safetensors", "tokenizer.json", "README.md", "run.json", "metrics.jsonl",
@@ -62,39 +69,39 @@ class TestOne:
         card = (fine.path / "README.md").read_text()
         assert all(name in card for name in ("majority", "svm", "logistic"))
 
-    def test_the_best_step_on_dev_is_what_is_kept(self, fine: FineTuned) -> None:
+    def test_the_best_step_on_dev_is_what_is_kept(self, fine: FinetunedRun) -> None:
         course = fine.scores["trials"][0]["course"]
         best = max(point["dev"] for point in course)
         assert fine.scores["model"]["dev"] == best
         assert fine.scores["model"]["best_step"] == next(p["step"] for p in course if p["dev"] == best)
 
-    def test_it_says_again_what_it_said(self, fine: FineTuned, table: Path) -> None:
-        from pretune.runs.finetune.config import Wanted
+    def test_it_says_again_what_it_said(self, fine: FinetunedRun, table: Path) -> None:
+        from pretune.runs.finetune.config import TaskConfig
         from pretune.runs.finetune.task_data import open_task
 
-        parts = open_task(Wanted(train=str(table))).parts
+        parts = open_task(TaskConfig(train=str(table))).parts
         said = {line["id"]: line["label"] for line in lines(fine.path) if line["split"] == "test"}
-        again = FineTuned.open(fine.path).predict([example.text for example in parts.test])
+        again = FinetunedRun.open(fine.path).predict([example.text for example in parts.test])
         assert [said[example.id] for example in parts.test] == [one["label"] for one in again]
         right = {line["id"]: (line["gold"], line["input"]) for line in lines(fine.path) if line["split"] == "test"}
         assert right == {one.id: (("bad", "good")[int(one.label or 0)], one.text) for one in parts.test}
         assert all(abs(sum(one["probabilities"].values()) - 1) < 1e-3 for one in again)
 
-    def test_pt_load_gives_the_model(self, fine: FineTuned) -> None:
+    def test_pt_load_gives_the_model(self, fine: FinetunedRun) -> None:
         model = pt.load(fine)
-        assert isinstance(model, Adapted) and model.spec.labels == ("bad", "good")  # type: ignore[attr-defined]
+        assert isinstance(model, ModelWithHead) and model.spec.labels == ("bad", "good")  # type: ignore[attr-defined]
 
-    def test_its_settings_repeat_it(self, fine: FineTuned, tmp_path: Path) -> None:
+    def test_its_settings_repeat_it(self, fine: FinetunedRun, tmp_path: Path) -> None:
         again = finetune(settings=fine.path / "run.json", out=tmp_path / "again", baselines="none")
         assert again.scores["result"]["each"] == fine.scores["result"]["each"]
         same = (again.path / "model.safetensors").read_bytes() == (fine.path / "model.safetensors").read_bytes()
         assert same
 
-    def test_a_place_that_is_taken_is_refused(self, fine: FineTuned) -> None:
+    def test_a_place_that_is_taken_is_refused(self, fine: FinetunedRun) -> None:
         with pytest.raises(UsageError, match=re.escape(str(fine.path))):
-            vacant(fine.path)
+            check_no_finetune_run(fine.path)
 
-    def test_a_fine_tuned_run_is_a_base(self, fine: FineTuned, tmp_path: Path) -> None:
+    def test_a_fine_tuned_run_is_a_base(self, fine: FinetunedRun, tmp_path: Path) -> None:
         """STILTs: the body goes on, with a new head."""
         other = tasked.scores(tmp_path / "scores.tsv", 60)
         found = finetune(fine, train=other, text="one", pair="two", label="score", out=tmp_path / "run", steps=3)
@@ -104,7 +111,7 @@ class TestOne:
 
 
 @pytest.fixture(scope="module")
-def grid(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> FineTuned:
+def grid(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> FinetunedRun:
     return finetune(
         base, train=table, out=tmp_path_factory.mktemp("grid") / "run", method="lora", lr=[1e-5, 1e-2],
         seeds=2, labels=[20, None], steps=6, baselines="majority", changes=QUICK,
@@ -114,33 +121,33 @@ def grid(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> F
 class TestMany:
     """Rates, seeds, labels."""
 
-    def test_the_rate_is_chosen_on_dev(self, grid: FineTuned) -> None:
+    def test_the_rate_is_chosen_on_dev(self, grid: FinetunedRun) -> None:
         rates = {point["lr"]: point["dev"] for point in grid.scores["rates"]}
         assert set(rates) == {1e-5, 1e-2}
         assert grid.scores["model"]["lr"] == max(rates, key=lambda rate: rates[rate])
 
-    def test_seeds_have_a_mean_and_an_interval(self, grid: FineTuned) -> None:
+    def test_seeds_have_a_mean_and_an_interval(self, grid: FinetunedRun) -> None:
         found = grid.scores["result"]
         assert found["seeds"] == [0, 1] and found["score"] == pytest.approx(sum(found["each"]) / 2)
         assert found["low"] <= found["score"] <= found["high"]
 
-    def test_the_curve_has_each_number_of_labels(self, grid: FineTuned) -> None:
+    def test_the_curve_has_each_number_of_labels(self, grid: FinetunedRun) -> None:
         curve = grid.scores["curve"]
         assert [point["labels"] for point in curve] == [20, 96]
         assert all(set(point["baselines"]) == {"majority"} for point in curve)
         assert (grid.path / "curve.png").read_bytes()[:4] == b"\x89PNG" and (grid.path / "curve.svg").is_file()
 
-    def test_trials_are_kept_without_their_checkpoints(self, grid: FineTuned) -> None:
+    def test_trials_are_kept_without_their_checkpoints(self, grid: FinetunedRun) -> None:
         trials = sorted(path.name for path in (grid.path / "trials").iterdir())
         assert len(trials) == 5 and trials[0].startswith("labels-20-lr-")
         assert not any((grid.path / "trials" / name / "checkpoints").exists() for name in trials)
 
-    def test_an_adapter_is_small_and_loads_with_its_head(self, grid: FineTuned, base: Path) -> None:
+    def test_an_adapter_is_small_and_loads_with_its_head(self, grid: FinetunedRun, base: Path) -> None:
         small = sum(path.stat().st_size for path in grid.path.glob("*.safetensors"))
         assert small < (base / "model.safetensors").stat().st_size
-        assert isinstance(pt.load(grid), Adapted)
+        assert isinstance(pt.load(grid), ModelWithHead)
 
-    def test_of_a_finished_run_nothing_is_left_to_resume(self, grid: FineTuned) -> None:
+    def test_of_a_finished_run_nothing_is_left_to_resume(self, grid: FinetunedRun) -> None:
         before = (grid.path / "scores.json").read_bytes()
         assert finetune(out=grid.path, resume=True).scores == grid.scores
         assert (grid.path / "scores.json").read_bytes() == before
@@ -165,7 +172,7 @@ class TestWays:
         assert (model["trained"] < model["parameters"]) is (method not in ("gradual", "ulmfit", "random"))
         said = {line["id"]: line for line in lines(found.path) if line["split"] == "test"}
         text = "the lovely sea."
-        assert FineTuned.open(found.path).predict([text]) == found.predict([text]) and len(said) == 12
+        assert FinetunedRun.open(found.path).predict([text]) == found.predict([text]) and len(said) == 12
 
     @pytest.mark.parametrize(
         ("method", "moved", "still"),
@@ -182,10 +189,15 @@ class TestWays:
             base, train=table, out=tmp_path / "run", method=method, steps=4, lr=1e-2, baselines="none", changes=QUICK
         )
         now = dict(pt.load(found).model.named_parameters())
-        begun = begin(choose(settings=found.path), trained_on("sst2"), Ranks(torch.device("cpu")), epoch=1)
+        begun = build_adapted_model(
+            build_finetune_config(settings=found.path),
+            find_trainable_task("sst2"),
+            Ranks(torch.device("cpu")),
+            steps_per_epoch=1,
+        )
         was = dict(begun.model.model.named_parameters())
         assert not torch.equal(now[moved], was[moved]) and (still is None or torch.equal(now[still], was[still]))
-        assert FineTuned.open(found.path).predict(["the sea"]) == found.predict(["the sea"])
+        assert FinetunedRun.open(found.path).predict(["the sea"]) == found.predict(["the sea"])
 
     def test_a_probe_reads_what_the_frozen_model_knows(self, base: Path, table: Path, tmp_path: Path) -> None:
         found = finetune(base, train=table, out=tmp_path / "run", method="frozen", steps=1, baselines="probe")
@@ -194,18 +206,20 @@ class TestWays:
     def test_a_probe_reads_the_same_whatever_the_method(
         self, base: Path, table: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        opened, seen, read = open_task(Wanted(train=str(table))), [], linear_probe._features
-        monkeypatch.setattr(linear_probe, "_features", lambda *given: seen.append(read(*given)) or seen[-1])
+        opened, seen, read = open_task(TaskConfig(train=str(table))), [], linear_probe._compute_features
+        monkeypatch.setattr(linear_probe, "_compute_features", lambda *given: seen.append(read(*given)) or seen[-1])
         some = opened.parts.train[:20]
         for method in ("full", "prompt"):
-            linear_probe.probe(choose(base, train=table, method=method), opened.task, some, some, torch.device("cpu"))
+            linear_probe.predict_with_probe(
+                build_finetune_config(base, train=table, method=method), opened.task, some, some, torch.device("cpu")
+            )
         assert (seen[0] == seen[2]).all()
 
     def test_random_weights_are_not_those_of_the_base(self, base: Path) -> None:
-        from pretune.runs.finetune.adapted_model import base_model
-        from pretune.runs.finetune.config import Base
+        from pretune.runs.finetune.adapted_model import load_base_model
+        from pretune.runs.finetune.config import BaseConfig
 
-        kept, fresh = (base_model(Base(path=str(base), weights=w), seed=5) for w in ("pretrained", "random"))  # type: ignore[arg-type]
+        kept, fresh = (load_base_model(BaseConfig(path=str(base), weights=w), seed=5) for w in ("pretrained", "random"))  # type: ignore[arg-type]
         assert not torch.equal(kept.tokens.weight, fresh.tokens.weight)
 
     def test_forgetting_is_measured(self, table: Path, tmp_path: Path) -> None:
@@ -228,43 +242,48 @@ class TestWishes:
     """From words to settings."""
 
     def test_names_of_methods(self, base: Path) -> None:
-        found = choose(base, task="sst2", method="ulmfit")
+        found = build_finetune_config(base, task="sst2", method="ulmfit")
         assert found.tune.decay == pytest.approx(1 / 2.6) and type(found.train.schedule).__name__ == "Slanted"
-        both = choose(base, task="sst2", method="lora+gradual", changes={"method.rank": "2"})
+        both = build_finetune_config(base, task="sst2", method="lora+gradual", changes={"method.rank": "2"})
         assert type(both.method).__name__ == "Lora" and both.method.rank == 2  # type: ignore[union-attr]
         assert type(both.tune.trained).__name__ == "Gradual"
 
     def test_mixed_layers_are_frozen_unless_something_trains_them(self, base: Path) -> None:
-        kinds = {name: choose(base, task="sst2", method=name) for name in ("mix", "mix+lora", "mix+last", "mix+full")}
+        kinds = {
+            name: build_finetune_config(base, task="sst2", method=name)
+            for name in ("mix", "mix+lora", "mix+last", "mix+full")
+        }
         assert [type(one.method).__name__ for one in kinds.values()] == ["Frozen", "Lora", "Full", "Full"]
         assert all(one.tune.mix is not None for one in kinds.values())
         assert kinds["mix"].train.lr == kinds["mix+lora"].train.lr == 1e-3
-        assert kinds["mix+full"].train.lr == choose(base, task="sst2").train.lr
+        assert kinds["mix+full"].train.lr == build_finetune_config(base, task="sst2").train.lr
 
     def test_narrow_bodies_learn_faster(self, base: Path) -> None:
-        spec = spec_of(base)
-        rates = [usual_rate("full", replace(spec, width=width)) for width in (1024, 768, 384, 128)]
+        spec = read_base_spec(base)
+        rates = [compute_default_rate("full", replace(spec, width=width)) for width in (1024, 768, 384, 128)]
         assert rates == pytest.approx([3e-5, 3e-5, 8.49e-5, 4.41e-4], rel=1e-2)
-        assert choose(base, task="sst2").train.lr == 5e-4  # 32 wide
-        assert choose(base, task="sst2", method="lora").train.lr == usual_rate("lora", replace(spec, width=768))
+        assert build_finetune_config(base, task="sst2").train.lr == 5e-4  # 32 wide
+        assert build_finetune_config(base, task="sst2", method="lora").train.lr == compute_default_rate(
+            "lora", replace(spec, width=768)
+        )
 
     def test_a_new_head_on_a_frozen_model_learns_fast(self, base: Path) -> None:
-        assert choose(base, task="sst2", method="last").train.lr == LAST_RATE
-        assert choose(base, task="sst2", method="last", lr=1e-4).train.lr == 1e-4
-        assert choose(base, task="sst2", method="ulmfit").train.lr == 3e-3
-        lora = choose(base, task="sst2", method="lora").train.lr
-        assert choose(base, task="sst2", method="lora+last").train.lr == lora
+        assert build_finetune_config(base, task="sst2", method="last").train.lr == LAST_RATE
+        assert build_finetune_config(base, task="sst2", method="last", lr=1e-4).train.lr == 1e-4
+        assert build_finetune_config(base, task="sst2", method="ulmfit").train.lr == 3e-3
+        lora = build_finetune_config(base, task="sst2", method="lora").train.lr
+        assert build_finetune_config(base, task="sst2", method="lora+last").train.lr == lora
 
     def test_new_weights_and_upper_halves_learn_faster(self, base: Path) -> None:
-        spec = replace(spec_of(base), width=384)
-        whole = usual_rate("full", spec)
+        spec = replace(read_base_spec(base), width=384)
+        whole = compute_default_rate("full", spec)
         for name, times in (("first", 2), ("random", 3), ("first+random", 3)):
-            assert named(name, spec)[1]["train.lr"] == pytest.approx(times * whole, rel=1e-2)
-        assert "train.lr" not in named("lora+first", spec)[1]
+            assert parse_method(name, spec)[1]["train.lr"] == pytest.approx(times * whole, rel=1e-2)
+        assert "train.lr" not in parse_method("lora+first", spec)[1]
 
     def test_a_tree_is_read_as_it_was_written(self, base: Path) -> None:
-        found = choose(base, task="sst2", method="adapter", epochs=2)
-        assert Tuning.of(json.loads(json.dumps(found.plain()))) == found
+        found = build_finetune_config(base, task="sst2", method="adapter", epochs=2)
+        assert FinetuneConfig.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
     @pytest.mark.parametrize(
         ("wish", "value"),
@@ -282,16 +301,16 @@ class TestWishes:
     )
     def test_what_cannot_be_is_refused(self, base: Path, wish: dict[str, Any], value: str) -> None:
         with pytest.raises(UsageError, match=value):
-            choose(base, task="sst2", **wish)
+            build_finetune_config(base, task="sst2", **wish)
 
     def test_a_task_is_needed(self, base: Path) -> None:
         with pytest.raises(UsageError, match=r"--task.*--train"):
-            choose(base)
+            build_finetune_config(base)
 
     def test_numbers_of_labels(self) -> None:
-        assert label_counts("50,all") == (50, None)
+        assert parse_label_counts("50,all") == (50, None)
         with pytest.raises(UsageError, match="--labels 'many'"):
-            label_counts("many")
+            parse_label_counts("many")
 
 
 class TestRefused:
@@ -307,13 +326,13 @@ class TestRefused:
     )
     def test_tasks(self, base: Path, tmp_path: Path, wish: dict[str, Any], error: type[Exception], told: str) -> None:
         if wish["task"] == "xsum":
-            from pretune.runs.finetune.adapted_model import base_model, head_for
-            from pretune.runs.finetune.config import Base, Tune
+            from pretune.runs.finetune.adapted_model import build_task_head, load_base_model
+            from pretune.runs.finetune.config import AdaptationConfig, BaseConfig
             from pretune.tasks import TASKS
 
-            body = base_model(Base(path=str(base)), seed=0)
+            body = load_base_model(BaseConfig(path=str(base)), seed=0)
             with pytest.raises(error, match=told):
-                head_for(TASKS.get("xsum"), body.spec, body.tokenizer, Tune())
+                build_task_head(TASKS.get("xsum"), body.spec, body.tokenizer, AdaptationConfig())
             return
         with pytest.raises(error, match=told):
             finetune(base, out=tmp_path / "run", **wish)
@@ -326,11 +345,11 @@ class TestRefused:
         kept["base"] |= {"path": str(other), "relative": str(other)}
         (tmp_path / "run/adapter.json").write_text(json.dumps(kept))
         with pytest.raises(CheckpointError, match=r"adapter\.json.*\b32\b.*\b48\b"):
-            FineTuned.open(tmp_path / "run").predict(["the sea"])
+            FinetunedRun.open(tmp_path / "run").predict(["the sea"])
 
     def test_what_is_no_run(self, base: Path) -> None:
         with pytest.raises(CheckpointError, match=r"task\.json"):
-            FineTuned.open(base)
+            FinetunedRun.open(base)
 
     def test_more_labels_than_there_are(self, base: Path, table: Path, tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"\b5000\b.*\b96\b"):

@@ -9,25 +9,25 @@ from typing import Any
 import pytest
 
 import pretune as pt
-from pretune.adaptation.adapted import Adapted
+from pretune.adaptation.adapted import ModelWithHead
 from pretune.adaptation.heads.generation import Generation
 from pretune.adaptation.heads.multi_task import Several
 from pretune.core.errors import DataError, UsageError
-from pretune.evaluation.baselines.run import beside, names_of
-from pretune.evaluation.similarity import cosines
+from pretune.evaluation.baselines.run import parse_baselines, run_baselines
+from pretune.evaluation.similarity import compute_cosines
 from pretune.metrics.correlation import spearman
 from pretune.models.catalog import resolve
-from pretune.runs.finetune.adapted_model import head_for
-from pretune.runs.finetune.config import Tune, Wanted
-from pretune.runs.finetune.finetuned_run import FineTuned, evaluate_run
-from pretune.runs.finetune.inputs import example_of
-from pretune.runs.finetune.results import result
-from pretune.runs.finetune.saved_task import Kept
+from pretune.runs.finetune.adapted_model import build_head
+from pretune.runs.finetune.config import AdaptationConfig, TaskConfig
+from pretune.runs.finetune.finetuned_run import FinetunedRun, evaluate_run
+from pretune.runs.finetune.inputs import build_example
+from pretune.runs.finetune.results import compute_result
+from pretune.runs.finetune.saved_task import SavedTask
 from pretune.runs.finetune.sweep import finetune
-from pretune.runs.finetune.task_data import Opened, open_task, owned, trained_on
+from pretune.runs.finetune.task_data import TaskData, find_trainable_task, index_by_member, open_task
 from pretune.tasks.decode import score
 from pretune.tasks.example import Example
-from pretune.tasks.loading import Parts
+from pretune.tasks.loading import TaskSplits
 from pretune.tasks.task import Task
 from tests.runs import tasked
 
@@ -77,7 +77,7 @@ def test_passages_some_of_which_have_no_answer(tmp_path: Path, family: str) -> N
     base = tasked.make_base(tmp_path, family, **more)
     changes = {**QUICK, "data.new_tokens": 4, "data.stride": 8}
     run = finetune(base, task="squad2", data=tmp_path, out=tmp_path / "run", steps=3, changes=changes)
-    assert (run.kept.threshold is None) == (family == "t5-small")
+    assert (run.saved_task.threshold is None) == (family == "t5-small")
     assert [row["name"] for row in run.scores["baselines"]] == ["first_words", "near_words"]
     assert run.predict([{"question": "what is old?", "context": "the old sea"}])[0]["text"] is not None
 
@@ -101,7 +101,7 @@ def test_scored_pairs_have_the_cosine_of_the_base_as_a_baseline(tmp_path: Path) 
     judged = [json.loads(line) for line in (run.path / "predictions.jsonl").read_text().splitlines()]
     split = run.scores["result"]["split"]
     texts = [(one["input"], one["pair"], one["gold"]) for one in judged if one["split"] == split]
-    found = cosines(base, [(one, other) for one, other, _ in texts])
+    found = compute_cosines(base, [(one, other) for one, other, _ in texts])
     assert simple["cosine"]["scores"]["spearman"] == pytest.approx(spearman([gold for *_, gold in texts], found))
     random_base = finetune(base, out=tmp_path / "random", method="random", **wish)
     assert "cosine" in random_base.scores["not_run"]
@@ -118,7 +118,7 @@ def test_several_tasks_at_once_in_words(tmp_path: Path) -> None:
     assert simple["majority"]["cola"] == 0 and simple["majority"]["sst2"] == 0.5
     assert simple["majority"]["average"] == 0.25
     assert "text" in run.predict(["sst2 sentence: the lovely sea."])[0]
-    assert "text" in run.on("sst2").predict(["the lovely sea."])[0]
+    assert "text" in run.select_task("sst2").predict(["the lovely sea."])[0]
     assert set(evaluate_run(run, task="cola", data=tmp_path)["scores"]) == {"matthews"}
     with pytest.raises(UsageError, match="'cola,sst2'"):
         evaluate_run(run, data=tmp_path)
@@ -150,13 +150,13 @@ def test_several_tasks_at_once_with_a_head_each(tmp_path: Path, method: str) -> 
         baselines="none", changes=changes,
     )  # fmt: skip
     model = pt.load(run)
-    assert isinstance(model, Adapted) and isinstance(model.spec, Several) and len(model.spec.heads) == 2
+    assert isinstance(model, ModelWithHead) and isinstance(model.spec, Several) and len(model.spec.heads) == 2
     found = run.scores["result"]["scores"]["sst2"]
     assert method != "full" or found == 1.0  # which is there to be learnt; the other is not
     assert evaluate_run(run, task="sst2", data=tmp_path)["scores"]["accuracy"] == found
     said = [json.loads(line) for line in (run.path / "predictions.jsonl").read_text().splitlines()]
     assert {(one["task"], one["gold"]) for one in said} >= {("cola", "acceptable"), ("sst2", "negative")}
-    again = FineTuned.open(run).on("sst2").predict([one["input"] for one in said if one["task"] == "sst2"])
+    again = FinetunedRun.open(run).select_task("sst2").predict([one["input"] for one in said if one["task"] == "sst2"])
     assert [one["label"] for one in again] == [one["label"] for one in said if one["task"] == "sst2"]
     with pytest.raises(UsageError, match=r"cola, sst2.*--task"):
         run.predict(["the lovely sea."])
@@ -167,27 +167,27 @@ def test_several_tasks_at_once_with_a_head_each(tmp_path: Path, method: str) -> 
 def test_at_most_so_many_of_each(tmp_path: Path) -> None:
     """A large task is cut, a small one is whole; of a task alone it is the same."""
     two_tasks(tmp_path, (20, 100))
-    wanted = Wanted(name="cola,sst2", data=str(tmp_path), each=30)
+    wanted = TaskConfig(name="cola,sst2", data=str(tmp_path), each=30)
     opened = open_task(wanted)
-    assert [len(mine) for mine in owned(opened, opened.parts.train)] == [20, 30]
+    assert [len(mine) for mine in index_by_member(opened, opened.parts.train)] == [20, 30]
     assert any(note.startswith("sst2: 30 of 100") for note in opened.parts.notes)
-    assert open_task(Wanted(name="sst2", data=str(tmp_path))).limited(30, 0) == opened.members[1].parts.train
+    assert open_task(TaskConfig(name="sst2", data=str(tmp_path))).select_train(30, 0) == opened.members[1].parts.train
     assert len(open_task(replace(wanted, name="sst2")).parts.train) == 30
     with pytest.raises(UsageError, match=r"task\.each 0"):
         replace(wanted, each=0)
 
 
 def test_who_writes_and_who_has_heads() -> None:
-    both, tagged = trained_on("cola,sst2"), trained_on("cola,conll2003")
+    both, tagged = find_trainable_task("cola,sst2"), find_trainable_task("cola,conll2003")
     encoder, writer = resolve("bert-tiny", {}), resolve("t5-small", {})
-    assert isinstance(head_for(both, writer, None, Tune()), Generation)
-    assert isinstance(head_for(both, encoder, None, Tune()), Several)
-    assert isinstance(head_for(both, writer, None, Tune(text=False)), Several)
-    assert isinstance(head_for(tagged, writer, None, Tune()), Several)  # tags are not written
+    assert isinstance(build_head(both, writer, None, AdaptationConfig()), Generation)
+    assert isinstance(build_head(both, encoder, None, AdaptationConfig()), Several)
+    assert isinstance(build_head(both, writer, None, AdaptationConfig(text=False)), Several)
+    assert isinstance(build_head(tagged, writer, None, AdaptationConfig()), Several)  # tags are not written
     with pytest.raises(UsageError, match="'conll2003'"):
-        head_for(tagged, writer, None, Tune(text=True))
+        build_head(tagged, writer, None, AdaptationConfig(text=True))
     with pytest.raises(UsageError, match=r"'generation'.*'encoder'"):
-        head_for(trained_on("cola,xsum"), encoder, None, Tune())
+        build_head(find_trainable_task("cola,xsum"), encoder, None, AdaptationConfig())
 
 
 KEPT = {"name": "own", "max_length": 32, "stride": 8}
@@ -206,14 +206,14 @@ KEPT = {"name": "own", "max_length": 32, "stride": 8}
 )
 def test_an_input_that_is_not_enough_is_refused(kind: Any, given: Any, value: str) -> None:
     with pytest.raises(DataError, match=f"input 3.*{value}"):
-        example_of(given, Kept(kind_of=kind, **KEPT), "input 3")  # type: ignore[arg-type]
+        build_example(given, SavedTask(kind_of=kind, **KEPT), "input 3")  # type: ignore[arg-type]
 
 
 def test_inputs_in_the_fields_that_people_use() -> None:
-    kept = Kept(kind_of="pair", **KEPT)  # type: ignore[arg-type]
+    kept = SavedTask(kind_of="pair", **KEPT)  # type: ignore[arg-type]
     wanted = ("a", "b")
     for given in (("a", "b"), {"premise": "a", "hypothesis": "b"}, {"text": "a", "pair": "b"}):
-        found = example_of(given, kept, "")
+        found = build_example(given, kept, "")
         assert (found.text, found.pair) == wanted
 
 
@@ -221,9 +221,9 @@ def test_inputs_in_the_fields_that_people_use() -> None:
 def test_an_interval_ends_where_its_metric_does(metric: str, low: float) -> None:
     task = Task(name="own", kind="classification", metrics=(metric,), splits={}, labels=("a", "b"))
     some = [Example(text="x", label=0)]
-    opened = Opened(task=task, parts=Parts(train=some, dev=some, test=some))
+    opened = TaskData(task=task, parts=TaskSplits(train=some, dev=some, test=some))
     trials = [{"seed": i, "scores": {split: {metric: float(i)} for split in ("dev", "test")}} for i in range(2)]
-    found = result(opened, trials)
+    found = compute_result(opened, trials)
     assert (found["low"], found["score"], found["high"]) == (low, 0.5, 1.0)
 
 
@@ -235,7 +235,9 @@ class TestBeside:
 
     def test_scores(self) -> None:
         some = [Example(text=f"{'sea ' * (i % 4)}wind", label=float(i % 4)) for i in range(40)]
-        rows, absent = beside(self.task("regression", "pearson_spearman"), some, some, ("majority", "svm", "vectors"))
+        rows, absent = run_baselines(
+            self.task("regression", "pearson_spearman"), some, some, ("majority", "svm", "vectors")
+        )
         assert [row.name for row in rows] == ["mean", "ridge", "ridge_vectors"]
         assert "pairs" in absent["cosine"]
         assert {one.value for one in rows[0].predictions} == {1.5}
@@ -245,12 +247,12 @@ class TestBeside:
         assert "bilstm" in absent and "random" in absent
 
     def test_they_may_be_asked_for_by_their_own_names(self) -> None:
-        assert names_of("mean,ridge,svm") == ("majority", "svm")
+        assert parse_baselines("mean,ridge,svm") == ("majority", "svm")
 
     def test_choices(self) -> None:
         some = [Example(text="a grey stone", choices=("the stone is grey", "rivers"), label=0) for _ in range(8)]
         task = self.task("choice", "accuracy")
-        rows, _ = beside(task, some, some, ("majority", "svm", "vectors"))
+        rows, _ = run_baselines(task, some, some, ("majority", "svm", "vectors"))
         assert [next(iter(score(task, some, row.predictions).values())) for row in rows] == [1.0, 1.0, 1.0]
 
     def test_tags_by_the_word_and_its_neighbours(self) -> None:
@@ -260,13 +262,13 @@ class TestBeside:
             Example(text="", words=("they", "saw", "it"), tags=("P", "V", "P")),
         ]
         task = self.task("tagging", "tag_accuracy", ("D", "N", "P", "V"))
-        rows, absent = beside(task, pair * 6, pair, ("majority", "svm"))
+        rows, absent = run_baselines(task, pair * 6, pair, ("majority", "svm"))
         found = [next(iter(score(task, pair, row.predictions).values())) for row in rows]
         assert found[0] < 1 and found[1] == 1.0 and "tagging" in absent["vectors"]
 
     def test_written_answers(self) -> None:
         some = [Example(text="one two three four", target="one two") for _ in range(4)]
-        rows, absent = beside(self.task("generation", "rouge"), some, some, ("majority", "svm"))
+        rows, absent = run_baselines(self.task("generation", "rouge"), some, some, ("majority", "svm"))
         assert rows[0].predictions[0].text == "one two" and "generation" in absent["svm"]
 
     def test_spans(self) -> None:
@@ -276,12 +278,12 @@ class TestBeside:
             Example(text="What is long?", pair=passage, answers=("The",), spans=((0, 3),)),
         ]
         task = self.task("span", "squad")
-        rows, absent = beside(task, some, some, ("majority", "svm", "vectors"))
+        rows, absent = run_baselines(task, some, some, ("majority", "svm", "vectors"))
         assert [one.text for one in rows[0].predictions] == ["The", "The"]
         assert rows[1].predictions[0].text in ("of", "Kiel") and "span" in absent["vectors"]
         assert all(one.text and one.text in passage for one in rows[1].predictions)
 
     def test_where_most_have_no_answer_none_is_given(self) -> None:
         some = [Example(text="who?", pair="it was Anna", answers=answers) for answers in ((), (), ("Anna",))]
-        rows, _ = beside(self.task("span", "squad2"), some, some, ("majority", "svm"))
+        rows, _ = run_baselines(self.task("span", "squad2"), some, some, ("majority", "svm"))
         assert [[one.text for one in row.predictions] for row in rows] == [["", "", ""], ["", "", ""]]

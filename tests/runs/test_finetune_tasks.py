@@ -17,7 +17,7 @@ FEW = {"task.most": 24, "task.labels": 24, "data.max_length": 48}
 
 
 def there(name: str) -> bool:
-    return bool(TASKS.get(name).available(DATA))
+    return bool(TASKS.get(name).find_available(DATA))
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,6 @@ def test_a_task_by_its_name(name: str, encoder: Path, writer: Path, tmp_path: Pa
     assert -1 <= result["score"] <= 1 and result["examples"] <= 24
     assert found.scores["metric"] == task.metrics[0]
     assert found.scores["baselines"] or task.kind == "span"
-    again = evaluate_run(found, data=DATA, split=None, most=24)  # what was divided is divided again
+    again = evaluate_run(found, data=DATA, split=None, max_examples=24)  # what was divided is divided again
     assert (again["split"], again["examples"]) == (result["split"], result["examples"])
     assert again["scores"] == pytest.approx(result["scores"])

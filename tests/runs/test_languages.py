@@ -9,7 +9,7 @@ import pretune as pt
 from pretune.data.mixing import Smoothed
 from pretune.data.prepare import prepare
 from pretune.models.families import FAMILIES
-from pretune.runs.defaults import resolve
+from pretune.runs.defaults import build_default_config
 from pretune.text.tokenizer import train
 from tests.data.texts import blocks, stories
 from tests.runs.small import FAST, shrunk
@@ -45,16 +45,16 @@ def alone(data: Path) -> Path:
     ],
 )
 def test_the_paper_s_exponent_is_the_default(data: Path, alone: Path, name: str, mixing: Smoothed | None) -> None:
-    assert resolve(name, data=data).data.mixing == mixing
-    assert resolve(name, data=alone).data.mixing is None
-    assert resolve(name, data=data, changes={"data.mixing": "null"}).data.mixing is None
+    assert build_default_config(name, data=data).data.mixing == mixing
+    assert build_default_config(name, data=alone).data.mixing is None
+    assert build_default_config(name, data=data, changes={"data.mixing": "null"}).data.mixing is None
 
 
 def test_every_size_s_training_can_be_had() -> None:
     for family in FAMILIES:
         entry = FAMILIES.get(family)
         for size in entry.sizes:
-            assert (entry.training_of(size) is None) == (entry.training is None)
+            assert (entry.get_training(size) is None) == (entry.training is None)
 
 
 def test_epochs_and_licences_stand_in_log_and_card(

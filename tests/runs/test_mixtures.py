@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from pretune.core.errors import CheckpointError
-from pretune.data.stream import Stream
+from pretune.data.stream import BatchStream
 from pretune.objectives.base import ModelShape
 from pretune.objectives.masked import Masked
 from pretune.objectives.mixture import Mixture, Part
 from pretune.objectives.prefix import Prefix
 from pretune.objectives.span_corruption import SpanCorruption
 from pretune.objectives.supervised import Supervised
-from pretune.runs.samples import Samples
-from pretune.runs.training_data import Reading, Source
+from pretune.runs.samples import SampleHook
+from pretune.runs.training_data import DataConfig, TrainingData
 from tests.runs.small import FAST, Prepared, make, shrunk
 from tests.runs.test_runs import run, same
 
@@ -23,14 +23,16 @@ T5 = Mixture(parts=(Part(objective=SpanCorruption()), Part(objective=Supervised(
 SMALL = {**shrunk("t5-small"), **FAST, "train.batch_tokens": 1024, "train.checkpoint_every": 3}
 
 
-def stream(data: Path, objective: Any, shape: ModelShape, samples: Any = "documents", **options: Any) -> Stream:
-    source = Source.open(Reading(path=str(data), max_length=64, samples=samples), objective, shape)
-    return source.stream("train", **{"length": 64, "tokens": 8192, "ranks": 1, "seed": 0, "fixed": False, **options})
+def stream(data: Path, objective: Any, shape: ModelShape, samples: Any = "documents", **options: Any) -> BatchStream:
+    source = TrainingData.open(DataConfig(path=str(data), max_length=64, samples=samples), objective, shape)
+    return source.build_stream(
+        "train", **{"length": 64, "tokens": 8192, "ranks": 1, "seed": 0, "fixed": False, **options}
+    )
 
 
-def filled(made: Stream) -> list[float]:
+def filled(made: BatchStream) -> list[float]:
     """The shares of real tokens on each side, in all batches but the last."""
-    batches = [made[step] for step in list(made.steps(0))[:-1]]
+    batches = [made[step] for step in list(made.get_steps(0))[:-1]]
     sides = [batches, [batch.source for batch in batches if batch.source is not None]]
     return [float(np.mean([(batch.sequence >= 0).float().mean() for batch in side])) for side in sides if side]
 
@@ -45,8 +47,8 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("objective", "shape"),
     [
-        (Mixture().alone(), "encoder-decoder"),
-        (Mixture().alone(), "decoder"),
+        (Mixture().keep_document_parts(), "encoder-decoder"),
+        (Mixture().keep_document_parts(), "decoder"),
         (Mixture(), "encoder-decoder"),
         (T5, "encoder-decoder"),
         (Prefix(), "encoder-decoder"),
@@ -76,7 +78,7 @@ def test_a_run_that_goes_on(workers: int, prepared: Prepared, tmp_path: Path, mo
     data = prepared("unigram", "sentinels")
     run(data, tmp_path / "a", **whole, changes=SMALL)
     with monkeypatch.context() as patch:
-        patch.setattr(Samples, "__call__", lambda self, loop, reports: 1 / (loop.state.step - 8))
+        patch.setattr(SampleHook, "__call__", lambda self, loop, reports: 1 / (loop.state.step - 8))
         with pytest.raises(ZeroDivisionError):
             run(data, tmp_path / "b", **whole, changes=changes)
     run(None, tmp_path / "b", None, resume=True)
@@ -87,11 +89,11 @@ def test_a_run_of_another_plan_is_refused(prepared: Prepared, tmp_path: Path, mo
     """One that was begun before plans knew what is drawn has read other samples; others go on as ever."""
     whole = {"name": "t5-small", "objective": "mixture", "steps": 6, "changes": SMALL}
     with monkeypatch.context() as patch:
-        patch.setattr(Stream, "method", None)
-        patch.setattr(Samples, "__call__", lambda self, loop, reports: 1 / (loop.state.step - 4))
+        patch.setattr(BatchStream, "packing_method", None)
+        patch.setattr(SampleHook, "__call__", lambda self, loop, reports: 1 / (loop.state.step - 4))
         with pytest.raises(ZeroDivisionError):
             run(prepared("unigram", "sentinels"), tmp_path / "r", **whole)
     with pytest.raises(CheckpointError, match="plan"):
         run(None, tmp_path / "r", None, resume=True)
-    plain = Source.open(Reading(path=str(prepared()), max_length=32), Masked(), "encoder")
-    assert plain.stream("train", length=32, tokens=512, ranks=1, seed=0, fixed=False).method is None
+    plain = TrainingData.open(DataConfig(path=str(prepared()), max_length=32), Masked(), "encoder")
+    assert plain.build_stream("train", length=32, tokens=512, ranks=1, seed=0, fixed=False).packing_method is None

@@ -23,7 +23,7 @@ STYLES = {"masked_seq2seq": ("wordpiece", "cls-sep"), "denoising": ("bpe", "s-ma
 """Tokenizers of objectives that need another one than the family's."""
 WHAT = {"translation": "pairs", "supervised": "pairs", "mixture": "both"}
 """What is read, where it is not plain documents."""
-PAIRS = [(name, shape) for name in OBJECTIVES.names() for shape in OBJECTIVES.get(name)().shapes]
+PAIRS = [(name, shape) for name in OBJECTIVES.list_names() for shape in OBJECTIVES.get(name)().shapes]
 
 
 @pytest.mark.parametrize(("name", "shape"), PAIRS)

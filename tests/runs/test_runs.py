@@ -11,17 +11,17 @@ import torch
 
 import pretune as pt
 from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
-from pretune.core.format import SPAN, TRAINING_TIME, clock
+from pretune.core.format import COST_SPAN, TRAINING_TIME, format_duration
 from pretune.data.prepare import prepare
 from pretune.reports import report
 from pretune.runs import pretrain_run
-from pretune.runs.data_phases import Course
-from pretune.runs.run_dir import Run
-from pretune.runs.samples import Samples
+from pretune.runs.data_phases import DataPhases
+from pretune.runs.run_dir import PretrainedRun
+from pretune.runs.samples import SampleHook
 from pretune.text.tokenizer import Tokenizer
 from pretune.training import validation as evaluation
-from pretune.training.checkpointing import Saver
-from pretune.training.checkpoints import Store
+from pretune.training.checkpointing import CheckpointHook
+from pretune.training.checkpoints import CheckpointManager
 from pretune.training.loop import Loop
 from pretune.training.metrics_log import read_metrics
 from tests.data.texts import blocks, stories
@@ -30,7 +30,7 @@ from tests.runs.small import FAST, Prepared, make, shrunk
 BERT = {**shrunk("bert-tiny"), **FAST, "data.short": None}
 
 
-def run(data: Path | None, out: Path, name: str | None = "bert-tiny", **wishes: Any) -> Run:
+def run(data: Path | None, out: Path, name: str | None = "bert-tiny", **wishes: Any) -> PretrainedRun:
     length = {"steps": 4} if not {"steps", "tokens", "epochs", "budget", "settings", "resume"} & {*wishes} else {}
     changes = {**(BERT if name == "bert-tiny" else {}), **wishes.pop("changes", {})}
     wishes = {"data": data, **length, **wishes}
@@ -68,9 +68,9 @@ class Clockwork:
         begun = time.monotonic()
         monkeypatch.setattr(time, "monotonic", lambda: begun + self.spent)
         monkeypatch.setattr(time, "process_time", lambda: self.spent)
-        self.takes(pretrain_run.Session, "_ahead", 10.0)
+        self.takes(pretrain_run.PretrainRun, "_ahead", 10.0)
         self.takes(evaluation, "evaluate", 4.0)
-        self.takes(Store, "save", 2.0)
+        self.takes(CheckpointManager, "save", 2.0)
         self.takes(Loop, "_gradients", 0.8)
         self.takes(pretrain_run, "finish", 3.0)
 
@@ -150,7 +150,9 @@ class TestLengths:
         for step in (3, 4):
             out = tmp_path / str(step)
             with monkeypatch.context() as patch:
-                patch.setattr(Saver, "__call__", lambda self, loop, reports, at=step: 1 / (loop.state.step - at))
+                patch.setattr(
+                    CheckpointHook, "__call__", lambda self, loop, reports, at=step: 1 / (loop.state.step - at)
+                )
                 with pytest.raises(ZeroDivisionError):
                     run(data, out, objective="masked", steps=6, changes=changes)
             run(None, out, None, resume=True)
@@ -171,7 +173,7 @@ class TestLengths:
         assert rates == [line["rate"] for line in read_metrics(tmp_path / "b") if "rate" in line]
         with monkeypatch.context() as patch:
             patch.setattr(
-                Samples, "__call__", lambda self, loop, reports: 1 / (loop.state.step - 7)
+                SampleHook, "__call__", lambda self, loop, reports: 1 / (loop.state.step - 7)
             )  # a bug, at a step
             with pytest.raises(ZeroDivisionError):
                 run(None, tmp_path / "c", None, settings=tmp_path / "a", changes={"train.checkpoint_every": 5})
@@ -198,16 +200,16 @@ class TestLengths:
         assert "--budget" not in capsys.readouterr().err
 
     def test_a_clock_asked_for_anew_is_not_repeated(self, data: Path, tmp_path: Path) -> None:
-        from pretune.runs.build_config import choose
-        from pretune.runs.clock_history import history
+        from pretune.runs.build_config import build_pretrain_config
+        from pretune.runs.clock_history import load_clock_history
 
-        settings = choose("bert-tiny", data=data, budget="2s", device="cpu")
-        (tmp_path / "run.json").write_text(json.dumps(settings.plain()))
+        settings = build_pretrain_config("bert-tiny", data=data, budget="2s", device="cpu")
+        (tmp_path / "run.json").write_text(json.dumps(settings.to_dict()))
         for found in (
-            history(settings, None),
-            history(settings, tmp_path, budget="2s"),
-            history(settings, tmp_path / "run.json"),  # it is not finished
-            history(settings.changed({"train.budget": 3.0}), tmp_path),
+            load_clock_history(settings, None),
+            load_clock_history(settings, tmp_path, budget="2s"),
+            load_clock_history(settings, tmp_path / "run.json"),  # it is not finished
+            load_clock_history(settings.replace({"train.budget": 3.0}), tmp_path),
         ):
             assert not found.planned
 
@@ -354,18 +356,18 @@ class TestWhatIsWritten:
     def test_evaluation_is_exact(self, data: Path, tmp_path: Path) -> None:
         """The held-out loss is that of the objective over the held-out batches, computed here anew."""
         from pretune.objectives.masked import Masked
-        from pretune.runs.defaults import read_run
-        from pretune.runs.training_data import Source
+        from pretune.runs.defaults import read_run_config
+        from pretune.runs.training_data import TrainingData
 
         found = run(
             data, tmp_path / "a", objective="masked", changes={"train.eval_tokens": 10**6, "objective.rate": 0.4}
         )
-        settings = read_run(tmp_path / "a")
-        source = Source.open(settings.data, settings.objective, "encoder")
-        stream = source.stream("valid", length=32, tokens=256, ranks=1, seed=9, fixed=False)
+        settings = read_run_config(tmp_path / "a")
+        source = TrainingData.open(settings.data, settings.objective, "encoder")
+        stream = source.build_stream("valid", length=32, tokens=256, ranks=1, seed=9, fixed=False)
         model, total, count, right = pt.load(tmp_path / "a").eval(), 0.0, 0, 0
         with torch.no_grad():
-            for step in stream.steps(0):
+            for step in stream.get_steps(0):
                 loss = Masked().loss(model, batch := stream.batch(step))
                 total, count = total + float(loss.sum), count + int(loss.count)
                 logits = model(batch).logits
@@ -388,13 +390,13 @@ class TestWhatIsWritten:
         self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The time of the loop, which energy and price are of; that of the whole command is another number."""
-        begun, real = time.monotonic(), Course.open
+        begun, real = time.monotonic(), DataPhases.open
 
-        def slow(*given: Any) -> Course:
+        def slow(*given: Any) -> DataPhases:
             time.sleep(1.2)
             return real(*given)
 
-        monkeypatch.setattr(Course, "open", slow)
+        monkeypatch.setattr(DataPhases, "open", slow)
         found = run(data, tmp_path / "a", begun=begun)
         cost = json.loads((tmp_path / "a/cost.json").read_text())
         assert found.summary["seconds"] == cost["run"]["seconds"] == cost["seconds"]
@@ -402,11 +404,11 @@ class TestWhatIsWritten:
         shown = capsys.readouterr().err
         (terminal,) = [line.split()[-1] for line in shown.splitlines() if line.split()[:-1] == TRAINING_TIME.split()]
         card = (tmp_path / "a/README.md").read_text()
-        assert terminal == clock(cost["seconds"]) and f"| {TRAINING_TIME} | {terminal} |" in card
+        assert terminal == format_duration(cost["seconds"]) and f"| {TRAINING_TIME} | {terminal} |" in card
         page = report([tmp_path / "a"], tmp_path / "report.html").read_text()
         assert terminal in page and TRAINING_TIME in page
         for text in (shown, card, page):
-            assert SPAN in text
+            assert COST_SPAN in text
 
     @pytest.mark.parametrize(
         ("name", "kind", "style"),

@@ -9,15 +9,15 @@ import torch
 
 import pretune as pt
 from pretune.core.errors import UsageError
-from pretune.data.batch_shape import Shape
+from pretune.data.batch_shape import BatchShape
 from pretune.reports import report
-from pretune.reports.facts import SPLITS, sample_source
+from pretune.reports.facts import SPLITS, describe_sample_source
 from pretune.runs import sample_text, samples
-from pretune.runs.samples import LOOKS, TEXTS, NowAndThen, looks, price
-from pretune.training.checkpointing import Saver
+from pretune.runs.samples import SAMPLE_SHARES, SAMPLE_TEXTS, ProgressTrigger, count_samples, estimate_sample_cost
+from pretune.training.checkpointing import CheckpointHook
 from pretune.training.distributed import Ranks
 from pretune.training.metrics_log import read_metrics
-from pretune.training.train_state import State
+from pretune.training.train_state import TrainState
 from tests.runs.small import FAST, Prepared, shrunk
 from tests.runs.test_runs import run, same
 
@@ -31,45 +31,49 @@ def told(where: Path) -> list[tuple[int, str]]:
 
 
 def seen(due: Any, steps: Sequence[int]) -> list[int]:
-    return [step for step in steps if due(State(step=step))]
+    return [step for step in steps if due(TrainState(step=step))]
 
 
 class TestWhen:
     def test_a_few_times_in_a_run(self) -> None:
-        due = NowAndThen(lambda state: state.step / 1000, 0.25, steps=1000)
+        due = ProgressTrigger(lambda state: state.step / 1000, 0.25, steps=1000)
         assert seen(due, range(1, 1001)) == [1, 100, 200, 400, 700, 1000]
 
     @pytest.mark.parametrize("at", [0, 1, 99, 100, 350, 999])
     def test_a_run_that_goes_on_is_looked_at_where_it_would_have_been(self, at: int) -> None:
-        due = NowAndThen(lambda state: state.step / 1000, 0.25, steps=1000, before=at / 1000)
+        due = ProgressTrigger(lambda state: state.step / 1000, 0.25, steps=1000, last_progress=at / 1000)
         assert seen(due, range(at + 1, 1001)) == [one for one in (1, 100, 200, 400, 700, 1000) if one > at]
 
     def test_short_runs_less_often(self) -> None:
         for steps, found in ((2, []), (8, [8]), (50, [1, 50]), (100, [1, 10, 40, 100])):
-            due = NowAndThen(lambda state, steps=steps: state.step / steps, 0.25, steps=steps)  # type: ignore[misc]
+            due = ProgressTrigger(lambda state, steps=steps: state.step / steps, 0.25, steps=steps)  # type: ignore[misc]
             assert seen(due, range(1, steps + 1)) == found
 
     @pytest.mark.parametrize("cost", [0.01, 0.25, 3.0])
     @pytest.mark.parametrize("steps", [1, 30, 100, 1000, 10**6])
     def test_it_costs_a_hundredth(self, steps: int, cost: float) -> None:
-        count = looks(steps, cost)
+        count = count_samples(steps, cost)
         assert count * cost <= 0.01 * steps or (count == 1 and cost <= 0.05 * steps)
-        assert count == len(LOOKS) or (count + 1) * cost > 0.01 * steps
+        assert count == len(SAMPLE_SHARES) or (count + 1) * cost > 0.01 * steps
 
     def test_against_the_clock(self) -> None:
         """Progress stands still while it is compiled; how many steps it will be is seen from those that were taken."""
         clock = [0.0, 0.0, 0.0, *(step / 250 for step in range(1, 251))]
-        due = NowAndThen(lambda state: clock[state.step], 0.55)
+        due = ProgressTrigger(lambda state: clock[state.step], 0.55)
         assert seen(due, range(1, 253)) == [3, 27, 102, 252]
-        slow = NowAndThen(lambda state: (0.0, 0.0, 0.0, 0.3, 0.8, 1.0)[state.step], 0.42)
+        slow = ProgressTrigger(lambda state: (0.0, 0.0, 0.0, 0.3, 0.8, 1.0)[state.step], 0.42)
         assert seen(slow, range(1, 6)) == []  # one look would take a tenth of it
 
     def test_it_is_counted_what_is_read(self) -> None:
-        shape = Shape(rows=16, length=128)
-        assert price(shape, "encoder", 2048, CPU) == pytest.approx(3 * 0.02 + 3 * 128 / (3 * 2048))
-        assert price(shape, "decoder", 2048, CPU) > price(shape, "encoder", 2048, CPU)
-        assert price(shape, "decoder", 65536, Ranks(torch.device("cuda"))) > 1.5  # kernels are started one by one
-        assert price(shape, "encoder", 2048, Ranks(torch.device("cpu"), world=4)) > price(shape, "encoder", 2048, CPU)
+        shape = BatchShape(rows=16, length=128)
+        assert estimate_sample_cost(shape, "encoder", 2048, CPU) == pytest.approx(3 * 0.02 + 3 * 128 / (3 * 2048))
+        assert estimate_sample_cost(shape, "decoder", 2048, CPU) > estimate_sample_cost(shape, "encoder", 2048, CPU)
+        assert (
+            estimate_sample_cost(shape, "decoder", 65536, Ranks(torch.device("cuda"))) > 1.5
+        )  # kernels are started one by one
+        assert estimate_sample_cost(shape, "encoder", 2048, Ranks(torch.device("cpu"), world=4)) > estimate_sample_cost(
+            shape, "encoder", 2048, CPU
+        )
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +90,9 @@ class TestRuns:
         for step, text in told(plain):
             found.setdefault(step, []).append(text.split(" → ")[0])
         assert [*found] == [1, 12, 24, 48, 84, 120]
-        assert len({*map(tuple, found.values())}) == 1 and len({*found[1]}) == TEXTS
+        assert len({*map(tuple, found.values())}) == 1 and len({*found[1]}) == SAMPLE_TEXTS
         assert all("[MASK]" in text and "[CLS]" not in text for text in found[1])
-        assert len({text for _, text in told(plain)}) > TEXTS  # it has learnt something
+        assert len({text for _, text in told(plain)}) > SAMPLE_TEXTS  # it has learnt something
 
     def test_nothing_that_is_learnt_changes(self, plain: Path, prepared: Prepared, tmp_path: Path) -> None:
         run(prepared(), tmp_path / "none", **{**LONG, "changes": {"train.samples_every": 0}})
@@ -98,7 +102,7 @@ class TestRuns:
         self, plain: Path, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(Saver, "__call__", lambda self, loop, reports: _at(self, loop, saved=40, over=50))
+            patch.setattr(CheckpointHook, "__call__", lambda self, loop, reports: _at(self, loop, saved=40, over=50))
             with pytest.raises(ZeroDivisionError):
                 run(prepared(), tmp_path / "run", **LONG)
         assert max(step for step, _ in told(tmp_path / "run")) == 48
@@ -116,7 +120,7 @@ class TestRuns:
         def broken(*_: Any) -> None:
             raise RuntimeError("REASON\nREST")
 
-        monkeypatch.setattr(sample_text, "said", broken)
+        monkeypatch.setattr(sample_text, "generate_samples", broken)
         found = run(prepared(), tmp_path / "run", **LONG)
         errors = capsys.readouterr().err
         assert errors.count("REASON\n") == 1 and "REST" not in errors
@@ -124,9 +128,9 @@ class TestRuns:
 
     def test_report_and_card_show_them(self, plain: Path, tmp_path: Path) -> None:
         page = report([plain], tmp_path / "report.html").read_text()
-        assert page.count('class="sample"') == TEXTS and page.count("<b>step 48</b>") == TEXTS
+        assert page.count('class="sample"') == SAMPLE_TEXTS and page.count("<b>step 48</b>") == SAMPLE_TEXTS
         card = (plain / "README.md").read_text()
-        assert card.count("| 120 | `") == card.count("| 1 | `") == TEXTS
+        assert card.count("| 120 | `") == card.count("| 1 | `") == SAMPLE_TEXTS
 
     def test_their_split_is_recorded(self, plain: Path, prepared: Prepared, tmp_path: Path) -> None:
         """Training text is not called validation text, in no place."""
@@ -136,7 +140,7 @@ class TestRuns:
         for where, split in ((plain, "valid"), (tmp_path / "train", "train"), (tmp_path / "prompts", "prompts")):
             assert {line["split"] for line in read_metrics(where) if "sample" in line} == {split}
             pages = (report([where], tmp_path / "report.html").read_text(), (where / "README.md").read_text())
-            source = sample_source(read_metrics(where))
+            source = describe_sample_source(read_metrics(where))
             assert source == SPLITS[split] and source in pages[1]
             assert not any(other in text for other in {*SPLITS.values()} - {source} for text in pages)
 
@@ -149,7 +153,7 @@ class TestRuns:
                 return [self.blanks] if self.blanks >= 0 else []
 
         class Held:
-            shape = Shape(rows=8, length=32)
+            shape = BatchShape(rows=8, length=32)
 
             def __init__(self, *blanks: int) -> None:
                 self.rows = [*map(Row, blanks)]
@@ -157,14 +161,14 @@ class TestRuns:
             def batch(self, step: int, *, part: int, parts: int) -> Any:
                 return self.rows[part]
 
-        monkeypatch.setattr(samples, "targets", lambda row: ([0] * row.blanks, []))
+        monkeypatch.setattr(samples, "find_targets", lambda row: ([0] * row.blanks, []))
         for blanks, best in (((0, 3, 1, 2, 5, 9, -1, -1), [3, 2, 5]), ((0, 3, 1, -1, 5, 9, -1, -1), [3, 0, 1])):
             held: Any = Held(*blanks)
-            found: list[Any] = [*samples.chosen(held)]
+            found: list[Any] = [*samples.select_rows(held)]
             assert [row.blanks for row in found] == best
 
 
-def _at(saver: Saver, loop: Any, *, saved: int, over: int) -> None:
+def _at(saver: CheckpointHook, loop: Any, *, saved: int, over: int) -> None:
     if loop.state.step == saved:
         saver.save(loop, wait=True)
     if loop.state.step == over:

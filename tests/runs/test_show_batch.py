@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE, Batch
-from pretune.data.batch_shape import Shape
+from pretune.core.types import IGNORE_INDEX, Batch
+from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Counters
 from pretune.data.layout import lay_out
-from pretune.models.bidirectional_lm import mirrored
+from pretune.models.bidirectional_lm import reverse_sequences
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import ModelShape, Objective
-from pretune.runs.show_batch import Drawn, Example, Side, example
-from pretune.runs.show_batch.attention import sights
-from pretune.runs.show_batch.texts import sequence, usual, variants
-from pretune.runs.show_batch.token_text import Spelling, pieces, words
+from pretune.runs.show_batch import BatchExample, ModelSide, ShownSequence, build_example
+from pretune.runs.show_batch.attention import build_attention_maps
+from pretune.runs.show_batch.texts import build_sequence, build_variants, select_default_texts
+from pretune.runs.show_batch.token_text import TokenRenderer, build_piece_renderer, build_word_renderer
 from tests.contracts.lessons import MODELS
 from tests.contracts.tiny import rough
 from tests.text.tokenizers import trained
@@ -31,22 +31,22 @@ MASKS = [
 """With several seeds where the mask is drawn."""
 
 
-def taught(name: str, shape: ModelShape, seed: int = 0) -> tuple[Spelling, Objective, Batch]:
+def taught(name: str, shape: ModelShape, seed: int = 0) -> tuple[TokenRenderer, Objective, Batch]:
     """The first lesson of an example, made without any of what tells it."""
     objective = OBJECTIVES.get(name)()
-    _, segments, label = variants(name, objective, usual(objective))[0]
-    spelling = words(segments, objective, shape)
-    one = sequence(spelling, shape, segments, label, objective.pairs)
-    made = objective.open(spelling.vocabulary, shape).corrupt(one, Counters.of(seed, one))
+    _, segments, label = build_variants(name, objective, select_default_texts(objective))[0]
+    spelling = build_word_renderer(segments, objective, shape)
+    one = build_sequence(spelling, shape, segments, label, objective.pairs)
+    made = objective.bind(spelling.vocabulary, shape).corrupt(one, Counters.from_sequences(seed, one))
     source = None if made.source is None else int(made.source.lengths[0])
     return (
         spelling,
         objective,
-        lay_out(made, np.zeros(1, np.int64), Shape(rows=1, length=len(made.tokens), source=source)),
+        lay_out(made, np.zeros(1, np.int64), BatchShape(rows=1, length=len(made.tokens), source=source)),
     )
 
 
-def row(side: Side, name: str) -> tuple[str, ...]:
+def row(side: ModelSide, name: str) -> tuple[str, ...]:
     return next(found.values for found in side.rows if found.name == name)
 
 
@@ -57,7 +57,7 @@ def attended(model: Any, shape: ModelShape, batch: Batch) -> list[torch.Tensor]:
         return (found[0][0] > 0).any(0)
 
     if shape == "two-way":
-        turned, index = mirrored(batch)
+        turned, index = reverse_sequences(batch)
         right = where(model.backwards(turned, attention=True).attention)
         return [where(model.forwards(batch, attention=True).attention), right[index][:, index]]
     if shape == "generator-discriminator":
@@ -71,7 +71,7 @@ def attended(model: Any, shape: ModelShape, batch: Batch) -> list[torch.Tensor]:
 @pytest.mark.parametrize(("name", "shape", "seed"), MASKS)
 def test_who_sees_whom_is_where_a_model_looks(name: str, shape: ModelShape, seed: int) -> None:
     spelling, _, batch = taught(name, shape, seed)
-    told = sights(batch, shape, lambda ids: spelling.tokens(ids.tolist()))
+    told = build_attention_maps(batch, shape, lambda ids: spelling.format_tokens(ids.tolist()))
     with torch.no_grad():
         looked = attended(rough(MODELS[shape](spelling.vocabulary.size)).eval(), shape, batch)
     if shape == "two-stream":  # the model tells the weights of queries where there are targets, else of content
@@ -87,7 +87,7 @@ def test_who_sees_whom_is_where_a_model_looks(name: str, shape: ModelShape, seed
 @pytest.mark.parametrize(("name", "shape"), CASES)
 def test_what_is_told_is_the_lesson(name: str, shape: ModelShape) -> None:
     """Tokens and targets are those of the batch, spelled out, and terms count as the objective counts."""
-    made = example(name, shape=shape)
+    made = build_example(name, shape=shape)
     assert made.shape == shape and made.title and made.about and made.text
     for drawn in made.drawn:
         for side in drawn.sides:
@@ -99,15 +99,15 @@ def test_what_is_told_is_the_lesson(name: str, shape: ModelShape) -> None:
     if name in ("multitask_masked", "mixture"):  # which show the first of each kind
         return
     spelling, objective, batch = taught(name, shape)
-    labels = torch.full_like(batch.tokens, IGNORE)
+    labels = torch.full_like(batch.tokens, IGNORE_INDEX)
     assert batch.targets is not None
     labels[batch.targets.index] = batch.targets.labels
     first = made.drawn[0]
     reads = first.sides[1 if shape == "encoder-decoder" else 0]
-    assert reads.tokens == spelling.tokens(batch.tokens.tolist())
-    assert reads.rows[0].values == spelling.tokens(labels.tolist())
+    assert reads.tokens == spelling.format_tokens(batch.tokens.tolist())
+    assert reads.rows[0].values == spelling.format_tokens(labels.tolist())
     if batch.source is not None:
-        assert first.sides[0].tokens == spelling.tokens(batch.source.tokens.tolist())
+        assert first.sides[0].tokens == spelling.format_tokens(batch.source.tokens.tolist())
     assert {term.name: term.count for term in first.terms} == {
         term: int(count) for term, count in objective.counts(batch).items()
     }
@@ -116,24 +116,24 @@ def test_what_is_told_is_the_lesson(name: str, shape: ModelShape) -> None:
 @pytest.mark.parametrize(("name", "shape"), CASES)
 def test_the_seed_decides(name: str, shape: ModelShape) -> None:
     more = {"rate": 0.4, "mean": 2.0} if name == "span_corruption" else {}  # one span alone is always the last
-    assert example(name, shape=shape, seed=3) == example(name, shape=shape, seed=3)
-    others = {str(example(name, shape=shape, seed=seed, settings=more).drawn) for seed in range(5)}
+    assert build_example(name, shape=shape, seed=3) == build_example(name, shape=shape, seed=3)
+    others = {str(build_example(name, shape=shape, seed=seed, settings=more).drawn) for seed in range(5)}
     assert (len(others) == 1) == (name in ("causal", "bidirectional", "supervised"))
 
 
-def only(made: Example) -> Drawn:
+def only(made: BatchExample) -> ShownSequence:
     (drawn,) = made.drawn
     return drawn
 
 
 def test_the_example_of_the_paper() -> None:
-    drawn = only(example("span_corruption", hide=["for inviting", "last"]))
+    drawn = only(build_example("span_corruption", hide=["for inviting", "last"]))
     assert drawn.reads == "Thank you <X> me to your party <Y> week."
     assert drawn.says == "<X> for inviting <Y> last <Z>"
 
 
 def test_masks_random_words_and_those_that_stay() -> None:
-    side = only(example("masked", settings={"rate": 1.0, "split": [0.4, 0.3, 0.3]}, seed=1)).sides[0]
+    side = only(build_example("masked", settings={"rate": 1.0, "split": [0.4, 0.3, 0.3]}, seed=1)).sides[0]
     kinds = {"mask": 0, "random": 0, "kept": 0}
     for token, label, shown in zip(side.tokens, row(side, "says"), row(side, "shown as"), strict=True):
         if not label:
@@ -145,7 +145,7 @@ def test_masks_random_words_and_those_that_stay() -> None:
 
 
 def test_a_stretch_that_is_said_by_a_decoder_is_found_in_the_source() -> None:
-    encoder, decoder = only(example("masked_seq2seq", settings={"split": [0.4, 0.3, 0.3]}, seed=2)).sides
+    encoder, decoder = only(build_example("masked_seq2seq", settings={"split": [0.4, 0.3, 0.3]}, seed=2)).sides
     shown = row(encoder, "shown as")
     places = [place for place, value in enumerate(shown) if value]
     assert places == list(range(places[0], places[0] + len(decoder.tokens)))
@@ -154,24 +154,26 @@ def test_a_stretch_that_is_said_by_a_decoder_is_found_in_the_source() -> None:
 
 def test_ways_to_read() -> None:
     """Each of the four is shown, with its own grid; a share of none is not."""
-    made = example("multitask_masked")
+    made = build_example("multitask_masked")
     assert len({drawn.title for drawn in made.drawn}) == len(made.drawn) == 4
     ahead = [sum(seen[i + 1 :].count(True) for i, seen in enumerate(drawn.sights[0].seen)) for drawn in made.drawn]
     assert ahead[0] == ahead[2] == 78 and ahead[1] == 0 and 0 < ahead[3] <= 78
-    assert len(example("multitask_masked", settings={"shares": [0.5, 0.5, 0, 0]}).drawn) == 2
+    assert len(build_example("multitask_masked", settings={"shares": [0.5, 0.5, 0, 0]}).drawn) == 2
 
 
 def test_marks_of_a_mixture() -> None:
-    *made, task = example("mixture", shape="encoder-decoder").drawn
+    *made, task = build_example("mixture", shape="encoder-decoder").drawn
     assert all(f"[{mark}]" in drawn.title for drawn, mark in zip(made, "RSX", strict=True))
     assert [drawn.sides[0].tokens[0] for drawn in made] == ["[R]", "[S]", "[X]"]
     assert task.title and task.says == "Das ist gut."
 
 
 def test_pairs_belong_together_or_do_not() -> None:
-    whole, broken = example("next_sentence").drawn
+    whole, broken = build_example("next_sentence").drawn
     assert "danced" in whole.reads + whole.says and "Penguins" in broken.reads + broken.says
-    ordered, swapped = example("sentence_order", texts=["Ann ran. Bob sat."], settings={"masking.rate": 0.01}).drawn
+    ordered, swapped = build_example(
+        "sentence_order", texts=["Ann ran. Bob sat."], settings={"masking.rate": 0.01}
+    ).drawn
     assert (ordered.reads, swapped.reads) == ("Ann ran. Bob sat.", "Bob sat. Ann ran.")
     assert row(swapped.sides[0], "segment") == tuple("AAAAABBBB")
 
@@ -180,7 +182,7 @@ def test_a_generator_fills_the_blanks() -> None:
     """The discriminator reads what was drawn; a draw that is right is original."""
     seen, half = set(), {"masking.rate": 0.5}
     for seed in range(6):
-        drawn = only(example("replaced_token", texts=["to be or not to be"], settings=half, seed=seed))
+        drawn = only(build_example("replaced_token", texts=["to be or not to be"], settings=half, seed=seed))
         generator, discriminator = drawn.sides
         for was, label, now, new in zip(
             generator.tokens, row(generator, "says"), discriminator.tokens, row(discriminator, "replaced"), strict=True
@@ -193,7 +195,7 @@ def test_a_generator_fills_the_blanks() -> None:
 
 
 def test_edges_of_spans() -> None:
-    drawn = only(example("span_masked", settings={"boundary": {"kind": "boundary", "weight": 0.5}, "rate": 0.3}))
+    drawn = only(build_example("span_masked", settings={"boundary": {"kind": "boundary", "weight": 0.5}, "rate": 0.3}))
     assert [(term.name, term.weight) for term in drawn.terms] == [("masked", 1.0), ("boundary", 0.5)]
     spans = row(drawn.sides[0], "span")
     assert len(drawn.facts) == len({span for span in spans if span})
@@ -203,7 +205,7 @@ def test_edges_of_spans() -> None:
 
 
 def test_permuted_tokens_see_what_came_before_in_their_order() -> None:
-    drawn = only(example("permuted", settings={"every": 2}, seed=2))
+    drawn = only(build_example("permuted", settings={"every": 2}, seed=2))
     ranks = [*map(int, row(drawn.sides[0], "order"))]
     query = next(sight for sight in drawn.sights if sight.name == "query stream")
     assert len(query.places) == sum(rank > 0 for rank in ranks) > 2
@@ -213,25 +215,25 @@ def test_permuted_tokens_see_what_came_before_in_their_order() -> None:
 
 @pytest.mark.parametrize("text", ["I don't know, (really) \"I\" don't!", "a.b. c , d", "no", "Ein Wort; zwei."])
 def test_spaces_are_restored(text: str) -> None:
-    assert only(example("causal", texts=[text])).reads == text
+    assert only(build_example("causal", texts=[text])).reads == text
 
 
 @pytest.mark.parametrize(("kind", "style"), [("wordpiece", "cls-sep"), ("bpe", "s-mask"), ("unigram", "s-mask")])
 def test_pieces_of_a_tokenizer(kind: str, style: str) -> None:
     tokenizer = trained(kind, style)
     text = "The value of an expression."
-    made = example("masked", texts=[text], tokenizer=tokenizer, settings={"rate": 0.5})
+    made = build_example("masked", texts=[text], tokenizer=tokenizer, settings={"rate": 0.5})
     side = only(made).sides[0]
-    read = [tokenizer.token(i) for i in tokenizer.encode(text)]
+    read = [tokenizer.get_token(i) for i in tokenizer.encode(text)]
     hidden = row(side, "says")
     assert [label or token for token, label in zip(side.tokens, hidden, strict=True)][1:-1] == read
     assert not made.notes
-    assert pieces(tokenizer).line(tokenizer.encode(text)).replace(" .", ".") == text
+    assert build_piece_renderer(tokenizer).format_line(tokenizer.encode(text)).replace(" .", ".") == text
 
 
 def test_hidden_words_are_found_behind_a_space() -> None:
     tokenizer = trained("bpe", "s-mask")
-    side = only(example("masked", texts=["The value of it."], tokenizer=tokenizer, hide=["value of"])).sides[0]
+    side = only(build_example("masked", texts=["The value of it."], tokenizer=tokenizer, hide=["value of"])).sides[0]
     assert "".join(row(side, "says")).replace("Ġ", " ") == " value of"
 
 
@@ -255,11 +257,11 @@ def test_hidden_words_are_found_behind_a_space() -> None:
 )
 def test_what_cannot_be_shown_is_refused(arguments: dict[str, Any], value: str) -> None:
     with pytest.raises(UsageError, match=value):
-        example(**arguments)
+        build_example(**arguments)
 
 
 @pytest.mark.parametrize(("name", "shape"), CASES)
 def test_a_single_word(name: str, shape: ModelShape) -> None:
     """Nothing, or all there is, may be hidden."""
     texts = ["Yes"] if OBJECTIVES.get(name)().pairs is None else ["Yes", "No"]
-    assert example(name, shape=shape, texts=texts).drawn
+    assert build_example(name, shape=shape, texts=texts).drawn

@@ -4,15 +4,15 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from pretune.core.config.specs import KIND, fields, is_spec, members, plain
+from pretune.core.config.specs import KIND, get_fields, is_spec, parse_annotation, to_plain
 from pretune.core.errors import PretuneError
 
 
 def changes_of(spec: Any, where: str) -> Iterator[tuple[str, Any]]:
     """Paths with another value each: scalars, null, and every kind of a slot with each of its scalars changed."""
-    for name, field in fields(type(spec)).items():
+    for name, field in get_fields(type(spec)).items():
         value, path = getattr(spec, name), f"{where}.{name}"
-        for other in [*_scalars(field.annotation, plain(value)), *_objects(field.annotation)]:
+        for other in [*_scalars(field.annotation, to_plain(value)), *_objects(field.annotation)]:
             yield path, other
         inner = [(path, value)] if is_spec(value) else []
         inner += [(f"{path}.{i}", one) for i, one in enumerate(value) if is_spec(one)] if type(value) is tuple else []
@@ -35,7 +35,7 @@ def holds(tree: Any, path: str, value: Any) -> bool:
 
 
 def _scalars(annotation: Any, now: Any) -> Iterator[Any]:
-    allowed = members(annotation)
+    allowed = parse_annotation(annotation)
     yield from (literal for literal in allowed.literals if literal != now)
     if bool in allowed.scalars:
         yield not now
@@ -45,16 +45,16 @@ def _scalars(annotation: Any, now: Any) -> Iterator[Any]:
         yield now / 2 if isinstance(now, int | float) and now else 0.25
     if str in allowed.scalars:
         yield "other"
-    if allowed.none and now is not None:
+    if allowed.is_optional and now is not None:
         yield None
 
 
 def _objects(annotation: Any) -> Iterator[dict[str, Any]]:
-    for kind, cls in members(annotation).specs.items():
+    for kind, cls in parse_annotation(annotation).specs.items():
         yield {KIND: kind}
         try:
             default = cls()
         except (TypeError, PretuneError):  # a field without a default
             continue
-        for name, field in fields(cls).items():
+        for name, field in get_fields(cls).items():
             yield from ({KIND: kind, name: other} for other in _scalars(field.annotation, getattr(default, name)))

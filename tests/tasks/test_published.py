@@ -21,7 +21,7 @@ def test_a_task_is_whole(name: str) -> None:
     task = TASKS.get(name)
     assert task.name == name
     assert task.metrics and all(metric in METRICS for metric in task.metrics)
-    assert task.splits and all(split.published and split.files for split in task.splits.values())
+    assert task.splits and all(split.published_name and split.files for split in task.splits.values())
     assert len({*task.labels}) == len(task.labels)
     assert bool(task.labels) == (task.kind in ("classification", "pair", "tagging"))
     assert (task.scale is not None) == (task.kind == "regression")
@@ -63,7 +63,7 @@ def check(name: str, example: Example) -> None:
 @pytest.mark.parametrize("name", TASKS)
 def test_what_is_there_is_read_whole(name: str, shared_data: Path) -> None:
     task = TASKS.get(name)
-    found = task.available(shared_data)
+    found = task.find_available(shared_data)
     if not found:
         pytest.skip(f"no files of {name} in {shared_data}")
     for split, where in found.items():
@@ -83,10 +83,10 @@ def test_every_folder_is_a_name_and_every_count_the_table_s(shared_data: Path) -
     assert folders <= {*TASKS}
     digits = set("".join(c if c in string.digits else " " for c in table.replace("\u202f", "")).split())
     for name in folders - {"arc", "sts12-16", "blimp", "multi30k"}:
-        for split, found in TASKS.get(name).available(shared_data).items():
+        for split, found in TASKS.get(name).find_available(shared_data).items():
             rows = found.file.rows
             assert rows is not None and str(rows + FEWER.get(name, 0)) in digits, (name, split)
-    arc = sum(found.file.rows or 0 for found in TASKS.get("arc").available(shared_data).values())
+    arc = sum(found.file.rows or 0 for found in TASKS.get("arc").find_available(shared_data).values())
     assert arc + FEWER["arc"] == 2251 + 570 + 1119 + 299
 
 

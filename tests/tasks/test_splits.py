@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pretune.core.errors import DataError, UsageError
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example
-from pretune.tasks.loading import load
-from pretune.tasks.splits import divide, order, strata, subset
+from pretune.tasks.loading import load_task
+from pretune.tasks.splits import compute_strata, divide, order_stratified, sample_subset
 
 LABELS = st.lists(st.integers(0, 5), min_size=3, max_size=80)
 
@@ -23,7 +23,7 @@ def made(labels: list[int]) -> list[Example]:
 @settings(max_examples=60)
 @given(labels=LABELS, seed=st.integers(0, 2**32))
 def test_every_beginning_is_stratified(labels: list[int], seed: int) -> None:
-    found = order(labels, seed)
+    found = order_stratified(labels, seed)
     assert sorted(found) == list(range(len(labels)))
     whole, so_far = Counter(labels), Counter[int]()
     for count, at in enumerate(found, start=1):
@@ -51,7 +51,7 @@ def test_parts_are_disjoint_exhaustive_and_stratified(labels: list[int], seed: i
 @given(labels=LABELS, seed=st.integers(0, 9), small=st.integers(1, 40), more=st.integers(0, 40))
 def test_subsets_are_nested(labels: list[int], seed: int, small: int, more: int) -> None:
     examples = made(labels)
-    few, many = subset(examples, small, seed), subset(examples, small + more, seed)
+    few, many = sample_subset(examples, small, seed), sample_subset(examples, small + more, seed)
     assert len(few) == min(small, len(labels)) and {*few} <= {*many} <= {*examples}
 
 
@@ -60,15 +60,15 @@ def test_subsets_are_nested(labels: list[int], seed: int, small: int, more: int)
 def test_a_subset_has_whole_groups(sizes: list[int], small: int, more: int) -> None:
     groups = [str(at) for at, size in enumerate(sizes) for _ in range(size)]
     examples = [Example(text="x", label=at % 2, id=str(at), group=group) for at, group in enumerate(groups)]
-    few, many = subset(examples, small, 3, groups), subset(examples, small + more, 3, groups)
+    few, many = sample_subset(examples, small, 3, groups), sample_subset(examples, small + more, 3, groups)
     assert {*few} <= {*many} and few
     drawn = Counter(example.group for example in few)
     assert all(drawn[group] == sizes[int(group or 0)] for group in drawn)
     assert len(few) <= small or len(drawn) == 1  # a group that is larger than the limit is not parted
     assert len(few) + max(sizes) > small or len(few) == len(examples)
-    assert subset(examples, len(few), 3, groups) == few
+    assert sample_subset(examples, len(few), 3, groups) == few
     alone: list[str | None] = [None] * len(examples)
-    assert len(subset(examples, small, 3, alone)) == min(small, len(examples))
+    assert len(sample_subset(examples, small, 3, alone)) == min(small, len(examples))
 
 
 def test_another_seed_gives_another_division() -> None:
@@ -80,12 +80,12 @@ def test_scores_are_mixed_by_fifths() -> None:
     examples = [Example(text="x", label=float(at)) for at in range(100)]
     _, dev = divide(examples, (0.9, 0.1))
     assert Counter(int(float(example.label or 0) // 20) for example in dev) == dict.fromkeys(range(5), 2)
-    assert strata([Example(text="x", choices=("a", "b"), label=1)]) == [0]
+    assert compute_strata([Example(text="x", choices=("a", "b"), label=1)]) == [0]
 
 
 def test_groups_stay_together() -> None:
     examples = [Example(text="x", group=str(at // 7), id=str(at)) for at in range(70)]
-    parts = divide(examples, (0.8, 0.1, 0.1), together="group")
+    parts = divide(examples, (0.8, 0.1, 0.1), group_field="group")
     groups = [{example.group for example in part} for part in parts]
     assert [len(found) for found in groups] == [8, 1, 1]
     assert sum(map(len, groups)) == len(set.union(*groups))
@@ -97,7 +97,7 @@ def test_faults() -> None:
     with pytest.raises(UsageError, match=r"0\.8, 0\.1"):
         divide(made([0, 1]), (0.8, 0.1))
     with pytest.raises(UsageError, match=r"\b0\b"):
-        subset(made([0, 1]), 0)
+        sample_subset(made([0, 1]), 0)
 
 
 @pytest.mark.parametrize(
@@ -114,12 +114,12 @@ def test_faults() -> None:
     ],
 )
 def test_tasks_for_a_run(name: str, sizes: tuple[int, int, int], divided: tuple[str, ...], shared_data: Path) -> None:
-    parts = load(TASKS.get(name), shared_data)
+    parts = load_task(TASKS.get(name), shared_data)
     assert (len(parts.train), len(parts.dev), len(parts.test)) == sizes
     assert len(parts.notes) == bool(divided) and all(value in parts.notes[0] for value in divided)
 
 
 def test_articles_are_not_parted(shared_data: Path) -> None:
-    parts = load(TASKS.get("squad2"), shared_data)
+    parts = load_task(TASKS.get("squad2"), shared_data)
     titles = [{example.group for example in part} for part in (parts.train, parts.dev, parts.test)]
     assert sum(map(len, titles)) == 35 == len(set.union(*titles))

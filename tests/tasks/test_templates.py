@@ -30,8 +30,8 @@ def test_text_to_text(name: str) -> None:
     assert template is not None
     assert template.fill(example) == (source, target)
     if template.targets:
-        assert template.label(f" {target} ") == example.label
-        assert template.label("something else") is None
+        assert template.parse_label(f" {target} ") == example.label
+        assert template.parse_label("something else") is None
         assert template.fill(Example(text="x", pair="y", choices=("a", "b"), facts=example.facts))[1] is None
 
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
-from pretune.tasks.loading import load
+from pretune.tasks.loading import load_task
 from pretune.tasks.table_reader import open_table
-from pretune.tasks.user_table import own_task
+from pretune.tasks.user_table import build_user_task
 
 CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), min_size=1, max_size=20).filter(
     lambda text: text.strip()
@@ -23,7 +23,7 @@ ROWS = st.lists(st.tuples(CELLS, st.sampled_from(["good", "bad"])), min_size=2, 
 
 def texts(path: Path, **columns: str) -> list[tuple[str, str]]:
     table = open_table(path, ["text", "label"])
-    return [(row.get("text"), row.get("label")) for row in table.rows()]
+    return [(row.get("text"), row.get("label")) for row in table.read_rows()]
 
 
 @settings(max_examples=60)
@@ -68,55 +68,60 @@ def write(tmp_path: Path):  # type: ignore[no-untyped-def]
 def test_kinds_are_found_and_shown(write) -> None:  # type: ignore[no-untyped-def]
     path = write("a.csv", 'review,stars\n"good, really\nvery",5\nbad,1\nso so,3\n')
     table = open_table(path)
-    assert (table.header, table.delimiter, table.quoted, table.columns) == (True, ",", True, ("review", "stars"))
+    assert (table.has_header, table.delimiter, table.has_quotes, table.columns) == (
+        True,
+        ",",
+        True,
+        ("review", "stars"),
+    )
     assert str(path) in str(table) and "review, stars" in str(table)
-    task = own_task({"train": path})
+    task = build_user_task({"train": path})
     assert (task.kind, task.labels, task.metrics[0]) == ("classification", ("1", "3", "5"), "accuracy")
     examples = list(task.read("train"))
     assert examples[0].text == "good, really\nvery" and [example.label for example in examples] == [2, 0, 1]
     assert [example.id for example in examples] == ["2", "4", "5"]  # the lines they begin on
-    score = own_task({"train": write("b.csv", "text,score\na,1.5\nb,2\n")})
+    score = build_user_task({"train": write("b.csv", "text,score\na,1.5\nb,2\n")})
     assert (score.kind, [example.label for example in score.read("train")]) == ("regression", [1.5, 2.0])
-    classes = own_task({"train": write("d.csv", "text,label\na,1.0\nb,0.0\n")})
+    classes = build_user_task({"train": write("d.csv", "text,label\na,1.0\nb,0.0\n")})
     assert (classes.kind, classes.labels) == ("classification", ("0.0", "1.0"))
     rows = '{"a": "x", "b": "y", "label": true}\n{"a": "z", "b": "w", "label": false}'
-    two = own_task({"train": write("c.jsonl", rows)}, text="a", pair="b")
+    two = build_user_task({"train": write("c.jsonl", rows)}, text="a", pair="b")
     assert (two.kind, two.labels) == ("pair", ("False", "True"))
 
 
 def test_a_table_without_a_header(write) -> None:  # type: ignore[no-untyped-def]
     path = write("a.tsv", "1\tgood\n0\tbad\n")
-    assert not open_table(path).header
-    examples = list(own_task({"train": path}, text="2", label="1").read("train"))
+    assert not open_table(path).has_header
+    examples = list(build_user_task({"train": path}, text="2", label="1").read("train"))
     assert [(example.text, example.label) for example in examples] == [("good", 1), ("bad", 0)]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
 def test_encodings_and_marks(write, encoding: str) -> None:  # type: ignore[no-untyped-def]
     path = write("a.csv", "text,label\r\ngrün,a\r\nblau,b\r\n", encoding)
-    assert [example.text for example in own_task({"train": path}).read("train")] == ["grün", "blau"]
+    assert [example.text for example in build_user_task({"train": path}).read("train")] == ["grün", "blau"]
 
 
 def test_compressed(tmp_path: Path) -> None:
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress(b"text,label\nx,a\ny,b\n"))
-    assert len(list(own_task({"train": path}).read("train"))) == 2
+    assert len(list(build_user_task({"train": path}).read("train"))) == 2
 
 
 def test_a_huge_field(write) -> None:  # type: ignore[no-untyped-def]
     huge = "word " * 100_000  # 500 kB, more than Python's csv allows by itself
     path = write("a.csv", f'text,label\n"{huge}",a\nshort,b\n')
-    assert [len(example.text) for example in own_task({"train": path}).read("train")] == [500_000, 5]
+    assert [len(example.text) for example in build_user_task({"train": path}).read("train")] == [500_000, 5]
 
 
 def test_conll(write) -> None:  # type: ignore[no-untyped-def]
     path = write("a.conll", "EU NNP I-ORG\nrejects VBZ O\n\nPeter NNP I-PER\n")
-    task = own_task({"train": path})
+    task = build_user_task({"train": path})
     assert (task.kind, task.labels, task.metrics[0]) == ("tagging", ("O", "B-ORG", "B-PER"), "entity_f1")
     assert [example.tags for example in task.read("train")] == [("B-ORG", "O"), ("B-PER",)]
-    assert own_task({"train": path}, label="2").labels == ("NNP", "VBZ")
+    assert build_user_task({"train": path}, label="2").labels == ("NNP", "VBZ")
     with pytest.raises(DataError, match=r"b\.conll:1: .*'B-LOC'.*O, B-ORG, B-PER"):
-        own_task({"train": path, "dev": write("b.conll", "Rome NNP I-LOC\n")})
+        build_user_task({"train": path, "dev": write("b.conll", "Rome NNP I-LOC\n")})
 
 
 @pytest.mark.parametrize(
@@ -144,20 +149,20 @@ def test_conll(write) -> None:  # type: ignore[no-untyped-def]
 def test_faults(write, text: str, columns: dict[str, str], values: str) -> None:  # type: ignore[no-untyped-def]
     path = write("a.csv", text)
     with pytest.raises(DataError, match=values) as fault:
-        own_task({"train": path}, **columns)
+        build_user_task({"train": path}, **columns)
     assert "\n" not in str(fault.value)
 
 
 def test_usual_columns_are_known_whatever_their_letters(write) -> None:  # type: ignore[no-untyped-def]
-    task = own_task({"train": write("a.csv", "No, Text,LABEL \n1,x,good\n2,y,bad\n")})
+    task = build_user_task({"train": write("a.csv", "No, Text,LABEL \n1,x,good\n2,y,bad\n")})
     assert task.labels == ("bad", "good") and [example.text for example in task.read("train")] == ["x", "y"]
 
 
 def test_a_table_without_a_header_is_named_by_numbers(write) -> None:  # type: ignore[no-untyped-def]
     path = write("a.csv", "so fine,good\nso odd,bad\n")
     with pytest.raises(DataError, match=r"so fine, good.*--text 1\b"):
-        own_task({"train": path})
-    assert [example.text for example in own_task({"train": path}, text="1", label="2").read("train")] == [
+        build_user_task({"train": path})
+    assert [example.text for example in build_user_task({"train": path}, text="1", label="2").read("train")] == [
         "so fine",
         "so odd",
     ]
@@ -165,23 +170,23 @@ def test_a_table_without_a_header_is_named_by_numbers(write) -> None:  # type: i
 
 def test_a_column_alone(write) -> None:  # type: ignore[no-untyped-def]
     """Texts to be judged have no label beside them: no comma, nor a newline within quotes, makes a second column."""
-    table = open_table(write("a.csv", 'text\nso, so\n"odd, and\n""new"""\n'), alone=True)
+    table = open_table(write("a.csv", 'text\nso, so\n"odd, and\n""new"""\n'), allow_single_column=True)
     assert table.columns == ("text",) and str(table.path) in str(table)
-    assert [row.values["text"] for row in table.rows()] == ["so, so", 'odd, and\n"new"']
-    assert open_table(write("b.csv", "text;id\nso, so;1\n"), alone=True).columns == ("text", "id")
+    assert [row.values["text"] for row in table.read_rows()] == ["so, so", 'odd, and\n"new"']
+    assert open_table(write("b.csv", "text;id\nso, so;1\n"), allow_single_column=True).columns == ("text", "id")
 
 
 def test_a_file_to_judge_a_model_by_has_the_labels_of_the_model(write) -> None:  # type: ignore[no-untyped-def]
     """One file, not to train on: it may lack a class, or be all of one."""
     classes = write("a.csv", "text,label\nx,b\ny,b\n")
-    task = own_task({"test": classes}, labels=("a", "b", "c"))
+    task = build_user_task({"test": classes}, labels=("a", "b", "c"))
     assert [*task.splits] == ["test"] and task.labels == ("a", "b", "c")
     assert [example.label for example in task.read("test")] == [1, 1]
     with pytest.raises(DataError, match=r"a\.csv:2: .*'b'.*a, c"):
-        own_task({"test": classes}, labels=("a", "c"))
-    scores = own_task({"test": write("b.csv", "text,label\nx,1\ny,3\n")}, labels=())
+        build_user_task({"test": classes}, labels=("a", "c"))
+    scores = build_user_task({"test": write("b.csv", "text,label\nx,1\ny,3\n")}, labels=())
     assert scores.kind == "regression" and [example.label for example in scores.read("test")] == [1.0, 3.0]
-    tags = own_task({"test": write("c.conll", "Paris B-LOC\n")}, labels=("O", "B-LOC", "B-PER"))
+    tags = build_user_task({"test": write("c.conll", "Paris B-LOC\n")}, labels=("O", "B-LOC", "B-PER"))
     assert tags.kind == "tagging" and tags.labels == ("O", "B-LOC", "B-PER")
     assert [example.tags for example in tags.read("test")] == [("B-LOC",)]
 
@@ -189,19 +194,19 @@ def test_a_file_to_judge_a_model_by_has_the_labels_of_the_model(write) -> None: 
 def test_a_label_that_only_dev_has(write) -> None:  # type: ignore[no-untyped-def]
     train, dev = write("a.csv", "text,label\na,x\nb,y\n"), write("d.csv", "text,label\na,x\nb,z\n")
     with pytest.raises(DataError, match=r"d\.csv:3: .*'z'.*x, y"):
-        own_task({"train": train, "dev": dev})
+        build_user_task({"train": train, "dev": dev})
     with pytest.raises(UsageError, match=r"train.*dev"):
-        own_task({"dev": dev})
+        build_user_task({"dev": dev})
 
 
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b"text,label\ngr\xfcn,a\n")
     with pytest.raises(DataError, match=r"a\.csv: .*\b13\b.*\bfc\b.*UTF-8"):
-        own_task({"train": path})
+        build_user_task({"train": path})
     path.write_bytes(b"\0\1\2\3" * 10)
     with pytest.raises(DataError, match=r"a\.csv: "):
-        own_task({"train": path})
+        build_user_task({"train": path})
 
 
 PIECES = [b",", b"\t", b'"', b"\n", b"\r", b"\0", b"\xff", b"\xef\xbb\xbf", b"{", b"[]", b"nan", b"1e999", b"\\ud800"]
@@ -225,7 +230,7 @@ def test_damage_gives_one_line_or_examples(whole: bytes, edits, ending: str, tmp
     path = tmp_path_factory.mktemp("damaged") / f"rows{ending}"
     path.write_bytes(whole)
     try:
-        task = own_task({"train": path})
+        task = build_user_task({"train": path})
     except DataError as fault:
         assert "\n" not in str(fault)
     else:
@@ -236,18 +241,18 @@ def test_damage_gives_one_line_or_examples(whole: bytes, edits, ending: str, tmp
 def test_half_a_character(write) -> None:  # type: ignore[no-untyped-def]
     path = write("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b\\ud800", "label": 0}\n')
     with pytest.raises(DataError, match=r"a\.jsonl:2: .*'text'.*\b1\b"):
-        own_task({"train": path})
+        build_user_task({"train": path})
 
 
 def test_one_file_is_divided_and_that_is_said(write) -> None:  # type: ignore[no-untyped-def]
     path = write("a.csv", "text,label\n" + "".join(f"row {at},{'ab'[at % 2]}\n" for at in range(40)))
-    parts = load(own_task({"train": path}), labels=10)
+    parts = load_task(build_user_task({"train": path}), train_examples=10)
     assert (len(parts.train), len(parts.dev), parts.test) == (10, 4, [])
     divided, drawn = parts.notes
     assert all(value in divided for value in ("'train'", "40", "90/10", "seed 0"))
     assert all(value in drawn for value in ("10", "36", "seed 0"))
     with pytest.raises(DataError, match=r"'own'.*\b50\b.*\b36\b"):
-        load(own_task({"train": path}), labels=50)
+        load_task(build_user_task({"train": path}), train_examples=50)
 
 
 def rows(labels: list[object]) -> str:
@@ -256,7 +261,7 @@ def rows(labels: list[object]) -> str:
 
 def test_the_type_is_found_by_the_labels(write) -> None:  # type: ignore[no-untyped-def]
     def kind(labels: list[object], **wish: str) -> str:
-        return own_task({"train": write("a.csv", rows(labels))}, **wish).kind
+        return build_user_task({"train": write("a.csv", rows(labels))}, **wish).kind
 
     assert kind([at % 20 for at in range(60)]) == "classification"
     assert kind([at % 21 for at in range(60)]) == "regression"
@@ -271,20 +276,20 @@ def test_one_bad_score_is_an_error_with_its_row(write, bad: str, numbers: list[f
     path = write("a.csv", rows([*numbers[:30], bad, *numbers[30:]]))
     for wish in ({}, {"type": "regression"}):
         with pytest.raises(DataError) as fault:
-            own_task({"train": path}, **wish)
+            build_user_task({"train": path}, **wish)
         assert f"{path}:32:" in str(fault.value) and bad in str(fault.value)
     if len({*numbers}) < 10:
-        assert bad in own_task({"train": path}, type="classification").labels
+        assert bad in build_user_task({"train": path}, type="classification").labels
 
 
 def test_types_that_a_file_does_not_fit(write) -> None:  # type: ignore[no-untyped-def]
     conll = write("a.conll", "EU I-ORG\nrejects O\n\nPeter I-PER\n")
-    assert own_task({"train": conll}, type="tagging").kind == "tagging"
+    assert build_user_task({"train": conll}, type="tagging").kind == "tagging"
     for path, wish in ((conll, "classification"), (write("a.csv", rows([1, 2])), "embedding"), (conll, "sorting")):
         with pytest.raises(UsageError, match=wish):
-            own_task({"train": path}, type=wish)
+            build_user_task({"train": path}, type=wish)
     with pytest.raises(UsageError, match="second"):
-        own_task({"train": write("b.csv", "text,second,target\na,b,c\nd,e,f\n")}, type="text", pair="second")
+        build_user_task({"train": write("b.csv", "text,second,target\na,b,c\nd,e,f\n")}, type="text", pair="second")
 
 
 GLUE = [
@@ -303,19 +308,24 @@ def test_known_columns_are_a_pair(write, columns: tuple[str, str], form: str) ->
     else:
         text = "".join(("," if form == "csv" else "\t").join(row) + "\n" for row in [names, *cells])
     path = write(f"a.{form}", text)
-    task = own_task({"train": path})
+    task = build_user_task({"train": path})
     assert task.kind == "pair"
     assert [(example.text, example.pair) for example in task.read("train")] == [("one", "two"), ("three", "four")]
-    assert own_task({"train": path}, text=columns[0]).kind == "classification"  # one column is named: one is read
+    assert (
+        build_user_task({"train": path}, text=columns[0]).kind == "classification"
+    )  # one column is named: one is read
 
 
 def test_a_column_called_text_is_the_text(write) -> None:  # type: ignore[no-untyped-def]
     one = write("c.csv", "sentence1,sentence2,label\na,b,x\nc,d,y\n")
-    assert own_task({"train": one}, paired=False).kind == "classification"
+    assert build_user_task({"train": one}, has_pair=False).kind == "classification"
     path = write("a.csv", "text,premise,hypothesis,label\na,b,c,x\nd,e,f,y\n")
-    assert [(one.text, one.pair) for one in own_task({"train": path}).read("train")] == [("a", None), ("d", None)]
+    assert [(one.text, one.pair) for one in build_user_task({"train": path}).read("train")] == [
+        ("a", None),
+        ("d", None),
+    ]
     with pytest.raises(DataError, match=r"b\.csv"):
-        own_task({"test": write("b.csv", "one,label\na,x\n")}, labels=("x", "y"), paired=True)
+        build_user_task({"test": write("b.csv", "one,label\na,x\n")}, labels=("x", "y"), has_pair=True)
 
 
 @pytest.mark.parametrize("where", [1, 3, 40])
@@ -324,10 +334,10 @@ def test_a_quote_that_is_never_closed_is_refused(write, where: int, ending: str)
     lines = rows(["a", "b"] * 50).splitlines()
     lines[where - 1] = f'"{lines[where - 1]}'
     with pytest.raises(DataError, match=rf"a\.{ending}:{where}:"):
-        own_task({"train": write(f"a.{ending}", "\n".join(lines) + "\n")})
+        build_user_task({"train": write(f"a.{ending}", "\n".join(lines) + "\n")})
 
 
 def test_long_lists_of_labels_end_with_how_many_more(write) -> None:  # type: ignore[no-untyped-def]
     train = write("a.csv", rows([f"class {at % 200}" for at in range(400)]))
     with pytest.raises(DataError, match=r"\b180\b"):
-        own_task({"train": train, "dev": write("b.csv", rows(["another"]))})
+        build_user_task({"train": train, "dev": write("b.csv", rows(["another"]))})

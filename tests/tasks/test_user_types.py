@@ -8,7 +8,7 @@ import pytest
 
 from pretune.core.errors import DataError, UsageError
 from pretune.tasks.task import Task
-from pretune.tasks.user_table import columns_of, own_task
+from pretune.tasks.user_table import build_user_task, get_columns
 
 
 def table(folder: Path, rows: list[dict[str, Any]], name: str = "own.jsonl") -> Path:
@@ -18,7 +18,7 @@ def table(folder: Path, rows: list[dict[str, Any]], name: str = "own.jsonl") -> 
 
 
 def read(folder: Path, rows: list[dict[str, Any]], type: str) -> Task:
-    return own_task({"train": table(folder, rows)}, type=type)
+    return build_user_task({"train": table(folder, rows)}, type=type)
 
 
 def test_tags(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_spans(tmp_path: Path) -> None:
         {"question": "which two?", "context": context, "answers": None, "answer": {"text": ["house"]}},
     ]
     task = read(tmp_path, rows, "span")
-    assert (task.kind, task.metrics, columns_of(task)) == ("span", ("squad",), ("question", "context"))
+    assert (task.kind, task.metrics, get_columns(task)) == ("span", ("squad",), ("question", "context"))
     assert [example.spans for example in task.read("train")] == [((21, 30),), ((21, 24),), ((8, 13),)]
     task = read(tmp_path, [*rows, {"question": "who?", "context": context, "answer": ""}], "span")
     assert task.metrics == ("squad2",) and [*task.read("train")][-1].answers == ()
@@ -47,10 +47,10 @@ def test_squad_json(tmp_path: Path) -> None:
     asked = {"id": "1", "question": question, "answers": [{"text": "red", "answer_start": 4}]}
     document = {"data": [{"title": "a", "paragraphs": [{"context": context, "qas": [asked]}]}]}
     path.write_text(json.dumps(document, indent=1))
-    task = own_task({"train": path}, type="span")
+    task = build_user_task({"train": path}, type="span")
     assert [(one.text, one.pair, one.spans) for one in task.read("train")] == [(question, context, ((4, 7),))]
     with pytest.raises(UsageError, match="--text"):
-        own_task({"train": path}, type="span", text="question")
+        build_user_task({"train": path}, type="span", text="question")
 
 
 def test_choices(tmp_path: Path) -> None:
@@ -64,17 +64,17 @@ def test_choices(tmp_path: Path) -> None:
     assert task.kind == "choice" and [example.label for example in task.read("train")] == [1, 2, 1, 0]
     path = tmp_path / "own.csv"
     path.write_text("question,A,B,C,answer\na?,x,y,,B\nb?,x,y,z,C\n")
-    found = [(one.choices, one.label) for one in own_task({"train": path}, type="choice").read("train")]
+    found = [(one.choices, one.label) for one in build_user_task({"train": path}, type="choice").read("train")]
     assert found == [(("x", "y"), 1), (("x", "y", "z"), 2)]
     path.write_text("ctx,ending0,ending1,label\na,x,y,0\nb,z,w,1\n")
-    found = [(one.choices, one.label) for one in own_task({"train": path}, type="choice").read("train")]
+    found = [(one.choices, one.label) for one in build_user_task({"train": path}, type="choice").read("train")]
     assert found == [(("x", "y"), 0), (("z", "w"), 1)]
 
 
 def test_texts(tmp_path: Path) -> None:
     rows = [{"document": "a long text", "summary": "short"}, {"document": "another", "summary": "one"}]
     task = read(tmp_path, rows, "text")
-    assert (task.kind, task.metrics[0], columns_of(task)) == ("generation", "rouge", ("document", None))
+    assert (task.kind, task.metrics[0], get_columns(task)) == ("generation", "rouge", ("document", None))
     assert [example.target for example in task.read("train")] == ["short", "one"]
 
 

@@ -3,7 +3,7 @@ from collections.abc import Iterable
 import pytest
 
 from pretune.core.errors import UsageError
-from pretune.text.cleaning import CLEANERS, PRESETS, clean, content_key, named_filters
+from pretune.text.cleaning import CLEANERS, PRESETS, clean, hash_content, resolve_filters
 from pretune.text.corpora import Document
 
 
@@ -13,7 +13,7 @@ def documents(texts: Iterable[str]) -> list[Document]:
 
 def test_filters_run_in_order_and_count() -> None:
     cleaned = clean(documents(["a  b", "a b", "", "\0", "c", "d e f"]), ["controls", "spaces", "short_pages=2"])
-    assert [(document.text, document.where) for document in cleaned] == [("a b", "a:1"), ("d e f", "a:6")]
+    assert [(document.text, document.location) for document in cleaned] == [("a b", "a:1"), ("d e f", "a:6")]
     assert cleaned.counts == {
         "controls": {"kept": 4, "changed": 0, "dropped": 2},
         "spaces": {"kept": 4, "changed": 1, "dropped": 0},
@@ -24,7 +24,7 @@ def test_filters_run_in_order_and_count() -> None:
 
 def test_nothing_is_dropped_silently() -> None:
     texts = [f"Text {number % 7}. " * (number % 5) for number in range(200)]
-    cleaned = clean(documents(texts), ["web"], near=0.9)
+    cleaned = clean(documents(texts), ["web"], near_threshold=0.9)
     left = len(list(cleaned))
     assert left + sum(step["dropped"] for step in cleaned.counts.values()) == 200
     for step, following in zip([*cleaned.counts.values()], [*cleaned.counts.values()][1:], strict=False):
@@ -37,10 +37,10 @@ def test_a_document_that_is_not_changed_is_the_same_object() -> None:
 
 
 def test_exact_duplicates_differ_in_white_space_and_unicode_form_only() -> None:
-    assert content_key("a  é\n") == content_key(" a e\u0301")
-    assert len(content_key("")) == 16
-    assert content_key("a") != content_key("A")
-    assert content_key("a b") != content_key("ab")
+    assert hash_content("a  é\n") == hash_content(" a e\u0301")
+    assert len(hash_content("")) == 16
+    assert hash_content("a") != hash_content("A")
+    assert hash_content("a b") != hash_content("ab")
     texts = ["one two", "one  two", "One two", "one two"]
     assert [document.text for document in clean(documents(texts))] == ["one two", "One two"]
     assert len(list(clean(documents(texts), exact=False))) == 4
@@ -58,14 +58,14 @@ def test_near_duplicates() -> None:
     words = [f"word{number}" for number in range(300)]
     other = [f"other{number}" for number in range(300)]
     texts = [" ".join(words), " ".join([*words[:150], "new", *words[150:]]), " ".join(other)]
-    cleaned = clean(documents(texts), near=0.8)
-    assert [document.where for document in cleaned] == ["a:1", "a:3"]
+    cleaned = clean(documents(texts), near_threshold=0.8)
+    assert [document.location for document in cleaned] == ["a:1", "a:3"]
     assert cleaned.counts["near_duplicates"] == {"kept": 2, "changed": 0, "dropped": 1}
 
 
 def test_languages_are_counted_on_request() -> None:
     texts = ["This is the end of it, and that was all.", "Das ist nicht das Ende von der Welt.", "xyz"]
-    cleaned = clean(documents(texts), tag=True)
+    cleaned = clean(documents(texts), count_languages=True)
     list(cleaned)
     assert cleaned.languages == {"en": 1, "de": 1, "und": 1}
 
@@ -73,7 +73,7 @@ def test_languages_are_counted_on_request() -> None:
 def pieces(texts: str) -> list[Document]:
     """A letter is a piece that goes on, or ends its document when "." follows; "x" will be dropped."""
     return [
-        Document(letter, 0, "", more=following != ".")
+        Document(letter, 0, "", is_continued=following != ".")
         for letter, following in zip(texts, texts[1:] + ".", strict=True)
         if letter != "."
     ]
@@ -94,16 +94,16 @@ def pieces(texts: str) -> list[Document]:
 )
 def test_a_document_in_pieces_ends_where_its_last_kept_piece_ends(given: str, left: str) -> None:
     found = clean(pieces(given), [lambda text: None if text == "x" else text])
-    assert "".join(piece.text + "." * (not piece.more) for piece in found) == left
+    assert "".join(piece.text + "." * (not piece.is_continued) for piece in found) == left
 
 
 def test_names() -> None:
-    assert [name for name, _ in named_filters("plain")] == ["nfc", "controls", "spaces"]
+    assert [name for name, _ in resolve_filters("plain")] == ["nfc", "controls", "spaces"]
     assert all(name in CLEANERS for preset in PRESETS.values() for name in preset)
-    ((name, function),) = named_filters("language=de")
+    ((name, function),) = resolve_filters("language=de")
     assert name == "language=de"
     assert function("Das ist nicht das Ende von der Welt.") is not None
-    ((name, function),) = named_filters("symbols=0.5")
+    ((name, function),) = resolve_filters("symbols=0.5")
     assert function("#### ab cd") is not None
 
 

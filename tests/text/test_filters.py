@@ -13,7 +13,7 @@ texts = st.text(st.characters(), max_size=80)
 PAGE = "The first line of a page is this one.\nAnd the second one follows after it.\nA third one ends it all."
 
 
-@pytest.mark.parametrize("name", CLEANERS.names())
+@pytest.mark.parametrize("name", CLEANERS.list_names())
 @given(text=texts)
 def test_once_is_enough(name: str, text: str) -> None:
     """Applied to its own result a filter changes nothing, so their order on a second run does not matter."""
@@ -22,7 +22,7 @@ def test_once_is_enough(name: str, text: str) -> None:
     assert once is None or function(once) == once
 
 
-@pytest.mark.parametrize("name", [name for name in CLEANERS.names() if name != "short_pages"])
+@pytest.mark.parametrize("name", [name for name in CLEANERS.list_names() if name != "short_pages"])
 def test_good_text_passes_unchanged(name: str) -> None:
     assert CLEANERS.get(name)(PAGE) == PAGE
 
@@ -60,11 +60,11 @@ def test_each(name: str, text: str, expected: str | None) -> None:
 
 
 def test_options() -> None:
-    assert filters.short_pages("one two three", least=3) == "one two three"
-    assert filters.short_pages("one two", least=3) is None
-    assert filters.short_pages("他们走了以后", least=3) is not None, "two characters count as a word"
-    assert filters.language("Das ist nicht das, was er von der Welt hat.", only="de") is not None
-    assert filters.repeated_lines("a\na\nb", most=0.5) is not None
+    assert filters.drop_short_pages("one two three", min_words=3) == "one two three"
+    assert filters.drop_short_pages("one two", min_words=3) is None
+    assert filters.drop_short_pages("他们走了以后", least=3) is not None, "two characters count as a word"
+    assert filters.drop_other_languages("Das ist nicht das, was er von der Welt hat.", lang="de") is not None
+    assert filters.drop_repeated_lines("a\na\nb", max_share=0.5) is not None
 
 
 @pytest.mark.parametrize("lang", ["hin", "tha", "arb", "heb", "jpn", "kor", "ell_monotonic", "vie"])

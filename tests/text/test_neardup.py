@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pretune.core.errors import UsageError
-from pretune.text.neardup import NearDuplicates, _Buckets, bands
+from pretune.text.neardup import NearDuplicates, _Buckets, choose_bands
 
 WORDS = [
     f"{a}{b}" for a in ("ba", "ko", "mi", "tu", "re", "sa", "lo", "ne") for b in ("n", "ra", "st", "ti", "x", "do")
@@ -30,15 +30,15 @@ def test_recall_and_precision(threshold: float) -> None:
     rng = random.Random(0)
     near = NearDuplicates(threshold)
     pages = [page(rng) for _ in range(150)]
-    assert not any(near.add(near.signature(" ".join(words))) for words in pages)
+    assert not any(near.add(near.compute_signature(" ".join(words))) for words in pages)
     above: list[bool] = []
     below: list[bool] = []
     for words in pages * 4:
         other = changed(rng, words, rng.choice([0.005, 0.01, 0.02, 0.05, 0.12, 0.2]))
         real = similarity(words, other)
         probe = NearDuplicates(threshold)
-        probe.add(probe.signature(" ".join(words)))
-        found = probe.add(probe.signature(" ".join(other)))
+        probe.add(probe.compute_signature(" ".join(words)))
+        found = probe.add(probe.compute_signature(" ".join(other)))
         if real >= threshold + 0.08:
             above.append(found)
         elif real <= threshold - 0.12:
@@ -55,7 +55,7 @@ def test_the_estimate_is_not_biased() -> None:
     for _ in range(200):
         words = page(rng, 200)
         other = changed(rng, words, 0.03)
-        agree = (near.signature(" ".join(words)) == near.signature(" ".join(other))).mean()
+        agree = (near.compute_signature(" ".join(words)) == near.compute_signature(" ".join(other))).mean()
         errors.append(agree - similarity(words, other))
     assert abs(np.mean(errors)) < 0.01  # sigma 0.003
     assert np.std(errors) < 0.05  # 0.037 expected of 128 independent hash functions
@@ -63,35 +63,35 @@ def test_the_estimate_is_not_biased() -> None:
 
 def test_signatures_are_pinned() -> None:
     """They are computed in one process and compared in another, perhaps on another day."""
-    found = NearDuplicates().signature("The quick brown fox jumps over the lazy dog")
+    found = NearDuplicates().compute_signature("The quick brown fox jumps over the lazy dog")
     assert found.dtype == np.uint32
     assert found[:3].tolist() == [487526900, 610488074, 605736826]
 
 
 def test_case_and_punctuation_do_not_matter_but_order_does() -> None:
     near = NearDuplicates()
-    first = near.signature("One, two; three (four) five-six. Seven!")
-    assert (near.signature("one two three four five six seven") == first).all()
-    assert not (near.signature("seven six five four three two one") == first).any()
+    first = near.compute_signature("One, two; three (four) five-six. Seven!")
+    assert (near.compute_signature("one two three four five six seven") == first).all()
+    assert not (near.compute_signature("seven six five four three two one") == first).any()
 
 
 def test_scripts_without_spaces_are_compared_by_characters() -> None:
     near = NearDuplicates()
     text = "".join(chr(0x4E00 + 7 * number) for number in range(300))
-    assert not near.add(near.signature(text))
-    assert near.add(near.signature(text[:150] + "新" + text[150:]))
+    assert not near.add(near.compute_signature(text))
+    assert near.add(near.compute_signature(text[:150] + "新" + text[150:]))
 
 
 @pytest.mark.parametrize("text", ["", "one", "one two", "!!!", "😀"])
 def test_short_texts_have_signatures(text: str) -> None:
     near = NearDuplicates()
-    assert not near.add(near.signature(text))
-    assert near.add(near.signature(text))
+    assert not near.add(near.compute_signature(text))
+    assert near.add(near.compute_signature(text))
 
 
 @pytest.mark.parametrize("threshold", [0.3, 0.5, 0.7, 0.8, 0.9, 1.0])
 def test_bands_fit_and_miss_little(threshold: float) -> None:
-    count, rows = bands(threshold, 128)
+    count, rows = choose_bands(threshold, 128)
     assert count * rows <= 128
     assert 1 - (1 - threshold**rows) ** count >= 0.98
 
@@ -100,7 +100,7 @@ def test_memory_is_as_stated() -> None:
     rng = random.Random(2)
     near = NearDuplicates(0.8)
     for _ in range(5000):
-        near.add(near.signature(" ".join(page(rng, 20))))
+        near.add(near.compute_signature(" ".join(page(rng, 20))))
     assert near.bytes / 5000 < 1200
 
 

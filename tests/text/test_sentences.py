@@ -18,7 +18,7 @@ def parts(text: str, lang: str = "en") -> list[str]:
     return [text[start:end].strip() for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
 
 
-@pytest.mark.parametrize("splitter", SPLITTERS.names())
+@pytest.mark.parametrize("splitter", SPLITTERS.list_names())
 @given(text=texts, lang=st.sampled_from(["en", "de", "ja", "xx"]))
 def test_starts_are_starts(splitter: str, text: str, lang: str) -> None:
     starts = split_sentences(text, lang, splitter)

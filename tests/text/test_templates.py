@@ -11,14 +11,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from pretune.core.config import from_dict, to_dict
 from pretune.core.errors import DataError, UsageError
 from pretune.text.styles import STYLES
-from pretune.text.templates import STRATEGIES, Special, Strategy, Template, Text, pad_left, truncate
+from pretune.text.templates import STRATEGIES, SpecialPart, Strategy, TextPart, TokenTemplate, pad_left, truncate
 from tests.text.tokenizers import trained
 
 MARKS = {mark.text: 1000 + i for i, mark in enumerate(mark for style in STYLES.values() for mark in style.marks)}
 
 
-def template(style: str) -> Template:
-    return Template.read(STYLES[style].single, STYLES[style].pair, MARKS)
+def template(style: str) -> TokenTemplate:
+    return TokenTemplate.from_layouts(STYLES[style].single, STYLES[style].pair, MARKS)
 
 
 class TestApply:
@@ -41,7 +41,7 @@ class TestApply:
         laid = made.apply([7], [8])
         assert laid.ids.tolist() == [ids[word] for word in pair.split()]
         assert laid.segments.tolist() == segments
-        assert laid.special.tolist() == [word not in "ab" for word in pair.split()]
+        assert laid.is_special.tolist() == [word not in "ab" for word in pair.split()]
 
     def test_every_style_is_tested(self) -> None:
         assert len(STYLES) == 7
@@ -50,21 +50,21 @@ class TestApply:
     def test_texts_stay_whole_and_in_order(self, a: list[int], b: list[int] | None) -> None:
         for style in STYLES:
             laid = template(style).apply(a, b)
-            assert laid.ids[~laid.special].tolist() == a + (b or [])
-            assert laid.special.sum() == template(style).extra(b is not None)
-            assert len(laid.ids) == len(laid.segments) == len(laid.special)
+            assert laid.ids[~laid.is_special].tolist() == a + (b or [])
+            assert laid.is_special.sum() == template(style).count_special_tokens(b is not None)
+            assert len(laid.ids) == len(laid.segments) == len(laid.is_special)
 
     def test_a_template_is_plain_data(self) -> None:
         made = template("cls-last")
-        assert from_dict(Template, to_dict(made)) == made
+        assert from_dict(TokenTemplate, to_dict(made)) == made
         assert dataclasses.asdict(made)["single"][0] == {"which": "a", "segment": 0}
 
     @pytest.mark.parametrize(
-        "pair", [(), (Text(which="a"),), (Text(which="b"), Text(which="a")), (Text(which="a"),) * 2]
+        "pair", [(), (TextPart(which="a"),), (TextPart(which="b"), TextPart(which="a")), (TextPart(which="a"),) * 2]
     )
-    def test_texts_must_be_there_once(self, pair: tuple[Special | Text, ...]) -> None:
+    def test_texts_must_be_there_once(self, pair: tuple[SpecialPart | TextPart, ...]) -> None:
         with pytest.raises(UsageError, match="'pair'"):
-            Template(pair=pair)
+            TokenTemplate(pair=pair)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def library() -> Tokenizer:
 
 
 class TestTruncate:
-    SEP = Template.read("98 $A 99", "98 $A 99 $B:1 99:1", {"98": 98, "99": 99})
+    SEP = TokenTemplate.from_layouts("98 $A 99", "98 $A 99 $B:1 99:1", {"98": 98, "99": 99})
 
     @given(data=st.data(), a=st.integers(0, 12), b=st.none() | st.integers(0, 12), room=st.integers(1, 20))
     def test_it_is_the_librarys(
@@ -91,7 +91,7 @@ class TestTruncate:
         stride = data.draw(st.integers(0, 3))
         assume(stride < room)  # the library refuses any other before it has seen a text
         one, two = list(range(a)), None if b is None else list(range(50, 50 + b))
-        length = room + self.SEP.extra(b is not None)
+        length = room + self.SEP.count_special_tokens(b is not None)
         texts = [" ".join(map(str, ids)) for ids in ([one] if two is None else [one, two])]
         try:
             library.enable_truncation(length, stride=stride, strategy=strategy, direction=side)
@@ -106,7 +106,10 @@ class TestTruncate:
             assert theirs is None
             return
         assert theirs is not None
-        ours = [(laid.ids.tolist(), laid.segments.tolist(), laid.special.astype(int).tolist()) for laid in fitted.laid]
+        ours = [
+            (laid.ids.tolist(), laid.segments.tolist(), laid.is_special.astype(int).tolist())
+            for laid in fitted.sequences
+        ]
         assert ours[0] == theirs[0]
         assert sorted(ours) == sorted(theirs)
 
@@ -118,19 +121,19 @@ class TestTruncate:
             return
         ((one, two),) = cut.windows
         assert one[1] - one[0] + two[1] - two[0] <= room
-        assert (one[1] - one[0] + cut.lost[0], two[1] - two[0] + cut.lost[1]) == (a, b or 0)
+        assert (one[1] - one[0] + cut.dropped_tokens[0], two[1] - two[0] + cut.dropped_tokens[1]) == (a, b or 0)
         if a + (b or 0) > room:
             assert one[1] - one[0] + two[1] - two[0] == room
         windows = truncate(a, b, room, strategy=strategy, windows=True)
         for side, size in enumerate((a, b or 0)):
             seen = {i for window in windows.windows for i in range(*window[side])}
-            assert len(seen) + windows.lost[side] == size
+            assert len(seen) + windows.dropped_tokens[side] == size
 
     def test_windows_overlap_by_the_stride(self) -> None:
         fitted = self.SEP.fit([1, 2], range(10, 20), length=9, strategy="only_second", stride=2, windows=True)
-        texts = [laid.ids[~laid.special].tolist() for laid in fitted.laid]
+        texts = [laid.ids[~laid.is_special].tolist() for laid in fitted.sequences]
         assert texts == [[1, 2, *range(i, i + 4)] for i in (10, 12, 14, 16)]
-        assert fitted.lost == (0, 0)
+        assert fitted.dropped_tokens == (0, 0)
 
     def test_what_cannot_be_is_said(self) -> None:
         with pytest.raises(UsageError, match=r"\b2\b.*\b3\b"):
@@ -169,4 +172,4 @@ class TestPadLeft:
 def test_a_tokenizer_has_the_template_of_its_style(style: str) -> None:
     tokenizer = trained("bpe", style)
     ids = {mark.text: tokenizer.raw.token_to_id(mark.text) for mark in STYLES[style].marks}
-    assert tokenizer.template == Template.read(STYLES[style].single, STYLES[style].pair, ids)
+    assert tokenizer.template == TokenTemplate.from_layouts(STYLES[style].single, STYLES[style].pair, ids)

@@ -49,7 +49,7 @@ class TestFiles:
         ]
         again = Tokenizer.load(tmp_path / "a")
         assert facts(again) == facts(tokenizer)
-        assert again.files() == tokenizer.files()
+        assert again.build_files() == tokenizer.build_files()
         assert facts(Tokenizer.load(tmp_path / "a" / "tokenizer.json")) == facts(tokenizer)
 
     def test_saving_is_all_or_nothing(self, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ class TestReal:
         text = "hello world " * 200
         assert len(tokenizer.encode(text)) == 400
         assert len(tokenizer.encode_batch([text, "a"])[1]) == 1
-        assert json.loads(tokenizer.files()["tokenizer.json"])["padding"] is None
+        assert json.loads(tokenizer.build_files()["tokenizer.json"])["padding"] is None
 
     def test_roles_and_template(self, minilm: Path) -> None:
         tokenizer = Tokenizer.load(minilm)
@@ -100,7 +100,7 @@ class TestReal:
         assert tokenizer.template.apply([7], [8]).ids.tolist() == [101, 7, 102, 8, 102]
         assert tokenizer.template.apply([7], [8]).segments.tolist() == [0, 0, 0, 1, 1]
         assert (tokenizer.length, tokenizer.padding, tokenizer.sentinels) == (512, "right", ())
-        assert tokenizer.token(7592) == "hello"
+        assert tokenizer.get_token(7592) == "hello"
 
     def test_the_file_alone_tells_the_same(self, minilm: Path, tmp_path: Path) -> None:
         shutil.copy(minilm / "tokenizer.json", tmp_path / "any name.json")
@@ -111,7 +111,7 @@ class TestReal:
         tokenizer = Tokenizer.load(minilm)
         texts = [*NASTY, "It was a dark and stormy night; " * 5000]
         found = tokenizer.encode_batch(texts)
-        assert tokenizer._encoder(False).cache is not None
+        assert tokenizer._get_encoder(False).cache is not None
         assert [found[i].tolist() for i in range(len(texts))] == [tokenizer.encode(text) for text in texts]
 
 
@@ -152,7 +152,7 @@ class TestRoles:
     def test_sentinels_end_the_vocabulary(self) -> None:
         tokenizer = trained("unigram", "sentinels")
         assert tokenizer.sentinels == tuple(range(699, 599, -1))
-        assert tokenizer.token(699) == "<extra_id_0>"
+        assert tokenizer.get_token(699) == "<extra_id_0>"
 
     def test_what_comes_first_and_last(self) -> None:
         ids = {name: trained("bpe", name).special for name in STYLES}
@@ -194,7 +194,7 @@ class TestDecode:
     @pytest.mark.parametrize(("kind", "style"), COMBINATIONS)
     def test_text_never_becomes_a_special_token_by_itself(self, kind: str, style: str) -> None:
         tokenizer = trained(kind, style)
-        spelled = [tokenizer.token(i) for i in sorted(tokenizer.special_ids)]
+        spelled = [tokenizer.get_token(i) for i in sorted(tokenizer.special_ids)]
         ids = tokenizer.encode_batch([*spelled, " ".join(spelled), "".join(spelled), *NASTY], literal=True).ids
         assert not {*ids.tolist()} & (tokenizer.special_ids - {tokenizer.special.get("unk")})
 
@@ -216,7 +216,7 @@ class TestDecode:
                 tokenizer.decode(bad)
         for i in (-1, tokenizer.vocab):
             with pytest.raises(UsageError, match=rf"{i}\b.*\b700\b"):
-                tokenizer.token(i)
+                tokenizer.get_token(i)
 
     def test_one_text_is_not_a_list(self) -> None:
         with pytest.raises(UsageError, match="list"):
@@ -290,7 +290,7 @@ class TestFaults:
             Tokenizer.load(tmp_path)
 
     def test_text_it_has_no_tokens_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(encode, "TRIED", -1)
+        monkeypatch.setattr(encode, "TRIAL_CHARACTERS", -1)
         tokenizer = Tokenizer(Raw(models.WordLevel({"a": 0}, unk_token="absent")))
         assert tokenizer.encode("a") == [0]
         assert tokenizer.encode_batch(["a", "a"]).ids.tolist() == [0, 0]
@@ -302,7 +302,7 @@ class TestFaults:
     def test_damage_gives_our_error_or_a_tokenizer(
         self, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
     ) -> None:
-        file = json.loads(trained("words").files()["tokenizer.json"])
+        file = json.loads(trained("words").build_files()["tokenizer.json"])
         file["model"]["vocab"] = dict(list(file["model"]["vocab"].items())[:12])
         text = bytearray(json.dumps(file).encode())
         for _ in range(data.draw(st.integers(1, 3))):

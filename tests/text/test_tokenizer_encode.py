@@ -14,8 +14,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from pretune.text.styles import KINDS
 from pretune.text.tokenizer import Tokenizer, cache, encode
-from pretune.text.tokenizer.cache import Cache, direct, separable
-from pretune.text.tokenizer.units import pieces, split, split_simply
+from pretune.text.tokenizer.cache import UnitCache, encode_directly, is_separable
+from pretune.text.tokenizer.units import split_pieces, split_simple_units, split_units
 from tests.text.tokenizers import NASTY, corpus, trained
 
 AWKWARD = st.text(
@@ -32,76 +32,76 @@ def same(one: Any, other: Any) -> bool:
 class TestUnits:
     @given(st.text() | AWKWARD)
     def test_they_are_the_text(self, text: str) -> None:
-        assert "".join(split(text)) == text
-        assert all(split(text))
+        assert "".join(split_units(text)) == text
+        assert all(split_units(text))
 
     @given(st.text() | AWKWARD | st.text(st.sampled_from("ab \n"), max_size=9))
     def test_the_simple_way_is_the_same(self, text: str) -> None:
-        simple = split_simply(text)
+        simple = split_simple_units(text)
         if simple is not None:
             units = simple[:1] + [part if part[0] == "\n" else " " + part for part in simple[1:]]
-            assert units == split(text)
+            assert units == split_units(text)
 
     @given(st.text() | AWKWARD, st.integers(1, 8))
     def test_pieces_are_whole_units(self, text: str, size: int) -> None:
-        found = pieces(text, size)
+        found = split_pieces(text, size)
         assert "".join(found) == text
-        assert [unit for piece in found for unit in split(piece)] == split(text)
+        assert [unit for piece in found for unit in split_units(piece)] == split_units(text)
 
 
 class TestCache:
     @pytest.mark.parametrize("lowercase", [False, True])
     @pytest.mark.parametrize("kind", KINDS)
     def test_every_kind_may_be_encoded_by_units(self, kind: str, lowercase: bool) -> None:
-        assert separable(trained(kind, lowercase=lowercase).raw)
+        assert is_separable(trained(kind, lowercase=lowercase).raw)
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_it_gives_what_the_library_gives(self, kind: str) -> None:
         raw = trained(kind).raw
-        table = Cache(raw)
+        table = UnitCache(raw)
         special = [token.content for token in raw.get_added_tokens_decoder().values()]
 
         @given(TEXTS)
         def law(texts: list[str]) -> None:
             if not any(token in text for token in special for text in texts):
-                assert same(table.encode(texts), direct(raw, texts))
+                assert same(table.encode(texts), encode_directly(raw, texts))
 
         law()
         texts = [text for text in (*NASTY, *corpus()[:6]) if not any(token in text for token in special)]
         for _ in range(2):  # new, and known
-            assert same(table.encode(texts), direct(raw, texts))
+            assert same(table.encode(texts), encode_directly(raw, texts))
 
     def test_a_full_table_starts_anew(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(cache, "UNITS", 50)
+        monkeypatch.setattr(cache, "MAX_UNITS", 50)
         raw = trained("bpe").raw
-        table = Cache(raw)
+        table = UnitCache(raw)
         for text in corpus()[:5]:
-            assert same(table.encode([text]), direct(raw, [text]))
+            assert same(table.encode([text]), encode_directly(raw, [text]))
         assert table.encode(["a b"]).counts.tolist() == [2]
         assert len(table.units) == 2
 
     def test_text_that_never_repeats_goes_the_librarys_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(cache, "TRIAL", 20)
+        monkeypatch.setattr(cache, "TRIAL_CHARACTERS", 20)
         raw = trained("wordpiece").raw
-        table = Cache(raw)
+        table = UnitCache(raw)
         numbers = [" ".join(str(i * 7919 + j) for j in range(30)) for i in range(3)]
-        assert same(table.encode(numbers), direct(raw, numbers))
-        assert table.rest == cache.REST
-        assert same(table.encode(numbers), direct(raw, numbers))
-        assert table.rest == cache.REST - 1
+        assert same(table.encode(numbers), encode_directly(raw, numbers))
+        assert table.rest_batches == cache.REST_BATCHES
+        assert same(table.encode(numbers), encode_directly(raw, numbers))
+        assert table.rest_batches == cache.REST_BATCHES - 1
 
     def test_an_interrupt_leaves_no_half_known_unit(self, monkeypatch: pytest.MonkeyPatch) -> None:
         raw = trained("bpe").raw
-        table = Cache(raw)
+        table = UnitCache(raw)
 
         def interrupt(*_: Any) -> None:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as broken:
-            broken.setattr(cache, "by_unit", interrupt)
+            broken.setattr(cache, "encode_units", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 table.encode(["new words"])
-        assert same(table.encode(["new words"]), direct(raw, ["new words"]))
+        assert same(table.encode(["new words"]), encode_directly(raw, ["new words"]))
 
     def test_what_is_not_separable_is_noticed(self) -> None:
         def made(normalizer: Any, pre_tokenizer: Any, dropout: float | None = None) -> Raw:
@@ -112,25 +112,25 @@ class TestCache:
             return raw
 
         words = pre_tokenizers.WhitespaceSplit()
-        assert separable(made(None, words))
-        assert not separable(made(None, words, dropout=0.1))
-        assert not separable(made(None, None))
+        assert is_separable(made(None, words))
+        assert not is_separable(made(None, words, dropout=0.1))
+        assert not is_separable(made(None, None))
         # A space before every text: units would get one too.
         opening = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-        assert not separable(made(opening, None))
-        assert not separable(made(opening, pre_tokenizers.Split("▁", "merged_with_next")))
-        assert not separable(made(None, pre_tokenizers.Punctuation()))  # no words at all
-        assert not separable(made(normalizers.Strip(), pre_tokenizers.CharDelimiterSplit(",")))
+        assert not is_separable(made(opening, None))
+        assert not is_separable(made(opening, pre_tokenizers.Split("▁", "merged_with_next")))
+        assert not is_separable(made(None, pre_tokenizers.Punctuation()))  # no words at all
+        assert not is_separable(made(normalizers.Strip(), pre_tokenizers.CharDelimiterSplit(",")))
 
 
 @pytest.fixture(params=[True, False], ids=["fast", "library"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways of encoding, on tokenizers that have not yet decided for one."""
-    monkeypatch.setattr(encode, "TRIED", -1 if request.param else 10**9)
+    monkeypatch.setattr(encode, "TRIAL_CHARACTERS", -1 if request.param else 10**9)
 
 
 def fresh(tokenizer: Tokenizer) -> Tokenizer:
-    return Tokenizer(tokenizer.raw, tokenizer._said)
+    return Tokenizer(tokenizer.raw, tokenizer._config)
 
 
 @pytest.mark.usefixtures("way")
@@ -158,8 +158,8 @@ class TestEncodeBatch:
     def test_long_texts_are_cut_where_no_token_is(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         texts = [*NASTY, "\n\n".join(corpus()[:4]), "", "no end " * 40]
         whole = fresh(trained(kind)).encode_batch(texts)
-        monkeypatch.setattr(encode, "PIECE", 100)
-        monkeypatch.setattr(encode, "BATCH", 1000)
+        monkeypatch.setattr(encode, "PIECE_CHARACTERS", 100)
+        monkeypatch.setattr(encode, "BATCH_CHARACTERS", 1000)
         cut = fresh(trained(kind)).encode_batch(texts)
         for name in ("ids", "offsets", "word_start", "starts"):
             assert np.array_equal(getattr(whole, name), getattr(cut, name))
@@ -172,8 +172,8 @@ class TestEncodeBatch:
         assert (np.diff(found.starts) >= 0).all()
         words = [match.span(1) for match in re.finditer(r"(\s*)\S+", text)]  # the white space before every word
         assert {end for _, end in words} <= {*found.starts.tolist()}  # a token starts with it, the space left out
-        assert found.word_start[found.tokens_at(0, [start for start, _ in words])].all()
-        assert found.tokens_at(0, [len(text)]).tolist() == [len(found.ids)]
+        assert found.word_start[found.find_tokens(0, [start for start, _ in words])].all()
+        assert found.find_tokens(0, [len(text)]).tolist() == [len(found.ids)]
 
     @pytest.mark.parametrize(
         ("kind", "words"),

@@ -20,8 +20,8 @@ from tokenizers import models, pre_tokenizers, trainers
 import pretune as pt
 from pretune.core.errors import DataError, UsageError
 from pretune.text.styles import KINDS, STYLES
-from pretune.text.tokenizer import Plan, counting, lattice, seeds, train, unigram
-from pretune.text.tokenizer.sample import BLOCK, LONGEST_WORD, Sample
+from pretune.text.tokenizer import TokenizerConfig, counting, lattice, seeds, train, unigram
+from pretune.text.tokenizer.sample import BLOCK_CHARACTERS, MAX_WORD_LENGTH, TextSample
 from tests.conftest import ROOT
 from tests.text.tokenizers import COMBINATIONS, corpus, trained
 
@@ -52,7 +52,7 @@ def test_a_vocabulary_is_as_large_as_it_should_be(kind: str, style: str) -> None
     vocabulary = tokenizer.raw.get_vocab()
     assert sorted(vocabulary.values()) == list(range(tokenizer.vocab))
     assert marks <= {*vocabulary}
-    assert {tokenizer.token(i) for i in tokenizer.special_ids} - marks == {
+    assert {tokenizer.get_token(i) for i in tokenizer.special_ids} - marks == {
         f"<extra_id_{i}>" for i in range(STYLES[style].sentinels)
     }
 
@@ -83,23 +83,23 @@ class TestKinds:
 
     def test_characters_seen_have_tokens_and_others_bytes(self) -> None:
         tokenizer = train("characters", ["aab é é 中", "aa"], vocab=400)
-        assert [tokenizer.token(i) for i in tokenizer.encode("aé中")] == ["a", "é", "<0xE4>", "<0xB8>", "<0xAD>"]
-        assert tokenizer.token(tokenizer.encode(" ")[0]) == " "
+        assert [tokenizer.get_token(i) for i in tokenizer.encode("aé中")] == ["a", "é", "<0xE4>", "<0xB8>", "<0xAD>"]
+        assert tokenizer.get_token(tokenizer.encode(" ")[0]) == " "
         few = train("characters", ["aab é é 中", "aa"], vocab=400, alphabet=1, min_frequency=1)
         assert few.vocab == 4 + 256 + 1
 
     def test_words_are_the_most_frequent(self) -> None:
         text = "b b b a a c c, d"
         tokenizer = train("words", [text], vocab=7)
-        assert [tokenizer.token(i) for i in range(4, tokenizer.vocab)] == ["b", "a", "c"]
+        assert [tokenizer.get_token(i) for i in range(4, tokenizer.vocab)] == ["b", "a", "c"]
         assert tokenizer.decode(tokenizer.encode("a d b")) == "a <unk> b"
 
     def test_the_alphabet_covers_nearly_all_text(self) -> None:
         counts = {"a" * 99_980 + "b" * 18 + "c": 1, "d": 1}
-        assert counting.alphabet(counts, 100, None) == ["a", "b"]
-        assert counting.alphabet(counts, 1, None) == ["a"]
-        assert counting.alphabet(counts, 100, 3) == ["a", "b", "c"]
-        assert counting.alphabet(counts, 3, 3, {"a": 2, "b": 2}) == ["a"]
+        assert counting.choose_alphabet(counts, 100, None) == ["a", "b"]
+        assert counting.choose_alphabet(counts, 1, None) == ["a"]
+        assert counting.choose_alphabet(counts, 100, 3) == ["a", "b", "c"]
+        assert counting.choose_alphabet(counts, 3, 3, {"a": 2, "b": 2}) == ["a"]
 
     def test_a_word_piece_vocabulary_never_outgrows_its_size(self) -> None:
         text = "".join(map(chr, range(0x4E00, 0x4E00 + 500))) + " some words "
@@ -114,41 +114,41 @@ class TestKinds:
         assert tokenizer.decode(tokenizer.encode("</s> <0x41> 中é", literal=True)) == "</s> <0x41> 中é"
 
     def test_rare_words_are_forgotten_when_there_are_too_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(counting, "MOST", 4)
+        monkeypatch.setattr(counting, "MAX_WORDS", 4)
         raw = trained("words").raw
-        assert counting.words(["a a b c d e f", "a g g"], raw) == {"a": 3, "g": 2}
+        assert counting.count_words(["a a b c d e f", "a g g"], raw) == {"a": 3, "g": 2}
 
 
 class TestSample:
     @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=50), max_size=8), st.integers(0, 3))
     def test_all_of_it_when_it_fits(self, texts: list[str], seed: int) -> None:
-        sample = Sample(texts, 10**6, seed)
+        sample = TextSample(texts, 10**6, seed)
         kept = [text for text in texts if text and not text.isspace()]
         assert [*sample] == kept
-        assert sample.kept == sample.seen == sum(len(text.encode()) for text in kept)
+        assert sample.sample_bytes == sample.total_bytes == sum(len(text.encode()) for text in kept)
 
     def test_a_part_of_it_when_it_does_not(self) -> None:
         texts = [f"{i} " * 100 for i in range(1000)]
         told: list[int] = []
-        sample = Sample(texts, 50_000, seed=1, tell=told.append)
+        sample = TextSample(texts, 50_000, seed=1, progress=told.append)
         kept = [*sample]
-        assert 49_000 < sample.kept <= 50_000
-        assert sample.seen == told[-1] == sum(map(len, texts))
-        assert kept == [*Sample(iter(texts), 50_000, seed=1)]
-        assert kept != [*Sample(texts, 50_000, seed=2)]
+        assert 49_000 < sample.sample_bytes <= 50_000
+        assert sample.total_bytes == told[-1] == sum(map(len, texts))
+        assert kept == [*TextSample(iter(texts), 50_000, seed=1)]
+        assert kept != [*TextSample(texts, 50_000, seed=2)]
         places = [texts.index(text) for text in kept]
         assert places == sorted(places)  # in the order of the corpus, and from all of it
         assert min(places) < 100 and max(places) > 900
 
     def test_one_long_text_is_no_problem(self) -> None:
-        sample = Sample(["word " * 100_000], 20_000)
+        sample = TextSample(["word " * 100_000], 20_000)
         blocks = [*sample]
-        assert 10_000 < sample.kept <= 20_000
-        assert all(len(block) <= BLOCK + 10 for block in blocks)
+        assert 10_000 < sample.sample_bytes <= 20_000
+        assert all(len(block) <= BLOCK_CHARACTERS + 10 for block in blocks)
 
     def test_long_words_are_cut(self) -> None:
-        blocks = [*Sample(["a" * 100_000, "x\ud800y"], 10**6)]
-        assert max(len(word) for block in blocks for word in block.split()) == LONGEST_WORD
+        blocks = [*TextSample(["a" * 100_000, "x\ud800y"], 10**6)]
+        assert max(len(word) for block in blocks for word in block.split()) == MAX_WORD_LENGTH
         assert sum(block.count("a") for block in blocks) == 100_000
         assert blocks[-1] == "x\ufffdy"
         assert trained("bpe").vocab == train("bpe", [*corpus(), "ab" * 200_000], vocab=700).vocab  # and not for hours
@@ -158,8 +158,8 @@ class TestSample:
             for i in range(3000):
                 yield f"{i} " * 1000
 
-        sample = Sample(texts(), 100_000)
-        assert sample.seen > 10**7
+        sample = TextSample(texts(), 100_000)
+        assert sample.total_bytes > 10**7
         assert sum(map(len, sample)) <= 100_000
 
 
@@ -189,7 +189,7 @@ class TestPlan:
 
         given_ = {"kind": "wordpiece", "vocab": 1000, **options}
         with pytest.raises(UsageError, match=values):
-            Plan(**given_)
+            TokenizerConfig(**given_)
         with pytest.raises(UsageError, match=values):
             train(given_.pop("kind"), never(), **given_)
 
@@ -222,7 +222,7 @@ class TestLattice:
     def test_it_counts_all_segmentations(self, words: list[str], seed: int) -> None:
         rng = np.random.default_rng(seed)
         counts = rng.integers(1, 9, len(words)).astype(np.float64)
-        pieces, _, example, made = seeds.find(words, counts, list("abc"), 100, 1)
+        pieces, _, example, made = seeds.find_seed_pieces(words, counts, list("abc"), 100, 1)
         sizes = np.array([len(piece) for piece in pieces])
         probability = rng.random(len(pieces))
         score, number = np.log(probability), {piece: i for i, piece in enumerate(pieces)}
@@ -234,8 +234,8 @@ class TestLattice:
             for way, weight in zip(ways, weights, strict=True):
                 for piece in way:
                     expected[number[piece]] += count * weight / sum(weights)
-        assert made.expect(probability, counts) == pytest.approx(expected)
-        scores, by = made.best(score)
+        assert made.compute_expected_counts(probability, counts) == pytest.approx(expected)
+        scores, by = made.find_best(score)
         assert scores == pytest.approx(best)
         walked = np.zeros(len(words))
         spelled = [""] * len(words)
@@ -247,7 +247,7 @@ class TestLattice:
         # How a piece would be spelled without itself.
         long = np.flatnonzero(sizes > 1)
         if len(long):
-            inner, _ = made.inside(example[long], sizes[long]).best(score)
+            inner, _ = made.build_sublattice(example[long], sizes[long]).find_best(score)
             for piece, found in zip(long.tolist(), inner.tolist(), strict=True):
                 ways = self.segmentations(pieces[piece], {*pieces} - {pieces[piece]})
                 options = [sum(score[number[part]] for part in way) for way in ways]
@@ -255,18 +255,21 @@ class TestLattice:
 
     def test_pieces_are_the_substrings_that_say_something(self) -> None:
         counts = np.array([5.0, 3.0])
-        pieces, seen, _, _ = seeds.find(["abcd", "abx"], counts, list("abcdx"), 100, 2)
+        pieces, seen, _, _ = seeds.find_seed_pieces(["abcd", "abx"], counts, list("abcdx"), 100, 2)
         found = dict(zip(pieces[5:], seen[5:].tolist(), strict=True))
         # Not "abc" and "bc", which are always followed by "d".
         assert found == {"ab": 8, "abcd": 5, "bcd": 5, "cd": 5, "abx": 3, "bx": 3}
 
     def test_dead_pieces_take_their_arcs_along(self) -> None:
-        pieces, _, _, made = seeds.find(["abab"], np.array([2.0]), ["a", "b"], 10, 1)
+        pieces, _, _, made = seeds.find_seed_pieces(["abab"], np.array([2.0]), ["a", "b"], 10, 1)
         alive = np.array([len(piece) == 1 for piece in pieces])
-        assert made.keep(alive).expect(np.ones(len(pieces)), np.array([2.0]))[:2].tolist() == [4.0, 4.0]
+        assert made.keep(alive).compute_expected_counts(np.ones(len(pieces)), np.array([2.0]))[:2].tolist() == [
+            4.0,
+            4.0,
+        ]
 
     def test_stretches(self) -> None:
-        assert lattice.ragged(np.array([3]), np.array([0])).tolist() == []
+        assert lattice.expand_ranges(np.array([3]), np.array([0])).tolist() == []
 
 
 class TestUnigram:
@@ -277,14 +280,14 @@ class TestUnigram:
 
     def test_the_alphabet_stays_and_the_rest_earns_its_place(self) -> None:
         words = {"▁the": 500, "▁then": 100, "▁theory": 50, "▁zq": 1, "▁other": 80}
-        found = dict(unigram.learn(words, 24, sorted({*"".join(words)})))
+        found = dict(unigram.train_unigram(words, 24, sorted({*"".join(words)})))
         assert {*"".join(words)} <= {*found}
         assert "▁the" in found and max(found, key=lambda piece: found[piece]) == "▁the"
         assert len(found) <= 24
-        assert unigram.learn({}, 10, ["a"]) == []
+        assert unigram.train_unigram({}, 10, ["a"]) == []
 
     def test_words_are_cut_at_strange_characters_and_where_they_are_long(self) -> None:
-        found = unigram.select({"ab☃cd": 2, "cd": 1, "a" * 70: 1}, {*"abcd"})
+        found = unigram.select_words({"ab☃cd": 2, "cd": 1, "a" * 70: 1}, {*"abcd"})
         assert dict(found) == {"cd": 3, "ab": 2, "a" * 32: 2, "a" * 6: 1}
 
     @pytest.mark.parametrize(
@@ -311,11 +314,11 @@ class TestUnigram:
         text = "In 1918 the nation. The nation, 10km, nation-wide; nation's 2nd nation. "
         tokenizer = train("unigram", [text * 50, *corpus()[:6]], vocab=700, style="plain")
         special = tokenizer.special_ids
-        pieces = [tokenizer.token(i).removeprefix("▁") for i in range(tokenizer.vocab) if i not in special]
+        pieces = [tokenizer.get_token(i).removeprefix("▁") for i in range(tokenizer.vocab) if i not in special]
         pieces = [piece for piece in pieces if not re.fullmatch("<0x..>", piece)]
         assert [piece for piece in pieces if any(map(str.isalpha, piece)) and not piece.isalpha()] == []
         assert [piece for piece in pieces if len(piece) > 3]  # there are longer ones
-        assert [tokenizer.token(i) for i in tokenizer.encode("The nation. 10km")][-2:] == ["▁10", "km"]
+        assert [tokenizer.get_token(i) for i in tokenizer.encode("The nation. 10km")][-2:] == ["▁10", "km"]
 
     def test_it_is_no_worse_than_the_librarys(self) -> None:
         tokenizer = trained("unigram", "plain")
@@ -336,7 +339,7 @@ def test_a_corpus_by_its_name(tmp_path: Path) -> None:
     assert told[-1][0] == 1.0 and told[-1][1] > 0.9 * sum(len(text.encode()) for text in corpus()[:4])
     again = pt.train_tokenizer("bpe", [str(tmp_path)], vocab=400)
     assert again.sha256 == tokenizer.sha256
-    assert json.loads(again.files()["tokenizer.json"])["model"]["type"] == "BPE"
+    assert json.loads(again.build_files()["tokenizer.json"])["model"]["type"] == "BPE"
     with pytest.raises(UsageError, match="'bqe'"):
         pt.train_tokenizer("bqe", ["absent"], vocab=400)
     with pytest.raises(DataError):

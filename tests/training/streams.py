@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
-from pretune.core.types import IGNORE
-from pretune.data.batch_shape import Shape
+from pretune.core.types import IGNORE_INDEX
+from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Counters
-from pretune.data.ragged import Ints, bounds
+from pretune.data.ragged import Ints, compute_offsets
 from pretune.data.samples import Documents
 from pretune.data.sequences import Sequences
 from pretune.data.shards import Shards
-from pretune.data.stream import Stream
+from pretune.data.stream import BatchStream
 from tests.data.corpora import FRAMES, random_documents, write
 
 
@@ -27,7 +27,7 @@ class Masking:
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         assert sequences.special is not None
         hit = (rng.uniform(0, sequences.lengths) < 0.3) & ~sequences.special
-        labels = np.where(hit, sequences.tokens, IGNORE)
+        labels = np.where(hit, sequences.tokens, IGNORE_INDEX)
         return replace(sequences, tokens=np.where(hit, 7, sequences.tokens), targets=labels)
 
 
@@ -41,16 +41,18 @@ class Halves:
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         half = (sequences.lengths + 1) // 2
-        first = sequences.positions() < np.repeat(half, sequences.lengths)
-        source = Sequences(tokens=sequences.tokens[first], offsets=bounds(half))
+        first = sequences.compute_positions() < np.repeat(half, sequences.lengths)
+        source = Sequences(tokens=sequences.tokens[first], offsets=compute_offsets(half))
         return replace(sequences, targets=sequences.tokens, source=source)
 
 
-def stream(folder: Path, lesson: Masking | Halves, *, rows: int = 8, length: int = 32) -> Stream:
+def stream(folder: Path, lesson: Masking | Halves, *, rows: int = 8, length: int = 32) -> BatchStream:
     """A stream of four rows or more out of a corpus of a few hundred documents."""
     if not folder.exists():
         folder.mkdir()
         write(folder, random_documents(0, 300))
     samples = Documents(limit=length).open(Shards.open(folder), FRAMES["around"])
     source = length if isinstance(lesson, Halves) else None
-    return Stream(samples, Shape(rows=rows, length=length, source=source), seed=3, lesson=lesson, words=True)
+    return BatchStream(
+        samples, BatchShape(rows=rows, length=length, source=source), seed=3, corruption=lesson, words=True
+    )

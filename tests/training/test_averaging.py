@@ -8,8 +8,16 @@ import torch
 from torch import nn
 
 from pretune.core.errors import UsageError
-from pretune.training.optim import ASGD, AdamW, AveragedDescent, averaged, load_state, parameter_groups, state_tensors
-from pretune.training.optim import step as take
+from pretune.training.optim import (
+    ASGD,
+    AdamW,
+    AveragedDescent,
+    build_parameter_groups,
+    get_state_tensors,
+    load_state,
+    use_averages,
+)
+from pretune.training.optim import step_if as take
 
 LOSSES = {
     "falling": [5.0, 4.0, 3.0, 2.0, 1.0, 0.5, 0.4],
@@ -31,7 +39,7 @@ def reference(losses: list[float], interval: int) -> int | None:
 
 
 def optimizer_of(model: nn.Module, **fields: Any) -> AveragedDescent:
-    return ASGD(**{"lr": 0.1, "weight_decay": 0.0, **fields}).build(parameter_groups(model))
+    return ASGD(**{"lr": 0.1, "weight_decay": 0.0, **fields}).build(build_parameter_groups(model))
 
 
 @pytest.mark.parametrize("interval", [0, 1, 2, 5])
@@ -40,7 +48,7 @@ def test_the_trigger_is_the_papers(name: str, interval: int) -> None:
     optimizer = optimizer_of(nn.Linear(2, 2), nonmonotone_interval=interval)
     fired = [t for t, loss in enumerate(LOSSES[name]) if optimizer.observe(loss)]
     assert fired == [t for t in [reference(LOSSES[name], interval)] if t is not None]
-    assert optimizer.triggered is bool(fired)
+    assert optimizer.is_triggered is bool(fired)
     assert all((state["since"] > 0).item() is bool(fired) for state in optimizer.state.values())
 
 
@@ -76,12 +84,12 @@ def test_averages_and_a_checkpoint_in_the_middle() -> None:
         torch.testing.assert_close(model.weight.detach(), passed[-1])
         assert optimizer.observe(float(number != 0)) is (number == 1)  # after two steps
         if number == 5:
-            with averaged(optimizer):
-                stored = {name: tensor.clone() for name, tensor in state_tensors(optimizer, model).items()}
-                weight, trigger = model.weight.detach().clone(), optimizer.trigger_state()
+            with use_averages(optimizer):
+                stored = {name: tensor.clone() for name, tensor in get_state_tensors(optimizer, model).items()}
+                weight, trigger = model.weight.detach().clone(), optimizer.get_trigger_state()
     torch.testing.assert_close(weight, torch.stack(passed[4:7]).mean(0))
     torch.testing.assert_close(stored["weight.average"], passed[6])
-    with averaged(optimizer):
+    with use_averages(optimizer):
         torch.testing.assert_close(model.weight.detach(), torch.stack(passed[4:]).mean(0))
         last = model.weight.detach().clone()
 
@@ -94,12 +102,12 @@ def test_averages_and_a_checkpoint_in_the_middle() -> None:
     for number in range(6, 9):
         advance(twin, other, number)
         assert not other.observe(9.0)  # it has been triggered
-    with averaged(other):
+    with use_averages(other):
         assert torch.equal(twin.weight, last)
 
 
 def test_others_are_evaluated_as_they_are() -> None:
     model = nn.Linear(2, 2)
     before = model.weight.detach().clone()
-    with averaged(AdamW().build(parameter_groups(model))):
+    with use_averages(AdamW().build(build_parameter_groups(model))):
         assert torch.equal(model.weight, before)

@@ -16,14 +16,22 @@ from pretune.core.errors import CheckpointError, UsageError
 from pretune.core.io import MANIFEST, read_json, write_json, write_manifest
 from pretune.models import catalog
 from pretune.models.hf import checkpoint
-from pretune.training.checkpoints import Lock, Store, manager, verify_checkpoints
-from pretune.training.checkpoints.checkpoint import LIMIT, check, folder_name, listed, step_of
+from pretune.training.checkpoints import CheckpointManager, RunLock, manager, verify_checkpoints
+from pretune.training.checkpoints.checkpoint import (
+    MAX_BYTES,
+    format_folder_name,
+    list_checkpoints,
+    open_checkpoint,
+    parse_step,
+)
 
 RUN = {"config": "c" * 64, "data": "d" * 64, "tokenizer": "t" * 64}
 
 
-def make(directory: Path, notes: list[str] | None = None, keep: int = 2) -> Store:
-    return Store(directory / "checkpoints", keep=keep, on_note=[].append if notes is None else notes.append)
+def make(directory: Path, notes: list[str] | None = None, keep: int = 2) -> CheckpointManager:
+    return CheckpointManager(
+        directory / "checkpoints", max_checkpoints=keep, on_warning=[].append if notes is None else notes.append
+    )
 
 
 def weights(value: float = 1.0) -> dict[str, dict[str, Tensor]]:
@@ -31,7 +39,7 @@ def weights(value: float = 1.0) -> dict[str, dict[str, Tensor]]:
 
 
 def steps(directory: Path) -> list[int]:
-    return [check(path).step for path in listed(directory / "checkpoints")]
+    return [open_checkpoint(path).step for path in list_checkpoints(directory / "checkpoints")]
 
 
 # Round trips
@@ -80,17 +88,17 @@ def test_everything_comes_back(
     saved = make(directory)
     saved.save(step, groups, facts)
     saved.wait()
-    found = make(directory).latest({})
+    found = make(directory).find_latest({})
     assert found is not None
     assert (found.step, found.facts, set(found.groups), found.score) == (step, facts, set(groups), None)
     for group, expected in groups.items():
-        loaded = found.tensors(group)
+        loaded = found.load_tensors(group)
         assert loaded.keys() == expected.keys()
         for name, tensor in expected.items():
             assert (loaded[name].dtype, loaded[name].shape) == (tensor.dtype, tensor.shape)
             assert bits(loaded[name]) == bits(tensor)
         targets = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
-        found.into(group, targets)
+        found.copy_into(group, targets)
         assert all(bits(targets[name]) == bits(tensor) for name, tensor in expected.items())
 
 
@@ -121,10 +129,10 @@ def test_a_model_and_its_optimiser_go_on_as_if_nothing_had_happened(tmp_path: Pa
     saved.wait()
     again = started()
     train(*again, 1)
-    found = saved.latest(RUN)
+    found = saved.find_latest(RUN)
     assert found is not None
     for group, targets in state(*again).items():
-        found.into(group, targets)
+        found.copy_into(group, targets)
     train(*again, 3)
     for one, other in zip(straight[0].parameters(), again[0].parameters(), strict=True):
         assert torch.equal(one, other)
@@ -134,10 +142,10 @@ def test_tied_weights_are_stored_once_and_tied_again(tmp_path: Path) -> None:
     table = torch.randn(64, 64)
     saved = make(tmp_path)
     saved.save(1, {"model": {"input": table, "output": table, "turned": table.t(), "part": table[1:]}}, {}, wait=True)
-    found = saved.latest({})
+    found = saved.find_latest({})
     assert found is not None and found.tied == {"model": {"output": "input"}}
     assert (found.folder / "model.safetensors").stat().st_size < 3 * table.nbytes + 1000
-    loaded = found.tensors("model")
+    loaded = found.load_tensors("model")
     assert loaded["output"] is loaded["input"]
     assert torch.equal(loaded["turned"], table.t()) and torch.equal(loaded["part"], table[1:])
 
@@ -156,17 +164,17 @@ def test_the_layout(tmp_path: Path) -> None:
     "name", ["step-1000", "step-000001000", "step-00001000.old.old", "step-x", ".tmp-step-00001000"]
 )
 def test_names_that_are_not_ours(name: str, tmp_path: Path) -> None:
-    assert step_of(Path(name)) is None
+    assert parse_step(Path(name)) is None
     (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    assert make(tmp_path).latest({}) is None
-    assert step_of(Path(folder_name(1000))) == step_of(Path(folder_name(1000) + ".old")) == 1000
+    assert make(tmp_path).find_latest({}) is None
+    assert parse_step(Path(format_folder_name(1000))) == parse_step(Path(format_folder_name(1000) + ".old")) == 1000
 
 
 def test_a_checkpoint_under_the_name_of_another_step(tmp_path: Path) -> None:
     make(tmp_path).save(1, weights(), {}, wait=True)
     (tmp_path / "checkpoints/step-00000001").rename(tmp_path / "checkpoints/step-00000002")
     with pytest.raises(CheckpointError, match="step-00000001"):
-        make(tmp_path).latest({})
+        make(tmp_path).find_latest({})
 
 
 def test_a_manifest_that_forgets_a_file(tmp_path: Path) -> None:
@@ -175,7 +183,7 @@ def test_a_manifest_that_forgets_a_file(tmp_path: Path) -> None:
     for names in (["model.safetensors", "state.json"], ["model.safetensors", "optimizer.safetensors"]):
         write_manifest(folder, names, {"step": 1, "run": {}})
         with pytest.raises(CheckpointError, match=rf"{MANIFEST}.*state\.json"):
-            check(folder)
+            open_checkpoint(folder)
 
 
 @pytest.mark.parametrize(
@@ -188,14 +196,14 @@ def test_a_state_that_is_none(change: dict[str, object], tmp_path: Path) -> None
     write_json(folder / "state.json", {**read_json(folder / "state.json", CheckpointError), **change})
     write_manifest(folder, ["model.safetensors", "state.json"], {"step": 1, "run": {}})
     with pytest.raises(CheckpointError, match=r"state\.json: "):
-        check(folder)
+        open_checkpoint(folder)
 
 
 # Belonging
 
 
 def test_nothing_is_there(tmp_path: Path) -> None:
-    assert make(tmp_path).latest(RUN) is None and make(tmp_path).best() is None
+    assert make(tmp_path).find_latest(RUN) is None and make(tmp_path).find_best() is None
 
 
 @pytest.mark.parametrize("name", RUN)
@@ -203,9 +211,9 @@ def test_the_first_difference_is_named(name: str, tmp_path: Path) -> None:
     saved = make(tmp_path)
     saved.save(1, weights(), RUN, wait=True)
     with pytest.raises(CheckpointError, match=f"step-00000001.*{name}.*'{name[0]}{{64}}'.*'other'"):
-        saved.latest({**RUN, name: "other"})
+        saved.find_latest({**RUN, name: "other"})
     with pytest.raises(CheckpointError, match=r"\bcode\b.*'x'"):
-        saved.latest({**RUN, "code": "x"})
+        saved.find_latest({**RUN, "code": "x"})
 
 
 @pytest.mark.parametrize(
@@ -221,13 +229,13 @@ def test_the_first_difference_is_named(name: str, tmp_path: Path) -> None:
 def test_tensors_that_do_not_fit(targets: dict[str, Tensor], message: str, tmp_path: Path) -> None:
     saved = make(tmp_path)
     saved.save(1, weights(), {}, wait=True)
-    found = saved.latest({})
+    found = saved.find_latest({})
     assert found is not None
     with pytest.raises(CheckpointError, match=rf"model.safetensors: .*{message}"):
-        found.into("model", targets)
+        found.copy_into("model", targets)
     assert all(not tensor.any() for tensor in targets.values())
     with pytest.raises(CheckpointError, match=r"'optimizer'.*model"):
-        found.into("optimizer", {})
+        found.copy_into("optimizer", {})
 
 
 # What stays
@@ -238,7 +246,7 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
     seen = []
     for step, score in enumerate([3.0, 1.0, 2.0, None, 4.0, 0.5, 9.0, 9.0, float("nan")]):
         saved.save(step, weights(step), {}, score=score, wait=True)
-        best = saved.best()
+        best = saved.find_best()
         seen.append((steps(tmp_path), best and best.step))
     assert seen == [
         ([0], 0),
@@ -259,7 +267,7 @@ def test_a_damaged_one_does_not_count(tmp_path: Path) -> None:
         saved.save(step, weights(step), {}, wait=True)
     (tmp_path / "checkpoints/step-00000002/model.safetensors").unlink()
     saved.save(3, weights(3), {}, wait=True)
-    names = [path.name for path in listed(tmp_path / "checkpoints")]
+    names = [path.name for path in list_checkpoints(tmp_path / "checkpoints")]
     assert names == ["step-00000003", "step-00000002", "step-00000001"]
     saved.save(4, weights(4), {}, wait=True)
     assert steps(tmp_path) == [4, 3]
@@ -273,7 +281,7 @@ def test_a_damaged_best_makes_room_for_the_next_best(tmp_path: Path) -> None:
     (tmp_path / "checkpoints/step-00000001/model.safetensors").write_bytes(b"")
     saved.save(4, weights(4), {}, score=4.0, wait=True)
     assert steps(tmp_path) == [4, 3, 2]
-    best = saved.best()
+    best = saved.find_best()
     assert best is not None and best.step == 2
 
 
@@ -296,7 +304,7 @@ def test_a_step_saved_again_is_replaced(tmp_path: Path) -> None:
     saved.save(5, weights(1), {"try": 1}, score=1.0)
     saved.save(5, weights(2), {"try": 2})
     saved.wait()
-    found = saved.latest({})
+    found = saved.find_latest({})
     assert found is not None and (found.facts, found.score) == ({"try": 2}, None)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000005"]
 
@@ -313,36 +321,36 @@ def test_a_write_that_failed_is_heeded_and_one_at_work_is_not_waited_for(
         gate.wait(10)
         raise OSError(28, "no space left on device")
 
-    monkeypatch.setattr(manager, "write", full)
+    monkeypatch.setattr(manager, "write_checkpoint", full)
     one = make(tmp_path)
-    one.heed()
+    one.raise_pending_error()
     one.save(1, weights(), RUN)
-    one.heed()  # it is still at work
+    one.raise_pending_error()  # it is still at work
     gate.set()
     with pytest.raises(OSError, match="no space left"):
         for _ in range(1000):
-            one.heed()
+            one.raise_pending_error()
             time.sleep(0.01)
-    one.heed()  # told once
+    one.raise_pending_error()  # told once
 
 
 def test_the_tensors_are_those_of_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
-    real = manager.write
-    monkeypatch.setattr(manager, "write", lambda *arguments: (gate.wait(10), real(*arguments)))
+    real = manager.write_checkpoint
+    monkeypatch.setattr(manager, "write_checkpoint", lambda *arguments: (gate.wait(10), real(*arguments)))
     saved = make(tmp_path)
     tensors, facts = weights(1.0), {"history": [1]}
     stalled = saved.save(1, tensors, facts)
     tensors["model"]["weight"].fill_(2.0)
     facts["history"].append(2)
-    assert stalled < 5 and saved.latest({}) is None  # not yet written
+    assert stalled < 5 and saved.find_latest({}) is None  # not yet written
     threading.Timer(0.3, gate.set).start()
     stalled = saved.save(2, tensors, facts)  # waits for the first
     assert 0.2 < stalled < 5
     saved.wait()
-    first, second = (check(path) for path in reversed(listed(tmp_path / "checkpoints")))
-    assert torch.equal(first.tensors("model")["weight"], torch.full((2, 3), 1.0))
-    assert torch.equal(second.tensors("model")["weight"], torch.full((2, 3), 2.0))
+    first, second = (open_checkpoint(path) for path in reversed(list_checkpoints(tmp_path / "checkpoints")))
+    assert torch.equal(first.load_tensors("model")["weight"], torch.full((2, 3), 1.0))
+    assert torch.equal(second.load_tensors("model")["weight"], torch.full((2, 3), 2.0))
     assert (first.facts, second.facts) == ({"history": [1]}, {"history": [1, 2]})
 
 
@@ -361,7 +369,7 @@ def test_memory_is_used_again(tmp_path: Path) -> None:
     [
         ({"../model": {}}, {}, r"\.\./model"),
         ({"model": {}}, {"loss": float("nan")}, "JSON"),
-        ({"model": {}}, {"text": "x" * LIMIT}, f"{LIMIT:,}"),
+        ({"model": {}}, {"text": "x" * MAX_BYTES}, f"{MAX_BYTES:,}"),
     ],
 )
 def test_what_cannot_be_saved_is_refused_at_once(
@@ -408,15 +416,15 @@ def test_leftovers_go_when_the_lock_is_held(tmp_path: Path) -> None:
     saved.save(1, weights(), {}, wait=True)
     (tmp_path / "checkpoints" / ".tmp-dead" / "deep").mkdir(parents=True)
     (tmp_path / "checkpoints" / ".tmp-file").write_text("half")
-    lock = Lock(tmp_path, on_note=notes.append)
+    lock = RunLock(tmp_path, on_warning=notes.append)
     with pytest.raises(ValueError, match="checkpoints"):
-        saved.tidy(lock)
+        saved.remove_unfinished(lock)
     with lock:
-        saved.tidy(lock)
+        saved.remove_unfinished(lock)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
     assert len(notes) == 1 and " 2 " in notes[0]
-    with Lock(tmp_path / "other", on_note=print) as other, pytest.raises(ValueError, match="checkpoints"):
-        saved.tidy(other)
+    with RunLock(tmp_path / "other", on_warning=print) as other, pytest.raises(ValueError, match="checkpoints"):
+        saved.remove_unfinished(other)
 
 
 # pretune verify
@@ -471,10 +479,10 @@ def test_from_a_device(tmp_path: Path) -> None:
         assert time.perf_counter() - begun < written / 2 and stalled < written / 2
     saved.wait()
     expected = torch.arange(1 << 26, dtype=torch.float32)
-    for path, factor in zip(reversed(listed(tmp_path / "checkpoints")), (1, 2), strict=True):
-        found = check(path)
-        loaded = found.tensors("model")
+    for path, factor in zip(reversed(list_checkpoints(tmp_path / "checkpoints")), (1, 2), strict=True):
+        found = open_checkpoint(path)
+        loaded = found.load_tensors("model")
         assert torch.equal(loaded["a"], expected * factor) and loaded["tied"] is loaded["a"]
         target = torch.empty_like(values)
-        found.into("model", {"a": target, "tied": target, "b": torch.empty_like(groups["model"]["b"])})
+        found.copy_into("model", {"a": target, "tied": target, "b": torch.empty_like(groups["model"]["b"])})
         assert torch.equal(target.cpu(), expected * factor)

@@ -5,17 +5,17 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pretune.training.async_metrics import Report
-from pretune.training.clock import Pace
+from pretune.training.async_metrics import StepMetrics
+from pretune.training.clock import TrainingClock
 from pretune.training.distributed import Ranks
 from pretune.training.schedules import Linear
-from pretune.training.train_state import State
+from pretune.training.train_state import TrainState
 
 
 class Clock:
     """A run whose steps take a second each, as far as a pace can tell."""
 
-    def __init__(self, pace: Pace, state: State, first: float = 1.0) -> None:
+    def __init__(self, pace: TrainingClock, state: TrainState, first: float = 1.0) -> None:
         self.pace, self.state, self.first = pace, state, first
         self.begun = 0.0
         self.ranks = Ranks(torch.device("cpu"))
@@ -23,14 +23,22 @@ class Clock:
 
     def phase(self, number: int) -> None:
         """Steps until the phase is over; the first takes longer."""
-        self.pace.enter(self.state)
+        self.pace.start_phase(self.state)
         first = self.state.step
-        while not self.pace.over(self.state, number):
-            self.rates.append(self.pace.rate(self.state))
+        while not self.pace.is_phase_over(self.state, number):
+            self.rates.append(self.pace.compute_lr_factor(self.state))
             began = self.state.elapsed
             self.state.elapsed = began + (self.first if self.state.step == first else 1.0)
-            report = Report(
-                step=self.state.step, ok=True, norm=1.0, tokens=1, asked=False, elapsed=began, rate=0, terms={}, loss=0
+            report = StepMetrics(
+                step=self.state.step,
+                ok=True,
+                norm=1.0,
+                tokens=1,
+                stop_requested=False,
+                elapsed=began,
+                lr=0,
+                terms={},
+                loss=0,
             )
             self.state.step += 1
             self.pace(self, [report])  # type: ignore[arg-type]
@@ -38,34 +46,37 @@ class Clock:
 
 
 def test_by_steps() -> None:
-    pace, state = Pace(schedule=Linear(warmup=2), steps=10, ends=(0.9, 1.0)), State()
+    pace, state = TrainingClock(schedule=Linear(warmup=2), steps=10, phase_ends=(0.9, 1.0)), TrainState()
     clock = Clock(pace, state)
     clock.phase(0)
-    assert state.step == 9 and pace.progress(state) == 0.9
+    assert state.step == 9 and pace.compute_progress(state) == 0.9
     clock.phase(1)
-    assert state.step == 10 and pace.progress(state) == 1.0
-    assert clock.rates == [Linear(warmup=2).factor(step, 10) for step in range(10)] and not state.progress
+    assert state.step == 10 and pace.compute_progress(state) == 1.0
+    assert clock.rates == [Linear(warmup=2).compute_factor(step, 10) for step in range(10)] and not state.progress
 
 
 @pytest.mark.parametrize(("steps", "share", "last"), [(10, 0.9, 9), (1, 0.9, 1), (3, 0.5, 2), (7, 0.01, 0)])
 def test_phases_end_at_shares_of_the_steps(steps: int, share: float, last: int) -> None:
-    pace = Pace(schedule=Linear(), steps=steps, ends=(share, 1.0))
-    assert pace.last(0) == last and pace.last(1) == steps
+    pace = TrainingClock(schedule=Linear(), steps=steps, phase_ends=(share, 1.0))
+    assert pace.find_end_step(0) == last and pace.find_end_step(1) == steps
 
 
 def test_by_the_clock() -> None:
     """It ends when what is kept back begins; its rate has come down to nearly nothing; all of it is remembered."""
-    pace, state = Pace(schedule=Linear(warmup=0.05), budget=100.0, ends=(1.0,), reserve=10.0), State()
+    pace, state = (
+        TrainingClock(schedule=Linear(warmup=0.05), budget=100.0, phase_ends=(1.0,), reserve=10.0),
+        TrainState(),
+    )
     clock = Clock(pace, state)
     clock.phase(0)
     assert 85 < state.elapsed <= 91
     assert max(clock.rates) > 0.9 and clock.rates[-1] < 0.05
     assert len(state.progress) == state.step and state.progress == sorted(state.progress)
-    assert clock.rates == [Linear(warmup=0.05).at(done, 0) for done in state.progress]
+    assert clock.rates == [Linear(warmup=0.05).compute_factor_at(done, 0) for done in state.progress]
 
 
 def test_phases_by_the_clock() -> None:
-    pace, state = Pace(schedule=Linear(), budget=100.0, ends=(0.9, 1.0), reserve=10.0), State()
+    pace, state = TrainingClock(schedule=Linear(), budget=100.0, phase_ends=(0.9, 1.0), reserve=10.0), TrainState()
     clock = Clock(pace, state, first=5.0)
     clock.phase(0)
     assert 70 < state.elapsed < 90
@@ -74,19 +85,19 @@ def test_phases_by_the_clock() -> None:
 
 
 def test_a_clock_that_is_over_at_once() -> None:
-    pace, state = Pace(schedule=Linear(), budget=5.0, reserve=10.0), State(elapsed=1.0)
+    pace, state = TrainingClock(schedule=Linear(), budget=5.0, reserve=10.0), TrainState(elapsed=1.0)
     Clock(pace, state).phase(0)
     assert state.step <= 2
 
 
 def test_repeated() -> None:
     """A run that begins with the numbers of another has its rates and phases, whatever its own clock says."""
-    pace, state = Pace(schedule=Linear(), budget=60.0, ends=(0.5, 1.0), reserve=3.0), State()
+    pace, state = TrainingClock(schedule=Linear(), budget=60.0, phase_ends=(0.5, 1.0), reserve=3.0), TrainState()
     first = Clock(pace, state, first=4.0)
     for number in range(2):
         first.phase(number)
-    again = State(progress=[*state.progress], planned=[state.phases[1], state.step])
-    second = Clock(Pace(schedule=Linear(), budget=60.0, ends=(0.5, 1.0)), again, first=900.0)
+    again = TrainState(progress=[*state.progress], planned=[state.phases[1], state.step])
+    second = Clock(TrainingClock(schedule=Linear(), budget=60.0, phase_ends=(0.5, 1.0)), again, first=900.0)
     for number in range(2):
         second.phase(number)
     assert second.rates == first.rates and again.phases[:2] == state.phases[:2] and again.progress == state.progress
@@ -99,7 +110,7 @@ def test_ranks_agree_on_what_a_phase_takes_to_begin() -> None:
         def share(self, value: float) -> float:
             return 7.0
 
-    pace, state = Pace(schedule=Linear(), budget=100.0, ends=(0.5, 1.0)), State()
+    pace, state = TrainingClock(schedule=Linear(), budget=100.0, phase_ends=(0.5, 1.0)), TrainState()
     clock = Clock(pace, state)
     clock.ranks = First(torch.device("cpu"), rank=1, world=2)
     clock.phase(0)
@@ -114,18 +125,21 @@ def test_what_comes_after_the_last_step_is_kept_for(
     """By a clock of its own: halfway the machine becomes slower, the last evaluation and save with it."""
     now, after = 20.0, 12.0
     monkeypatch.setattr("pretune.training.clock.time.monotonic", lambda: now)
-    pace, state = Pace(schedule=Linear(), budget=200.0, ends=(0.9, 1.0), reserve=after), State(elapsed=now)
+    pace, state = (
+        TrainingClock(schedule=Linear(), budget=200.0, phase_ends=(0.9, 1.0), reserve=after),
+        TrainState(elapsed=now),
+    )
     clock = Clock(pace, state)
     speed: Callable[[], float] = lambda: slower if now > 100.0 else 1.0  # noqa: E731
     for phase in range(2):
-        pace.enter(state)
-        while not pace.over(state, phase):
-            pace.rate(state)
+        pace.start_phase(state)
+        while not pace.is_phase_over(state, phase):
+            pace.compute_lr_factor(state)
             state.elapsed = began = now  # the loop knows when a step began, once it has ended
             now += step * speed()
             state.step += 1
             told = {"norm": 1.0, "tokens": 1, "asked": False, "rate": 0.0, "terms": {}, "loss": 0.0}
-            pace(clock, [Report(step=state.step - 1, ok=True, elapsed=began, **told)])  # type: ignore[arg-type]
+            pace(clock, [StepMetrics(step=state.step - 1, ok=True, elapsed=began, **told)])  # type: ignore[arg-type]
         state.phases.append(state.step)
     now += after * speed()
     assert 200.0 * 0.8 < now <= 200.0

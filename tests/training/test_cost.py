@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from pretune.core.config import from_dict, to_dict
-from pretune.core.counted import counted
+from pretune.core.counted import format_count
 from pretune.data.layout import batch
 from pretune.models.catalog import resolve
 from pretune.models.cost import flops_per_token
 from pretune.training import cost_meter, energy
-from pretune.training.batch_stats import Tally
-from pretune.training.cost import Energy, Meter, Tariff, Totals, cost, flops_of, peak
-from pretune.training.energy import Assumed, Board, Rapl, known
+from pretune.training.batch_stats import BatchStats
+from pretune.training.cost import CostMeter, Energy, Tariff, Totals, build_flops_counter, compute_cost, find_peak_flops
+from pretune.training.energy import AssumedPower, Board, Rapl, find_device
 
 CPU = torch.device("cpu")
 
@@ -30,9 +30,9 @@ class TestFlops:
     @pytest.mark.parametrize("name", ["bert-base", "gpt2-small"])
     def test_sequences_of_one_length_are_the_formula(self, name: str) -> None:
         model = resolve(name)
-        seen = Tally(sequences=10, tokens=10 * 96, squares=10 * 96 * 96, targets=240)
+        seen = BatchStats(sequences=10, tokens=10 * 96, squares=10 * 96 * 96, targets=240)
         expected = 960 * flops_per_token(model, length=96, targets=0.25)
-        assert flops_of(model)(seen) == pytest.approx(expected, rel=1e-12)
+        assert build_flops_counter(model)(seen) == pytest.approx(expected, rel=1e-12)
 
     @pytest.mark.parametrize("name", ["bert-base", "gpt2-small", "t5-small"])
     def test_sequences_of_many_lengths_add_up(self, name: str) -> None:
@@ -41,22 +41,28 @@ class TestFlops:
         lengths = [(3, 5), (64, 7), (20, 20), (1, 64)]
         tokens = [[[1] * number for number in side] for side in zip(*lengths, strict=True)]
         labels = [[1] * (n // 2) + [-100] * (n - n // 2) for _, n in lengths]
-        made = batch(source=tokens[0], target=tokens[1]) if model.both else batch(tokens[1], labels=labels, row=80)
-        seen = Tally.of([made])
+        made = (
+            batch(source=tokens[0], target=tokens[1])
+            if model.is_encoder_decoder
+            else batch(tokens[1], labels=labels, row=80)
+        )
+        seen = BatchStats.from_batches([made])
         share = seen.targets / seen.tokens
         expected = sum(
             (m + n) * flops_per_token(model, length=m, target_length=n, targets=share)
-            if model.both
+            if model.is_encoder_decoder
             else n * flops_per_token(model, length=n, targets=share)
             for m, n in lengths
         )
-        assert flops_of(model)(seen) == pytest.approx(expected, rel=1e-12 if model.both else 2e-4)
+        assert build_flops_counter(model)(seen) == pytest.approx(
+            expected, rel=1e-12 if model.is_encoder_decoder else 2e-4
+        )
 
     def test_a_second_model_has_no_targets(self) -> None:
-        model, seen = resolve("bert-base"), Tally(sequences=1, tokens=10, squares=100, targets=5)
-        both = flops_of(model, model)(seen)
-        assert both == flops_of(model)(seen) + 10 * flops_per_token(model, length=10, targets=0)
-        assert flops_of(model)(Tally()) == 0
+        model, seen = resolve("bert-base"), BatchStats(sequences=1, tokens=10, squares=100, targets=5)
+        both = build_flops_counter(model, model)(seen)
+        assert both == build_flops_counter(model)(seen) + 10 * flops_per_token(model, length=10, targets=0)
+        assert build_flops_counter(model)(BatchStats()) == 0
 
 
 class TestBoards:
@@ -76,16 +82,16 @@ class TestBoards:
         ],
     )
     def test_names_of_drivers(self, name: str, device: str | None) -> None:
-        found = known(name)
+        found = find_device(name)
         assert (found and found.name) == device
 
     def test_a_board_we_cannot_ask_is_assumed(self) -> None:
         for name, watts in (("NVIDIA H200", "700"), ("Quadro", "300")):
-            gauge = energy._assumed_board(name)
-            assert not gauge.measured and "80%" in gauge.how and watts in gauge.how
+            gauge = energy._assume_board(name)
+            assert not gauge.is_measured and "80%" in gauge.method and watts in gauge.method
 
     def test_no_peak_is_known_of_a_cpu(self) -> None:
-        assert peak("cpu", None) is None
+        assert find_peak_flops("cpu", None) is None
 
 
 class FakeNvml:
@@ -114,19 +120,19 @@ class TestNvml:
     def test_an_energy_counter(self) -> None:
         library = FakeNvml()
         board = Board.open("b", "GPU-1", library)
-        assert board is not None and "NVML" in board.how and board.every is None
+        assert board is not None and "NVML" in board.method and board.max_interval is None
         library.milli += 2_500
-        assert board.joules() == 2.5
+        assert board.read_joules() == 2.5
 
     def test_power_is_summed_over_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         clock = iter([10.0, 12.0, 13.0])
         monkeypatch.setattr(energy.time, "monotonic", lambda: next(clock))
         library = FakeNvml(counter=False)
         board = Board.open("b", "GPU-1", library)
-        assert board is not None and board.every == 1.0
+        assert board is not None and board.max_interval == 1.0
         library.milli = 7_000
-        assert board.joules() == 12.0  # two seconds between 5 and 7 watts
-        assert board.joules() == 19.0
+        assert board.read_joules() == 12.0  # two seconds between 5 and 7 watts
+        assert board.read_joules() == 19.0
 
     def test_none_where_nobody_answers(self) -> None:
         assert Board.open("b", "GPU-1", FakeNvml(found=False)) is None
@@ -147,14 +153,14 @@ class TestRapl:
         package, memory = zone(tmp_path, "0", "package-0", 900), zone(tmp_path, "0:1", "dram", 5)
         core, whole = zone(tmp_path, "0:0", "core", 100), zone(tmp_path, "1", "psys", 100)
         gauge = Rapl.open(tmp_path)
-        assert gauge is not None and gauge.joules() == 0
+        assert gauge is not None and gauge.read_joules() == 0
         for path in (core, whole):  # parts of others, or all of them again
             (path / "energy_uj").write_text("900")
         (package / "energy_uj").write_text("99")  # 900 … 1000, 0 … 99
         (memory / "energy_uj").write_text("25")
-        assert gauge.joules() == pytest.approx(220e-6)
+        assert gauge.read_joules() == pytest.approx(220e-6)
         (package / "energy_uj").write_text("100")
-        assert gauge.joules() == pytest.approx(221e-6)
+        assert gauge.read_joules() == pytest.approx(221e-6)
 
     def test_none_where_there_is_none_or_it_is_hidden(self, tmp_path: Path) -> None:
         assert Rapl.open(tmp_path) is None
@@ -165,12 +171,12 @@ class TestRapl:
 class Steady:
     """A gauge that counts how often it is read."""
 
-    what, how, measured = "thing", "by hand", True
+    component, method, is_measured = "thing", "by hand", True
 
     def __init__(self, every: float | None = None) -> None:
-        self.every, self.reads = every, 0
+        self.max_interval, self.reads = every, 0
 
-    def joules(self) -> float:
+    def read_joules(self) -> float:
         self.reads += 1
         return 3600.0
 
@@ -181,7 +187,7 @@ Gauged = Callable[..., None]
 @pytest.fixture
 def gauged(monkeypatch: pytest.MonkeyPatch) -> Gauged:
     def use(*found: Any) -> None:
-        monkeypatch.setattr(cost_meter, "gauges", lambda device, *, host: list(found))
+        monkeypatch.setattr(cost_meter, "find_gauges", lambda device, *, host: list(found))
 
     return use
 
@@ -189,31 +195,31 @@ def gauged(monkeypatch: pytest.MonkeyPatch) -> Gauged:
 class TestMeter:
     def test_totals_go_on_over_resumes(self, gauged: Gauged) -> None:
         gauged(Steady())
-        flops: Callable[[Tally], float] = lambda seen: 10.0 * seen.tokens  # noqa: E731
-        first = Meter(flops, CPU)
+        flops: Callable[[BatchStats], float] = lambda seen: 10.0 * seen.tokens  # noqa: E731
+        first = CostMeter(flops, CPU)
         with first:
-            first.add(Tally(tokens=3))
+            first.add(BatchStats(tokens=3))
             time.sleep(0.05)
-        kept = from_dict(Totals, json.loads(json.dumps(to_dict(first.totals()))))  # by way of a checkpoint
-        assert kept == first.totals() and kept.seconds >= 0.05
-        second = Meter(flops, CPU, before=kept)
+        kept = from_dict(Totals, json.loads(json.dumps(to_dict(first.compute_totals()))))  # by way of a checkpoint
+        assert kept == first.compute_totals() and kept.seconds >= 0.05
+        second = CostMeter(flops, CPU, initial_totals=kept)
         begun = time.monotonic()
         second.start()
-        second.add(Tally(tokens=4))
-        while_running = second.totals()
+        second.add(BatchStats(tokens=4))
+        while_running = second.compute_totals()
         second.stop()
         longest = time.monotonic() - begun
-        second.add(Tally(tokens=100))  # not running: counted when it goes on
-        total = second.totals()
+        second.add(BatchStats(tokens=100))  # not running: counted when it goes on
+        total = second.compute_totals()
         assert while_running.flops == total.flops == 70
         assert kept.seconds <= while_running.seconds <= total.seconds <= kept.seconds + longest
         assert total.energy == (Energy(what="thing", how="by hand", measured=True, joules=7200.0),)
 
     def test_gauges_that_must_be_read_are(self, gauged: Gauged) -> None:
-        slow, quick = Steady(), Steady(every=0.01)
+        slow, quick = Steady(), Steady(max_interval=0.01)
         gauged(slow, quick)
         before = threading.active_count()
-        with Meter(lambda seen: 0.0, CPU):
+        with CostMeter(lambda seen: 0.0, CPU):
             end = time.monotonic() + 60
             while quick.reads <= 3 and time.monotonic() < end:
                 time.sleep(0.01)
@@ -229,24 +235,24 @@ class TestMeter:
                 return 5.0
 
         gauged(Failing())
-        running = Meter(lambda seen: 0.0, CPU)
+        running = CostMeter(lambda seen: 0.0, CPU)
         running.start()
-        assert [running.totals().energy[0].joules for _ in range(2)] == [5.0, 5.0]
+        assert [running.compute_totals().energy[0].joules for _ in range(2)] == [5.0, 5.0]
         running.stop()
 
     def test_a_cpu_without_counters_is_assumed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(energy.Rapl, "open", lambda: None)
-        (gauge,) = energy.gauges(CPU)
+        (gauge,) = energy.find_gauges(CPU)
         threads = torch.get_num_threads()
-        assert isinstance(gauge, Assumed) and not gauge.measured
-        assert gauge.how == f"assumed: 5.6 W for each of {counted(threads, 'threads')}"
+        assert isinstance(gauge, AssumedPower) and not gauge.is_measured
+        assert gauge.method == f"assumed: 5.6 W for each of {format_count(threads, 'threads')}"
         before = time.monotonic()
-        first = gauge.joules()
+        first = gauge.read_joules()
         time.sleep(0.05)
-        watts = (gauge.joules() - first) / (time.monotonic() - before)
+        watts = (gauge.read_joules() - first) / (time.monotonic() - before)
         assert 0 < watts <= 5.625 * threads
-        assert gauge.joules() - first >= 0.05 * 5.625 * threads
-        assert energy.gauges(CPU, host=False) == []
+        assert gauge.read_joules() - first >= 0.05 * 5.625 * threads
+        assert energy.find_gauges(CPU, host=False) == []
 
 
 class TestCost:
@@ -263,27 +269,27 @@ class TestCost:
     )
 
     def test_ranks_add_up(self) -> None:
-        found = cost(self.totals, CPU, Tariff(grid=100, hour=2.0, kwh=0.5))
+        found = compute_cost(self.totals, CPU, Tariff(grid=100, hour=2.0, kwh=0.5))
         assert (found.devices, found.seconds, found.flops) == (2, 3600, 1.2e16)
         assert found.kwh == 2.0 and len(found.energy) == 2
         assert found.co2e_kg == 0.2 and found.dollars == 2 * 2.0 + 2.0 * 0.5
         assert (found.energy_label, found.price_label) == ("partly measured", "given")
         assert found.mfu is None and found.peak_flops is None
-        assert json.loads(json.dumps(found.facts(), allow_nan=False))["kwh"] == 2.0
+        assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["kwh"] == 2.0
 
     def test_labels_and_what_is_assumed(self) -> None:
-        found = cost(self.totals[:1], CPU, Tariff())
+        found = compute_cost(self.totals[:1], CPU, Tariff())
         assert found.energy_label == "measured"
         measured = replace(self.totals[0], energy=(Energy(what="processor", how="", measured=True, joules=1.0),))
-        assert len(found.left_out) == len(cost([measured], CPU, Tariff()).left_out) + 1
+        assert len(found.left_out) == len(compute_cost([measured], CPU, Tariff()).left_out) + 1
         assert found.grid_g_per_kwh == 475
         assert (found.price_label, found.dollars_per_device_hour, found.dollars_per_kwh) == ("assumed", 0, 0.3)
-        assert cost([Totals()], CPU, Tariff()).energy_label == "estimated"
+        assert compute_cost([Totals()], CPU, Tariff()).energy_label == "estimated"
 
     def test_a_device_we_know(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-        assert peak("cuda", torch.bfloat16) == 989e12 and peak("cuda", None) == 67e12
-        found = cost(self.totals[:1], "cuda", Tariff(), precision=torch.bfloat16)
+        assert find_peak_flops("cuda", torch.bfloat16) == 989e12 and find_peak_flops("cuda", None) == 67e12
+        found = compute_cost(self.totals[:1], "cuda", Tariff(), precision=torch.bfloat16)
         assert found.device == "NVIDIA H200"
         assert found.mfu == pytest.approx(5e15 / (3600 * 989e12))
         assert found.dollars == pytest.approx(3.80) and found.dollars_per_kwh == 0  # it is in the rent
@@ -291,13 +297,13 @@ class TestCost:
 
 @pytest.mark.gpu
 def test_a_gpu_is_measured() -> None:
-    (board, *_) = energy.gauges(torch.device("cuda"))
-    assert board.measured, "no NVML here"
+    (board, *_) = energy.find_gauges(torch.device("cuda"))
+    assert board.is_measured, "no NVML here"
     found = []
     for _ in range(4):
         end = time.monotonic() + 0.5
         while time.monotonic() < end:
             torch.randn(4000, 4000, device="cuda") @ torch.randn(4000, 4000, device="cuda")
             torch.cuda.synchronize()
-        found.append(board.joules())
+        found.append(board.read_joules())
     assert all(10 < later - sooner < 1000 for sooner, later in pairwise(found))

@@ -11,7 +11,7 @@ from torch import nn
 import pretune as pt
 from pretune.core.types import Batch, Loss
 from pretune.training import cuda_graph as replaying
-from pretune.training.cuda_graph import MOST, WARM, Replay
+from pretune.training.cuda_graph import MAX_GRAPHS, WARMUP_STEPS, CudaGraphRunner
 from tests.training.test_loop import causal_batch, looped, weights
 
 Pass = Callable[[], Loss]
@@ -44,8 +44,8 @@ class Taped:
 
 
 def taped(loop: Any) -> Taped:
-    tape = Taped(list(loop.trainee.parameters()))
-    loop.replay = Replay(loop.trainee, tape)
+    tape = Taped(list(loop.module.parameters()))
+    loop.replay = CudaGraphRunner(loop.module, tape)
     return tape
 
 
@@ -53,7 +53,7 @@ class Alike:
     """Batches of one form: eight sequences of six tokens."""
 
     def __init__(self, micro: int = 1, odd: tuple[int, ...] = ()) -> None:
-        self.step, self.waited, self.odd, self.micro = 0, 0.0, odd, micro
+        self.step, self.wait_seconds, self.odd, self.micro = 0, 0.0, odd, micro
 
     def __next__(self) -> list[Batch]:
         self.step += 1
@@ -76,7 +76,7 @@ def test_a_run_ends_with_the_same_weights() -> None:
     plain, _ = run(9, replay=False)
     loop, tape = run(9, replay=True)
     assert tape is not None
-    assert (tape.made, tape.played) == (1, 9 - WARM)
+    assert (tape.made, tape.played) == (1, 9 - WARMUP_STEPS)
     assert loop.state.tokens == plain.state.tokens
     for name, value in weights(plain).items():
         torch.testing.assert_close(weights(loop)[name], value, rtol=0, atol=0, msg=name)
@@ -86,7 +86,7 @@ def test_a_form_that_is_rare_is_not_recorded() -> None:
     plain, _ = run(10, replay=False, odd=(5, 8))
     loop, tape = run(10, replay=True, odd=(5, 8))
     assert tape is not None
-    assert (tape.made, tape.played) == (1, 10 - WARM - 2)
+    assert (tape.made, tape.played) == (1, 10 - WARMUP_STEPS - 2)
     for name, value in weights(plain).items():
         torch.testing.assert_close(weights(loop)[name], value, rtol=0, atol=0, msg=name)
 
@@ -101,7 +101,7 @@ def test_several_micro_batches_are_not_replayed() -> None:
 def test_other_weights_are_recorded_apart(change: str) -> None:
     def changed(loop: Any, reports: Any) -> None:
         if loop.state.step == 6:
-            weight = loop.trainee.model.tokens.weight
+            weight = loop.module.model.tokens.weight
             if change == "frozen":
                 weight.requires_grad_(False)
             else:
@@ -123,27 +123,27 @@ def test_other_weights_are_recorded_apart(change: str) -> None:
 def test_only_so_many_are_kept() -> None:
     loop = looped(steps=0)
     tape = taped(loop)
-    assert loop.replay is not None
+    assert loop.graph_runner is not None
     told = {"loss": torch.tensor(8.0)}
-    for size in range(1, MOST + 3):
-        for _ in range(WARM + 2):
-            loop.replay(loop._pass, causal_batch([[7] * 5] * size), told)
-            replaying.clear(loop.trainee.parameters())
-    assert tape.made == MOST + 2
-    assert len(loop.replay._kept) == MOST
+    for size in range(1, MAX_GRAPHS + 3):
+        for _ in range(WARMUP_STEPS + 2):
+            loop.graph_runner(loop._forward_backward, causal_batch([[7] * 5] * size), told)
+            replaying.clear_gradients(loop.module.parameters())
+    assert tape.made == MAX_GRAPHS + 2
+    assert len(loop.graph_runner._recordings) == MAX_GRAPHS
 
 
 def test_forms_that_come_in_turn_are_recorded_once_each() -> None:
     """Of more forms than are kept the first ones are replayed, and the rest is run; none is recorded twice."""
     loop = looped(steps=0)
     tape = taped(loop)
-    assert loop.replay is not None
+    assert loop.graph_runner is not None
     turns, told = 12, {"loss": torch.tensor(8.0)}
     for _ in range(turns):
-        for task in range(MOST + 2):
-            loop.replay(loop._pass, replace(causal_batch([[7] * 5] * 2), task=task), told)
-            replaying.clear(loop.trainee.parameters())
-    assert tape.made == MOST and tape.played == MOST * (turns - WARM)
+        for task in range(MAX_GRAPHS + 2):
+            loop.graph_runner(loop._forward_backward, replace(causal_batch([[7] * 5] * 2), task=task), told)
+            replaying.clear_gradients(loop.module.parameters())
+    assert tape.made == MAX_GRAPHS and tape.played == MAX_GRAPHS * (turns - WARMUP_STEPS)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_what_cannot_be_recorded_goes_on_as_before(
 
     plain, _ = run(8, replay=False)
     loop = looped(steps=8)
-    loop.batches, loop.replay = Alike(), Replay(loop.trainee, refuses)
+    loop.batches, loop.graph_runner = Alike(), CudaGraphRunner(loop.module, refuses)
     loop.run()
     for name, value in weights(plain).items():
         torch.testing.assert_close(weights(loop)[name], value, rtol=0, atol=0, msg=name)
@@ -208,13 +208,13 @@ def test_on_a_gpu_losses_are_those_of_single_kernels(
     tmp_path: Any, text: Any, model: str, objective: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recordings: list[Any] = []
-    record = Replay._keep
+    record = CudaGraphRunner._record_pass
 
     def spy(*arguments: Any) -> Any:
         recordings.append(record(*arguments))
         return recordings[-1]
 
-    monkeypatch.setattr(Replay, "_keep", spy)
+    monkeypatch.setattr(CudaGraphRunner, "_record_pass", spy)
     style = {"gpt2": ("bpe", "endoftext"), "t5": ("unigram", "sentinels"), "bart": ("bpe", "s-mask")}
     kind, form = style.get(model, ("wordpiece", "cls-sep"))
     tokenizer = pt.train_tokenizer(kind, [text], vocab=600, style=form)
@@ -226,7 +226,9 @@ def test_on_a_gpu_losses_are_those_of_single_kernels(
     assert None not in recordings
     assert found[True] == pytest.approx(found[False], rel=2e-3)
     # NOTE: compiled, rows of a table add up their gradients with atomics, in any order, unless train.deterministic.
-    assert found[True][:WARM] == (pytest.approx(found[False][:WARM], rel=1e-5) if compiled else found[False][:WARM])
+    assert found[True][:WARMUP_STEPS] == (
+        pytest.approx(found[False][:WARMUP_STEPS], rel=1e-5) if compiled else found[False][:WARMUP_STEPS]
+    )
 
 
 @cuda
@@ -249,16 +251,16 @@ def test_on_a_gpu_a_failed_recording_leaves_training_sound(capsys: pytest.Captur
         dropped = nn.functional.dropout(layer(batch.tokens.float().view(1, -1)), 0.5)
         float(dropped.sum())  # waits, which a recording cannot
         loss = Loss(sum=dropped.sum(), count=torch.ones((), device=device))
-        loss.over(told).backward()
+        loss.normalize(told).backward()
         return loss.detach()
 
     batch = causal_batch([[7] * 16]).to(device)
     layer = nn.Linear(16, 4, device=device)
-    replay = Replay(layer)
-    for step in range(WARM + 3):
+    replay = CudaGraphRunner(layer)
+    for step in range(WARMUP_STEPS + 3):
         torch.cuda.manual_seed(step)
         loss = replay(pass_of, batch, {"loss": torch.ones((), device=device)})
         assert torch.isfinite(loss.sum)
         assert layer.weight.grad is not None
-        replaying.clear(layer.parameters())
-    assert replay._off and "warning" in capsys.readouterr().err
+        replaying.clear_gradients(layer.parameters())
+    assert replay._is_disabled and "warning" in capsys.readouterr().err

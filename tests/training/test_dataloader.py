@@ -18,12 +18,12 @@ from torch import Tensor
 import pretune as pt
 from pretune.core.errors import DataError, ResourceError, UsageError
 from pretune.core.types import Batch, Targets
-from pretune.data.length_schedule import Stage
-from pretune.data.stream import Staged
+from pretune.data.length_schedule import LengthStage
+from pretune.data.stream import StagedStream
 from pretune.training import device_prefetch
-from pretune.training.batch_buffer import Packed
-from pretune.training.batch_stats import Tally
-from pretune.training.dataloader import Feed
+from pretune.training.batch_buffer import PackedBatches
+from pretune.training.batch_stats import BatchStats
+from pretune.training.dataloader import DataLoader
 from tests.training.counting import Counting
 from tests.training.streams import Halves, Masking, stream
 
@@ -63,35 +63,35 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def staged(data: Path) -> Staged:
+def staged(data: Path) -> StagedStream:
     """Two stages of different shapes, then a lesson with two sides is tested apart."""
-    stages = [Stage(first=0, last=5, length=32, rows=8), Stage(first=5, last=9, length=64, rows=4)]
-    return Staged(stages, lambda stage: stream(data, Masking(), rows=stage.rows, length=stage.length))
+    stages = [LengthStage(first=0, last=5, length=32, rows=8), LengthStage(first=5, last=9, length=64, rows=4)]
+    return StagedStream(stages, lambda stage: stream(data, Masking(), rows=stage.rows, length=stage.length))
 
 
 class TestPacked:
     @pytest.mark.parametrize("lesson", [Masking(), Halves()], ids=["masking", "halves"])
     def test_what_is_packed_comes_back(self, data: Path, lesson: Any) -> None:
         made = [stream(data, lesson).batch(3, part=part, parts=4) for part in range(4)]
-        packed = Packed.of(made)
-        memory = torch.full((packed.form.size + 9,), 255, dtype=torch.uint8)
+        packed = PackedBatches.from_batches(made)
+        memory = torch.full((packed.layout.size + 9,), 255, dtype=torch.uint8)
         packed.write(memory)
-        again = packed.form.read(memory)
+        again = packed.layout.read(memory)
         assert same(again, made)
         assert all(part.data_ptr() % 64 == memory.data_ptr() % 64 for b in again for part in (b.tokens, b.offsets))
         assert again[0].tokens.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()  # nothing is copied
 
     def test_the_form_of_static_shapes_is_always_the_same(self, data: Path) -> None:
         steps = stream(data, Halves())
-        assert Packed.of([steps[0]]).form.size == Packed.of([steps[1]]).form.size
+        assert PackedBatches.from_batches([steps[0]]).layout.size == PackedBatches.from_batches([steps[1]]).layout.size
 
 
 @pytest.mark.parametrize("lesson", [Masking(), Halves()], ids=["masking", "halves"])
 def test_the_tally_counts_what_is_useful(data: Path, lesson: Any) -> None:
     batches = [stream(data, lesson).batch(2, part=part, parts=2) for part in range(2)]
-    n = [end - start for batch in batches for start, end in batch.spans()]
-    m = [end - start for batch in batches if batch.source for start, end in batch.source.spans()]
-    assert Tally.of(batches) == Tally(
+    n = [end - start for batch in batches for start, end in batch.list_spans()]
+    m = [end - start for batch in batches if batch.source for start, end in batch.source.list_spans()]
+    assert BatchStats.from_batches(batches) == BatchStats(
         sequences=len(n),
         tokens=sum(n),
         squares=sum(one * one for one in n),
@@ -100,27 +100,27 @@ def test_the_tally_counts_what_is_useful(data: Path, lesson: Any) -> None:
         source_squares=sum(one * one for one in m),
         products=sum(one * other for one, other in zip(m, n, strict=True)) if m else 0,
     )
-    assert Tally.of(batches).read == sum(n) + sum(m)
+    assert BatchStats.from_batches(batches).total_tokens == sum(n) + sum(m)
 
 
 class TestWorkers:
     """What it costs to start a process is paid once for several claims."""
 
     @pytest.mark.parametrize("workers", [0, 1, 3])
-    def test_all_numbers_of_workers_give_the_same(self, staged: Staged, data: Path, workers: int) -> None:
-        with Feed(staged, start=2, micro=2, rank=1, world=2, workers=workers, ahead=2) as feed:
+    def test_all_numbers_of_workers_give_the_same(self, staged: StagedStream, data: Path, workers: int) -> None:
+        with DataLoader(staged, start=2, micro=2, rank=1, world=2, workers=workers, prefetch_factor=2) as feed:
             for step, batches in enumerate(islice(feed, 12), 2):  # over the stages' end: memory grows, forms change
                 expected = [staged.batch(step, part=part, parts=4) for part in (2, 3)]
                 assert same(batches, expected)
-                assert feed.seen == Tally.of(expected)
+                assert feed.stats == BatchStats.from_batches(expected)
             assert feed.step == 14
             kept = batches
         assert same(kept, expected)  # what was given stays good
-        assert 0 < feed.waited < 60
+        assert 0 < feed.wait_seconds < 60
         assert alive() == []
 
     def test_workers_work_ahead_in_turn_with_one_thread_each(self, tmp_path: Path) -> None:
-        with Feed(Counting(log=tmp_path), workers=2, ahead=3) as feed:
+        with DataLoader(Counting(log=tmp_path), workers=2, prefetch_factor=3) as feed:
             first = next(feed)[0]
             wait_until(lambda: {path.name for path in tmp_path.iterdir()} == set("0123456"))  # nobody asked for 1 to 6
             rest = [next(feed)[0] for _ in range(5)]
@@ -130,7 +130,7 @@ class TestWorkers:
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_splitting_gives_the_step_again(self, workers: int) -> None:
-        with Feed(Counting(slow=0.01), start=4, stop=13, workers=workers) as feed:
+        with DataLoader(Counting(slow=0.01), start=4, stop=13, workers=workers) as feed:
             feed.split(2)  # before anything was given
             assert read(next(feed)) == [[4, 0, 2], [4, 1, 2]]
             assert read(next(feed)) == [[5, 0, 2], [5, 1, 2]]
@@ -146,7 +146,7 @@ class TestWorkers:
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_a_fault_is_told_when_its_turn_comes(self, workers: int) -> None:
-        feed = Feed(Counting(broken={3: "unfit", 4: "bug", 2: "none"}), workers=workers)
+        feed = DataLoader(Counting(broken={3: "unfit", 4: "bug", 2: "none"}), workers=workers)
         assert [read(next(feed)) for _ in range(3)] == [[[step, 0, 1]] for step in range(3)]
         with pytest.raises(DataError, match=r"^step 3 "):
             next(feed)
@@ -157,21 +157,21 @@ class TestWorkers:
 
     def test_faults_that_are_not_ours(self) -> None:
         with pytest.raises(ResourceError, match=r"memory.*train\.workers"):
-            next(Feed(Counting(broken={0: "memory"}), workers=1))
+            next(DataLoader(Counting(broken={0: "memory"}), workers=1))
         with pytest.raises(RuntimeError, match="KeyError: 'x'"):
-            next(Feed(Counting(broken={0: "bug"}), workers=1))
+            next(DataLoader(Counting(broken={0: "bug"}), workers=1))
         with pytest.raises(ResourceError, match=r"\b7\b.*train\.workers"):
-            next(Feed(Counting(broken={0: "exit"}), workers=1))
+            next(DataLoader(Counting(broken={0: "exit"}), workers=1))
         assert alive() == []
 
     def test_closing_ends_a_worker_that_hangs(self) -> None:
-        feed = Feed(Counting(broken={1: "hang"}), workers=1)
+        feed = DataLoader(Counting(broken={1: "hang"}), workers=1)
         next(feed)
         feed.close()  # the worker would hang for 1,000 seconds
         assert alive() == []
 
     def test_a_feed_that_is_forgotten_ends_its_workers(self) -> None:
-        feed = Feed(Counting(), workers=1)
+        feed = DataLoader(Counting(), workers=1)
         next(feed)
         assert len(alive()) == 1
         del feed
@@ -188,18 +188,18 @@ class Local:
 
 def test_what_cannot_be_sent_is_told() -> None:
     with pytest.raises(UsageError, match=r"\bLocal\b.*train\.workers=0"):
-        Feed(Local(), workers=1)
+        DataLoader(Local(), workers=1)
     assert alive() == []
 
 
 @pytest.mark.parametrize("wrong", [{"workers": -1}, {"micro": 0}, {"rank": 2, "world": 2}, {"ahead": 0}])
 def test_numbers_out_of_range(wrong: dict[str, int]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
-        Feed(Counting(), **wrong)  # type: ignore[arg-type]
+        DataLoader(Counting(), **wrong)  # type: ignore[arg-type]
 
 
 def _in_a_daemon(pipe: Any) -> None:
-    pipe.send(read(next(Feed(Counting(), workers=2))))
+    pipe.send(read(next(DataLoader(Counting(), workers=2))))
 
 
 def test_a_daemon_feeds_itself() -> None:
@@ -211,10 +211,10 @@ def test_a_daemon_feeds_itself() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_step_sent_early_is_the_same(staged: Staged, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_sent_early_is_the_same(staged: StagedStream, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for a GPU: a thread has the next step on its way while this one is used; splitting and ending wait for it."""
-    monkeypatch.setattr(device_prefetch._Plain, "early", True)
-    with Feed(staged, micro=2, workers=workers, stop=9) as feed:
+    monkeypatch.setattr(device_prefetch._SyncPrefetcher, "early", True)
+    with DataLoader(staged, micro=2, workers=workers, stop=9) as feed:
         for step in range(5):
             assert same(next(feed), [staged.batch(step, part=part, parts=2) for part in range(2)])
         feed.split(4)
@@ -222,7 +222,7 @@ def test_a_step_sent_early_is_the_same(staged: Staged, workers: int, monkeypatch
             assert same(next(feed), [staged.batch(step, part=part, parts=4) for part in range(4)])
         with pytest.raises(StopIteration):
             next(feed)
-    with Feed(staged, workers=min(workers, 1)) as feed:
+    with DataLoader(staged, workers=min(workers, 1)) as feed:
         next(feed)  # one more is on its way when it is closed
     with pytest.raises(UsageError):
         next(feed)
@@ -239,19 +239,19 @@ class Ends:
 
 
 def test_what_breaks_early_is_told_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_prefetch._Plain, "early", True)
-    with Feed(Ends()) as feed:
+    monkeypatch.setattr(device_prefetch._SyncPrefetcher, "early", True)
+    with DataLoader(Ends()) as feed:
         next(feed)
         with pytest.raises(DataError, match=r"^step 1 "):
             next(feed)
-    with Feed(Ends()) as feed:
+    with DataLoader(Ends()) as feed:
         next(feed)  # and not when nobody asks
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_gpu_gets_the_same(staged: Staged, workers: int) -> None:
-    with Feed(staged, micro=2, workers=workers, device="cuda") as feed:
+def test_a_gpu_gets_the_same(staged: StagedStream, workers: int) -> None:
+    with DataLoader(staged, micro=2, workers=workers, device="cuda") as feed:
         kept: list[list[Batch]] = []
         for _ in range(40):  # memory is used again and again while the stream is busy
             kept = [*kept[-3:], next(feed)]
@@ -265,12 +265,12 @@ def test_a_gpu_gets_the_same(staged: Staged, workers: int) -> None:
 
 
 @pytest.mark.gpu
-def test_what_a_thread_sends_stays_out_of_recordings(staged: Staged) -> None:
+def test_what_a_thread_sends_stays_out_of_recordings(staged: StagedStream) -> None:
     batch = staged.batch(0, part=0, parts=1)
     with ThreadPoolExecutor(1) as hand:
         for _ in range(70):  # more than torch has streams: one of them is what passes are recorded on
-            by = device_prefetch.carrier(torch.device("cuda"))
+            by = device_prefetch.build_prefetcher(torch.device("cuda"))
             with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
                 torch.ones(1, device="cuda").add_(1)
-                load = hand.submit(by.bring, [batch]).result()
-            assert same([one.to("cpu") for one in load.land()], [batch])
+                load = hand.submit(by.send, [batch]).result()
+            assert same([one.to("cpu") for one in load.result()], [batch])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pretune.training import device_prefetch
-from pretune.training.batch_buffer import Packed
+from pretune.training.batch_buffer import PackedBatches
 from tests.training.test_loop import causal_batch
 
 
@@ -45,17 +45,17 @@ class Clock:
 
 def test_a_buffer_is_waited_for_before_it_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    carrier: Any = device_prefetch._Cuda(torch.device("meta"))  # NOTE: to the CPU nothing would be copied
+    carrier: Any = device_prefetch._CudaPrefetcher(torch.device("meta"))  # NOTE: to the CPU nothing would be copied
     for step, size in enumerate((6, 6, 5, 6, 9, 9), 1):
-        packed = Packed.of([causal_batch([list(range(5, 5 + size))] * 3)])
+        packed = PackedBatches.from_batches([causal_batch([list(range(5, 5 + size))] * 3)])
 
-        def write(memory: torch.Tensor, packed: Packed = packed, step: int = step) -> None:
-            assert memory.nbytes == packed.form.size
+        def write(memory: torch.Tensor, packed: PackedBatches = packed, step: int = step) -> None:
+            assert memory.nbytes == packed.layout.size
             packed.write(memory)
             clock.told.append(("written", step))
 
-        load = carrier.carry(packed.form, device_prefetch.Tally(), write)
-        assert load._memory.nbytes == packed.form.size
+        load = carrier.send_packed(packed.layout, device_prefetch.BatchStats(), write)
+        assert load._memory.nbytes == packed.layout.size
     expected: list[tuple[str, int]] = []
     for step in range(1, 7):
         expected += [("waited for", step - 2)] * (step > 2) + [("written", step), ("copied", step)]
@@ -66,11 +66,11 @@ def test_a_buffer_is_waited_for_before_it_is_written_again(monkeypatch: pytest.M
 def test_on_a_cpu_a_step_has_memory_of_its_own() -> None:
     """Out of memory that somebody else will write again."""
     batch = causal_batch([[5, 6, 7, 8]] * 2)
-    packed = Packed.of([batch])
-    foreign = torch.empty(packed.form.size, dtype=torch.uint8)
+    packed = PackedBatches.from_batches([batch])
+    foreign = torch.empty(packed.layout.size, dtype=torch.uint8)
     packed.write(foreign)
-    carrier = device_prefetch.carrier(torch.device("cpu"))
-    load = carrier.carry(packed.form, device_prefetch.Tally(), lambda memory: memory.copy_(foreign))
+    carrier = device_prefetch.build_prefetcher(torch.device("cpu"))
+    load = carrier.send_packed(packed.layout, device_prefetch.BatchStats(), lambda memory: memory.copy_(foreign))
     foreign.zero_()
-    (found,) = load.land()
-    assert not carrier.early and torch.equal(found.tokens, batch.tokens)
+    (found,) = load.result()
+    assert not carrier.is_async and torch.equal(found.tokens, batch.tokens)

@@ -7,7 +7,7 @@ from torch import nn
 from pretune.core.errors import UsageError
 from pretune.models.catalog import resolve
 from pretune.models.model import LanguageModel, build
-from pretune.training.optim import parameter_groups, parts
+from pretune.training.optim import build_parameter_groups, split_parts
 
 SMALL = {"width": 16, "depth": 3, "heads": 2, "vocab": 31}
 
@@ -17,7 +17,7 @@ def small(name: str, **settings: object) -> LanguageModel:
 
 
 def test_parts_run_from_the_input_to_the_heads() -> None:
-    found = parts(small("bert-mini"))
+    found = split_parts(small("bert-mini"))
     assert list(found) == ["embeddings", "encoder.0", "encoder.1", "encoder.2", "heads"]
     assert found["embeddings"] == [
         "tokens.weight",
@@ -31,13 +31,13 @@ def test_parts_run_from_the_input_to_the_heads() -> None:
 
 
 def test_a_final_norm_goes_with_the_last_block() -> None:
-    found = parts(small("gpt2-small"))
+    found = split_parts(small("gpt2-small"))
     assert list(found) == ["embeddings", "decoder.0", "decoder.1", "decoder.2"]  # its head is the token table
     assert found["decoder.2"][-2:] == ["decoder.norm.weight", "decoder.norm.bias"]
 
 
 def test_both_halves_of_an_encoder_decoder_are_in_one_line() -> None:
-    found = parts(small("t5-small"))
+    found = split_parts(small("t5-small"))
     assert list(found) == ["embeddings", *(f"encoder.{i}" for i in range(3)), *(f"decoder.{i}" for i in range(3))]
     assert found["encoder.2"][-1] == "encoder.norm.weight"
     assert {"tokens.weight", "encoder.position.table.weight", "decoder.position.table.weight"} == set(
@@ -56,7 +56,7 @@ class Task(nn.Module):
 
 
 def test_a_body_inside_a_task_is_split_the_same_way() -> None:
-    found = parts(Task())
+    found = split_parts(Task())
     assert list(found) == ["embeddings", "body.encoder.0", "body.encoder.1", "body.encoder.2", "lstm", "heads"]
     assert {"head.0.weight", "head.1.weight", "body.pooler.dense.weight"} <= set(found["heads"])
 
@@ -65,15 +65,15 @@ def test_a_body_inside_a_task_is_split_the_same_way() -> None:
 @pytest.mark.parametrize("name", ["bert-mini", "gpt2-small", "t5-small", "bart-base"])
 def test_every_parameter_is_in_one_group(name: str, rates: bool) -> None:
     model = small(name)
-    groups = parameter_groups(model, rate=(lambda above: 0.9**above) if rates else None)
+    groups = build_parameter_groups(model, lr_factor=(lambda above: 0.9**above) if rates else None)
     held = [parameter for group in groups for parameter in group.parameters]
     assert len(held) == len({id(p) for p in held}) == len(list(model.parameters()))
     names = dict(model.named_parameters())
     for group in groups:
         assert all(names[name] is p for name, p in zip(group.names, group.parameters, strict=True))
-        assert all(p.ndim >= 2 for p in group.parameters) == group.decay
-    again = parameter_groups(model, rate=(lambda above: 0.9**above) if rates else None)
-    assert [(g.part, g.names, g.rate) for g in again] == [(g.part, g.names, g.rate) for g in groups]
+        assert all(p.ndim >= 2 for p in group.parameters) == group.has_decay
+    again = build_parameter_groups(model, lr_factor=(lambda above: 0.9**above) if rates else None)
+    assert [(g.part, g.names, g.lr_factor) for g in again] == [(g.part, g.names, g.lr_factor) for g in groups]
 
 
 def test_norms_and_biases_are_exempt_by_kind() -> None:
@@ -84,13 +84,13 @@ def test_norms_and_biases_are_exempt_by_kind() -> None:
             self.flat = nn.LayerNorm((2, 4))  # a norm with matrices
             self.table = nn.Embedding(3, 4)
 
-    decayed = {name for group in parameter_groups(Odd()) if group.decay for name in group.names}
+    decayed = {name for group in build_parameter_groups(Odd()) if group.has_decay for name in group.names}
     assert decayed == {"bias.weight", "table.weight"}
 
 
 def test_hidden_matrices_are_those_of_blocks() -> None:
     model = small("bert-mini")
-    found = {name for group in parameter_groups(model) if group.matrix for name in group.names}
+    found = {name for group in build_parameter_groups(model) if group.is_matrix for name in group.names}
     wanted = {
         name for name, p in model.named_parameters() if name.split(".")[1].isdigit() and p.ndim == 2
     }  # encoder.0.attention.q.weight
@@ -102,25 +102,27 @@ def test_tied_weights_come_once_and_frozen_ones_not_at_all() -> None:
     model.table, model.out = nn.Embedding(5, 3), nn.Linear(3, 5)
     model.out.weight = model.table.weight
     model.frozen = nn.Linear(3, 3).requires_grad_(False)
-    groups = parameter_groups(model)
+    groups = build_parameter_groups(model)
     assert [group.names for group in groups] == [("table.weight",), ("out.bias",)]
     model.requires_grad_(False)
     with pytest.raises(UsageError):
-        parameter_groups(model)
+        build_parameter_groups(model)
 
 
 def test_layers_shared_by_a_model_are_trained_once() -> None:
     blocks = nn.ModuleList([nn.Linear(3, 3)] * 3)
     model = nn.Module()
     model.blocks = blocks
-    assert parts(model) == {"blocks.0": ["blocks.0.weight", "blocks.0.bias"]}
+    assert split_parts(model) == {"blocks.0": ["blocks.0.weight", "blocks.0.bias"]}
 
 
 def test_rates_count_from_the_top_even_where_parts_are_frozen() -> None:
     model = small("bert-mini")
     for parameter in model.encoder[1].parameters():  # type: ignore[index]
         parameter.requires_grad_(False)
-    rates = {group.part: group.rate for group in parameter_groups(model, rate=lambda above: 2.6**-above)}
+    rates = {
+        group.part: group.lr_factor for group in build_parameter_groups(model, lr_factor=lambda above: 2.6**-above)
+    }
     assert rates == {
         "embeddings": 2.6**-4,
         "encoder.0": 2.6**-3,
@@ -131,8 +133,8 @@ def test_rates_count_from_the_top_even_where_parts_are_frozen() -> None:
 
 def test_a_splitter_of_ones_own() -> None:
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-    groups = parameter_groups(
-        model, rate=lambda above: 10.0**-above, split=lambda m: {"low": ["0.weight"], "high": ["1.weight"]}
+    groups = build_parameter_groups(
+        model, lr_factor=lambda above: 10.0**-above, split=lambda m: {"low": ["0.weight"], "high": ["1.weight"]}
     )
-    assert [(group.part, group.rate) for group in groups] == [("low", 0.1), ("high", 1.0)]
+    assert [(group.part, group.lr_factor) for group in groups] == [("low", 0.1), ("high", 1.0)]
     assert torch.equal(groups[0].parameters[0], model[0].weight)

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 import pretune as pt
 from pretune.core.errors import DivergedError, ResourceError
 from pretune.core.types import Batch, Loss
-from pretune.objectives import named as objective
-from pretune.training.async_metrics import Report
+from pretune.objectives import build_objective as objective
+from pretune.training.async_metrics import StepMetrics
 from pretune.training.distributed import Ranks
-from pretune.training.guards import MOST_SKIPPED, Watch
+from pretune.training.guards import MAX_SKIPPED_STEPS, DivergenceGuard
 from pretune.training.loop import Loop
-from pretune.training.loss_module import Trainee
-from pretune.training.optim import AdamW, parameter_groups
-from pretune.training.train_state import State
+from pretune.training.loss_module import ModelWithLoss
+from pretune.training.optim import AdamW, build_parameter_groups
+from pretune.training.train_state import TrainState
 from tests.contracts.tiny import VOCAB, tiny
 
 CPU = Ranks(torch.device("cpu"))
@@ -41,7 +41,7 @@ class Parts:
     """Eight sequences a step, in so many micro-batches."""
 
     def __init__(self, micro: int) -> None:
-        self.micro, self.step, self.waited = micro, 0, 0.0
+        self.micro, self.step, self.wait_seconds = micro, 0, 0.0
 
     def __next__(self) -> list[Batch]:
         given, size = sequences(self.step), 8 // self.micro
@@ -62,13 +62,13 @@ def looped(micro: int = 1, steps: int = 5, *, work: Any = None, hooks: Sequence[
         if isinstance(part, nn.Dropout):
             part.p = 0.0
     return Loop(
-        trainee=Trainee(model, work or objective("causal")).eval(),
-        optimizer=AdamW(lr=1e-2, eps=1e-4).build(parameter_groups(model)),
+        module=ModelWithLoss(model, work or objective("causal")).eval(),
+        optimizer=AdamW(lr=1e-2, eps=1e-4).build(build_parameter_groups(model)),
         batches=Parts(micro),
-        state=State(),
+        state=TrainState(),
         ranks=CPU,
-        rate=lambda state: 1.0,
-        until=lambda state: state.step >= steps,
+        lr_factor=lambda state: 1.0,
+        should_stop=lambda state: state.step >= steps,
         hooks=hooks,
         **options,
     )
@@ -78,22 +78,22 @@ class Told:
     """Keeps what hooks are told."""
 
     def __init__(self) -> None:
-        self.reports: list[Report] = []
+        self.reports: list[StepMetrics] = []
 
-    def __call__(self, loop: Loop, reports: Sequence[Report]) -> None:
+    def __call__(self, loop: Loop, reports: Sequence[StepMetrics]) -> None:
         self.reports += reports
 
 
 def weights(loop: Loop) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in loop.trainee.model.named_parameters()}
+    return {name: value.detach().clone() for name, value in loop.module.model.named_parameters()}
 
 
 def test_the_same_as_plain_torch() -> None:
     loop = looped(clip=0.5)
-    model = copy.deepcopy(loop.trainee.model)
+    model = copy.deepcopy(loop.module.model)
     exempt = {id(p) for group in loop.optimizer.param_groups if not group["weight_decay"] for p in group["params"]}
     decayed = [
-        q for q, p in zip(model.parameters(), loop.trainee.model.parameters(), strict=True) if id(p) not in exempt
+        q for q, p in zip(model.parameters(), loop.module.model.parameters(), strict=True) if id(p) not in exempt
     ]
     rest = [q for q in model.parameters() if all(q is not p for p in decayed)]
     plain = torch.optim.AdamW(
@@ -148,7 +148,9 @@ class Poisoned:
 def test_a_step_that_is_not_finite_is_skipped_and_counted(value: float) -> None:
     heard: list[str] = []
     loop = looped(
-        steps=5, work=Poisoned(lambda step: step == 2, value), hooks=[Watch(heard.append, lambda step: [7, 8])]
+        steps=5,
+        work=Poisoned(lambda step: step == 2, value),
+        hooks=[DivergenceGuard(heard.append, lambda step: [7, 8])],
     )
     loop.run()
     assert loop.state.skipped == 1 and loop.state.in_a_row == 0
@@ -175,12 +177,12 @@ class Without(Parts):
 
 
 def test_a_weight_that_is_not_finite_ends_the_run() -> None:
-    loop = looped(steps=100, hooks=[Watch(lambda text: None)])
+    loop = looped(steps=100, hooks=[DivergenceGuard(lambda text: None)])
     with torch.no_grad():
-        next(loop.trainee.model.parameters())[:] = math.nan
-    with pytest.raises(DivergedError, match=rf"\b{MOST_SKIPPED}\b"):
+        next(loop.module.model.parameters())[:] = math.nan
+    with pytest.raises(DivergedError, match=rf"\b{MAX_SKIPPED_STEPS}\b"):
         loop.run()
-    assert loop.state.step == MOST_SKIPPED
+    assert loop.state.step == MAX_SKIPPED_STEPS
 
 
 class Full:
@@ -216,11 +218,11 @@ def test_out_of_memory_with_one_row_is_told() -> None:
 
 def test_a_leap_of_the_loss_is_flagged() -> None:
     heard: list[str] = []
-    watch = Watch(heard.append, lambda step: list(range(20)))
+    watch = DivergenceGuard(heard.append, lambda step: list(range(20)))
     loop = looped(steps=40, work=Poisoned(lambda step: step == 30, 50.0), hooks=[watch])
     loop.optimizer.param_groups[0]["peak"] = loop.optimizer.param_groups[1]["peak"] = 1e-5
     loop.run()
-    assert watch.leaps == [30] and len(heard) == 1
+    assert watch.spikes == [30] and len(heard) == 1
     assert re.search(r"step 30\b.*6, 7\b.*\b12\b", heard[0])
 
 
@@ -228,11 +230,11 @@ def test_dropout_is_a_function_of_the_step() -> None:
     losses = []
     for begun in (0, 2):
         loop = looped(steps=4)
-        loop.trainee.train()
-        for part in loop.trainee.modules():
+        loop.module.train()
+        for part in loop.module.modules():
             if isinstance(part, nn.Dropout):
                 part.p = 0.5
-        loop.rate = lambda state: 0.0
+        loop.lr_factor = lambda state: 0.0
         told = Told()
         loop.hooks = [told]
         loop.state.step = loop.batches.step = begun

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretune.core.errors import ResourceError, UsageError
-from pretune.training.metrics_log import NAME, Metrics, read_metrics
+from pretune.training.metrics_log import METRICS_FILE, MetricsLog, read_metrics
 from pretune.training.trackers import Trackers
 
 NAN, INF = float("nan"), float("inf")
 
 
-def told(metrics: Metrics, steps: range) -> None:
+def told(metrics: MetricsLog, steps: range) -> None:
     """As a run tells: a line a step, and another one every third."""
     for step in steps:
         metrics.write(step, {"loss": 1 / (step + 1)})
@@ -31,9 +31,9 @@ def told(metrics: Metrics, steps: range) -> None:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The file of twelve steps without interruption."""
     folder = tmp_path_factory.mktemp("whole")
-    with Metrics(folder) as metrics:
+    with MetricsLog(folder) as metrics:
         told(metrics, range(12))
-    return (folder / NAME).read_bytes()
+    return (folder / METRICS_FILE).read_bytes()
 
 
 @settings(max_examples=60)
@@ -48,35 +48,35 @@ def test_a_resumed_file_is_that_of_a_run_without_interruption(
     cut = data.draw(st.integers(0, len(whole)))
     complete = [step for step in range(12) if cut >= max(e for e, s in zip(ends, steps, strict=True) if s == step)]
     after = data.draw(st.sampled_from([-1, *complete]))
-    (folder / NAME).write_bytes(whole[:cut])
-    with Metrics(folder, after=after) as metrics:
+    (folder / METRICS_FILE).write_bytes(whole[:cut])
+    with MetricsLog(folder, last_step=after) as metrics:
         told(metrics, range(after + 1, 12))
-    assert (folder / NAME).read_bytes() == whole
+    assert (folder / METRICS_FILE).read_bytes() == whole
 
 
 def test_a_new_run_starts_afresh_and_a_lost_file_is_no_fault(tmp_path: Path) -> None:
-    with Metrics(tmp_path) as metrics:
+    with MetricsLog(tmp_path) as metrics:
         told(metrics, range(5))
-    with Metrics(tmp_path) as metrics:
+    with MetricsLog(tmp_path) as metrics:
         metrics.write(0, {"loss": 1.0})
         metrics.sync()
     assert read_metrics(tmp_path) == [{"step": 0, "loss": 1.0}]
-    (tmp_path / NAME).unlink()
-    Metrics(tmp_path, after=7).close()
+    (tmp_path / METRICS_FILE).unlink()
+    MetricsLog(tmp_path, last_step=7).close()
     assert read_metrics(tmp_path) == []
 
 
 def test_what_somebody_else_wrote_in_the_middle_stays(tmp_path: Path) -> None:
-    (tmp_path / NAME).write_text('{"step": 1}\nhello\n[1]\n{"step": 2}\n{"step": 3}\n{"step"')
-    Metrics(tmp_path, after=2).close()
-    assert (tmp_path / NAME).read_text() == '{"step": 1}\nhello\n[1]\n{"step": 2}\n'
+    (tmp_path / METRICS_FILE).write_text('{"step": 1}\nhello\n[1]\n{"step": 2}\n{"step": 3}\n{"step"')
+    MetricsLog(tmp_path, last_step=2).close()
+    assert (tmp_path / METRICS_FILE).read_text() == '{"step": 1}\nhello\n[1]\n{"step": 2}\n'
     assert read_metrics(tmp_path) == [{"step": 1}, {"step": 2}]
 
 
 def test_numbers_that_json_has_not_are_null_and_named(tmp_path: Path) -> None:
-    with Metrics(tmp_path) as metrics:
+    with MetricsLog(tmp_path) as metrics:
         metrics.write(3, {"loss": NAN, "norm": -INF, "terms": {"a": 1.0, "b": INF}, "ok": False, "best": None})
-    (line,) = (tmp_path / NAME).read_text().splitlines()
+    (line,) = (tmp_path / METRICS_FILE).read_text().splitlines()
     assert json.loads(line, parse_constant=lambda name: pytest.fail(name)) == {
         "step": 3,
         "loss": None,
@@ -90,13 +90,13 @@ def test_numbers_that_json_has_not_are_null_and_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["step", "nonfinite"])
 def test_names_of_its_own(tmp_path: Path, name: str) -> None:
-    with Metrics(tmp_path) as metrics, pytest.raises(UsageError, match=f"'{name}'"):
+    with MetricsLog(tmp_path) as metrics, pytest.raises(UsageError, match=f"'{name}'"):
         metrics.write(0, {name: 1})
 
 
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
-    with Metrics(tmp_path) as metrics:
+    with MetricsLog(tmp_path) as metrics:
         metrics.write(0, {"loss": 1.0})
 
         def half(file: int, data: bytes) -> int:
@@ -108,22 +108,22 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
             patch.setattr(os, "write", half)
             with pytest.raises(ResourceError, match=r"metrics\.jsonl"):
                 metrics.write(1, {"loss": 2.0})
-        assert (tmp_path / NAME).read_text() == '{"step": 0, "loss": 1.0}\n'
+        assert (tmp_path / METRICS_FILE).read_text() == '{"step": 0, "loss": 1.0}\n'
         metrics.write(1, {"loss": 2.0})
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1]
 
 
 def test_a_place_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"absent/metrics\.jsonl"):
-        Metrics(tmp_path / "absent")
+        MetricsLog(tmp_path / "absent")
 
 
 @pytest.mark.parametrize("after", [None, 0])
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path, after: int | None) -> None:
     (tmp_path / "precious").write_text("keep")
-    (tmp_path / NAME).symlink_to(tmp_path / "precious")
-    with pytest.raises(UsageError, match=NAME):
-        Metrics(tmp_path, after=after)
+    (tmp_path / METRICS_FILE).symlink_to(tmp_path / "precious")
+    with pytest.raises(UsageError, match=METRICS_FILE):
+        MetricsLog(tmp_path, last_step=after)
     assert (tmp_path / "precious").read_text() == "keep"
 
 

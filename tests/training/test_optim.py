@@ -20,20 +20,20 @@ from pretune.training.optim import (
     SGD,
     Adafactor,
     AdamW,
-    Group,
     Lamb,
     Muon,
     Optim,
-    clip,
+    ParameterGroup,
+    build_parameter_groups,
+    clip_gradients,
+    get_state_tensors,
     load_state,
-    parameter_groups,
     set_rates,
-    state_tensors,
-    step,
+    step_if,
 )
 from pretune.training.optim.asgd import AveragedDescent
-from pretune.training.optim.conditional_step import CHUNK
-from pretune.training.optim.muon import orthogonal
+from pretune.training.optim.conditional_step import CHUNK_SIZE
+from pretune.training.optim.muon import orthogonalize
 from pretune.training.schedules import InverseSquareRoot
 
 SPECS: dict[str, Optim] = {
@@ -86,11 +86,11 @@ def bits(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
 
 
 def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, list[int]]:
-    return bits({**model.state_dict(), **state_tensors(optimizer, model)})
+    return bits({**model.state_dict(), **get_state_tensors(optimizer, model)})
 
 
 def begun(name: str, model: nn.Module) -> torch.optim.Optimizer:
-    optimizer = SPECS[name].build(parameter_groups(model))
+    optimizer = SPECS[name].build(build_parameter_groups(model))
     if isinstance(optimizer, AveragedDescent):
         optimizer.trigger()
     return optimizer
@@ -120,10 +120,10 @@ def test_a_skipped_step_changes_not_one_bit(made: Made, poison: float, ok: Tenso
         for parameter in model.parameters():
             assert parameter.grad is not None
             parameter.grad.reshape(-1)[0] = poison
-        step(optimizer, ok)
+        step_if(optimizer, ok)
         assert everything(model, optimizer) == before
         slopes(model, taken)
-        step(optimizer, YES)
+        step_if(optimizer, YES)
         assert everything(model, optimizer) != before
 
 
@@ -136,10 +136,10 @@ def test_a_run_with_a_skipped_step_is_the_run_without_it(made: Made) -> None:
                 slopes(model, 99)
                 assert model.gain.grad is not None
                 model.gain.grad.fill_(math.nan)
-                step(optimizer, NO)
+                step_if(optimizer, NO)
             slopes(model, taken)
             set_rates(optimizer, 1 / (1 + taken))
-            step(optimizer, YES)
+            step_if(optimizer, YES)
         ends.append(everything(model, optimizer))
     assert ends[0] == ends[1] == ends[2]
 
@@ -151,7 +151,7 @@ def test_a_step_that_is_taken_is_a_plain_step(made: Made) -> None:
         for taken in range(3):
             slopes(model, taken)
             if asked:
-                step(optimizer, YES)
+                step_if(optimizer, YES)
             else:
                 optimizer.step()
         ends.append(everything(model, optimizer))
@@ -164,7 +164,7 @@ def test_weights_without_a_gradient_stay(made: Made) -> None:
     slopes(model, 0)
     model.head.weight.grad = model.blocks[0][0].weight.grad = None  # type: ignore[union-attr, index]
     before = everything(model, optimizer)
-    step(optimizer, YES)
+    step_if(optimizer, YES)
     after = everything(model, optimizer)
     changed = {name for name in model.state_dict() if before[name] != after[name]}
     assert changed == set(model.state_dict()) - {"head.weight", "blocks.0.0.weight"}
@@ -173,10 +173,10 @@ def test_weights_without_a_gradient_stay(made: Made) -> None:
 
 def test_all_state_is_there_from_the_start(made: Made) -> None:
     model, optimizer = made()
-    before = {name: tuple(tensor.shape) for name, tensor in state_tensors(optimizer, model).items()}
+    before = {name: tuple(tensor.shape) for name, tensor in get_state_tensors(optimizer, model).items()}
     slopes(model, 0)
-    step(optimizer, YES)
-    assert before == {name: tuple(tensor.shape) for name, tensor in state_tensors(optimizer, model).items()}
+    step_if(optimizer, YES)
+    assert before == {name: tuple(tensor.shape) for name, tensor in get_state_tensors(optimizer, model).items()}
 
 
 def test_training_lowers_a_loss(made: Made) -> None:
@@ -189,7 +189,7 @@ def test_training_lowers_a_loss(made: Made) -> None:
         loss = sum(((p - aim) ** 2).sum() for p, aim in zip(model.parameters(), aims, strict=True))
         assert isinstance(loss, Tensor)
         loss.backward()
-        step(optimizer, YES)
+        step_if(optimizer, YES)
         losses.append(float(loss.detach()))
     assert losses[-1] < losses[0]
 
@@ -201,8 +201,8 @@ def test_saved_and_restored_a_run_goes_on_bit_for_bit(made: Made) -> None:
     model, optimizer = made()
     for taken in range(3):
         slopes(model, taken)
-        step(optimizer, YES)
-    saved = {name: tensor.clone() for name, tensor in state_tensors(optimizer, model).items()}
+        step_if(optimizer, YES)
+    saved = {name: tensor.clone() for name, tensor in get_state_tensors(optimizer, model).items()}
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     again, other = made()
     again.load_state_dict(weights)
@@ -210,19 +210,19 @@ def test_saved_and_restored_a_run_goes_on_bit_for_bit(made: Made) -> None:
     for taken in range(3, 5):
         for m, o in ((model, optimizer), (again, other)):
             slopes(m, taken)
-            step(o, YES)
+            step_if(o, YES)
     assert everything(model, optimizer) == everything(again, other)
 
 
 def test_state_is_known_by_names_whatever_the_groups() -> None:
     model = toy()
-    one = AdamW().build(parameter_groups(model))
-    many = AdamW().build(parameter_groups(model, rate=lambda above: 0.5**above))
+    one = AdamW().build(build_parameter_groups(model))
+    many = AdamW().build(build_parameter_groups(model, lr_factor=lambda above: 0.5**above))
     slopes(model, 0)
-    step(one, YES)
-    load_state(many, model, state_tensors(one, model))
-    assert bits(state_tensors(one, model)) == bits(state_tensors(many, model))
-    assert list(state_tensors(one, model))[:4] == [
+    step_if(one, YES)
+    load_state(many, model, get_state_tensors(one, model))
+    assert bits(get_state_tensors(one, model)) == bits(get_state_tensors(many, model))
+    assert list(get_state_tensors(one, model))[:4] == [
         "gain.exp_avg",
         "gain.exp_avg_sq",
         "gain.step",
@@ -247,8 +247,8 @@ def test_state_is_known_by_names_whatever_the_groups() -> None:
 )
 def test_state_that_does_not_fit_is_refused_by_name(spoil: Callable[[dict[str, Tensor]], Any], message: str) -> None:
     model = toy()
-    optimizer = AdamW().build(parameter_groups(model))
-    tensors = {name: torch.full_like(tensor, 7.0) for name, tensor in state_tensors(optimizer, model).items()}
+    optimizer = AdamW().build(build_parameter_groups(model))
+    tensors = {name: torch.full_like(tensor, 7.0) for name, tensor in get_state_tensors(optimizer, model).items()}
     before = everything(model, optimizer)
     spoil(tensors)
     with pytest.raises(CheckpointError, match=message):
@@ -257,15 +257,15 @@ def test_state_that_does_not_fit_is_refused_by_name(spoil: Callable[[dict[str, T
 
 
 def test_state_of_another_model_is_a_mistake() -> None:
-    optimizer = AdamW().build(parameter_groups(toy()))
+    optimizer = AdamW().build(build_parameter_groups(toy()))
     with pytest.raises(UsageError):
-        state_tensors(optimizer, toy())
+        get_state_tensors(optimizer, toy())
 
 
 def test_an_optimiser_that_cannot_skip_is_refused() -> None:
     model = toy()
     with pytest.raises(UsageError, match="'RMSprop'"):
-        step(torch.optim.RMSprop(model.parameters()), YES)
+        step_if(torch.optim.RMSprop(model.parameters()), YES)
 
 
 # Specs
@@ -282,7 +282,10 @@ def test_specs_are_plain_data() -> None:
         lr=3e-4, betas=(0.9, 0.98)
     )
     assert from_dict(Train, {"optim": {"kind": "muon", "rest": {"lr": 1e-4}}}).optim == Muon(rest=AdamW(lr=1e-4))
-    assert (Muon(lr=0.3, weight_decay=0.2).others.lr, Muon(lr=0.3, weight_decay=0.2).others.weight_decay) == (0.3, 0.2)
+    assert (Muon(lr=0.3, weight_decay=0.2).rest_spec.lr, Muon(lr=0.3, weight_decay=0.2).rest_spec.weight_decay) == (
+        0.3,
+        0.2,
+    )
 
 
 @pytest.mark.parametrize(
@@ -306,7 +309,9 @@ def test_numbers_without_a_meaning_are_refused(wrong: Callable[[], object], valu
 
 def test_rates_are_peaks_times_a_factor() -> None:
     model = toy()
-    optimizer = Muon(lr=0.5, rest=AdamW(lr=0.1)).build(parameter_groups(model, rate=lambda above: 0.5**above))
+    optimizer = Muon(lr=0.5, rest=AdamW(lr=0.1)).build(
+        build_parameter_groups(model, lr_factor=lambda above: 0.5**above)
+    )
     set_rates(optimizer, 0.5)
     rates = {name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]}
     assert rates["blocks.1.0.weight"] == 0.5 * 0.5 * 0.5
@@ -315,7 +320,7 @@ def test_rates_are_peaks_times_a_factor() -> None:
     slopes(model, 0)
     before = everything(model, optimizer)
     set_rates(optimizer, 0.0)
-    step(optimizer, YES)
+    step_if(optimizer, YES)
     after = everything(model, optimizer)
     assert all(before[name] == after[name] for name in model.state_dict())
 
@@ -323,11 +328,11 @@ def test_rates_are_peaks_times_a_factor() -> None:
 # Peers and formulas
 
 
-def loose(weights: list[Tensor], **facts: Any) -> list[Group]:
+def loose(weights: list[Tensor], **facts: Any) -> list[ParameterGroup]:
     """One group of bare weights."""
     parameters = tuple(nn.Parameter(weight.clone()) for weight in weights)
     names = tuple(f"w{i}" for i in range(len(weights)))
-    return [Group(part="all", names=names, parameters=parameters, **{"decay": True, "matrix": False, **facts})]
+    return [ParameterGroup(part="all", names=names, parameters=parameters, **{"decay": True, "matrix": False, **facts})]
 
 
 def drawn(*shapes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
@@ -335,7 +340,9 @@ def drawn(*shapes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
     return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
-def race(ours: Optim, groups: list[Group], peer: Callable[[list[nn.Parameter]], Any], steps: int = 6) -> Iterator[Any]:
+def race(
+    ours: Optim, groups: list[ParameterGroup], peer: Callable[[list[nn.Parameter]], Any], steps: int = 6
+) -> Iterator[Any]:
     """Both from the same weights with the same gradients: pairs of weights after every step."""
     mine = ours.build(groups)
     weights = groups[0].parameters
@@ -345,7 +352,7 @@ def race(ours: Optim, groups: list[Group], peer: Callable[[list[nn.Parameter]], 
         found = drawn(*(tuple(weight.shape) for weight in weights), seed=50 + taken)
         for weight, their, slope in zip(weights, theirs, found, strict=True):
             weight.grad, their.grad = slope.clone(), slope.clone()
-        step(mine, YES)
+        step_if(mine, YES)
         other.step()
         yield from zip(weights, theirs, strict=True)
 
@@ -402,10 +409,10 @@ def test_relative_steps_are_a_schedule() -> None:
     for taken in (*range(3), *range(20_000, 20_003)):
         for state in (*ours.state.values(), *other.state.values()):
             state["step"] = torch.tensor(float(taken)) if isinstance(state["step"], Tensor) else taken
-        set_rates(ours, InverseSquareRoot(hold=10_000).factor(taken + 1, 10**6))
+        set_rates(ours, InverseSquareRoot(hold=10_000).compute_factor(taken + 1, 10**6))
         for weight, their, slope in zip(groups[0].parameters, theirs, drawn(*SHAPES, seed=taken), strict=True):
             weight.grad, their.grad = slope, slope
-        step(ours, YES)
+        step_if(ours, YES)
         other.step()
     for weight, their in zip(groups[0].parameters, theirs, strict=True):
         torch.testing.assert_close(weight, their, rtol=1e-5, atol=1e-6)
@@ -440,7 +447,7 @@ def test_lamb_is_its_formula(trust: bool) -> None:
 @pytest.mark.parametrize("shape", [(6, 10), (10, 6), (8, 8)])
 def test_orthogonalising_keeps_directions_and_evens_lengths(shape: tuple[int, int]) -> None:
     matrices = torch.stack(drawn(shape, shape))
-    u, s, v = torch.linalg.svd(orthogonal(matrices, 5, torch.float32), full_matrices=False)
+    u, s, v = torch.linalg.svd(orthogonalize(matrices, 5, torch.float32), full_matrices=False)
     assert float(s.min()) > 0.6 and float(s.max()) < 1.3
     first, _, last = torch.linalg.svd(matrices, full_matrices=False)
     # What is left of the polar factor is symmetric and positive: the directions are those of the matrix.
@@ -454,7 +461,7 @@ def test_orthogonalising_keeps_directions_and_evens_lengths(shape: tuple[int, in
 def test_muon_is_torchs(scale: Any, peer: str, nesterov: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16, as torch computes; on CPU ours computes in float32."""
     monkeypatch.setattr(
-        "pretune.training.optim.muon.orthogonal", lambda x, n, dtype: orthogonal(x, n, torch.bfloat16).to(x.dtype)
+        "pretune.training.optim.muon.orthogonalize", lambda x, n, dtype: orthogonalize(x, n, torch.bfloat16).to(x.dtype)
     )
     ours = Muon(lr=1e-2, scale=scale, nesterov=nesterov, weight_decay=0.1)
     shapes = ((8, 12), (8, 12), (12, 8), (9, 9))
@@ -465,12 +472,12 @@ def test_muon_is_torchs(scale: Any, peer: str, nesterov: bool, monkeypatch: pyte
 
 def test_muon_leaves_the_rest_to_adamw() -> None:
     model, twin = toy(), toy()
-    muon = Muon(rest=AdamW(lr=1e-2, weight_decay=0.3)).build(parameter_groups(model))
-    adam = AdamW(lr=1e-2, weight_decay=0.3).build(parameter_groups(twin))
+    muon = Muon(rest=AdamW(lr=1e-2, weight_decay=0.3)).build(build_parameter_groups(model))
+    adam = AdamW(lr=1e-2, weight_decay=0.3).build(build_parameter_groups(twin))
     for taken in range(3):
         for m, o in ((model, muon), (twin, adam)):
             slopes(m, taken)
-            step(o, YES)
+            step_if(o, YES)
     pairs = zip(model.state_dict().items(), twin.state_dict().values(), strict=True)
     same = {name for (name, mine), other in pairs if torch.equal(mine, other)}
     matrices = {f"blocks.{i}.{j}.weight" for i in (0, 1) for j in (0, 2)}
@@ -479,7 +486,7 @@ def test_muon_leaves_the_rest_to_adamw() -> None:
 
 def test_muon_without_matrices_is_a_mistake() -> None:
     with pytest.raises(UsageError, match="adam_w"):
-        Muon().build(parameter_groups(nn.Linear(3, 3)))
+        Muon().build(build_parameter_groups(nn.Linear(3, 3)))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -513,7 +520,7 @@ def test_asgd_is_torchs_from_its_trigger_on() -> None:
             torch.testing.assert_close(weight, their, rtol=1e-6, atol=1e-6)
             torch.testing.assert_close(ours.state[weight]["average"], other.state[their]["ax"], rtol=1e-5, atol=1e-6)
     kept = [weight.detach().clone() for weight in weights]
-    with ours.averaged():
+    with ours.use_averages():
         assert all(torch.allclose(w, other.state[t]["ax"], atol=1e-5) for w, t in zip(weights, theirs, strict=True))
         assert not torch.equal(weights[0], kept[0])
     assert all(torch.equal(weight, was) for weight, was in zip(weights, kept, strict=True))
@@ -521,13 +528,13 @@ def test_asgd_is_torchs_from_its_trigger_on() -> None:
 
 def test_many_weights_go_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = []
-    for most in (CHUNK, 10):
-        monkeypatch.setattr("pretune.training.optim.conditional_step.CHUNK", most)
+    for most in (CHUNK_SIZE, 10):
+        monkeypatch.setattr("pretune.training.optim.conditional_step.CHUNK_SIZE", most)
         for name in ("lamb", "adafactor", "muon", "sgd-momentum"):
             model = toy()
-            optimizer = SPECS[name].build(parameter_groups(model))
+            optimizer = SPECS[name].build(build_parameter_groups(model))
             slopes(model, 0)
-            step(optimizer, YES)
+            step_if(optimizer, YES)
             ends.append({key: value.clone() for key, value in model.state_dict().items()})
     for whole, cut in zip(ends[:4], ends[4:], strict=True):
         torch.testing.assert_close(whole, cut, rtol=1e-5, atol=1e-6)
@@ -550,17 +557,17 @@ def test_no_step_waits_for_the_device(name: str) -> None:
         torch.cuda.set_sync_debug_mode("error")
         try:
             set_rates(optimizer, 0.5)
-            finite = clip(model.parameters(), 1.0).isfinite()
-            step(optimizer, no & finite)
+            finite = clip_gradients(model.parameters(), 1.0).isfinite()
+            step_if(optimizer, no & finite)
             torch.cuda.set_sync_debug_mode("default")
             assert everything(model, optimizer) == before
             torch.cuda.set_sync_debug_mode("error")
-            step(optimizer, yes & finite)
+            step_if(optimizer, yes & finite)
         finally:
             torch.cuda.set_sync_debug_mode("default")
         set_rates(other, 0.5)
-        clip(twin.parameters(), 1.0)
-        step(other, YES)
+        clip_gradients(twin.parameters(), 1.0)
+        step_if(other, YES)
     near = 0.05 if name.startswith("muon") else 1e-5  # on CUDA matrices are orthogonalised in bfloat16
     for mine, its in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine.cpu(), its, rtol=0, atol=near)
@@ -588,15 +595,15 @@ def _shards(rank: int, port: int) -> None:
             for weight, shard in zip(model.parameters(), twin.parameters(), strict=True):
                 assert isinstance(shard, DTensor) and weight.grad is not None
                 shard.grad = distribute_tensor(weight.grad.clone(), mesh, shard.placements)
-            norm, same = clip(model.parameters(), 1.0), clip(twin.parameters(), 1.0)
+            norm, same = clip_gradients(model.parameters(), 1.0), clip_gradients(twin.parameters(), 1.0)
             torch.testing.assert_close(norm, same)
-            step(optimizer, YES)
-            step(other, YES)
-            step(other, NO)
-        gathered = {key: whole(value) for key, value in state_tensors(other, twin).items()}
+            step_if(optimizer, YES)
+            step_if(other, YES)
+            step_if(other, NO)
+        gathered = {key: whole(value) for key, value in get_state_tensors(other, twin).items()}
         load_state(other, twin, gathered)
-        assert bits({key: whole(value) for key, value in state_tensors(other, twin).items()}) == bits(gathered)
-        torch.testing.assert_close(state_tensors(optimizer, model), gathered, rtol=1e-5, atol=1e-6)
+        assert bits({key: whole(value) for key, value in get_state_tensors(other, twin).items()}) == bits(gathered)
+        torch.testing.assert_close(get_state_tensors(optimizer, model), gathered, rtol=1e-5, atol=1e-6)
         for weight, shard in zip(model.parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(weight.detach(), whole(shard.detach()), rtol=1e-5, atol=1e-6)
     dist.destroy_process_group()
@@ -614,17 +621,17 @@ def test_clipping_is_torchs() -> None:
         model, twin = toy(), toy()
         slopes(model, 0)
         slopes(twin, 0)
-        norm = clip(model.parameters(), limit)
+        norm = clip_gradients(model.parameters(), limit)
         torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(twin.parameters(), limit))
         for mine, their in zip(model.parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(mine.grad, their.grad)
-        torch.testing.assert_close(clip(model.parameters(), None), norm.clamp(max=limit), rtol=1e-5, atol=0)
+        torch.testing.assert_close(clip_gradients(model.parameters(), None), norm.clamp(max=limit), rtol=1e-5, atol=0)
 
 
 def test_a_norm_is_float32_whatever_the_gradients() -> None:
     weight = nn.Parameter(torch.zeros(4096, dtype=torch.bfloat16))
     weight.grad = torch.ones_like(weight)
-    norm = clip([weight], 1.0)
+    norm = clip_gradients([weight], 1.0)
     assert norm.dtype == torch.float32 and float(norm) == 64.0
     torch.testing.assert_close(weight.grad.float(), torch.full((4096,), 1 / 64), rtol=1e-2, atol=0)
 
@@ -635,7 +642,7 @@ def test_a_norm_tells_of_one_bad_number() -> None:
         slopes(model, 0)
         assert model.gain.grad is not None
         model.gain.grad.fill_(bad)
-        assert not bool(clip(model.parameters(), 1.0).isfinite())
-    assert float(clip([], 1.0)) == 0.0
+        assert not bool(clip_gradients(model.parameters(), 1.0).isfinite())
+    assert float(clip_gradients([], 1.0)) == 0.0
     with pytest.raises(UsageError, match="clip 0"):
-        clip(model.parameters(), 0)
+        clip_gradients(model.parameters(), 0)

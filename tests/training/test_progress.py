@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from pretune.core import log
-from pretune.training.cost import Energy, Tariff, Totals, cost
+from pretune.training.cost import Energy, Tariff, Totals, compute_cost
 from pretune.training.progress import Progress
-from pretune.training.summary import Summary, show
+from pretune.training.summary import RunSummary, show_summary
 from tests.conftest import Screen
 
 Capture = pytest.CaptureFixture[str]
@@ -48,7 +48,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 def run(clock: Clock, steps: int, seconds: float, start: int = 0, **options: Any) -> None:
     """Steps of so many seconds with 1000 tokens and 50 FLOPs each."""
-    with Progress("tiny", now=clock, **options) as shown:
+    with Progress("tiny", timer=clock, **options) as shown:
         for step in range(start + 1, start + steps + 1):
             clock.time += seconds
             shown(step, elapsed=step * seconds, tokens=1000 * step, flops=50.0 * step, loss=8 / step)
@@ -78,10 +78,10 @@ class Beside:
     def __init__(self, later: float) -> None:
         self.seconds, self.later = 0.0, later
 
-    def spent(self) -> float:
+    def get_elapsed(self) -> float:
         return self.seconds
 
-    def ahead(self, pace: float, step: int) -> float:
+    def estimate_remaining(self, pace: float, step: int) -> float:
         return self.later
 
 
@@ -97,7 +97,7 @@ def test_the_time_left_covers_what_follows_the_steps(capsys: Capture) -> None:
 
 def test_evaluation_between_steps_is_not_taken_for_a_slow_step(capsys: Capture) -> None:
     clock, beside = Clock(), Beside(0.0)
-    with Progress("tiny", now=clock, total=60, every=1, outlook=beside) as shown:
+    with Progress("tiny", timer=clock, total=60, every=1, overhead=beside) as shown:
         for step in range(1, 41):
             clock.time += 1
             if step == 38:
@@ -110,7 +110,7 @@ def test_evaluation_between_steps_is_not_taken_for_a_slow_step(capsys: Capture) 
 def test_the_time_left_is_smoothed(capsys: Capture) -> None:
     """Slow and fast steps in turn, 0.48 s in the mean: the expected end moves by less than half of the run."""
     clock, ends = Clock(), []
-    with Progress("tiny", now=clock, total=2000, every=1) as shown:
+    with Progress("tiny", timer=clock, total=2000, every=1) as shown:
         for step in range(1, 1001):
             clock.time += 2.0 if step % 100 < 20 else 0.1
             shown(step, elapsed=clock.time)
@@ -126,7 +126,7 @@ def test_a_line_every_so_many_steps(capsys: Capture) -> None:
 
 def test_rates_are_recent_and_a_resumed_run_starts_with_none(capsys: Capture) -> None:
     clock = Clock()
-    with Progress("tiny", total=2000, now=clock) as shown:
+    with Progress("tiny", total=2000, timer=clock) as shown:
         for step in range(1001, 1200):
             clock.time += 10.0 if step < 1005 else 1.0  # slow at first
             shown(step, elapsed=0, tokens=1000 * step)
@@ -143,9 +143,9 @@ def test_a_budget_counts_time(capsys: Capture) -> None:
 
 
 def test_a_loss_that_is_not_known_or_not_finite(capsys: Capture) -> None:
-    with Progress("tiny", now=Clock()) as shown:
+    with Progress("tiny", timer=Clock()) as shown:
         shown(1, elapsed=0.0)
-    with Progress("tiny", now=Clock()) as shown:
+    with Progress("tiny", timer=Clock()) as shown:
         shown(1, elapsed=0.0, loss=float("nan"))
     err = capsys.readouterr().err
     assert figures(err) == [["1"], ["1"]] and [line.endswith("nan") for line in err.splitlines()] == [False, True]
@@ -153,7 +153,7 @@ def test_a_loss_that_is_not_known_or_not_finite(capsys: Capture) -> None:
 
 def test_quiet_says_nothing(capsys: Capture, quiet: None) -> None:
     run(Clock(), 50, 0.5, total=50)
-    show(summary())
+    show_summary(summary())
     assert capsys.readouterr() == ("", "")
 
 
@@ -166,19 +166,19 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -
     assert capsys.readouterr() == ("", "")
 
 
-def summary(**changes: Any) -> Summary:
+def summary(**changes: Any) -> RunSummary:
     energy = (Energy(what="gpu", how="NVML energy counter", measured=True, joules=3.6e4),)
-    paid = cost([Totals(seconds=120.0, flops=3.2e17, energy=energy)], "cpu", Tariff())
+    paid = compute_cost([Totals(seconds=120.0, flops=3.2e17, energy=energy)], "cpu", Tariff())
     given: dict[str, Any] = {"loss": 3.14159, "held_out": 3.2, "waiting": 0.6, "saving": 1.2, "evaluating": 6.0}
-    return Summary(title="tiny", steps=1200, tokens=78_643_200, seconds=120.0, cost=paid, **given | changes)
+    return RunSummary(title="tiny", steps=1200, tokens=78_643_200, seconds=120.0, cost=paid, **given | changes)
 
 
 def test_the_table_at_the_end(capsys: Capture) -> None:
-    show(summary(skipped=2))
+    show_summary(summary(skipped=2))
     out, err = capsys.readouterr()
     assert out == ""
     title, *rows = err.splitlines()
-    assert title == "tiny" and len(rows) == len(summary(skipped=2).rows())
+    assert title == "tiny" and len(rows) == len(summary(skipped=2).build_rows())
     assert figures("\n".join(rows)) == [
         ["3.1416"],
         ["3.2000"],
@@ -200,10 +200,10 @@ def test_the_table_at_the_end(capsys: Capture) -> None:
 def test_the_table_on_a_terminal_and_with_a_known_device(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = terminal(monkeypatch)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    paid = cost([Totals(seconds=120.0, flops=5.2e16)], "cuda", Tariff(), precision=torch.bfloat16)
-    bare = Summary(title="tiny", steps=1, tokens=5, seconds=120.0, cost=paid)
-    show(bare)
+    paid = compute_cost([Totals(seconds=120.0, flops=5.2e16)], "cuda", Tariff(), precision=torch.bfloat16)
+    bare = RunSummary(title="tiny", steps=1, tokens=5, seconds=120.0, cost=paid)
+    show_summary(bare)
     drawn = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
     assert re.search(r"43\.8%.*\b989T", drawn)
     assert re.search(r"\$0\.13\b.*\$3\.8\b", drawn)
-    assert len(bare.rows()) == len(replace(bare, held_out=1.0).rows()) - 1
+    assert len(bare.build_rows()) == len(replace(bare, held_out=1.0).build_rows()) - 1

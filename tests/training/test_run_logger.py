@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pretune.training.batch_stats import Tally
+from pretune.training.batch_stats import BatchStats
 from pretune.training.metrics_log import read_metrics
-from pretune.training.run_logger import Journal
+from pretune.training.run_logger import RunLogger
 from tests.contracts.tiny import tiny
 from tests.training.test_loop import Parts, looped
 
@@ -16,28 +16,28 @@ from tests.training.test_loop import Parts, looped
 class Counted(Parts):
     """Batches that are counted, as a feed counts them."""
 
-    seen = Tally()
+    stats = BatchStats()
 
     def __next__(self) -> Any:
         found = super().__next__()
-        self.seen = Tally.of(found)
+        self.stats = BatchStats.from_batches(found)
         return found
 
 
-def kept(where: Path, steps: int, *, done: Any = None, every: int = 1) -> tuple[Journal, Any]:
+def kept(where: Path, steps: int, *, done: Any = None, every: int = 1) -> tuple[RunLogger, Any]:
     """A loop with a journal, taken to a step; with `done` it goes on from there."""
     loop = looped(2, steps)
     loop.batches = Counted(2)
     if done is not None:
         loop.state, loop.batches.step = done.state, done.state.step
-        loop.trainee.load_state_dict(done.trainee.state_dict())
+        loop.module.load_state_dict(done.module.state_dict())
         loop.optimizer.load_state_dict(done.optimizer.state_dict())
-    journal = Journal(
+    journal = RunLogger(
         where,
         title="tiny",
         models=[tiny("gpt2")],
         loop=loop,
-        resumed=done is not None,
+        is_resumed=done is not None,
         total=steps,
         budget=None,
         every=every,
@@ -45,7 +45,7 @@ def kept(where: Path, steps: int, *, done: Any = None, every: int = 1) -> tuple[
     loop.hooks = [journal]
     with journal:
         loop.run()
-        journal.settle(loop)
+        journal.flush(loop)
     return journal, loop
 
 
@@ -80,7 +80,7 @@ def test_sums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal, loop = kept(tmp_path, 6, done=half)
     loop.state.held = {"loss": 2.0, "perplexity": 7.4, "accuracy": 0.5}
     capsys.readouterr()
-    found = journal.summary(loop)
+    found = journal.summarize(loop)
     assert found["cost"]["flops"] > 1.5 * before > 0 and found["steps"] == 6 and found["held_out"]["accuracy"] == 0.5
     told = capsys.readouterr().err
     for name, value in (("loss", "2.0000"), ("perplexity", "7.4"), ("accuracy", "0.5"), ("steps", "6")):

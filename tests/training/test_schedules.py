@@ -40,8 +40,10 @@ def low(schedule: Schedule) -> float | None:
 @example(Stable(decay=1.0, warmup=0))
 @given(schedules)
 def test_factors_lie_between_0_and_1_and_end_at_the_floor(schedule: Schedule) -> None:
-    factors = [schedule.factor(step, TOTAL) for step in (*range(0, TOTAL, 7), *range(TOTAL - 5, TOTAL + 5))]
-    timed = [schedule.at(step / TOTAL, step) for step in (*range(0, TOTAL, 7), *range(TOTAL - 5, TOTAL + 5))]
+    factors = [schedule.compute_factor(step, TOTAL) for step in (*range(0, TOTAL, 7), *range(TOTAL - 5, TOTAL + 5))]
+    timed = [
+        schedule.compute_factor_at(step / TOTAL, step) for step in (*range(0, TOTAL, 7), *range(TOTAL - 5, TOTAL + 5))
+    ]
     assert all(0 <= factor <= 1 + 1e-12 for factor in factors + timed)
     if low(schedule) is not None:
         assert factors[-5:] == pytest.approx([low(schedule)] * 5, abs=1e-12)
@@ -57,7 +59,7 @@ def test_factors_do_not_jump(schedule: Schedule) -> None:
     fine, most = TOTAL * 100, 0.0
     shortest = min(_stretches(schedule, fine))
     for step in range(0, fine, 997):
-        for factor in (schedule.factor, lambda s, t: schedule.at(s / t, s)):
+        for factor in (schedule.compute_factor, lambda s, t: schedule.compute_factor_at(s / t, s)):
             most = max(most, abs(factor(step + 1, fine) - factor(step, fine)))
     assert most <= math.pi / shortest + 1e-9
 
@@ -82,7 +84,7 @@ def test_a_warm_up_only_rises(schedule: Schedule) -> None:
     name = "cut" if isinstance(schedule, Slanted) else "warmup"
     value = getattr(schedule, name)
     end = int(value * TOTAL if value < 1 else value)
-    factors = [schedule.factor(step, TOTAL) for step in range(end)]
+    factors = [schedule.compute_factor(step, TOTAL) for step in range(end)]
     if not (isinstance(schedule, Stable | InverseSquareRoot) and end > 0.5 * TOTAL):
         assert all(a <= b + 1e-12 for a, b in pairwise(factors))
 
@@ -92,7 +94,7 @@ def test_a_warm_up_only_rises(schedule: Schedule) -> None:
 def test_after_the_warm_up_it_never_rises(schedule: Schedule) -> None:
     value = schedule.cut if isinstance(schedule, Slanted) else schedule.warmup
     begin = math.ceil(value * TOTAL if value < 1 else value)
-    factors = [schedule.factor(step, TOTAL) for step in range(begin, TOTAL + 1)]
+    factors = [schedule.compute_factor(step, TOTAL) for step in range(begin, TOTAL + 1)]
     assert all(a >= b - 1e-12 for a, b in pairwise(factors))
 
 
@@ -102,7 +104,9 @@ def test_time_and_steps_agree_where_the_run_is_even(schedule: Schedule, step: in
     warmup = getattr(schedule, "warmup", 0)
     exact = warmup < 1 or isinstance(schedule, Constant | Stable | InverseSquareRoot)
     near = 1e-9 if exact else math.pi * warmup / TOTAL
-    assert schedule.at(step / TOTAL, step) == pytest.approx(schedule.factor(step, TOTAL), abs=near)
+    assert schedule.compute_factor_at(step / TOTAL, step) == pytest.approx(
+        schedule.compute_factor(step, TOTAL), abs=near
+    )
 
 
 @settings(max_examples=40)
@@ -116,11 +120,11 @@ def test_schedules_are_plain_data(schedule: Schedule) -> None:
 
 
 def test_a_warm_up_is_a_share_or_a_number_of_steps() -> None:
-    assert Linear(warmup=0.1).factor(50, 1000) == 0.5
-    assert Linear(warmup=100).factor(50, 1000) == 0.5
+    assert Linear(warmup=0.1).compute_factor(50, 1000) == 0.5
+    assert Linear(warmup=100).compute_factor(50, 1000) == 0.5
     assert replace(Linear(), {"warmup": "0.25"}) == Linear(warmup=0.25)
     assert replace(Linear(), {"warmup": "500"}) == Linear(warmup=500)
-    assert Linear(warmup=0).factor(0, 10) == 1.0
+    assert Linear(warmup=0).compute_factor(0, 10) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -134,9 +138,9 @@ def test_a_warm_up_is_a_share_or_a_number_of_steps() -> None:
         (lambda: InverseSquareRoot(cooldown=2), "cooldown 2"),
         (lambda: Slanted(cut=0.0), "cut 0.0"),
         (lambda: Slanted(ratio=0.5), "ratio 0.5"),
-        (lambda: Linear(warmup=100).factor(0, 100), "100 .*100"),
-        (lambda: Linear().factor(0, 0), r"\b0 steps"),
-        (lambda: Slanted().factor(0, 0), r"\b0 steps"),
+        (lambda: Linear(warmup=100).compute_factor(0, 100), "100 .*100"),
+        (lambda: Linear().compute_factor(0, 0), r"\b0 steps"),
+        (lambda: Slanted().compute_factor(0, 0), r"\b0 steps"),
     ],
 )
 def test_what_means_nothing_is_refused(wrong: Any, message: str) -> None:
@@ -153,22 +157,22 @@ def test_slanted_triangles_are_the_papers() -> None:
     cut = math.floor(total * cut_frac)
     for t in range(total + 1):
         p = t / cut if t < cut else 1 - (t - cut) / (cut * (1 / cut_frac - 1))
-        assert Slanted().factor(t, total) == pytest.approx((1 + p * (ratio - 1)) / ratio, abs=1e-12)
+        assert Slanted().compute_factor(t, total) == pytest.approx((1 + p * (ratio - 1)) / ratio, abs=1e-12)
 
 
 def test_inverse_square_roots_are_the_papers() -> None:
     noam, t5 = InverseSquareRoot(warmup=4000), InverseSquareRoot(hold=10_000)
     for step in (1, 10, 3999, 4000, 4001, 10_000, 50_000):
         vaswani = min(step**-0.5, step * 4000**-1.5) / 4000**-0.5
-        assert noam.factor(step, 10**5) == pytest.approx(vaswani)
-        assert 0.01 * t5.factor(step, 10**5) == pytest.approx(1 / math.sqrt(max(step, 10**4)))
+        assert noam.compute_factor(step, 10**5) == pytest.approx(vaswani)
+        assert 0.01 * t5.compute_factor(step, 10**5) == pytest.approx(1 / math.sqrt(max(step, 10**4)))
 
 
 def test_the_root_falls_as_published() -> None:
     """Hägele et al. (2024): 1 - √((n - N_decay_begin) / N_decay)."""
     schedule = Stable(warmup=0, decay=0.2, shape="root")
     for step in range(800, 1001, 20):
-        assert schedule.factor(step, 1000) == pytest.approx(1 - math.sqrt((step - 800) / 200), abs=1e-7)
+        assert schedule.compute_factor(step, 1000) == pytest.approx(1 - math.sqrt((step - 800) / 200), abs=1e-7)
 
 
 @pytest.mark.parametrize("warmup", [0, 100])

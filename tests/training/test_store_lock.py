@@ -10,23 +10,23 @@ from pathlib import Path
 import pytest
 
 from pretune.core.errors import UsageError
-from pretune.training.checkpoints import Lock
-from pretune.training.checkpoints.lock import FILE
+from pretune.training.checkpoints import RunLock
+from pretune.training.checkpoints.lock import LOCK_FILE
 from tests.faults.deaths import ended, forked
 
 
-def lock(directory: Path, notes: list[str] | None = None) -> Lock:
-    return Lock(directory, on_note=[].append if notes is None else notes.append)
+def lock(directory: Path, notes: list[str] | None = None) -> RunLock:
+    return RunLock(directory, on_warning=[].append if notes is None else notes.append)
 
 
 def test_one_after_the_other_and_nothing_is_left(tmp_path: Path) -> None:
     notes: list[str] = []
     for _ in range(2):
         with lock(tmp_path / "a" / "run", notes) as held:
-            assert held.held
-            who = json.loads((tmp_path / "a" / "run" / FILE).read_text())
+            assert held.is_held
+            who = json.loads((tmp_path / "a" / "run" / LOCK_FILE).read_text())
             assert who["pid"] == os.getpid()
-        assert not held.held
+        assert not held.is_held
     assert notes == [] and list((tmp_path / "a" / "run").iterdir()) == []
 
 
@@ -80,10 +80,10 @@ def test_two_processes_and_a_killed_one(tmp_path: Path) -> None:
     ids=["dead", "reused", "elsewhere", "half", "empty"],
 )
 def test_what_the_dead_left_is_taken(text: str, tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text(text)
+    (tmp_path / LOCK_FILE).write_text(text)
     notes: list[str] = []
     with lock(tmp_path, notes):
-        assert json.loads((tmp_path / FILE).read_text())["pid"] == os.getpid()
+        assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()
     assert len(notes) == bool(text)
 
 
@@ -110,12 +110,12 @@ def test_a_file_that_its_last_holder_removes_just_now(tmp_path: Path, monkeypatc
         nonlocal calls
         calls += 1
         if calls == 1:
-            (tmp_path / FILE).unlink()
+            (tmp_path / LOCK_FILE).unlink()
         real(descriptor, how)
 
     monkeypatch.setattr(fcntl, "flock", flock)
     with lock(tmp_path):
-        assert calls == 2 and (tmp_path / FILE).exists()
+        assert calls == 2 and (tmp_path / LOCK_FILE).exists()
         with pytest.raises(UsageError):
             lock(tmp_path).__enter__()
 
@@ -127,7 +127,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(fcntl, "flock", refuse)
     notes: list[str] = []
     with lock(tmp_path, notes) as held:
-        assert held.held
+        assert held.is_held
     assert len(notes) == 1 and str(tmp_path) in notes[0]
 
 
@@ -140,7 +140,7 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("keep")
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / FILE).symlink_to(tmp_path / "precious")
+    (tmp_path / "run" / LOCK_FILE).symlink_to(tmp_path / "precious")
     with pytest.raises(UsageError):
         lock(tmp_path / "run").__enter__()
     assert (tmp_path / "precious").read_text() == "keep"

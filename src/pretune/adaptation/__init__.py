@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pretune.adaptation.peft import EFFICIENT
+from pretune.adaptation.peft import PEFT_METHODS
 from pretune.core.registry import Registry
 
 METHODS: Registry[Any] = Registry(
@@ -11,12 +11,12 @@ METHODS: Registry[Any] = Registry(
         "full": "pretune.adaptation.freeze:Full",
         "frozen": "pretune.adaptation.freeze:Frozen",
         "gradual": "pretune.adaptation.gradual_unfreezing:Gradual",
-        **EFFICIENT.table,
+        **PEFT_METHODS.table,
     },
 )
 """Name -> spec: a frozen value with defaults, and `rate`, a usual peak learning rate of it."""
 
-MORE: dict[str, str] = {
+METHOD_PRESETS: dict[str, str] = {
     "first": "The embeddings and the lower half of the blocks are frozen",
     "last": "The topmost block and the head alone are trained",
     "extra": "Two new blocks on top of the frozen model, and the head",

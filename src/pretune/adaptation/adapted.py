@@ -13,24 +13,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pretune.adaptation.heads.base import TaskHead, with_pooling
+from pretune.adaptation.heads.base import TaskHead, use_stored_pooling
 from pretune.adaptation.heads.choice import Choice
 from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.heads.generation import Generation
-from pretune.adaptation.heads.multi_task import Heads, Several
+from pretune.adaptation.heads.multi_task import MultiTaskHeads, Several
 from pretune.adaptation.heads.regression import Regression
-from pretune.adaptation.scalar_mix import layers
+from pretune.adaptation.scalar_mix import extract_layers
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.models.model import LanguageModel, check_call
 from pretune.models.spec import PARTS, ModelShape
 from pretune.nn.attention_mask import Backend
 
-SEQUENCES = (Classification, Regression, Choice)
+SEQUENCE_HEADS = (Classification, Regression, Choice)
 """Heads that read whole sequences."""
 
 
-class Adapted(nn.Module):
+class ModelWithHead(nn.Module):
     """Its children are `model` and `head`; a head of None is the model's own over the vocabulary."""
 
     def __init__(self, model: LanguageModel, head: nn.Module | None, spec: TaskHead) -> None:
@@ -58,13 +58,13 @@ class Adapted(nn.Module):
 
     def states(self, batch: Batch) -> Tensor:
         """The body's states `[N, W]`; where the head mixes all layers, these `[L, N, W]`, without a graph if frozen."""
-        if not getattr(self.head, "layered", False):
+        if not getattr(self.head, "reads_all_layers", False):
             return self.model.states(batch)
         if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.model.parameters()):
             found = self.model(batch, hidden=True).hidden
             assert found is not None
             return torch.stack(found)
-        return torch.stack(layers(self.model, batch, "last")[0])
+        return torch.stack(extract_layers(self.model, batch, "last")[0])
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         check_call(arguments, options)
@@ -81,40 +81,42 @@ class Adapted(nn.Module):
         if out is None:
             raise UsageError("this model has no vocabulary head")
         spec = self.spec.heads[batch.task] if isinstance(self.spec, Several) else self.spec
-        return out.index_select(0, batch.sequence_cells()) if isinstance(spec, SEQUENCES) else out
+        return out.index_select(0, batch.find_sequence_cells()) if isinstance(spec, SEQUENCE_HEADS) else out
 
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile the body block by block; the head is small."""
         self.model.compile(*args, **options)
 
 
-def one_of(model: Adapted, task: int) -> Adapted:
+def select_head(model: ModelWithHead, task: int) -> ModelWithHead:
     """A model that has several heads with one of them: the same weights, for predictions and to be saved."""
     if not isinstance(model.spec, Several) or not 0 <= task < len(model.spec.heads):
         raise UsageError(f"this model has no head {task}; heads of several tasks are those of `Several`, from 0")
-    assert isinstance(model.head, Heads)
-    return Adapted(model.model, model.head.part(task), model.spec.heads[task]).train(model.training)
+    assert isinstance(model.head, MultiTaskHeads)
+    return ModelWithHead(model.model, model.head.get_head(task), model.spec.heads[task]).train(model.training)
 
 
-def adapt(model: LanguageModel, head: TaskHead, *, seed: int = 0) -> Adapted:
+def adapt(model: LanguageModel, head: TaskHead, *, seed: int = 0) -> ModelWithHead:
     """Put a new head on a model in place of those it was pre-trained with; the body's weights are the same tensors.
 
     The head pools as it says, or as the model's directory does (sentence-transformers), or as the family's paper does.
     The vocabulary head stays where the task uses it. A pooler becomes the first layer of a head that reads through it.
     """
-    resolved = with_pooling(head, model).resolve(model.spec)
+    resolved = use_stored_pooling(head, model).resolve(model.spec)
     made = resolved.build(model, seed=seed)
     body = copy(model)
     body._modules = dict(model._modules)
-    dropped: dict[str, Any] = {part: None for part in (*PARTS, "span") if part != "head" or not _speaks(resolved)}
+    dropped: dict[str, Any] = {
+        part: None for part in (*PARTS, "span") if part != "head" or not _uses_vocabulary_head(resolved)
+    }
     for part in dropped:
         setattr(body, part, None)
     body.spec = replace(model.spec, **dropped)
-    return Adapted(body, made, resolved).train(model.training)
+    return ModelWithHead(body, made, resolved).train(model.training)
 
 
-def _speaks(head: TaskHead) -> bool:
+def _uses_vocabulary_head(head: TaskHead) -> bool:
     """Whether a task needs the vocabulary head."""
     if isinstance(head, Several):
-        return any(map(_speaks, head.heads))
+        return any(map(_uses_vocabulary_head, head.heads))
     return isinstance(head, Generation) or (isinstance(head, Classification) and head.language > 0)

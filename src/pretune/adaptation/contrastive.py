@@ -5,7 +5,7 @@
 
 A batch holds the texts of E examples column by column: all first texts, then all second ones (then all third). Its
 `targets` say where each text begins and what is said of the example, its `labels` which text it is, so that equal texts
-are known. `together` says of a loss that it compares examples with one another. Legend: E examples, K columns, W width.
+are known. `uses_in_batch_negatives` says of a loss that it compares examples with one another. Legend: E examples, K columns, W width.
 """
 
 import math
@@ -33,9 +33,9 @@ class Triplet:
 
     columns: ClassVar[tuple[int, ...]] = (3,)
     gold: ClassVar[Gold] = "nothing"
-    together: ClassVar[bool] = False
+    uses_in_batch_negatives: ClassVar[bool] = False
 
-    def each(self, vectors: Tensor, same: Tensor, gold: Tensor, head: nn.Module | None) -> Tensor:
+    def compute_losses(self, vectors: Tensor, text_ids: Tensor, gold: Tensor, head: nn.Module | None) -> Tensor:
         """[E]"""
         anchor, near, far = vectors
         return (_distance(anchor, near) - _distance(anchor, far) + self.margin).relu()
@@ -52,15 +52,15 @@ class InBatch:
 
     columns: ClassVar[tuple[int, ...]] = (2, 3)
     gold: ClassVar[Gold] = "nothing"
-    together: ClassVar[bool] = True
+    uses_in_batch_negatives: ClassVar[bool] = True
 
-    def each(self, vectors: Tensor, same: Tensor, gold: Tensor, head: nn.Module | None) -> Tensor:
+    def compute_losses(self, vectors: Tensor, text_ids: Tensor, gold: Tensor, head: nn.Module | None) -> Tensor:
         """[E]"""
         anchors, others = vectors[0], vectors[1:].flatten(0, 1)  # [E, W], [(K - 1) E, W]
         scores = F.normalize(anchors, dim=-1) @ F.normalize(others, dim=-1).T * self.scale
-        rows, wrong = same[0], same[1:].flatten()
+        rows, wrong = text_ids[0], text_ids[1:].flatten()
         right = torch.arange(len(anchors), device=scores.device)
-        double = (wrong[None] == same[1][:, None]) | (wrong[None] == rows[:, None])
+        double = (wrong[None] == text_ids[1][:, None]) | (wrong[None] == rows[:, None])
         double[right, right] = False
         return F.cross_entropy(scores.masked_fill(double, -math.inf), right, reduction="none")
 
@@ -73,9 +73,9 @@ class PairClasses:
 
     columns: ClassVar[tuple[int, ...]] = (2,)
     gold: ClassVar[Gold] = "class"
-    together: ClassVar[bool] = False
+    uses_in_batch_negatives: ClassVar[bool] = False
 
-    def each(self, vectors: Tensor, same: Tensor, gold: Tensor, head: nn.Module | None) -> Tensor:
+    def compute_losses(self, vectors: Tensor, text_ids: Tensor, gold: Tensor, head: nn.Module | None) -> Tensor:
         """[E]"""
         assert head is not None
         u, v = vectors
@@ -88,29 +88,29 @@ class CosineScore:
 
     columns: ClassVar[tuple[int, ...]] = (2,)
     gold: ClassVar[Gold] = "score"
-    together: ClassVar[bool] = False
+    uses_in_batch_negatives: ClassVar[bool] = False
 
-    def each(self, vectors: Tensor, same: Tensor, gold: Tensor, head: nn.Module | None) -> Tensor:
+    def compute_losses(self, vectors: Tensor, text_ids: Tensor, gold: Tensor, head: nn.Module | None) -> Tensor:
         """[E]"""
         return (F.cosine_similarity(vectors[0], vectors[1]) - gold) ** 2
 
 
-Comparison = Triplet | InBatch | PairClasses | CosineScore
-LOSSES: dict[str, type[Comparison]] = {
+ContrastiveLoss = Triplet | InBatch | PairClasses | CosineScore
+LOSSES: dict[str, type[ContrastiveLoss]] = {
     "triplet": Triplet, "in_batch": InBatch, "classes": PairClasses, "cosine": CosineScore,
 }  # fmt: skip
 
 
-class Compared(nn.Module):
+class ContrastiveModel(nn.Module):
     """An encoder with what it learns, and with a classifier where the loss has one."""
 
-    def __init__(self, encoder: TextEncoder, loss: Comparison, *, columns: int, seed: int = 0) -> None:
+    def __init__(self, encoder: TextEncoder, loss: ContrastiveLoss, *, columns: int, seed: int = 0) -> None:
         super().__init__()
         if columns not in loss.columns:
             raise UsageError(f"this loss compares {' or '.join(map(str, loss.columns))} texts, found {columns}")
-        if "static" in encoder.how.pooling:
+        if "static" in encoder.config.pooling:
             raise UsageError("static vectors cannot be trained by comparison; choose another pooling")
-        self.encoder, self.compare, self.columns = encoder, loss, columns
+        self.encoder, self.criterion, self.columns = encoder, loss, columns
         self.head: nn.Linear | None = None
         if isinstance(loss, PairClasses):
             like = encoder.model.tokens.weight
@@ -136,7 +136,7 @@ class Compared(nn.Module):
         self.encoder.model.compile(*args, **options)
 
 
-class Comparing:
+class ContrastiveObjective:
     """What the loop asks of a work: how many examples there are, and their summed loss.
 
     With several ranks a loss whose examples are compared with one another is that of all ranks' examples, on each.
@@ -151,13 +151,15 @@ class Comparing:
         said = batch.targets.labels
         return {"loss": torch.full((), said.shape[0] // self.columns, device=said.device)}
 
-    def loss(self, model: Compared, batch: Batch) -> Loss:
+    def loss(self, model: ContrastiveModel, batch: Batch) -> Loss:
         """Summed over the examples."""
         vectors, same, gold = model(batch)
-        if model.compare.together and self.ranks is not None:
-            vectors, same = (self.ranks.join(values.transpose(0, 1)).transpose(0, 1) for values in (vectors, same))
+        if model.criterion.uses_in_batch_negatives and self.ranks is not None:
+            vectors, same = (
+                self.ranks.gather_rows(values.transpose(0, 1)).transpose(0, 1) for values in (vectors, same)
+            )
         with torch.autocast(vectors.device.type, enabled=False):
-            each = model.compare.each(vectors, same, gold, model.head)
+            each = model.criterion.compute_losses(vectors, same, gold, model.head)
         return Loss(sum=each.sum(), count=torch.full((), len(each), device=each.device))
 
 

@@ -13,12 +13,12 @@ from pretune.core.errors import UsageError
 from pretune.models.model import LanguageModel, build
 
 
-def taller(model: LanguageModel, blocks: int, *, seed: int = 0) -> LanguageModel:
+def add_blocks(model: LanguageModel, blocks: int, *, seed: int = 0) -> LanguageModel:
     """A new model with the weights of another and so many new blocks on top: of the decoder where it has one."""
     if blocks < 1:
         raise UsageError(f"{blocks} extra blocks: give at least 1")
     spec = model.spec
-    if spec.last.share is not None or spec.shared:
+    if spec.last_stack.share is not None or spec.shared:
         raise UsageError("a model whose layers share their weights has no room for a new one; take another base")
     if spec.decoder is not None:
         spec = replace(spec, decoder=replace(spec.decoder, depth=spec.decoder.depth + blocks))

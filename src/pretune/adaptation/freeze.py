@@ -1,6 +1,6 @@
 """Which part of a model is trained, and when: full, frozen, first k frozen, last only, gradually unfrozen.
 
-All are a choice of parts, as `train.optim.groups.parts` tells them from below to above: embeddings, block after block,
+All are a choice of parts, as `train.optim.groups.split_parts` tells them from below to above: embeddings, block after block,
 heads. Rates that differ by part are a `rate` for `parameter_groups`. Choices, rates and methods combine freely:
 
     freeze(model, FirstFrozen(layers=6))
@@ -17,13 +17,13 @@ from torch import nn
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.training.optim.groups import EMBEDDINGS, HEADS, parts
+from pretune.training.optim.groups import EMBEDDINGS, HEADS, split_parts
 
 
-class Strategy(Protocol):
+class FreezeStrategy(Protocol):
     """A choice of parts."""
 
-    def trained(self, parts: list[str]) -> list[str]:
+    def select_parts(self, parts: list[str]) -> list[str]:
         """Of a model's parts, from below to above, those that are trained (from the start)."""
 
 
@@ -33,7 +33,7 @@ class Full:
 
     rate: ClassVar[float] = 3e-5  # a usual peak learning rate
 
-    def trained(self, parts: list[str]) -> list[str]:
+    def select_parts(self, parts: list[str]) -> list[str]:
         """All parts."""
         return parts
 
@@ -44,7 +44,7 @@ class Frozen:
 
     rate: ClassVar[float] = 1e-2
 
-    def trained(self, parts: list[str]) -> list[str]:
+    def select_parts(self, parts: list[str]) -> list[str]:
         """The heads."""
         return [part for part in parts if part == HEADS]
 
@@ -59,7 +59,7 @@ class FirstFrozen:
         if self.layers < 0:
             raise UsageError(f"layers {self.layers} must be at least 0: how many of the lowest blocks are frozen")
 
-    def trained(self, parts: list[str]) -> list[str]:
+    def select_parts(self, parts: list[str]) -> list[str]:
         """What lies above."""
         blocks = [part for part in parts if part not in (EMBEDDINGS, HEADS)]
         if self.layers > len(blocks):
@@ -78,19 +78,19 @@ class LastOnly:
         if self.layers < 1:
             raise UsageError(f"layers {self.layers} must be at least 1: how many of the topmost blocks are trained")
 
-    def trained(self, parts: list[str]) -> list[str]:
+    def select_parts(self, parts: list[str]) -> list[str]:
         """The last of the blocks, and the heads."""
         blocks = [part for part in parts if part not in (EMBEDDINGS, HEADS)]
         return [part for part in parts if part in blocks[-self.layers :] or part == HEADS]
 
 
-def freeze(model: nn.Module, strategy: Strategy) -> tuple[str, ...]:
+def freeze(model: nn.Module, strategy: FreezeStrategy) -> tuple[str, ...]:
     """Freeze a model's parameters but for those of the parts that a strategy trains: the names of these.
 
     What a method has frozen stays frozen: apply the method first.
     """
-    divided = parts(model)
-    kept = {name for part in strategy.trained(list(divided)) for name in divided[part]}
+    divided = split_parts(model)
+    kept = {name for part in strategy.select_parts(list(divided)) for name in divided[part]}
     trained = []
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(parameter.requires_grad and name in kept)
@@ -117,6 +117,6 @@ class Decay:
         if not 0 < self.factor <= 1:
             raise UsageError(f"factor {self.factor:g} must be above 0 and at most 1: the rate of a part over the next")
 
-    def __call__(self, above: int) -> float:
+    def __call__(self, parts_above: int) -> float:
         """The factor on the learning rate of a part with so many above it."""
-        return self.factor**above
+        return self.factor**parts_above

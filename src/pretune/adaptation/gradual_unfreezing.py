@@ -11,9 +11,9 @@ from torch import nn
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.training.async_metrics import Report
+from pretune.training.async_metrics import StepMetrics
 from pretune.training.loop import Loop
-from pretune.training.optim.groups import parts
+from pretune.training.optim.groups import split_parts
 
 
 @spec
@@ -46,21 +46,21 @@ class Gradual:
 
     rate: ClassVar[float] = 6e-5  # a usual peak learning rate
 
-    def trained(self, parts: list[str]) -> list[str]:
+    def select_parts(self, parts: list[str]) -> list[str]:
         """The topmost part: heads, where there are any."""
         return parts[-1:]
 
-    def hook(self, model: nn.Module, *, epoch: float, steps: float | None = None) -> "Unfreezing":
+    def build_hook(self, model: nn.Module, *, epoch: float, steps: float | None = None) -> "UnfreezingHook":
         """What opens part after part in a loop whose epoch has so many steps; `steps` are those of the whole run.
 
         Make the optimiser's groups first, of all that will be trained; what is closed then gets no gradient, and the
         optimiser passes it over.
         """
-        return Unfreezing(model, self, epoch, steps)
+        return UnfreezingHook(model, self, epoch, steps)
 
 
-class Unfreezing:
-    """A hook of the loop; `opened` counts the parts that are trained beyond the topmost.
+class UnfreezingHook:
+    """A hook of the loop; `num_unfrozen` counts the parts that are trained beyond the topmost.
 
     What is frozen when it is made (by a method, say) stays frozen. `state` is what a checkpoint has to keep.
     """
@@ -71,45 +71,48 @@ class Unfreezing:
         self.spec, self.epoch, self.steps = spec, epoch, steps
         named = dict(model.named_parameters())
         free = {
-            part: [named[name] for name in names if named[name].requires_grad] for part, names in parts(model).items()
+            part: [named[name] for name in names if named[name].requires_grad]
+            for part, names in split_parts(model).items()
         }
         self.parts = [(part, parameters) for part, parameters in free.items() if parameters]
         if not self.parts:
             raise UsageError("nothing is left to train: add a head, or freeze less")
-        self.opened, self.stale, self._judged = 0, 0, -1
-        self.settle()
+        self.num_unfrozen, self.evals_without_improvement, self._last_eval_step = 0, 0, -1
+        self.update_requires_grad()
 
-    def __call__(self, loop: Loop, reports: Sequence[Report]) -> None:
+    def __call__(self, loop: Loop, metrics: Sequence[StepMetrics]) -> None:
         """After every step."""
-        before = self.opened
+        before = self.num_unfrozen
         if isinstance(self.spec.when, Epochs):
-            self.opened = min(int(loop.state.step / self._between(self.spec.when)), len(self.parts) - 1)
-        elif loop.state.judged != self._judged:
-            self._judged = loop.state.judged
-            self.stale = 0 if loop.state.best_step == loop.state.judged else self.stale + 1
-            if self.stale >= self.spec.when.patience and self.opened < len(self.parts) - 1:
-                self.opened, self.stale = self.opened + 1, 0
-        if self.opened != before:
-            self.settle()
+            self.num_unfrozen = min(int(loop.state.step / self._compute_interval(self.spec.when)), len(self.parts) - 1)
+        elif loop.state.judged != self._last_eval_step:
+            self._last_eval_step = loop.state.judged
+            self.evals_without_improvement = (
+                0 if loop.state.best_step == loop.state.judged else self.evals_without_improvement + 1
+            )
+            if self.evals_without_improvement >= self.spec.when.patience and self.num_unfrozen < len(self.parts) - 1:
+                self.num_unfrozen, self.evals_without_improvement = self.num_unfrozen + 1, 0
+        if self.num_unfrozen != before:
+            self.update_requires_grad()
 
-    def _between(self, when: Epochs) -> float:
+    def _compute_interval(self, schedule: Epochs) -> float:
         """Steps from one part to the next."""
-        if when.every is not None or self.steps is None:
-            return (when.every or 1.0) * self.epoch
+        if schedule.every is not None or self.steps is None:
+            return (schedule.every or 1.0) * self.epoch
         return max(self.steps / 2 / max(len(self.parts) - 1, 1), 1.0)
 
     @property
     def state(self) -> tuple[int, int, int]:
         """How many parts were opened, evaluations since something was better, and the step of the last one."""
-        return self.opened, self.stale, self._judged
+        return self.num_unfrozen, self.evals_without_improvement, self._last_eval_step
 
     def restore(self, state: tuple[int, int, int]) -> None:
         """Be where a run was that is resumed."""
-        self.opened, self.stale, self._judged = state
-        self.settle()
+        self.num_unfrozen, self.evals_without_improvement, self._last_eval_step = state
+        self.update_requires_grad()
 
-    def settle(self) -> None:
+    def update_requires_grad(self) -> None:
         """Train the topmost part and those that were opened, freeze the others."""
         for above, (_, parameters) in enumerate(reversed(self.parts)):
             for parameter in parameters:
-                parameter.requires_grad_(above <= self.opened)
+                parameter.requires_grad_(above <= self.num_unfrozen)

@@ -11,54 +11,54 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pretune.adaptation.adapted import Adapted, adapt
+from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.choice import Choice
 from pretune.adaptation.heads.classification import Classification
-from pretune.adaptation.heads.multi_task import OneHead, Several
+from pretune.adaptation.heads.multi_task import Several, SingleHead
 from pretune.adaptation.heads.regression import Regression
 from pretune.adaptation.heads.span import Span
 from pretune.adaptation.heads.tagging import Tagging
-from pretune.adaptation.peft.base import Method
-from pretune.adaptation.peft.base_model import base_directories
-from pretune.adaptation.peft.io import OURS, THEIRS, check_base, load_adapter, their_head
+from pretune.adaptation.peft.base import PeftMethod
+from pretune.adaptation.peft.base_model import find_base_directories
+from pretune.adaptation.peft.io import ADAPTER_FILE, PEFT_CONFIG_FILE, check_base, load_adapter, read_peft_head
 from pretune.core import config, io
-from pretune.core.config.read import shown
+from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, PretuneError, UsageError
-from pretune.core.hub import located
+from pretune.core.hub import resolve_path
 from pretune.models import tensor_files
 from pretune.models.families import FAMILIES
 from pretune.models.hf import checkpoint
-from pretune.models.hf.checks import optional, rate, size, take, unsupported
-from pretune.models.hf.heads import HEAD, OWN, Headed
-from pretune.models.hf.weights import Move, Rule, plan
+from pretune.models.hf.checks import allow_null, check_rate, check_size, make_unsupported_error, read_key
+from pretune.models.hf.heads import HEAD_KEY, TASK_PREFIX, HeadLayout
+from pretune.models.hf.weights import Move, Rule, plan_moves
 from pretune.models.model import LanguageModel
-from pretune.models.tensor_files import Stored
+from pretune.models.tensor_files import TensorInfo
 from pretune.models.trained_model import AnyModel
 
-AnyHead = OneHead | Several
-PROBLEMS = {"single_label_classification": "classification", "regression": "regression"}
+AnyHead = SingleHead | Several
+PROBLEM_TYPES = {"single_label_classification": "classification", "regression": "regression"}
 
 
 @config.spec
-class _Kept:
+class _SavedHead:
     """A head as a directory keeps it."""
 
     head: AnyHead
 
 
-def save(model: AnyModel | Adapted, directory: str | Path, *, overwrite: bool = False, **options: Any) -> None:
+def save(model: AnyModel | ModelWithHead, directory: str | Path, *, overwrite: bool = False, **options: Any) -> None:
     """Write a directory that `transformers` reads, where it has the family; all of it or nothing."""
-    if not isinstance(model, Adapted):
+    if not isinstance(model, ModelWithHead):
         return checkpoint.save(model, directory, overwrite=overwrite, **options)
     body, head = model.model, model.head
     if head is None:
         return checkpoint.save(body, directory, overwrite=overwrite, **options)
-    beside = class_of(model)
+    beside = export_head(model)
     if beside is None:
-        tensors = _tensors(head)
-        beside = checkpoint.Beside(
-            {HEAD: config.to_dict(model.spec)}, {OWN + name: tensor for name, tensor in tensors.items()}
+        tensors = _get_tensors(head)
+        beside = checkpoint.SavedHead(
+            {HEAD_KEY: config.to_dict(model.spec)}, {TASK_PREFIX + name: tensor for name, tensor in tensors.items()}
         )
     return checkpoint.save(body, directory, overwrite=overwrite, head=beside, **options)
 
@@ -70,28 +70,28 @@ def load(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     head: Literal["tied"] | None = None,
-) -> LanguageModel | Adapted:
+) -> LanguageModel | ModelWithHead:
     """Read a Hugging Face model directory, or one of ours: a model, or one with the task's head that is in it.
 
     Where the directory is an adapter's, its base model is read from where it says it is, or from `base`. With `head`
     "tied" a decoder that was saved without its vocabulary head is given it, where that is the token table.
     """
-    return read(directory, base=base, dtype=dtype, device=device, head=head)[0]
+    return load_with_method(directory, base=base, dtype=dtype, device=device, head=head)[0]
 
 
-def read(
+def load_with_method(
     directory: str | Path,
     *,
     base: str | Path | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     head: Literal["tied"] | None = None,
-) -> tuple[LanguageModel | Adapted, Method | None]:
+) -> tuple[LanguageModel | ModelWithHead, PeftMethod | None]:
     """The same, and the method of an adapter that is on the model; `base` is where its base model is now."""
-    return _read(located(directory), _Way(base, dtype, device), head)
+    return _load(resolve_path(directory), _LoadOptions(base, dtype, device), head)
 
 
-class _Way(NamedTuple):
+class _LoadOptions(NamedTuple):
     """Search path of an adapter's base, its loading options, and the adapters that led here."""
 
     base: str | Path | None
@@ -100,67 +100,71 @@ class _Way(NamedTuple):
     chain: tuple[str, ...] = ()
 
 
-def _read(
-    folder: Path, way: _Way, head: Literal["tied"] | None = None
-) -> tuple[LanguageModel | Adapted, Method | None]:
-    if not (folder / OURS).is_file():
-        if (folder / THEIRS).is_file() and not (folder / checkpoint.CONFIG).is_file():
-            return _theirs(folder, way)
-        if way.base is not None and folder.is_dir():
+def _load(
+    folder: Path, options: _LoadOptions, head: Literal["tied"] | None = None
+) -> tuple[LanguageModel | ModelWithHead, PeftMethod | None]:
+    if not (folder / ADAPTER_FILE).is_file():
+        if (folder / PEFT_CONFIG_FILE).is_file() and not (folder / checkpoint.CONFIG_FILE).is_file():
+            return _load_peft_adapter(folder, options)
+        if options.base is not None and folder.is_dir():
             raise UsageError(f"{folder}: is no adapter, so it has no base model; leave --base out")
-        return _whole(folder, way.dtype, way.device, head), None
-    said = io.read_json(folder / OURS, CheckpointError)
+        return _load_full_model(folder, options.dtype, options.device, head), None
+    said = io.read_json(folder / ADAPTER_FILE, CheckpointError)
     stored = said.get("base")
-    model = _base(folder, stored if isinstance(stored, Mapping) else {}, way)
+    model = _load_base(folder, stored if isinstance(stored, Mapping) else {}, options)
     if said.get("head") is None:
         return model, load_adapter(model, folder)
     try:
-        made = adapt(model, _kept(said["head"])).to(way.device, way.dtype)
+        made = adapt(model, _parse_head(said["head"])).to(options.device, options.dtype)
     except PretuneError as error:
-        raise CheckpointError(f"{folder / OURS}: {error}") from None
+        raise CheckpointError(f"{folder / ADAPTER_FILE}: {error}") from None
     return made.eval(), load_adapter(made.model, folder, head=made.head)
 
 
-def _base(folder: Path, stored: Mapping[str, Any], way: _Way) -> LanguageModel:
+def _load_base(folder: Path, base_info: Mapping[str, Any], options: _LoadOptions) -> LanguageModel:
     """The model that an adapter is for: of several directories the one whose weights are those it was trained with."""
-    chain = (*way.chain, os.path.realpath(folder))
-    places = base_directories(folder, stored, way.base)
+    chain = (*options.chain, os.path.realpath(folder))
+    places = find_base_directories(folder, base_info, options.base)
     for place in places[:-1]:
         try:
-            model = _base_model(place, folder, way._replace(base=None, chain=chain))
+            model = _load_base_directory(place, folder, options._replace(base=None, chain=chain))
             check_base(model, folder)
             return model
         except CheckpointError:
             continue
-    return _base_model(places[-1], folder, way._replace(base=None, chain=chain))  # checked with the adapter
+    return _load_base_directory(
+        places[-1], folder, options._replace(base=None, chain=chain)
+    )  # checked with the adapter
 
 
-def _base_model(place: Path, folder: Path, way: _Way) -> LanguageModel:
+def _load_base_directory(base_directory: Path, folder: Path, options: _LoadOptions) -> LanguageModel:
     """The model of a directory; where that is itself a model with a method, it is merged."""
-    if not (place / OURS).is_file():
-        return checkpoint.load(place, dtype=way.dtype, device=way.device)
-    if os.path.realpath(place) in way.chain:
+    if not (base_directory / ADAPTER_FILE).is_file():
+        return checkpoint.load(base_directory, dtype=options.dtype, device=options.device)
+    if os.path.realpath(base_directory) in options.chain:
         raise CheckpointError(
-            f"{folder}: its base model '{place}' is an adapter on this one; give another with --base DIR"
+            f"{folder}: its base model '{base_directory}' is an adapter on this one; give another with --base DIR"
         )
-    made, method = _read(place, way)
-    model = made.model if isinstance(made, Adapted) else made
-    if method is None or not method.merges:
-        raise CheckpointError(f"{place}: what was learned there cannot be merged into a base model for {folder}")
+    made, method = _load(base_directory, options)
+    model = made.model if isinstance(made, ModelWithHead) else made
+    if method is None or not method.is_mergeable:
+        raise CheckpointError(
+            f"{base_directory}: what was learned there cannot be merged into a base model for {folder}"
+        )
     method.merge(model)
     return model
 
 
-def _theirs(folder: Path, way: _Way) -> tuple[LanguageModel | Adapted, Method]:
+def _load_peft_adapter(folder: Path, options: _LoadOptions) -> tuple[LanguageModel | ModelWithHead, PeftMethod]:
     """An adapter that the reference wrote, with its head where it has one."""
-    said = io.read_json(folder / THEIRS, CheckpointError)
-    model = _base(folder, {"path": said.get("base_model_name_or_path")}, way)
-    found = their_head(folder, model.spec)
+    said = io.read_json(folder / PEFT_CONFIG_FILE, CheckpointError)
+    model = _load_base(folder, {"path": said.get("base_model_name_or_path")}, options)
+    found = read_peft_head(folder, model.spec)
     if found is None:
         return model, load_adapter(model, folder)
     task, tensors = found
     try:
-        made = adapt(model, task).to(way.device, way.dtype)
+        made = adapt(model, task).to(options.device, options.dtype)
         assert made.head is not None
         made.head.load_state_dict(tensors, strict=False)  # NOTE: a pooler that was not trained is the base model's
     except (PretuneError, RuntimeError) as error:
@@ -168,70 +172,74 @@ def _theirs(folder: Path, way: _Way) -> tuple[LanguageModel | Adapted, Method]:
     return made.eval(), load_adapter(made.model, folder)
 
 
-def _whole(
-    folder: Path, dtype: torch.dtype, device: torch.device | str, tied: Literal["tied"] | None = None
-) -> LanguageModel | Adapted:
-    model = checkpoint.load(folder, dtype=dtype, device=device, head=tied)
-    there = checkpoint.head_of(folder)
+def _load_full_model(
+    folder: Path, dtype: torch.dtype, device: torch.device | str, vocabulary_head: Literal["tied"] | None = None
+) -> LanguageModel | ModelWithHead:
+    model = checkpoint.load(folder, dtype=dtype, device=device, head=vocabulary_head)
+    there = checkpoint.read_head(folder)
     if there is None:
         return model
     found, task, stored = there
     try:
-        spec = _stated(folder, found, task, stored)
+        spec = _read_head_spec(folder, found, task, stored)
         spec = spec.resolve(model.spec)
     except PretuneError as error:
-        raise CheckpointError(f"{folder / checkpoint.CONFIG}: {error}") from None
+        raise CheckpointError(f"{folder / checkpoint.CONFIG_FILE}: {error}") from None
     head = spec.build(model)
     if head is None:
-        raise CheckpointError(f"{folder / checkpoint.CONFIG}: key '{HEAD}' is a head without tensors; remove it")
-    names = dict(checkpoint.weights_of(head))
-    moves = plan(names, task.rules if task else tuple(Rule(name, OWN + name) for name in names))
-    _fill(folder, head, moves, stored, names)
-    return Adapted(model, head, spec).eval()
+        raise CheckpointError(
+            f"{folder / checkpoint.CONFIG_FILE}: key '{HEAD_KEY}' is a head without tensors; remove it"
+        )
+    names = dict(checkpoint.iterate_weights(head))
+    moves = plan_moves(names, task.rules if task else tuple(Rule(name, TASK_PREFIX + name) for name in names))
+    _load_head_weights(folder, head, moves, stored, names)
+    return ModelWithHead(model, head, spec).eval()
 
 
-def _stated(folder: Path, found: Mapping[str, Any], task: Headed | None, stored: Mapping[str, Stored]) -> AnyHead:
+def _read_head_spec(
+    folder: Path, hf_config: Mapping[str, Any], task: HeadLayout | None, tensors: Mapping[str, TensorInfo]
+) -> AnyHead:
     """The head that a directory says it has, with as many outputs as its weights have."""
-    said = _kept(found[HEAD]) if task is None else None
+    said = _parse_head(hf_config[HEAD_KEY]) if task is None else None
     if isinstance(said, Several):  # each is checked when its weights are read
         return said
-    rows = _rows(folder, task, stored)
-    spec = _told(found, task, rows) if task is not None else said
+    rows = _count_outputs(folder, task, tensors)
+    spec = _parse_head_config(hf_config, task, rows) if task is not None else said
     assert spec is not None
-    _fits(spec, rows)
+    _check_outputs(spec, rows)
     return spec
 
 
-def _tensors(head: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.weights_of(head)}
+def _get_tensors(head: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.iterate_weights(head)}
 
 
-def class_of(model: Adapted) -> checkpoint.Beside | None:
+def export_head(model: ModelWithHead) -> checkpoint.SavedHead | None:
     """How the class of `transformers` that computes the same keeps it; None where there is no such class."""
     if model.head is None:
         return None
-    spec, tensors = model.model.spec, _tensors(model.head)
+    spec, tensors = model.model.spec, _get_tensors(model.head)
     layout = FAMILIES.get(spec.family).layout if spec.family in FAMILIES else None
     if getattr(model.spec, "mix", None) is not None:
         return None
-    if layout is None or spec.parts or checkpoint.describe(spec)[0]["model_type"] != layout.model_type:
+    if layout is None or spec.parts or checkpoint.describe_checkpoint(spec)[0]["model_type"] != layout.model_type:
         return None
-    kind = "classification" if isinstance(model.spec, Regression) else config.kind(model.spec)
+    kind = "classification" if isinstance(model.spec, Regression) else config.get_kind(model.spec)
     reading = getattr(model.spec, "reading", None)
     narrow = spec.table != spec.width and spec.decoder is not None  # NOTE: such a class reads what is projected down
-    fitting = [(name, task) for name, task in layout.headed.items() if (task.kind, task.reading) == (kind, reading)]
+    fitting = [(name, task) for name, task in layout.task_heads.items() if (task.kind, task.pooling) == (kind, reading)]
     if not fitting or narrow:
         return None
     name, task = fitting[0]
-    moved = {move.theirs: tensors[move.ours[0]] for move in plan(tensors, task.rules)}
+    moved = {move.tensor_name: tensors[move.param_names[0]] for move in plan_moves(tensors, task.rules)}
     prefix = layout.prefix if task.prefix is None else task.prefix
-    return checkpoint.Beside({"architectures": [name], **_keys(model.spec)}, moved, prefix)
+    return checkpoint.SavedHead({"architectures": [name], **_build_head_config(model.spec)}, moved, prefix)
 
 
-def _keys(head: TaskHead) -> dict[str, Any]:
+def _build_head_config(head: TaskHead) -> dict[str, Any]:
     """What the config of a class says of a head."""
     if isinstance(head, Classification | Tagging):
-        names = head.labels or _unnamed(head.classes)
+        names = head.labels or _make_default_labels(head.classes)
     else:
         names = ("LABEL_0", "LABEL_1") if isinstance(head, Span) else ("LABEL_0",)
     keys = {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": {n: i for i, n in enumerate(names)}}
@@ -244,84 +252,90 @@ def _keys(head: TaskHead) -> dict[str, Any]:
     }
 
 
-def _told(found: Mapping[str, Any], task: Headed, rows: int) -> AnyHead:
+def _parse_head_config(hf_config: Mapping[str, Any], task: HeadLayout, rows: int) -> AnyHead:
     """The head that the config of a class stands for."""
-    drop = take(found, "classifier_dropout", check=optional(rate), default=None)
+    drop = read_key(hf_config, "classifier_dropout", check=allow_null(check_rate), default=None)
     if drop is None:
-        drop = take(found, "hidden_dropout_prob", check=optional(rate), default=None) or 0.0
-    names = _names(found, rows)
-    labels = () if names == _unnamed(len(names)) else names
+        drop = read_key(hf_config, "hidden_dropout_prob", check=allow_null(check_rate), default=None) or 0.0
+    names = _read_label_names(hf_config, rows)
+    labels = () if names == _make_default_labels(len(names)) else names
     if task.kind == "span":
         return Span()
     if task.kind == "choice":
-        return Choice(reading=task.reading, dropout=drop)
+        return Choice(reading=task.pooling, dropout=drop)
     if task.kind == "tagging":
         return Tagging(classes=len(names), labels=labels, dropout=drop)
-    problem = found.get("problem_type")
-    if problem is not None and problem not in PROBLEMS:
-        raise unsupported("problem_type", problem, PROBLEMS)
+    problem = hf_config.get("problem_type")
+    if problem is not None and problem not in PROBLEM_TYPES:
+        raise make_unsupported_error("problem_type", problem, PROBLEM_TYPES)
     if (len(names) == 1 and problem is None) or problem == "regression":
         if len(names) != 1:
-            raise unsupported("problem_type", f"{problem} with {len(names)} labels", ["regression with one label"])
-        return Regression(reading=task.reading, dropout=drop)
-    return Classification(classes=len(names), labels=labels, reading=task.reading, dropout=drop)
+            raise make_unsupported_error(
+                "problem_type", f"{problem} with {len(names)} labels", ["regression with one label"]
+            )
+        return Regression(reading=task.pooling, dropout=drop)
+    return Classification(classes=len(names), labels=labels, reading=task.pooling, dropout=drop)
 
 
-def _rows(folder: Path, task: Headed | None, stored: Mapping[str, Stored]) -> int:
+def _count_outputs(folder: Path, task: HeadLayout | None, tensors: Mapping[str, TensorInfo]) -> int:
     """How many outputs the tensors have: a config that says otherwise is refused before anything is made."""
-    names = [OWN + "out.weight"] if task is None else [move.theirs for move in plan(["out.weight"], task.rules)]
-    there = stored.get(names[0])
+    names = (
+        [TASK_PREFIX + "out.weight"]
+        if task is None
+        else [move.tensor_name for move in plan_moves(["out.weight"], task.rules)]
+    )
+    there = tensors.get(names[0])
     if there is None or len(there.shape) != 2:
-        raise CheckpointError(f"{tensor_files.main_file(folder)}: tensor '{names[0]}' is missing, or not a matrix")
+        raise CheckpointError(f"{tensor_files.find_main_file(folder)}: tensor '{names[0]}' is missing, or not a matrix")
     return there.shape[0]
 
 
-def _fits(head: TaskHead, rows: int) -> None:
+def _check_outputs(head: TaskHead, rows: int) -> None:
     outputs = head.classes if isinstance(head, Classification | Tagging) else 2 if isinstance(head, Span) else 1
     if outputs != rows:
         raise CheckpointError(f"the head has {outputs} outputs, but its weights have {rows}; they must be as many")
 
 
-def _names(found: Mapping[str, Any], rows: int) -> tuple[str, ...]:
+def _read_label_names(hf_config: Mapping[str, Any], rows: int) -> tuple[str, ...]:
     """The labels of a config, in order; as many as there are outputs, without names, where it has none."""
-    table = found.get("id2label")
+    table = hf_config.get("id2label")
     if table is None:
-        count = take(found, "num_labels", "_num_labels", check=optional(size), default=None) or rows
+        count = read_key(hf_config, "num_labels", "_num_labels", check=allow_null(check_size), default=None) or rows
         if count != rows:
             raise CheckpointError(f"key 'num_labels' = {count}, but the weights have {rows} outputs")
-        return _unnamed(rows)
+        return _make_default_labels(rows)
     wanted = [str(i) for i in range(len(table))] if isinstance(table, dict) else []
     if not wanted or set(table) != set(wanted) or not all(isinstance(name, str) for name in table.values()):
-        raise CheckpointError(f"key 'id2label' = {shown(table)}: expected names by number, from \"0\" on")
+        raise CheckpointError(f"key 'id2label' = {format_value(table)}: expected names by number, from \"0\" on")
     return tuple(table[i] for i in wanted)
 
 
-def _unnamed(count: int) -> tuple[str, ...]:
+def _make_default_labels(count: int) -> tuple[str, ...]:
     """What labels without names are called in a config."""
     return tuple(f"LABEL_{i}" for i in range(count))
 
 
-def _kept(found: Any) -> AnyHead:
-    return config.from_dict(_Kept, {"kind": config.kind(_Kept), "head": found}, where=HEAD).head
+def _parse_head(data: Any) -> AnyHead:
+    return config.from_dict(_SavedHead, {"kind": config.get_kind(_SavedHead), "head": data}, location=HEAD_KEY).head
 
 
-def _fill(
-    folder: Path, head: nn.Module, moves: list[Move], stored: Mapping[str, Stored], names: Mapping[str, Tensor]
+def _load_head_weights(
+    folder: Path, head: nn.Module, moves: list[Move], tensors: Mapping[str, TensorInfo], names: Mapping[str, Tensor]
 ) -> None:
     """Read the weights of a head; all must be there, in their shapes, and no others."""
     for move in moves:
-        there, wanted = stored.get(move.theirs), tuple(names[move.ours[0]].shape)
+        there, wanted = tensors.get(move.tensor_name), tuple(names[move.param_names[0]].shape)
         if there is None:
-            raise CheckpointError(f"{tensor_files.main_file(folder)}: tensor '{move.theirs}' is missing")
-        if there.shape != wanted or there.dtype not in tensor_files.FLOATS:
+            raise CheckpointError(f"{tensor_files.find_main_file(folder)}: tensor '{move.tensor_name}' is missing")
+        if there.shape != wanted or there.dtype not in tensor_files.FLOAT_DTYPES:
             raise CheckpointError(
-                f"{there.file}: tensor {shown(there.key)} is {there.dtype} of shape {list(there.shape)}, "
+                f"{there.file}: tensor {format_value(there.key)} is {there.dtype} of shape {list(there.shape)}, "
                 f"but the config asks for floats of shape {list(wanted)}"
             )
-    extra = sorted(set(stored) - {move.theirs for move in moves})
+    extra = sorted(set(tensors) - {move.tensor_name for move in moves})
     if extra:
-        raise CheckpointError(f"{stored[extra[0]].file}: tensor {shown(extra[0])} has no place in this head")
-    values = tensor_files.values(stored[move.theirs] for move in moves)
+        raise CheckpointError(f"{tensors[extra[0]].file}: tensor {format_value(extra[0])} has no place in this head")
+    values = tensor_files.read_tensors(tensors[move.tensor_name] for move in moves)
     with torch.no_grad():
         for move, tensor in zip(moves, values, strict=True):
-            names[move.ours[0]].copy_(tensor)
+            names[move.param_names[0]].copy_(tensor)

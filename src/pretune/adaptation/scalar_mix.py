@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
-from pretune.models.bidirectional_lm import mirrored
+from pretune.models.bidirectional_lm import reverse_sequences
 from pretune.models.model import LanguageModel, build
 from pretune.models.spec import PARTS
 from pretune.nn.norm import Norm
-from pretune.nn.pooling import summary
+from pretune.nn.pooling import pool_states
 from pretune.nn.recurrent import AdditiveAttention, BiLSTM
 
 
@@ -28,14 +28,14 @@ class LayerMix:
 
     norm: Norm | None = None  # of each layer before it is weighed; the paper tried one without weights
 
-    def build(self, *, width: int, layers: int) -> "Mix":
-        return Mix(self, width, layers)
+    def build(self, *, width: int, layers: int) -> "ScalarMix":
+        return ScalarMix(self, width, layers)
 
     def params(self, *, width: int, layers: int) -> int:
         return layers + 1 + (layers * self.norm.params(width=width) if self.norm else 0)
 
 
-class Mix(nn.Module):
+class ScalarMix(nn.Module):
     def __init__(self, spec: LayerMix, width: int, layers: int) -> None:
         super().__init__()
         self.s = nn.Parameter(torch.zeros(layers))
@@ -55,17 +55,17 @@ class Mix(nn.Module):
 class Average:
     """One vector a sequence: the mean of its states."""
 
-    def build(self, *, width: int) -> "Averaging":
-        return Averaging()
+    def build(self, *, width: int) -> "MeanPooling":
+        return MeanPooling()
 
     def params(self, *, width: int) -> int:
         return 0
 
 
-class Averaging(nn.Module):
+class MeanPooling(nn.Module):
     def forward(self, states: Tensor, batch: Batch) -> Tensor:
         """States `[N, W]` to one vector for each cell `[C, W]`."""
-        return summary(states, batch, "mean")
+        return pool_states(states, batch, "mean")
 
 
 @spec
@@ -78,8 +78,8 @@ class MixReader:
     pool: AdditiveAttention | Average | None = AdditiveAttention(hidden=128)
     dropout: float = 0.5  # of what the LSTM reads and says
 
-    def build(self, *, width: int, layers: int) -> "MixReading":
-        return MixReading(self, width, layers)
+    def build(self, *, width: int, layers: int) -> "ScalarMixHead":
+        return ScalarMixHead(self, width, layers)
 
     def params(self, *, width: int, layers: int) -> int:
         pool = self.pool.params(width=self.lstm.width) if self.pool else 0
@@ -87,9 +87,9 @@ class MixReader:
         return own + self.lstm.width * self.classes + self.classes
 
 
-class MixReading(nn.Module):
-    layered = True  # it reads all layers, not the last states
-    undivided = True  # its LSTM is part of the head, not a block of the model
+class ScalarMixHead(nn.Module):
+    reads_all_layers = True  # it reads all layers, not the last states
+    is_single_part = True  # its LSTM is part of the head, not a block of the model
 
     def __init__(self, spec: MixReader, width: int, layers: int) -> None:
         super().__init__()
@@ -103,8 +103,8 @@ class MixReading(nn.Module):
     def forward(self, hidden: tuple[Tensor, ...] | Tensor, batch: Batch) -> Tensor:
         """Logits `[C, classes]`, or `[N, classes]` for a tagger."""
         if self.backwards is not None:
-            turned, index = mirrored(batch)
-            right = torch.stack(layers(self.backwards, turned)[0]).index_select(1, index)
+            turned, index = reverse_sequences(batch)
+            right = torch.stack(extract_layers(self.backwards, turned)[0]).index_select(1, index)
             hidden = torch.cat((torch.stack([*hidden]), right), dim=-1)  # [L, N, 2 W]
         states = self.lstm(self.dropout(self.mix(hidden)), batch)
         out: Tensor = self.out(self.dropout(states if self.pool is None else self.pool(states, batch)))
@@ -125,7 +125,7 @@ class Mixing:
     dropout: float = 0.5
     ways: Literal["one", "both"] = "one"
 
-    def build(self, model: LanguageModel, classes: int, *, tagging: bool, seed: int) -> MixReading:
+    def build(self, model: LanguageModel, classes: int, *, tagging: bool, seed: int) -> ScalarMixHead:
         """The reader, with new weights: a function of the seed."""
         pool = Average() if self.attention is None else AdditiveAttention(hidden=self.attention)
         reader = MixReader(
@@ -134,7 +134,7 @@ class Mixing:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             width = model.spec.width * (2 if self.ways == "both" else 1)
-            made = reader.build(width=width, layers=model.spec.last.depth + 1)
+            made = reader.build(width=width, layers=model.spec.last_stack.depth + 1)
         if self.ways == "both":
             if model.shape != "decoder":
                 raise UsageError(f"two ways are those of decoders, found a model of the shape '{model.shape}'")
@@ -145,7 +145,7 @@ class Mixing:
 
 
 @torch.no_grad()
-def layers(
+def extract_layers(
     model: LanguageModel, batch: Batch, side: Literal["source", "last"] = "source"
 ) -> tuple[tuple[Tensor, ...], Batch]:
     """All layers of a model as it stands, without a graph and without dropout, and the batch they belong to.

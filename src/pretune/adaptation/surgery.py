@@ -17,25 +17,25 @@ import torch
 from torch import Tensor
 
 from pretune.core.errors import UsageError
-from pretune.core.seed import generator
-from pretune.inference.text_model import tokenizer_of
-from pretune.models.model import LanguageModel, build, empty
+from pretune.core.seed import make_generator
+from pretune.inference.text_model import get_tokenizer
+from pretune.models.model import LanguageModel, build, build_empty
 from pretune.models.spec import Model, Special
 from pretune.nn.positions import Learned
 from pretune.nn.stack import Stack
-from pretune.text.templates import Special as TokenPlace
+from pretune.text.templates import SpecialPart as TokenPlace
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.backend import LibraryTokenizer
 
-Fitted = Callable[[Tensor, int], Tensor]
+ResizeRows = Callable[[Tensor, int], Tensor]
 """From a tensor to one with so many rows."""
 TASK_TOKENS = {"bos": "<|start|>", "sep": "<|delimiter|>", "cls": "<|extract|>"}
 """Role and spelling of the tokens around the texts of a task."""
-INSIDE = "##"
+CONTINUATION_PREFIX = "##"
 """What WordPiece spells before a piece inside a word."""
 
 
-def with_positions(model: LanguageModel, count: int) -> LanguageModel:
+def resize_positions(model: LanguageModel, count: int) -> LanguageModel:
     """A new model that reads sequences of up to `count` tokens; its table of positions is repeated, or cut."""
     spec = model.spec
     if not any(isinstance(stack.position, Learned) for stack in spec.stacks):
@@ -57,15 +57,15 @@ def with_positions(model: LanguageModel, count: int) -> LanguageModel:
         return torch.cat((unused, known.repeat(again, 1)[: rows - offset]))
 
     made = replace(spec, encoder=encoder, decoder=decoder)
-    return _moved(model, made, _differing(model, made), fitted)
+    return _copy_weights(model, made, _find_resized(model, made), fitted)
 
 
-def with_vocabulary(model: LanguageModel, tokenizer: Tokenizer) -> LanguageModel:
+def replace_vocabulary(model: LanguageModel, tokenizer: Tokenizer) -> LanguageModel:
     """A new model that reads another tokenizer's tokens, and has that tokenizer."""
     if model.tokenizer is None:
         raise UsageError("this model has no tokenizer, so nobody knows what its vectors stand for; load it with one")
-    old, spec = tokenizer_of(model), model.spec
-    pieces = _pieces(old, tokenizer)
+    old, spec = get_tokenizer(model), model.spec
+    pieces = _map_tokens(old, tokenizer)
     owner = torch.tensor([at for at, some in enumerate(pieces) for _ in some])
     which = torch.tensor([piece for some in pieces for piece in some])
     each = torch.tensor([len(some) for some in pieces])
@@ -76,21 +76,23 @@ def with_vocabulary(model: LanguageModel, tokenizer: Tokenizer) -> LanguageModel
         shaped = each.reshape(-1, *[1] * (rows.ndim - 1))
         return torch.where(shaped > 0, sums / shaped.clamp(min=1), usual)
 
-    names = _differing(model, replace(spec, vocab=spec.vocab + 1))  # all that has a row for each token
-    made = _moved(model, replace(spec, vocab=tokenizer.vocab, special=_special(spec, old, tokenizer)), names, fitted)
+    names = _find_resized(model, replace(spec, vocab=spec.vocab + 1))  # all that has a row for each token
+    made = _copy_weights(
+        model, replace(spec, vocab=tokenizer.vocab, special=_map_special_tokens(spec, old, tokenizer)), names, fitted
+    )
     made.assets = replace(
-        model.assets, files={**model.assets.files, **tokenizer.files()}, tokenizer=LibraryTokenizer(tokenizer.raw)
+        model.assets, files={**model.assets.files, **tokenizer.build_files()}, tokenizer=LibraryTokenizer(tokenizer.raw)
     )
     return made
 
 
-def with_task_tokens(model: LanguageModel, *, seed: int = 0) -> LanguageModel:
+def add_task_tokens(model: LanguageModel, *, seed: int = 0) -> LanguageModel:
     """Return a model with the start, delimiter and extract tokens that its vocabulary lacks, or the same model.
 
     Their vectors are drawn as the first ones were; the ids of all other tokens stay.
     """
-    old = tokenizer_of(model)
-    roles = missing_task_tokens(old)
+    old = get_tokenizer(model)
+    roles = find_missing_task_tokens(old)
     if not roles:
         return model
     tokenizer, spec = old.with_tokens({role: TASK_TOKENS[role] for role in roles}), model.spec
@@ -99,19 +101,19 @@ def with_task_tokens(model: LanguageModel, *, seed: int = 0) -> LanguageModel:
 
     def fitted(rows: Tensor, count: int) -> Tensor:
         made = torch.cat((rows, rows.new_zeros(count - len(rows), *rows.shape[1:])))
-        drawn = torch.from_numpy(generator(seed, 0).standard_normal((len(new), *rows.shape[1:]))).to(rows.dtype)
+        drawn = torch.from_numpy(make_generator(seed, 0).standard_normal((len(new), *rows.shape[1:]))).to(rows.dtype)
         made[new] = drawn * std if rows.ndim > 1 else torch.zeros_like(drawn)  # a bias begins at 0
         return made
 
-    names = _differing(model, replace(spec, vocab=spec.vocab + 1))
-    made = _moved(model, replace(spec, vocab=max(spec.vocab, tokenizer.vocab)), names, fitted)
+    names = _find_resized(model, replace(spec, vocab=spec.vocab + 1))
+    made = _copy_weights(model, replace(spec, vocab=max(spec.vocab, tokenizer.vocab)), names, fitted)
     made.assets = replace(
-        model.assets, files={**model.assets.files, **tokenizer.files()}, tokenizer=LibraryTokenizer(tokenizer.raw)
+        model.assets, files={**model.assets.files, **tokenizer.build_files()}, tokenizer=LibraryTokenizer(tokenizer.raw)
     )
     return made
 
 
-def missing_task_tokens(tokenizer: Tokenizer) -> list[str]:
+def find_missing_task_tokens(tokenizer: Tokenizer) -> list[str]:
     """Return the roles among `TASK_TOKENS` that no token of a vocabulary has to itself.
 
     A layout with tokens on both sides of a text has all it needs, and an end token other than the start is read at.
@@ -126,7 +128,7 @@ def missing_task_tokens(tokenizer: Tokenizer) -> list[str]:
     return [role for role in TASK_TOKENS if not apart[role]]
 
 
-def _special(spec: Model, old: Tokenizer, new: Tokenizer) -> Special:
+def _map_special_tokens(spec: Model, old: Tokenizer, new: Tokenizer) -> Special:
     """The tokens that a model treats apart, each by the role that it had."""
     now = {number: new.special.get(role) for role, number in reversed([*old.special.items()])}
     one = spec.special
@@ -135,7 +137,7 @@ def _special(spec: Model, old: Tokenizer, new: Tokenizer) -> Special:
     return replace(one, pad=pad, bos=bos, start=start, eos=ends)
 
 
-def _pieces(old: Tokenizer, new: Tokenizer) -> list[list[int]]:
+def _map_tokens(old: Tokenizer, new: Tokenizer) -> list[list[int]]:
     """What the old vocabulary has for every token of a new one: its role, the same token, or pieces of its text."""
     known = old.raw.get_vocab(with_added_tokens=True)
     roles = {number: old.special[role] for role, number in new.special.items() if role in old.special}
@@ -148,22 +150,22 @@ def _pieces(old: Tokenizer, new: Tokenizer) -> list[list[int]]:
         elif token in known:
             found.append([known[token]])
         else:
-            text = new.decode([number], special=False).removeprefix(INSIDE)
+            text = new.decode([number], special=False).removeprefix(CONTINUATION_PREFIX)
             found.append(old.encode(text, literal=True) if text.strip() else [])
     return found
 
 
-def _differing(model: LanguageModel, other: Model) -> set[str]:
+def _find_resized(model: LanguageModel, other: Model) -> set[str]:
     """The tensors that have another shape in a model of another spec."""
     state = model.state_dict()
-    return {name for name, tensor in empty(other).state_dict().items() if tensor.shape != state[name].shape}
+    return {name for name, tensor in build_empty(other).state_dict().items() if tensor.shape != state[name].shape}
 
 
-def _moved(model: LanguageModel, spec: Model, names: set[str], fitted: Fitted) -> LanguageModel:
+def _copy_weights(model: LanguageModel, spec: Model, names: set[str], resize: ResizeRows) -> LanguageModel:
     """A model of another spec with the weights of one, some of which are `fitted` to as many rows as it has."""
     made, state = build(spec), model.state_dict()
     for name, tensor in made.state_dict().items():
         old = state[name].to("cpu")
-        tensor.copy_(fitted(old, len(tensor)) if name in names else old)
+        tensor.copy_(resize(old, len(tensor)) if name in names else old)
     made.assets = model.assets
     return made.to(model.tokens.weight.device, model.tokens.weight.dtype).train(model.training)

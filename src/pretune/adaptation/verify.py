@@ -5,19 +5,21 @@ from pathlib import Path
 import torch
 
 from pretune.adaptation import io as saving
-from pretune.adaptation.adapted import Adapted
-from pretune.adaptation.peft.base import state
-from pretune.adaptation.peft.io import OURS, THEIRS
+from pretune.adaptation.adapted import ModelWithHead
+from pretune.adaptation.peft.base import get_adapter_state
+from pretune.adaptation.peft.io import ADAPTER_FILE, PEFT_CONFIG_FILE
 from pretune.core import config, io
-from pretune.core.counted import counted
+from pretune.core.counted import format_count
 from pretune.core.errors import CheckpointError
 from pretune.models.hf import checkpoint
 
 
-def is_adapter(directory: str | Path) -> bool:
+def is_adapter_directory(directory: str | Path) -> bool:
     """Whether it holds what a method has learned, without the model that it is for."""
     folder = Path(directory)
-    return (folder / OURS).is_file() or ((folder / THEIRS).is_file() and not (folder / checkpoint.CONFIG).is_file())
+    return (folder / ADAPTER_FILE).is_file() or (
+        (folder / PEFT_CONFIG_FILE).is_file() and not (folder / checkpoint.CONFIG_FILE).is_file()
+    )
 
 
 def verify_adapter(directory: str | Path, *, base: str | Path | None = None) -> list[str]:
@@ -30,21 +32,21 @@ def verify_adapter(directory: str | Path, *, base: str | Path | None = None) -> 
     lines = [f"{io.MANIFEST}: none here, so the bytes of the files cannot be compared with anything"]
     if (folder / io.MANIFEST).exists():
         lines = [
-            f"{io.MANIFEST}: {counted(len(io.check_manifest(folder)['files']), 'files')} "
+            f"{io.MANIFEST}: {format_count(len(io.check_manifest(folder)['files']), 'files')} "
             f"of the sizes and SHA-256 it says"
         ]
-    model, method = saving.read(folder, base=base)
+    model, method = saving.load_with_method(folder, base=base)
     assert method is not None
-    body = model.model if isinstance(model, Adapted) else model
-    learned = dict(state(method, body))
-    if isinstance(model, Adapted) and model.head is not None:
-        learned |= {f"head.{name}": tensor for name, tensor in checkpoint.weights_of(model.head)}
+    body = model.model if isinstance(model, ModelWithHead) else model
+    learned = dict(get_adapter_state(method, body))
+    if isinstance(model, ModelWithHead) and model.head is not None:
+        learned |= {f"head.{name}": tensor for name, tensor in checkpoint.iterate_weights(model.head)}
     for name, tensor in learned.items():
         if not torch.isfinite(tensor).all():
             raise CheckpointError(f"{folder}: tensor '{name}' holds values that are not finite")
-    said = OURS if (folder / OURS).is_file() else THEIRS
+    said = ADAPTER_FILE if (folder / ADAPTER_FILE).is_file() else PEFT_CONFIG_FILE
     lines.append(
-        f"{said}: {config.kind(method)} for its base model, of the family '{body.spec.family}', which is there"
+        f"{said}: {config.get_kind(method)} for its base model, of the family '{body.spec.family}', which is there"
     )
     lines.append(f"tensors: {len(learned)}, with the names and shapes that the base model asks for")
     lines.append(f"values: {sum(tensor.numel() for tensor in learned.values()):,}, all finite")

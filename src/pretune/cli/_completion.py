@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from pretune.core import log
-from pretune.core.errors import ResourceError, UsageError, nearest
+from pretune.core.errors import ResourceError, UsageError, suggest
 
 SHELLS = ("bash", "zsh", "fish")
 OPTIONS = ("--show-completion", "--install-completion")
-_ASKED = "_PRETUNE_COMPLETE"
+_COMPLETE_VARIABLE = "_PRETUNE_COMPLETE"
 
 
-def line() -> list[str] | None:
+def read_line() -> list[str] | None:
     """The words of the line that is to be completed, without the last, unfinished one; None where nobody asks."""
-    if not os.environ.get(_ASKED):
+    if not os.environ.get(_COMPLETE_VARIABLE):
         return None
     # NOTE: bash gives its words in one variable; the scripts of typer for zsh and fish give the line in another.
     bash = "COMP_WORDS" in os.environ
@@ -30,7 +30,7 @@ def line() -> list[str] | None:
     return words[1:] if text.endswith(" ") else words[1:-1]
 
 
-def named(arguments: Sequence[str]) -> list[str]:
+def add_shell(arguments: Sequence[str]) -> list[str]:
     """The arguments with the name of the shell in use after an option that has none."""
     found = list(arguments)
     for option in OPTIONS:
@@ -47,7 +47,7 @@ def show(shell: str | None) -> None:
         from typer import completion
 
         script: Any = completion
-        wishes = {"prog_name": "pretune", "complete_var": _ASKED, "shell": _known(shell)}
+        wishes = {"prog_name": "pretune", "complete_var": _COMPLETE_VARIABLE, "shell": _check_shell(shell)}
         print(script.get_completion_script(**wishes))
         raise typer.Exit
 
@@ -60,20 +60,20 @@ def install(shell: str | None) -> None:
 
         script: Any = completion
         try:
-            _, path = script.install(_known(shell), "pretune", _ASKED)
+            _, path = script.install(_check_shell(shell), "pretune", _COMPLETE_VARIABLE)
         except OSError as fault:
             raise ResourceError(
                 f"{fault.filename}: cannot be written: {fault.strerror}; put the output of `pretune --show-completion "
                 f"{shell}` where your shell reads it"
             ) from None
         print(path)
-        log.say("open a new terminal for it to work")
+        log.info("open a new terminal for it to work")
         raise typer.Exit
 
 
-def _known(shell: str) -> str:
+def _check_shell(shell: str) -> str:
     if shell not in SHELLS:
-        raise UsageError(f"unknown shell '{shell[:40]}'{nearest(shell, SHELLS)} (known: {', '.join(SHELLS)})")
+        raise UsageError(f"unknown shell '{shell[:40]}'{suggest(shell, SHELLS)} (known: {', '.join(SHELLS)})")
     return shell
 
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pretune.cli._hints import hint, other, quoted
+from pretune.cli._hints import hint, hint_other, quote
 from pretune.core import log
-from pretune.core.counted import counted
-from pretune.core.errors import UsageError, nearest
+from pretune.core.counted import format_count
+from pretune.core.errors import UsageError, suggest
 
 NAME = "embedding"
 
@@ -18,16 +18,16 @@ def is_embedding(task: str | None) -> bool:
     return task is not None and task.partition(":")[0] == NAME
 
 
-def embedding_of(task: str | None) -> str:
+def resolve_task(task: str | None) -> str:
     """The task of `--type embedding`: pairs of a file, or those of a named task.
 
-    >>> embedding_of(None), embedding_of("snli"), embedding_of("embedding:snli")
+    >>> resolve_task(None), resolve_task("snli"), resolve_task("embedding:snli")
     ('embedding', 'embedding:snli', 'embedding:snli')
     """
     return task if task is not None and is_embedding(task) else NAME if task is None else f"{NAME}:{task}"
 
 
-def teach(
+def train_embedding_run(
     model: str | None,
     task: str,
     out: Path,
@@ -35,20 +35,20 @@ def teach(
     unused: Mapping[str, Any],
     changes: Mapping[str, str],
     as_json: bool,
-    **wishes: Any,
+    **options: Any,
 ) -> None:
     """Learn, and tell how good the vectors were before and are now; `unused` are options that mean nothing here."""
     for name, value in unused.items():
         if value:
             raise UsageError(f"{name} is not for the type {NAME}; see docs/embeddings.md for what is")
-    from pretune.core.config import paths
-    from pretune.runs.embedding.train import Teaching, train_embeddings
+    from pretune.core.config import list_paths
+    from pretune.runs.embedding.train import EmbeddingTrainConfig, train_embeddings
 
-    known = paths(Teaching())
+    known = list_paths(EmbeddingTrainConfig())
     for name in changes:
         if name not in known:
-            raise UsageError(f"unknown setting '{name}'{nearest(name, known)} ({', '.join(known)})")
-    run = train_embeddings(model, out=out, task=task.partition(":")[2] or None, **{**wishes, **changes})
+            raise UsageError(f"unknown setting '{name}'{suggest(name, known)} ({', '.join(known)})")
+    run = train_embeddings(model, out=out, task=task.partition(":")[2] or None, **{**options, **changes})
     if os.environ.get("RANK", "0") != "0":  # the first of several processes tells it
         return
     if as_json:
@@ -56,6 +56,6 @@ def teach(
     else:
         before, after = run.scores["before"], run.scores["after"]
         judged = "".join(f", {name} {before[name]:.4f} -> {value:.4f}" for name, value in after.items())
-        log.print_result(f"{run}: {counted(run.scores['steps'], 'steps')}, loss {run.scores['loss']:.4f}{judged}")
+        log.print_result(f"{run}: {format_count(run.scores['steps'], 'steps')}, loss {run.scores['loss']:.4f}{judged}")
     hint("verify", run, silent=as_json)
-    other(f"embed {quoted(run)} --input FILE --out vectors.npy", silent=as_json)
+    hint_other(f"embed {quote(run)} --input FILE --out vectors.npy", silent=as_json)

@@ -9,12 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core import log
-from pretune.core.errors import Interrupted, NonFiniteError, PretuneError, ResourceError, UsageError, closest, nearest
-from pretune.core.synonyms import ours
+from pretune.core.errors import (
+    NonFiniteError,
+    PretuneError,
+    ResourceError,
+    UsageError,
+    UserInterruptError,
+    find_closest,
+    suggest,
+)
+from pretune.core.synonyms import find_synonyms
 
-READ = {"finetune": "--train", "predict": "--input", "pretrain": "--data", "embed": "--input", "index": "--input"}
+INPUT_OPTIONS = {
+    "finetune": "--train",
+    "predict": "--input",
+    "pretrain": "--data",
+    "embed": "--input",
+    "index": "--input",
+}
 """Verb -> the option that names the file or folder it reads."""
-INSTEAD = (
+REPLACEMENTS = (
     (("--budget", "--tokens"), "finetune", "its length is --epochs N or --steps N"),
     (("--input", "--table", "--csv"), "finetune", "the table is --train FILE"),
     (("--train", "--test", "--data", "--file"), "predict", "the texts are --input FILE"),
@@ -24,25 +38,25 @@ INSTEAD = (
 """Options that a verb does not have, and what it has for them."""
 
 
-def judge(error: BaseException, *, debug: bool = False) -> tuple[int, str]:
+def classify_error(error: BaseException, *, debug: bool = False) -> tuple[int, str]:
     """The exit code and the message of whatever ended the command; with `debug` the traceback was shown."""
     if isinstance(error, PretuneError):
-        return error.exit_code, _installed(str(error))
+        return error.exit_code, _fix_install_command(str(error))
     if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":  # Abort: typer's Ctrl-C
-        return Interrupted.exit_code, "interrupted"
-    if _out_of_memory(error):
+        return UserInterruptError.exit_code, "interrupted"
+    if _is_out_of_memory(error):
         return ResourceError.exit_code, "out of memory; use a smaller model or batch, or a larger machine"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceError.exit_code, f"{error.filename or 'standard output'}: {error.strerror}; free some space"
     # NOTE: typer's usage errors are click's or, in new releases, its own copies of them: told apart by their shape.
     if callable(getattr(error, "format_message", None)) and hasattr(error, "exit_code"):
-        return UsageError.exit_code, _usage(error)
+        return UsageError.exit_code, _describe_usage_error(error)
     if isinstance(error, ValueError) and "not JSON compliant" in str(error):
         return NonFiniteError.exit_code, "a result is not a finite number, which JSON has no word for; check the model"
-    return 1, f"internal error: {type(error).__name__}: {error}{'' if debug else _kept(error)}"
+    return 1, f"internal error: {type(error).__name__}: {error}{'' if debug else _save_traceback(error)}"
 
 
-def _installed(message: str) -> str:
+def _fix_install_command(message: str) -> str:
     """How to install an extra, by the interpreter at work: `pip` alone may be that of another one.
 
     From a clone, too: pip takes the extras of the package that is there.
@@ -59,12 +73,12 @@ def _installed(message: str) -> str:
     return message.replace("pip install 'pretune[", f"{shlex.quote(str(python))} -m pip install 'pretune[")
 
 
-def one_line(message: str) -> str:
+def to_one_line(message: str) -> str:
     """A message without line breaks and without characters that could steer the terminal."""
     return log.escape(re.sub(r"\s*[\r\n]+\s*", " ", message.strip()))
 
 
-def _kept(error: BaseException) -> str:
+def _save_traceback(error: BaseException) -> str:
     """Where the traceback is: what went wrong after an hour may not go wrong again."""
     import tempfile  # NOTE: here, for it takes a tenth of the time that the help has
 
@@ -76,40 +90,40 @@ def _kept(error: BaseException) -> str:
     return f" (the traceback is in {file.name})"
 
 
-def _usage(error: Any) -> str:
+def _describe_usage_error(error: Any) -> str:
     """What typer found wrong, in our words, with the nearest name that would have been right."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "pretune"
     message = error.format_message().strip().rstrip(".")
     if type(error).__name__ == "NoSuchOption":
-        name, known = error.option_name, [*_options(context)]
-        meant = _instead(name, context) or _setting(error, known) or _option(name, known)
+        name, known = error.option_name, [*_list_options(context)]
+        meant = _suggest_replacement(name, context) or _suggest_setting(error, known) or _suggest_option(name, known)
         return f"no such option: {name}{meant} (see `{path} --help`)"
     missing: Any = getattr(error, "param", None) if type(error).__name__ == "MissingParameter" else None
     if getattr(missing, "help", None):
         message = message.partition(". ")[0] + f": {missing.help[:1].lower()}{missing.help[1:].rstrip('.')}"
-    message = _extra(_plain(message, error.__cause__), context)
+    message = _explain_extra_argument(_unify_message(message, error.__cause__), context)
     wrong = re.search(r"'([^']*)' is not one of (.*)", message, re.DOTALL)
     if wrong is not None:
-        message += nearest(wrong[1], re.findall(r"'([^']*)'", wrong[2]))
+        message += suggest(wrong[1], re.findall(r"'([^']*)'", wrong[2]))
     return f"{message[:1].lower()}{message[1:]} (see `{path} --help`)"
 
 
-def _extra(message: str, context: Any) -> str:
+def _explain_extra_argument(message: str, context: Any) -> str:
     """A word too many is what an option should have been given, where a verb reads one thing."""
     found = re.match(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)$", message)
-    option = READ.get(context.info_name) if found is not None else None
+    option = INPUT_OPTIONS.get(context.info_name) if found is not None else None
     free = [one for one in context.command.params if option in one.opts and context.params.get(one.name) is None]
     return f"unexpected '{found[1]}'; write {option} {found[1]}" if found is not None and free else message
 
 
-def _instead(name: str, context: Any) -> str:
+def _suggest_replacement(name: str, context: Any) -> str:
     """What a verb has for an option that others have."""
-    found = next((said for names, verb, said in INSTEAD if name in names and verb == context.info_name), None)
+    found = next((said for names, verb, said in REPLACEMENTS if name in names and verb == context.info_name), None)
     return "" if found is None else f"; {found}"
 
 
-def _plain(message: str, cause: Any) -> str:
+def _unify_message(message: str, cause: Any) -> str:
     """A message of the library that newer releases check values with, in the words that older ones have."""
     faults = getattr(cause, "errors", None)
     if not callable(faults):
@@ -119,7 +133,7 @@ def _plain(message: str, cause: Any) -> str:
     return message.replace(": Value error, ", ": ")
 
 
-def _options(context: Any) -> Iterator[str]:
+def _list_options(context: Any) -> Iterator[str]:
     """The options of a command, and those that all have."""
     while context is not None:
         for parameter in context.command.get_params(context):
@@ -127,27 +141,27 @@ def _options(context: Any) -> Iterator[str]:
         context = context.parent
 
 
-def _option(name: str, options: list[str]) -> str:
+def _suggest_option(name: str, options: list[str]) -> str:
     """The nearest option; the dashes, which all have, do not make two alike."""
     bare = {option.lstrip("-"): option for option in options}
-    found = closest(name.lstrip("-"), bare)
+    found = find_closest(name.lstrip("-"), bare)
     return "" if found is None else f"; did you mean '{bare[found]}'?"
 
 
-def _setting(error: Any, options: list[str]) -> str:
+def _suggest_setting(error: Any, options: list[str]) -> str:
     """What is no option may be a setting, which `--set` changes."""
     if "--set" not in options:
         return ""
-    from pretune.cli._names import PATHS
+    from pretune.cli._names import SETTING_PATHS
 
     name = error.option_name.lstrip("-").replace("-", "_")
-    names = [one for one in (name, *ours(name)) if f"--{one}" not in options]
-    paths = PATHS.get(error.ctx.info_name, ())
+    names = [one for one in (name, *find_synonyms(name)) if f"--{one}" not in options]
+    paths = SETTING_PATHS.get(error.ctx.info_name, ())
     found = next((path for one in names for path in paths if path.rpartition(".")[2] == one), None)
     return "" if found is None else f"; write --set {found}=VALUE"
 
 
-def _out_of_memory(error: BaseException) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     # torch's own errors, known by name since torch may not be imported here
     return (
         isinstance(error, MemoryError)

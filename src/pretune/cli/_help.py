@@ -11,19 +11,19 @@ from typing import Any
 _BRACES = re.compile(r"^\{(.*)\}(?=(?:\.\.\.)?$)")
 
 
-def plain(command: Any) -> Any:
+def simplify_arguments(command: Any) -> Any:
     """A command of typer, or a group of them, whose arguments are shown by their names alone."""
     for one in getattr(command, "commands", {}).values():
         for argument in (each for each in one.params if each.param_type_name == "argument"):
-            for method, shown in (("get_usage_pieces", _pieces), ("get_help_record", _record)):
+            for method, shown in (("get_usage_pieces", _format_pieces), ("get_help_record", _format_record)):
                 setattr(argument, method, partial(shown, getattr(argument, method)))
     return command
 
 
-def _pieces(usual: Callable[[Any], list[str]], context: Any) -> list[str]:
-    return [_BRACES.sub(r"\1", piece) for piece in usual(context)]
+def _format_pieces(original: Callable[[Any], list[str]], context: Any) -> list[str]:
+    return [_BRACES.sub(r"\1", piece) for piece in original(context)]
 
 
-def _record(usual: Callable[..., tuple[str, str] | None], ctx: Any) -> tuple[str, str] | None:
-    found = usual(ctx)
+def _format_record(original: Callable[..., tuple[str, str] | None], ctx: Any) -> tuple[str, str] | None:
+    found = original(ctx)
     return None if found is None else (found[0].partition(" <")[0], found[1])

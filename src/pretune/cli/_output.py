@@ -5,14 +5,14 @@ from pathlib import Path
 from pretune.core.errors import UsageError
 
 
-def new_folder(out: Path, *, empty: bool = False) -> None:
+def check_new_folder(out: Path, *, empty: bool = False) -> None:
     """Refuse a directory that cannot be made, or, where it is to be `empty`, one that has something in it."""
     try:
         if out.is_dir():
             if empty and any(out.iterdir()):
                 raise UsageError(f"cannot write '{out}': it exists and is not empty; choose another place")
             return
-        _reach(out)
+        _check_parents(out)
         if out.exists() or out.is_symlink():
             raise UsageError(f"cannot write '{out}': it is a file, not a directory; choose another place")
     except (OSError, ValueError) as fault:  # ValueError: a null byte in the name
@@ -21,10 +21,10 @@ def new_folder(out: Path, *, empty: bool = False) -> None:
         ) from fault
 
 
-def new_file(out: Path) -> None:
+def check_new_file(out: Path) -> None:
     """Refuse a file that cannot be made; one that is there is replaced."""
     try:
-        _reach(out)
+        _check_parents(out)
         if out.is_dir():
             raise UsageError(f"cannot write '{out}': it is a directory, not a file; choose another name")
         if not out.parent.is_dir():
@@ -35,7 +35,7 @@ def new_file(out: Path) -> None:
         ) from fault
 
 
-def _reach(out: Path) -> None:
+def _check_parents(out: Path) -> None:
     """Refuse a way that leads through a file."""
     for part in out.parents:
         if part.exists():

@@ -7,41 +7,41 @@ from collections.abc import Callable, Iterator
 
 from pretune.core import log
 
-_EVERY = 10.0  # seconds between plain lines
+_SECONDS_BETWEEN_LINES = 10.0  # seconds between plain lines
 
-Tell = Callable[[float, str], None]
+ProgressReporter = Callable[[float, str], None]
 """Told the share that is done (0 to 1), and a few words on what and how fast."""
 
 
 @contextlib.contextmanager
-def progress(title: str) -> Iterator[Tell]:
+def show_progress(title: str) -> Iterator[ProgressReporter]:
     """Show progress while the block runs; nothing with --quiet."""
     if log.is_quiet():
         yield lambda share, words: None
     elif sys.stderr.isatty():
-        with _bar(title) as tell:
+        with _show_bar(title) as tell:
             yield tell
     else:
-        yield _lines(title)
+        yield _build_line_reporter(title)
 
 
-def _lines(title: str) -> Tell:
+def _build_line_reporter(title: str) -> ProgressReporter:
     begun = last = time.monotonic()
 
     def tell(share: float, words: str) -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last < _EVERY:
+        if now - last < _SECONDS_BETWEEN_LINES:
             return
         last = now
-        left = f", {_clock((now - begun) * (1 - share) / share)} left" if 0 < share <= 1 else ""
-        log.say(f"{title}: {share:.0%}, {words}{left}")
+        left = f", {_format_clock((now - begun) * (1 - share) / share)} left" if 0 < share <= 1 else ""
+        log.info(f"{title}: {share:.0%}, {words}{left}")
 
     return tell
 
 
 @contextlib.contextmanager
-def _bar(title: str) -> Iterator[Tell]:
+def _show_bar(title: str) -> Iterator[ProgressReporter]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -56,7 +56,7 @@ def _bar(title: str) -> Iterator[Tell]:
         yield lambda share, words: bar.update(task, completed=share, words=log.escape(words))
 
 
-def _clock(seconds: float) -> str:
+def _format_clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -21,12 +21,12 @@ def exit_at_once(number: int = signal.SIGINT, frame: object = None) -> NoReturn:
 
 
 @contextlib.contextmanager
-def ending_well() -> Iterator[None]:
+def shut_down_cleanly() -> Iterator[None]:
     """Let SIGTERM and Ctrl-C end the block by an exception, so that it removes what is unfinished.
 
     Once one of them has come, a second does not disturb the removal. A third ends the process at once.
     """
-    from pretune.core.errors import Stopped, StopRequest
+    from pretune.core.errors import StoppedError, StopRequest
 
     count = 0
 
@@ -37,7 +37,7 @@ def ending_well() -> Iterator[None]:
             raise KeyboardInterrupt
         if count == 1:
             name = signal.Signals(number).name
-            raise StopRequest(Stopped(f"stopped by {name}; nothing was kept, run the command again"))
+            raise StopRequest(StoppedError(f"stopped by {name}; nothing was kept, run the command again"))
         if count == 2:  # NOTE: not print, which may be in the middle of a line of its own.
             os.write(2, b"pretune: removing what is unfinished; press Ctrl-C again to stop at once\n")
         else:

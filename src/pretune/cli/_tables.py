@@ -13,12 +13,12 @@ WIDTH = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A title over a table; with `right`, columns after the first are aligned to the right, as numbers are."""
+    """A title over a table; with `align_right`, columns after the first are aligned to the right, as numbers are."""
 
     title: str
     rows: Sequence[Sequence[str]]
     header: Sequence[str] | None = None
-    right: bool = False
+    align_right: bool = False
 
 
 def print_page(title: str, about: str, sections: Sequence[Section], note: str) -> None:
@@ -28,15 +28,17 @@ def print_page(title: str, about: str, sections: Sequence[Section], note: str) -
         return
     lines = [*textwrap.wrap(title, WIDTH), *textwrap.wrap(about, WIDTH)]
     for section in sections:
-        lines += ["", *textwrap.wrap(section.title, WIDTH), *_table(section)]
+        lines += ["", *textwrap.wrap(section.title, WIDTH), *_format_table(section)]
     log.print_result("\n".join([*lines, "", *textwrap.wrap(note, WIDTH)]))
 
 
-def _table(section: Section) -> Iterator[str]:
+def _format_table(section: Section) -> Iterator[str]:
     rows = [*([section.header] if section.header else []), *section.rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *rest in rows:
-        cells = [f"{cell:>{width}}" if section.right else cell for cell, width in zip(rest, widths[1:], strict=True)]
+        cells = [
+            f"{cell:>{width}}" if section.align_right else cell for cell, width in zip(rest, widths[1:], strict=True)
+        ]
         yield "  ".join([f"  {first:<{widths[0]}}", *cells]).rstrip()
 
 
@@ -56,7 +58,7 @@ def _draw(title: str, about: str, sections: Sequence[Section], note: str) -> Non
         table = Table(box=None, show_header=section.header is not None, pad_edge=False, padding=(0, 2, 0, 0))
         for number, name in enumerate(section.header or section.rows[0]):
             heading = Text(log.escape(name) if section.header else "", style="dim")
-            table.add_column(heading, justify="right" if section.right and number else "left", no_wrap=True)
+            table.add_column(heading, justify="right" if section.align_right and number else "left", no_wrap=True)
         for row in section.rows:
             table.add_row(*(Text(log.escape(cell)) for cell in row))
         console.print(Padding(table, (0, 0, 0, 2)))

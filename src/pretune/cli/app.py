@@ -12,11 +12,11 @@ import typer
 
 from pretune import __version__
 from pretune.cli import _completion
-from pretune.cli._errors import judge, one_line
-from pretune.cli._help import plain
-from pretune.cli._torchrun import idle
+from pretune.cli._errors import classify_error, to_one_line
+from pretune.cli._help import simplify_arguments
+from pretune.cli._torchrun import is_idle
 from pretune.core import log
-from pretune.core.errors import Interrupted, Stopped
+from pretune.core.errors import StoppedError, UserInterruptError
 from pretune.core.registry import Registry
 
 VERBS: Registry[Callable[..., None]] = Registry(
@@ -46,17 +46,17 @@ VERBS: Registry[Callable[..., None]] = Registry(
     },
 )
 
-BRIEF = 62
+MAX_SUMMARY = 62
 """Characters that the help of all has for a verb, on a terminal of 80 columns."""
-_GLOBAL = ("--debug", "--quiet")
+_GLOBAL_SWITCHES = ("--debug", "--quiet")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; `arguments` are those of the process by default."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = os.environ.get("PRETUNE_DEBUG", "0") not in ("", "0") or "--debug" in _before_dashes(given)
+    debug = os.environ.get("PRETUNE_DEBUG", "0") not in ("", "0") or "--debug" in _take_before_dashes(given)
     try:
-        code = _run(_hoist(_asked(given)) or ["--help"])
+        code = _run(_hoist(_expand_help(given)) or ["--help"])
         sys.stdout.flush()
         return code
     except SystemExit as stop:  # typer has met a broken pipe, or has completed a line
@@ -68,56 +68,58 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if debug:
             traceback.print_exception(error)
-        code, message = judge(error, debug=debug)
-        label = "" if code in (Stopped.exit_code, Interrupted.exit_code) else "error: "
-        print(f"pretune: {label}{one_line(message)}", file=sys.stderr)
+        code, message = classify_error(error, debug=debug)
+        label = "" if code in (StoppedError.exit_code, UserInterruptError.exit_code) else "error: "
+        print(f"pretune: {label}{to_one_line(message)}", file=sys.stderr)
         return code
     finally:
         log.set_quiet(False)
 
 
 def _run(arguments: list[str]) -> int:
-    words = _completion.line()
-    if words is None and idle(_verb(arguments), arguments):
+    words = _completion.read_line()
+    if words is None and is_idle(_find_verb(arguments), arguments):
         return 0
-    command = plain(typer.main.get_command(_app(arguments) if words is None else _completed(words)))
-    result = command.main(args=_completion.named(arguments), prog_name="pretune", standalone_mode=False)
+    command = simplify_arguments(
+        typer.main.get_command(_build_app(arguments) if words is None else _build_completion_app(words))
+    )
+    result = command.main(args=_completion.add_shell(arguments), prog_name="pretune", standalone_mode=False)
     code = result if isinstance(result, int) else 0  # an int comes from typer.Exit; verbs return nothing
-    if code == Interrupted.exit_code:  # typer turns Ctrl-C into this code
+    if code == UserInterruptError.exit_code:  # typer turns Ctrl-C into this code
         raise KeyboardInterrupt
     return code
 
 
-def _app(arguments: list[str]) -> typer.Typer:
+def _build_app(arguments: list[str]) -> typer.Typer:
     """The typer app; only the verb asked for is imported, and none for the help, which has a line of each."""
-    verb = _verb(arguments)
-    app = _empty()
+    verb = _find_verb(arguments)
+    app = _build_empty_app()
     if verb is not None:
-        app.command(verb, help=help_of(VERBS.get(verb)))(VERBS.get(verb))
+        app.command(verb, help=format_help(VERBS.get(verb)))(VERBS.get(verb))
         return app
     for name in VERBS:
-        app.command(name, help=_brief(VERBS.describe(name)))(_never_called)
+        app.command(name, help=_shorten(VERBS.describe(name)))(_do_nothing)
     return app
 
 
-def _completed(words: list[str]) -> typer.Typer:
+def _build_completion_app(words: list[str]) -> typer.Typer:
     """The app that completes a line: with the verb that is on it, or with the names of all."""
-    verb = _verb(words)
-    return _app([verb] if verb is not None and verb in VERBS else [])
+    verb = _find_verb(words)
+    return _build_app([verb] if verb is not None and verb in VERBS else [])
 
 
-def _empty() -> typer.Typer:
+def _build_empty_app() -> typer.Typer:
     app = typer.Typer(
         add_completion=bool(os.environ.get("_PRETUNE_COMPLETE")),  # its options are ours
         rich_markup_mode=None,  # plain help: rich alone would take a third of the time
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     )
-    app.callback(help=help_of(_global_options))(_global_options)
+    app.callback(help=format_help(_global_options))(_global_options)
     return app
 
 
-def _verb(arguments: list[str]) -> str | None:
+def _find_verb(arguments: list[str]) -> str | None:
     """The first word that is neither an option nor the shell that one of ours names."""
     for before, argument in zip(["", *arguments], arguments, strict=False):
         if not argument.startswith("-") and before not in _completion.OPTIONS:
@@ -125,21 +127,21 @@ def _verb(arguments: list[str]) -> str | None:
     return None
 
 
-def help_of(verb: Callable[..., None]) -> str:
+def format_help(verb: Callable[..., None]) -> str:
     """The docstring, of which examples and what is indented keep their lines, so that they can be copied."""
     paragraphs = inspect.cleandoc(verb.__doc__ or "").split("\n\n")
     kept = re.compile(r"Examples?:|  ")
     return "\n\n".join(f"\b\n{text}" if kept.match(text) else text for text in paragraphs)
 
 
-def _brief(text: str) -> str:
+def _shorten(text: str) -> str:
     """What fits into a line of the help of all: the whole, or its first part."""
-    while len(text) > BRIEF and "," in text:
+    while len(text) > MAX_SUMMARY and "," in text:
         text = text.rpartition(",")[0]
     return text
 
 
-def _never_called() -> None:
+def _do_nothing() -> None:
     """What stands for a verb in the help of all."""
 
 
@@ -155,7 +157,7 @@ def _global_options(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version)
     ] = False,
-    shown: Annotated[
+    show_completion: Annotated[
         str | None,
         typer.Option(
             "--show-completion",
@@ -165,7 +167,7 @@ def _global_options(
             callback=_completion.show,
         ),
     ] = None,
-    installed: Annotated[
+    install_completion: Annotated[
         str | None,
         typer.Option(
             "--install-completion",
@@ -196,17 +198,17 @@ def _global_options(
     log.set_quiet(quiet)
 
 
-def _asked(arguments: list[str]) -> list[str]:
+def _expand_help(arguments: list[str]) -> list[str]:
     """`pretune help VERB`, which many other commands know, is `pretune VERB --help`."""
     return [*arguments[1:2], "--help"] if arguments[:1] == ["help"] else arguments
 
 
-def _before_dashes(arguments: list[str]) -> list[str]:
+def _take_before_dashes(arguments: list[str]) -> list[str]:
     return arguments[: arguments.index("--")] if "--" in arguments else arguments
 
 
 def _hoist(arguments: list[str]) -> list[str]:
     """Put the global switches first, so that they also work at the end, where one adds them after an error."""
-    head = _before_dashes(arguments)
-    switches = [argument for argument in head if argument in _GLOBAL]
-    return switches + [argument for argument in head if argument not in _GLOBAL] + arguments[len(head) :]
+    head = _take_before_dashes(arguments)
+    switches = [argument for argument in head if argument in _GLOBAL_SWITCHES]
+    return switches + [argument for argument in head if argument not in _GLOBAL_SWITCHES] + arguments[len(head) :]

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from pretune.cli._hints import free, hint
-from pretune.cli._inputs import read
-from pretune.cli._models import BaseOption, opened
-from pretune.cli._names import DEVICES, POOLINGS, among
-from pretune.cli._output import new_file
-from pretune.cli._progress import progress
+from pretune.cli._hints import find_free_path, hint
+from pretune.cli._inputs import read_texts
+from pretune.cli._models import BaseOption, load_model
+from pretune.cli._names import DEVICES, POOLINGS, complete_from
+from pretune.cli._output import check_new_file
+from pretune.cli._progress import show_progress
 from pretune.core import log
-from pretune.core.counted import counted
+from pretune.core.counted import format_count
 from pretune.core.errors import UsageError
 
 FORMATS = (".npy", ".parquet", ".jsonl")
@@ -36,7 +36,7 @@ def embed(
         typer.Option(
             "--pooling",
             metavar="NAME",
-            autocompletion=among(*POOLINGS),
+            autocompletion=complete_from(*POOLINGS),
             help="mean, cls, max, last, mean_sqrt, weighted, static; or a+b.",
         ),
     ] = None,
@@ -50,7 +50,9 @@ def embed(
     base: BaseOption = None,
     device: Annotated[
         str | None,
-        typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu, cuda; found by default."),
+        typer.Option(
+            "--device", metavar="NAME", autocompletion=complete_from(*DEVICES), help="cpu, cuda; found by default."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -62,10 +64,10 @@ def embed(
     """
     if out.suffix not in FORMATS:
         raise UsageError(f"--out '{out}': a name that ends in {', '.join(FORMATS)} is expected")
-    new_file(out)
-    texts = read(source, field)
-    from pretune.inference.embed import embedder
-    from pretune.inference.vector_files import write
+    check_new_file(out)
+    texts = read_texts(source, field)
+    from pretune.inference.embed import build_embedder
+    from pretune.inference.vector_files import write_vectors
     from pretune.inference.word_vectors import is_word_vectors
 
     how: dict[str, Any] = {
@@ -76,50 +78,52 @@ def embed(
         "prompt": prompt,
     }
     words = is_word_vectors(model)
-    ask = embedder(model if words else opened(model, base=base, device=device), tokens=batch_tokens, **how)
+    ask = build_embedder(
+        model if words else load_model(model, base=base, device=device), batch_tokens=batch_tokens, **how
+    )
     begun = time.monotonic()
-    with progress("embedding") as tell:
-        found = ask(texts.texts, telling(tell))
-    write(out, found.vectors, texts.texts, texts.ids)
+    with show_progress("embedding") as tell:
+        found = ask(texts.texts, report_texts(tell))
+    write_vectors(out, found.vectors, texts.texts, texts.ids)
     facts: dict[str, Any] = {
         "out": str(out),
         "texts": len(texts.texts),
         "width": ask.width,
         "seconds": round(time.monotonic() - begun, 3),
-        "cut": found.cut,
-        "lost_tokens": found.lost,
-        "empty": found.empty,
+        "cut": found.truncated_texts,
+        "lost_tokens": found.truncated_tokens,
+        "empty": found.empty_texts,
     }
-    told(facts, ask.length)
+    warn_about_texts(facts, ask.length)
     if as_json:
         log.print_json(facts)
     else:
-        log.print_result(f"{out}: {counted(len(texts.texts), 'vectors')} of {ask.width} numbers")
+        log.print_result(f"{out}: {format_count(len(texts.texts), 'vectors')} of {ask.width} numbers")
     if words:
         hint("evaluate", model, "--task", "stsb", silent=as_json)
     elif source == "-":
         hint("index", "--help", silent=as_json)
     else:
         column = () if field == "text" else ("--field", field)
-        hint("index", model, "--input", source, *column, "--out", free("library"), silent=as_json)
+        hint("index", model, "--input", source, *column, "--out", find_free_path("library"), silent=as_json)
 
 
-def telling(tell: Callable[[float, str], None]) -> Callable[[int, int], None]:
+def report_texts(reporter: Callable[[float, str], None]) -> Callable[[int, int], None]:
     """How far it has come, in texts."""
     begun = time.monotonic()
 
     def say(done: int, total: int) -> None:
         rate = done / max(time.monotonic() - begun, 1e-9)
-        tell(done / max(total, 1), f"{counted(done, 'texts')}, {rate:,.0f} a second")
+        reporter(done / max(total, 1), f"{format_count(done, 'texts')}, {rate:,.0f} a second")
 
     return say
 
 
-def told(facts: dict[str, Any], length: int | None) -> None:
+def warn_about_texts(facts: dict[str, Any], length: int | None) -> None:
     """Say what became of texts that are unlike the others."""
     if facts["cut"]:
         log.warn(
-            f"{counted(facts['cut'], 'texts')} cut to {length} tokens ({counted(facts['lost_tokens'], 'tokens')} lost)"
+            f"{format_count(facts['cut'], 'texts')} cut to {length} tokens ({format_count(facts['lost_tokens'], 'tokens')} lost)"
         )
     if facts["empty"]:
-        log.warn(f"{counted(facts['empty'], 'empty texts')}; each has the vector of a text without words")
+        log.warn(f"{format_count(facts['empty'], 'empty texts')}; each has the vector of a text without words")

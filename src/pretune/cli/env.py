@@ -49,22 +49,25 @@ def env(
     if as_json:
         log.print_json(facts)
         return
-    devices = [f"{device['name']} ({_gibibytes(device['memory'])})" for device in facts["devices"]]
+    devices = [f"{device['name']} ({_format_gibibytes(device['memory'])})" for device in facts["devices"]]
     data, threads = facts["data"], facts["threads"]
     lines = {
         "pretune": f"{facts['pretune']} ({facts['place']})",
         "python": f"{facts['python']} ({facts['executable']})",
         **{name: version or "not installed" for name, version in facts["packages"].items()},
-        **{f"extra:{name}": _extra(found) for name, found in facts["extras"].items()},
+        **{f"extra:{name}": _format_extra(found) for name, found in facts["extras"].items()},
         "platform": facts["platform"],
         "processor": facts["processor"],
         "cores": f"{facts['cores']}, of which torch uses {'unknown' if threads is None else threads}",
-        "memory": _gibibytes(facts["memory"]),
-        "memory:free": _gibibytes(facts["memory_free"]),
-        **{f"disk:{name}": f"{_gibibytes(one['free'])} free, {one['path']}" for name, one in facts["disks"].items()},
+        "memory": _format_gibibytes(facts["memory"]),
+        "memory:free": _format_gibibytes(facts["memory_free"]),
+        **{
+            f"disk:{name}": f"{_format_gibibytes(one['free'])} free, {one['path']}"
+            for name, one in facts["disks"].items()
+        },
         "devices": ", ".join(devices) or "cpu only",
         "cuda": facts["cuda"] or "none that torch was built for",
-        "data": _data(data),
+        "data": _format_data(data),
         **{name: value for name, value in facts["variables"].items() if value is not None},
     }
     if as_csv:
@@ -77,43 +80,43 @@ def env(
 
 def collect() -> dict[str, Any]:
     """The facts, JSON-ready; what cannot be found out is null."""
-    torch = _torch()
+    torch = _import_torch()
     return {
         "pretune": __version__,
         "place": str(Path(__file__).parents[1]),
         "python": platform.python_version(),
         "executable": sys.executable,
-        "packages": {name: _version(name) for name in _PACKAGES},
-        "extras": {name: {package: _version(package) for package in needed} for name, needed in EXTRAS.items()},
+        "packages": {name: _find_version(name) for name in _PACKAGES},
+        "extras": {name: {package: _find_version(package) for package in needed} for name, needed in EXTRAS.items()},
         "platform": platform.platform(),
-        "processor": _processor(),
-        "cores": _cores(),
+        "processor": _find_processor(),
+        "cores": _count_cores(),
         "threads": None if torch is None else torch.get_num_threads(),
-        "memory": _memory(),
-        "memory_free": _proc("/proc/meminfo", "MemAvailable", 1024),
-        "disks": {name: {"path": path, "free": _free(path)} for name, path in _places().items()},
-        "devices": [] if torch is None else _devices(torch),
+        "memory": _measure_memory(),
+        "memory_free": _read_proc("/proc/meminfo", "MemAvailable", 1024),
+        "disks": {name: {"path": path, "free": _measure_free_space(path)} for name, path in _list_places().items()},
+        "devices": [] if torch is None else _list_devices(torch),
         "cuda": None if torch is None else torch.version.cuda,
-        "data": _tasks(),
+        "data": _find_task_data(),
         "variables": {name: os.environ.get(name) for name in _VARIABLES},
     }
 
 
-def _version(package: str) -> str | None:
+def _find_version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def _extra(found: dict[str, str | None]) -> str:
-    missing = [name for name, version in found.items() if version is None]
+def _format_extra(versions: dict[str, str | None]) -> str:
+    missing = [name for name, version in versions.items() if version is None]
     if missing:
         return f"without {', '.join(missing)}"
-    return ", ".join(f"{name} {version}" for name, version in found.items())
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
-def _processor() -> str:
+def _find_processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -122,14 +125,14 @@ def _processor() -> str:
     return next(names, "") or platform.processor() or platform.machine()
 
 
-def _cores() -> int | None:
+def _count_cores() -> int | None:
     """The cores this process may use, which containers and batch systems make fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
 
 
-def _memory() -> int | None:
+def _measure_memory() -> int | None:
     """The bytes of memory this process may use: the machine's, or the container's where that is less."""
     sizes: list[int] = []
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
@@ -142,7 +145,7 @@ def _memory() -> int | None:
     return min(sizes, default=None)
 
 
-def _proc(file: str, key: str, unit: int) -> int | None:
+def _read_proc(file: str, key: str, unit: int) -> int | None:
     """A number of Linux's own tables."""
     try:
         rows = dict(line.partition(":")[::2] for line in Path(file).read_text().splitlines())
@@ -151,32 +154,32 @@ def _proc(file: str, key: str, unit: int) -> int | None:
         return None
 
 
-def _places() -> dict[str, str]:
+def _list_places() -> dict[str, str]:
     import tempfile
 
     return {"here": str(Path.cwd()), "temporary": tempfile.gettempdir()}
 
 
-def _free(path: str) -> int | None:
+def _measure_free_space(path: str) -> int | None:
     try:
         return shutil.disk_usage(path).free
     except OSError:
         return None
 
 
-def _tasks() -> dict[str, Any]:
+def _find_task_data() -> dict[str, Any]:
     """Where tasks are looked for, and whether anything is there."""
     given = os.environ.get("PRETUNE_DATA")
     return {"PRETUNE_DATA": given, "there": bool(given) and Path(given or "").is_dir()}
 
 
-def _data(data: dict[str, Any]) -> str:
+def _format_data(data: dict[str, Any]) -> str:
     if data["PRETUNE_DATA"] is None:
         return "PRETUNE_DATA is not set"
     return f"{data['PRETUNE_DATA']}{'' if data['there'] else ' (no such folder)'}"
 
 
-def _torch() -> Any:
+def _import_torch() -> Any:
     try:
         import torch
     except (ImportError, OSError):  # OSError: a shared library is missing; the versions still help
@@ -184,7 +187,7 @@ def _torch() -> Any:
     return torch
 
 
-def _devices(torch: Any) -> list[dict[str, Any]]:
+def _list_devices(torch: Any) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
@@ -201,5 +204,5 @@ def _devices(torch: Any) -> list[dict[str, Any]]:
     return found
 
 
-def _gibibytes(size: int | None) -> str:
+def _format_gibibytes(size: int | None) -> str:
     return "unknown" if size is None else f"{size / 2**30:.1f} GiB"

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pretune.cli._csv import AsCsv, check_format, print_csv
-from pretune.cli._hints import free, hint
+from pretune.cli._hints import find_free_path, hint
 from pretune.cli._models import BaseOption
-from pretune.cli._names import DEVICES, among, judged
-from pretune.cli._progress import progress
-from pretune.cli._prompts import unescaped
-from pretune.cli._signals import ending_well
+from pretune.cli._names import DEVICES, complete_eval_tasks, complete_from
+from pretune.cli._progress import show_progress
+from pretune.cli._prompts import unescape
+from pretune.cli._signals import shut_down_cleanly
 from pretune.core import log
-from pretune.core.counted import counted
+from pretune.core.counted import format_count
 from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pretune.evaluation.result import Result
+    from pretune.evaluation.result import EvaluationResult
     from pretune.tasks.task import Task
 
 
@@ -31,14 +31,14 @@ class Precision(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
-class Order(StrEnum):
+class PairOrder(StrEnum):
     """Which sentence of a pair comes first in a file of lines."""
 
     GOOD = "good-first"
     BAD = "bad-first"
 
 
-class Length(StrEnum):
+class LengthNormalisation(StrEnum):
     """How answers of unequal lengths are compared."""
 
     SUM = "sum"
@@ -53,7 +53,7 @@ def evaluate(
         typer.Option(
             "--task",
             metavar="NAME,...",
-            autocompletion=judged,
+            autocompletion=complete_eval_tasks,
             help="Tasks of `pretune list tasks`, or minimal_pairs, bias_pairs, cloze, scored_pairs, triplets.",
         ),
     ] = "",
@@ -78,7 +78,8 @@ def evaluate(
     ] = None,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="Take out what it would answer to nothing.")] = False,
     length: Annotated[
-        Length | None, typer.Option("--length", help="Compare answers by their sum, or the mean of tokens or bytes.")
+        LengthNormalisation | None,
+        typer.Option("--length", help="Compare answers by their sum, or the mean of tokens or bytes."),
     ] = None,
     text_to_text: Annotated[
         bool, typer.Option("--text-to-text", help="Ask an encoder-decoder by the task's template.")
@@ -89,7 +90,7 @@ def evaluate(
         list[str] | None,
         typer.Option("--column", metavar="ROLE=NAME", help="Columns of your table: text=, pair=, label=. Repeatable."),
     ] = None,
-    order: Annotated[Order, typer.Option("--order", help="Of the lines of minimal_pairs.")] = Order.GOOD,
+    order: Annotated[PairOrder, typer.Option("--order", help="Of the lines of minimal_pairs.")] = PairOrder.GOOD,
     words: Annotated[
         bool, typer.Option("--words/--pieces", help="Encoders: mask the rest of a word with a piece of it.")
     ] = True,
@@ -98,7 +99,9 @@ def evaluate(
     base: BaseOption = None,
     device: Annotated[
         str | None,
-        typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu or cuda; found by default."),
+        typer.Option(
+            "--device", metavar="NAME", autocompletion=complete_from(*DEVICES), help="cpu or cuda; found by default."
+        ),
     ] = None,
     precision: Annotated[
         Precision | None, typer.Option("--precision", help="bfloat16 on a GPU by default, else float32.")
@@ -114,12 +117,12 @@ def evaluate(
     Example: pretune evaluate runs/books --task blimp,lambada,boolq --shots 0,1,32
     """
     check_format(as_json, as_csv)
-    counts = None if shots is None else _numbers(shots)
+    counts = None if shots is None else _parse_shots(shots)
     how: dict[str, Any] = {
         "split": split,
         "limit": limit,
         "seed": seed,
-        "prompt": None if prompt is None else unescaped(prompt),
+        "prompt": None if prompt is None else unescape(prompt),
         "calibrate": calibrate,
         "length": None if length is None else str(length),
         "text_to_text": text_to_text,
@@ -131,57 +134,59 @@ def evaluate(
         "stride": stride,
         "precision": None if precision is None else str(precision),
     }
-    with ending_well():
+    with shut_down_cleanly():
         from pretune.runs.evaluate import evaluate as work
 
-        own = _own(None if shots else model, train, test, column or [])
+        own = _build_user_task(None if shots else model, train, test, column or [])
         if own is not None and split is not None and split not in own.splits:
             raise UsageError(f"--split '{split[:40]}': a table of your own has {' and '.join(own.splits)}")
         if own is not None and len(own.splits) == 1:
             how["split"] = next(iter(own.splits))  # the one file there is: shots are taken out of it
-        with progress("evaluating") as tell:
+        with show_progress("evaluating") as tell:
 
             def told(name: str, done: int, of: int) -> None:
                 tell(done / max(of, 1), f"{name}, {done:,} of {of:,}")
 
             found = work(
                 model,
-                [task, *own_tasks(own)],
+                [task, *list_user_tasks(own)],
                 text=text or (),
                 data=data,
                 shots=counts,
                 device=device,
-                tell=told,
+                on_progress=told,
                 **how,
             )
     if as_json:
-        log.print_json({"model": model, "results": [each.plain() for each in found]})
+        log.print_json({"model": model, "results": [each.to_dict() for each in found]})
         return
     if as_csv:
-        print_csv(("task", "split", "shots", "score", "part", "value"), _records(found))
+        print_csv(("task", "split", "shots", "score", "part", "value"), _list_records(found))
     else:
-        log.print_result("\n".join(_lines(found)))
+        log.print_result("\n".join(_format_lines(found)))
     for each in found:
         for note in each.notes:
-            log.say(f"{each.task}: {note}")
+            log.info(f"{each.task}: {note}")
     if as_csv:
         return
     named = next((each.task for each in found if each.shots is not None), None)
     if named is None:
         hint("show", model)
     elif own is not None and named == own.name:
-        hint("finetune", model, *_tables(train, test, column or []), "--out", free("runs/tuned"))
+        hint(
+            "finetune", model, *_format_table_options(train, test, column or []), "--out", find_free_path("runs/tuned")
+        )
     else:
         where = () if data is None else ("--data", data)
-        hint("finetune", model, "--task", named, *where, "--out", free(f"runs/{named}"))
+        hint("finetune", model, "--task", named, *where, "--out", find_free_path(f"runs/{named}"))
 
 
-def own_tasks(own: "Task | None") -> "list[Task]":
+def list_user_tasks(task: "Task | None") -> "list[Task]":
     """A table of one's own among the tasks, where there is one."""
-    return [] if own is None else [own]
+    return [] if task is None else [task]
 
 
-def _numbers(text: str) -> list[int]:
+def _parse_shots(text: str) -> list[int]:
     """The numbers of shots."""
     try:
         return [int(part) for part in text.split(",")]
@@ -191,32 +196,32 @@ def _numbers(text: str) -> list[int]:
         ) from None
 
 
-def _own(model: str | None, train: Path | None, test: Path | None, columns: list[str]) -> "Task | None":
+def _build_user_task(model: str | None, train: Path | None, test: Path | None, columns: list[str]) -> "Task | None":
     """The task that files of one's own make; that of a model that was fine-tuned, where it is to answer by its head."""
     if test is None:
         if train is not None or columns:
             raise UsageError("--train and --column go with --test, the table that is evaluated")
         return None
-    from pretune.tasks.user_table import own_task
+    from pretune.tasks.user_table import build_user_task
 
     roles = dict(part.partition("=")[::2] for part in columns)
     wrong = next((role for role in roles if role not in ("text", "pair", "label") or not roles[role]), None)
     if wrong is not None:
         raise UsageError(f"--column '{wrong[:40]}' must be text=NAME, pair=NAME or label=NAME")
     if model is not None and (Path(model) / "task.json").is_file():
-        from pretune.runs.finetune.finetuned_run import table_task
+        from pretune.runs.finetune.finetuned_run import build_table_task
 
         if train is not None:
             raise UsageError("--train gives shots, and a fine-tuned run answers without; add --shots, or leave it out")
-        return table_task(model, test, **roles)
+        return build_table_task(model, test, **roles)
     files = {"train": test} if train is None else {"train": train, "test": test}
-    return own_task(files, text=roles.get("text"), label=roles.get("label"), pair=roles.get("pair"))
+    return build_user_task(files, text=roles.get("text"), label=roles.get("label"), pair=roles.get("pair"))
 
 
-def _tables(train: Path | None, test: Path | None, columns: list[str]) -> list[str]:
+def _format_table_options(train: Path | None, test: Path | None, columns: list[str]) -> list[str]:
     """Tables of one's own as `pretune finetune` is given them.
 
-    >>> _tables(None, Path("mine.csv"), ["text=review"])
+    >>> _format_table_options(None, Path("mine.csv"), ["text=review"])
     ['--train', 'mine.csv', '--text', 'review']
     """
     files = ["--train", str(test)] if train is None else ["--train", str(train), "--test", str(test)]
@@ -224,38 +229,45 @@ def _tables(train: Path | None, test: Path | None, columns: list[str]) -> list[s
     return [*files, *(word for role, _, name in roles for word in (f"--{role}", name))]
 
 
-def _lines(found: "Sequence[Result]") -> "Iterator[str]":
+def _format_lines(results: "Sequence[EvaluationResult]") -> "Iterator[str]":
     """One line a score, the headline of each task first; below it its parts."""
-    for each in found:
+    for each in results:
         if each.prompt is not None:
             yield from (each.prompt, "")
     rows = [("task", "split", "shots", "score", "", "over")]
-    for each in found:
+    for each in results:
         first = (each.task, each.split or "-", "-" if each.shots is None else str(each.shots))
         for place, (name, value) in enumerate(each.scores.items()):
-            rows.append((*(("", "", "") if place else first), name, shown(name, value), "" if place else _over(each)))
-        rows += [("", "", "", f"· {name}", shown("", value), "") for name, value in each.groups.items()]
+            rows.append(
+                (
+                    *(("", "", "") if place else first),
+                    name,
+                    format_score(name, value),
+                    "" if place else _format_counts(each),
+                )
+            )
+        rows += [("", "", "", f"· {name}", format_score("", value), "") for name, value in each.groups.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [f"{cell:{'>' if at in (2, 4) else '<'}{widths[at]}}" for at, cell in enumerate(row)]
         yield "  ".join(cells).rstrip()
 
 
-def _records(found: "Sequence[Result]") -> "Iterator[tuple[object, ...]]":
+def _list_records(results: "Sequence[EvaluationResult]") -> "Iterator[tuple[object, ...]]":
     """One record a score; those of parts of a task are of its headline."""
-    for each in found:
+    for each in results:
         for name, value in each.scores.items():
             yield each.task, each.split, each.shots, name, None, value
         for part, value in each.groups.items():
             yield each.task, each.split, each.shots, each.headline[0], part, value
 
 
-def shown(name: str, value: float) -> str:
+def format_score(name: str, value: float) -> str:
     """A score for people: fractions in percent, perplexities, bits, squared errors and thresholds as they are.
 
-    >>> shown("accuracy", 0.7123), shown("word_perplexity", 1234.5678), shown("perplexity", 2e9)
+    >>> format_score("accuracy", 0.7123), format_score("word_perplexity", 1234.5678), format_score("perplexity", 2e9)
     ('71.23 %', '1,234.57', '2.00e+09')
-    >>> shown("best_f1", 0.5), shown("best_f1_threshold", -0.25)
+    >>> format_score("best_f1", 0.5), format_score("best_f1_threshold", -0.25)
     ('50.00 %', '-0.25')
     """
     if any(part in name for part in ("perplexity", "bits", "squared_error", "threshold")):
@@ -263,5 +275,5 @@ def shown(name: str, value: float) -> str:
     return f"{100 * value:.2f} %"
 
 
-def _over(each: "Result") -> str:
-    return ", ".join(counted(count, name.replace("_", " ")) for name, count in each.counts.items())
+def _format_counts(result: "EvaluationResult") -> str:
+    return ", ".join(format_count(count, name.replace("_", " ")) for name, count in result.counts.items())

@@ -6,16 +6,16 @@ import typer
 
 from pretune.cli._csv import AsCsv, check_format, print_csv
 from pretune.cli._hints import hint
-from pretune.cli._models import BaseOption, Number, opened
-from pretune.cli._names import DEVICES, among
-from pretune.cli._prompts import given
+from pretune.cli._models import BaseOption, Dtype, load_model
+from pretune.cli._names import DEVICES, complete_from
+from pretune.cli._prompts import read_prompts
 from pretune.core import log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pretune.inference.mask_positions import Blanks
-    from pretune.inference.unmask import Answer
+    from pretune.inference.unmask import FillPrediction
 
 
 def fill(
@@ -34,9 +34,11 @@ def fill(
     base: BaseOption = None,
     device: Annotated[
         str | None,
-        typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu, cuda; found by default."),
+        typer.Option(
+            "--device", metavar="NAME", autocompletion=complete_from(*DEVICES), help="cpu, cuda; found by default."
+        ),
     ] = None,
-    dtype: Annotated[Number, typer.Option("--dtype", help="Precision of the weights.")] = Number.FLOAT32,
+    dtype: Annotated[Dtype, typer.Option("--dtype", help="Precision of the weights.")] = Dtype.FLOAT32,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_csv: AsCsv = False,
 ) -> None:
@@ -45,46 +47,46 @@ def fill(
     Example: pretune fill runs/books "Paris is the [MASK] of France." --top 3
     """
     check_format(as_json, as_csv)
-    wanted = given(texts or [], source, "text")
-    from pretune.inference.fill import blanks_of
+    wanted = read_prompts(texts or [], source, "text")
     from pretune.inference.fill import fill as work
+    from pretune.inference.fill import find_blanks
 
-    found = opened(model, base=base, device=device, dtype=dtype, speaks=True)
+    found = load_model(model, base=base, device=device, dtype=dtype, needs_head=True)
     told = []
     for text in wanted:
         answers = work(found, text, k=top, pieces=pieces)
-        blanks = blanks_of(found, text)
+        blanks = find_blanks(found, text)
         if as_json or as_csv:
-            told.append(_plain(text, blanks, answers))
+            told.append(_to_dict(text, blanks, answers))
         else:
             _show(blanks, answers)
     if as_json:
         log.print_json(told)
     elif as_csv:
-        print_csv(("text", "blank", "rank", "probability", "word"), _records(told))
+        print_csv(("text", "blank", "rank", "probability", "word"), _list_records(told))
     more = ("--pieces", 3) if top >= 20 and pieces is None else ("--top", max(20, 2 * top))
     hint("fill", model, *(texts or ("--input", source)), *more, silent=as_json or as_csv or source == "-")
 
 
-def _plain(text: str, blanks: "Blanks", answers: "list[list[Answer]]") -> dict[str, Any]:
-    from pretune.inference.fill import whole
+def _to_dict(text: str, blanks: "Blanks", answers: "list[list[FillPrediction]]") -> dict[str, Any]:
+    from pretune.inference.fill import insert_answers
 
     options = [[answer._asdict() for answer in blank] for blank in answers]
-    return {"text": text, "blanks": options, "filled": whole(blanks, answers)}
+    return {"text": text, "blanks": options, "filled": insert_answers(blanks, answers)}
 
 
-def _records(found: "list[dict[str, Any]]") -> "Iterator[tuple[object, ...]]":
-    for one in found:
+def _list_records(results: "list[dict[str, Any]]") -> "Iterator[tuple[object, ...]]":
+    for one in results:
         for blank, options in enumerate(one["blanks"], 1):
             for rank, answer in enumerate(options, 1):
                 yield one["text"], blank, rank, answer["probability"], answer["word"]
 
 
-def _show(blanks: "Blanks", answers: "list[list[Answer]]") -> None:
+def _show(blanks: "Blanks", answers: "list[list[FillPrediction]]") -> None:
     """The text with the best answers, and below it the answers for each blank."""
-    from pretune.inference.fill import whole
+    from pretune.inference.fill import insert_answers
 
-    log.print_result(whole(blanks, answers))
+    log.print_result(insert_answers(blanks, answers))
     for number, options in enumerate(answers):
         if len(answers) > 1:
             log.print_result(f"  blank {number + 1}")

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pretune.cli._csv import AsCsv, check_format, print_csv
-from pretune.cli._embedding import embedding_of, is_embedding, teach
-from pretune.cli._hints import free, hint, other, quoted
-from pretune.cli._names import DEVICES, among, methods, tasks
-from pretune.cli._names import baselines as known_baselines
-from pretune.cli._names import settings as paths
-from pretune.cli._signals import ending_well
+from pretune.cli._embedding import is_embedding, resolve_task, train_embedding_run
+from pretune.cli._hints import find_free_path, hint, hint_other, quote
+from pretune.cli._names import DEVICES, complete_from, complete_methods, complete_tasks
+from pretune.cli._names import complete_baselines as known_baselines
+from pretune.cli._names import complete_settings as paths
+from pretune.cli._signals import shut_down_cleanly
 from pretune.core import log
-from pretune.core.counted import counted
+from pretune.core.counted import format_count
 from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pretune.runs.finetune.config import Tuning
-    from pretune.runs.finetune.finetuned_run import FineTuned
-    from pretune.runs.finetune.sweep_plan import Plan
+    from pretune.runs.finetune.config import FinetuneConfig
+    from pretune.runs.finetune.finetuned_run import FinetunedRun
+    from pretune.runs.finetune.sweep_plan import SweepPlan
 
 
 class TaskType(StrEnum):
@@ -46,7 +46,10 @@ def finetune(
     task: Annotated[
         str | None,
         typer.Option(
-            "--task", metavar="NAME", autocompletion=tasks, help="A task of `pretune list tasks`, or several: a,b …"
+            "--task",
+            metavar="NAME",
+            autocompletion=complete_tasks,
+            help="A task of `pretune list tasks`, or several: a,b …",
         ),
     ] = None,
     task_type: Annotated[
@@ -67,7 +70,7 @@ def finetune(
         typer.Option(
             "--method",
             metavar="NAME",
-            autocompletion=methods,
+            autocompletion=complete_methods,
             help="full, frozen, first, last, extra, gradual, ulmfit, mix, random, adapter, prefix, prompt, lora, "
             "qlora, ia3, bitfit; together with +: lora+gradual.",
         ),
@@ -120,7 +123,9 @@ def finetune(
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu or cuda; found by default."),
+        typer.Option(
+            "--device", metavar="NAME", autocompletion=complete_from(*DEVICES), help="cpu or cuda; found by default."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the settings, the labels, lengths and the cost; touch nothing.")
@@ -139,22 +144,27 @@ def finetune(
         raise UsageError("--csv with --dry-run: settings are no table; use --json")
     from pretune.core.config import parse_assignments
 
-    with ending_well():  # importing takes a while
-        from pretune.runs.build_config import device_of
-        from pretune.runs.finetune.build_config import choose, label_counts, numbers, read_tree
+    with shut_down_cleanly():  # importing takes a while
+        from pretune.runs.build_config import resolve_device
+        from pretune.runs.finetune.build_config import (
+            build_finetune_config,
+            parse_label_counts,
+            parse_numbers,
+            read_tree,
+        )
+        from pretune.runs.finetune.sweep import build_plan
         from pretune.runs.finetune.sweep import finetune as work
-        from pretune.runs.finetune.sweep import plan_of
     if out is None and not dry_run:
         raise UsageError("missing option '--out': where the run goes")
     if task is not None and is_embedding(task) and task_type not in (None, TaskType.EMBEDDING):
         raise UsageError(f"--type {task_type} with --task {task}: the task is of the type embedding; keep one")
     if task_type is TaskType.EMBEDDING:
-        task = embedding_of(task)
+        task = resolve_task(task)
     if task is not None and is_embedding(task):
         assert out is not None or dry_run
-        teach(
+        train_embedding_run(
             model, task, out or Path(), as_json=as_json, train=train, dev=dev, data=data, resume=resume, device=device,
-            epochs=epochs, steps=steps, lr=numbers(lr, "--lr")[0] if lr else None,
+            epochs=epochs, steps=steps, lr=parse_numbers(lr, "--lr")[0] if lr else None,
             unused={"--test": test, "--text": text, "--pair": pair, "--label": label, "--method": method,
                     "--seeds": seeds, "--labels": labels, "--config": config, "--dry-run": dry_run,
                     "--forgetting": forgetting, "--csv": as_csv, "--vectors": vectors, "--force": force},
@@ -167,45 +177,47 @@ def finetune(
         "data": data, "method": method, "epochs": epochs, "steps": steps, "settings": config,
         "force": force or None, "changes": parse_assignments(settings or []),
     }  # fmt: skip
-    rates = numbers(lr, "--lr") if lr else ()
-    counts = label_counts(labels) if labels else ()
+    rates = parse_numbers(lr, "--lr") if lr else ()
+    counts = parse_label_counts(labels) if labels else ()
     plan: dict[str, Any] = {"seeds": seeds, "labels": counts, "baselines": baselines}
     plan |= {"forgetting": forgetting, "vectors": vectors}
     if dry_run:
-        here = device_of(device)  # which the run would refuse too
-        tuning = choose(model, lr=rates[0] if rates else None, **wishes)
-        _show(tuning, plan_of(tuning, rates, **plan, before=read_tree(config).get("plan")), as_json, here)
+        here = resolve_device(device)  # which the run would refuse too
+        tuning = build_finetune_config(model, lr=rates[0] if rates else None, **wishes)
+        _show(tuning, build_plan(tuning, rates, **plan, stored_plan=read_tree(config).get("plan")), as_json, here)
         return
     assert out is not None
     run = work(model, out=out, resume=resume, lr=rates, device=device, **plan, **wishes)
     if os.environ.get("RANK", "0") != "0":  # the first of several processes tells it
         return
     if as_csv:
-        print_csv(("name", "metric", "split", "score", "low", "high", "run_better_by", "p"), _records(run.scores))
+        print_csv(("name", "metric", "split", "score", "low", "high", "run_better_by", "p"), _list_records(run.scores))
         return
     log.print_result(
-        json.dumps(run.scores, indent=2, ensure_ascii=False, allow_nan=False) if as_json else "\n".join(_result(run))
+        json.dumps(run.scores, indent=2, ensure_ascii=False, allow_nan=False)
+        if as_json
+        else "\n".join(_format_result(run))
     )
     if not as_json:
-        _follow(run, test)
+        _hint_next(run, test)
 
 
-def _follow(run: "FineTuned", test: Path | None) -> None:
+def _hint_next(run: "FinetunedRun", test: Path | None) -> None:
     """What comes next: texts that the run has not seen, where we know how they are written."""
-    kept, page = run.kept, free("report.html")
+    kept, page = run.saved_task, find_free_path("report.html")
     new = f"a table with the column '{kept.text or 'text'}'"
     if test is not None:
         hint("predict", run, "--input", test)
-        other(f"report {quoted(run)} --out {quoted(page)}")
+        hint_other(f"report {quote(run)} --out {quote(page)}")
     elif kept.pair is None and kept.kind_of in ("classification", "regression", "tagging") and not kept.members:
-        hint("predict", run, "--input", "-", piped="A text of your own.")
-        other(f"predict {quoted(run)} --input NEW.csv  ({new}, or lines of text)")
+        hint("predict", run, "--input", "-", stdin="A text of your own.")
+        hint_other(f"predict {quote(run)} --input NEW.csv  ({new}, or lines of text)")
     else:
         hint("report", run, "--out", page)
-        other(f"predict {quoted(run)} --input NEW.csv")
+        hint_other(f"predict {quote(run)} --input NEW.csv")
 
 
-def _records(scores: "Mapping[str, Any]") -> "Iterator[tuple[object, ...]]":
+def _list_records(scores: "Mapping[str, Any]") -> "Iterator[tuple[object, ...]]":
     """The run, then its baselines."""
     metric, result = scores["metric"], scores["result"]
     split = result["split"]
@@ -214,21 +226,21 @@ def _records(scores: "Mapping[str, Any]") -> "Iterator[tuple[object, ...]]":
         yield one["name"], metric, split, one["score"], None, None, one["against"]["difference"], one["against"]["p"]
 
 
-def _result(run: "FineTuned") -> "Iterator[str]":
-    from pretune.core.format import columns
-    from pretune.runs.finetune.model_card import HEADER, rows, told
+def _format_result(run: "FinetunedRun") -> "Iterator[str]":
+    from pretune.core.format import align_columns
+    from pretune.runs.finetune.model_card import HEADER, format_notes, rows
 
     yield f"{run}"
-    yield from columns([("", *HEADER), *rows(run.scores)])
-    yield from told(run.scores)
+    yield from align_columns([("", *HEADER), *rows(run.scores)])
+    yield from format_notes(run.scores)
 
 
-def _show(tuning: "Tuning", plan: "Plan", as_json: bool, device: str) -> None:
+def _show(tuning: "FinetuneConfig", plan: "SweepPlan", as_json: bool, device: str) -> None:
     """The tree, which `--config` reads, and below it what the run reads and takes, as comments of YAML."""
     from pretune.core.config import to_dict
-    from pretune.runs.finetune.estimate import forecast
+    from pretune.runs.finetune.estimate import estimate_finetune
 
-    tree, found = {**tuning.plain(), "plan": to_dict(plan)}, forecast(tuning, plan, device)
+    tree, found = {**tuning.to_dict(), "plan": to_dict(plan)}, estimate_finetune(tuning, plan, device)
     if as_json:
         log.print_json({**tree, "forecast": found})
         return
@@ -237,44 +249,59 @@ def _show(tuning: "Tuning", plan: "Plan", as_json: bool, device: str) -> None:
     log.print_result(
         yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True), end=""
     )
-    log.print_result("\n".join(f"# {line}".rstrip() for line in _foreseen(found)))
+    log.print_result("\n".join(f"# {line}".rstrip() for line in _format_forecast(found)))
 
 
-def _foreseen(found: dict[str, Any]) -> "Iterator[str]":
+def _format_forecast(forecast: dict[str, Any]) -> "Iterator[str]":
     from pretune.core.counted import join_names
-    from pretune.core.format import amount, clock, columns, dollars, energy, weight
-    from pretune.reports.facts import used_examples
+    from pretune.core.format import (
+        align_columns,
+        format_dollars,
+        format_duration,
+        format_energy,
+        format_mass,
+        format_number,
+    )
+    from pretune.reports.facts import format_examples
 
-    yield from found["notes"]
-    kind = found["kind"] if found["type"] in (None, found["kind"]) else f"{found['type']}, {found['kind']}"
-    yield f"{found['task']} ({kind}), scored by {', '.join(found['metrics'])} on {found['headline']}"
-    yield f"examples: {used_examples(found['examples'], found['pool'])}"
-    for name, labels in found["balance"].items():
-        shown = join_names([f"{label} {_number(count)}" for label, count in labels.items()])
+    yield from forecast["notes"]
+    kind = (
+        forecast["kind"] if forecast["type"] in (None, forecast["kind"]) else f"{forecast['type']}, {forecast['kind']}"
+    )
+    yield f"{forecast['task']} ({kind}), scored by {', '.join(forecast['metrics'])} on {forecast['headline']}"
+    yield f"examples: {format_examples(forecast['examples'], forecast['pool'])}"
+    for name, labels in forecast["balance"].items():
+        shown = join_names([f"{label} {_format_number(count)}" for label, count in labels.items()])
         if shown:
-            yield f"labels{f' of {name}' if len(found['balance']) > 1 else ''}: {shown}"
-    counts, most = found["counts"], " or ".join(map(str, found["max_length"]))
+            yield f"labels{f' of {name}' if len(forecast['balance']) > 1 else ''}: {shown}"
+    counts, most = forecast["counts"], " or ".join(map(str, forecast["max_length"]))
     yield (
-        f"lengths: mean {found['length']:.1f}, longest {counts['longest']} tokens; {found['cut']:.1%} of the examples "
+        f"lengths: mean {forecast['length']:.1f}, longest {counts['longest']} tokens; {forecast['cut']:.1%} of the examples "
         f"are cut at {most} ({counts['lost']:,} tokens), {counts['empty']:,} are empty"
     )
-    if found["rate"] is not None:
-        yield found["rate"]
-    share = found["trained"] / found["parameters"]
-    yield f"{found['trained']:,} of {found['parameters']:,} parameters are trained ({share:.2%})"
-    flops = f"{amount(found['flops'], billion='G')}FLOP"
-    trials = counted(found["trials"], "trials")
+    if forecast["rate"] is not None:
+        yield forecast["rate"]
+    share = forecast["trained"] / forecast["parameters"]
+    yield f"{forecast['trained']:,} of {forecast['parameters']:,} parameters are trained ({share:.2%})"
+    flops = f"{format_number(forecast['flops'], billion='G')}FLOP"
+    trials = format_count(forecast["trials"], "trials")
     yield (
-        f"{trials}, {counted(found['steps'], 'steps')}, "
-        f"{counted(found['tokens'], 'tokens')}, {flops}; with one device, estimated, without "
+        f"{trials}, {format_count(forecast['steps'], 'steps')}, "
+        f"{format_count(forecast['tokens'], 'tokens')}, {flops}; with one device, estimated, without "
         "evaluation and baselines:"
     )
     rows = [
-        (name, clock(one["seconds"]), energy(one["kwh"]), weight(one["co2e_kg"]), dollars(one["dollars"]))
-        for name, one in found["devices"].items()
+        (
+            name,
+            format_duration(one["seconds"]),
+            format_energy(one["kwh"]),
+            format_mass(one["co2e_kg"]),
+            format_dollars(one["dollars"]),
+        )
+        for name, one in forecast["devices"].items()
     ]
-    yield from columns([("device", "time", "energy", "CO2e", "price"), *rows])
+    yield from align_columns([("device", "time", "energy", "CO2e", "price"), *rows])
 
 
-def _number(value: Any) -> str:
+def _format_number(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pretune.cli._hints import hint
-from pretune.cli._models import BaseOption, Number, opened
-from pretune.cli._names import DEVICES, among
-from pretune.cli._progress import Tell, progress
-from pretune.cli._prompts import given, unescaped
+from pretune.cli._models import BaseOption, Dtype, load_model
+from pretune.cli._names import DEVICES, complete_from
+from pretune.cli._progress import ProgressReporter, show_progress
+from pretune.cli._prompts import read_prompts, unescape
 from pretune.core import log
-from pretune.core.counted import counted
+from pretune.core.counted import format_count
 from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from pretune.inference.generate import Text
+    from pretune.inference.generate import GeneratedText
 
 
 RULE = "-" * 8
 """Between two texts, which may have several lines."""
 
 
-class Early(StrEnum):
+class EarlyStoppingMode(StrEnum):
     """When a beam search ends."""
 
     ALWAYS = "always"
@@ -59,7 +59,9 @@ def generate(
     length_penalty: Annotated[
         float | None, typer.Option("--length-penalty", metavar="X", help="Of beams: above 0 favours long texts.")
     ] = None,
-    early: Annotated[Early | None, typer.Option("--early-stopping", help="Of beams: when there are enough.")] = None,
+    early: Annotated[
+        EarlyStoppingMode | None, typer.Option("--early-stopping", help="Of beams: when there are enough.")
+    ] = None,
     repetition_penalty: Annotated[
         float, typer.Option("--repetition-penalty", metavar="X", help="Above 1: tokens that are there come less.")
     ] = 1.0,
@@ -78,9 +80,11 @@ def generate(
     base: BaseOption = None,
     device: Annotated[
         str | None,
-        typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu, cuda; found by default."),
+        typer.Option(
+            "--device", metavar="NAME", autocompletion=complete_from(*DEVICES), help="cpu, cuda; found by default."
+        ),
     ] = None,
-    dtype: Annotated[Number, typer.Option("--dtype", help="Precision of the weights.")] = Number.FLOAT32,
+    dtype: Annotated[Dtype, typer.Option("--dtype", help="Precision of the weights.")] = Dtype.FLOAT32,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile a step first; for much text on a GPU.")] = False,
     stream: Annotated[
         bool | None, typer.Option("--stream/--no-stream", help="Show one text as it comes; so on a terminal.")
@@ -95,13 +99,13 @@ def generate(
     """
     if batch < 1:
         raise UsageError(f"--batch {batch} must be at least 1")
-    texts = given(prompts or [], source, "prompt")
-    from pretune.inference.generate import Told, usual, write
-    from pretune.inference.generation_config import Wishes, decoding
+    texts = read_prompts(prompts or [], source, "prompt")
+    from pretune.inference.generate import TextCallbacks, choose_max_new_tokens, generate_texts
+    from pretune.inference.generation_config import GenerationOptions, build_generation_config
 
-    found = opened(model, base=base, device=device, dtype=dtype, speaks=True)
+    found = load_model(model, base=base, device=device, dtype=dtype, needs_head=True)
     wishes: dict[str, Any] = {
-        "max_new_tokens": usual(found) if max_new_tokens is None else max_new_tokens,
+        "max_new_tokens": choose_max_new_tokens(found) if max_new_tokens is None else max_new_tokens,
         "min_new_tokens": min_new_tokens,
         "num": num,
         "temperature": temperature,
@@ -115,48 +119,50 @@ def generate(
         "repetition_penalty": repetition_penalty,
         "no_repeat_ngram": no_repeat_ngram,
     }
-    asked: Wishes = {name: value for name, value in wishes.items() if value is not None}  # type: ignore[assignment]
-    how = decoding(**asked)
+    asked: GenerationOptions = {name: value for name, value in wishes.items() if value is not None}  # type: ignore[assignment]
+    how = build_generation_config(**asked)
     one = len(texts) == num == beams == 1 and not as_json
     flows = stream if stream is not None else one and sys.stdout.isatty()
-    with nullcontext() if flows else progress("writing") as tell:
-        answers = write(
+    with nullcontext() if flows else show_progress("writing") as tell:
+        answers = generate_texts(
             found,
             texts,
             how,
-            stop=[unescaped(text) for text in stop or ()],
+            stop=[unescape(text) for text in stop or ()],
             start=start,
             truncate=truncate,
             prefix=prefix,
             batch=batch,
             compiled=compiled,
-            told=Told(pieces=_tell) if tell is None else Told(share=_telling(tell, len(texts) * num)),
+            callbacks=TextCallbacks(on_text=_print_piece)
+            if tell is None
+            else TextCallbacks(on_progress=_report_share(tell, len(texts) * num)),
         )
-    _print(texts, answers, as_json=as_json, flowed=flows)
+    _print(texts, answers, as_json=as_json, is_streamed=flows)
     empty, every = sum(not text.new for answer in answers for text in answer), len(answers) * num
     if empty:
         log.warn(
-            f"{empty:,} of {counted(every, 'texts')} without anything "
+            f"{empty:,} of {format_count(every, 'texts')} without anything "
             f"new: they ended at once, or are special tokens alone"
         )
     more = ("--num", 3) if num == beams == 1 else ("--temperature", 0)
     hint("generate", model, *(prompts or ("--input", source)), *more, silent=as_json or source == "-")
 
 
-def _telling(tell: Tell, texts: int) -> Callable[[float], None]:
-    return lambda share: tell(share, counted(texts, "texts"))
+def _report_share(reporter: ProgressReporter, texts: int) -> Callable[[float], None]:
+    return lambda share: reporter(share, format_count(texts, "texts"))
 
 
-def _tell(piece: str) -> None:
+def _print_piece(piece: str) -> None:
     log.print_result(piece, end="", flush=True)
 
 
-def _print(prompts: list[str], answers: "list[list[Text]]", *, as_json: bool, flowed: bool) -> None:
-    if flowed:
+def _print(prompts: list[str], answers: "list[list[GeneratedText]]", *, as_json: bool, is_streamed: bool) -> None:
+    if is_streamed:
         log.print_result()
     elif as_json:
         told = [
-            {"prompt": prompt, "texts": [_plain(one) for one in answer]}
+            {"prompt": prompt, "texts": [_to_dict(one) for one in answer]}
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
         log.print_json(told)
@@ -164,5 +170,5 @@ def _print(prompts: list[str], answers: "list[list[Text]]", *, as_json: bool, fl
         log.print_result(f"\n{RULE}\n".join(one.text for answer in answers for one in answer))
 
 
-def _plain(one: "Text") -> dict[str, Any]:
-    return {name: value for name, value in one._asdict().items() if value is not None}
+def _to_dict(text: "GeneratedText") -> dict[str, Any]:
+    return {name: value for name, value in text._asdict().items() if value is not None}

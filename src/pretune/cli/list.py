@@ -12,11 +12,11 @@ import typer
 from pretune.cli._csv import AsCsv, check_format, print_csv
 from pretune.cli._hints import hint
 from pretune.core import log
-from pretune.core.errors import UsageError, nearest
+from pretune.core.errors import UsageError, suggest
 
 
 def list_(
-    what: Annotated[
+    selection: Annotated[
         str | None,
         typer.Argument(
             metavar="WHAT",
@@ -34,84 +34,84 @@ def list_(
 
     Example: pretune list sizes
     """
-    if what is not None and what not in _KINDS:
-        raise UsageError(f"cannot list '{what[:60]}'{nearest(what, _KINDS)} (allowed: {', '.join(_KINDS)})")
+    if selection is not None and selection not in _KINDS:
+        raise UsageError(f"cannot list '{selection[:60]}'{suggest(selection, _KINDS)} (allowed: {', '.join(_KINDS)})")
     check_format(as_json, as_csv)
-    found = {kind: find() for kind, find in _KINDS.items() if what in (None, kind)}
+    found = {kind: find() for kind, find in _KINDS.items() if selection in (None, kind)}
     if as_json:
         log.print_json(found)
         return
     if as_csv:
-        print_csv(*_records(found))
+        print_csv(*_list_records(found))
         return
-    if what is None:
-        log.print_result("\n\n".join(_brief(kind, list(names)) for kind, names in found.items()))
+    if selection is None:
+        log.print_result("\n\n".join(_format_brief(kind, list(names)) for kind, names in found.items()))
     else:
-        log.print_result("\n".join(_lines(found[what])))
-        if what == "tasks" and not any(task["rows"] for task in found[what].values()):
-            log.say(
+        log.print_result("\n".join(_format_lines(found[selection])))
+        if selection == "tasks" and not any(task["rows"] for task in found[selection].values()):
+            log.info(
                 "no data: the folder that has the published files is named by $PRETUNE_DATA, or --data where it is read"
             )
-    hint(*(("list", "families") if what is None else _AFTER[what](list(found[what]))))
+    hint(*(("list", "families") if selection is None else _NEXT_COMMANDS[selection](list(found[selection]))))
 
 
-def families() -> dict[str, str]:
+def list_families() -> dict[str, str]:
     """Every family with the first line of its docstring; torch is not imported."""
     from pretune.models.families import FAMILIES
 
     return {name: FAMILIES.describe(name) for name in FAMILIES}
 
 
-def sizes() -> dict[str, int]:
+def list_sizes() -> dict[str, int]:
     """Every published size with its exact number of parameters."""
     from pretune.models.families import FAMILIES
 
     return {f"{name}-{size}": made.params for name in FAMILIES for size, made in FAMILIES.get(name).sizes.items()}
 
 
-def objectives() -> dict[str, dict[str, Any]]:
+def list_objectives() -> dict[str, dict[str, Any]]:
     """Every objective with the shapes of models it trains and the first line of its docstring; without torch."""
     from pretune.objectives import OBJECTIVES
 
     return {
-        name: {"shapes": _shapes(OBJECTIVES.table[name]), "about": OBJECTIVES.describe(name).removesuffix(".")}
+        name: {"shapes": _read_shapes(OBJECTIVES.table[name]), "about": OBJECTIVES.describe(name).removesuffix(".")}
         for name in OBJECTIVES
     }
 
 
-def methods() -> dict[str, str]:
+def list_methods() -> dict[str, str]:
     """Every method of fine-tuning with the first line of its docstring, and names for settings; without torch."""
-    from pretune.adaptation import METHODS, MORE
+    from pretune.adaptation import METHOD_PRESETS, METHODS
 
-    return {**{name: METHODS.describe(name).removesuffix(".") for name in METHODS}, **MORE}
+    return {**{name: METHODS.describe(name).removesuffix(".") for name in METHODS}, **METHOD_PRESETS}
 
 
-def metrics() -> dict[str, str]:
+def list_metrics() -> dict[str, str]:
     """Every metric with the first line of its docstring; without numpy."""
     from pretune.metrics import METRICS
 
     return {name: METRICS.describe(name).removesuffix(".") for name in METRICS}
 
 
-def tasks() -> dict[str, dict[str, Any]]:
+def list_tasks() -> dict[str, dict[str, Any]]:
     """Every task with its kind, its official metric, and the rows of the splits that are in $PRETUNE_DATA."""
     from pretune.tasks import TASKS
 
     found: dict[str, dict[str, Any]] = {}
     for name in TASKS:
         task = TASKS.get(name)
-        there = task.available()
+        there = task.find_available()
         found[name] = {
             "kind": task.kind,
             "metric": task.metrics[0],
             "rows": {split: part.file.rows for split, part in there.items()},
-            "partial": [split for split, part in there.items() if part.file.partial],
+            "partial": [split for split, part in there.items() if part.file.is_partial],
             "about": TASKS.describe(name),
         }
     return found
 
 
-def tokenizers() -> dict[str, str]:
+def list_tokenizers() -> dict[str, str]:
     """Every kind of tokenizer."""
     from pretune.text.styles import KINDS
 
@@ -119,16 +119,16 @@ def tokenizers() -> dict[str, str]:
 
 
 _KINDS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
-    "families": families,
-    "sizes": sizes,
-    "objectives": objectives,
-    "methods": methods,
-    "metrics": metrics,
-    "tasks": tasks,
-    "tokenizers": tokenizers,
+    "families": list_families,
+    "sizes": list_sizes,
+    "objectives": list_objectives,
+    "methods": list_methods,
+    "metrics": list_metrics,
+    "tasks": list_tasks,
+    "tokenizers": list_tokenizers,
 }
 
-_AFTER: Mapping[str, Callable[[list[str]], tuple[str, ...]]] = {
+_NEXT_COMMANDS: Mapping[str, Callable[[list[str]], tuple[str, ...]]] = {
     "families": lambda names: ("show", names[0]),
     "sizes": lambda names: ("show", names[0]),
     "objectives": lambda names: ("show-batch", names[0]),
@@ -140,7 +140,7 @@ _AFTER: Mapping[str, Callable[[list[str]], tuple[str, ...]]] = {
 """What to type when one has seen a list."""
 
 
-def _shapes(target: str) -> list[str]:
+def _read_shapes(target: str) -> list[str]:
     """The shapes as they stand in a class's source; none where they depend on what it is made of."""
     module, _, attribute = target.partition(":")
     found = importlib.util.find_spec(module)
@@ -152,43 +152,47 @@ def _shapes(target: str) -> list[str]:
     return []
 
 
-def _lines(found: Mapping[str, Any]) -> list[str]:
-    if all(isinstance(value, Mapping) and "metric" in value for value in found.values()):
-        return _columns([(name, value["kind"], value["metric"], _rows(**value)) for name, value in found.items()])
-    if all(isinstance(value, Mapping) for value in found.values()):  # shapes in a column of their own
-        shapes = {name: ", ".join(value["shapes"]) or "those of its parts" for name, value in found.items()}
+def _format_lines(entries: Mapping[str, Any]) -> list[str]:
+    if all(isinstance(value, Mapping) and "metric" in value for value in entries.values()):
+        return _align_columns(
+            [(name, value["kind"], value["metric"], _format_rows(**value)) for name, value in entries.items()]
+        )
+    if all(isinstance(value, Mapping) for value in entries.values()):  # shapes in a column of their own
+        shapes = {name: ", ".join(value["shapes"]) or "those of its parts" for name, value in entries.items()}
         column = max(map(len, shapes.values()))
-        found = {name: f"{shapes[name]:<{column}}  {value['about']}" for name, value in found.items()}
-    texts = {name: f"{value:,}" if isinstance(value, int) else value for name, value in found.items()}
+        entries = {name: f"{shapes[name]:<{column}}  {value['about']}" for name, value in entries.items()}
+    texts = {name: f"{value:,}" if isinstance(value, int) else value for name, value in entries.items()}
     width = max(map(len, texts))
-    if all(isinstance(value, int) for value in found.values()):  # numbers are aligned by their units
+    if all(isinstance(value, int) for value in entries.values()):  # numbers are aligned by their units
         longest = max(map(len, texts.values()))
         texts = {name: f"{text:>{longest}}" for name, text in texts.items()}
     return [f"{name:<{width}}  {text}" for name, text in texts.items()]
 
 
-def _records(found: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:
+def _list_records(lists: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:
     """The header and the records of a list; of several lists their kinds and names."""
-    if len(found) > 1:
-        return ["kind", "name"], [[kind, name] for kind, names in found.items() for name in names]
-    ((kind, entries),) = found.items()
-    plain = {name: value if isinstance(value, Mapping) else {_VALUE.get(kind, "about"): value}
+    if len(lists) > 1:
+        return ["kind", "name"], [[kind, name] for kind, names in lists.items() for name in names]
+    ((kind, entries),) = lists.items()
+    plain = {name: value if isinstance(value, Mapping) else {_VALUE_COLUMNS.get(kind, "about"): value}
              for name, value in entries.items()}  # fmt: skip
     columns = list(dict.fromkeys(column for value in plain.values() for column in value))
-    return ["name", *columns], [[name, *(_cell(value.get(one)) for one in columns)] for name, value in plain.items()]
+    return ["name", *columns], [
+        [name, *(_format_cell(value.get(one)) for one in columns)] for name, value in plain.items()
+    ]
 
 
-_VALUE = {"sizes": "parameters"}
+_VALUE_COLUMNS = {"sizes": "parameters"}
 
 
-def _cell(value: object) -> object:
+def _format_cell(value: object) -> object:
     """A value of a list as one field."""
     if isinstance(value, Mapping):
         return "; ".join(name if count is None else f"{name} {count}" for name, count in value.items())
     return "; ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
-def _rows(rows: Mapping[str, int | None], partial: list[str], **_: Any) -> str:
+def _format_rows(rows: Mapping[str, int | None], partial: list[str], **_: Any) -> str:
     """The splits that are there, with their rows where these are known, and which are only parts."""
     texts = [
         split + ("" if count is None else f" {count:,}") + (" (part)" if split in partial else "")
@@ -197,13 +201,13 @@ def _rows(rows: Mapping[str, int | None], partial: list[str], **_: Any) -> str:
     return ", ".join(texts) or "no data"
 
 
-def _columns(rows: list[tuple[str, ...]]) -> list[str]:
+def _align_columns(rows: list[tuple[str, ...]]) -> list[str]:
     """Rows in columns that are as wide as what they hold, the last as it is."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
     return ["  ".join([*(f"{c:<{w}}" for c, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]
 
 
-def _brief(kind: str, names: list[str]) -> str:
+def _format_brief(kind: str, names: list[str]) -> str:
     """A heading with the names below it."""
     text = textwrap.fill(", ".join(names), 80, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
     return f"{len(names)} {kind} (pretune list {kind})\n{text}"

@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pretune.cli._csv import AsCsv, check_format, print_csv
-from pretune.cli._errors import one_line
+from pretune.cli._errors import to_one_line
 from pretune.cli._hints import hint
-from pretune.cli._inputs import read
-from pretune.cli._models import BaseOption, opened
-from pretune.cli._names import DEVICES, among
+from pretune.cli._inputs import read_texts
+from pretune.cli._models import BaseOption, load_model
+from pretune.cli._names import DEVICES, complete_from
 from pretune.core import log
-from pretune.core.counted import counted
-from pretune.core.errors import DataError, UsageError, nearest
+from pretune.core.counted import format_count
+from pretune.core.errors import DataError, UsageError, suggest
 
 if TYPE_CHECKING:
     from pretune.analysis.neighbors import Neighbors, Occurrence
 
-AROUND = 60
+CONTEXT_CHARACTERS = 60
 """Characters shown on each side of an occurrence."""
 MAX_COMPARED = 100_000
 """Words among which one that is spelled alike is looked for."""
@@ -36,11 +36,13 @@ def neighbors(
     ] = None,
     k: Annotated[int, typer.Option("-k", "--hits", metavar="N", help="How many neighbours.")] = 10,
     layer: Annotated[int | None, typer.Option("--layer", metavar="N", help="0 to depth; -1, the last, else.")] = None,
-    same: Annotated[bool, typer.Option("--same", help="Only occurrences of the word itself.")] = False,
+    same_word: Annotated[bool, typer.Option("--same", help="Only occurrences of the word itself.")] = False,
     base: BaseOption = None,
     device: Annotated[
         str | None,
-        typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu, cuda; found by default."),
+        typer.Option(
+            "--device", metavar="NAME", autocompletion=complete_from(*DEVICES), help="cpu, cuda; found by default."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_csv: AsCsv = False,
@@ -53,7 +55,7 @@ def neighbors(
     from pretune.inference.word_vectors import is_word_vectors
 
     if is_word_vectors(model):
-        unread = {"--in": sentence, "--corpus": corpus, "--layer": layer, "--same": same or None}
+        unread = {"--in": sentence, "--corpus": corpus, "--layer": layer, "--same": same_word or None}
         given = [name for name, value in unread.items() if value is not None]
         if given:
             raise UsageError(f"{given[0]} is for models: word vectors know no context; leave it out")
@@ -62,14 +64,18 @@ def neighbors(
     if sentence is None or corpus is None:
         missing = "--in" if sentence is None else "--corpus"
         raise UsageError(f"missing option '{missing}': a model needs a sentence (--in) and texts to look in (--corpus)")
-    texts = read(corpus)
+    texts = read_texts(corpus)
     from pretune.analysis.neighbors import neighbors as work
 
-    found = work(opened(model, base=base, device=device), word, sentence, texts.texts, k=k, layer=layer, same=same)
-    if found.cut:
-        log.warn(f"{counted(found.cut, 'lines')} longer than the model reads; only the beginning was looked at")
+    found = work(
+        load_model(model, base=base, device=device), word, sentence, texts.texts, k=k, layer=layer, same_word=same_word
+    )
+    if found.truncated_lines:
+        log.warn(
+            f"{format_count(found.truncated_lines, 'lines')} longer than the model reads; only the beginning was looked at"
+        )
     if as_json:
-        log.print_json(_plain(found))
+        log.print_json(_to_dict(found))
     elif as_csv:
         context = [
             ("context", rank, one.score, one.word, one.line, one.text) for rank, one in enumerate(found.context, 1)
@@ -79,21 +85,23 @@ def neighbors(
     else:
         _print(found)
     again = ("neighbors", model, word, "--in", sentence, "--corpus", corpus)
-    hint(*again, *(("--same",) if layer == 0 or same else ("--layer", 0)), silent=as_json or as_csv or corpus == "-")
+    hint(
+        *again, *(("--same",) if layer == 0 or same_word else ("--layer", 0)), silent=as_json or as_csv or corpus == "-"
+    )
 
 
 def _print_static(path: str, word: str, k: int, as_json: bool, as_csv: bool) -> None:
     """Print the words nearest to a word in a file of word vectors."""
-    from pretune.inference.word_vectors import Vectors
+    from pretune.inference.word_vectors import WordVectors
 
     if k < 1:
         raise UsageError(f"-k {k} must be at least 1")
-    vectors = Vectors.load(path)
+    vectors = WordVectors.load(path)
     name = word if word in vectors else word.lower()
     if name not in vectors:
-        spelling = nearest(name, vectors.words) if len(vectors) <= MAX_COMPARED else ""
+        spelling = suggest(name, vectors.words) if len(vectors) <= MAX_COMPARED else ""
         raise DataError(f"{path}: has no vector of '{word[:60]}'{spelling}; it has {len(vectors):,} words")
-    found = vectors.nearest(name, k)
+    found = vectors.find_nearest(name, k)
     if as_json:
         static = [{"word": each, "score": score} for each, score in found]
         log.print_json({"word": name, "words": len(vectors), "static": static})
@@ -102,31 +110,36 @@ def _print_static(path: str, word: str, k: int, as_json: bool, as_csv: bool) -> 
         print_csv(("kind", "rank", "score", "word"), [("static", i, s, each) for i, (each, s) in enumerate(found, 1)])
         return
     for each, score in found:
-        log.print_result(f"  {score:.4f}  {one_line(each)}")
+        log.print_result(f"  {score:.4f}  {to_one_line(each)}")
     if found:
         hint("neighbors", path, found[0][0])
 
 
-def _print(found: "Neighbors") -> None:
-    log.print_result(f"in context (pieces {' '.join(found.pieces)}; {counted(found.words, 'words')} looked at)")
-    for one in found.context:
-        log.print_result(f"  {one.score:.4f}  {one.line:>6}  {_shown(one)}")
+def _print(result: "Neighbors") -> None:
+    log.print_result(
+        f"in context (pieces {' '.join(result.pieces)}; {format_count(result.word_count, 'words')} looked at)"
+    )
+    for one in result.context:
+        log.print_result(f"  {one.score:.4f}  {one.line:>6}  {_format_occurrence(one)}")
     log.print_result("without context")
-    log.print_result("  " + "  ".join(f"{one.word} {one.score:.3f}" for one in found.static))
+    log.print_result("  " + "  ".join(f"{one.word} {one.score:.3f}" for one in result.static))
 
 
-def _shown(one: "Occurrence") -> str:
+def _format_occurrence(occurrence: "Occurrence") -> str:
     """The word in brackets, with what stands around it."""
-    end = one.start + len(one.word)
-    left, right = one.text[max(0, one.start - AROUND) : one.start], one.text[end : end + AROUND]
-    return " ".join(f"{left}[{one.word}]{right}".split())
+    end = occurrence.start + len(occurrence.word)
+    left, right = (
+        occurrence.text[max(0, occurrence.start - CONTEXT_CHARACTERS) : occurrence.start],
+        occurrence.text[end : end + CONTEXT_CHARACTERS],
+    )
+    return " ".join(f"{left}[{occurrence.word}]{right}".split())
 
 
-def _plain(found: "Neighbors") -> dict[str, object]:
+def _to_dict(result: "Neighbors") -> dict[str, object]:
     return {
-        "pieces": found.pieces,
-        "words": found.words,
-        "cut": found.cut,
-        "context": [one._asdict() for one in found.context],
-        "static": [one._asdict() for one in found.static],
+        "pieces": result.pieces,
+        "words": result.word_count,
+        "cut": result.truncated_lines,
+        "context": [one._asdict() for one in result.context],
+        "static": [one._asdict() for one in result.static],
     }

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pretune.cli._hints import free, hint, quoted
+from pretune.cli._hints import find_free_path, hint, quote
 from pretune.cli._models import BaseOption
-from pretune.cli._names import DEVICES, among
-from pretune.cli._signals import ending_well
+from pretune.cli._names import DEVICES, complete_from
+from pretune.cli._signals import shut_down_cleanly
 from pretune.core import log
-from pretune.core.counted import counted
+from pretune.core.counted import format_count
 from pretune.core.errors import DataError, UsageError, explain_missing
 
 if TYPE_CHECKING:
-    from pretune.runs.finetune.finetuned_run import FineTuned
-    from pretune.runs.finetune.saved_task import Kept
+    from pretune.runs.finetune.finetuned_run import FinetunedRun
+    from pretune.runs.finetune.saved_task import SavedTask
     from pretune.tasks.example import Example
 
 CHUNK = 512
@@ -43,7 +43,9 @@ def predict(
     base: BaseOption = None,
     device: Annotated[
         str | None,
-        typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu or cuda; found by default."),
+        typer.Option(
+            "--device", metavar="NAME", autocompletion=complete_from(*DEVICES), help="cpu or cuda; found by default."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, which is what it does anyway.")] = False,
 ) -> None:
@@ -59,92 +61,94 @@ def predict(
         raise UsageError(f"--batch {batch} must be at least 1")
     if not inputs:
         raise UsageError("--input is empty; give a file, or - for standard input")
-    with ending_well():
+    with shut_down_cleanly():
         from dataclasses import replace
 
-        from pretune.runs.finetune.finetuned_run import FineTuned
-        from pretune.runs.finetune.inputs import example_of
+        from pretune.runs.finetune.finetuned_run import FinetunedRun
+        from pretune.runs.finetune.inputs import build_example
 
-        fine = FineTuned.open(run, device=device, base=base)
-        fine = fine if task is None else fine.on(task)
-        kept = replace(fine.kept, text=text or fine.kept.text, pair=pair or fine.kept.pair)
+        fine = FinetunedRun.open(run, device=device, base=base)
+        fine = fine if task is None else fine.select_task(task)
+        kept = replace(fine.saved_task, text=text or fine.saved_task.text, pair=pair or fine.saved_task.pair)
         given = (
-            example_of(one, kept, where)
+            build_example(one, kept, where)
             for where, one in _read(inputs, kept, [column for column in (text, pair) if column])
         )
         total = cut = empty = 0
         for some in iter(lambda: list(itertools.islice(given, batch)), []):
-            counts = _say(fine, some, total)
+            counts = _print_predictions(fine, some, total)
             total, cut, empty = total + len(some), cut + counts[0], empty + counts[1]
     if not total:
         raise DataError(f"{inputs}: no inputs; give at least one")
     if cut:
-        log.warn(f"{cut:,} of {counted(total, 'inputs')} cut: longer than {kept.max_length} tokens")
+        log.warn(f"{cut:,} of {format_count(total, 'inputs')} cut: longer than {kept.max_length} tokens")
     if empty:
-        log.warn(f"{empty:,} of {counted(total, 'inputs')} without text that the tokenizer knows")
-    hint("report", run, "--out", free("report.html"), silent=as_json)
+        log.warn(f"{empty:,} of {format_count(total, 'inputs')} without text that the tokenizer knows")
+    hint("report", run, "--out", find_free_path("report.html"), silent=as_json)
 
 
-def _say(fine: "FineTuned", examples: list["Example"], first: int) -> tuple[int, int]:
+def _print_predictions(run: "FinetunedRun", examples: list["Example"], first: int) -> tuple[int, int]:
     """Print what is said of some examples; how many were cut, and how many empty."""
-    ready = fine.ready()
-    counts = ready.counts(examples)
+    ready = run.load_predictor()
+    counts = ready.count_truncated(examples)
     for number, (example, said) in enumerate(zip(examples, ready.predict(examples), strict=True), start=first):
         log.print_result(
-            json.dumps({"id": example.id or str(number), **said.shown(ready.task)}, ensure_ascii=False, allow_nan=False)
+            json.dumps(
+                {"id": example.id or str(number), **said.to_dict(ready.task)}, ensure_ascii=False, allow_nan=False
+            )
         )
     sys.stdout.flush()
     return counts.cut, counts.empty
 
 
-def _read(inputs: str, kept: "Kept", asked: list[str]) -> Iterator[tuple[str, Any]]:
+def _read(inputs: str, task: "SavedTask", columns: list[str]) -> Iterator[tuple[str, Any]]:
     """Where each input stands, and itself; columns that were asked for have to be there."""
     path = Path(inputs)
     if inputs != "-" and not path.is_file():
-        one = f"; a text itself is piped in: echo {quoted(inputs)} | pretune predict RUN --input -"
+        one = f"; a text itself is piped in: echo {quote(inputs)} | pretune predict RUN --input -"
         raise DataError(f"{inputs}: {explain_missing(inputs, remedy=one if ' ' in inputs else '')}")
     suffixes = {suffix.lower() for suffix in path.suffixes}
     if inputs == "-" or not suffixes & {".csv", ".tsv", ".jsonl", ".json", ".conll", ".conllu", ".ndjson"}:
-        yield from _lines(inputs)
+        yield from _read_lines(inputs)
         return
     from pretune.tasks.table_reader import open_table
 
-    named = [column for column in (kept.text, kept.pair) if column]
-    table = open_table(path, named, alone=True)
+    named = [column for column in (task.text, task.pair) if column]
+    table = open_table(path, named, allow_single_column=True)
     if table.form == "conll":
-        yield from _sentences(path, ".conllu" in suffixes)
+        yield from _read_sentences(path, ".conllu" in suffixes)
         return
-    for column in asked if table.form != "jsonl" else ():
-        table.check(column)
-    for row in table.rows():
-        yield row.where, {name: value for name, value in row.values.items() if value is not None}
+    for column in columns if table.form != "jsonl" else ():
+        table.check_column(column)
+    for row in table.read_rows():
+        yield row.location, {name: value for name, value in row.values.items() if value is not None}
 
 
-def _sentences(path: Path, universal: bool) -> Iterator[tuple[str, Any]]:
-    from pretune.tasks.conll import Columns
-    from pretune.tasks.conllu import Conllu
+def _read_sentences(path: Path, universal: bool) -> Iterator[tuple[str, Any]]:
+    from pretune.tasks.conll import ConllReader
+    from pretune.tasks.conllu import ConlluReader
 
-    form: Any = Conllu if universal else Columns
+    form: Any = ConlluReader if universal else ConllReader
     for number, example in enumerate(form(tag=3 if universal else -1, labels=())(path)):
         yield f"{path}: sentence {number}", {"words": list(example.words), "text": example.text}
 
 
-def _lines(inputs: str) -> Iterator[tuple[str, Any]]:
+def _read_lines(inputs: str) -> Iterator[tuple[str, Any]]:
     """Lines of text or JSON; a mistake is told with the number of its line."""
     if inputs != "-":
-        from pretune.tasks.table_rows import lines
+        from pretune.tasks.table_rows import read_lines
 
-        yield from ((f"{inputs}:{number}", _parsed(line)) for number, line in lines(Path(inputs)))
+        yield from ((f"{inputs}:{number}", _parse(line)) for number, line in read_lines(Path(inputs)))
         return
     for number, raw in enumerate(sys.stdin.buffer, start=1):
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as fault:
             raise DataError(f"standard input:{number}: byte {fault.start} is not UTF-8; convert it first") from None
-        yield f"standard input:{number}", _parsed(line)
+        yield f"standard input:{number}", _parse(line)
 
 
-def _parsed(line: str) -> Any:
+def _parse(line: str) -> Any:
     if line[:1] in '{["':
         try:
             found = json.loads(line)

@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pretune.cli._hints import free, hint, learning, other, quoted
-from pretune.cli._names import cleaners, splitters
-from pretune.cli._progress import progress
-from pretune.cli._signals import ending_well
-from pretune.cli.tokenizer import By
+from pretune.cli._hints import find_free_path, hint, hint_other, quote, suggest_pretraining
+from pretune.cli._names import complete_cleaners, complete_splitters
+from pretune.cli._progress import show_progress
+from pretune.cli._signals import shut_down_cleanly
+from pretune.cli.tokenizer import DocumentUnit
 from pretune.core import log
-from pretune.core.counted import counted
+from pretune.core.counted import format_count
 from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from pretune.data.prepare import Data
+    from pretune.data.prepare import PreparedData
 
 _HOLDOUT = "1%"
-FEW = 5_000
+MIN_VALID_TOKENS = 5_000
 """Held-out tokens of which fewer make a loss that says little."""
 
 
-class Faults(StrEnum):
+class DecodingErrors(StrEnum):
     """What to do about bytes that are no text."""
 
     STRICT = "strict"
@@ -49,19 +49,21 @@ def prepare(
     holdout: Annotated[
         str, typer.Option("--holdout", metavar="SHARE", help="Else: the share of documents to hold out.")
     ] = _HOLDOUT,
-    by: Annotated[By, typer.Option("--by", help="What makes a document.")] = By.AUTO,
+    by: Annotated[DocumentUnit, typer.Option("--by", help="What makes a document.")] = DocumentUnit.AUTO,
     field: Annotated[str | None, typer.Option("--field", metavar="NAME", help="Where a table has its text.")] = None,
-    errors: Annotated[Faults, typer.Option("--errors", help="Bytes that are no text: stop or U+FFFD.")] = Faults.STRICT,
+    errors: Annotated[
+        DecodingErrors, typer.Option("--errors", help="Bytes that are no text: stop or U+FFFD.")
+    ] = DecodingErrors.STRICT,
     clean: Annotated[
         str,
         typer.Option(
             "--clean",
             metavar="NAME,...",
-            autocompletion=cleaners,
+            autocompletion=complete_cleaners,
             help="Cleaners or presets: plain, web, short_pages=50, …",
         ),
     ] = "",
-    near: Annotated[
+    max_similarity: Annotated[
         float | None, typer.Option("--near", metavar="SHARE", help="Drop texts this similar to an earlier one: 0.8.")
     ] = None,
     tasks: Annotated[
@@ -69,7 +71,8 @@ def prepare(
     ] = None,
     lang: Annotated[str, typer.Option("--lang", metavar="CODE", help="The language, for sentences.")] = "auto",
     sentences: Annotated[
-        str, typer.Option("--sentences", metavar="NAME", autocompletion=splitters, help="The sentence splitter.")
+        str,
+        typer.Option("--sentences", metavar="NAME", autocompletion=complete_splitters, help="The sentence splitter."),
     ] = "rules",
     licence: Annotated[
         list[str] | None,
@@ -97,7 +100,7 @@ def prepare(
     from pretune.runs.prepare import prepare as work
 
     begun = time.monotonic()
-    with ending_well():
+    with shut_down_cleanly():
         if merge:
             if tokenizer or valid or shard:
                 raise UsageError("--merge takes slices and --out; tokenizer and settings are those of the slices")
@@ -105,7 +108,7 @@ def prepare(
         else:
             if tokenizer is None:
                 raise UsageError("missing option '--tokenizer'; train one with `pretune tokenizer`")
-            with progress("preparing") as tell:
+            with show_progress("preparing") as tell:
 
                 def told(share: float, characters: int, tokens: int) -> None:
                     rate = characters / 1e6 / max(time.monotonic() - begun, 1e-9)
@@ -122,7 +125,7 @@ def prepare(
                     field=field,
                     errors=errors,
                     clean=[name for name in clean.split(",") if name],
-                    near=near,
+                    near=max_similarity,
                     lang=lang,
                     sentences=sentences,
                     licence=licence or (),
@@ -134,38 +137,40 @@ def prepare(
     _show(data, as_json)
 
 
-def _show(data: "Data", as_json: bool) -> None:
+def _show(data: "PreparedData", as_json: bool) -> None:
     if as_json:
-        log.print_json(data.facts())
+        log.print_json(data.to_dict())
         return
-    if data.made and data.slice is None:
+    if data.is_new and data.slice is None:
         card = data.card
         left = {**card["skipped"], **{name: one["dropped"] for name, one in card["filters"].items()}, **card["dropped"]}
         told = [f"{name.replace('_', ' ')} {count:,}" for name, count in left.items() if count]
         if told:
-            log.say(f"left out: {', '.join(told)} (see {data.path / 'card.md'})")
-    log.print_result(f"{data}: {'' if data.made else 'up to date, '}{_summary(data)}")
+            log.info(f"left out: {', '.join(told)} (see {data.path / 'card.md'})")
+    log.print_result(f"{data}: {'' if data.is_new else 'up to date, '}{_summarise(data)}")
     held = data.index.splits.get("valid")
-    if data.made and held is not None and held.tokens < FEW and not data.card["lacking"]:
+    if data.is_new and held is not None and held.tokens < MIN_VALID_TOKENS and not data.card["lacking"]:
         log.warn(
             f"{held.tokens:,} held-out tokens are few to judge a model by; take more by --holdout SHARE or --valid FILE"
         )
     if data.slice is None:
-        from pretune.data.prepare.run import SHORT
+        from pretune.data.prepare.run import MIN_TRAIN_TOKENS
 
         train = data.index.splits["train"]
-        if train.tokens < SHORT:
-            tokenizer = quoted(data.path / "tokenizer")
-            other(f"prepare TEXTS/ --tokenizer {tokenizer} --out {quoted(free(data.path))}  (with more text in TEXTS/)")
+        if train.tokens < MIN_TRAIN_TOKENS:
+            tokenizer = quote(data.path / "tokenizer")
+            hint_other(
+                f"prepare TEXTS/ --tokenizer {tokenizer} --out {quote(find_free_path(data.path))}  (with more text in TEXTS/)"
+            )
         else:
-            hint(*learning(data.path, train))
+            hint(*suggest_pretraining(data.path, train))
 
 
-def _summary(data: "Data") -> str:
+def _summarise(data: "PreparedData") -> str:
     if data.slice is not None:
         return f"slice {data.slice}; join all with `pretune prepare --merge`"
     return "; ".join(
-        f"{name} {counted(split.tokens, 'tokens')} in {counted(split.documents, 'documents')} "
+        f"{name} {format_count(split.tokens, 'tokens')} in {format_count(split.documents, 'documents')} "
         f"({split.bytes / 1e6:,.1f} MB"
         f"{f', {split.pairs:,} of two sides' if split.pairs else ''})"
         for name, split in data.index.splits.items()

@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pretune.cli._hints import free, hint, other, quoted, saying
-from pretune.cli._names import DEVICES, among, families, objectives
-from pretune.cli._names import settings as paths
-from pretune.cli._signals import ending_well
+from pretune.cli._hints import find_free_path, hint, hint_other, quote, suggest_use
+from pretune.cli._names import DEVICES, complete_families, complete_from, complete_objectives
+from pretune.cli._names import complete_settings as paths
+from pretune.cli._signals import shut_down_cleanly
 from pretune.core import log
-from pretune.core.counted import counted
+from pretune.core.counted import format_count
 from pretune.core.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pretune.runs.config import Settings
+    from pretune.runs.config import PretrainConfig
 
 
 def pretrain(
     name: Annotated[
-        str | None, typer.Argument(metavar="FAMILY[-SIZE]", autocompletion=families, help="What to train.")
+        str | None, typer.Argument(metavar="FAMILY[-SIZE]", autocompletion=complete_families, help="What to train.")
     ] = None,
     data: Annotated[Path | None, typer.Option("--data", metavar="DATA", help="What `pretune prepare` wrote.")] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="Where the run goes.")] = None,
@@ -32,7 +32,7 @@ def pretrain(
         typer.Option(
             "--objective",
             metavar="NAME",
-            autocompletion=objectives,
+            autocompletion=complete_objectives,
             help="What it learns; by default what its paper did.",
         ),
     ] = None,
@@ -62,7 +62,9 @@ def pretrain(
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu or cuda; found by default."),
+        typer.Option(
+            "--device", metavar="NAME", autocompletion=complete_from(*DEVICES), help="cpu or cuda; found by default."
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the settings and the cost; touch nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -74,18 +76,18 @@ def pretrain(
     Example: pretune pretrain bert-mini --data data/books --objective masked --budget 10m --out runs/books
     """
     begun = time.monotonic()  # a budget is that of the whole command
-    from pretune.cli.show import count
+    from pretune.cli.show import parse_count
     from pretune.core.config import parse_assignments
 
-    with ending_well():  # importing takes a while
-        from pretune.models.hf.checkpoint import inspect
-        from pretune.runs.build_config import choose, device_of
+    with shut_down_cleanly():  # importing takes a while
+        from pretune.models.hf.checkpoint import inspect_checkpoint
+        from pretune.runs.build_config import build_pretrain_config, resolve_device
         from pretune.runs.pretrain import pretrain as work
     if out is None and not dry_run:
         raise UsageError("missing option '--out': where the run goes")
     lengths: dict[str, Any] = {
         "steps": steps,
-        "tokens": None if tokens is None else count(tokens, "--tokens"),
+        "tokens": None if tokens is None else parse_count(tokens, "--tokens"),
         "epochs": epochs,
         "budget": budget,
     }
@@ -99,11 +101,11 @@ def pretrain(
         **lengths,
     }
     if dry_run:
-        here = device_of(device)  # which the run would refuse too
-        _show(choose(name, **wishes), as_json, here)
+        here = resolve_device(device)  # which the run would refuse too
+        _show(build_pretrain_config(name, **wishes), as_json, here)
         return
     assert out is not None
-    run = work(name, out=out, resume=resume, begun=begun, **wishes)
+    run = work(name, out=out, resume=resume, started_at=begun, **wishes)
     if os.environ.get("RANK", "0") != "0":  # the first of several processes tells it
         return
     if as_json:
@@ -111,18 +113,20 @@ def pretrain(
     else:
         held = "" if run.loss is None else f", held-out loss {run.loss:.4f}"
         log.print_result(
-            f"{run}: {counted(run.summary['steps'], 'steps')}, {counted(run.summary['tokens'], 'tokens')}{held}"
+            f"{run}: {format_count(run.summary['steps'], 'steps')}, {format_count(run.summary['tokens'], 'tokens')}{held}"
         )
-    hint(*saying(run, inspect(run.path)[0]), silent=as_json)
-    tuned = quoted(free(f"{run}-tuned"))
-    other(f"finetune {quoted(run)} --train TABLE.csv --out {tuned}  (a table with texts and labels)", silent=as_json)
+    hint(*suggest_use(run, inspect_checkpoint(run.path)[0]), silent=as_json)
+    tuned = quote(find_free_path(f"{run}-tuned"))
+    hint_other(
+        f"finetune {quote(run)} --train TABLE.csv --out {tuned}  (a table with texts and labels)", silent=as_json
+    )
 
 
-def _show(settings: "Settings", as_json: bool, device: str) -> None:
+def _show(settings: "PretrainConfig", as_json: bool, device: str) -> None:
     """The tree, which `--config` reads, and below it what the run takes, as comments of YAML or as a part of JSON."""
-    from pretune.runs.estimate import forecast
+    from pretune.runs.estimate import estimate_pretrain
 
-    tree, cost = settings.plain(), forecast(settings, device)
+    tree, cost = settings.to_dict(), estimate_pretrain(settings, device)
     if as_json:
         log.print_json({**tree, "cost": cost})
         return
@@ -131,30 +135,37 @@ def _show(settings: "Settings", as_json: bool, device: str) -> None:
     log.print_result(
         yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True), end=""
     )
-    log.print_result("\n".join(f"# {line}".rstrip() for line in _costs(cost, settings.train.budget)))
+    log.print_result("\n".join(f"# {line}".rstrip() for line in _format_costs(cost, settings.train.budget)))
 
 
-def _costs(cost: dict[str, Any], budget: float | None) -> "Iterator[str]":
-    from pretune.core.format import amount, clock, columns, dollars, energy, weight
+def _format_costs(cost: dict[str, Any], budget: float | None) -> "Iterator[str]":
+    from pretune.core.format import (
+        align_columns,
+        format_dollars,
+        format_duration,
+        format_energy,
+        format_mass,
+        format_number,
+    )
 
     yield cost["rate"]
-    yield f"{cost['parameters']:,} parameters, {amount(cost['flops_per_token'], billion='G')}FLOP a token"
+    yield f"{cost['parameters']:,} parameters, {format_number(cost['flops_per_token'], billion='G')}FLOP a token"
     if budget is None:
         yield (
-            f"{counted(cost['steps'], 'steps')}, {counted(cost['tokens'], 'tokens')}, "
-            f"{amount(cost['flops'], billion='G')}FLOP; with one "
+            f"{format_count(cost['steps'], 'steps')}, {format_count(cost['tokens'], 'tokens')}, "
+            f"{format_number(cost['flops'], billion='G')}FLOP; with one "
             "device, estimated:"
         )
     else:
-        yield f"so far one device comes in {clock(budget)}, estimated:"
+        yield f"so far one device comes in {format_duration(budget)}, estimated:"
     rows = [
         (
             name,
-            clock(found["seconds"]) if budget is None else f"{amount(found['tokens'])} tokens",
-            energy(found["kwh"]),
-            weight(found["co2e_kg"]),
-            dollars(found["dollars"]),
+            format_duration(found["seconds"]) if budget is None else f"{format_number(found['tokens'])} tokens",
+            format_energy(found["kwh"]),
+            format_mass(found["co2e_kg"]),
+            format_dollars(found["dollars"]),
         )
         for name, found in cost["devices"].items()
     ]
-    yield from columns([("device", "time" if budget is None else "reads", "energy", "CO2e", "price"), *rows])
+    yield from align_columns([("device", "time" if budget is None else "reads", "energy", "CO2e", "price"), *rows])

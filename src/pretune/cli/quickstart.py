@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pretune.cli._csv import AsCsv, check_format, print_csv
-from pretune.cli._hints import quoted
-from pretune.cli._output import new_folder
-from pretune.cli._signals import ending_well
+from pretune.cli._hints import quote
+from pretune.cli._output import check_new_folder
+from pretune.cli._signals import shut_down_cleanly
 from pretune.core import log
-from pretune.core.errors import Interrupted
+from pretune.core.errors import UserInterruptError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,13 +47,13 @@ def quickstart(
     check_format(as_json, as_csv)
     from pretune.runs.quickstart import quickstart as work
 
-    new_folder(out)
-    with ending_well():
+    check_new_folder(out)
+    with shut_down_cleanly():
         try:
             found = work(out, budget=budget, device=device, reviews=reviews, encoder=encoder)
-        except (KeyboardInterrupt, Interrupted):
-            left = f"remove {quoted(out)} or choose another --out, and run it again" if out.exists() else "run it again"
-            raise Interrupted(f"interrupted; a quick start does not go on where it was: {left}") from None
+        except (KeyboardInterrupt, UserInterruptError):
+            left = f"remove {quote(out)} or choose another --out, and run it again" if out.exists() else "run it again"
+            raise UserInterruptError(f"interrupted; a quick start does not go on where it was: {left}") from None
     if as_json:
         log.print_json(found.results)
     elif as_csv:
@@ -61,18 +61,18 @@ def quickstart(
         rows = found.results["rows"]
         print_csv((*names, "seeds"), ((*(row.get(name) for name in names), len(row["seeds"])) for row in rows))
     else:
-        log.print_result("\n".join([*_table(found.results["rows"]), "", *found.results["story"]]))
-    log.say(f"report: {found.page}")
-    log.say(f"next: {found.results['use'][0]}")
+        log.print_result("\n".join([*_format_table(found.results["rows"]), "", *found.results["story"]]))
+    log.info(f"report: {found.page}")
+    log.info(f"next: {found.results['use'][0]}")
 
 
-def _table(rows: "Sequence[dict[str, Any]]") -> "Iterator[str]":
+def _format_table(rows: "Sequence[dict[str, Any]]") -> "Iterator[str]":
     """Methods down, numbers of labels across; how many seeds stands in brackets."""
-    from pretune.core.format import columns
+    from pretune.core.format import align_columns
 
     counts = sorted({row["labels"] for row in rows})
     cells = {(row["method"], row["labels"]): f"{row['mean']:.3f} ({len(row['seeds'])})" for row in rows}
     lines = [("", *(f"{count:,} labels" for count in counts))]
     names = dict.fromkeys(row["method"] for row in rows)
     lines += [(name, *(cells.get((name, count), "") for count in counts)) for name in names]
-    yield from columns(lines)
+    yield from align_columns(lines)

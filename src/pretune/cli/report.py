@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pretune.cli._hints import hint, quoted
+from pretune.cli._hints import hint, quote
 from pretune.core import log
 
 
@@ -31,6 +31,6 @@ def report(
     size = page.stat().st_size
     log.print_result(json.dumps({"report": str(page), "bytes": size}, allow_nan=False) if as_json else f"{page}")
     if not as_json:
-        log.say(f"open {quoted(page)} in a browser; it is one file of {size:,} bytes that can be sent on")
+        log.info(f"open {quote(page)} in a browser; it is one file of {size:,} bytes that can be sent on")
     run = next((one for one in runs if (Path(one) / "config.json").is_file()), None)
     hint(*(("verify", run) if run is not None else ("list", "tasks")), silent=as_json)

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pretune.cli._csv import AsCsv, check_format, print_csv
-from pretune.cli._hints import hint, other, quoted
-from pretune.cli._inputs import read
-from pretune.cli._models import opened, placed
-from pretune.cli._names import DEVICES, among
+from pretune.cli._hints import hint, hint_other, quote
+from pretune.cli._inputs import read_texts
+from pretune.cli._models import load_model, resolve_device
+from pretune.cli._names import DEVICES, complete_from
 from pretune.core import log
 from pretune.core.errors import UsageError
-from pretune.core.hub import located
+from pretune.core.hub import resolve_path
 
 if TYPE_CHECKING:
     from pretune.inference.index import Hit, Index
-    from pretune.runs.extract import Extracted
+    from pretune.runs.extract import ExtractedAnswer
 
-SHOWN = 300
+MAX_CHARACTERS = 300
 """Characters of a hit that are shown."""
 
 
@@ -42,7 +42,9 @@ def search(
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", metavar="N", help="Of an answer.")] = 64,
     device: Annotated[
         str | None,
-        typer.Option("--device", metavar="NAME", autocompletion=among(*DEVICES), help="cpu, cuda; found by default."),
+        typer.Option(
+            "--device", metavar="NAME", autocompletion=complete_from(*DEVICES), help="cpu, cuda; found by default."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_csv: AsCsv = False,
@@ -63,30 +65,32 @@ def search(
     from pretune.inference.index import Index
 
     found = Index.open(index)
-    ready = None if words and qrels is None else found.ask(model, device=str(placed(device)))
-    asked = read(queries) if queries is not None else None
+    ready = None if words and qrels is None else found.load_embedder(model, device=str(resolve_device(device)))
+    asked = read_texts(queries) if queries is not None else None
     texts, ids = (asked.texts, asked.ids) if asked else ([query or ""], ["1"])
     if qrels is not None:
-        _score(found, ready, texts, ids, qrels, k, as_json, as_csv)
+        _print_scores(found, ready, texts, ids, qrels, k, as_json, as_csv)
         return
     hits = found.search(texts, k, model=ready, words=words)
     if answer:
-        from pretune.inference.rag import answers
-        from pretune.runs.extract import extract_answers, extractive_run
+        from pretune.inference.rag import answer_questions
+        from pretune.runs.extract import extract_answers, load_extractive_run
 
         assert reader is not None
-        run = extractive_run(located(reader), device=str(placed(device)))
+        run = load_extractive_run(resolve_path(reader), device=str(resolve_device(device)))
         if run is not None:
-            _extracted(texts, extract_answers(run, texts, hits), as_json, as_csv)
+            _print_extracted(texts, extract_answers(run, texts, hits), as_json, as_csv)
             return
-        said = answers(opened(reader, device=device, speaks=True), texts, hits, max_new_tokens=max_new_tokens)
-        _answered(texts, said, hits, as_json, as_csv)
+        said = answer_questions(
+            load_model(reader, device=device, needs_head=True), texts, hits, max_new_tokens=max_new_tokens
+        )
+        _print_answers(texts, said, hits, as_json, as_csv)
         return
     _print(texts, hits, as_json, as_csv)
     quiet = as_json or as_csv
     given = [query] if query is not None else ["--queries", queries]
     hint("search", index, *given, *(() if words else ("--bm25",)), "--hits", k if not words else 2 * k, silent=quiet)
-    other(f"search {quoted(index)} QUESTION --answer --reader MODEL", silent=quiet)
+    hint_other(f"search {quote(index)} QUESTION --answer --reader MODEL", silent=quiet)
 
 
 def _print(texts: list[str], hits: "list[list[Hit]]", as_json: bool, as_csv: bool) -> None:
@@ -110,16 +114,18 @@ def _print(texts: list[str], hits: "list[list[Hit]]", as_json: bool, as_csv: boo
         if len(texts) > 1:
             log.print_result(f"# {text}")
         for rank, hit in enumerate(found, 1):
-            log.print_result(f"{rank:>3}  {hit.score:.4f}  {hit.id}  {_short(hit.text)}")
+            log.print_result(f"{rank:>3}  {hit.score:.4f}  {hit.id}  {_shorten(hit.text)}")
         if not found:
             log.warn("nothing was found: no text has a word of the query")
 
 
-def _answered(texts: list[str], said: list[Any], hits: "list[list[Hit]]", as_json: bool, as_csv: bool) -> None:
-    rows = zip(texts, said, hits, strict=True)
+def _print_answers(texts: list[str], answers: list[Any], hits: "list[list[Hit]]", as_json: bool, as_csv: bool) -> None:
+    rows = zip(texts, answers, hits, strict=True)
     if as_csv:
-        read = (" ".join(hit.id for hit in found[: one.read]) for _, one, found in zip(texts, said, hits, strict=True))
-        print_csv(("query", "answer", "read"), zip(texts, (one.text for one in said), read, strict=True))
+        read = (
+            " ".join(hit.id for hit in found[: one.read]) for _, one, found in zip(texts, answers, hits, strict=True)
+        )
+        print_csv(("query", "answer", "read"), zip(texts, (one.text for one in answers), read, strict=True))
         return
     if as_json:
         told = [
@@ -130,10 +136,10 @@ def _answered(texts: list[str], said: list[Any], hits: "list[list[Hit]]", as_jso
         return
     for _, one, found in rows:
         log.print_result(one.text)
-        log.say(f"from: {', '.join(hit.id for hit in found[: one.read]) or 'nothing'}")
+        log.info(f"from: {', '.join(hit.id for hit in found[: one.read]) or 'nothing'}")
 
 
-def _extracted(texts: list[str], said: "list[Extracted]", as_json: bool, as_csv: bool) -> None:
+def _print_extracted(texts: list[str], answers: "list[ExtractedAnswer]", as_json: bool, as_csv: bool) -> None:
     """Answers that stand in a passage, with its id and the score."""
     rows = [
         {
@@ -144,7 +150,7 @@ def _extracted(texts: list[str], said: "list[Extracted]", as_json: bool, as_csv:
             "passage": one.hit and one.hit.text,
             "span": one.span,
         }
-        for text, one in zip(texts, said, strict=True)
+        for text, one in zip(texts, answers, strict=True)
     ]
     if as_json:
         log.print_json(rows)
@@ -152,25 +158,25 @@ def _extracted(texts: list[str], said: "list[Extracted]", as_json: bool, as_csv:
         names = ("query", "answer", "score", "id", "passage")
         print_csv(names, ([row[name] for name in names] for row in rows))
     else:
-        for one in said:
+        for one in answers:
             log.print_result(one.text)
-            log.say(
+            log.info(
                 "no answer in the hits"
                 if one.hit is None
-                else f"from {one.hit.id}, score {one.score:.4g}: {_short(one.hit.text)}"
+                else f"from {one.hit.id}, score {one.score:.4g}: {_shorten(one.hit.text)}"
             )
 
 
-def _score(
-    index: "Index", ready: Any, texts: list[str], ids: list[str], qrels: str, k: int, as_json: bool, as_csv: bool
+def _print_scores(
+    index: "Index", model: Any, texts: list[str], ids: list[str], qrels: str, k: int, as_json: bool, as_csv: bool
 ) -> None:
     """Scores of the index, and of BM25 on the same texts beside it."""
-    from pretune.evaluation.retrieval import judged, read_judgements
+    from pretune.evaluation.retrieval import read_judgements, score_hits
 
     judgements = read_judgements(qrels)
     scores = {
-        name: judged(
-            judgements, ids, [[hit.id for hit in row] for row in index.search(texts, k, model=ready, words=by)], k
+        name: score_hits(
+            judgements, ids, [[hit.id for hit in row] for row in index.search(texts, k, model=model, words=by)], k
         )
         for name, by in (("index", False), ("bm25", True))
     }
@@ -186,6 +192,6 @@ def _score(
         log.print_result(f"{name:8}{row['ndcg']:10.4f}{row['mrr']:10.4f}{row['recall']:12.4f}   {row['queries']:,}")
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= SHOWN else f"{line[:SHOWN]}…"
+    return line if len(line) <= MAX_CHARACTERS else f"{line[:MAX_CHARACTERS]}…"

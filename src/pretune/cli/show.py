@@ -9,36 +9,36 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pretune.cli._csv import AsCsv, check_format, print_csv
-from pretune.cli._hints import free, hint, other, quoted
-from pretune.cli._names import families
-from pretune.cli._names import settings as paths
+from pretune.cli._hints import find_free_path, hint, hint_other, quote
+from pretune.cli._names import complete_families
+from pretune.cli._names import complete_settings as paths
 from pretune.cli._tables import WIDTH, Section, print_page
 from pretune.core import log
-from pretune.core.counted import counted
+from pretune.core.counted import format_count
 from pretune.core.errors import UsageError, explain_missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pretune.models.cost import Device, Memory
+    from pretune.models.cost import Device, MemoryEstimate
     from pretune.models.generator_discriminator import Pair
     from pretune.models.spec import Model
     from pretune.nn.two_stream import AnyStack
 
-BATCH = 8192
+BATCH_TOKENS = 8192
 """Tokens of the batch whose memory is shown, or one sequence where that is longer."""
 
-_LONG = 4096  # the usual length is at most this, for some models are made for far more
+_MAX_LENGTH = 4096  # the usual length is at most this, for some models are made for far more
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-_MOST = 10**18
-_COUNT = re.compile(r"(\d[\d_]{,30}\.?\d{,30}|\.\d{1,30})(e[+-]?\d{1,2})?([kmbt]?)", re.ASCII)
+_MAX_COUNT = 10**18
+_COUNT_PATTERN = re.compile(r"(\d[\d_]{,30}\.?\d{,30}|\.\d{1,30})(e[+-]?\d{1,2})?([kmbt]?)", re.ASCII)
 
 
 def show(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", autocompletion=families, help="FAMILY[-SIZE], or a MODEL (./DIR, hf:OWNER/NAME)."
+            metavar="NAME", autocompletion=complete_families, help="FAMILY[-SIZE], or a MODEL (./DIR, hf:OWNER/NAME)."
         ),
     ],
     settings: Annotated[
@@ -73,35 +73,37 @@ def show(
     facts = collect(
         label,
         spec,
-        tokens=count(tokens, "--tokens"),
-        length=None if length is None else count(length, "--length"),
+        tokens=parse_count(tokens, "--tokens"),
+        length=None if length is None else parse_count(length, "--length"),
         targets=targets,
     )
     if as_json:
         log.print_json(facts)
         return
     if as_csv:
-        print_csv(("table", "row", "name", "value"), records(facts))
+        print_csv(("table", "row", "name", "value"), list_records(facts))
         return
     printable = "".join(c if c.isprintable() else "?" for c in label)
-    print_page(printable, _about(spec), _sections(spec, facts), _note(facts))
-    if name in families(name):
-        hint(*_learnt(spec.family))
-        other(f"pretrain {name} --data DATA --out {quoted(free('runs/base'))}  (DATA is what `pretune prepare` wrote)")
+    print_page(printable, _describe(spec), _build_sections(spec, facts), _build_note(facts))
+    if name in complete_families(name):
+        hint(*_suggest_objective(spec.family))
+        hint_other(
+            f"pretrain {name} --data DATA --out {quote(find_free_path('runs/base'))}  (DATA is what `pretune prepare` wrote)"
+        )
     else:
         hint("verify", name)
 
 
-def count(text: str, what: str) -> int:
+def parse_count(text: str, option: str) -> int:
     """A whole number as people write it.
 
-    >>> count("1.5B", "--tokens")
+    >>> parse_count("1.5B", "--tokens")
     1500000000
     """
-    match = _COUNT.fullmatch(text.strip().lower())
+    match = _COUNT_PATTERN.fullmatch(text.strip().lower())
     value = float(f"{match[1]}{match[2] or ''}".replace("_", "")) * _SCALES[match[3]] if match else 0
-    if not 1 <= value <= _MOST:
-        raise UsageError(f"{what} '{text[:40]}' is not a number from 1 to 1e18; write it as 1e9, 10B, 300M or 2k")
+    if not 1 <= value <= _MAX_COUNT:
+        raise UsageError(f"{option} '{text[:40]}' is not a number from 1 to 1e18; write it as 1e9, 10B, 300M or 2k")
     return round(value)
 
 
@@ -110,13 +112,13 @@ def collect(
 ) -> dict[str, Any]:
     """Everything that is shown, JSON-ready."""
     from pretune.core.config import to_dict
-    from pretune.models.cost import DEVICES, GRID, flops_per_token, memory, usual_targets
+    from pretune.models.cost import CO2_KG_PER_KWH, DEVICES, estimate_memory, estimate_target_share, flops_per_token
     from pretune.models.devices import DOLLARS_PER_KWH
 
-    length = _length(spec, length)
-    targets = usual_targets(spec) if targets is None else targets
-    example = length * (2 if spec.both else 1)
-    batch = max(1, BATCH // example) * example
+    length = _resolve_length(spec, length)
+    targets = estimate_target_share(spec) if targets is None else targets
+    example = length * (2 if spec.is_encoder_decoder else 1)
+    batch = max(1, BATCH_TOKENS // example) * example
     return {
         "name": label,
         "family": spec.family,
@@ -124,31 +126,33 @@ def collect(
         "flops_per_token": {
             "training": flops_per_token(spec, length=length, targets=targets),
             "inference": flops_per_token(spec, length=length, targets=targets, training=False),
-            **_together(spec, length),
+            **_compute_pair_flops(spec, length),
         },
         "memory": {
-            "training": _bytes(
-                memory(spec, tokens=batch, length=length, training=True, precision="bf16", targets=targets)
+            "training": _to_dict(
+                estimate_memory(spec, tokens=batch, length=length, training=True, precision="bf16", targets=targets)
             ),
-            "inference": _bytes(memory(spec, tokens=example, length=length, training=False, precision="bf16")),
+            "inference": _to_dict(
+                estimate_memory(spec, tokens=example, length=length, training=False, precision="bf16")
+            ),
         },
-        "devices": {name: _on(device, spec, tokens, length, targets) for name, device in DEVICES.items()},
+        "devices": {name: _estimate_device(device, spec, tokens, length, targets) for name, device in DEVICES.items()},
         "assumptions": {
             "tokens": tokens,
             "length": length,
-            "target_length": length if spec.both else None,
+            "target_length": length if spec.is_encoder_decoder else None,
             "targets": targets,
             "training_batch_tokens": batch,
             "inference_batch_tokens": example,
             "precision": "bf16",
-            "kg_co2_per_kwh": GRID,
+            "kg_co2_per_kwh": CO2_KG_PER_KWH,
             "dollars_per_kwh": DOLLARS_PER_KWH,
         },
         "spec": to_dict(spec),
     }
 
 
-def records(facts: dict[str, Any]) -> "Iterator[tuple[str, str, str, object]]":
+def list_records(facts: dict[str, Any]) -> "Iterator[tuple[str, str, str, object]]":
     """The numbers of all tables, one a record: the table, its row where it has several, the name and the value."""
     for table, values in facts.items():
         if table == "spec" or not isinstance(values, dict):
@@ -160,50 +164,54 @@ def records(facts: dict[str, Any]) -> "Iterator[tuple[str, str, str, object]]":
                 yield table, "", name, value
 
 
-def _together(spec: "Model", length: int) -> dict[str, float]:
+def _compute_pair_flops(spec: "Model", length: int) -> dict[str, float]:
     """The FLOPs of pre-training where that takes a second model, which is thrown away afterwards."""
-    from pretune.models.cost import flops_per_token, usual_targets
-    from pretune.models.trained_model import models
+    from pretune.models.cost import estimate_target_share, flops_per_token
+    from pretune.models.trained_model import list_models
 
-    pair = _partnered(spec)
+    pair = _build_pair(spec)
     if pair is None:
         return {}
-    both = (flops_per_token(model, length=length, targets=usual_targets(model)) for model in models(pair))
+    both = (flops_per_token(model, length=length, targets=estimate_target_share(model)) for model in list_models(pair))
     return {"training with its generator": sum(both)}
 
 
-def _partnered(spec: "Model") -> "Pair | None":
+def _build_pair(spec: "Model") -> "Pair | None":
     """With the model that its family is pre-trained with, if it is itself the one to keep."""
     from pretune.models.families import FAMILIES
 
     family = FAMILIES.get(spec.family) if spec.family in FAMILIES else None
-    return family.pretraining(spec) if family is not None and family.pretraining and spec.detector else None
+    return (
+        family.build_pretraining_spec(spec)
+        if family is not None and family.build_pretraining_spec and spec.detector
+        else None
+    )
 
 
 def _find(name: str, changes: dict[str, str]) -> "tuple[str, Model]":
     """What to call it, and its spec. A name of the catalogue comes before a directory: write ./NAME for that."""
     from pretune.core import config
-    from pretune.core.hub import located
+    from pretune.core.hub import resolve_path
     from pretune.models import catalog
     from pretune.models.hf import checkpoint
 
-    folder = located(name)
+    folder = resolve_path(name)
     try:
-        family, size = catalog.find(name)
+        family, size = catalog.parse_name(name)
     except UsageError:
         if name and folder.is_dir():  # an empty path would be the current directory
-            spec = checkpoint.inspect(folder)[0]
+            spec = checkpoint.inspect_checkpoint(folder)[0]
             paths = {path.removeprefix("model."): value for path, value in changes.items()}
-            return _changed(name, changes), config.replace(spec, paths)
+            return _format_name(name, changes), config.replace(spec, paths)
         if os.sep in name:
             raise UsageError(
                 f"{name}: {explain_missing(name, 'directory')}; nor is it a name that `pretune list` knows"
             ) from None
         raise
-    return _changed(f"{family}-{size}", changes), catalog.resolve(name, changes)
+    return _format_name(f"{family}-{size}", changes), catalog.resolve(name, changes)
 
 
-def _learnt(family: str) -> tuple[str, str]:
+def _suggest_objective(family: str) -> tuple[str, str]:
     """What to look at after a family: the objective of its paper."""
     from pretune.models.families import FAMILIES
 
@@ -211,32 +219,34 @@ def _learnt(family: str) -> tuple[str, str]:
     return ("list", "objectives") if training is None else ("show-batch", str(training.objective["kind"]))
 
 
-def _changed(name: str, changes: dict[str, str]) -> str:
+def _format_name(name: str, changes: dict[str, str]) -> str:
     return name + "".join(f" {path}={value}" for path, value in changes.items())
 
 
-def _length(spec: "Model", given: int | None) -> int:
-    longest = spec.longest
-    if given is None:
-        return min(longest or spec.context or 512, _LONG)
-    if longest is not None and given > longest:
-        raise UsageError(f"--length {given} is more than the {longest} positions this model has")
-    return given
+def _resolve_length(spec: "Model", length: int | None) -> int:
+    longest = spec.max_length
+    if length is None:
+        return min(longest or spec.context or 512, _MAX_LENGTH)
+    if longest is not None and length > longest:
+        raise UsageError(f"--length {length} is more than the {longest} positions this model has")
+    return length
 
 
-def _bytes(memory: "Memory") -> dict[str, int]:
+def _to_dict(memory: "MemoryEstimate") -> dict[str, int]:
     return {**asdict(memory), "total": memory.total}
 
 
-def _on(device: "Device", spec: "Model", tokens: int, length: int, targets: float) -> dict[str, Any]:
+def _estimate_device(device: "Device", spec: "Model", tokens: int, length: int, targets: float) -> dict[str, Any]:
     """One device's estimate; it fits where one sequence at a time does."""
-    from pretune.models.cost import estimate, memory
+    from pretune.models.cost import estimate_cost, estimate_memory
 
-    example = length * (2 if spec.both else 1)
+    example = length * (2 if spec.is_encoder_decoder else 1)
     precision: Literal["fp32", "bf16"] = "fp32" if device.precision == "fp32" else "bf16"
-    least = memory(spec, tokens=example, length=length, training=True, precision=precision, targets=targets).total
+    least = estimate_memory(
+        spec, tokens=example, length=length, training=True, precision=precision, targets=targets
+    ).total
     fits = least <= device.memory
-    found = asdict(estimate(spec, tokens, device, length, targets))
+    found = asdict(estimate_cost(spec, tokens, device, length, targets))
     return {
         "memory": device.memory,
         "fits": fits,
@@ -246,48 +256,55 @@ def _on(device: "Device", spec: "Model", tokens: int, length: int, targets: floa
         "utilisation": device.utilisation,
         "watts": device.watts,
         "dollars_per_hour": device.dollars_per_hour,
-        "owned": device.owned,
+        "owned": device.is_owned,
     }
 
 
 # From facts to a page.
 
 
-def _about(spec: "Model") -> str:
-    from pretune.core.config.read import shown
+def _describe(spec: "Model") -> str:
+    from pretune.core.config.read import format_value
     from pretune.models.families import FAMILIES
 
-    return FAMILIES.describe(spec.family) if spec.family in FAMILIES else f"A model of the family {shown(spec.family)}."
+    return (
+        FAMILIES.describe(spec.family)
+        if spec.family in FAMILIES
+        else f"A model of the family {format_value(spec.family)}."
+    )
 
 
-def _sections(spec: "Model", facts: dict[str, Any]) -> list[Section]:
+def _build_sections(spec: "Model", facts: dict[str, Any]) -> list[Section]:
     given, flops = facts["assumptions"], facts["flops_per_token"]
     tokens = given["tokens"]
     return [
-        Section(title="Shape", rows=_shape(spec)),
-        Section(title="Parameters", rows=_parameters(spec), right=True),
+        Section(title="Shape", rows=_describe_shape(spec)),
+        Section(title="Parameters", rows=_list_parameters(spec), align_right=True),
         Section(
-            title=f"FLOPs per token, {_sequence(spec, given)} tokens long, targets at {_share(given)} positions",
-            rows=[(name, _amount(value)) for name, value in flops.items()],
-            right=True,
+            title=f"FLOPs per token, {_format_sequence(spec, given)} tokens long, targets at {_format_target_share(given)} positions",
+            rows=[(name, _format_amount(value)) for name, value in flops.items()],
+            align_right=True,
         ),
         Section(
-            title="Memory in bf16, estimated", header=("", *facts["memory"]), rows=_memory(spec, facts), right=True
+            title="Memory in bf16, estimated",
+            header=("", *facts["memory"]),
+            rows=_list_memory(spec, facts),
+            align_right=True,
         ),
         Section(
-            title=f"Training on {_amount(tokens)} tokens with one device: {_digits(flops['training'] * tokens)} FLOPs",
+            title=f"Training on {_format_amount(tokens)} tokens with one device: {_format_digits(flops['training'] * tokens)} FLOPs",
             header=("device", "memory", "time", "energy", "CO2e", "price"),
-            rows=[_device(name, device) for name, device in facts["devices"].items()],
-            right=True,
+            rows=[_format_device(name, device) for name, device in facts["devices"].items()],
+            align_right=True,
         ),
     ]
 
 
-def _share(given: dict[str, Any]) -> str:
-    return "all" if given["targets"] == 1 else f"{100 * given['targets']:.3g}% of the"
+def _format_target_share(assumptions: dict[str, Any]) -> str:
+    return "all" if assumptions["targets"] == 1 else f"{100 * assumptions['targets']:.3g}% of the"
 
 
-def _note(facts: dict[str, Any]) -> str:
+def _build_note(facts: dict[str, Any]) -> str:
     given = facts["assumptions"]
     rates: dict[float, list[str]] = {}
     for name, device in facts["devices"].items():
@@ -302,30 +319,32 @@ def _note(facts: dict[str, Any]) -> str:
     )
 
 
-def _shape(spec: "Model") -> list[tuple[str, str]]:
+def _describe_shape(spec: "Model") -> list[tuple[str, str]]:
     sides = (("encoder", spec.encoder), ("decoder", spec.decoder))
-    described = [(side, _stack(stack, spec.width)) for side, stack in sides if stack]
-    pair = _partnered(spec)
+    described = [(side, _describe_stack(stack, spec.width)) for side, stack in sides if stack]
+    pair = _build_pair(spec)
     if pair is not None:
-        described.append(("generator", f"{_stack(pair.generator.last, pair.generator.width)}; dropped after training"))
+        described.append(
+            ("generator", f"{_describe_stack(pair.generator.last_stack, pair.generator.width)}; dropped after training")
+        )
     lines = [(side, textwrap.wrap(text, WIDTH - 16)) for side, text in described]
     rows = [(side if line is text[0] else "", line) for side, text in lines for line in text]
     made = "any length" if spec.context is None else f"made for {spec.context:,} tokens"
     return [
         *rows,
         ("vocabulary", f"{spec.vocab:,} tokens"),
-        ("positions", made if spec.longest is None else f"at most {spec.longest:,} tokens"),
+        ("positions", made if spec.max_length is None else f"at most {spec.max_length:,} tokens"),
     ]
 
 
-def _stack(stack: "AnyStack", width: int) -> str:
+def _describe_stack(stack: "AnyStack", width: int) -> str:
     block = stack.blocks[0]
-    heads, kv_heads, head = block.attention.shape(width=width)
+    heads, kv_heads, head = block.attention.resolve_shape(width=width)
     return "".join(
         (
             f"{stack.depth} layer{'s' if stack.depth > 1 else ''}",
             "" if stack.share is None else f" ({stack.share} of their own)",
-            f", width {width}, hidden {block.feedforward.hidden}, {counted(heads, 'heads')} of {head}",
+            f", width {width}, hidden {block.feedforward.hidden}, {format_count(heads, 'heads')} of {head}",
             "" if kv_heads == heads else f", keys {kv_heads}",
             "" if block.attention.window is None else f", window {block.attention.window}",
             "" if len(stack.blocks) == 1 else f" (the first of {len(stack.blocks)} kinds of layers in turn)",
@@ -333,9 +352,9 @@ def _stack(stack: "AnyStack", width: int) -> str:
     )
 
 
-def _parameters(spec: "Model") -> list[tuple[str, str, str]]:
+def _list_parameters(spec: "Model") -> list[tuple[str, str, str]]:
     """The sums that published figures may mean, then the parts of the total."""
-    from pretune.models.cost import parts
+    from pretune.models.cost import count_params_by_part
 
     sums = asdict(spec.params())
     if sums["body"] == sums["body_with_pooler"]:
@@ -343,43 +362,43 @@ def _parameters(spec: "Model") -> list[tuple[str, str, str]]:
     total = sums["total"]
     return [
         *((name.replace("_", " "), f"{size:,}", "") for name, size in sums.items()),
-        *((f"  {name}", f"{size:,}", f"{size / total:.1%}") for name, size in parts(spec).items()),
+        *((f"  {name}", f"{size:,}", f"{size / total:.1%}") for name, size in count_params_by_part(spec).items()),
     ]
 
 
-def _memory(spec: "Model", facts: dict[str, Any]) -> list[tuple[str, ...]]:
+def _list_memory(spec: "Model", facts: dict[str, Any]) -> list[tuple[str, ...]]:
     given, usages = facts["assumptions"], facts["memory"]
     example = given["inference_batch_tokens"]
-    sequence = _sequence(spec, given)
+    sequence = _format_sequence(spec, given)
     batches = [f"{given[f'{name}_batch_tokens'] // example} x {sequence}" for name in usages]
     kinds = [kind for kind in usages["training"] if any(usage[kind] for usage in usages.values())]
-    return [("batch", *batches), *((kind, *(_size(usage[kind]) for usage in usages.values())) for kind in kinds)]
+    return [("batch", *batches), *((kind, *(_format_size(usage[kind]) for usage in usages.values())) for kind in kinds)]
 
 
-def _device(name: str, found: dict[str, Any]) -> tuple[str, ...]:
-    memory = _size(found["memory"])
-    if not found["fits"]:
+def _format_device(name: str, estimate: dict[str, Any]) -> tuple[str, ...]:
+    memory = _format_size(estimate["memory"])
+    if not estimate["fits"]:
         return name, memory, "does not fit", "", "", ""
-    price = _dollars(found["dollars"]) + ("*" if found["owned"] else " ")
-    energy, carbon = (f"{_digits(found[key])} {unit}" for key, unit in (("kwh", "kWh"), ("co2_kg", "kg")))
-    return name, memory, _time(found["seconds"]), energy, carbon, price
+    price = _format_dollars(estimate["dollars"]) + ("*" if estimate["owned"] else " ")
+    energy, carbon = (f"{_format_digits(estimate[key])} {unit}" for key, unit in (("kwh", "kWh"), ("co2_kg", "kg")))
+    return name, memory, _format_time(estimate["seconds"]), energy, carbon, price
 
 
-def _sequence(spec: "Model", given: dict[str, Any]) -> str:
-    length = f"{given['length']:,}"
-    return f"({length} + {length})" if spec.both else length
+def _format_sequence(spec: "Model", assumptions: dict[str, Any]) -> str:
+    length = f"{assumptions['length']:,}"
+    return f"({length} + {length})" if spec.is_encoder_decoder else length
 
 
-def _dollars(value: float) -> str:
+def _format_dollars(value: float) -> str:
     if value < 0.01:
         return "<$0.01"
-    return f"${value:.2f}" if value < 100 else f"${_digits(value)}"
+    return f"${value:.2f}" if value < 100 else f"${_format_digits(value)}"
 
 
-def _digits(value: float) -> str:
+def _format_digits(value: float) -> str:
     """Three digits that count, in plain writing up to millions.
 
-    >>> [_digits(value) for value in (0.00001, 0.01234, 12.345, 12345.6, 1.2e9)]
+    >>> [_format_digits(value) for value in (0.00001, 0.01234, 12.345, 12345.6, 1.2e9)]
     ['<0.001', '0.0123', '12.3', '12,346', '1.2e9']
     """
     if value < 0.001:
@@ -389,23 +408,23 @@ def _digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _amount(value: float) -> str:
+def _format_amount(value: float) -> str:
     for letter, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if scale <= value < 1e3 * scale:
             return f"{value / scale:.3g}{letter}"
-    return _digits(value)
+    return _format_digits(value)
 
 
-def _size(value: float) -> str:
+def _format_size(value: float) -> str:
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if value >= scale:
-            return f"{_digits(value / scale)} {unit}"
+            return f"{_format_digits(value / scale)} {unit}"
     return f"{value:.0f} B" if value else "-"
 
 
-def _time(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     for unit, scale in (("years", 2 * 365 * 86400.0), ("days", 2 * 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= scale:
             one = {"years": 365 * 86400.0, "days": 86400.0}.get(unit, scale)
-            return f"{_digits(seconds / one)} {unit}"
-    return f"{_digits(seconds)} s"
+            return f"{_format_digits(seconds / one)} {unit}"
+    return f"{_format_digits(seconds)} s"

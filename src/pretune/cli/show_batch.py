@@ -7,25 +7,36 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pretune.cli._hints import free, hint, other, quoted
-from pretune.cli._names import SHAPES, among, objectives
-from pretune.cli._render import Column, Line, beside, cells, cut, padded, prose, show, table
+from pretune.cli._hints import find_free_path, hint, hint_other, quote
+from pretune.cli._names import SHAPES, complete_from, complete_objectives
+from pretune.cli._render import (
+    Column,
+    Line,
+    count_cells,
+    pad,
+    place_side_by_side,
+    print_lines,
+    render_table,
+    truncate,
+    wrap,
+)
 from pretune.core import log
 
 if TYPE_CHECKING:
-    from pretune.runs.show_batch import Drawn, Example, Side, Sight
+    from pretune.runs.show_batch import AttentionMap, BatchExample, ModelSide, ShownSequence
 
-MOST = 24
+MAX_GRID_TOKENS = 24
 """So many tokens of a grid are drawn."""
-_LABEL = 12
-_TOKENS = {"special": "dim", "mask": "bold yellow", "random": "bold red", "kept": "bold cyan"}
-_ROWS = {"order": "magenta", "span": "blue", "segment": "blue", "replaced": "dim"}
-_SENTINELS = ("bold magenta", "bold green", "bold blue", "bold cyan", "bold red", "bold yellow")
+_LABEL_WIDTH = 12
+_TOKEN_STYLES = {"special": "dim", "mask": "bold yellow", "random": "bold red", "kept": "bold cyan"}
+_ROW_STYLES = {"order": "magenta", "span": "blue", "segment": "blue", "replaced": "dim"}
+_SENTINEL_STYLES = ("bold magenta", "bold green", "bold blue", "bold cyan", "bold red", "bold yellow")
 
 
 def show_batch(
     objective: Annotated[
-        str, typer.Argument(metavar="OBJECTIVE", autocompletion=objectives, help="See `pretune list objectives`.")
+        str,
+        typer.Argument(metavar="OBJECTIVE", autocompletion=complete_objectives, help="See `pretune list objectives`."),
     ],
     text: Annotated[
         list[str] | None,
@@ -39,7 +50,7 @@ def show_batch(
         typer.Option(
             "--shape",
             metavar="NAME",
-            autocompletion=among(*SHAPES),
+            autocompletion=complete_from(*SHAPES),
             help="The model's: encoder, decoder, encoder-decoder, …",
         ),
     ] = None,
@@ -60,10 +71,10 @@ def show_batch(
     Example: pretune show-batch span_corruption --text "Thank you for inviting me." --hide "for inviting"
     """
     from pretune.core.config import parse_assignments
-    from pretune.runs.show_batch import example
+    from pretune.runs.show_batch import build_example
     from pretune.text.tokenizer import Tokenizer
 
-    made = example(
+    made = build_example(
         objective,
         texts=text or (),
         tokenizer=None if tokenizer is None else Tokenizer.load(tokenizer),
@@ -73,155 +84,166 @@ def show_batch(
         hide=hide or (),
     )
     if as_json:
-        log.print_json(made.plain())
+        log.print_json(made.to_dict())
         return
-    show(lambda width, colour: page(made, width, colour))
+    print_lines(lambda width, colour: render_page(made, width, colour))
     given: list[object] = [word for option, words in (("--text", text), ("--hide", hide), ("--set", settings))
                            for one in words or () for word in (option, one)]  # fmt: skip
     given += [word for pair in (("--tokenizer", tokenizer), ("--shape", shape)) if pair[1] is not None for word in pair]
     hint("show-batch", objective, *given, "--seed", seed + 1)
-    other(f"pretrain FAMILY --objective {objective} --data DATA --out {quoted(free('runs/base'))}")
+    hint_other(f"pretrain FAMILY --objective {objective} --data DATA --out {quote(find_free_path('runs/base'))}")
 
 
-def page(made: "Example", width: int, colour: bool = False) -> list[Line]:
+def render_page(example: "BatchExample", width: int, colour: bool = False) -> list[Line]:
     """An example as lines of at most so many cells; with `colour`, what colours mean is told."""
-    lines = prose(made.title, "bold", width)
-    lines += prose(made.about, "dim", width)
-    lines += [[], *prose(f"{made.objective}: shape {made.shape}, seed {made.seed}", "dim", width)]
-    lines += [line for told in _settings(made.settings) for line in prose(told, "dim", width, "    ")]
-    for drawn in made.drawn:
-        lines += _drawn(drawn, width, colour)
-    for note in made.notes:
-        lines += [[], *prose(note, "dim", width)]
+    lines = wrap(example.title, "bold", width)
+    lines += wrap(example.about, "dim", width)
+    lines += [[], *wrap(f"{example.objective}: shape {example.shape}, seed {example.seed}", "dim", width)]
+    lines += [line for told in _format_settings(example.settings) for line in wrap(told, "dim", width, "    ")]
+    for drawn in example.drawn:
+        lines += _render_sequence(drawn, width, colour)
+    for note in example.notes:
+        lines += [[], *wrap(note, "dim", width)]
     return lines
 
 
-def _drawn(drawn: "Drawn", width: int, colour: bool) -> Iterator[Line]:
+def _render_sequence(sequence: "ShownSequence", width: int, colour: bool) -> Iterator[Line]:
     """One sequence: both lines of text, the tokens in columns, who sees whom, and the loss."""
-    paint = _styles(drawn)
+    paint = _choose_styles(sequence)
     yield []
-    if drawn.title:
-        yield [(cut(f"── {drawn.title} ", width), "bold cyan")]
-    yield from _sentence("in   ", drawn.reads, paint, width)
-    yield from _sentence("out  ", drawn.says or "nothing this time; another --seed draws another", paint, width)
-    for side in drawn.sides:
+    if sequence.title:
+        yield [(truncate(f"── {sequence.title} ", width), "bold cyan")]
+    yield from _render_sentence("in   ", sequence.reads, paint, width)
+    yield from _render_sentence(
+        "out  ", sequence.says or "nothing this time; another --seed draws another", paint, width
+    )
+    for side in sequence.sides:
         yield []
-        if len(drawn.sides) > 1:
+        if len(sequence.sides) > 1:
             yield [(side.name, "bold cyan")]
-        yield from _tokens(side, paint, width)
+        yield from _render_tokens(side, paint, width)
     yield []
-    for fact in drawn.facts:
-        yield from prose(fact, "", width)
-    yield from prose(_loss(drawn), "", width)
+    for fact in sequence.facts:
+        yield from wrap(fact, "", width)
+    yield from wrap(_format_loss(sequence), "", width)
     yield []
     yield [("Who may attend to whom", "bold"), (": rows look, columns are seen", "")]
     if colour:
-        other = [("■ of the other side", "cyan")] if any(sight.cross for sight in drawn.sights) else []
+        other = [("■ of the other side", "cyan")] if any(sight.cross for sight in sequence.sights) else []
         yield [("■ before  ", "blue"), ("■ itself  ", "bold"), ("■ ahead  ", "magenta"), *other]
-    tall = max(len(sight.keys) for sight in drawn.sights) > 10
-    yield from beside([_grid(sight, paint, tall) for sight in drawn.sights], width)
+    tall = max(len(sight.keys) for sight in sequence.sights) > 10
+    yield from place_side_by_side([_render_grid(sight, paint, tall) for sight in sequence.sights], width)
 
 
-def _styles(drawn: "Drawn") -> Mapping[str, str]:
+def _choose_styles(sequence: "ShownSequence") -> Mapping[str, str]:
     """The styles of tokens that have one wherever they stand: the mask, and a colour for every sentinel."""
     found: dict[str, str] = {}
     sentinels = [
-        token for side in drawn.sides for token, kind in zip(side.tokens, side.kinds, strict=True) if kind == "sentinel"
+        token
+        for side in sequence.sides
+        for token, kind in zip(side.tokens, side.kinds, strict=True)
+        if kind == "sentinel"
     ]
     for number, token in enumerate(sorted({*sentinels}, key=sentinels.index)):
-        found[token] = _SENTINELS[number % len(_SENTINELS)]
-    for side in drawn.sides:
-        found |= {token: _TOKENS["mask"] for token, kind in zip(side.tokens, side.kinds, strict=True) if kind == "mask"}
+        found[token] = _SENTINEL_STYLES[number % len(_SENTINEL_STYLES)]
+    for side in sequence.sides:
+        found |= {
+            token: _TOKEN_STYLES["mask"] for token, kind in zip(side.tokens, side.kinds, strict=True) if kind == "mask"
+        }
     return found
 
 
-def _sentence(name: str, text: str, paint: Mapping[str, str], width: int) -> Iterator[Line]:
+def _render_sentence(name: str, text: str, token_styles: Mapping[str, str], width: int) -> Iterator[Line]:
     """A line of text behind its name, in colour where a token has one."""
-    known = re.compile("|".join(re.escape(token) for token in sorted(paint, key=len, reverse=True)) or r"(?!)")
-    for number, [(line, _)] in enumerate(prose(text, "", width - len(name))):
+    known = re.compile("|".join(re.escape(token) for token in sorted(token_styles, key=len, reverse=True)) or r"(?!)")
+    for number, [(line, _)] in enumerate(wrap(text, "", width - len(name))):
         painted: Line = [(name if not number else " " * len(name), "bold")]
         place = 0
         for found in known.finditer(line):
-            painted += [(line[place : found.start()], ""), (found[0], paint[found[0]])]
+            painted += [(line[place : found.start()], ""), (found[0], token_styles[found[0]])]
             place = found.end()
         yield [*painted, (line[place:], "")]
 
 
-def _tokens(side: "Side", paint: Mapping[str, str], width: int) -> list[Line]:
+def _render_tokens(side: "ModelSide", token_styles: Mapping[str, str], width: int) -> list[Line]:
     """Tokens in columns: number, token, and what stands under it."""
     names = ["", "reads", *(row.name for row in side.rows)]
     columns = []
     for place, (token, kind) in enumerate(zip(side.tokens, side.kinds, strict=True)):
-        values, styles = [str(place), token], ["dim", paint.get(token, _TOKENS.get(kind, ""))]
+        values, styles = [str(place), token], ["dim", token_styles.get(token, _TOKEN_STYLES.get(kind, ""))]
         for row in side.rows:
             value = row.values[place]
             values.append(value)
-            styles.append(_row_style(row.name, value, paint))
-        columns.append(Column(values=[cut(value, 24) for value in values], styles=styles))
-    return table(Column(values=names, styles=["bold"] * len(names)), columns, width)
+            styles.append(_choose_row_style(row.name, value, token_styles))
+        columns.append(Column(values=[truncate(value, 24) for value in values], styles=styles))
+    return render_table(Column(values=names, styles=["bold"] * len(names)), columns, width)
 
 
-def _row_style(name: str, value: str, paint: Mapping[str, str]) -> str:
+def _choose_row_style(name: str, value: str, token_styles: Mapping[str, str]) -> str:
     if name == "shown as":
-        return _TOKENS.get(value, "")
+        return _TOKEN_STYLES.get(value, "")
     if name == "replaced" and value == "yes":
         return "bold red"
-    return _ROWS.get(name) or paint.get(value, "green")
+    return _ROW_STYLES.get(name) or token_styles.get(value, "green")
 
 
-def _grid(sight: "Sight", paint: Mapping[str, str], tall: bool) -> list[Line]:
+def _render_grid(attention: "AttentionMap", token_styles: Mapping[str, str], tall: bool) -> list[Line]:
     """A block for every token that may be seen: before, itself and ahead in three colours. Tall: two digits above."""
-    rows, columns = min(len(sight.queries), MOST), min(len(sight.keys), MOST)
-    labels = [cut(token, _LABEL) for token in sight.queries[:rows]]
-    wide = max(map(cells, labels), default=0)
-    lines: list[Line] = [[(sight.name, "bold")]]
+    rows, columns = min(len(attention.queries), MAX_GRID_TOKENS), min(len(attention.keys), MAX_GRID_TOKENS)
+    labels = [truncate(token, _LABEL_WIDTH) for token in attention.queries[:rows]]
+    wide = max(map(count_cells, labels), default=0)
+    lines: list[Line] = [[(attention.name, "bold")]]
     if tall:
         lines.append([(" " * (wide + 4), ""), ("".join(f"{n // 10 or ' '} " for n in range(columns)), "dim")])
     lines.append([(" " * (wide + 4), ""), ("".join(f"{n % 10} " for n in range(columns)), "dim")])
-    for place, token, label, seen in zip(sight.places, sight.queries, labels, sight.seen, strict=False):
-        line: Line = [(f"{place:>2} ", "dim"), (padded(label, wide) + " ", paint.get(token, ""))]
-        line += [_block(key - place, sight.cross) if seen[key] else ("· ", "dim") for key in range(columns)]
+    for place, token, label, seen in zip(attention.places, attention.queries, labels, attention.seen, strict=False):
+        line: Line = [(f"{place:>2} ", "dim"), (pad(label, wide) + " ", token_styles.get(token, ""))]
+        line += [_render_block(key - place, attention.cross) if seen[key] else ("· ", "dim") for key in range(columns)]
         lines.append(line)
-    if rows < len(sight.queries) or columns < len(sight.keys):
-        lines.append([(f"the first {MOST} tokens of {max(len(sight.queries), len(sight.keys))}", "dim")])
+    if rows < len(attention.queries) or columns < len(attention.keys):
+        lines.append(
+            [(f"the first {MAX_GRID_TOKENS} tokens of {max(len(attention.queries), len(attention.keys))}", "dim")]
+        )
     return lines
 
 
-def _block(distance: int, cross: bool) -> tuple[str, str]:
+def _render_block(distance: int, cross: bool) -> tuple[str, str]:
     return "■ ", "cyan" if cross else "blue" if distance < 0 else "bold" if distance == 0 else "magenta"
 
 
-def _loss(drawn: "Drawn") -> str:
+def _format_loss(sequence: "ShownSequence") -> str:
     """The loss as a sum of averages."""
     terms = [
         f"{'' if term.weight == 1 else f'{term.weight:g} × '}{'mean' if term.name == 'loss' else term.name} over "
         f"{term.count} target{'' if term.count == 1 else 's'}"
-        for term in drawn.terms
+        for term in sequence.terms
     ]
     return f"Loss: {' + '.join(terms)}."
 
 
-def _settings(tree: Mapping[str, Any]) -> Iterator[str]:
+def _format_settings(tree: Mapping[str, Any]) -> Iterator[str]:
     """Settings as `--set` has them: plain ones in a line, parts in lines of their own."""
-    plain = [f"{name}={_value(value)}" for name, value in tree.items() if name != "kind" and not _parts(value)]
+    plain = [
+        f"{name}={_format_value(value)}" for name, value in tree.items() if name != "kind" and not _has_parts(value)
+    ]
     if plain:
         yield " ".join(text for text in plain if not text.endswith("=none"))
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            yield f"{name}={_value(value)}"
-        elif _parts(value):
-            yield from (f"{name}.{number}={_value(part)}" for number, part in enumerate(value))
+            yield f"{name}={_format_value(value)}"
+        elif _has_parts(value):
+            yield from (f"{name}.{number}={_format_value(part)}" for number, part in enumerate(value))
 
 
-def _parts(value: Any) -> bool:
+def _has_parts(value: Any) -> bool:
     """Whether a setting is made of others."""
     return isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(one, Mapping) for one in value))
 
 
-def _value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, Mapping):
-        inner = [f"{name}={_value(one)}" for name, one in value.items() if name != "kind" and one is not None]
+        inner = [f"{name}={_format_value(one)}" for name, one in value.items() if name != "kind" and one is not None]
         return f"{value['kind']}({', '.join(inner)})"
     if isinstance(value, list):
-        return f"[{','.join(map(_value, value))}]"
+        return f"[{','.join(map(_format_value, value))}]"
     return f"{value:.3g}" if isinstance(value, float) else str(value).lower()

@@ -9,18 +9,18 @@ from typing import Annotated
 
 import typer
 
-from pretune.cli._hints import free, hint
-from pretune.cli._names import kinds, styles
-from pretune.cli._output import new_folder
-from pretune.cli._progress import progress
+from pretune.cli._hints import find_free_path, hint
+from pretune.cli._names import complete_styles, complete_tokenizer_kinds
+from pretune.cli._output import check_new_folder
+from pretune.cli._progress import show_progress
 from pretune.core import log
 from pretune.core.errors import UsageError
-from pretune.text.styles import KINDS, STYLES, kind_of
+from pretune.text.styles import KINDS, STYLES, get_tokenizer_kind
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
 
-class By(StrEnum):
+class DocumentUnit(StrEnum):
     """What makes a document."""
 
     AUTO = "auto"
@@ -40,7 +40,7 @@ def tokenizer(
         typer.Option(
             "--kind",
             metavar="NAME",
-            autocompletion=kinds,
+            autocompletion=complete_tokenizer_kinds,
             help=f"How text becomes pieces: {', '.join(KINDS)}.",
         ),
     ] = "wordpiece",
@@ -50,7 +50,7 @@ def tokenizer(
         typer.Option(
             "--style",
             metavar="NAME",
-            autocompletion=styles,
+            autocompletion=complete_styles,
             help=f"Special tokens: {', '.join(STYLES)}; by the kind.",
         ),
     ] = None,
@@ -69,7 +69,7 @@ def tokenizer(
         str, typer.Option("--sample", metavar="SIZE", help="Learn from so much text, drawn from all of it.")
     ] = "200MB",
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Which sample.")] = 0,
-    by: Annotated[By, typer.Option("--by", help="What makes a document.")] = By.AUTO,
+    by: Annotated[DocumentUnit, typer.Option("--by", help="What makes a document.")] = DocumentUnit.AUTO,
     field: Annotated[str | None, typer.Option("--field", metavar="NAME", help="Where a table has its text.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -79,14 +79,14 @@ def tokenizer(
 
     Example: pretune tokenizer books/ --kind wordpiece --vocab 30000 --lowercase --out tok/
     """
-    limit = _bytes(sample)
-    chosen = style or kind_of(kind).style
-    new_folder(out, empty=True)
+    limit = _parse_bytes(sample)
+    chosen = style or get_tokenizer_kind(kind).style
+    check_new_folder(out, empty=True)
     from pretune.text.tokenizer import train_tokenizer
 
     begun = time.monotonic()
     read = 0
-    with progress("reading") as tell:
+    with show_progress("reading") as tell:
 
         def told(share: float, size: int) -> None:
             nonlocal read
@@ -97,7 +97,7 @@ def tokenizer(
             words = f"{size / 1e6:,.1f} MB, now learning {vocab:,} tokens"
             tell(share, words)
             if not sys.stderr.isatty():
-                log.say(f"read {words}")
+                log.info(f"read {words}")
 
         made = train_tokenizer(
             kind,
@@ -126,7 +126,7 @@ def tokenizer(
             "style": chosen,
             "vocab": made.vocab,
             "sha256": made.sha256,
-            "special": {made.token(i): i for i in sorted({*made.special.values(), *made.sentinels})},
+            "special": {made.get_token(i): i for i in sorted({*made.special.values(), *made.sentinels})},
             "bytes_read": read,
             "sampled": read > limit,
             "seconds": round(time.monotonic() - begun, 1),
@@ -135,12 +135,12 @@ def tokenizer(
         return
     text = f"{read / 1e6:,.1f} MB of text" if read <= limit else f"a sample of {sample} out of {read / 1e6:,.1f} MB"
     log.print_result(f"{out}: {kind}, {made.vocab:,} tokens, style {chosen}, from {text}")
-    documents = ("--by", by.value) if by is not By.AUTO else ()
+    documents = ("--by", by.value) if by is not DocumentUnit.AUTO else ()
     texts = ("--field", field) if field is not None else ()
-    hint("prepare", *corpus, "--tokenizer", out, *documents, *texts, "--out", free("data"))
+    hint("prepare", *corpus, "--tokenizer", out, *documents, *texts, "--out", find_free_path("data"))
 
 
-def _bytes(text: str) -> int:
+def _parse_bytes(text: str) -> int:
     """A size as people write it: 200MB, 1.5GiB, 4096."""
     found = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kKmMgG]?i?)[bB]?\s*", text)
     factor = _UNITS.get(found[2].upper()) if found else None

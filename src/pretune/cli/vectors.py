@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from pretune.cli._hints import hint
-from pretune.cli._names import among
-from pretune.cli._output import new_file
-from pretune.cli._progress import progress
-from pretune.cli.tokenizer import By
+from pretune.cli._names import complete_from
+from pretune.cli._output import check_new_file
+from pretune.cli._progress import show_progress
+from pretune.cli.tokenizer import DocumentUnit
 from pretune.core import log
-from pretune.core.counted import counted
+from pretune.core.counted import format_count
 
 
 def vectors(
@@ -25,7 +25,7 @@ def vectors(
         typer.Option(
             "--kind",
             metavar="NAME",
-            autocompletion=among("word2vec", "glove", "ppmi"),
+            autocompletion=complete_from("word2vec", "glove", "ppmi"),
             help="word2vec, glove, or ppmi (counts).",
         ),
     ] = "word2vec",
@@ -34,7 +34,7 @@ def vectors(
         typer.Option(
             "--mode",
             metavar="NAME",
-            autocompletion=among("skip_gram", "cbow"),
+            autocompletion=complete_from("skip_gram", "cbow"),
             help="Of word2vec: skip_gram (default) or cbow.",
         ),
     ] = None,
@@ -52,7 +52,7 @@ def vectors(
         int | None, typer.Option("--max-words", metavar="N", help="Only the most frequent words.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the random numbers.")] = 0,
-    by: Annotated[By, typer.Option("--by", help="What makes a document.")] = By.AUTO,
+    by: Annotated[DocumentUnit, typer.Option("--by", help="What makes a document.")] = DocumentUnit.AUTO,
     field: Annotated[str | None, typer.Option("--field", metavar="NAME", help="Where a table has its text.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -63,13 +63,13 @@ def vectors(
 
     Example: pretune vectors books/ --kind word2vec --out vectors.txt
     """
-    new_file(out)
+    check_new_file(out)
     from pretune.runs.vectors import build_trainer, train_vectors
 
     options = {"mode": mode, "width": width, "window": window, "epochs": epochs}
     build_trainer(kind, **options, min_count=min_count, max_words=max_words)
     start = time.monotonic()
-    with progress("reading") as show:
+    with show_progress("reading") as show:
 
         def report(share: float) -> None:
             show(share, "read, now training" if share == 1 else f"{share:.0%} of the corpus")
@@ -94,6 +94,6 @@ def vectors(
         facts = {"out": str(out), "kind": kind, "words": len(trained), "width": trained.width, "seconds": seconds}
         log.print_json(facts)
         return
-    log.print_result(f"{out}: {counted(len(trained), 'words')}, vectors of {trained.width} numbers, {kind}")
-    log.say(f"took {seconds} s")
+    log.print_result(f"{out}: {format_count(len(trained), 'words')}, vectors of {trained.width} numbers, {kind}")
+    log.info(f"took {seconds} s")
     hint("neighbors", out, trained.words[0])

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pretune.cli._hints import free, hint
+from pretune.cli._hints import find_free_path, hint
 from pretune.cli._models import BaseOption
 from pretune.core import log
 
@@ -23,16 +23,16 @@ def verify(
 
     Example: pretune verify runs/books
     """
-    from pretune.adaptation.verify import is_adapter, verify_adapter
-    from pretune.core.hub import located
+    from pretune.adaptation.verify import is_adapter_directory, verify_adapter
+    from pretune.core.hub import resolve_path
     from pretune.models.verify import verify as check
     from pretune.runs.restore import check_model
     from pretune.training.checkpoints import verify_checkpoints
 
-    given, directory = directory, located(directory)
+    given, directory = directory, resolve_path(directory)
     check_model(directory)  # a finished run has one, with a manifest
     lines = verify_checkpoints(directory)
-    if is_adapter(directory):
+    if is_adapter_directory(directory):
         lines = [*verify_adapter(directory, base=base), *lines]
     elif not lines or (directory / "config.json").exists():  # a run has a model of its own when it has ended
         lines = [*check(directory), *lines]
@@ -42,6 +42,6 @@ def verify(
     for line in lines:
         log.print_result(f"ok  {line}")
     if (directory / "run.json").exists() and any(directory.glob("*config.json")):  # a run that has ended
-        hint("export", given, "--to", "hf", "--out", free(f"{directory.resolve().name}-hf"))
+        hint("export", given, "--to", "hf", "--out", find_free_path(f"{directory.resolve().name}-hf"))
     else:
         hint("show", given)

@@ -4,17 +4,17 @@ import itertools
 from collections.abc import Collection
 
 
-def counted(count: int, things: str) -> str:
+def format_count(count: int, plural_noun: str) -> str:
     """Return a number with its noun, which is given in the plural.
 
-    >>> counted(2000, "documents"), counted(1, "documents"), counted(1, "queries"), counted(1, "classes")
+    >>> format_count(2000, "documents"), format_count(1, "documents"), format_count(1, "queries"), format_count(1, "classes")
     ('2,000 documents', '1 document', '1 query', '1 class')
     """
     if count != 1:
-        return f"{count:,} {things}"
-    if things.endswith("ies"):
-        return f"1 {things[:-3]}y"
-    return f"1 {things.removesuffix('es' if things.endswith('sses') else 's')}"
+        return f"{count:,} {plural_noun}"
+    if plural_noun.endswith("ies"):
+        return f"1 {plural_noun[:-3]}y"
+    return f"1 {plural_noun.removesuffix('es' if plural_noun.endswith('sses') else 's')}"
 
 
 def join_names(names: Collection[object], limit: int = 20) -> str:

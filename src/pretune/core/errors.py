@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
-from pretune.core.synonyms import ours
+from pretune.core.synonyms import find_synonyms
 
-FILES = 10_000
+MAX_FILES = 10_000
 """So many names of a folder are compared with one that is not there."""
 
 
@@ -63,13 +63,13 @@ class ResourceError(PretuneError):
     exit_code = 6
 
 
-class Stopped(PretuneError):
+class StoppedError(PretuneError):
     """A signal asked us to stop; the state is saved and the run can be resumed."""
 
     exit_code = 75
 
 
-class Interrupted(PretuneError):
+class UserInterruptError(PretuneError):
     """The user pressed Ctrl-C; the state is saved."""
 
     exit_code = 130
@@ -86,25 +86,25 @@ class StopRequest(BaseException):
         self.error = error
 
 
-def nearest(word: str, options: Iterable[str]) -> str:
+def suggest(word: str, options: Iterable[str]) -> str:
     """The tail of a message that names the option closest to `word`, or nothing when none is close.
 
-    >>> nearest("brt", ["bert", "gpt2"])
+    >>> suggest("brt", ["bert", "gpt2"])
     "; did you mean 'bert'?"
     """
-    found = closest(word, options)
+    found = find_closest(word, options)
     return "" if found is None else f"; did you mean '{found}'?"
 
 
-def closest(word: str, options: Iterable[str]) -> str | None:
+def find_closest(word: str, options: Iterable[str]) -> str | None:
     """The option that is `word` in our words, or closest to it, if one is close.
 
-    >>> closest("train.learning_rate", ["train.steps", "train.lr"]), closest("stes", ["steps", "lr"])
+    >>> find_closest("train.learning_rate", ["train.steps", "train.lr"]), find_closest("stes", ["steps", "lr"])
     ('train.lr', 'steps')
     """
     # Both sides in lower case, so that 'BERT' finds 'bert'. Long words are cut: difflib is quadratic in the worst case.
     known = list(options)
-    same = [one for name in ours(word) for one in known if one.rpartition(".")[2].strip("-") == name]
+    same = [one for name in find_synonyms(word) for one in known if one.rpartition(".")[2].strip("-") == name]
     if same:
         return min(same, key=len)
     close = difflib.get_close_matches(word[:200].lower(), {option.lower() for option in known}, n=1, cutoff=0.6)
@@ -112,10 +112,10 @@ def closest(word: str, options: Iterable[str]) -> str | None:
     return max(alike, key=lambda option: sum(a == b for a, b in zip(option, word, strict=False)), default=None)
 
 
-def kind_of(path: str | os.PathLike[str]) -> str:
+def get_file_type(path: str | os.PathLike[str]) -> str:
     """Name what a path leads to: a folder, a file, or something that is not stored as one.
 
-    >>> kind_of("/dev/null"), kind_of("/")
+    >>> get_file_type("/dev/null"), get_file_type("/")
     ('device', 'folder')
     """
     mode = Path(path).stat().st_mode
@@ -133,23 +133,23 @@ def explain_missing(path: str | os.PathLike[str], expected: str = "file", remedy
     """
     try:
         if Path(path).name and Path(path).exists():
-            return f"it is a {kind_of(path)}, not a {expected}"
+            return f"it is a {get_file_type(path)}, not a {expected}"
     except (OSError, ValueError):  # no name at all
         pass
-    return f"no such {expected}{nearest_file(path) or remedy}"
+    return f"no such {expected}{suggest_file(path) or remedy}"
 
 
-def nearest_file(path: str | os.PathLike[str]) -> str:
+def suggest_file(path: str | os.PathLike[str]) -> str:
     """The same for a file or folder that is not there: the closest name beside it, or the folder that lacks.
 
-    >>> nearest_file("9f3/notes.txt")
+    >>> suggest_file("9f3/notes.txt")
     "; there is no folder '9f3'"
     """
     wanted = Path(path)
     try:
         lacking = next((one for one in [*reversed(wanted.parents), wanted] if not one.exists()), wanted)
-        names = itertools.islice((entry.name for entry in lacking.parent.iterdir()), FILES)
-        found = closest(lacking.name, names)
+        names = itertools.islice((entry.name for entry in lacking.parent.iterdir()), MAX_FILES)
+        found = find_closest(lacking.name, names)
     except (OSError, ValueError):  # not to be read, or no name at all
         return ""
     if found is None:

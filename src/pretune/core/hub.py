@@ -16,11 +16,13 @@ from pretune.core import log
 from pretune.core.errors import PretuneError, ResourceError, UsageError
 
 PREFIX = "hf:"
-FILES = ("*.json", "*.safetensors", "vocab.txt", "merges.txt")
+ALLOWED_PATTERNS = ("*.json", "*.safetensors", "vocab.txt", "merges.txt")
 """What is fetched: names, or patterns of them."""
-SKIPPED = ("onnx/*", "openvino/*", "coreml/*", "original/*", "checkpoint-*")
+IGNORED_PATTERNS = ("onnx/*", "openvino/*", "coreml/*", "original/*", "checkpoint-*")
 """Folders that hold the same model in other forms."""
-_PART = re.compile(r"\w(?:[\w.-]{0,94}\w)?", re.ASCII)  # what the hub allows as the name of an owner or a repository
+_NAME_PART = re.compile(
+    r"\w(?:[\w.-]{0,94}\w)?", re.ASCII
+)  # what the hub allows as the name of an owner or a repository
 _REVISION = re.compile(r"\w[\w./-]*", re.ASCII)
 
 
@@ -36,10 +38,12 @@ def is_repository(name: str) -> bool:
     (True, True, False, False)
     """
     parts = name.split("/")
-    return len(parts) <= 2 and all(_PART.fullmatch(part) and ".." not in part and "--" not in part for part in parts)
+    return len(parts) <= 2 and all(
+        _NAME_PART.fullmatch(part) and ".." not in part and "--" not in part for part in parts
+    )
 
 
-def located(name: str | os.PathLike[str]) -> Path:
+def resolve_path(name: str | os.PathLike[str]) -> Path:
     """Where the files of a model are: a directory as it was given, or what was fetched from the hub."""
     if not is_hub(name):
         return Path(name)
@@ -48,7 +52,7 @@ def located(name: str | os.PathLike[str]) -> Path:
     repository, at, revision = bare.partition("@")
     if not is_repository(repository) or (at and (not _REVISION.fullmatch(revision) or ".." in revision)):
         raise UsageError(f"'{given[:80]}' is no name on the hub; write hf:OWNER/NAME or hf:OWNER/NAME@REVISION")
-    folder = _fetched(given, repository, revision or None)
+    folder = _download_snapshot(given, repository, revision or None)
     if not any(folder.glob("*.safetensors")):
         raise UsageError(
             f"{given}: has no safetensors, and other files of weights are not read, for they can run code; choose a "
@@ -57,23 +61,23 @@ def located(name: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def _fetched(given: str, repository: str, revision: str | None) -> Path:
+def _download_snapshot(name: str, repository: str, revision: str | None) -> Path:
     """The folder of a snapshot: the newest, or, where the hub is out of reach, the one in the cache."""
     try:
         from huggingface_hub import snapshot_download, utils
     except ImportError:
         raise UsageError(
-            f"'{given}': the hub needs the extra 'hub': pip install 'pretune[hub]'; or give the directory of a model"
+            f"'{name}': the hub needs the extra 'hub': pip install 'pretune[hub]'; or give the directory of a model"
         ) from None
-    log.say(f"{given}: from the Hugging Face hub")
+    log.info(f"{name}: from the Hugging Face hub")
     bars: Any = utils
     if log.is_quiet():
         bars.disable_progress_bars()
     wishes: dict[str, Any] = {
         "repo_id": repository,
         "revision": revision,
-        "allow_patterns": [*FILES],
-        "ignore_patterns": [*SKIPPED],
+        "allow_patterns": [*ALLOWED_PATTERNS],
+        "ignore_patterns": [*IGNORED_PATTERNS],
     }
     try:
         return Path(snapshot_download(**wishes))
@@ -82,21 +86,21 @@ def _fetched(given: str, repository: str, revision: str | None) -> Path:
     try:
         return Path(snapshot_download(**wishes, local_files_only=True))
     except Exception:
-        raise _told(given, first) from None
+        raise _translate_error(name, first) from None
 
 
-def _told(given: str, fault: Exception) -> PretuneError:
+def _translate_error(name: str, fault: Exception) -> PretuneError:
     """What went wrong, by the names of the library's errors, which have moved between its releases."""
     kinds = {kind.__name__ for kind in type(fault).__mro__}
     if "GatedRepoError" in kinds:
-        return UsageError(f"{given}: its owner gives it only to those who ask; do so on the hub, then `hf auth login`")
+        return UsageError(f"{name}: its owner gives it only to those who ask; do so on the hub, then `hf auth login`")
     if "RevisionNotFoundError" in kinds:
-        return UsageError(f"{given}: the hub has no such revision of it; leave @REVISION out for the newest")
+        return UsageError(f"{name}: the hub has no such revision of it; leave @REVISION out for the newest")
     if kinds & {"RepositoryNotFoundError", "HFValidationError"}:
-        return UsageError(f"{given}: the hub has no such model, or only for its owner; see huggingface.co/models")
+        return UsageError(f"{name}: the hub has no such model, or only for its owner; see huggingface.co/models")
     if isinstance(fault, OSError) and fault.errno is not None and fault.filename:
         return ResourceError(f"{fault.filename}: {fault.strerror}; set HF_HOME to a folder that has room")
     return ResourceError(
-        f"{given}: the hub cannot be reached ({type(fault).__name__}), and no copy of it is in the cache; try again "
+        f"{name}: the hub cannot be reached ({type(fault).__name__}), and no copy of it is in the cache; try again "
         "with a network, or give the directory of a model"
     )

@@ -35,7 +35,7 @@ def print_json(data: object) -> None:
 
 
 def set_quiet(quiet: bool) -> None:
-    """Silence `say` and `warn` (`--quiet`); errors are raised, so they are not affected."""
+    """Silence `info` and `warn` (`--quiet`); errors are raised, so they are not affected."""
     global _quiet
     _quiet = quiet
 
@@ -46,17 +46,17 @@ def is_quiet() -> bool:
 
 
 @contextmanager
-def hushed(hush: bool = True) -> Iterator[None]:
+def silence(quiet: bool = True) -> Iterator[None]:
     """While the block runs, nothing is said."""
     before = _quiet
-    set_quiet(before or hush)
+    set_quiet(before or quiet)
     try:
         yield
     finally:
         set_quiet(before)
 
 
-def say(message: str) -> None:
+def info(message: str) -> None:
     """Tell what is going on."""
     _show(message, "")
 

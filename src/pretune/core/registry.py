@@ -19,10 +19,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar, cast
 
-from pretune.core.errors import UsageError, nearest
+from pretune.core.errors import UsageError, suggest
 
 T = TypeVar("T")
-MANY = 40
+MAX_LISTED_NAMES = 40
 """So many names are listed in an error."""
 
 
@@ -43,7 +43,7 @@ class Registry(Generic[T]):
         """The table itself, read-only."""
         return self._table
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """All names, in the order of the table."""
         return list(self._table)
 
@@ -61,7 +61,7 @@ class Registry(Generic[T]):
         if found is None or found.origin is None:
             raise ModuleNotFoundError(f"{self.noun} '{name}': no module '{module}'")
         tree = ast.parse(Path(found.origin).read_bytes())
-        text = _docstring(tree, attribute) or ast.get_docstring(tree) or ""
+        text = _find_docstring(tree, attribute) or ast.get_docstring(tree) or ""
         return text.partition("\n")[0].strip()
 
     def __contains__(self, name: object) -> bool:
@@ -79,14 +79,14 @@ class Registry(Generic[T]):
     def _split(self, name: str) -> tuple[str, str]:
         if name not in self._table:
             known = f"known: {', '.join(self._table) or 'none'}"
-            if len(self._table) > MANY:
+            if len(self._table) > MAX_LISTED_NAMES:
                 known = f"`pretune list {self.noun}s` shows all {len(self._table)}"
-            raise UsageError(f"unknown {self.noun} '{name}'{nearest(str(name), self._table)} ({known})")
+            raise UsageError(f"unknown {self.noun} '{name}'{suggest(str(name), self._table)} ({known})")
         module, _, attribute = self._table[name].partition(":")
         return module, attribute
 
 
-def _docstring(tree: ast.Module, attribute: str) -> str | None:
+def _find_docstring(tree: ast.Module, attribute: str) -> str | None:
     """The docstring of a class, a function, or an assignment followed by a string, at the top level of a module."""
     for here, after in zip(tree.body, [*tree.body[1:], None], strict=True):
         match here:
@@ -95,11 +95,11 @@ def _docstring(tree: ast.Module, attribute: str) -> str | None:
                     return ast.get_docstring(here)
             case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
                 if name == attribute:
-                    return _string(after)
+                    return _get_string(after)
     return None
 
 
-def _string(node: Any) -> str | None:
+def _get_string(node: Any) -> str | None:
     match node:
         case ast.Expr(value=ast.Constant(value=str(text))):
             return inspect.cleandoc(text)

@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_START = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: the increment of SplitMix64, and where a chain begins
-_FIRST = 0xBF58476D1CE4E5B9  # the two multipliers of Stafford's "Mix13" finaliser
-_SECOND = 0x94D049BB133111EB
+_INCREMENT = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: the increment of SplitMix64, and where a chain begins
+_MULTIPLIER_1 = 0xBF58476D1CE4E5B9  # the two multipliers of Stafford's "Mix13" finaliser
+_MULTIPLIER_2 = 0x94D049BB133111EB
 _MASK = 2**64 - 1
 
 
 def mix(*parts: int) -> int:
     """Hash integers of 0 to 2**64 - 1 into one of the same range; order and number of the parts matter."""
-    state = _START
+    state = _INCREMENT
     for part in parts:
         if not 0 <= part <= _MASK:
             raise UsageError(f"a seed part must be from 0 to 2**64 - 1, found {part if abs(part) < 10**40 else '…'}")
-        state = ((state ^ int(part)) + _START) & _MASK
-        state = ((state ^ (state >> 30)) * _FIRST) & _MASK
-        state = ((state ^ (state >> 27)) * _SECOND) & _MASK
+        state = ((state ^ int(part)) + _INCREMENT) & _MASK
+        state = ((state ^ (state >> 30)) * _MULTIPLIER_1) & _MASK
+        state = ((state ^ (state >> 27)) * _MULTIPLIER_2) & _MASK
         state ^= state >> 31
     return state
 
@@ -44,23 +44,23 @@ def mix_array(parts: Sequence[int], samples: NDArray[np.integer]) -> NDArray[np.
     """`mix(*parts, sample)` for every sample of an array, vectorised."""
     import numpy as np
 
-    return mix_more(np.uint64(mix(*parts)), samples)
+    return extend_mix(np.uint64(mix(*parts)), samples)
 
 
-def mix_more(states: NDArray[np.uint64] | np.uint64, parts: NDArray[np.integer]) -> NDArray[np.uint64]:
+def extend_mix(states: NDArray[np.uint64] | np.uint64, parts: NDArray[np.integer]) -> NDArray[np.uint64]:
     """Go on with many chains at once: where `states` are `mix(*a)`, this is `mix(*a, part)` (the two broadcast)."""
     import numpy as np
 
     if parts.dtype.kind not in "ui" or (parts.dtype.kind == "i" and parts.size and parts.min() < 0):
         raise UsageError(f"samples must be integers of 0 or more, found {parts.dtype}")
     with np.errstate(over="ignore"):  # wrapping around is the point; numpy warns about it for 0-d arrays
-        state = (parts.astype(np.uint64) ^ states) + np.uint64(_START)
-        state = (state ^ (state >> np.uint64(30))) * np.uint64(_FIRST)
-        state = (state ^ (state >> np.uint64(27))) * np.uint64(_SECOND)
+        state = (parts.astype(np.uint64) ^ states) + np.uint64(_INCREMENT)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(_MULTIPLIER_1)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(_MULTIPLIER_2)
         return np.asarray(state ^ (state >> np.uint64(31)))
 
 
-def generator(*parts: int) -> np.random.Generator:
+def make_generator(*parts: int) -> np.random.Generator:
     """A numpy generator (Philox, itself counter-based) that belongs to these parts alone."""
     import numpy as np
 

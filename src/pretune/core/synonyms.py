@@ -35,10 +35,10 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
 }
 
 
-def ours(word: str) -> list[str]:
+def find_synonyms(word: str) -> list[str]:
     """Our words for one of theirs; of a path, or an option, its last part counts.
 
-    >>> ours("train.learning_rate"), ours("--batch-size"), ours("lr")
+    >>> find_synonyms("train.learning_rate"), find_synonyms("--batch-size"), find_synonyms("lr")
     (['lr'], ['batch', 'batch_tokens'], [])
     """
     last = word[:200].rpartition(".")[2].strip("-").replace("-", "_").lower()

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from pretune.core.errors import UsageError
 
-IGNORE = -100
+IGNORE_INDEX = -100
 """The label of a spare target slot: it gives no loss and is not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """Where the vocabulary head runs, and what it should say there. Spare slots hold label `IGNORE`."""
+    """Where the vocabulary head runs, and what it should say there. Spare slots hold label `IGNORE_INDEX`."""
 
     index: Tensor  # [M] positions in the flat batch
     labels: Tensor  # [M]
@@ -45,7 +45,7 @@ class Batch:
     sequence: Tensor  # [N] the cell a token belongs to, -1 for filler
     positions: Tensor  # [N] inside the sequence; 0 for filler
     rows: int
-    whole: bool = False  # one sequence fills each row: no mask is needed between sequences
+    one_per_row: bool = False  # one sequence fills each row: no mask is needed between sequences
     task: int = 0  # which of its heads a model that has several learns with
     targets: Targets | None = None
     segments: Tensor | None = None  # [N]
@@ -67,13 +67,13 @@ class Batch:
     def cells(self) -> int:
         return self.offsets.shape[0] - 1
 
-    def spans(self) -> list[tuple[int, int]]:
+    def list_spans(self) -> list[tuple[int, int]]:
         """Start and end of every sequence, in order, filler and spare cells left out. Waits for the device."""
         offsets, owner = self.offsets.tolist(), self.sequence.tolist()
         pairs = zip(range(self.cells), offsets[:-1], offsets[1:], strict=True)
         return [(start, end) for cell, start, end in pairs if start < end and owner[start] == cell]
 
-    def sequence_cells(self) -> Tensor:
+    def find_sequence_cells(self) -> Tensor:
         """The cells `[S]` that are sequences, in order; filler and spare cells are left out. Waits for the device."""
         starts, cells = self.offsets[:-1].long(), torch.arange(self.cells, device=self.offsets.device)
         owners = self.sequence[starts.clamp(max=self.sequence.shape[0] - 1)]
@@ -89,7 +89,7 @@ class Batch:
                 f"values of {tokens} rows can be split, one for each token of the batch; found {found} (logits at "
                 "targets, or of a head that gives a row for each sequence, are not split)"
             )
-        return [values[start:end] for start, end in self.spans()]
+        return [values[start:end] for start, end in self.list_spans()]
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         """The same batch on another device."""
@@ -120,7 +120,7 @@ class Loss:
     """A sum and the number of targets it was summed over, so that parts of a batch add up exactly.
 
     Where an objective has several terms, `parts` holds them by name, each with its own count and `weight`; `sum` and
-    `count` are then those of the main one (the first): what a perplexity is computed from. `right` counts the targets
+    `count` are then those of the main one (the first): what a perplexity is computed from. `correct` counts the targets
     that were likelier than all else; it is known only where no gradient is asked for.
 
     >>> half = Loss(sum=torch.tensor(6.0), count=torch.tensor(2))
@@ -132,26 +132,26 @@ class Loss:
     count: Tensor
     weight: float = 1.0
     parts: Mapping[str, "Loss"] = field(default_factory=dict)
-    right: Tensor | None = None
+    correct: Tensor | None = None
 
     @classmethod
-    def of(cls, parts: Mapping[str, "Loss"]) -> "Loss":
+    def from_parts(cls, parts: Mapping[str, "Loss"]) -> "Loss":
         """Several terms as one loss; the first is the main one."""
         main = next(iter(parts.values()))
-        return cls(sum=main.sum, count=main.count, parts=parts, right=main.right)
+        return cls(sum=main.sum, count=main.count, parts=parts, correct=main.correct)
 
-    def terms(self) -> Mapping[str, "Loss"]:
+    def get_terms(self) -> Mapping[str, "Loss"]:
         """Its terms by name; a loss of one term is called "loss"."""
         return self.parts or {"loss": self}
 
-    def over(self, totals: Mapping[str, Tensor]) -> Tensor:
+    def normalize(self, totals: Mapping[str, Tensor]) -> Tensor:
         """What is differentiated: each term's sum over the count of the whole step, by its name, times its weight."""
-        found = [term.weight * term.sum / totals[name].clamp(min=1) for name, term in self.terms().items()]
+        found = [term.weight * term.sum / totals[name].clamp(min=1) for name, term in self.get_terms().items()]
         return torch.stack(found).sum()
 
     def mean(self) -> Tensor:
         """The average loss, terms weighted; 0 where there was nothing to predict."""
-        return self.over({name: term.count for name, term in self.terms().items()})
+        return self.normalize({name: term.count for name, term in self.get_terms().items()})
 
     def detach(self) -> "Loss":
         """The same without its graph."""
@@ -161,6 +161,6 @@ class Loss:
         parts = dict(self.parts)
         for name, loss in other.parts.items():
             parts[name] = parts[name] + loss if name in parts else loss
-        right = None if self.right is None or other.right is None else self.right + other.right
+        right = None if self.correct is None or other.correct is None else self.correct + other.correct
         count = self.count + other.count
-        return Loss(sum=self.sum + other.sum, count=count, weight=self.weight, parts=parts, right=right)
+        return Loss(sum=self.sum + other.sum, count=count, weight=self.weight, parts=parts, correct=right)

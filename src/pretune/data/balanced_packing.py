@@ -12,28 +12,30 @@ import numpy as np
 
 from pretune.data.ragged import Ints
 
-KINDS = 4096
+MAX_LENGTH_PAIRS = 4096
 """Pairs of lengths that are looked at together: the work for each sequence grows with them."""
 
 
-def balanced(lengths: Ints, room: int, source: Ints, source_room: int, most: int, *, tries: int = 1) -> Ints:
+def balanced_fit(
+    lengths: Ints, room: int, source: Ints, source_room: int, max_sequences: int, *, tries: int = 1
+) -> Ints:
     """The row of each sequence, rows of `room` tokens and `source_room` source tokens and at most `most` sequences.
 
-    >>> balanced(np.array([6, 2, 4, 2]), 8, np.array([1, 3, 1, 4]), 5, 8).tolist()
+    >>> balanced_fit(np.array([6, 2, 4, 2]), 8, np.array([1, 3, 1, 4]), 5, 8).tolist()
     [0, 1, 1, 0]
     """
     code = lengths * (source_room + 1) + source
-    size = max(KINDS * len(code) // max(len(np.unique(code)), 1), 1)
+    size = max(MAX_LENGTH_PAIRS * len(code) // max(len(np.unique(code)), 1), 1)
     rows, out = 0, np.empty(len(code), dtype=np.int64)
     for start in range(0, len(code), size):
         part = slice(start, start + size)
-        found = _packed(code[part], room, source_room, most, tries)
+        found = _pack_codes(code[part], room, source_room, max_sequences, tries)
         out[part] = rows + found
         rows += int(found.max()) + 1
     return out
 
 
-def _packed(code: Ints, room: int, source_room: int, most: int, tries: int) -> Ints:
+def _pack_codes(code: Ints, room: int, source_room: int, max_sequences: int, tries: int) -> Ints:
     """The row of each sequence, given its two lengths as one number."""
     values, whose, left = np.unique(code, return_inverse=True, return_counts=True)
     # In units of which a row has equally many on both sides.
@@ -43,7 +45,7 @@ def _packed(code: Ints, room: int, source_room: int, most: int, tries: int) -> I
     places: list[list[int]] = [[] for _ in values]  # by kind: the rows that take one
     rows = 0
     while len(kinds):
-        pattern = _pattern(a, b, left, room * source_room, most, tries)
+        pattern = _find_pattern(a, b, left, room * source_room, max_sequences, tries)
         uses = min(int(left[kind]) // times for kind, times in pattern.items())
         for kind, times in pattern.items():
             places[kinds[kind]] += list(range(rows, rows + uses)) * times
@@ -56,42 +58,45 @@ def _packed(code: Ints, room: int, source_room: int, most: int, tries: int) -> I
     return out
 
 
-def _pattern(a: Ints, b: Ints, left: Ints, full: int, most: int, tries: int) -> dict[int, int]:
+def _find_pattern(a: Ints, b: Ints, remaining: Ints, capacity: int, max_sequences: int, tries: int) -> dict[int, int]:
     """The kinds that fill a row, beginning with the first, and how often each does."""
-    x, y = full - a - a[0], full - b - b[0]  # what is left of the row after the first, and each of them as the second
-    if left[0] == 1:
+    x, y = (
+        capacity - a - a[0],
+        capacity - b - b[0],
+    )  # what is left of the row after the first, and each of them as the second
+    if remaining[0] == 1:
         x[0] = -1
-    rest = _rest(x, y, full)
+    rest = _compute_slack(x, y, capacity)
     seconds = np.argsort(rest, kind="stable") if tries > 1 else np.array([rest.argmin()])
-    best, least = {0: 1}, full + 1
+    best, least = {0: 1}, capacity + 1
     for place in (2**number - 1 for number in range(tries)):  # near ones, and some that are far
-        if most < 2 or place >= len(seconds) or rest[seconds[place]] > full:
+        if max_sequences < 2 or place >= len(seconds) or rest[seconds[place]] > capacity:
             break
-        pattern, empty = _filled(int(seconds[place]), a, b, left, full, most, x.copy(), y.copy())
+        pattern, empty = _fill_row(int(seconds[place]), a, b, remaining, capacity, max_sequences, x.copy(), y.copy())
         if empty < least:
             best, least = pattern, empty
     return best
 
 
-def _filled(
-    kind: int, a: Ints, b: Ints, left: Ints, full: int, most: int, x: Ints, y: Ints
+def _fill_row(
+    kind: int, a: Ints, b: Ints, remaining: Ints, capacity: int, max_sequences: int, x: Ints, y: Ints
 ) -> tuple[dict[int, int], int]:
     """A row of the first kind and a second one, filled up, and what stays empty on the side that is less full."""
-    pattern, empty = {0: 1}, full
-    for _ in range(most - 1):
+    pattern, empty = {0: 1}, capacity
+    for _ in range(max_sequences - 1):
         empty = int(max(x[kind], y[kind]))
         pattern[kind] = pattern.get(kind, 0) + 1
         x -= a[kind]
         y -= b[kind]
-        if pattern[kind] == left[kind]:
+        if pattern[kind] == remaining[kind]:
             x[kind] = -1  # there is no more of it
-        rest = _rest(x, y, full)
+        rest = _compute_slack(x, y, capacity)
         kind = int(rest.argmin())
-        if rest[kind] > full:
+        if rest[kind] > capacity:
             break
     return pattern, empty
 
 
-def _rest(x: Ints, y: Ints, full: int) -> Ints:
+def _compute_slack(x: Ints, y: Ints, capacity: int) -> Ints:
     """What stays empty on the side that is less full; more than a row where it does not fit."""
-    return np.where(np.minimum(x, y) < 0, full + 1, np.maximum(x, y))
+    return np.where(np.minimum(x, y) < 0, capacity + 1, np.maximum(x, y))

@@ -5,7 +5,7 @@ from pretune.core.errors import UsageError
 
 
 @spec
-class Shape:
+class BatchShape:
     """`rows` rows of `length` tokens (and of `source` tokens on the encoder's side); what is None is not fixed."""
 
     rows: int
@@ -30,11 +30,11 @@ class Shape:
         """M: the target slots of all rows."""
         return None if self.slots is None else self.rows * self.slots
 
-    def part(self, parts: int) -> "Shape":
+    def divide(self, parts: int) -> "BatchShape":
         """The shape of one of several equal parts of a batch: a rank's share, a micro-batch."""
         if parts < 1 or self.rows % parts:
             raise UsageError(f"{self.rows} rows cannot be shared out to {parts} equal parts; change the batch's tokens")
-        return Shape(
+        return BatchShape(
             rows=self.rows // parts,
             length=self.length,
             source=self.source,

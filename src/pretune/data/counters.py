@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretune.core.errors import UsageError
-from pretune.core.seed import mix, mix_more
-from pretune.data.epoch_order import Draws
+from pretune.core.seed import extend_mix, mix
+from pretune.data.epoch_order import EpochOrder
 from pretune.data.ragged import Ints, spread
 from pretune.data.sequences import Sequences
 
@@ -27,25 +27,25 @@ class Purpose(IntEnum):
     ORDER = 1  # of the samples of an epoch
     ROUND = 2  # of the draws of a mixture
     ROWS = 3  # of the rows of a window
-    COIN = 4  # which pairs are broken
+    BROKEN_PAIR = 4  # which pairs are broken
     PARTNER = 5  # where their second segments come from
-    TURN = 6
+    ROTATION = 6
     CORRUPT = 7
 
 
-def keys_of(seed: int, purpose: Purpose, epochs: Ints, samples: Ints) -> NDArray[np.uint64]:
+def derive_keys(seed: int, purpose: Purpose, epochs: Ints, samples: Ints) -> NDArray[np.uint64]:
     """`mix(seed, purpose, epoch, sample)` of each sample."""
-    return mix_more(mix_more(np.uint64(mix(seed, purpose)), epochs), samples)
+    return extend_mix(extend_mix(np.uint64(mix(seed, purpose)), epochs), samples)
 
 
-def unit(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
+def to_uniform(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Random bits as numbers from 0 to below 1."""
     return np.asarray((bits >> np.uint64(11)) * 2.0**-53, dtype=np.float64)
 
 
-def shuffled(seed: int, purpose: Purpose, epoch: int, numbers: Ints) -> Ints:
+def shuffle_by_key(seed: int, purpose: Purpose, epoch: int, numbers: Ints) -> Ints:
     """The numbers in the order of their keys: a keyed permutation, the same with any release of numpy."""
-    keys = mix_more(np.uint64(mix(seed, purpose, epoch)), numbers)
+    keys = extend_mix(np.uint64(mix(seed, purpose, epoch)), numbers)
     return numbers[np.argsort(keys, kind="stable")]
 
 
@@ -56,7 +56,7 @@ class Counters:
     keys: NDArray[np.uint64]  # [S]
 
     @classmethod
-    def of(cls, seed: int, sequences: Sequences | Draws, *, copies: int | None = None) -> "Counters":
+    def from_sequences(cls, seed: int, sequences: Sequences | EpochOrder, *, copies: int | None = None) -> "Counters":
         """Those of sequences that know their sample and epoch, or of the draws that they are going to be.
 
         `copies` lets epochs repeat (static masking).
@@ -64,23 +64,23 @@ class Counters:
         if sequences.samples is None or sequences.epochs is None:
             raise UsageError("these sequences do not say which samples they are, so nothing can be drawn for them")
         epochs = sequences.epochs if copies is None else sequences.epochs % copies
-        return cls(keys_of(seed, Purpose.CORRUPT, epochs, sequences.samples))
+        return cls(derive_keys(seed, Purpose.CORRUPT, epochs, sequences.samples))
 
-    def under(self, number: int) -> "Counters":
+    def derive(self, number: int) -> "Counters":
         """Counters of their own for one of several parts: a mixture's members, a second corruption."""
-        return Counters(mix_more(self.keys, np.asarray(number + 2**32)))
+        return Counters(extend_mix(self.keys, np.asarray(number + 2**32)))
 
-    def take(self, which: Ints) -> "Counters":
+    def take(self, selection: Ints) -> "Counters":
         """Those of some of the sequences."""
-        return Counters(self.keys[which])
+        return Counters(self.keys[selection])
 
     def bits(self, use: int, lengths: Ints | None = None) -> NDArray[np.uint64]:
         """64 random bits per sequence [S], or with `lengths` per token [T] of sequences that are so long."""
-        states = mix_more(self.keys, np.asarray(use))
+        states = extend_mix(self.keys, np.asarray(use))
         if lengths is None:
             return states
-        return mix_more(np.repeat(states, lengths), spread(np.zeros_like(lengths), lengths))
+        return extend_mix(np.repeat(states, lengths), spread(np.zeros_like(lengths), lengths))
 
     def uniform(self, use: int, lengths: Ints | None = None) -> NDArray[np.float64]:
         """Numbers from 0 to below 1, per sequence [S], or with `lengths` per token [T]."""
-        return unit(self.bits(use, lengths))
+        return to_uniform(self.bits(use, lengths))

@@ -14,17 +14,17 @@ import numpy as np
 
 from pretune.data.ragged import Ints
 
-_FRESH = 8  # patterns after which it is looked up anew what there is most of
+_REFRESH_EVERY = 8  # patterns after which it is looked up anew what there is most of
 
 
-class Way(NamedTuple):
+class PackingOrder(NamedTuple):
     """In which order lengths start rows, and are asked to fill them: smaller keys first."""
 
-    start: Callable[[int, int], tuple[float, float]]  # of a length and the room of a row
-    fill: Callable[[int, int, int], tuple[float, float]]  # of these, and how many sequences of the length are left
+    start_key: Callable[[int, int], tuple[float, float]]  # of a length and the room of a row
+    fill_key: Callable[[int, int, int], tuple[float, float]]  # of these, and how many sequences of the length are left
 
 
-def _around(share: float) -> Way:
+def _build_middle_order(share: float) -> PackingOrder:
     """For rows of two and three: those in the middle go three together, from around a share of the row on.
 
     Two of them leave much of a row empty and three are too many. Started from there, and filled with what lies just
@@ -36,22 +36,22 @@ def _around(share: float) -> Way:
             return 0, -length
         return (1, abs(length - share * room)) if 3 * length > room else (2, -length)
 
-    return Way(start, lambda length, room, _: (3 * length <= room, length))
+    return PackingOrder(start, lambda length, room, _: (3 * length <= room, length))
 
 
-WAYS = (
+PACKING_ORDERS = (
     # The longest first, filled with what there is most of: what remains keeps its variety, and can be summed up.
-    Way(lambda length, _: (0, -length), lambda length, _, left: (0, -left * length)),
+    PackingOrder(lambda length, _: (0, -length), lambda length, _, left: (0, -left * length)),
     # The very long, then those that leave most of a row of their own kind empty; the short are kept for them.
-    Way(
+    PackingOrder(
         lambda length, room: (0, -length) if 10 * length > 7 * room else (1, -(room % length)),
         lambda length, _room, _left: (0, -length),
     ),
-    *(_around(share) for share in (0.36, 0.38, 0.4)),
+    *(_build_middle_order(share) for share in (0.36, 0.38, 0.4)),
 )
 
 
-def exact_fit(lengths: Ints, room: int, most: int, way: Way = WAYS[0]) -> Ints:
+def exact_fit(lengths: Ints, room: int, max_sequences: int, order: PackingOrder = PACKING_ORDERS[0]) -> Ints:
     """The row of each sequence, rows of `room` tokens and at most `most` sequences.
 
     >>> exact_fit(np.array([6, 5, 3, 3, 2, 2, 3]), 12, 12).tolist()
@@ -60,7 +60,7 @@ def exact_fit(lengths: Ints, room: int, most: int, way: Way = WAYS[0]) -> Ints:
     left = np.bincount(lengths, minlength=room + 1).tolist()
     places: list[list[int]] = [[] for _ in left]  # by length: the rows that take one
     present = [length for length in range(room, 0, -1) if left[length]]
-    starts = sorted(present, key=lambda length: way.start(length, room), reverse=True)
+    starts = sorted(present, key=lambda length: order.start_key(length, room), reverse=True)
     rows = patterns = 0
     asked: list[int] = []
     while starts:
@@ -68,12 +68,12 @@ def exact_fit(lengths: Ints, room: int, most: int, way: Way = WAYS[0]) -> Ints:
         if not left[seed]:
             starts.pop()
             continue
-        if patterns % _FRESH == 0:
+        if patterns % _REFRESH_EVERY == 0:
             present = [length for length in present if left[length]]
-            asked = sorted(present, key=lambda length: way.fill(length, room, left[length]))
+            asked = sorted(present, key=lambda length: order.fill_key(length, room, left[length]))
         patterns += 1
         left[seed] -= 1
-        pattern = [seed, *_best_sum(left, asked, room - seed)[: most - 1]]
+        pattern = [seed, *_find_best_sum(left, asked, room - seed)[: max_sequences - 1]]
         left[seed] += 1
         times = {length: pattern.count(length) for length in pattern}
         uses = min(left[length] // count for length, count in times.items())
@@ -86,13 +86,13 @@ def exact_fit(lengths: Ints, room: int, most: int, way: Way = WAYS[0]) -> Ints:
     return out
 
 
-def _best_sum(left: list[int], lengths: list[int], free: int) -> list[int]:
+def _find_best_sum(remaining: list[int], lengths: list[int], room: int) -> list[int]:
     """Lengths out of a histogram, tried in the order given, with the largest sum that `free` allows."""
-    within, goal = (1 << free + 1) - 1, 1 << free
+    within, goal = (1 << room + 1) - 1, 1 << room
     reached = 1  # bit s: the lengths so far can sum to s
     steps: list[tuple[int, int]] = []  # a length that was added, and what was reached without it
     for length in lengths:
-        for _ in range(min(left[length], free // length)):
+        for _ in range(min(remaining[length], room // length)):
             more = (reached | reached << length) & within
             if more == reached:
                 break

@@ -1,6 +1,6 @@
 """Laying sequences out in rows: from lists of token ids, or from flat arrays, to a `Batch`.
 
-`lay_out` places sequences whose rows are known. `batch` finds the rows itself: it keeps the order it is given (next
+`lay_out` places sequences whose rows are known. `build_batch` finds the rows itself: it keeps the order it is given (next
 fit), so that `Batch.split` answers in the same order. Legend: N tokens, S sequences, C cells, M target slots.
 """
 
@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE, Batch, Targets
-from pretune.data.batch_shape import Shape
-from pretune.data.ragged import Ints, bounds
+from pretune.core.types import IGNORE_INDEX, Batch, Targets
+from pretune.data.batch_shape import BatchShape
+from pretune.data.ragged import Ints, compute_offsets
 from pretune.data.sequences import Sequences
 
 Tokens = Sequence[int] | NDArray[np.integer]
 
 
-def lay_out(sequences: Sequences, row: Ints, shape: Shape) -> Batch:
+def lay_out(sequences: Sequences, row: Ints, shape: BatchShape) -> Batch:
     """Place sequences, each in the row given for it (rows ascend), into a batch of a shape.
 
     What the sequences carry is carried along: per token, targets, segments, factorisation rank, masked span, and the
@@ -34,24 +34,28 @@ def lay_out(sequences: Sequences, row: Ints, shape: Shape) -> Batch:
     if sequences.source is not None:
         if shape.source is None or len(sequences.source) != len(sequences):
             raise UsageError("a layout with a source side needs its row length, and as many sources as sequences")
-        encoder = _Side(sequences.source, row, shape.rows, shape.source, shape.sequences).batch(sequences.source, None)
-    side = _Side(sequences, row, shape.rows, shape.length, shape.sequences)
-    return side.batch(sequences, shape.targets, encoder)
+        encoder = _SideLayout(sequences.source, row, shape.rows, shape.source, shape.sequences).build_batch(
+            sequences.source, None
+        )
+    side = _SideLayout(sequences, row, shape.rows, shape.length, shape.sequences)
+    return side.build_batch(sequences, shape.targets, encoder)
 
 
-class _Side:
+class _SideLayout:
     """Where everything on one side of a batch goes."""
 
-    def __init__(self, sequences: Sequences, row: Ints, rows: int, room: int, most: int | None) -> None:
+    def __init__(self, sequences: Sequences, row: Ints, rows: int, room: int, max_sequences: int | None) -> None:
         lengths = sequences.lengths
         counts = np.bincount(row, minlength=rows)  # sequences of each row
-        used = np.diff(bounds(lengths)[bounds(counts)])  # tokens of each row
+        used = np.diff(compute_offsets(lengths)[compute_offsets(counts)])  # tokens of each row
         if int(used.max()) > room:
             raise UsageError(f"row {int(used.argmax())} would have {int(used.max())} tokens; it holds {room}")
-        if most is not None and int(counts.max()) > most:
-            raise UsageError(f"row {int(counts.argmax())} would have {int(counts.max())} sequences; it holds {most}")
+        if max_sequences is not None and int(counts.max()) > max_sequences:
+            raise UsageError(
+                f"row {int(counts.argmax())} would have {int(counts.max())} sequences; it holds {max_sequences}"
+            )
         self.rows, self.room = rows, room
-        self.cells = len(row) + rows if most is None else rows * (most + 1)
+        self.cells = len(row) + rows if max_sequences is None else rows * (max_sequences + 1)
         self.cell = np.arange(len(row)) + row  # [S] every earlier row has ended with a cell of filler
         filler = np.cumsum(counts) + np.arange(rows)
         size = np.zeros(self.cells, dtype=np.int64)  # [C] tokens of each cell
@@ -61,61 +65,61 @@ class _Side:
         owner = np.full(self.cells, -1, dtype=np.int64)
         owner[self.cell] = self.cell
         self.sequence = np.repeat(owner, size)  # [N]
-        self.real = self.sequence >= 0
-        self.whole = len(row) == rows and bool((lengths == room).all())
+        self.is_token = self.sequence >= 0
+        self.is_full = len(row) == rows and bool((lengths == room).all())
 
-    def batch(self, sequences: Sequences, slots: int | None, source: Batch | None = None) -> Batch:
-        offsets = bounds(self.size)
+    def build_batch(self, sequences: Sequences, slots: int | None, source: Batch | None = None) -> Batch:
+        offsets = compute_offsets(self.size)
         positions = np.arange(self.rows * self.room) - np.repeat(offsets[:-1], self.size)
-        positions[~self.real] = 0
+        positions[~self.is_token] = 0
         return Batch(
             tokens=torch.from_numpy(self._spread(sequences.tokens, 0)),
             offsets=torch.from_numpy(offsets.astype(np.int32)),
             sequence=torch.from_numpy(self.sequence),
             positions=torch.from_numpy(positions),
             rows=self.rows,
-            whole=self.whole,
-            targets=None if sequences.targets is None else self._targets(sequences.targets, slots),
-            segments=self._per_token(sequences.segments, 0),
-            words=self._per_token(_numbers(sequences.words, sequences), -1),
-            sentences=self._per_token(_numbers(sequences.sentences, sequences), -1),
-            order=self._per_token(sequences.order, 0),
-            blanks=self._per_token(sequences.blanks, -1),
-            prefix=self._per_cell(sequences.prefix, 0),
-            view=self._per_cell(sequences.view, 0),
-            labels=self._per_cell(sequences.labels, IGNORE),
+            one_per_row=self.is_full,
+            targets=None if sequences.targets is None else self._build_targets(sequences.targets, slots),
+            segments=self._place_tokens(sequences.segments, 0),
+            words=self._place_tokens(_number_groups(sequences.words, sequences), -1),
+            sentences=self._place_tokens(_number_groups(sequences.sentences, sequences), -1),
+            order=self._place_tokens(sequences.order, 0),
+            blanks=self._place_tokens(sequences.blanks, -1),
+            prefix=self._place_cells(sequences.prefix, 0),
+            view=self._place_cells(sequences.view, 0),
+            labels=self._place_cells(sequences.labels, IGNORE_INDEX),
             source=source,
         )
 
     def _spread(self, values: NDArray[np.integer], fill: int) -> Ints:
         """Values of all tokens at their places; sequences lie in the batch in the order they came."""
         out = np.full(self.rows * self.room, fill, dtype=np.int64)
-        out[self.real] = values
+        out[self.is_token] = values
         return out
 
-    def _per_token(self, values: Ints | None, fill: int) -> Tensor | None:
+    def _place_tokens(self, values: Ints | None, fill: int) -> Tensor | None:
         return None if values is None else torch.from_numpy(self._spread(values, fill))
 
-    def _per_cell(self, values: Ints | None, fill: int) -> Tensor | None:
+    def _place_cells(self, values: Ints | None, fill: int) -> Tensor | None:
         if values is None:
             return None
         out = np.full(self.cells, fill, dtype=np.int64 if values.dtype.kind in "iub" else np.float32)
         out[self.cell] = values
         return torch.from_numpy(out)
 
-    def _targets(self, labels: Ints, slots: int | None) -> Targets:
-        placed = self._spread(labels, IGNORE)
-        found = np.flatnonzero(placed != IGNORE)
+    def _build_targets(self, labels: Ints, slots: int | None) -> Targets:
+        placed = self._spread(labels, IGNORE_INDEX)
+        found = np.flatnonzero(placed != IGNORE_INDEX)
         if slots is None:
             slots = len(found)
         if len(found) > slots:
             raise UsageError(f"{len(found)} targets in a batch that has room for {slots}; raise its target slots")
-        index, values = np.zeros(slots, dtype=np.int64), np.full(slots, IGNORE, dtype=np.int64)
+        index, values = np.zeros(slots, dtype=np.int64), np.full(slots, IGNORE_INDEX, dtype=np.int64)
         index[: len(found)], values[: len(found)] = found, placed[found]
         return Targets(index=torch.from_numpy(index), labels=torch.from_numpy(values))
 
 
-def _numbers(starts: NDArray[np.bool_] | None, sequences: Sequences) -> Ints | None:
+def _number_groups(starts: NDArray[np.bool_] | None, sequences: Sequences) -> Ints | None:
     """The number of each token's word (or sentence) inside its sequence, from where they start."""
     if starts is None or not len(starts):
         return None if starts is None else np.empty(0, dtype=np.int64)
@@ -139,14 +143,14 @@ def batch(
     holds one label per token, -100 where there is none; the vocabulary head then runs on the labelled tokens only.
     `prefix` says how many first tokens of each sequence all of it may see.
 
-    >>> batch([[101, 7592, 102], [101, 102]]).tokens.tolist()
+    >>> build_batch([[101, 7592, 102], [101, 102]]).tokens.tolist()
     [101, 7592, 102, 101, 102, 0]
     """
     if (sequences is None) == (target is None) or (source is None) != (target is None):
         raise UsageError("batch takes either sequences, or source and target together")
     first: Sequence[Tokens] = sequences if target is None else target  # type: ignore[assignment]
-    read = _lengths(first, "sequence" if target is None else "target")
-    given = read if source is None else _lengths(source, "source")
+    read = _compute_lengths(first, "sequence" if target is None else "target")
+    given = read if source is None else _compute_lengths(source, "source")
     if len(given) != len(read):
         raise UsageError(f"batch got {len(given)} source sequences and {len(read)} target sequences; they go in pairs")
     room = int(read.max()) if row is None else row
@@ -155,18 +159,20 @@ def batch(
         raise UsageError(f"sequence {int(read.argmax())} has {int(read.max())} tokens; a row holds {room}")
     place = _next_fit(read, given, room, source_room)
     flat = Sequences(
-        tokens=_flat(first, read, "tokens"),
-        offsets=bounds(read),
-        segments=None if segments is None else _flat(segments, read, "segments"),
-        targets=None if labels is None else _flat(labels, read, "labels"),
-        prefix=None if prefix is None else _prefix(prefix, read),
-        source=None if source is None else Sequences(tokens=_flat(source, given, "tokens"), offsets=bounds(given)),
+        tokens=_flatten(first, read, "tokens"),
+        offsets=compute_offsets(read),
+        segments=None if segments is None else _flatten(segments, read, "segments"),
+        targets=None if labels is None else _flatten(labels, read, "labels"),
+        prefix=None if prefix is None else _check_prefix(prefix, read),
+        source=None
+        if source is None
+        else Sequences(tokens=_flatten(source, given, "tokens"), offsets=compute_offsets(given)),
     )
-    shape = Shape(rows=int(place[-1]) + 1, length=room, source=None if source is None else source_room)
+    shape = BatchShape(rows=int(place[-1]) + 1, length=room, source=None if source is None else source_room)
     return lay_out(flat, place, shape)
 
 
-def _lengths(sequences: Sequence[Tokens], name: str) -> Ints:
+def _compute_lengths(sequences: Sequence[Tokens], name: str) -> Ints:
     if not len(sequences):
         raise UsageError("batch got no sequences")
     lengths = np.asarray([len(sequence) for sequence in sequences], dtype=np.int64)
@@ -175,10 +181,10 @@ def _lengths(sequences: Sequence[Tokens], name: str) -> Ints:
     return lengths
 
 
-def _next_fit(read: Ints, given: Ints, room: int, source_room: int) -> Ints:
+def _next_fit(lengths: Ints, source_lengths: Ints, room: int, source_room: int) -> Ints:
     """The row of each sequence: the one before's if both sides have room, or the next."""
     rows, row, used, source_used = [], 0, 0, 0
-    for length, source_length in zip(read.tolist(), given.tolist(), strict=True):
+    for length, source_length in zip(lengths.tolist(), source_lengths.tolist(), strict=True):
         if used + length > room or source_used + source_length > source_room:
             row += 1
             used = source_used = 0
@@ -188,9 +194,9 @@ def _next_fit(read: Ints, given: Ints, room: int, source_room: int) -> Ints:
     return np.asarray(rows, dtype=np.int64)
 
 
-def _flat(values: Sequence[Tokens], lengths: Ints, name: str) -> Ints:
+def _flatten(values: Sequence[Tokens], lengths: Ints, name: str) -> Ints:
     """One number per token of all sequences, end to end."""
-    _count(len(values), len(lengths), name)
+    _check_count(len(values), len(lengths), name)
     for number, (value, length) in enumerate(zip(values, lengths.tolist(), strict=True)):
         if len(value) != length:
             raise UsageError(f"batch got {len(value)} {name} for the {length} tokens of sequence {number}")
@@ -203,14 +209,14 @@ def _flat(values: Sequence[Tokens], lengths: Ints, name: str) -> Ints:
     return flat
 
 
-def _prefix(values: Sequence[int], lengths: Ints) -> Ints:
-    _count(len(values), len(lengths), "prefixes")
+def _check_prefix(values: Sequence[int], lengths: Ints) -> Ints:
+    _check_count(len(values), len(lengths), "prefixes")
     for number, (value, length) in enumerate(zip(values, lengths.tolist(), strict=True)):
         if not 0 <= value <= length:
             raise UsageError(f"prefix {value} of sequence {number} must lie between 0 and its {length} tokens")
     return np.asarray(values, dtype=np.int64)
 
 
-def _count(found: int, wanted: int, name: str) -> None:
-    if found != wanted:
-        raise UsageError(f"batch got {name} of {found} sequences for {wanted}")
+def _check_count(count: int, expected: int, name: str) -> None:
+    if count != expected:
+        raise UsageError(f"batch got {name} of {count} sequences for {expected}")

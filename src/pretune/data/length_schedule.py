@@ -23,7 +23,7 @@ class Phase:
             raise UsageError(f"a phase has a share above 0 and up to 1 and a length, found {self.share}, {self.length}")
 
 
-class Stage(NamedTuple):
+class LengthStage(NamedTuple):
     """A phase in steps: those from `first` to before `last` have `rows` rows of `length`."""
 
     first: int
@@ -43,14 +43,14 @@ class LengthSchedule:
         if abs(total - 1) > 1e-6:
             raise UsageError(f"the shares of a length schedule add up to 1, found {total:.6g}")
 
-    def stages(self, *, steps: int, tokens: int, multiple: int = 1) -> tuple[Stage, ...]:
+    def build_stages(self, *, steps: int, tokens: int, multiple: int = 1) -> tuple[LengthStage, ...]:
         """The phases of a run of `steps` steps of `tokens` tokens; rows come in multiples of `multiple` (ranks).
 
         >>> schedule = LengthSchedule(phases=(Phase(share=0.9, length=128), Phase(share=0.1, length=512)))
-        >>> [tuple(stage) for stage in schedule.stages(steps=1000, tokens=65_536)]
+        >>> [tuple(stage) for stage in schedule.build_stages(steps=1000, tokens=65_536)]
         [(0, 900, 128, 512), (900, 1000, 512, 128)]
         """
-        stages: list[Stage] = []
+        stages: list[LengthStage] = []
         done = 0.0
         for phase in self.phases:
             first = stages[-1].last if stages else 0
@@ -60,10 +60,10 @@ class LengthSchedule:
                 raise UsageError(
                     f"{tokens} tokens per step are less than {multiple} rows of {phase.length}; raise them"
                 )
-            stages.append(Stage(first, min(round(done * steps), steps), phase.length, rows))
+            stages.append(LengthStage(first, min(round(done * steps), steps), phase.length, rows))
         return (*stages[:-1], stages[-1]._replace(last=steps))
 
-    def at(self, step: int, *, steps: int, tokens: int, multiple: int = 1) -> Stage:
+    def find_stage(self, step: int, *, steps: int, tokens: int, multiple: int = 1) -> LengthStage:
         """The stage a step belongs to; the last one goes on for ever."""
-        stages = self.stages(steps=steps, tokens=tokens, multiple=multiple)
+        stages = self.build_stages(steps=steps, tokens=tokens, multiple=multiple)
         return next((stage for stage in stages if step < stage.last), stages[-1])

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError
-from pretune.data.counters import Purpose, shuffled
-from pretune.data.epoch_order import Draws
+from pretune.data.counters import Purpose, shuffle_by_key
+from pretune.data.epoch_order import EpochOrder
 from pretune.data.ragged import Ints
 
 Floats = NDArray[np.float64]
@@ -30,7 +30,7 @@ class Weighted:
 
     weights: tuple[float, ...]
 
-    def shares(self, sizes: Floats, counts: Ints | None = None) -> Floats:
+    def compute_shares(self, sizes: Floats, counts: Ints | None = None) -> Floats:
         """The weights, of sum 1."""
         given = np.array(self.weights, dtype=np.float64)
         if len(given) != len(sizes):
@@ -50,7 +50,7 @@ class Smoothed:
         if not 0 <= self.alpha <= 1:
             raise UsageError(f"alpha lies between 0 (all sources alike) and 1 (by size), found {self.alpha}")
 
-    def shares(self, sizes: Floats, counts: Ints | None = None) -> Floats:
+    def compute_shares(self, sizes: Floats, counts: Ints | None = None) -> Floats:
         """Those of sources of some sizes, of sum 1; nothing stays nothing."""
         parts = sizes / max(sizes.sum(), 1)
         raised = np.where(parts > 0, parts**self.alpha, 0)
@@ -72,7 +72,7 @@ class Limited:
         if self.limit < 1 or not 1 <= self.temperature < np.inf:
             raise UsageError(f"a limit and a temperature are 1 or more, found {self.limit} and {self.temperature}")
 
-    def shares(self, sizes: Floats, counts: Ints) -> Floats:
+    def compute_shares(self, sizes: Floats, counts: Ints) -> Floats:
         """Shares of the tokens, which make those of the samples as they should be."""
         rates = np.where(counts > 0, np.minimum(counts, self.limit) ** (1 / self.temperature), 0.0)
         tokens = rates * sizes / np.maximum(counts, 1)
@@ -83,7 +83,7 @@ Mixing = Weighted | Smoothed | Limited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mixture:
+class SourceMixture:
     """How many samples of each source a round reads. G groups of n samples in all."""
 
     groups: tuple[Ints, ...]  # the samples of each source
@@ -91,14 +91,16 @@ class Mixture:
     shares: Floats  # [G] of the tokens read
 
     @classmethod
-    def of(cls, mixing: Mixing | None, sources: Ints, lengths: Ints, names: tuple[str, ...]) -> "Mixture":
+    def from_samples(
+        cls, mixing: Mixing | None, sources: Ints, lengths: Ints, names: tuple[str, ...]
+    ) -> "SourceMixture":
         """The mixture of samples that have these sources and lengths."""
         sizes = np.bincount(sources, weights=lengths, minlength=len(names)).astype(np.float64)
         if mixing is None:
             quota = np.array([len(sources)])
             return cls(groups=(np.arange(len(sources)),), quotas=quota, shares=np.ones(1))
         counts = np.bincount(sources, minlength=len(names))
-        shares = mixing.shares(sizes, counts)
+        shares = mixing.compute_shares(sizes, counts)
         for name, share, size in zip(names, shares, sizes, strict=True):
             if share > 0 and not size:
                 raise DataError(
@@ -112,30 +114,30 @@ class Mixture:
             groups=tuple(np.split(order, np.cumsum(counts)[:-1])), quotas=quotas, shares=seen / max(seen.sum(), 1)
         )
 
-    def draws(self, seed: int, round: int) -> Draws:
+    def draw_order(self, seed: int, round: int) -> EpochOrder:
         """What one round reads, in order."""
         samples, epochs = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
         for group, quota in zip(self.groups, self.quotas.tolist(), strict=True):
             done, end = round * quota, (round + 1) * quota
             while done < end:  # through one epoch of this source after another
                 epoch, at = divmod(done, len(group))
-                some = shuffled(seed, Purpose.ORDER, epoch, group)[at : at + end - done]
+                some = shuffle_by_key(seed, Purpose.ORDER, epoch, group)[at : at + end - done]
                 samples.append(some)
                 epochs.append(np.full(len(some), epoch))
                 done += len(some)
-        found = Draws(seed=seed, round=round, samples=np.concatenate(samples), epochs=np.concatenate(epochs))
+        found = EpochOrder(seed=seed, round=round, samples=np.concatenate(samples), epochs=np.concatenate(epochs))
         if len(self.groups) == 1:
             return found
-        return found.take(shuffled(seed, Purpose.ROUND, round, np.arange(len(found))))
+        return found.take(shuffle_by_key(seed, Purpose.ROUND, round, np.arange(len(found))))
 
-    def rates(self) -> Floats:
+    def compute_rates(self) -> Floats:
         """[n] how often a round reads each sample, on average."""
         found = np.zeros(sum(map(len, self.groups)))
         for group, quota in zip(self.groups, self.quotas, strict=True):
             found[group] = quota / max(len(group), 1)
         return found
 
-    def epochs(self, rounds: float) -> Floats:
+    def count_epochs(self, rounds: float) -> Floats:
         """[G] how often each source has been read after some rounds."""
         sizes = np.array([len(group) for group in self.groups])
         return np.asarray(rounds * self.quotas / np.maximum(sizes, 1))

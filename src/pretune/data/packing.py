@@ -17,34 +17,41 @@ from functools import partial
 import numpy as np
 
 from pretune.core.errors import UsageError
-from pretune.data.balanced_packing import balanced
-from pretune.data.exact_packing import WAYS, exact_fit
+from pretune.data.balanced_packing import balanced_fit
+from pretune.data.exact_packing import PACKING_ORDERS, exact_fit
 from pretune.data.ragged import Ints
 
-GAPS, WIDE = 0.001, 0.08
+MIN_GAP_SHARE, WIDE_GAP_SHARE = 0.001, 0.08
 """The share of rows beyond what the tokens need from which on other ways are tried, and one that takes long."""
 
-LONGEST = 2048
+MAX_EXACT_ROW = 2048
 """The row length up to which exact sums are tried: their cost grows with its square, and longer rows fit well."""
 
 
 def pack(
-    lengths: Ints, room: int, *, most: int | None = None, source: Ints | None = None, source_room: int | None = None
+    lengths: Ints,
+    room: int,
+    *,
+    max_sequences: int | None = None,
+    source: Ints | None = None,
+    source_room: int | None = None,
 ) -> Ints:
     """The row of each sequence, rows of `room` tokens (and `source_room` source tokens) and at most `most` sequences.
 
     >>> pack(np.array([5, 2, 4, 3, 2]), 8).tolist()
     [0, 1, 1, 0, 1]
     """
-    found = best_fit(lengths, room, most=most, source=source, source_room=source_room)
-    needed = max(int(lengths.sum()) / room, len(lengths) / (most or room))
+    found = best_fit(lengths, room, max_sequences=max_sequences, source=source, source_room=source_room)
+    needed = max(int(lengths.sum()) / room, len(lengths) / (max_sequences or room))
     ways: list[tuple[float, Callable[[], Ints]]] = []
     if source is not None and source_room is not None:
         needed = max(needed, int(source.sum()) / source_room)
-        even = partial(balanced, lengths, room, source, source_room, most or room)
-        ways = [(GAPS, even), (WIDE, partial(even, tries=8))]
-    elif room <= LONGEST:
-        ways = [(GAPS, partial(exact_fit, lengths, room, most or room, way)) for way in WAYS]
+        even = partial(balanced_fit, lengths, room, source, source_room, max_sequences or room)
+        ways = [(MIN_GAP_SHARE, even), (WIDE_GAP_SHARE, partial(even, tries=8))]
+    elif room <= MAX_EXACT_ROW:
+        ways = [
+            (MIN_GAP_SHARE, partial(exact_fit, lengths, room, max_sequences or room, way)) for way in PACKING_ORDERS
+        ]
     for gaps, way in ways:
         if found.max(initial=-1) + 1 <= (1 + gaps) * needed + 1:
             break
@@ -55,13 +62,18 @@ def pack(
 
 
 def best_fit(
-    lengths: Ints, room: int, *, most: int | None = None, source: Ints | None = None, source_room: int | None = None
+    lengths: Ints,
+    room: int,
+    *,
+    max_sequences: int | None = None,
+    source: Ints | None = None,
+    source_room: int | None = None,
 ) -> Ints:
     """`pack`, by best-fit decreasing alone."""
-    _check(lengths, room, "tokens")
+    _check_lengths(lengths, room, "tokens")
     other, other_room = np.zeros_like(lengths), 0
     if source is not None and source_room is not None:
-        _check(source, source_room, "source tokens")
+        _check_lengths(source, source_room, "source tokens")
         other, other_room = source, source_room
         if int(source.sum()) * room > int(lengths.sum()) * source_room:
             lengths, room, other, other_room = source, source_room, lengths, room
@@ -70,40 +82,42 @@ def best_fit(
     order = np.lexsort((-other, -lengths, -size))
     a, b = lengths[order], other[order]
     starts = np.flatnonzero(np.append(True, (np.diff(a) != 0) | (np.diff(b) != 0))[: len(order)])
-    rows = _Rows(room, other_room, most or room, int(lengths.min(initial=room)))
+    rows = _OpenRows(room, other_room, max_sequences or room, int(lengths.min(initial=room)))
     counts = np.diff(np.append(starts, len(order)))
     for length, other_length, count in zip(a[starts].tolist(), b[starts].tolist(), counts.tolist(), strict=True):
         rows.place(length, other_length, count)
     out = np.empty(len(lengths), dtype=np.int64)
-    out[order] = np.repeat(rows.chosen, rows.times)
+    out[order] = np.repeat(rows.assigned_rows, rows.assigned_counts)
     return out
 
 
-class _Rows:
+class _OpenRows:
     """Rows that are being filled, by what room they have left."""
 
-    def __init__(self, room: int, other: int, most: int, smallest: int) -> None:
-        self.full = (room, other, most)
-        self.smallest = smallest  # less room than this is no room
+    def __init__(self, room: int, other_room: int, max_sequences: int, min_length: int) -> None:
+        self.capacity = (room, other_room, max_sequences)
+        self.min_length = min_length  # less room than this is no room
         self.count = 0
-        self.chosen: list[int] = []  # rows in the order they were given something, and how many sequences each time
-        self.times: list[int] = []
+        self.assigned_rows: list[
+            int
+        ] = []  # rows in the order they were given something, and how many sequences each time
+        self.assigned_counts: list[int] = []
         # By room on the first side: rows by (room on the other side, sequences they may still take).
-        self._open: list[dict[tuple[int, int], list[int]]] = [{} for _ in range(room + 1)]
-        self._widest = np.full(room + 1, -1)  # the most room on the other side among those
+        self._rows_by_room: list[dict[tuple[int, int], list[int]]] = [{} for _ in range(room + 1)]
+        self._max_other_room = np.full(room + 1, -1)  # the most room on the other side among those
 
     def place(self, a: int, b: int, count: int) -> None:
         """Place `count` sequences of lengths (a, b)."""
         while count:
-            fits = self._widest[a:] >= b
+            fits = self._max_other_room[a:] >= b
             tightest = int(fits.argmax())
             if fits[tightest]:
                 left = a + tightest
-                here = self._open[left]
+                here = self._rows_by_room[left]
                 key = min(key for key in here if key[0] >= b)
                 rows = here[key]
             else:
-                left, key = self.full[0], self.full[1:]
+                left, key = self.capacity[0], self.capacity[1:]
                 rows = []
             fit = min(left // a, key[0] // b if b else count, key[1], count)
             need = -(-count // fit)
@@ -115,22 +129,22 @@ class _Rows:
                 del rows[-need:]
                 if not rows:
                     del here[key]
-                    self._widest[left] = max((room for room, _ in here), default=-1)
+                    self._max_other_room[left] = max((room for room, _ in here), default=-1)
             placed = min(count, len(taken) * fit)
             rest = placed - (len(taken) - 1) * fit  # what the last of them takes
-            self.chosen += taken
-            self.times += [fit] * (len(taken) - 1) + [rest]
+            self.assigned_rows += taken
+            self.assigned_counts += [fit] * (len(taken) - 1) + [rest]
             self._put(taken[:-1], left - fit * a, key[0] - fit * b, key[1] - fit)
             self._put(taken[-1:], left - rest * a, key[0] - rest * b, key[1] - rest)
             count -= placed
 
-    def _put(self, rows: list[int], room: int, other: int, more: int) -> None:
-        if rows and room >= self.smallest and more:
-            self._open[room].setdefault((other, more), []).extend(rows)
-            self._widest[room] = max(self._widest[room], other)
+    def _put(self, rows: list[int], room: int, other_room: int, sequences_left: int) -> None:
+        if rows and room >= self.min_length and sequences_left:
+            self._rows_by_room[room].setdefault((other_room, sequences_left), []).extend(rows)
+            self._max_other_room[room] = max(self._max_other_room[room], other_room)
 
 
-def _check(lengths: Ints, room: int, noun: str) -> None:
+def _check_lengths(lengths: Ints, room: int, noun: str) -> None:
     if len(lengths) and int(lengths.max()) > room:
         at = int(lengths.argmax())
         raise UsageError(f"sample {at} may have {int(lengths.max())} {noun}; a row holds {room}: lower the limit")

@@ -17,16 +17,16 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from pretune.core.config import spec
-from pretune.data.epoch_order import Draws, Known
-from pretune.data.ragged import Ints, windows
-from pretune.data.samples import inner, marked, sources_at
-from pretune.data.sequence_template import A, B, Frame
+from pretune.data.epoch_order import EpochOrder, SampleLengths
+from pretune.data.ragged import Ints, split_windows
+from pretune.data.samples import attach_sample_info, compute_text_room, find_sources
+from pretune.data.sequence_template import A, B, SequenceTemplate
 from pretune.data.sequences import Sequences
 from pretune.data.shards import Shards
 
 
 @spec
-class Sides:
+class ParallelPairs:
     """Pairs as the corpus has them, in the frame of a pair, or `apart`: each side in that of a single text.
 
     Of a bare second side only the end of its frame is read.
@@ -35,118 +35,128 @@ class Sides:
     limit: int = 512
     apart: Literal["framed", "bare"] | None = None
 
-    def open(self, shards: Shards, frame: Frame | None = None) -> "Sided":
+    def open(self, shards: Shards, template: SequenceTemplate | None = None) -> "ParallelSamples":
         """The samples of some shards."""
-        around = frame or Frame()
-        return Sided(self, shards, around if self.apart is None else twice(around, bare=self.apart == "bare"))
+        around = template or SequenceTemplate()
+        return ParallelSamples(
+            self, shards, around if self.apart is None else double_template(around, is_bare=self.apart == "bare")
+        )
 
 
-class _Table(NamedTuple):
+class _ParallelTable(NamedTuple):
     """Of each sample: its first token, the tokens read of each side (0: it has no second), where the second starts."""
 
     start: Ints
-    first: Ints
-    second: Ints
-    other: Ints
+    first_length: Ints
+    second_length: Ints
+    second_start: Ints
 
 
 @dataclass(frozen=True)
-class Sided:
+class ParallelSamples:
     """Samples that are pairs, or stretches of documents of one side."""
 
-    kind: Sides
+    kind: ParallelPairs
     shards: Shards
-    frame: Frame
+    template: SequenceTemplate
 
     def __post_init__(self) -> None:
-        inner(self.kind.limit, max(self.frame.room, self.frame.pair_room + 1))  # at least one token on each side
+        compute_text_room(
+            self.kind.limit, max(self.template.special_count, self.template.pair_special_count + 1)
+        )  # at least one token on each side
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.kind, self.shards, self.frame)
+        return type(self), (self.kind, self.shards, self.template)
 
     def __len__(self) -> int:
         return len(self._table.start)
 
     @property
-    def pairs(self) -> int:
+    def pair_count(self) -> int:
         """How many samples are pairs."""
-        return int((self._table.second > 0).sum())
+        return int((self._table.second_length > 0).sum())
 
     @property
-    def trimmed(self) -> int:
+    def trimmed_count(self) -> int:
         """How many pairs are too long, so that not all of them is read."""
         sides, lengths = self.shards.sides, np.diff(self.shards.documents)
-        return int(((sides > 0) & (lengths > self.kind.limit - self.frame.pair_room)).sum())
+        return int(((sides > 0) & (lengths > self.kind.limit - self.template.pair_special_count)).sum())
 
     @property
-    def _ahead(self) -> int:
+    def _first_special_count(self) -> int:
         """Special tokens of the first side."""
-        before = [token for token, _ in self.frame.pair].index(B) - 1
-        return before if self.kind.apart is None else self.frame.room
+        before = [token for token, _ in self.template.pair].index(B) - 1
+        return before if self.kind.apart is None else self.template.special_count
 
     @cached_property
-    def _table(self) -> _Table:
+    def _table(self) -> _ParallelTable:
         starts, sides = self.shards.documents[:-1], self.shards.sides
         lengths = np.diff(self.shards.documents)
         # A pair is one window, of whatever length; others are cut as documents are.
         one = np.where(sides > 0, np.minimum(lengths, 1), lengths)
-        start, length, owner = windows(starts, one, inner(self.kind.limit, self.frame.room))
-        first, second = trimmed(sides[owner], (lengths - sides)[owner], inner(self.kind.limit, self.frame.pair_room))
+        start, length, owner = split_windows(
+            starts, one, compute_text_room(self.kind.limit, self.template.special_count)
+        )
+        first, second = trim_pair(
+            sides[owner], (lengths - sides)[owner], compute_text_room(self.kind.limit, self.template.pair_special_count)
+        )
         two = sides[owner] > 0
-        return _Table(
+        return _ParallelTable(
             start, np.where(two, first, length), np.where(two, second, 0), np.where(two, start + sides[owner], start)
         )
 
     @cached_property
     def sources(self) -> Ints:
         """[n] the source of each sample."""
-        return sources_at(self.shards, self._table.start)
+        return find_sources(self.shards, self._table.start)
 
-    def settle(self, draws: Draws) -> Draws:
+    def assign_partners(self, draws: EpochOrder) -> EpochOrder:
         """Nothing is left to be drawn."""
         return draws
 
-    def lengths(self, draws: Draws | None = None) -> Ints:
+    def lengths(self, draws: EpochOrder | None = None) -> Ints:
         """How long each draw is, or each sample: both sides together."""
-        first, second = self.sides(draws)
+        first, second = self.measure_sides(draws)
         return first + second
 
-    def sides(self, draws: Draws | None = None) -> tuple[Ints, Ints]:
+    def measure_sides(self, draws: EpochOrder | None = None) -> tuple[Ints, Ints]:
         """How long the sides of each are, special tokens included; the second is 0 where there is none."""
         which = slice(None) if draws is None else draws.samples
-        first, second = self._table.first[which], self._table.second[which]
-        two, ahead = second > 0, self._ahead
+        first, second = self._table.first_length[which], self._table.second_length[which]
+        two, ahead = second > 0, self._first_special_count
         return (
-            first + np.where(two, ahead, self.frame.room),
-            np.where(two, second + self.frame.pair_room - ahead, 0),
+            first + np.where(two, ahead, self.template.special_count),
+            np.where(two, second + self.template.pair_special_count - ahead, 0),
         )
 
-    def known(self, draws: Draws | None = None) -> Known:
+    def measure_lengths(self, draws: EpochOrder | None = None) -> SampleLengths:
         """Both sides, in the frame of a pair or of a single text."""
-        first, second = self.sides(draws)
-        return Known(first, second, np.where(second > 0, self.frame.pair_room, self.frame.room))
+        first, second = self.measure_sides(draws)
+        return SampleLengths(
+            first, second, np.where(second > 0, self.template.pair_special_count, self.template.special_count)
+        )
 
-    def cut(self, draws: Draws, *, words: bool = False, sentences: bool = False) -> Sequences:
+    def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
         """The sequences of some draws, which know where their second sides begin."""
         start, first, second, other = (column[draws.samples] for column in self._table)
-        segments = self.frame.segmented or self.kind.apart is None
-        pieces = self.frame.around_two(start, first, other, second)
+        segments = self.template.has_segments or self.kind.apart is None
+        pieces = self.template.wrap_pair(start, first, other, second)
         made = pieces.read(self.shards, words=words, sentences=sentences, segments=segments)
-        begin = np.where(second > 0, self.sides(draws)[0], 0)
-        return marked(replace(made, sides=begin), draws, self.sources)
+        begin = np.where(second > 0, self.measure_sides(draws)[0], 0)
+        return attach_sample_info(replace(made, sides=begin), draws, self.sources)
 
 
-def twice(frame: Frame, *, bare: bool) -> Frame:
+def double_template(template: SequenceTemplate, *, is_bare: bool) -> SequenceTemplate:
     """A frame whose pair is two single texts, or one and the rest of another."""
-    second = [(B if token == A else token, segment) for token, segment in frame.single]
-    opening = [token for token, _ in second].index(B) if bare else 0
-    return Frame(single=frame.single, pair=(*frame.single, *second[opening:]))
+    second = [(B if token == A else token, segment) for token, segment in template.single]
+    opening = [token for token, _ in second].index(B) if is_bare else 0
+    return SequenceTemplate(single=template.single, pair=(*template.single, *second[opening:]))
 
 
-def trimmed(first: Ints, second: Ints, limit: int) -> tuple[Ints, Ints]:
+def trim_pair(first: Ints, second: Ints, limit: int) -> tuple[Ints, Ints]:
     """What is read of two sides where both together may have `limit` tokens: the longer one gives way first.
 
-    >>> [side.tolist() for side in trimmed(np.array([3, 9, 9, 2]), np.array([4, 2, 9, 9]), 9)]
+    >>> [side.tolist() for side in trim_pair(np.array([3, 9, 9, 2]), np.array([4, 2, 9, 9]), 9)]
     [[3, 7, 5, 2], [4, 2, 4, 7]]
     """
     half = limit // 2

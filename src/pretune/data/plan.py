@@ -18,20 +18,20 @@ import numpy as np
 
 from pretune.core.errors import DataError, PretuneError, UsageError
 from pretune.core.io import atomic_directory, read_json, write_json
-from pretune.data.batch_shape import Shape
-from pretune.data.counters import Purpose, shuffled
+from pretune.data.batch_shape import BatchShape
+from pretune.data.counters import Purpose, shuffle_by_key
 from pretune.data.packing import pack
-from pretune.data.ragged import Ints, bounds
-from pretune.data.shards.npy import Appender, open_npy
+from pretune.data.ragged import Ints, compute_offsets
+from pretune.data.shards.npy import NpyWriter, open_npy
 
-WINDOW = 2**18
+WINDOW_SIZE = 2**18
 """Draws that are packed together."""
 
 _VERSION = 3  # of the method: a plan of another version in a cache is not used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PackingPlan:
     """Rows of draws; `rows` of them make a batch."""
 
     order: Ints  # [n] draws, row after row
@@ -41,14 +41,14 @@ class Plan:
     source_fill: float | None = None
 
     @property
-    def batches(self) -> int:
+    def batch_count(self) -> int:
         """How many batches there are, the last one perhaps not full."""
         return -(-(len(self.starts) - 1) // self.rows)
 
-    def batch(self, step: int, part: int = 0, parts: int = 1) -> tuple[Ints, Ints]:
+    def get_batch(self, step: int, part: int = 0, parts: int = 1) -> tuple[Ints, Ints]:
         """The draws of a batch, or of one of several equal parts of its rows, and the row of each."""
-        if not 0 <= step < self.batches:
-            raise UsageError(f"batch {step} is not one of the {self.batches} of this epoch")
+        if not 0 <= step < self.batch_count:
+            raise UsageError(f"batch {step} is not one of the {self.batch_count} of this epoch")
         if not 0 <= part < parts or self.rows % parts:
             raise UsageError(f"part {part} of {parts} is no equal part of {self.rows} rows")
         size = self.rows // parts
@@ -59,23 +59,23 @@ class Plan:
         return self.order[edges[0] : edges[-1]], np.repeat(np.arange(len(edges) - 1), np.diff(edges))
 
 
-def make_plan(
+def build_plan(
     lengths: Ints,
-    shape: Shape,
+    shape: BatchShape,
     *,
     seed: int,
     epoch: int,
     source: Ints | None = None,
-    window: int = WINDOW,
+    window: int = WINDOW_SIZE,
     cache: Path | None = None,
-) -> Plan:
+) -> PackingPlan:
     """The plan for draws of these lengths (and source lengths), taken from the cache where it has it."""
     if window < 1 or (source is None) != (shape.source is None):
         raise UsageError(
             "a plan needs a window of at least 1, and source lengths if and only if rows have a source side"
         )
     if cache is None:
-        return _make(lengths, shape, seed, epoch, source, window)
+        return _pack_plan(lengths, shape, seed, epoch, source, window)
     facts: dict[str, int | None] = {
         "version": _VERSION,
         "seed": seed,
@@ -91,42 +91,44 @@ def make_plan(
     folder = cache / f"plan-{digest.hexdigest()[:32]}"
     found = _load(folder, shape.rows, len(lengths))
     if found is None:
-        found = _make(lengths, shape, seed, epoch, source, window)
+        found = _pack_plan(lengths, shape, seed, epoch, source, window)
         _save(folder, found)
     return found
 
 
-def _make(lengths: Ints, shape: Shape, seed: int, epoch: int, source: Ints | None, window: int) -> Plan:
+def _pack_plan(
+    lengths: Ints, shape: BatchShape, seed: int, epoch: int, source: Ints | None, window: int
+) -> PackingPlan:
     rows = np.empty(len(lengths), dtype=np.int64)
     total = 0
     for start in range(0, len(lengths), window):
         part = slice(start, start + window)
         sides = None if source is None else source[part]
-        found = pack(lengths[part], shape.length, most=shape.sequences, source=sides, source_room=shape.source)
+        found = pack(lengths[part], shape.length, max_sequences=shape.sequences, source=sides, source_room=shape.source)
         count = int(found.max()) + 1
         place = np.empty(count, dtype=np.int64)
-        place[shuffled(seed, Purpose.ROWS, epoch, np.arange(total, total + count)) - total] = np.arange(count)
+        place[shuffle_by_key(seed, Purpose.ROWS, epoch, np.arange(total, total + count)) - total] = np.arange(count)
         rows[part] = total + place[found]
         total += count
-    return Plan(
+    return PackingPlan(
         order=np.argsort(rows, kind="stable"),
-        starts=bounds(np.bincount(rows, minlength=total)),
+        starts=compute_offsets(np.bincount(rows, minlength=total)),
         rows=shape.rows,
-        fill=_fill(lengths, total, shape.length),
-        source_fill=None if source is None or shape.source is None else _fill(source, total, shape.source),
+        fill=_compute_fill(lengths, total, shape.length),
+        source_fill=None if source is None or shape.source is None else _compute_fill(source, total, shape.source),
     )
 
 
-def _fill(lengths: Ints, rows: int, length: int) -> float:
+def _compute_fill(lengths: Ints, rows: int, length: int) -> float:
     return float(lengths.sum() / max(rows * length, 1))
 
 
-def _save(folder: Path, plan: Plan) -> None:
+def _save(folder: Path, plan: PackingPlan) -> None:
     """Publish a plan at once; whoever comes second finds the first one's, which is the same."""
     try:
         with atomic_directory(folder, overwrite=True) as made:  # over one that is damaged
             for name in ("order", "starts"):
-                with Appender(made / f"{name}.npy", "<i8") as file:
+                with NpyWriter(made / f"{name}.npy", "<i8") as file:
                     file.append(getattr(plan, name))
             facts = {"rows": len(plan.starts) - 1, "fill": plan.fill, "source_fill": plan.source_fill}
             write_json(made / "plan.json", facts)
@@ -135,7 +137,7 @@ def _save(folder: Path, plan: Plan) -> None:
             raise
 
 
-def _load(folder: Path, rows: int, draws: int) -> Plan | None:
+def _load(folder: Path, rows: int, draws: int) -> PackingPlan | None:
     """A plan out of the cache; None if it is not there or not whole, for it can always be made again."""
     try:
         facts = read_json(folder / "plan.json", DataError)
@@ -143,7 +145,7 @@ def _load(folder: Path, rows: int, draws: int) -> Plan | None:
         starts = open_npy(folder / "starts.npy", "<i8", int(facts["rows"]) + 1)
         if starts[0] != 0 or starts[-1] != draws:
             return None
-        return Plan(
+        return PackingPlan(
             order=order.view(np.int64),
             starts=starts.view(np.int64),
             rows=rows,

@@ -13,27 +13,27 @@ def spread(starts: Ints, lengths: Ints) -> Ints:
     >>> spread(np.array([5, 0]), np.array([2, 3])).tolist()
     [5, 6, 0, 1, 2]
     """
-    return np.repeat(starts - begins(lengths), lengths) + np.arange(int(lengths.sum()))
+    return np.repeat(starts - compute_starts(lengths), lengths) + np.arange(int(lengths.sum()))
 
 
-def begins(lengths: Ints) -> Ints:
+def compute_starts(lengths: Ints) -> Ints:
     """Where each stretch starts when they lie end to end.
 
-    >>> begins(np.array([2, 3, 1])).tolist()
+    >>> compute_starts(np.array([2, 3, 1])).tolist()
     [0, 2, 5]
     """
     return np.asarray(np.cumsum(lengths) - lengths)
 
 
-def bounds(lengths: Ints) -> Ints:
+def compute_offsets(lengths: Ints) -> Ints:
     """Where each stretch starts when they lie end to end, and the end: one more than there are stretches."""
     return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths, dtype=np.int64)))
 
 
-def windows(starts: Ints, lengths: Ints, limit: int) -> tuple[Ints, Ints, Ints]:
+def split_windows(starts: Ints, lengths: Ints, limit: int) -> tuple[Ints, Ints, Ints]:
     """Stretches cut into windows of `limit`, the last of each keeping what is left: starts, lengths, whose they are.
 
-    >>> [part.tolist() for part in windows(np.array([0, 10]), np.array([5, 2]), 2)]
+    >>> [part.tolist() for part in split_windows(np.array([0, 10]), np.array([5, 2]), 2)]
     [[0, 2, 4, 10], [2, 2, 1, 2], [0, 0, 0, 1]]
     """
     counts = -(-lengths // limit)

@@ -16,9 +16,9 @@ import numpy as np
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError
-from pretune.data.epoch_order import Draws, Known
-from pretune.data.ragged import Ints, bounds, spread, windows
-from pretune.data.sequence_template import A, Frame, Pieces
+from pretune.data.epoch_order import EpochOrder, SampleLengths
+from pretune.data.ragged import Ints, compute_offsets, split_windows, spread
+from pretune.data.sequence_template import A, SequencePieces, SequenceTemplate
 from pretune.data.sequences import Sequences
 from pretune.data.shards import Shards
 
@@ -30,7 +30,7 @@ class Samples(Protocol):
     def shards(self) -> Shards: ...
 
     @property
-    def frame(self) -> Frame: ...
+    def template(self) -> SequenceTemplate: ...
 
     @property
     def sources(self) -> Ints:
@@ -38,20 +38,20 @@ class Samples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def settle(self, draws: Draws) -> Draws:
+    def assign_partners(self, draws: EpochOrder) -> EpochOrder:
         """The draws with all that is drawn before lengths are known: partners."""
 
-    def lengths(self, draws: Draws | None = None) -> Ints:
+    def lengths(self, draws: EpochOrder | None = None) -> Ints:
         """How long each draw is, or each sample as it stands in the data."""
 
-    def known(self, draws: Draws | None = None) -> Known:
+    def measure_lengths(self, draws: EpochOrder | None = None) -> SampleLengths:
         """What is known of each draw, or of each sample, before it is cut."""
 
-    def cut(self, draws: Draws, *, words: bool = False, sentences: bool = False) -> Sequences:
+    def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
         """The sequences of settled draws, with what is asked for."""
 
 
-def demand(samples: Samples, length: int) -> None:
+def check_enough_tokens(samples: Samples, length: int) -> None:
     """Refuse text that does not fill one sequence of `length` tokens: to train on it is hardly what was meant."""
     found = int(samples.lengths().sum())
     if found < length:
@@ -68,9 +68,9 @@ class Documents:
 
     limit: int = 512
 
-    def open(self, shards: Shards, frame: Frame | None = None) -> "Ranges":
+    def open(self, shards: Shards, template: SequenceTemplate | None = None) -> "RangeSamples":
         """The samples of some shards."""
-        return Ranges(self, shards, frame or Frame())
+        return RangeSamples(self, shards, template or SequenceTemplate())
 
 
 @spec
@@ -79,9 +79,9 @@ class Sentences:
 
     limit: int = 128
 
-    def open(self, shards: Shards, frame: Frame | None = None) -> "Ranges":
+    def open(self, shards: Shards, template: SequenceTemplate | None = None) -> "RangeSamples":
         """The samples of some shards."""
-        return Ranges(self, shards, frame or Frame())
+        return RangeSamples(self, shards, template or SequenceTemplate())
 
 
 @spec
@@ -94,12 +94,12 @@ class Blocks:
 
     length: int = 1024
 
-    def open(self, shards: Shards, frame: Frame | None = None) -> "Windows":
+    def open(self, shards: Shards, template: SequenceTemplate | None = None) -> "BlockSamples":
         """The samples of some shards."""
-        return Windows(self, shards, frame or Frame())
+        return BlockSamples(self, shards, template or SequenceTemplate())
 
 
-def inner(limit: int, room: int) -> int:
+def compute_text_room(limit: int, room: int) -> int:
     """What a limit leaves for text when the frame needs `room`."""
     if limit <= room:
         raise UsageError(f"a limit of {limit} tokens leaves no text beside the {room} special ones; raise the limit")
@@ -107,18 +107,18 @@ def inner(limit: int, room: int) -> int:
 
 
 @dataclass(frozen=True)
-class Ranges:
+class RangeSamples:
     """Samples that are single stretches of the shards."""
 
     kind: Documents | Sentences
     shards: Shards
-    frame: Frame
+    template: SequenceTemplate
 
     def __post_init__(self) -> None:
-        inner(self.kind.limit, self.frame.room)
+        compute_text_room(self.kind.limit, self.template.special_count)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.kind, self.shards, self.frame)
+        return type(self), (self.kind, self.shards, self.template)
 
     def __len__(self) -> int:
         return len(self._table[0])
@@ -127,119 +127,119 @@ class Ranges:
     def _table(self) -> tuple[Ints, Ints]:
         starts = self.shards.documents[:-1] if isinstance(self.kind, Documents) else self.shards.sentences
         ends = np.append(starts[1:], len(self.shards))
-        found = windows(starts, ends - starts, inner(self.kind.limit, self.frame.room))
+        found = split_windows(starts, ends - starts, compute_text_room(self.kind.limit, self.template.special_count))
         return found[0], found[1]
 
     @cached_property
     def sources(self) -> Ints:
         """[n] the source of each sample."""
-        return sources_at(self.shards, self._table[0])
+        return find_sources(self.shards, self._table[0])
 
-    def settle(self, draws: Draws) -> Draws:
+    def assign_partners(self, draws: EpochOrder) -> EpochOrder:
         """Nothing is left to be drawn."""
         return draws
 
-    def lengths(self, draws: Draws | None = None) -> Ints:
+    def lengths(self, draws: EpochOrder | None = None) -> Ints:
         """How long each draw is, or each sample."""
-        return self._table[1][slice(None) if draws is None else draws.samples] + self.frame.room
+        return self._table[1][slice(None) if draws is None else draws.samples] + self.template.special_count
 
-    def known(self, draws: Draws | None = None) -> Known:
+    def measure_lengths(self, draws: EpochOrder | None = None) -> SampleLengths:
         """Each has the special tokens of its frame."""
         lengths = self.lengths(draws)
-        return Known(lengths, np.zeros_like(lengths), np.full_like(lengths, self.frame.room))
+        return SampleLengths(lengths, np.zeros_like(lengths), np.full_like(lengths, self.template.special_count))
 
-    def cut(self, draws: Draws, *, words: bool = False, sentences: bool = False) -> Sequences:
+    def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
         """The sequences of some draws."""
         start, length = (column[draws.samples] for column in self._table)
-        pieces = self.frame.around(start, length)
-        made = pieces.read(self.shards, words=words, sentences=sentences, segments=self.frame.segmented)
-        return marked(made, draws, self.sources)
+        pieces = self.template.wrap(start, length)
+        made = pieces.read(self.shards, words=words, sentences=sentences, segments=self.template.has_segments)
+        return attach_sample_info(made, draws, self.sources)
 
 
 @dataclass(frozen=True)
-class Windows:
+class BlockSamples:
     """Samples that are windows over the framed documents, end to end. D documents, V places in all."""
 
     kind: Blocks
     shards: Shards
-    frame: Frame
+    template: SequenceTemplate
 
     def __post_init__(self) -> None:
-        inner(self.kind.length, self.frame.room)
+        compute_text_room(self.kind.length, self.template.special_count)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.kind, self.shards, self.frame)
+        return type(self), (self.kind, self.shards, self.template)
 
     @cached_property
-    def _places(self) -> Ints:
+    def _document_starts(self) -> Ints:
         """[D + 1] where each framed document starts; an empty one takes no place."""
         lengths = np.diff(self.shards.documents)
-        return bounds(lengths + self.frame.room * (lengths > 0))
+        return compute_offsets(lengths + self.template.special_count * (lengths > 0))
 
     @cached_property
     def sources(self) -> Ints:
         """[n] the source of each block's first document."""
-        document = np.searchsorted(self._places, np.arange(len(self)) * self.kind.length, side="right") - 1
+        document = np.searchsorted(self._document_starts, np.arange(len(self)) * self.kind.length, side="right") - 1
         return self.shards.sources[document].astype(np.int64)
 
     def __len__(self) -> int:
-        return -(-int(self._places[-1]) // self.kind.length)
+        return -(-int(self._document_starts[-1]) // self.kind.length)
 
-    def settle(self, draws: Draws) -> Draws:
+    def assign_partners(self, draws: EpochOrder) -> EpochOrder:
         """Nothing is left to be drawn."""
         return draws
 
-    def lengths(self, draws: Draws | None = None) -> Ints:
+    def lengths(self, draws: EpochOrder | None = None) -> Ints:
         """How long each draw is, or each sample."""
         start = (np.arange(len(self)) if draws is None else draws.samples) * self.kind.length
-        return np.asarray(np.minimum(self.kind.length, self._places[-1] - start))
+        return np.asarray(np.minimum(self.kind.length, self._document_starts[-1] - start))
 
-    def known(self, draws: Draws | None = None) -> Known:
+    def measure_lengths(self, draws: EpochOrder | None = None) -> SampleLengths:
         """A block has the special tokens of all its documents, and of some that it has in part."""
         start = (np.arange(len(self)) if draws is None else draws.samples) * self.kind.length
         lengths = self.lengths(draws)
-        special = self._special(start + lengths) - self._special(start)
-        return Known(lengths, np.zeros_like(lengths), special)
+        special = self._count_special(start + lengths) - self._count_special(start)
+        return SampleLengths(lengths, np.zeros_like(lengths), special)
 
-    def _special(self, place: Ints) -> Ints:
+    def _count_special(self, positions: Ints) -> Ints:
         """How many special tokens come before some places: all that is not text."""
-        texts, ahead = self.shards.documents, [token for token, _ in self.frame.single].index(A)
-        document = np.minimum(np.searchsorted(self._places, place, side="right") - 1, len(texts) - 2)
-        inside = place - self._places[document] - ahead
-        return np.asarray(place - texts[document] - np.clip(inside, 0, texts[document + 1] - texts[document]))
+        texts, ahead = self.shards.documents, [token for token, _ in self.template.single].index(A)
+        document = np.minimum(np.searchsorted(self._document_starts, positions, side="right") - 1, len(texts) - 2)
+        inside = positions - self._document_starts[document] - ahead
+        return np.asarray(positions - texts[document] - np.clip(inside, 0, texts[document + 1] - texts[document]))
 
-    def cut(self, draws: Draws, *, words: bool = False, sentences: bool = False) -> Sequences:
+    def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
         """The sequences of some draws."""
         start = draws.samples * self.kind.length
         stop = start + self.lengths(draws)
-        first = np.searchsorted(self._places, start, side="right") - 1
-        counts = np.searchsorted(self._places, stop) - first  # documents that each block touches
+        first = np.searchsorted(self._document_starts, start, side="right") - 1
+        counts = np.searchsorted(self._document_starts, stop) - first  # documents that each block touches
         document = spread(first, counts)
         length = self.shards.documents[document + 1] - self.shards.documents[document]
-        whole, width = self.frame.around(self.shards.documents[document], length), len(self.frame.single)
+        whole, width = self.template.wrap(self.shards.documents[document], length), len(self.template.single)
         # Every piece has its place in the stream; what lies outside the block is cut off.
         size = whole.length * np.repeat(length > 0, width)
-        ends = self._places[document][:, None] + np.cumsum(size.reshape(-1, width), axis=1)
+        ends = self._document_starts[document][:, None] + np.cumsum(size.reshape(-1, width), axis=1)
         place = ends.ravel() - size
         block = np.repeat(np.arange(len(draws)), counts * width)
         low, high = np.maximum(place, start[block]), np.minimum(place + size, stop[block])
-        pieces = Pieces(
+        pieces = SequencePieces(
             counts=counts * width,
             start=whole.start + np.where(whole.special, 0, low - place),
             length=np.maximum(high - low, 0),
             special=whole.special,
             segment=whole.segment,
         )
-        made = pieces.read(self.shards, words=words, sentences=sentences, segments=self.frame.segmented)
-        return marked(made, draws, self.sources)
+        made = pieces.read(self.shards, words=words, sentences=sentences, segments=self.template.has_segments)
+        return attach_sample_info(made, draws, self.sources)
 
 
-def sources_at(shards: Shards, positions: Ints) -> Ints:
+def find_sources(shards: Shards, positions: Ints) -> Ints:
     """The sources of the documents that hold some positions."""
     return shards.sources[np.searchsorted(shards.documents, positions, side="right") - 1].astype(np.int64)
 
 
-def marked(sequences: Sequences, draws: Draws, sources: Ints) -> Sequences:
+def attach_sample_info(sequences: Sequences, draws: EpochOrder, sources: Ints) -> Sequences:
     """Sequences that know which draws they are."""
     return replace(
         sequences, samples=draws.samples, epochs=draws.epochs, sources=sources[draws.samples], labels=draws.labels

@@ -3,7 +3,7 @@
     Frame(single=((CLS, 0), (A, 0), (SEP, 0)), pair=((CLS, 0), (A, 0), (SEP, 0), (B, 1), (SEP, 1)))
 
 is "[CLS] a [SEP]" and "[CLS] a [SEP] b [SEP]" with the second text and its separator in segment 1. For the layout of a
-tokenizer this is `Frame.of(tokenizer.template)`.
+tokenizer this is `SequenceTemplate.from_template(tokenizer.template)`.
 """
 
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ import numpy as np
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.data.ragged import Bools, Ints, begins, bounds, spread
+from pretune.data.ragged import Bools, Ints, compute_offsets, compute_starts, spread
 from pretune.data.sequences import Sequences
 from pretune.data.shards import Shards
-from pretune.text.templates import Special, Template, Text
+from pretune.text.templates import SpecialPart, TextPart, TokenTemplate
 
 A, B = -1, -2
 """Where the first and the second text go in a frame."""
 
 
 @spec
-class Frame:
+class SequenceTemplate:
     """What stands around one text and around two: (token id, segment), with `A` and `B` for the texts."""
 
     single: tuple[tuple[int, int], ...] = ((A, 0),)
@@ -35,67 +35,67 @@ class Frame:
                 raise UsageError(f"the {name} frame must hold the text(s) {texts} once and in order, found {found}")
 
     @classmethod
-    def of(cls, template: Template, *, end: int | None = None) -> "Frame":
+    def from_template(cls, template: TokenTemplate, *, end: int | None = None) -> "SequenceTemplate":
         """The layout of a tokenizer.
 
         With `end` that token follows where the layout ends in a text: "<|endoftext|>" after the documents of GPT-2,
         whose layout has nothing around them.
         """
-        return cls(single=_laid(template.single, end), pair=_laid(template.pair, end))
+        return cls(single=_to_layout(template.single, end), pair=_to_layout(template.pair, end))
 
     @property
-    def room(self) -> int:
+    def special_count(self) -> int:
         """How many tokens the single frame adds."""
         return len(self.single) - 1
 
     @property
-    def pair_room(self) -> int:
+    def pair_special_count(self) -> int:
         """How many tokens the pair frame adds."""
         return len(self.pair) - 2
 
     @property
-    def segmented(self) -> bool:
+    def has_segments(self) -> bool:
         """Whether the single frame has anything outside segment 0, which is what a model without segments reads."""
         return any(segment for _, segment in self.single)
 
-    def around(self, start: Ints, length: Ints) -> "Pieces":
+    def wrap(self, start: Ints, length: Ints) -> "SequencePieces":
         """Each text in the single frame."""
         return self._fill(self.single, {A: (start, length)})
 
-    def around_two(self, start: Ints, length: Ints, second: Ints, second_length: Ints) -> "Pieces":
+    def wrap_pair(self, start: Ints, length: Ints, second_start: Ints, second_length: Ints) -> "SequencePieces":
         """Each pair of texts in the pair frame; where the second is empty, the first alone in the single frame."""
-        texts = {A: (start, length), B: (second, second_length)}
+        texts = {A: (start, length), B: (second_start, second_length)}
         alone, pairs = self._fill(self.single, texts), self._fill(self.pair, texts)
         lone = np.flatnonzero(second_length == 0)
-        return pairs.replaced(lone, alone.take(lone)) if len(lone) else pairs
+        return pairs.replace_at(lone, alone.take(lone)) if len(lone) else pairs
 
-    def _fill(self, frame: tuple[tuple[int, int], ...], texts: dict[int, tuple[Ints, Ints]]) -> "Pieces":
+    def _fill(self, layout: tuple[tuple[int, int], ...], texts: dict[int, tuple[Ints, Ints]]) -> "SequencePieces":
         """S copies of a frame, S x P pieces."""
         count = len(texts[A][0])
-        start, length = np.empty((count, len(frame)), dtype=np.int64), np.ones((count, len(frame)), dtype=np.int64)
-        for column, (token, _) in enumerate(frame):
+        start, length = np.empty((count, len(layout)), dtype=np.int64), np.ones((count, len(layout)), dtype=np.int64)
+        for column, (token, _) in enumerate(layout):
             start[:, column] = token if token >= 0 else texts[token][0]
             if token < 0:
                 length[:, column] = texts[token][1]
-        return Pieces(
-            counts=np.full(count, len(frame)),
+        return SequencePieces(
+            counts=np.full(count, len(layout)),
             start=start.ravel(),
             length=length.ravel(),
-            special=np.tile([token >= 0 for token, _ in frame], count),
-            segment=np.tile(np.array([segment for _, segment in frame]), count),
+            special=np.tile([token >= 0 for token, _ in layout], count),
+            segment=np.tile(np.array([segment for _, segment in layout]), count),
         )
 
 
-def _laid(parts: tuple[Special | Text, ...], end: int | None) -> tuple[tuple[int, int], ...]:
+def _to_layout(parts: tuple[SpecialPart | TextPart, ...], end: int | None) -> tuple[tuple[int, int], ...]:
     """One layout of a template, closed by `end` where it is open."""
     texts = {"a": A, "b": B}
-    laid = tuple((part.token if isinstance(part, Special) else texts[part.which], part.segment) for part in parts)
+    laid = tuple((part.token if isinstance(part, SpecialPart) else texts[part.which], part.segment) for part in parts)
     last, segment = laid[-1]
     return laid if end is None or last >= 0 else (*laid, (end, segment))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pieces:
+class SequencePieces:
     """What S sequences are put together from: stretches of the shards and single special tokens."""
 
     counts: Ints  # [S] pieces of each sequence
@@ -104,28 +104,28 @@ class Pieces:
     special: Bools  # [P]
     segment: Ints  # [P]
 
-    def take(self, which: Ints) -> "Pieces":
+    def take(self, selection: Ints) -> "SequencePieces":
         """The pieces of some of the sequences."""
-        index = spread(begins(self.counts)[which], self.counts[which])
-        return Pieces(
-            counts=self.counts[which],
+        index = spread(compute_starts(self.counts)[selection], self.counts[selection])
+        return SequencePieces(
+            counts=self.counts[selection],
             start=self.start[index],
             length=self.length[index],
             special=self.special[index],
             segment=self.segment[index],
         )
 
-    def replaced(self, which: Ints, others: "Pieces") -> "Pieces":
+    def replace_at(self, selection: Ints, replacements: "SequencePieces") -> "SequencePieces":
         """These, with other pieces in place of those of some sequences."""
-        both = Pieces(
-            counts=np.concatenate((self.counts, others.counts)),
-            start=np.concatenate((self.start, others.start)),
-            length=np.concatenate((self.length, others.length)),
-            special=np.concatenate((self.special, others.special)),
-            segment=np.concatenate((self.segment, others.segment)),
+        both = SequencePieces(
+            counts=np.concatenate((self.counts, replacements.counts)),
+            start=np.concatenate((self.start, replacements.start)),
+            length=np.concatenate((self.length, replacements.length)),
+            special=np.concatenate((self.special, replacements.special)),
+            segment=np.concatenate((self.segment, replacements.segment)),
         )
         index = np.arange(len(self.counts))
-        index[which] = len(self.counts) + np.arange(len(which))
+        index[selection] = len(self.counts) + np.arange(len(selection))
         return both.take(index)
 
     def read(
@@ -137,7 +137,7 @@ class Pieces:
         start, length = self.start[texts], self.length[texts]
         tokens = np.repeat(self.start, self.length)
         tokens[~special] = shards.take(start, length)
-        first = begins(self.length)
+        first = compute_starts(self.length)
         starts_word = starts_sentence = None
         if words:
             starts_word = special.copy()
@@ -155,7 +155,7 @@ class Pieces:
         ends = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(self.length)))
         return Sequences(
             tokens=tokens,
-            offsets=ends[bounds(self.counts)],
+            offsets=ends[compute_offsets(self.counts)],
             special=special,
             words=starts_word,
             sentences=starts_sentence,

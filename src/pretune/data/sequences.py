@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pretune.data.ragged import Bools, Ints, begins, bounds, spread
+from pretune.data.ragged import Bools, Ints, compute_offsets, compute_starts, spread
 
 PER_TOKEN = ("tokens", "special", "words", "sentences", "segments", "targets", "order", "blanks")
 PER_SEQUENCE = ("samples", "epochs", "sources", "sides", "prefix", "view", "labels")
@@ -47,23 +47,23 @@ class Sequences:
         """[S]"""
         return np.diff(self.offsets)
 
-    def owners(self) -> Ints:
+    def find_owners(self) -> Ints:
         """[T] the sequence each token is in."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
-    def positions(self) -> Ints:
+    def compute_positions(self) -> Ints:
         """[T] each token's place in its sequence."""
         return np.arange(len(self.tokens)) - np.repeat(self.offsets[:-1], self.lengths)
 
-    def take(self, which: Ints) -> "Sequences":
+    def take(self, selection: Ints) -> "Sequences":
         """Some of the sequences, in the order asked for."""
-        lengths = self.lengths[which]
-        index = spread(self.offsets[:-1][which], lengths)
-        parts: dict[str, Any] = {"offsets": bounds(lengths)}
-        for name, rows in [*((name, index) for name in PER_TOKEN), *((name, which) for name in PER_SEQUENCE)]:
+        lengths = self.lengths[selection]
+        index = spread(self.offsets[:-1][selection], lengths)
+        parts: dict[str, Any] = {"offsets": compute_offsets(lengths)}
+        for name, rows in [*((name, index) for name in PER_TOKEN), *((name, selection) for name in PER_SEQUENCE)]:
             value: NDArray[Any] | None = getattr(self, name)
             parts[name] = None if value is None else value[rows]
-        return Sequences(**parts, source=None if self.source is None else self.source.take(which))
+        return Sequences(**parts, source=None if self.source is None else self.source.take(selection))
 
 
 def join(parts: Sequence[Sequences]) -> Sequences:
@@ -72,7 +72,7 @@ def join(parts: Sequence[Sequences]) -> Sequences:
     for field in fields(Sequences):
         values = [getattr(part, field.name) for part in parts]
         if field.name == "offsets":
-            shifts = begins(np.array([len(part.tokens) for part in parts]))
+            shifts = compute_starts(np.array([len(part.tokens) for part in parts]))
             moved = [part.offsets[1:] + shift for part, shift in zip(parts, shifts, strict=True)]
             given["offsets"] = np.concatenate([np.zeros(1, dtype=np.int64), *moved])
         elif any(value is None for value in values):

@@ -18,25 +18,25 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from pretune.core.errors import DataError, UsageError
-from pretune.core.types import IGNORE, Batch
-from pretune.data.batch_shape import Shape
+from pretune.core.types import IGNORE_INDEX, Batch
+from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Counters
-from pretune.data.epoch_order import Draws, Known
+from pretune.data.epoch_order import EpochOrder, SampleLengths
 from pretune.data.layout import lay_out
-from pretune.data.length_schedule import Stage
-from pretune.data.mixing import Mixing, Mixture
-from pretune.data.plan import WINDOW, Plan, make_plan
+from pretune.data.length_schedule import LengthStage
+from pretune.data.mixing import Mixing, SourceMixture
+from pretune.data.plan import WINDOW_SIZE, PackingPlan, build_plan
 from pretune.data.ragged import Ints
 from pretune.data.samples import Samples
 from pretune.data.sequences import Sequences
 
-_KEPT = 2  # plans in memory: of the epoch that is read, and of the one before or after it
-_FEW = 4  # a row may always hold so many
-_LOOKED = 64  # rows from which it can be told how many targets rows have
-_TINY = 0.005  # the share of all tokens that is in sequences so short that rows need not take all they could hold
+_MAX_PLANS = 2  # plans in memory: of the epoch that is read, and of the one before or after it
+_MIN_SEQUENCES = 4  # a row may always hold so many
+_MIN_OBSERVED_ROWS = 64  # rows from which it can be told how many targets rows have
+_TINY_SHARE = 0.005  # the share of all tokens that is in sequences so short that rows need not take all they could hold
 
 
-class Lesson(Protocol):
+class Corruption(Protocol):
     """What an objective does to sequences before they are laid out."""
 
     @property
@@ -57,47 +57,53 @@ class Lesson(Protocol):
 
 
 @runtime_checkable
-class PlannedLesson(Lesson, Protocol):
+class LengthPredictingCorruption(Corruption, Protocol):
     """A lesson that can tell lengths more closely from all that is known before: sides, special tokens, what is drawn.
 
     What is drawn follows from the counters alone, so it can be drawn twice: for the plan, and for the sequences.
     """
 
     @property
-    def varies(self) -> bool:
+    def has_random_lengths(self) -> bool:
         """Whether a sample may have other lengths in another epoch."""
 
-    def planned(self, known: Known, rng: Counters | None) -> tuple[Ints, Ints | None]:
+    def predict_lengths(self, lengths: SampleLengths, rng: Counters | None) -> tuple[Ints, Ints | None]:
         """`lengths` of these sequences with the counters they will be corrupted with; without: whatever is drawn."""
 
 
-class Stream:
+class BatchStream:
     """Batches of one shape out of one kind of samples, from any step on.
 
     Where the shape leaves open how many sequences a row may hold, it is found from the lengths, so that shapes stay the
-    same through all epochs. With `fixed` so are the slots for targets, by the lesson's bound. With a `cache` folder the
+    same through all epochs. With `fixed_slots` so are the slots for targets, by the lesson's bound. With a `cache` folder the
     plans are made by the first process that needs them.
     """
 
     def __init__(
         self,
         samples: Samples,
-        shape: Shape,
+        shape: BatchShape,
         *,
         seed: int,
-        lesson: Lesson | None = None,
+        corruption: Corruption | None = None,
         mixing: Mixing | None = None,
         words: bool = False,
         sentences: bool = False,
-        window: int = WINDOW,
+        window: int = WINDOW_SIZE,
         cache: Path | None = None,
-        fixed: bool = False,
+        fixed_slots: bool = False,
     ) -> None:
-        self.fixed = fixed
-        self.samples, self.seed, self.lesson, self.mixing = samples, seed, lesson, mixing
-        self._given, self._words, self._sentences, self._window, self._cache = shape, words, sentences, window, cache
+        self.fixed_slots = fixed_slots
+        self.samples, self.seed, self.corruption, self.mixing = samples, seed, corruption, mixing
+        self._base_shape, self._words, self._sentences, self._window, self._cache = (
+            shape,
+            words,
+            sentences,
+            window,
+            cache,
+        )
         self._starts = [0]  # the first step of the epochs planned so far, and the one after them
-        self._epochs: dict[int, tuple[Draws, Plan]] = {}
+        self._epochs: dict[int, tuple[EpochOrder, PackingPlan]] = {}
         if not len(samples):
             raise DataError(
                 f"{samples.shards.directory}: split '{samples.shards.split}' has no tokens to make samples of"
@@ -105,17 +111,17 @@ class Stream:
 
     def __reduce__(self) -> tuple[Any, ...]:
         again = partial(
-            Stream,
+            BatchStream,
             self.samples,
-            self._given,
+            self._base_shape,
             seed=self.seed,
-            lesson=self.lesson,
+            corruption=self.corruption,
             mixing=self.mixing,
             words=self._words,
             sentences=self._sentences,
             window=self._window,
             cache=self._cache,
-            fixed=self.fixed,
+            fixed_slots=self.fixed_slots,
         )
         return again, (), {"_starts": [*self._starts]}
 
@@ -124,138 +130,142 @@ class Stream:
 
     def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Batch:
         """The batch of a step, or one of several equal parts of its rows: a rank's, a micro-batch's."""
-        sequences, row = self.sequences(step, part=part, parts=parts)
-        shape = self.part(parts)
-        if self._given.slots is None and shape.slots is not None and sequences.targets is not None:
+        sequences, row = self.read_sequences(step, part=part, parts=parts)
+        shape = self.compute_part_shape(parts)
+        if self._base_shape.slots is None and shape.slots is not None and sequences.targets is not None:
             # NOTE: where their number is random it is too large once in a thousand million batches: compiled anew then.
-            asked = int((sequences.targets != IGNORE).sum())
+            asked = int((sequences.targets != IGNORE_INDEX).sum())
             while shape.slots < shape.length and shape.rows * shape.slots < asked:
                 shape = replace(shape, slots=min(2 * shape.slots + 1, shape.length))
         return lay_out(sequences, row, shape)
 
-    def part(self, parts: int = 1) -> Shape:
+    def compute_part_shape(self, parts: int = 1) -> BatchShape:
         """The shape of a batch, or of one of several parts of it."""
-        shape = self.shape.part(parts)
-        if not self.fixed or self.lesson is None or shape.slots is not None:
+        shape = self.shape.divide(parts)
+        if not self.fixed_slots or self.corruption is None or shape.slots is not None:
             return shape
-        if varies(self.lesson) and shape.source is None:
-            return replace(shape, slots=self._slots(shape.rows))
-        sequences, rows = self._counted
+        if has_random_lengths(self.corruption) and shape.source is None:
+            return replace(shape, slots=self._estimate_slots(shape.rows))
+        sequences, rows = self._epoch_size
         many = -(-sequences * shape.rows // rows)  # on average
-        return replace(shape, slots=-(-self.lesson.targets(shape.rows * shape.length, many) // shape.rows))
+        return replace(shape, slots=-(-self.corruption.targets(shape.rows * shape.length, many) // shape.rows))
 
     @cached_property
-    def _counted(self) -> tuple[int, int]:
+    def _epoch_size(self) -> tuple[int, int]:
         """The sequences and the rows of an epoch."""
         return len(self.plan(0).order), len(self.plan(0).starts) - 1
 
-    def _slots(self, rows: int) -> int:
+    def _estimate_slots(self, rows: int) -> int:
         """Target slots of each of so many rows, where what is drawn decides which sequences share a row.
 
         They are six deviations above the mean of rows that were looked at; of few, as many as there are tokens.
         """
-        asked, room = self._asked, self.shape.length
-        if len(asked) < _LOOKED:
+        asked, room = self._observed_targets, self.shape.length
+        if len(asked) < _MIN_OBSERVED_ROWS:
             return room
         return min(room, int(np.ceil(asked.mean() + 6 * asked.std() / np.sqrt(rows))) + 1)
 
     @cached_property
-    def _asked(self) -> Ints:
+    def _observed_targets(self) -> Ints:
         """How many targets each row has in the first batches."""
         found: list[Ints] = []
-        for step in self.steps(0)[: -(-4 * _LOOKED // self.shape.rows)]:
-            sequences, row = self.sequences(step)
+        for step in self.get_steps(0)[: -(-4 * _MIN_OBSERVED_ROWS // self.shape.rows)]:
+            sequences, row = self.read_sequences(step)
             assert sequences.targets is not None
-            found.append(np.bincount(np.repeat(row, sequences.lengths)[sequences.targets != IGNORE]))
+            found.append(np.bincount(np.repeat(row, sequences.lengths)[sequences.targets != IGNORE_INDEX]))
         return np.concatenate(found)
 
-    def sequences(self, step: int, *, part: int = 0, parts: int = 1) -> tuple[Sequences, Ints]:
+    def read_sequences(self, step: int, *, part: int = 0, parts: int = 1) -> tuple[Sequences, Ints]:
         """What a batch is laid out from: its sequences, and the row of each."""
-        epoch, at = self.where(step)
-        draws, plan = self._epoch(epoch)
-        which, row = plan.batch(at, part, parts)
+        epoch, at = self.locate_step(step)
+        draws, plan = self._get_epoch(epoch)
+        which, row = plan.get_batch(at, part, parts)
         cut = self.samples.cut(draws.take(which), words=self._words, sentences=self._sentences)
-        if self.lesson is not None:
-            cut = self.lesson.corrupt(cut, Counters.of(self.seed, cut, copies=self.lesson.copies))
+        if self.corruption is not None:
+            cut = self.corruption.corrupt(cut, Counters.from_sequences(self.seed, cut, copies=self.corruption.copies))
         return cut, row
 
-    def batches(self, start: int = 0, stop: int | None = None, *, part: int = 0, parts: int = 1) -> Iterator[Batch]:
+    def iter_batches(
+        self, start: int = 0, stop: int | None = None, *, part: int = 0, parts: int = 1
+    ) -> Iterator[Batch]:
         """The batches from one step to before another, or for ever."""
         step = start
         while stop is None or step < stop:
             yield self.batch(step, part=part, parts=parts)
             step += 1
 
-    def where(self, step: int) -> tuple[int, int]:
+    def locate_step(self, step: int) -> tuple[int, int]:
         """The epoch a step is in, and its number inside it.
 
         Where epochs differ in their number of batches, those before are planned once; their counts travel along.
         """
         if step < 0:
             raise UsageError(f"steps count from 0, found {step}")
-        if self._alike is not None:
-            return divmod(step, self._alike)
+        if self._batches_per_epoch is not None:
+            return divmod(step, self._batches_per_epoch)
         while step >= self._starts[-1]:
-            self.steps(len(self._starts) - 1)
+            self.get_steps(len(self._starts) - 1)
         epoch = bisect.bisect_right(self._starts, step) - 1
         return epoch, step - self._starts[epoch]
 
-    def steps(self, epoch: int) -> range:
+    def get_steps(self, epoch: int) -> range:
         """The steps of an epoch."""
-        if self._alike is not None:
-            return range(epoch * self._alike, (epoch + 1) * self._alike)
+        if self._batches_per_epoch is not None:
+            return range(epoch * self._batches_per_epoch, (epoch + 1) * self._batches_per_epoch)
         while len(self._starts) <= epoch + 1:
-            self._starts.append(self._starts[-1] + self.plan(len(self._starts) - 1).batches)
+            self._starts.append(self._starts[-1] + self.plan(len(self._starts) - 1).batch_count)
         return range(*self._starts[epoch : epoch + 2])
 
     @property
-    def method(self) -> str | None:
+    def packing_method(self) -> str | None:
         """How rows are packed, for a run that goes on: None where that is as it was before runs wrote it down."""
-        changed = self._given.source is not None or isinstance(self.lesson, PlannedLesson)
+        changed = self._base_shape.source is not None or isinstance(self.corruption, LengthPredictingCorruption)
         return "2: both sides at once, by the lengths that are drawn" if changed else None
 
-    def plan(self, epoch: int) -> Plan:
-        """The plan of an epoch: its `fill`, its number of `batches`."""
-        return self._epoch(epoch)[1]
+    def plan(self, epoch: int) -> PackingPlan:
+        """The plan of an epoch: its `fill`, its number of `iter_batches`."""
+        return self._get_epoch(epoch)[1]
 
     @cached_property
-    def _alike(self) -> int | None:
+    def _batches_per_epoch(self) -> int | None:
         """How many batches each epoch has, if that is known: one window always packs the same lengths the same way."""
-        alike = self.mixing is None and len(self.samples) <= self._window and not varies(self.lesson)
-        return self.plan(0).batches if alike else None
+        alike = self.mixing is None and len(self.samples) <= self._window and not has_random_lengths(self.corruption)
+        return self.plan(0).batch_count if alike else None
 
     @cached_property
-    def mixture(self) -> Mixture:
+    def mixture(self) -> SourceMixture:
         """How much of each source an epoch reads; `mixture.epochs(n)` tells how often each has been read after n."""
         names = self.samples.shards.index.sources
-        return Mixture.of(self.mixing, self.samples.sources, self.samples.lengths(), names)
+        return SourceMixture.from_samples(self.mixing, self.samples.sources, self.samples.lengths(), names)
 
     @cached_property
-    def shape(self) -> Shape:
+    def shape(self) -> BatchShape:
         """The shape of every batch, with the number of sequences a row may hold."""
-        if self._given.sequences is not None:
-            return self._given
+        if self._base_shape.sequences is not None:
+            return self._base_shape
         # Where lengths are drawn, an epoch shows them.
-        draws = self._drawn(0) if varies(self.lesson) else None
-        rates = self.mixture.rates() if draws is None else np.ones(len(draws))
+        draws = self._draw_epoch(0) if has_random_lengths(self.corruption) else None
+        rates = self.mixture.compute_rates() if draws is None else np.ones(len(draws))
         most = [
-            _most(lengths, room, rates)
+            _estimate_max_sequences(lengths, room, rates)
             for lengths, room in zip(
-                sided(self.samples, self.lesson, draws), (self._given.length, self._given.source), strict=True
+                compute_row_lengths(self.samples, self.corruption, draws),
+                (self._base_shape.length, self._base_shape.source),
+                strict=True,
             )
             if lengths is not None and room is not None
         ]
-        return replace(self._given, sequences=min(most))
+        return replace(self._base_shape, sequences=min(most))
 
-    def _epoch(self, epoch: int) -> tuple[Draws, Plan]:
+    def _get_epoch(self, epoch: int) -> tuple[EpochOrder, PackingPlan]:
         if epoch not in self._epochs:
-            while len(self._epochs) >= _KEPT:
+            while len(self._epochs) >= _MAX_PLANS:
                 del self._epochs[next(iter(self._epochs))]
-            draws = self._drawn(epoch)
-            lengths, source = sided(self.samples, self.lesson, draws)
+            draws = self._draw_epoch(epoch)
+            lengths, source = compute_row_lengths(self.samples, self.corruption, draws)
             self._epochs[epoch] = (
                 draws,
-                make_plan(
+                build_plan(
                     lengths,
                     self.shape,
                     seed=self.seed,
@@ -267,14 +277,14 @@ class Stream:
             )
         return self._epochs[epoch]
 
-    def _drawn(self, epoch: int) -> Draws:
-        return self.samples.settle(self.mixture.draws(self.seed, epoch))
+    def _draw_epoch(self, epoch: int) -> EpochOrder:
+        return self.samples.assign_partners(self.mixture.draw_order(self.seed, epoch))
 
 
-class Staged:
+class StagedStream:
     """Streams one after another: those of the stages of a length schedule."""
 
-    def __init__(self, stages: Sequence[Stage], open_stream: Callable[[Stage], Stream]) -> None:
+    def __init__(self, stages: Sequence[LengthStage], open_stream: Callable[[LengthStage], BatchStream]) -> None:
         self.stages = tuple(stages)
         self.streams = tuple(open_stream(stage) for stage in self.stages)
 
@@ -287,27 +297,33 @@ class Staged:
         return self.streams[number].batch(step - self.stages[number].first, part=part, parts=parts)
 
 
-def sided(samples: Samples, lesson: Lesson | None, draws: Draws | None = None) -> tuple[Ints, Ints | None]:
+def compute_row_lengths(
+    samples: Samples, corruption: Corruption | None, draws: EpochOrder | None = None
+) -> tuple[Ints, Ints | None]:
     """What a row has to hold of each draw, or of each sample whatever is drawn: on its own side, on the encoder's."""
-    if lesson is None:
+    if corruption is None:
         return samples.lengths(draws), None
-    rng = None if draws is None else Counters.of(draws.seed, draws, copies=lesson.copies)
-    source, target = planned(lesson, samples.known(draws), rng)
+    rng = None if draws is None else Counters.from_sequences(draws.seed, draws, copies=corruption.copies)
+    source, target = predict_lengths(corruption, samples.measure_lengths(draws), rng)
     return (source, None) if target is None else (target, source)
 
 
-def varies(lesson: Lesson | None) -> bool:
+def has_random_lengths(corruption: Corruption | None) -> bool:
     """Whether a sample may have other lengths in another epoch."""
-    return isinstance(lesson, PlannedLesson) and lesson.varies
+    return isinstance(corruption, LengthPredictingCorruption) and corruption.has_random_lengths
 
 
-def planned(lesson: Lesson, known: Known, rng: Counters | None) -> tuple[Ints, Ints | None]:
+def predict_lengths(corruption: Corruption, lengths: SampleLengths, rng: Counters | None) -> tuple[Ints, Ints | None]:
     """The closest bounds that a lesson can tell: source and target."""
-    return lesson.planned(known, rng) if isinstance(lesson, PlannedLesson) else lesson.lengths(known.lengths)
+    return (
+        corruption.predict_lengths(lengths, rng)
+        if isinstance(corruption, LengthPredictingCorruption)
+        else corruption.lengths(lengths.lengths)
+    )
 
 
-def _most(lengths: Ints, room: int, rates: np.ndarray[Any, np.dtype[np.float64]]) -> int:
+def _estimate_max_sequences(lengths: Ints, room: int, rates: np.ndarray[Any, np.dtype[np.float64]]) -> int:
     """Sequences a row must be able to take so that only tiny ones, with few of all tokens, could ask for more."""
     tokens = np.cumsum(np.bincount(lengths, weights=lengths * rates))
-    short = int(np.searchsorted(tokens, _TINY * tokens[-1], side="right"))
-    return min(max(room // max(short, 1), _FEW), room)
+    short = int(np.searchsorted(tokens, _TINY_SHARE * tokens[-1], side="right"))
+    return min(max(room // max(short, 1), _MIN_SEQUENCES), room)

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE
-from pretune.data.ragged import bounds
+from pretune.core.types import IGNORE_INDEX
+from pretune.data.ragged import compute_offsets
 from pretune.data.sequences import PER_TOKEN, Sequences
 
-FILL: dict[str, Any] = {
-    "tokens": 0, "special": True, "words": True, "sentences": True, "segments": 0, "targets": IGNORE, "order": 0,
+SLOT_VALUES: dict[str, Any] = {
+    "tokens": 0, "special": True, "words": True, "sentences": True, "segments": 0, "targets": IGNORE_INDEX, "order": 0,
     "blanks": -1,
 }  # fmt: skip
 """What stands in a slot: a token that exists and is never looked at, of rank 0 (context), in no masked span."""
@@ -31,13 +31,13 @@ def reserve(sequences: Sequences, count: int) -> Sequences:
     if sequences.source is not None:
         return replace(sequences, source=reserve(sequences.source, count))
     lengths = sequences.lengths + count
-    offsets = bounds(lengths)
+    offsets = compute_offsets(lengths)
     text = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths) >= count
     made: dict[str, Any] = {"offsets": offsets}
     for name in PER_TOKEN:
         values: NDArray[Any] | None = getattr(sequences, name)
         if values is not None:
-            made[name] = np.full(len(text), FILL[name], dtype=values.dtype)
+            made[name] = np.full(len(text), SLOT_VALUES[name], dtype=values.dtype)
             made[name][text] = values
     for name in ("prefix", "sides"):
         places: NDArray[Any] | None = getattr(sequences, name)

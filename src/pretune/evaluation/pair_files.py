@@ -16,14 +16,14 @@ from pathlib import Path
 from pretune.core.errors import DataError, UsageError, explain_missing
 from pretune.tasks.example import Example
 from pretune.tasks.table_reader import open_table
-from pretune.tasks.table_rows import Jsonl, Row, lines
+from pretune.tasks.table_rows import Jsonl, TableRow, read_lines
 
 ORDERS = ("good-first", "bad-first")
 GOOD, BAD = "sentence_good", "sentence_bad"
-COMPRESSED = frozenset({".gz", ".xz", ".zst", ".bz2"})
-TEXTS = frozenset({"", ".txt", ".jsonl", ".json", ".ndjson"})
+COMPRESSED_SUFFIXES = frozenset({".gz", ".xz", ".zst", ".bz2"})
+TEXT_SUFFIXES = frozenset({"", ".txt", ".jsonl", ".json", ".ndjson"})
 """Extensions of files of pairs."""
-DOCUMENTS = frozenset(
+IGNORED_STEMS = frozenset(
     {"readme", "license", "licence", "copying", "notice", "citation", "authors", "changelog", "manifest"}
 )
 """Names of files that are about a folder."""
@@ -35,13 +35,13 @@ def read_pairs(path: Path, order: str = "good-first") -> list[Example]:
         raise UsageError(f"unknown order '{order[:40]}' ({' or '.join(ORDERS)})")
     if not path.is_file():
         raise DataError(f"{path}: {explain_missing(path)}; give a file of sentence pairs with --data")
-    rows = [(number, line.strip()) for number, line in lines(path) if line.strip()]
+    rows = [(number, line.strip()) for number, line in read_lines(path) if line.strip()]
     if not rows:
         raise DataError(
             f"{path}: no sentences; two lines a pair are expected, the better sentence first, or JSON lines"
         )
     if rows[0][1].startswith("{"):
-        return [_object(row) for row in Jsonl().rows(path)]
+        return [_parse_object(row) for row in Jsonl().read_rows(path)]
     if len(rows) % 2:
         raise DataError(f"{path}:{rows[-1][0]}: the last of {len(rows)} lines has no partner; lines come in pairs")
     found = []
@@ -60,12 +60,12 @@ def read_pair_folder(path: Path, order: str = "good-first") -> tuple[list[Exampl
     found: list[Example] = []
     skipped: list[str] = []
     files = sorted(one for one in path.iterdir() if one.is_file() and not one.name.startswith("."))
-    names = Counter(_set_name(one) for one in files)
+    names = Counter(_get_set_name(one) for one in files)
     for file in files:
         if not _holds_pairs(file):
             skipped.append(file.name)
             continue
-        name = _set_name(file)
+        name = _get_set_name(file)
         found += [replace(pair, group=name if names[name] == 1 else file.name) for pair in read_pairs(file, order)]
     if not found:
         looked = f" (skipped: {', '.join(skipped[:5])})" if skipped else ""
@@ -73,27 +73,27 @@ def read_pair_folder(path: Path, order: str = "good-first") -> tuple[list[Exampl
     return found, skipped
 
 
-def _set_name(file: Path) -> str:
+def _get_set_name(file: Path) -> str:
     """The name of a file without the extensions of its form."""
     name = file
-    while name.suffix.lower() in COMPRESSED | TEXTS - {""}:
+    while name.suffix.lower() in COMPRESSED_SUFFIXES | TEXT_SUFFIXES - {""}:
         name = name.with_suffix("")
     return name.name
 
 
 def _holds_pairs(file: Path) -> bool:
-    inner = file.with_suffix("") if file.suffix.lower() in COMPRESSED else file
-    if inner.suffix.lower() not in TEXTS or inner.stem.lower() in DOCUMENTS:
+    inner = file.with_suffix("") if file.suffix.lower() in COMPRESSED_SUFFIXES else file
+    if inner.suffix.lower() not in TEXT_SUFFIXES or inner.stem.lower() in IGNORED_STEMS:
         return False
-    first = next((line.strip() for _, line in lines(file) if line.strip()), "")
+    first = next((line.strip() for _, line in read_lines(file) if line.strip()), "")
     if not first.startswith("{"):
         return bool(first)
-    return {GOOD, BAD} <= next(iter(Jsonl().rows(file))).values.keys()
+    return {GOOD, BAD} <= next(iter(Jsonl().read_rows(file))).values.keys()
 
 
-def _object(row: Row) -> Example:
+def _parse_object(row: TableRow) -> Example:
     group = next((str(row.values[name]) for name in ("UID", "group") if name in row.values), None)
-    return Example(text=row.text(GOOD), pair=row.text(BAD), group=group, id=row.where.rpartition(":")[2])
+    return Example(text=row.get_text(GOOD), pair=row.get_text(BAD), group=group, id=row.location.rpartition(":")[2])
 
 
 def read_bias_pairs(path: Path) -> Iterator[Example]:
@@ -102,6 +102,6 @@ def read_bias_pairs(path: Path) -> Iterator[Example]:
         why = explain_missing(path)
         raise DataError(f"{path}: {why}; give a table with sent_more and sent_less with --data")
     table = open_table(path, ["sent_more", "sent_less"])
-    for row in table.rows():
+    for row in table.read_rows():
         group = str(row.values["bias_type"]) if row.values.get("bias_type") else None
-        yield Example(text=row.text("sent_more"), pair=row.text("sent_less"), group=group)
+        yield Example(text=row.get_text("sent_more"), pair=row.get_text("sent_less"), group=group)

@@ -1,7 +1,7 @@
 """How tasks are put in words to a model that was not trained on them, after Brown et al. (2020) where they have them.
 
     >>> from pretune.tasks.example import Example
-    >>> put(PROMPTS["sst2"], Example(text="a gorgeous film"), "positive")
+    >>> render_prompt(PROMPTS["sst2"], Example(text="a gorgeous film"), "positive")
     Put(text='Review: a gorgeous film\\nSentiment: positive', start=34, stop=43)
 
 A prompt may use {text}, {pair}, {choice1} …, and the example's `facts` by name; {before} and {after} are what is around
@@ -24,7 +24,7 @@ BLANK = "{answer}"
 
 
 @spec
-class Prompt:
+class PromptTemplate:
     """A text with a blank, and what may stand in it."""
 
     text: str
@@ -46,7 +46,7 @@ class Prompt:
                 raise UsageError(f"the prompt has {{{name[:40]}}}; only plain names may stand there, such as {{text}}")
 
 
-class Put(NamedTuple):
+class RenderedPrompt(NamedTuple):
     """An example in words, and where the judged stretch is, in characters."""
 
     text: str
@@ -54,9 +54,9 @@ class Put(NamedTuple):
     stop: int
 
 
-def put(prompt: Prompt, example: Example, answer: str, end: str = "") -> Put:
+def render_prompt(prompt: PromptTemplate, example: Example, answer: str, end: str = "") -> RenderedPrompt:
     """An example with an answer in the blank; `end` follows where the answer is last and does not end by itself."""
-    values = _values(example)
+    values = _collect_fields(example)
     head, _, tail = prompt.text.partition(BLANK)
     try:
         before, after = head.format_map(values), tail.format_map(values)
@@ -70,15 +70,15 @@ def put(prompt: Prompt, example: Example, answer: str, end: str = "") -> Put:
     stop = len(before) + len(answer)
     whole = before + answer + after
     spans = {"answer": (start, stop), "after": (stop, len(whole)), "both": (start, len(whole))}
-    return Put(whole, *spans[prompt.judged if after.strip() else "answer"])
+    return RenderedPrompt(whole, *spans[prompt.judged if after.strip() else "answer"])
 
 
-def options(prompt: Prompt, example: Example) -> tuple[str, ...]:
+def get_options(prompt: PromptTemplate, example: Example) -> tuple[str, ...]:
     """What may stand in the blank of an example."""
     return prompt.answers or example.choices
 
 
-def _values(example: Example) -> Mapping[str, str]:
+def _collect_fields(example: Example) -> Mapping[str, str]:
     values = {"text": example.text, "pair": example.pair or ""}
     values |= {f"choice{at}": choice for at, choice in enumerate(example.choices, start=1)}
     for where, mark in ((example.text, "_"), (example.pair or "", "@placeholder")):
@@ -87,15 +87,15 @@ def _values(example: Example) -> Mapping[str, str]:
     return values | {name: fact for name, fact in example.facts.items() if name != "answer"}
 
 
-def prompt_of(task: Task) -> Prompt:
+def get_prompt(task: Task) -> PromptTemplate:
     """The wording of a task; for others, and one's own tables, a plain one with the labels as they are called."""
     if task.name in PROMPTS:
         return PROMPTS[task.name]
     labels = tuple(label.replace("_", " ") for label in task.labels)
     plain = {
-        "classification": Prompt(text="Text: {text}\nLabel: {answer}", answers=labels),
-        "pair": Prompt(text="Text 1: {text}\nText 2: {pair}\nLabel: {answer}", answers=labels),
-        "choice": Prompt(text="{text} {answer}"),
+        "classification": PromptTemplate(text="Text: {text}\nLabel: {answer}", answers=labels),
+        "pair": PromptTemplate(text="Text 1: {text}\nText 2: {pair}\nLabel: {answer}", answers=labels),
+        "choice": PromptTemplate(text="{text} {answer}"),
     }
     if task.kind not in plain:
         raise UsageError(
@@ -105,85 +105,89 @@ def prompt_of(task: Task) -> Prompt:
     return plain[task.kind]
 
 
-def text_to_text(template: Template) -> Prompt:
+def build_text_to_text_prompt(template: Template) -> PromptTemplate:
     """A task as T5 was trained on it: its template, with the answers as it writes them."""
     if not template.targets:
         raise UsageError("this task's template has no answers to choose among; leave --text-to-text away")
-    return Prompt(text=template.source + " " + BLANK, answers=template.targets)
+    return PromptTemplate(text=template.source + " " + BLANK, answers=template.targets)
 
 
-_REVIEW = Prompt(text="Review: {text}\nSentiment: {answer}", answers=("negative", "positive"))
-_CHOICE = Prompt(text="Question: {text}\nAnswer: {answer}")
+_REVIEW = PromptTemplate(text="Review: {text}\nSentiment: {answer}", answers=("negative", "positive"))
+_QUESTION_ANSWER = PromptTemplate(text="Question: {text}\nAnswer: {answer}")
 _TRUE_FALSE = "{text}\nQuestion: {pair} True or False?\nAnswer: {answer}"
-_NEITHER = "{text}\nQuestion: {pair} True, False or Neither?\nAnswer: {answer}"
-_FOLLOWS = Prompt(text=_TRUE_FALSE, answers=("True", "False"))
-_THREE = Prompt(text=_NEITHER, answers=("True", "Neither", "False"))
+_TRUE_FALSE_NEITHER = "{text}\nQuestion: {pair} True, False or Neither?\nAnswer: {answer}"
+_ENTAILMENT_TWO_WAY = PromptTemplate(text=_TRUE_FALSE, answers=("True", "False"))
+_ENTAILMENT_THREE_WAY = PromptTemplate(text=_TRUE_FALSE_NEITHER, answers=("True", "Neither", "False"))
 
-PROMPTS: Mapping[str, Prompt] = {
-    "cola": Prompt(
+PROMPTS: Mapping[str, PromptTemplate] = {
+    "cola": PromptTemplate(
         text="Sentence: {text}\nQuestion: Is this sentence good English?\nAnswer: {answer}", answers=("no", "yes")
     ),
     "sst2": _REVIEW,
     "imdb": _REVIEW,
     "imdb_cf": _REVIEW,
     "mr": _REVIEW,
-    "mpqa": Prompt(text="Phrase: {text}\nSentiment: {answer}", answers=("negative", "positive")),
-    "sst5": Prompt(text="Review: {text}\nSentiment: {answer}", answers=("terrible", "bad", "okay", "good", "great")),
-    "agnews": Prompt(text="Article: {text}\nTopic: {answer}", answers=("world", "sports", "business", "technology")),
-    "trec": Prompt(
+    "mpqa": PromptTemplate(text="Phrase: {text}\nSentiment: {answer}", answers=("negative", "positive")),
+    "sst5": PromptTemplate(
+        text="Review: {text}\nSentiment: {answer}", answers=("terrible", "bad", "okay", "good", "great")
+    ),
+    "agnews": PromptTemplate(
+        text="Article: {text}\nTopic: {answer}", answers=("world", "sports", "business", "technology")
+    ),
+    "trec": PromptTemplate(
         text="Question: {text}\nIt asks for: {answer}",
         answers=("abbreviation", "entity", "description", "person", "location", "number"),
     ),
-    "emotion": Prompt(
+    "emotion": PromptTemplate(
         text="Message: {text}\nEmotion: {answer}", answers=("sadness", "joy", "love", "anger", "fear", "surprise")
     ),
-    "mrpc": Prompt(
+    "mrpc": PromptTemplate(
         text="{text}\n{pair}\nQuestion: Do both sentences say the same?\nAnswer: {answer}", answers=("no", "yes")
     ),
-    "qqp": Prompt(
+    "qqp": PromptTemplate(
         text="Question 1: {text}\nQuestion 2: {pair}\nQuestion: Do both questions ask the same?\nAnswer: {answer}",
         answers=("no", "yes"),
     ),
-    "qnli": Prompt(
+    "qnli": PromptTemplate(
         text="{text}\n{pair}\nQuestion: Does the sentence answer the question?\nAnswer: {answer}",
         answers=("yes", "no"),
     ),
-    "mnli": _THREE,
-    "snli": _THREE,
-    "anli": _THREE,
-    "sick_entailment": _THREE,
-    "cb": Prompt(text=_NEITHER, answers=("True", "False", "Neither")),
-    "rte": _FOLLOWS,
-    "superglue_rte": _FOLLOWS,
-    "superglue_ax": _FOLLOWS,
-    "superglue_axb": _FOLLOWS,
-    "superglue_axg": _FOLLOWS,
-    "scitail": _FOLLOWS,
-    "wnli": Prompt(text=_TRUE_FALSE, answers=("False", "True")),
-    "boolq": Prompt(text="{pair}\nQuestion: {text}?\nAnswer: {answer}", answers=("no", "yes")),
-    "multirc": Prompt(
+    "mnli": _ENTAILMENT_THREE_WAY,
+    "snli": _ENTAILMENT_THREE_WAY,
+    "anli": _ENTAILMENT_THREE_WAY,
+    "sick_entailment": _ENTAILMENT_THREE_WAY,
+    "cb": PromptTemplate(text=_TRUE_FALSE_NEITHER, answers=("True", "False", "Neither")),
+    "rte": _ENTAILMENT_TWO_WAY,
+    "superglue_rte": _ENTAILMENT_TWO_WAY,
+    "superglue_ax": _ENTAILMENT_TWO_WAY,
+    "superglue_axb": _ENTAILMENT_TWO_WAY,
+    "superglue_axg": _ENTAILMENT_TWO_WAY,
+    "scitail": _ENTAILMENT_TWO_WAY,
+    "wnli": PromptTemplate(text=_TRUE_FALSE, answers=("False", "True")),
+    "boolq": PromptTemplate(text="{pair}\nQuestion: {text}?\nAnswer: {answer}", answers=("no", "yes")),
+    "multirc": PromptTemplate(
         text="{text}\nQuestion and proposed answer: {pair}\nIs the answer right?\nAnswer: {answer}",
         answers=("no", "yes"),
     ),
-    "wic": Prompt(
+    "wic": PromptTemplate(
         text=(
             "{sentence1}\n{sentence2}\nQuestion: Is the word '{word}' used in the same sense in the two sentences "
             "above?\nAnswer: {answer}"
         ),
         answers=("no", "yes"),
     ),
-    "wsc": Prompt(
+    "wsc": PromptTemplate(
         text="{plain}\nQuestion: Does the pronoun '{pronoun}' stand for '{pair}'?\nAnswer: {answer}",
         answers=("no", "yes"),
     ),
-    "copa": Prompt(text="{text}\n{pair}\n{answer}"),
-    "swag": Prompt(text="{text} {answer}"),
-    "hellaswag": Prompt(text="{text} {answer}"),
-    "winogrande": Prompt(text="{before}{answer}{after}", judged="after"),
-    "record": Prompt(text="{text}\n{before}{answer}{after}", judged="both"),
-    "arc": _CHOICE,
-    "arc_easy": _CHOICE,
-    "arc_challenge": _CHOICE,
-    "commonsenseqa": _CHOICE,
+    "copa": PromptTemplate(text="{text}\n{pair}\n{answer}"),
+    "swag": PromptTemplate(text="{text} {answer}"),
+    "hellaswag": PromptTemplate(text="{text} {answer}"),
+    "winogrande": PromptTemplate(text="{before}{answer}{after}", judged="after"),
+    "record": PromptTemplate(text="{text}\n{before}{answer}{after}", judged="both"),
+    "arc": _QUESTION_ANSWER,
+    "arc_easy": _QUESTION_ANSWER,
+    "arc_challenge": _QUESTION_ANSWER,
+    "commonsenseqa": _QUESTION_ANSWER,
 }
 """By task, with the answers in the order of the task's labels."""

@@ -6,7 +6,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class EvaluationResult:
     """One task. Scores are fractions (1 is perfect), but for perplexities and bits, which are what they are called."""
 
     task: str
@@ -24,6 +24,6 @@ class Result:
         """The name and the value of the score it is judged by."""
         return next(iter(self.scores.items()))
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """For JSON; what is empty is left out."""
         return {name: value for name, value in asdict(self).items() if value not in (None, {}, ()) or name == "scores"}

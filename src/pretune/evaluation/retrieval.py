@@ -17,25 +17,25 @@ from torch import nn
 
 from pretune.core.errors import DataError, UsageError
 from pretune.inference.bm25 import BM25
-from pretune.inference.embed import Embedded, Embedder, Tell, embedder
-from pretune.inference.exact_search import Found, exact
+from pretune.inference.embed import Embedder, EmbeddingResult, ProgressCallback, build_embedder
+from pretune.inference.exact_search import SearchResult, search_exact
 from pretune.metrics.retrieval import mrr, ndcg, recall
 from pretune.tasks import TASKS
-from pretune.tasks.table_rows import lines
+from pretune.tasks.table_rows import read_lines
 from pretune.tasks.task import Task
 
 BASELINE = "bm25"
 Judgements = Mapping[str, Mapping[str, float]]
 
 
-def retrieval(
+def evaluate_retrieval(
     model: str | os.PathLike[str] | nn.Module | Embedder,
     task: Task | str,
     *,
     data: str | os.PathLike[str] | None = None,
     k: int = 10,
-    tell: Tell | None = None,
-    **how: Any,
+    on_progress: ProgressCallback | None = None,
+    **embed_options: Any,
 ) -> dict[str, Any]:
     """Scores on a task with queries and documents; `how` is as `embed` takes it, vectors are of length one.
 
@@ -50,27 +50,30 @@ def retrieval(
     if model == BASELINE:
         found = BM25(texts).search(asked, k)
     else:
-        ready = model if isinstance(model, Embedder) else embedder(model, **{"normalise": True, **how})
-        before = (None, None) if isinstance(model, Embedder) or "prompt" in how else ready.prompts
-        there, queried = _unit(ready.prompted(before[0])(texts, tell)), _unit(ready.prompted(before[1])(asked))
-        found = exact([there], queried, k)
+        ready = model if isinstance(model, Embedder) else build_embedder(model, **{"normalise": True, **embed_options})
+        before = (None, None) if isinstance(model, Embedder) or "prompt" in embed_options else ready.prompts
+        there, queried = (
+            _normalise(ready.with_prompt(before[0])(texts, on_progress)),
+            _normalise(ready.with_prompt(before[1])(asked)),
+        )
+        found = search_exact([there], queried, k)
     gains = {query.id: dict.fromkeys(query.answers, 1.0) for query in queries}
     ids = [document.id for document in documents]
-    scores = judged(gains, [query.id for query in queries], named(found, ids), k)
+    scores = score_hits(gains, [query.id for query in queries], map_ids(found, ids), k)
     return {"task": chosen.name, "documents": len(documents), **scores}
 
 
-def _unit(found: Embedded) -> NDArray[np.float32]:
-    vectors = found.vectors
+def _normalise(embeddings: EmbeddingResult) -> NDArray[np.float32]:
+    vectors = embeddings.vectors
     return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
 
 
-def named(found: Found, ids: Sequence[str]) -> list[list[str]]:
+def map_ids(hits: SearchResult, ids: Sequence[str]) -> list[list[str]]:
     """The ids of hits, best first."""
-    return [[ids[number] for number in row if number >= 0] for row in found[1].tolist()]
+    return [[ids[number] for number in row if number >= 0] for row in hits[1].tolist()]
 
 
-def judged(judgements: Judgements, queries: Sequence[str], hits: Sequence[Sequence[str]], k: int) -> dict[str, Any]:
+def score_hits(judgements: Judgements, queries: Sequence[str], hits: Sequence[Sequence[str]], k: int) -> dict[str, Any]:
     """Scores of hits over the queries that were judged; a query with no relevant document is left out, and counted."""
     kept = [i for i, query in enumerate(queries) if any(gain > 0 for gain in judgements.get(query, {}).values())]
     if not kept:
@@ -90,7 +93,7 @@ def judged(judgements: Judgements, queries: Sequence[str], hits: Sequence[Sequen
 def read_judgements(path: str | os.PathLike[str]) -> dict[str, dict[str, float]]:
     """A relevance file: `query 0 document gain` (trec_eval) or `query document gain`, a header allowed there."""
     found: dict[str, dict[str, float]] = {}
-    for number, line in lines(Path(path)):
+    for number, line in read_lines(Path(path)):
         cells = line.split()
         if not cells:
             continue

@@ -6,10 +6,10 @@ from pretune.core.seed import mix
 from pretune.tasks.example import Example
 
 
-def draw(examples: Sequence[Example], count: int, seed: int = 0) -> list[Example]:
+def draw_shots(examples: Sequence[Example], count: int, seed: int = 0) -> list[Example]:
     """`count` examples with an answer, classes in turn while they last, in a random order; fewer where there are fewer.
 
-    >>> found = draw([Example(text=str(at), label=at % 10 == 0) for at in range(100)], 4)
+    >>> found = draw_shots([Example(text=str(at), label=at % 10 == 0) for at in range(100)], 4)
     >>> sorted(int(example.label) for example in found)
     [0, 0, 1, 1]
     """
@@ -27,16 +27,16 @@ def draw(examples: Sequence[Example], count: int, seed: int = 0) -> list[Example
     return [examples[at] for at in sorted(chosen, key=lambda at: mix(seed, 2, at))]
 
 
-def fitting(lengths: Sequence[int], room: int) -> int:
+def count_fitting(lengths: Sequence[int], max_tokens: int) -> int:
     """How many of the last shots fit into so many tokens; the first are dropped first.
 
-    >>> fitting([5, 9, 3, 4], 8), fitting([5, 9, 3, 4], 100), fitting([5], 3)
+    >>> count_fitting([5, 9, 3, 4], 8), count_fitting([5, 9, 3, 4], 100), count_fitting([5], 3)
     (2, 4, 0)
     """
     used, kept = 0, 0
     for length in reversed(lengths):
         used += length
-        if used > room:
+        if used > max_tokens:
             break
         kept += 1
     return kept

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from pretune.core.errors import DataError, UsageError
-from pretune.inference.embed import Embedder, Tell, embedder
+from pretune.inference.embed import Embedder, ProgressCallback, build_embedder
 from pretune.metrics.correlation import pearson, spearman
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example
@@ -24,89 +24,95 @@ from pretune.tasks.task import Task
 Floats = NDArray[np.float32]
 
 
-def similarity(
+def evaluate_similarity(
     model: str | os.PathLike[str] | nn.Module | Embedder,
     task: Task | str,
     *,
     data: str | os.PathLike[str] | None = None,
     split: str | None = None,
     limit: int | None = None,
-    tell: Tell | None = None,
-    **how: Any,
+    on_progress: ProgressCallback | None = None,
+    **embed_options: Any,
 ) -> dict[str, Any]:
     """Correlations on a task of scored pairs, or on `limit` of them, evenly spread; `how` is as `embed` takes it.
 
     Where no split is named it is `test`, if that is there with its scores, or else `dev`.
     """
     chosen = TASKS.get(task) if isinstance(task, str) else task
-    name, examples = _pairs(chosen, data, split)
+    name, examples = _read_pairs(chosen, data, split)
     if limit is not None and limit < 2:
         raise UsageError(f"a limit of {limit} pairs has no correlation; 2 or more have")
     if limit is not None and limit < len(examples):
         examples = [examples[at * len(examples) // limit] for at in range(limit)]
     scores = [float(example.label or 0.0) for example in examples]
-    found = cosines(model, [(example.text, example.pair or "") for example in examples], tell=tell, **how)
+    found = compute_cosines(
+        model, [(example.text, example.pair or "") for example in examples], on_progress=on_progress, **embed_options
+    )
     groups = sorted({example.group for example in examples if example.group is not None})
-    out: dict[str, Any] = {"task": chosen.name, "split": name, "pairs": len(examples), **correlations(scores, found)}
+    out: dict[str, Any] = {"task": chosen.name, "split": name, "pairs": len(examples), **correlate(scores, found)}
     if len(groups) > 1:
         members = {group: [i for i, example in enumerate(examples) if example.group == group] for group in groups}
         out["groups"] = {
-            group: {"pairs": len(which), **correlations([scores[i] for i in which], found[which])}
+            group: {"pairs": len(which), **correlate([scores[i] for i in which], found[which])}
             for group, which in members.items()
             if len(which) > 1
         }
     return out
 
 
-def cosines(
+def compute_cosines(
     model: str | os.PathLike[str] | nn.Module | Embedder,
     pairs: Sequence[tuple[str, str]],
     *,
-    tell: Tell | None = None,
-    **how: Any,
+    on_progress: ProgressCallback | None = None,
+    **embed_options: Any,
 ) -> Floats:
     """The cosine of the two texts of each pair."""
-    left, right = _sides(_ready(model, how), [[one for one, _ in pairs], [other for _, other in pairs]], tell)
+    left, right = _embed_columns(
+        _build_embedder(model, embed_options), [[one for one, _ in pairs], [other for _, other in pairs]], on_progress
+    )
     return np.asarray((left * right).sum(axis=1))
 
 
 def triplet_accuracy(
-    model: str | os.PathLike[str] | nn.Module | Embedder, triplets: Sequence[tuple[str, str, str]], **how: Any
+    model: str | os.PathLike[str] | nn.Module | Embedder, triplets: Sequence[tuple[str, str, str]], **embed_options: Any
 ) -> dict[str, Any]:
     """How often a text is nearer, by cosine, to the second of three than to the third; a tie is wrong."""
     if not triplets:
         raise DataError("no triplets to judge")
     columns = [[triplet[i] for triplet in triplets] for i in range(3)]
-    anchor, positive, negative = _sides(_ready(model, how), columns, None)
+    anchor, positive, negative = _embed_columns(_build_embedder(model, embed_options), columns, None)
     near, far = (anchor * positive).sum(axis=1), (anchor * negative).sum(axis=1)
     return {"triplets": len(triplets), "accuracy": float((near > far).mean()), "ties": int((near == far).sum())}
 
 
-def _ready(model: str | os.PathLike[str] | nn.Module | Embedder, how: dict[str, Any]) -> Embedder:
-    return model if isinstance(model, Embedder) else embedder(model, **how)
+def _build_embedder(model: str | os.PathLike[str] | nn.Module | Embedder, embed_options: dict[str, Any]) -> Embedder:
+    return model if isinstance(model, Embedder) else build_embedder(model, **embed_options)
 
 
-def _sides(ready: Embedder, columns: Sequence[list[str]], tell: Tell | None) -> list[Floats]:
+def _embed_columns(
+    encoder: Embedder, columns: Sequence[list[str]], on_progress: ProgressCallback | None
+) -> list[Floats]:
     """The vectors of each column, of length one; all texts are read together, equal ones once."""
-    vectors = ready([text for column in columns for text in column], tell).vectors
+    vectors = encoder([text for column in columns for text in column], on_progress).vectors
     vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     return np.split(vectors, len(columns))
 
 
-def correlations(scores: Sequence[float], found: Floats) -> dict[str, float]:
+def correlate(scores: Sequence[float], cosines: Floats) -> dict[str, float]:
     """Spearman's and Pearson's, of what people said and what was found."""
-    return {"spearman": spearman(scores, found.tolist()), "pearson": pearson(scores, found.tolist())}
+    return {"spearman": spearman(scores, cosines.tolist()), "pearson": pearson(scores, cosines.tolist())}
 
 
-def _pairs(task: Task, data: str | os.PathLike[str] | None, split: str | None) -> tuple[str, list[Example]]:
+def _read_pairs(task: Task, data: str | os.PathLike[str] | None, split: str | None) -> tuple[str, list[Example]]:
     if task.kind != "regression":
-        scored = [name for name in TASKS.names() if TASKS.get(name).kind == "regression"]
+        scored = [name for name in TASKS.list_names() if TASKS.get(name).kind == "regression"]
         raise UsageError(
             f"task '{task.name}' is of the kind '{task.kind}'; similarity needs scored pairs ({', '.join(scored)})"
         )
     names = [split] if split else [name for name in ("test", "dev") if name in task.splits]
     for name in names:
-        if name != names[-1] and name not in task.available(data):
+        if name != names[-1] and name not in task.find_available(data):
             continue
         examples = list(task.find(name, data).read())
         if examples and all(example.label is not None and example.pair is not None for example in examples):

@@ -12,65 +12,69 @@ import numpy as np
 
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
-from pretune.data.batch_shape import Shape
+from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
-from pretune.data.ragged import Ints, bounds, spread
+from pretune.data.ragged import Ints, compute_offsets, spread
 from pretune.data.sequences import Sequences
-from pretune.text.templates import Special
+from pretune.text.templates import SpecialPart
 from pretune.text.tokenizer import Tokenizer
 
-CHUNK = 2**19
+CHUNK_CHARACTERS = 2**19
 """Characters that are cut into tokens at a time, while the texts before them are read."""
-MOST = 8192
+CHUNK_TEXTS = 8192
 """… and texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Framed:
+class EncodedTexts:
     """Texts as a model reads them, and what was lost on the way."""
 
     sequences: Sequences  # with its special tokens; a text may have none at all
-    cut: int  # texts that were too long
-    lost: int  # tokens of theirs
+    truncated_texts: int  # texts that were too long
+    truncated_tokens: int  # tokens of theirs
 
 
-def chunks(texts: Sequence[str], characters: int = CHUNK, most: int = MOST) -> list[Ints]:
+def split_into_chunks(
+    texts: Sequence[str], characters: int = CHUNK_CHARACTERS, max_texts: int = CHUNK_TEXTS
+) -> list[Ints]:
     """The numbers of texts that go together, the longest texts first."""
     sizes = np.array([len(text) for text in texts], dtype=np.int64)
     order = np.argsort(-sizes, kind="stable")
     ends = np.cumsum(sizes[order] + 16) // characters
     parts = np.split(order, np.flatnonzero(np.diff(ends)) + 1) if len(order) else []
-    return [part[i : i + most] for part in parts for i in range(0, len(part), most)]
+    return [part[i : i + max_texts] for part in parts for i in range(0, len(part), max_texts)]
 
 
-def framed(tokenizer: Tokenizer, texts: Sequence[str], length: int | None, *, bare: bool = False) -> Framed:
+def encode_texts(
+    tokenizer: Tokenizer, texts: Sequence[str], length: int | None, *, without_special: bool = False
+) -> EncodedTexts:
     """The tokens of texts with the special ones around them, cut at the end to `length`; `bare`: without those."""
     found = tokenizer.encode_batch(texts)
     parts = tokenizer.template.single
-    at = next(i for i, part in enumerate(parts) if not isinstance(part, Special))
-    before, after = (() if bare else parts[:at]), (() if bare else parts[at + 1 :])
+    at = next(i for i, part in enumerate(parts) if not isinstance(part, SpecialPart))
+    before, after = (() if without_special else parts[:at]), (() if without_special else parts[at + 1 :])
     counts = np.diff(found.offsets)
     room = None if length is None else length - len(before) - len(after)
     if room is not None and room < 1:
         raise UsageError(f"length {length} leaves no room for text beside {len(before) + len(after)} special tokens")
     kept = counts if room is None else np.minimum(counts, room)
-    offsets = bounds(kept + len(before) + len(after))
+    offsets = compute_offsets(kept + len(before) + len(after))
     tokens, segments = np.empty(offsets[-1], dtype=np.int64), np.zeros(offsets[-1], dtype=np.int64)
     inside = spread(offsets[:-1] + len(before), kept)
     tokens[inside] = found.ids[spread(found.offsets[:-1], kept)]
     segments[inside] = parts[at].segment
     for column, part in [*enumerate(before), *((i - len(after), part) for i, part in enumerate(after))]:
         places = (offsets[:-1] if column >= 0 else offsets[1:]) + column
-        assert isinstance(part, Special)
+        assert isinstance(part, SpecialPart)
         tokens[places], segments[places] = part.token, part.segment
-    return Framed(
+    return EncodedTexts(
         sequences=Sequences(tokens=tokens, offsets=offsets, segments=segments if segments.any() else None),
-        cut=int((counts > kept).sum()),
-        lost=int((counts - kept).sum()),
+        truncated_texts=int((counts > kept).sum()),
+        truncated_tokens=int((counts - kept).sum()),
     )
 
 
-def batches(sequences: Sequences, *, tokens: int, row: int, step: int = 1) -> Iterator[tuple[Ints, Ints, Batch]]:
+def pack_batches(sequences: Sequences, *, tokens: int, row: int, step: int = 1) -> Iterator[tuple[Ints, Ints, Batch]]:
     """Every sequence that has a token: their numbers, the cell of each, and the batch of at most about `tokens`.
 
     A row holds as many of the longest as fit into `row` tokens, and at least one; its length is a multiple of `step`.
@@ -100,5 +104,5 @@ def batches(sequences: Sequences, *, tokens: int, row: int, step: int = 1) -> It
             if not there:
                 break
         which, places = np.array(placed), np.array(rows)
-        shape = Shape(rows=int(places[-1]) + 1, length=room)
+        shape = BatchShape(rows=int(places[-1]) + 1, length=room)
         yield which, np.arange(len(which)) + places, lay_out(sequences.take(which), places, shape)

@@ -11,45 +11,52 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pretune.core.seed import mix, mix_more
-from pretune.data.counters import unit
+from pretune.core.seed import extend_mix, mix
+from pretune.data.counters import to_uniform
 from pretune.data.ragged import Ints
 from pretune.inference import sampling
-from pretune.inference.generation_config import Decoding, Greedy, Sample
-from pretune.inference.generation_tokens import Marks
+from pretune.inference.generation_config import GenerationConfig, GreedySearch, Sampling
+from pretune.inference.generation_tokens import GenerationTokens
 
 
-class Written(NamedTuple):
+class GeneratedTokens(NamedTuple):
     """One text: its new tokens without the one that ended it, why it ended, and what a beam search thinks of it."""
 
     tokens: list[int]
-    ended: Literal["end", "length", "stop"]
+    finish_reason: Literal["end", "length", "stop"]
     score: float | None = None
 
 
-class Rows:
+class DecodingState:
     """What rows have read and written, and the next choice of each."""
 
-    def __init__(self, rows: int, columns: int, decoding: Decoding, marks: Marks, device: torch.device) -> None:
-        self.decoding, self.marks = decoding, marks
+    def __init__(
+        self,
+        rows: int,
+        columns: int,
+        decoding: GenerationConfig,
+        generation_tokens: GenerationTokens,
+        device: torch.device,
+    ) -> None:
+        self.decoding, self.generation_tokens = decoding, generation_tokens
         self.history = torch.zeros(rows, columns, dtype=torch.long, device=device)
-        self.known = torch.zeros(rows, dtype=torch.long, device=device)  # columns of the history that count
+        self.history_lengths = torch.zeros(rows, dtype=torch.long, device=device)  # columns of the history that count
         self.tokens = torch.zeros(rows, dtype=torch.long, device=device)  # the last of them, not yet read
         self.count = torch.zeros((), dtype=torch.long, device=device)  # new tokens of each row
-        self.done = torch.zeros(rows, dtype=torch.bool, device=device)
-        self.finite = torch.ones((), dtype=torch.bool, device=device)  # whether all logits were
-        self.chance = torch.zeros(rows, decoding.max_new_tokens, dtype=torch.float64, device=device)
-        self.begun = np.zeros(rows, dtype=np.int64)
+        self.is_done = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.is_finite = torch.ones((), dtype=torch.bool, device=device)  # whether all logits were
+        self.uniform_draws = torch.zeros(rows, decoding.max_new_tokens, dtype=torch.float64, device=device)
+        self.prompt_lengths = np.zeros(rows, dtype=np.int64)
 
     def load(self, prompts: Sequence[Sequence[int]], requests: Sequence[int], seed: int) -> None:
         """Begin with prompts, `returns` rows for each; `requests` are their numbers, which draws depend on."""
         every = [prompt for prompt in prompts for _ in range(self.decoding.returns)]
-        self.begun = fill_history(self.history, self.known, every)
+        self.prompt_lengths = fill_history(self.history, self.history_lengths, every)
         self.count.zero_()
-        self.done.zero_()
-        self.finite.fill_(True)
-        if isinstance(self.decoding.search, Sample):
-            self.chance.copy_(chances(seed, requests, *self.shape))
+        self.is_done.zero_()
+        self.is_finite.fill_(True)
+        if isinstance(self.decoding.search, Sampling):
+            self.uniform_draws.copy_(draw_uniforms(seed, requests, *self.shape))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -58,104 +65,113 @@ class Rows:
 
     def choose(self, logits: Tensor) -> Tensor | None:
         """Take the next token of each row; no row goes on from another's."""
-        self.finite.logical_and_(torch.isfinite(logits).all())
-        logits = adjusted(logits.float(), self.history, self.known, self.count, self.decoding, self.marks)
+        self.is_finite.logical_and_(torch.isfinite(logits).all())
+        logits = adjust_logits(
+            logits.float(), self.history, self.history_lengths, self.count, self.decoding, self.generation_tokens
+        )
         token = self._pick(logits)
-        self.history.scatter_(1, self.known[:, None], token[:, None])
-        self.known.add_(1)
+        self.history.scatter_(1, self.history_lengths[:, None], token[:, None])
+        self.history_lengths.add_(1)
         self.tokens.copy_(token)
-        self.done.logical_or_(among(token, self.marks.ends))
+        self.is_done.logical_or_(find_eos(token, self.generation_tokens.eos))
         self.count.add_(1)
         return None
 
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether every row has ended. Waits for the device."""
-        return bool(self.done.all())
+        return bool(self.is_done.all())
 
     def halt(self, rows: Sequence[int]) -> None:
         """End rows from outside."""
-        self.done[torch.tensor(rows, device=self.done.device)] = True
+        self.is_done[torch.tensor(rows, device=self.is_done.device)] = True
 
-    def new(self) -> list[list[int]]:
+    def read_new_tokens(self) -> list[list[int]]:
         """The new tokens of every row so far, up to the one that ended it. Waits for the device."""
         history, count = self.history.cpu().numpy(), int(self.count)
         cut = []
-        for row, start in zip(history, self.begun.tolist(), strict=True):
+        for row, start in zip(history, self.prompt_lengths.tolist(), strict=True):
             tokens = row[start : start + count].tolist()
-            last = next((i for i, token in enumerate(tokens) if token in self.marks.ends), count)
+            last = next((i for i, token in enumerate(tokens) if token in self.generation_tokens.eos), count)
             cut.append(tokens[: last + 1])
         return cut
 
-    def results(self) -> list[list[Written]]:
+    def collect_results(self) -> list[list[GeneratedTokens]]:
         """What was written, by prompt."""
-        found = [stripped(tokens, self.marks) for tokens in self.new()]
+        found = [strip_eos(tokens, self.generation_tokens) for tokens in self.read_new_tokens()]
         size = self.decoding.returns
         return [found[i : i + size] for i in range(0, len(found), size)]
 
     def _pick(self, logits: Tensor) -> Tensor:
         search = self.decoding.search
-        if isinstance(search, Greedy):
+        if isinstance(search, GreedySearch):
             return logits.argmax(-1)
-        assert isinstance(search, Sample)
+        assert isinstance(search, Sampling)
         if search.temperature != 1:
             logits = logits / search.temperature
         if search.top_k is not None:
-            logits = sampling.only_top_k(logits, search.top_k)
+            logits = sampling.filter_top_k(logits, search.top_k)
         if search.top_p is not None and search.top_p < 1:
-            logits = sampling.only_top_p(logits, search.top_p)
+            logits = sampling.filter_top_p(logits, search.top_p)
         if search.min_p is not None:
-            logits = sampling.only_min_p(logits, search.min_p)
+            logits = sampling.filter_min_p(logits, search.min_p)
         now = self.count.expand(logits.shape[0])[:, None]
-        return sampling.draw(logits, self.chance.gather(1, now).squeeze(1))
+        return sampling.draw(logits, self.uniform_draws.gather(1, now).squeeze(1))
 
 
-def adjusted(logits: Tensor, history: Tensor, known: Tensor, count: Tensor, decoding: Decoding, marks: Marks) -> Tensor:
+def adjust_logits(
+    logits: Tensor,
+    history: Tensor,
+    history_lengths: Tensor,
+    count: Tensor,
+    decoding: GenerationConfig,
+    generation_tokens: GenerationTokens,
+) -> Tensor:
     """Logits `[B, V]` after what is discouraged and what is forced."""
     if decoding.repetition_penalty != 1:
-        logits = sampling.penalised(logits, history, known, decoding.repetition_penalty)
+        logits = sampling.apply_repetition_penalty(logits, history, history_lengths, decoding.repetition_penalty)
     if decoding.no_repeat_ngram:
-        logits = sampling.unrepeated(logits, history, known, decoding.no_repeat_ngram)
-    if decoding.min_new_tokens and marks.ends:
+        logits = sampling.ban_repeated_ngrams(logits, history, history_lengths, decoding.no_repeat_ngram)
+    if decoding.min_new_tokens and generation_tokens.eos:
         ended = logits.clone()
-        for end in marks.ends:
+        for end in generation_tokens.eos:
             if end < logits.shape[1]:
-                ended[:, end] = sampling.NEVER
+                ended[:, end] = sampling.NEG_INF
         logits = torch.where(count < decoding.min_new_tokens, ended, logits)
-    for token, at in ((marks.first, 0), (marks.last, decoding.max_new_tokens - 1)):
+    for token, at in ((generation_tokens.forced_bos, 0), (generation_tokens.forced_eos, decoding.max_new_tokens - 1)):
         if token is not None:
-            forced = torch.full_like(logits, sampling.NEVER)
+            forced = torch.full_like(logits, sampling.NEG_INF)
             forced[:, token] = 0.0
             logits = torch.where(count == at, forced, logits)
     return logits
 
 
-def among(tokens: Tensor, ends: tuple[int, ...]) -> Tensor:
+def find_eos(tokens: Tensor, eos: tuple[int, ...]) -> Tensor:
     """Which tokens end a text."""
     found = torch.zeros_like(tokens, dtype=torch.bool)
-    for end in ends:
+    for end in eos:
         found = found | (tokens == end)
     return found
 
 
-def stripped(tokens: list[int], marks: Marks, score: float | None = None) -> Written:
+def strip_eos(tokens: list[int], generation_tokens: GenerationTokens, score: float | None = None) -> GeneratedTokens:
     """A text without the token that ended it."""
-    over = bool(tokens) and tokens[-1] in marks.ends
-    return Written(tokens[:-1] if over else tokens, "end" if over else "length", score)
+    over = bool(tokens) and tokens[-1] in generation_tokens.eos
+    return GeneratedTokens(tokens[:-1] if over else tokens, "end" if over else "length", score)
 
 
-def fill_history(history: Tensor, known: Tensor, prompts: Sequence[Sequence[int]]) -> Ints:
+def fill_history(history: Tensor, history_lengths: Tensor, prompts: Sequence[Sequence[int]]) -> Ints:
     """Put prompts where a history begins; their lengths."""
     lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
     block = np.zeros(tuple(history.shape), dtype=np.int64)
     for row, prompt in zip(block, prompts, strict=True):
         row[: len(prompt)] = prompt
     history.copy_(torch.from_numpy(block))
-    known.copy_(torch.from_numpy(lengths))
+    history_lengths.copy_(torch.from_numpy(lengths))
     return lengths
 
 
-def chances(seed: int, requests: Sequence[int], returns: int, size: int) -> Tensor:
+def draw_uniforms(seed: int, requests: Sequence[int], returns: int, size: int) -> Tensor:
     """Numbers from 0 to below 1 `[requests x returns, size]`, each a function of the seed and of its own place."""
-    keys = mix_more(np.uint64(mix(seed)), np.asarray(requests, dtype=np.int64)[:, None, None])
-    keys = mix_more(keys, np.arange(returns)[:, None])
-    return torch.from_numpy(unit(mix_more(keys, np.arange(size))).reshape(-1, size))
+    keys = extend_mix(np.uint64(mix(seed)), np.asarray(requests, dtype=np.int64)[:, None, None])
+    keys = extend_mix(keys, np.arange(returns)[:, None])
+    return torch.from_numpy(to_uniform(extend_mix(keys, np.arange(size))).reshape(-1, size))

@@ -14,32 +14,32 @@ import torch
 from torch import Tensor
 
 from pretune.core import log
-from pretune.inference.beam import Beams
-from pretune.inference.decoding_state import Rows
+from pretune.inference.beam import BeamSearchState
+from pretune.inference.decoding_state import DecodingState
 from pretune.models.model import LanguageModel
-from pretune.nn.cache import Cache
+from pretune.nn.cache import KVCache
 
-Search = Rows | Beams
+SearchState = DecodingState | BeamSearchState
 
-WARM = 3
+WARMUP_STEPS = 3
 """Steps before a capture, in which libraries choose their kernels."""
 
 
-class Engine:
+class DecodingEngine:
     """A model, the static cache it decodes with, and the search that chooses its tokens."""
 
     def __init__(
-        self, model: LanguageModel, search: Search, capacity: int, *, source: int = 0, compiled: bool = False
+        self, model: LanguageModel, search: SearchState, capacity: int, *, source: int = 0, compiled: bool = False
     ) -> None:
         self.model, self.search = ref(model), search
         self.cache = model.new_cache(search.tokens.shape[0], capacity, source=source)
         self.lengths = self.cache.lengths
-        self.read: Callable[[LanguageModel, Tensor, Cache], Tensor] = _read
+        self.forward_step: Callable[[LanguageModel, Tensor, KVCache], Tensor] = _forward_step
         if compiled:
-            self.read = torch.compile(_read, dynamic=False)
+            self.forward_step = torch.compile(_forward_step, dynamic=False)
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def load(self, cache: Cache, index: Tensor) -> None:
+    def load(self, cache: KVCache, index: Tensor) -> None:
         """Take the rows `index` [B] of another cache."""
         mine, other = (*self.cache.layers, *self.cache.cross), (*cache.layers, *cache.cross)
         for to, layer in zip(mine, other, strict=True):
@@ -61,7 +61,7 @@ class Engine:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(WARM):
+            for _ in range(WARMUP_STEPS):
                 self._reset()
                 self._step()
             self._reset()
@@ -74,7 +74,7 @@ class Engine:
     def _reset(self) -> None:
         """Positions that exist, whatever was done before."""
         self.lengths.zero_()
-        self.search.known.zero_()
+        self.search.history_lengths.zero_()
         self.search.count.zero_()
         if self.cache.source_lengths is not None:
             self.cache.source_lengths.fill_(1)
@@ -82,8 +82,8 @@ class Engine:
     def _step(self) -> None:
         model = self.model()
         assert model is not None, "an engine lives as long as its model"
-        with _uncached():
-            logits = self.read(model, self.search.tokens, self.cache)
+        with _disable_autocast_cache():
+            logits = self.forward_step(model, self.search.tokens, self.cache)
         self.lengths.copy_(self.cache.lengths)  # which a model's step makes anew
         self.cache.lengths = self.lengths
         rows = self.search.choose(logits)
@@ -93,45 +93,51 @@ class Engine:
                     store[:-1] = store[:-1].index_select(0, rows)
 
 
-def _uncached() -> AbstractContextManager[Any]:
+def _disable_autocast_cache() -> AbstractContextManager[Any]:
     """Autocast on a GPU, if it is on, without its cache of cast weights: that is gone before a captured step is."""
     if not torch.is_autocast_enabled("cuda"):
         return nullcontext()
     return torch.autocast("cuda", torch.get_autocast_dtype("cuda"), cache_enabled=False)
 
 
-def _read(model: LanguageModel, tokens: Tensor, cache: Cache) -> Tensor:
+def _forward_step(model: LanguageModel, tokens: Tensor, cache: KVCache) -> Tensor:
     return model.step(tokens, cache)
 
 
-_KEPT: "WeakKeyDictionary[LanguageModel, tuple[Any, Engine]]" = WeakKeyDictionary()
+_ENGINES: "WeakKeyDictionary[LanguageModel, tuple[Any, DecodingEngine]]" = WeakKeyDictionary()
 
 
-def engine_for(
-    model: LanguageModel, make: Callable[[], Search], key: Any, capacity: int, *, source: int, compiled: bool
-) -> Engine:
+def get_engine(
+    model: LanguageModel,
+    build_state: Callable[[], SearchState],
+    key: Any,
+    capacity: int,
+    *,
+    source: int,
+    compiled: bool,
+) -> DecodingEngine:
     """An engine for rows of a kind; on a GPU captured, and kept for the next rows of that kind (one for each model).
 
     `key` says what the search is. Weights that have moved since make another engine.
     """
     if model.tokens.weight.device.type != "cuda":
-        return Engine(model, make(), capacity, source=source, compiled=compiled)
+        return DecodingEngine(model, build_state(), capacity, source=source, compiled=compiled)
     weights = tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
     half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
     full = (key, capacity, source, compiled, weights, half)
-    if model in _KEPT and _KEPT[model][0] == full:
-        return _KEPT[model][1]
-    forget(model)
-    engine = Engine(model, make(), capacity, source=source, compiled=compiled)
+    if model in _ENGINES and _ENGINES[model][0] == full:
+        return _ENGINES[model][1]
+    release_engine(model)
+    engine = DecodingEngine(model, build_state(), capacity, source=source, compiled=compiled)
     try:
         engine.capture()
     except RuntimeError as fault:
         log.warn(f"a step could not be captured, so each is launched anew: {str(fault).splitlines()[0]}")
-        engine = Engine(model, make(), capacity, source=source, compiled=compiled)
-    _KEPT[model] = full, engine
+        engine = DecodingEngine(model, build_state(), capacity, source=source, compiled=compiled)
+    _ENGINES[model] = full, engine
     return engine
 
 
-def forget(model: LanguageModel) -> None:
+def release_engine(model: LanguageModel) -> None:
     """Give the memory of a model's engine back."""
-    _KEPT.pop(model, None)
+    _ENGINES.pop(model, None)

@@ -7,19 +7,19 @@ from numpy.typing import NDArray
 
 from pretune.core.errors import NonFiniteError, UsageError
 
-ROWS = 2**16
+BLOCK_ROWS = 2**16
 """Vectors that are looked at together."""
 
 Floats = NDArray[np.float32]
-Found = tuple[Floats, NDArray[np.int64]]
+SearchResult = tuple[Floats, NDArray[np.int64]]
 
 
-def exact(parts: Sequence[Floats], queries: Floats, k: int, *, rows: int = ROWS) -> Found:
+def search_exact(parts: Sequence[Floats], queries: Floats, k: int, *, rows: int = BLOCK_ROWS) -> SearchResult:
     """The k largest products of each query `[Q, W]` with the vectors of all parts: products and numbers `[Q, k]`.
 
     Best first; of equal ones the earlier. Where there are fewer than k vectors, as many as there are.
 
-    >>> exact([np.eye(3, dtype=np.float32)], np.array([[0.1, 0.9, 0.5]], dtype=np.float32), 2)[1].tolist()
+    >>> search_exact([np.eye(3, dtype=np.float32)], np.array([[0.1, 0.9, 0.5]], dtype=np.float32), 2)[1].tolist()
     [[1, 2]]
     """
     if k < 1:
@@ -33,14 +33,14 @@ def exact(parts: Sequence[Floats], queries: Floats, k: int, *, rows: int = ROWS)
             if not np.isfinite(found).all():
                 raise NonFiniteError("the index holds vectors that are not finite; build it again with `pretune index`")
             places = np.broadcast_to(np.arange(first + start, first + start + found.shape[1]), found.shape)
-            scores, numbers = _best(
+            scores, numbers = _select_top_k(
                 np.concatenate((scores, found), axis=1), np.concatenate((numbers, places), axis=1), k
             )
         first += len(part)
     return scores, numbers
 
 
-def _best(scores: Floats, numbers: NDArray[np.int64], k: int) -> Found:
+def _select_top_k(scores: Floats, numbers: NDArray[np.int64], k: int) -> SearchResult:
     """The k best of each row, best first; columns are in the order of numbers, but for those kept so far."""
     if scores.shape[1] > 4 * k:  # NOTE: ties at the edge are all kept for the exact order below
         edge = np.partition(scores, -k, axis=1)[:, -k].min(initial=np.inf)

@@ -16,26 +16,26 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from pretune.core.errors import CheckpointError, NonFiniteError, UsageError
-from pretune.inference.exact_search import Floats, Found
+from pretune.inference.exact_search import Floats, SearchResult
 from pretune.models import tensor_files
 
 METHODS = ("hnsw", "ivf")
 NEIGHBOURS = 32
-SEEN = 128
+SEARCH_CANDIDATES = 128
 """Candidates that a graph is searched with."""
 
 
-def grown(file: Path | None, parts: Sequence[Floats], vectors: Floats, method: str) -> bytes:
+def extend_index(file: Path | None, parts: Sequence[Floats], vectors: Floats, method: str) -> bytes:
     """The graph of a file and its vectors, or a new one, with vectors added, as bytes."""
-    faiss = _faiss()
+    faiss = _import_faiss()
     if method == "hnsw":
-        index = _graph(faiss, vectors.shape[1]) if file is None else _read_graph(faiss, file, parts)
+        index = _build_graph(faiss, vectors.shape[1]) if file is None else _read_graph(faiss, file, parts)
         index.add(vectors)
         arrays = {name: faiss.vector_to_array(getattr(index.hnsw, name)) for name in ("levels", "neighbors")}
         return save(arrays)
     if file is None:
         count = max(1, min(round(4 * math.sqrt(len(vectors))), len(vectors) // 39))  # faiss wants 39 vectors a cell
-        index = _cells(faiss, vectors.shape[1], count)
+        index = _build_cells(faiss, vectors.shape[1], count)
         index.train(vectors)
         coarse = index.quantizer
         centroids, cells = coarse.reconstruct_n(0, count), np.empty(0, dtype=np.int64)
@@ -46,17 +46,17 @@ def grown(file: Path | None, parts: Sequence[Floats], vectors: Floats, method: s
     return save({"centroids": centroids, "cells": np.concatenate([cells, coarse.search(vectors, 1)[1][:, 0]])})
 
 
-def search(file: Path, parts: Sequence[Floats], method: str, queries: Floats, k: int) -> Found:
+def search(file: Path, parts: Sequence[Floats], method: str, queries: Floats, k: int) -> SearchResult:
     """Scores and numbers `[Q, k]`, best first; -1 where too few were seen."""
     if k < 1:
         raise UsageError(f"k is {k}; at least 1 hit has to be asked for")
-    faiss = _faiss()
+    faiss = _import_faiss()
     if method == "hnsw":
         index = _read_graph(faiss, file, parts)
-        index.hnsw.efSearch = max(SEEN, 2 * k)
+        index.hnsw.efSearch = max(SEARCH_CANDIDATES, 2 * k)
     else:
         centroids, cells = _read_cells(file, parts)
-        index = _cells(faiss, centroids.shape[1], len(centroids))
+        index = _build_cells(faiss, centroids.shape[1], len(centroids))
         index.quantizer.add(centroids)
         index.is_trained, start = True, 0
         for part in map(np.ascontiguousarray, parts):
@@ -70,13 +70,13 @@ def search(file: Path, parts: Sequence[Floats], method: str, queries: Floats, k:
     return scores, numbers.astype(np.int64)
 
 
-def _graph(faiss: Any, width: int) -> Any:
+def _build_graph(faiss: Any, width: int) -> Any:
     index = faiss.IndexHNSWFlat(width, NEIGHBOURS, faiss.METRIC_INNER_PRODUCT)
-    index.hnsw.efConstruction = SEEN
+    index.hnsw.efConstruction = SEARCH_CANDIDATES
     return index
 
 
-def _cells(faiss: Any, width: int, count: int) -> Any:
+def _build_cells(faiss: Any, width: int, count: int) -> Any:
     coarse = faiss.IndexFlatIP(width)
     return faiss.IndexIVFFlat(coarse, width, count, faiss.METRIC_INNER_PRODUCT)
 
@@ -84,19 +84,19 @@ def _cells(faiss: Any, width: int, count: int) -> Any:
 def _read_graph(faiss: Any, file: Path, parts: Sequence[Floats]) -> Any:
     """The graph of a file over vectors; refused unless all its steps lead to vectors that have the level."""
     count = sum(map(len, parts))
-    levels, neighbors = _arrays(file, levels=("I32", (count,)), neighbors=("I32", (None,)))
-    index = _graph(faiss, parts[0].shape[1])
+    levels, neighbors = _read_arrays(file, levels=("I32", (count,)), neighbors=("I32", (None,)))
+    index = _build_graph(faiss, parts[0].shape[1])
     ends = faiss.vector_to_array(index.hnsw.cum_nneighbor_per_level)
     if levels.min() < 1 or levels.max() >= len(ends):
-        raise _damaged(file, "a level that no vector has")
+        raise _make_damage_error(file, "a level that no vector has")
     offsets = np.concatenate([[0], np.cumsum(ends[levels], dtype=np.uint64)]).astype(np.uint64)
     if len(neighbors) != offsets[-1] or neighbors.min() < -1 or neighbors.max() >= count:
-        raise _damaged(file, f"neighbours that are not among {count} vectors")
+        raise _make_damage_error(file, f"neighbours that are not among {count} vectors")
     for level in range(1, int(levels.max())):
         rows = offsets[:-1][levels > level].astype(np.int64)[:, None] + np.arange(ends[level], ends[level + 1])
         near = neighbors[rows]
         if (levels[near[near >= 0]] <= level).any():
-            raise _damaged(file, f"neighbours of level {level} that do not have it")
+            raise _make_damage_error(file, f"neighbours of level {level} that do not have it")
     for part in parts:
         index.storage.add(np.ascontiguousarray(part))
     index.ntotal, graph = count, index.hnsw
@@ -108,32 +108,32 @@ def _read_graph(faiss: Any, file: Path, parts: Sequence[Floats]) -> Any:
 
 def _read_cells(file: Path, parts: Sequence[Floats]) -> tuple[Floats, NDArray[np.int64]]:
     count, width = sum(map(len, parts)), parts[0].shape[1]
-    centroids, cells = _arrays(file, centroids=("F32", (None, width)), cells=("I64", (count,)))
+    centroids, cells = _read_arrays(file, centroids=("F32", (None, width)), cells=("I64", (count,)))
     if not 0 < len(centroids) <= count or cells.min() < 0 or cells.max() >= len(centroids):
-        raise _damaged(file, f"cells that are not among {len(centroids)} for {count} vectors")
+        raise _make_damage_error(file, f"cells that are not among {len(centroids)} for {count} vectors")
     return centroids, cells
 
 
-def _arrays(file: Path, **wanted: tuple[str, tuple[int | None, ...]]) -> list[NDArray[Any]]:
+def _read_arrays(file: Path, **expected: tuple[str, tuple[int | None, ...]]) -> list[NDArray[Any]]:
     """The arrays of a file, each of its type and shape (None: any length but 0)."""
     found = []
-    with tensor_files.opened(file) as tensors:
-        for name, (dtype, shape) in wanted.items():
+    with tensor_files.open_tensors(file) as tensors:
+        for name, (dtype, shape) in expected.items():
             if name not in tensors.keys():  # noqa: SIM118 (not a mapping)
-                raise _damaged(file, f"no '{name}'")
+                raise _make_damage_error(file, f"no '{name}'")
             part = tensors.get_slice(name)
             sizes = [one if size is None else size for one, size in zip(part.get_shape(), shape, strict=False)]
             if part.get_dtype() != dtype or part.get_shape() != sizes or len(sizes) != len(shape) or 0 in sizes:
-                raise _damaged(file, f"'{name}' of {part.get_dtype()} {part.get_shape()}")
+                raise _make_damage_error(file, f"'{name}' of {part.get_dtype()} {part.get_shape()}")
             found.append(tensors.get_tensor(name).numpy())
     return found
 
 
-def _damaged(file: Path, what: str) -> CheckpointError:
-    return CheckpointError(f"{file}: has {what}; build the index again")
+def _make_damage_error(file: Path, problem: str) -> CheckpointError:
+    return CheckpointError(f"{file}: has {problem}; build the index again")
 
 
-def _faiss() -> Any:
+def _import_faiss() -> Any:
     try:
         import faiss
     except ImportError:

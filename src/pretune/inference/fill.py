@@ -9,29 +9,31 @@ from torch import nn
 from pretune.core.errors import UsageError
 from pretune.inference.infill import infill
 from pretune.inference.mask_positions import Blanks
-from pretune.inference.text_model import body, load_model, reading, tokenizer_of
-from pretune.inference.unmask import Answer, unmask
+from pretune.inference.text_model import eval_mode, get_language_model, get_tokenizer, load_model
+from pretune.inference.unmask import FillPrediction, unmask
 
 AnyModel = nn.Module | str | os.PathLike[str]
 """A model, or the directory of one."""
-WRITTEN = 8
+MAX_INFILL_TOKENS = 8
 """Pieces that an encoder-decoder may write into a blank, unless asked otherwise."""
 
 
 @overload
-def fill(model: AnyModel, texts: str, *, k: int = 5, pieces: int | None = None) -> list[list[Answer]]:
+def fill(model: AnyModel, texts: str, *, k: int = 5, pieces: int | None = None) -> list[list[FillPrediction]]:
     """One text: a list of answers for each blank."""
 
 
 @overload
-def fill(model: AnyModel, texts: list[str], *, k: int = 5, pieces: int | None = None) -> list[list[list[Answer]]]:
+def fill(
+    model: AnyModel, texts: list[str], *, k: int = 5, pieces: int | None = None
+) -> list[list[list[FillPrediction]]]:
     """Several texts: a list of those for each."""
 
 
 def fill(
     model: AnyModel, texts: str | list[str], *, k: int = 5, pieces: int | None = None
-) -> list[list[Answer]] | list[list[list[Answer]]]:
-    """For each blank of a text the `k` best answers: `Answer(word, probability, tokens)`; for several texts a list.
+) -> list[list[FillPrediction]] | list[list[list[FillPrediction]]]:
+    """For each blank of a text the `k` best answers: `FillPrediction(word, probability, tokens)`; for several texts a list.
 
         pt.fill(model, "The movie was [MASK].")[0][0].word
         pt.fill("runs/books", "The movie was [MASK].")
@@ -48,28 +50,28 @@ def fill(
     model = load_model(model)
     if not isinstance(texts, str):
         return [fill(model, text, k=k, pieces=pieces) for text in texts]
-    found = body(model)
+    found = get_language_model(model)
     if found.spec.shape == "decoder":
         raise UsageError(
             "a decoder does not fill blanks: it cannot see what comes after them; let it go on with `pretune generate`"
         )
-    tokenizer = tokenizer_of(found)
-    blanks = blanks_of(found, texts)
-    with reading(found):
-        if found.spec.both:
-            return infill(found, tokenizer, blanks, k=k, most=pieces or WRITTEN)
-        return unmask(found, tokenizer, blanks, k=k, most=pieces or 1)
+    tokenizer = get_tokenizer(found)
+    blanks = find_blanks(found, texts)
+    with eval_mode(found):
+        if found.spec.is_encoder_decoder:
+            return infill(found, tokenizer, blanks, k=k, max_tokens=pieces or MAX_INFILL_TOKENS)
+        return unmask(found, tokenizer, blanks, k=k, max_pieces=pieces or 1)
 
 
-def blanks_of(model: nn.Module, text: str) -> Blanks:
+def find_blanks(model: nn.Module, text: str) -> Blanks:
     """The blanks of a text, as a model's tokenizer may spell them."""
-    tokenizer = tokenizer_of(model)
+    tokenizer = get_tokenizer(model)
     mask, sentinels = tokenizer.special.get("mask"), tokenizer.sentinels
-    if sentinels and body(model).spec.both:
-        return Blanks.find(text, own=[tokenizer.token(one) for one in sentinels])
-    return Blanks.find(text, own=None if mask is None else tokenizer.token(mask))
+    if sentinels and get_language_model(model).spec.is_encoder_decoder:
+        return Blanks.find(text, mask_tokens=[tokenizer.get_token(one) for one in sentinels])
+    return Blanks.find(text, mask_tokens=None if mask is None else tokenizer.get_token(mask))
 
 
-def whole(blanks: Blanks, answers: Sequence[Sequence[Answer]]) -> str:
+def insert_answers(blanks: Blanks, answers: Sequence[Sequence[FillPrediction]]) -> str:
     """A text with the best answer in each blank."""
-    return blanks.filled([options[0].word if options else "" for options in answers])
+    return blanks.fill([options[0].word if options else "" for options in answers])

@@ -7,22 +7,22 @@ from typing import Literal, NamedTuple, Unpack
 from torch import nn
 
 from pretune.core import log
-from pretune.core.counted import counted
+from pretune.core.counted import format_count
 from pretune.core.errors import UsageError
-from pretune.inference.decode import ROWS, Watch, check, complete
-from pretune.inference.decoding_state import Written
-from pretune.inference.generation_config import Beam, Decoding, Wishes, decoding
-from pretune.inference.generation_tokens import Marks
-from pretune.inference.prefill import limits
-from pretune.inference.prompts import encode, spelled
-from pretune.inference.stop_strings import Stops
-from pretune.inference.streaming import Continuation, Stream, Tell
-from pretune.inference.text_model import body, load_model, tokenizer_of
+from pretune.inference.decode import BATCH_ROWS, DecodingCallbacks, check_can_generate, generate_tokens
+from pretune.inference.decoding_state import GeneratedTokens
+from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationOptions, build_generation_config
+from pretune.inference.generation_tokens import GenerationTokens
+from pretune.inference.prefill import get_length_limits
+from pretune.inference.prompts import encode_prompts, find_token_id
+from pretune.inference.stop_strings import StopStrings
+from pretune.inference.streaming import Continuation, TextCallback, TextStreamer
+from pretune.inference.text_model import get_language_model, get_tokenizer, load_model
 
-NEW = 64
+DEFAULT_NEW_TOKENS = 64
 
 
-class Text(NamedTuple):
+class GeneratedText(NamedTuple):
     """One text: the whole, what of it is new, why it ended, and the score where it is a beam's."""
 
     text: str
@@ -32,11 +32,11 @@ class Text(NamedTuple):
     score: float | None = None
 
 
-class Told(NamedTuple):
+class TextCallbacks(NamedTuple):
     """Who is told while it is written: pieces of the one text as they come, or the share that is done (0 to 1)."""
 
-    pieces: Tell | None = None
-    share: Callable[[float], None] | None = None
+    on_text: TextCallback | None = None
+    on_progress: Callable[[float], None] | None = None
 
 
 def generate(
@@ -47,10 +47,10 @@ def generate(
     start: str | None = None,
     truncate: bool = False,
     prefix: bool = False,
-    batch: int = ROWS,
+    batch: int = BATCH_ROWS,
     compiled: bool = False,
-    stream: Tell | None = None,
-    **wishes: Unpack[Wishes],
+    stream: TextCallback | None = None,
+    **options: Unpack[GenerationOptions],
 ) -> list[str]:
     """Let a model write on: the prompts with what follows; of an encoder-decoder what it makes of them.
 
@@ -58,7 +58,7 @@ def generate(
         pt.generate(model, ["Once upon"], temperature=0)                 # greedy
         pt.generate("runs/gpt", ["Once upon"], beams=4, num=2)           # a directory; load one that is asked often
 
-    `wishes`: max_new_tokens (64, or what `usual` gives), min_new_tokens, temperature (1; 0 is greedy), top_k, top_p,
+    `wishes`: max_new_tokens (64, or what `choose_max_new_tokens` gives), min_new_tokens, temperature (1; 0 is greedy), top_k, top_p,
     min_p, seed, beams, length_penalty, early_stopping, num (texts for each prompt, one after the other in the list),
     repetition_penalty, no_repeat_ngram.
     A text ends before the first of the `stop` texts. `start` is the spelling of the token that a decoder starts with,
@@ -67,81 +67,93 @@ def generate(
     `stream` is called with pieces of the one text that is written, as they come.
     """
     model = load_model(model)
-    wishes.setdefault("max_new_tokens", usual(model))
-    found = write(
+    options.setdefault("max_new_tokens", choose_max_new_tokens(model))
+    found = generate_texts(
         model,
         prompts,
-        decoding(**wishes),
+        build_generation_config(**options),
         stop=stop,
         start=start,
         truncate=truncate,
         prefix=prefix,
         batch=batch,
         compiled=compiled,
-        told=Told(pieces=stream),
+        callbacks=TextCallbacks(on_text=stream),
     )
     return [text.text for texts in found for text in texts]
 
 
-def usual(model: nn.Module) -> int:
+def choose_max_new_tokens(model: nn.Module) -> int:
     """How many tokens to write where nobody says it: 64, or half of what a shorter model has positions for."""
-    own = limits(body(model))[1]
-    return NEW if own is None else max(min(NEW, own // 2), 1)
+    own = get_length_limits(get_language_model(model))[1]
+    return DEFAULT_NEW_TOKENS if own is None else max(min(DEFAULT_NEW_TOKENS, own // 2), 1)
 
 
-def write(
+def generate_texts(
     model: nn.Module,
     prompts: Sequence[str],
-    how: Decoding,
+    config: GenerationConfig,
     *,
-    stop: Sequence[str] | Stops = (),
+    stop: Sequence[str] | StopStrings = (),
     start: str | None = None,
     truncate: bool = False,
     prefix: bool = False,
-    batch: int = ROWS,
+    batch: int = BATCH_ROWS,
     compiled: bool = False,
-    told: Told = Told(),  # noqa: B008 (a frozen value)
-) -> list[list[Text]]:
+    callbacks: TextCallbacks = TextCallbacks(),  # noqa: B008 (a frozen value)
+) -> list[list[GeneratedText]]:
     """As `generate`, with all that is known of each text, by prompt."""
-    found = body(model)
-    check(found)
-    tokenizer, stops = tokenizer_of(found), stop if isinstance(stop, Stops) else Stops(stop)
-    first = None if start is None else spelled(tokenizer, start)
-    marks = Marks.of(found, start=first)
-    given, cut = encode(found, tokenizer, prompts, marks, new=how.max_new_tokens, truncate=truncate)
+    found = get_language_model(model)
+    check_can_generate(found)
+    tokenizer, stops = get_tokenizer(found), stop if isinstance(stop, StopStrings) else StopStrings(stop)
+    first = None if start is None else find_token_id(tokenizer, start)
+    marks = GenerationTokens.from_model(found, start=first)
+    given, cut = encode_prompts(
+        found, tokenizer, prompts, marks, max_new_tokens=config.max_new_tokens, truncate=truncate
+    )
     if cut:
-        log.warn(f"{counted(cut, 'tokens')} of prompts cut: with {how.max_new_tokens} new ones do not fit the model")
-    follow = [Continuation(tokenizer, () if found.spec.both else ids) for ids in given]
-    stream = _stream(told.pieces, stops, how, len(prompts))
-    if stream is not None and not found.spec.both:
-        stream.tell(prompts[0])
+        log.warn(
+            f"{format_count(cut, 'tokens')} of prompts cut: with {config.max_new_tokens} new ones do not fit the model"
+        )
+    follow = [Continuation(tokenizer, () if found.spec.is_encoder_decoder else ids) for ids in given]
+    stream = _build_stream(callbacks.on_text, stops, config, len(prompts))
+    if stream is not None and not found.spec.is_encoder_decoder:
+        stream.on_text(prompts[0])
 
-    def grown(request: int, number: int, tokens: list[int]) -> bool:
+    def grown(request: int, return_index: int, tokens: list[int]) -> bool:
         text = follow[request](tokens)
         if stream is not None:
-            stream.grown(text)
-        return stops.cut(text)[1]
+            stream.update(text)
+        return stops.truncate(text)[1]
 
     seen = stream is not None or stops.texts
-    watch = Watch(grown if seen else None, told.share, every=None if stream is None else 1)
-    answers = complete(found, given, how, marks=marks, watch=watch, batch=batch, compiled=compiled, prefix=prefix)
+    watch = DecodingCallbacks(grown if seen else None, callbacks.on_progress, interval=None if stream is None else 1)
+    answers = generate_tokens(
+        found, given, config, generation_tokens=marks, callbacks=watch, batch=batch, compiled=compiled, prefix=prefix
+    )
     texts = [
-        [_text("" if found.spec.both else prompt, tell, one, stops) for one in answer]
+        [_build_text("" if found.spec.is_encoder_decoder else prompt, tell, one, stops) for one in answer]
         for prompt, tell, answer in zip(prompts, follow, answers, strict=True)
     ]
     if stream is not None:
-        stream.end(texts[0][0].new)
+        stream.finish(texts[0][0].new)
     return texts
 
 
-def _text(prompt: str, tell: Continuation, one: Written, stops: Stops) -> Text:
-    new, over = stops.cut(tell(one.tokens))
-    return Text(prompt + new, new, "stop" if over else one.ended, len(one.tokens), one.score)
+def _build_text(
+    prompt: str, continuation: Continuation, generated: GeneratedTokens, stops: StopStrings
+) -> GeneratedText:
+    new, over = stops.truncate(continuation(generated.tokens))
+    return GeneratedText(
+        prompt + new, new, "stop" if over else generated.finish_reason, len(generated.tokens), generated.score
+    )
 
 
-def _stream(tell: Tell | None, stops: Stops, how: Decoding, prompts: int) -> Stream | None:
-    if tell is None:
+def _build_stream(
+    on_text: TextCallback | None, stops: StopStrings, config: GenerationConfig, prompts: int
+) -> TextStreamer | None:
+    if on_text is None:
         return None
-    if prompts != 1 or how.returns != 1 or isinstance(how.search, Beam):
+    if prompts != 1 or config.returns != 1 or isinstance(config.search, BeamSearch):
         raise UsageError("only one text can be shown as it is written: one prompt, one return, no beams")
-    return Stream(tell, stops)
+    return TextStreamer(on_text, stops)

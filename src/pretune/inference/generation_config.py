@@ -11,16 +11,16 @@ from typing import Literal, TypedDict, Unpack
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 
-Early = bool | Literal["never"]
+EarlyStoppingMode = bool | Literal["never"]
 
 
 @spec
-class Greedy:
+class GreedySearch:
     """The likeliest token, always."""
 
 
 @spec
-class Sample:
+class Sampling:
     """A token drawn from the model's distribution: sharpened or flattened, then cut where a filter says so.
 
     In this order: `temperature`, `top_k` (Fan et al., 2018), `top_p` (Holtzman et al., 2020), `min_p` (Nguyen et al.,
@@ -48,7 +48,7 @@ class Sample:
 
 
 @spec
-class Beam:
+class BeamSearch:
     """The likeliest texts that a search of so many at a time finds.
 
     A finished text's score is its log-probability over (its length ** `length_penalty`). With `early_stopping` the
@@ -58,7 +58,7 @@ class Beam:
 
     beams: int
     length_penalty: float = 1.0
-    early_stopping: Early = False
+    early_stopping: EarlyStoppingMode = False
 
     def __post_init__(self) -> None:
         if self.beams < 2:
@@ -70,7 +70,7 @@ class Beam:
 
 
 @spec
-class Decoding:
+class GenerationConfig:
     """How many tokens, by which search, and how repetition is discouraged.
 
     `repetition_penalty` divides positive logits of tokens that are already there, and multiplies negative ones (Keskar
@@ -79,7 +79,7 @@ class Decoding:
 
     max_new_tokens: int = 64
     min_new_tokens: int = 0  # before these are written, nothing ends
-    search: Greedy | Sample | Beam = Greedy()
+    search: GreedySearch | Sampling | BeamSearch = GreedySearch()
     returns: int = 1  # texts for each prompt
     repetition_penalty: float = 1.0
     no_repeat_ngram: int = 0
@@ -95,19 +95,19 @@ class Decoding:
             raise UsageError(f"repetition_penalty {self.repetition_penalty} must be greater than 0 (1 is none)")
         if self.no_repeat_ngram < 0:
             raise UsageError(f"no_repeat_ngram {self.no_repeat_ngram} must be 0 (off) or more")
-        if isinstance(self.search, Greedy) and self.returns > 1:
+        if isinstance(self.search, GreedySearch) and self.returns > 1:
             raise UsageError(f"greedy search finds one text, not {self.returns}; sample, or use beams")
-        if isinstance(self.search, Beam) and self.returns > self.search.beams:
+        if isinstance(self.search, BeamSearch) and self.returns > self.search.beams:
             raise UsageError(f"{self.search.beams} beams cannot return {self.returns} texts; use more beams")
 
     @property
-    def width(self) -> int:
+    def rows_per_prompt(self) -> int:
         """Rows that are decoded for each prompt."""
-        return self.search.beams if isinstance(self.search, Beam) else self.returns
+        return self.search.beams if isinstance(self.search, BeamSearch) else self.returns
 
 
-class Wishes(TypedDict, total=False):
-    """The options of `decoding`, each as in the spec that has it."""
+class GenerationOptions(TypedDict, total=False):
+    """The options of `build_generation_config`, each as in the spec that has it."""
 
     max_new_tokens: int
     min_new_tokens: int
@@ -118,40 +118,40 @@ class Wishes(TypedDict, total=False):
     seed: int
     beams: int
     length_penalty: float
-    early_stopping: Early
+    early_stopping: EarlyStoppingMode
     num: int
     repetition_penalty: float
     no_repeat_ngram: int
 
 
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
-BEAM = ("length_penalty", "early_stopping")
+SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "seed")
+BEAM_OPTIONS = ("length_penalty", "early_stopping")
 
 
-def decoding(**wishes: Unpack[Wishes]) -> Decoding:
-    """A `Decoding` from flat options: a temperature of 0 is greedy, more than one beam a beam search, else it samples.
+def build_generation_config(**options: Unpack[GenerationOptions]) -> GenerationConfig:
+    """A `GenerationConfig` from flat options: a temperature of 0 is greedy, more than one beam a beam search, else it samples.
 
-    >>> decoding(temperature=0).search, decoding(beams=3).search.beams, decoding(top_k=5).search.top_k
+    >>> build_generation_config(temperature=0).search, build_generation_config(beams=3).search.beams, build_generation_config(top_k=5).search.top_k
     (Greedy(), 3, 5)
     """
-    given = {name: value for name, value in wishes.items() if value is not None}
-    beams, temperature = wishes.get("beams", 1), wishes.get("temperature", 1.0)
+    given = {name: value for name, value in options.items() if value is not None}
+    beams, temperature = options.get("beams", 1), options.get("temperature", 1.0)
     filters = [name for name in ("top_k", "top_p", "min_p") if name in given]
     if beams < 1:
         raise UsageError(f"beams {beams} must be at least 1")
-    search: Greedy | Sample | Beam
+    search: GreedySearch | Sampling | BeamSearch
     if beams > 1:
         if filters or given.get("temperature", 1) not in (0, 1):
             raise UsageError(f"beams do not sample: leave out {', '.join(filters or ['temperature'])}, or the beams")
-        search = Beam(beams=beams, **{name: given[name] for name in BEAM if name in given})  # type: ignore[arg-type]
-    elif any(name in given for name in BEAM):
+        search = BeamSearch(beams=beams, **{name: given[name] for name in BEAM_OPTIONS if name in given})  # type: ignore[arg-type]
+    elif any(name in given for name in BEAM_OPTIONS):
         raise UsageError("length_penalty and early_stopping are for a search with more than one beam")
     elif temperature == 0:
         if filters:
             raise UsageError(f"temperature 0 is greedy and cuts nothing: leave out {', '.join(filters)}")
-        search = Greedy()
+        search = GreedySearch()
     else:
-        search = Sample(**{name: given[name] for name in SAMPLING if name in given})  # type: ignore[arg-type]
+        search = Sampling(**{name: given[name] for name in SAMPLING_OPTIONS if name in given})  # type: ignore[arg-type]
     names = {"max_new_tokens": "max_new_tokens", "num": "returns"}
     names |= {name: name for name in ("min_new_tokens", "repetition_penalty", "no_repeat_ngram")}
-    return Decoding(search=search, **{ours: given[name] for name, ours in names.items() if name in given})  # type: ignore[arg-type]
+    return GenerationConfig(search=search, **{ours: given[name] for name, ours in names.items() if name in given})  # type: ignore[arg-type]

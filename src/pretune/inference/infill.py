@@ -14,64 +14,76 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from pretune.core.errors import UsageError
-from pretune.inference.decode import check, complete
-from pretune.inference.decoding_state import Written
-from pretune.inference.generation_config import Beam, Decoding
-from pretune.inference.generation_tokens import Marks
+from pretune.inference.decode import check_can_generate, generate_tokens
+from pretune.inference.decoding_state import GeneratedTokens
+from pretune.inference.generation_config import BeamSearch, GenerationConfig
+from pretune.inference.generation_tokens import GenerationTokens
 from pretune.inference.mask_positions import Blanks
-from pretune.inference.unmask import Answer
+from pretune.inference.unmask import FillPrediction
 from pretune.models.model import LanguageModel
 from pretune.text.tokenizer import Tokenizer
 
 
-def infill(model: LanguageModel, tokenizer: Tokenizer, blanks: Blanks, *, k: int, most: int) -> list[list[Answer]]:
+def infill(
+    model: LanguageModel, tokenizer: Tokenizer, blanks: Blanks, *, k: int, max_tokens: int
+) -> list[list[FillPrediction]]:
     """The `k` best answers for every blank, of at most so many pieces.
 
     A probability is that of all the texts found (twice as many as answers are asked for) with this answer.
     """
-    check(model)
+    check_can_generate(model)
     if tokenizer.sentinels:
-        return _sentinels(model, tokenizer, blanks, k, most)
+        return _fill_sentinels(model, tokenizer, blanks, k, max_tokens)
     if "mask" in tokenizer.special:
-        return _mask(model, tokenizer, blanks, k, most)
+        return _fill_masks(model, tokenizer, blanks, k, max_tokens)
     raise UsageError("this model's tokenizer has neither sentinels nor a mask token, so nothing could mark a blank")
 
 
-def _sentinels(model: LanguageModel, tokenizer: Tokenizer, blanks: Blanks, k: int, most: int) -> list[list[Answer]]:
+def _fill_sentinels(
+    model: LanguageModel, tokenizer: Tokenizer, blanks: Blanks, k: int, max_tokens: int
+) -> list[list[FillPrediction]]:
     marks, asked = tokenizer.sentinels, blanks.count
     if asked >= len(marks):
         raise UsageError(f"{asked} blanks; this model has sentinels for {len(marks) - 1}")
-    text = blanks.filled([tokenizer.token(mark) for mark in marks[:asked]])
+    text = blanks.fill([tokenizer.get_token(mark) for mark in marks[:asked]])
     source = tokenizer.template.apply(tokenizer.encode(text)).ids.tolist()
-    found = Marks.of(model)
-    steered = replace(found, first=None, ends=(*found.ends, *marks), last=None)
-    said, answers = list[int](), list[list[Answer]]()
+    found = GenerationTokens.from_model(model)
+    steered = replace(found, forced_bos=None, eos=(*found.eos, *marks), forced_eos=None)
+    said, answers = list[int](), list[list[FillPrediction]]()
     for mark in marks[:asked]:
         said = [*said, mark]
-        texts = _search(model, source, steered, said, k, most + 1)
-        answers.append(_best(tokenizer, ((one.tokens[:most], _chance(one)) for one in texts), k))
+        texts = _search_answers(model, source, steered, said, k, max_tokens + 1)
+        answers.append(
+            _merge_answers(tokenizer, ((one.tokens[:max_tokens], _compute_probability(one)) for one in texts), k)
+        )
         said += answers[-1][0].tokens if answers[-1] else []
     return answers
 
 
-def _mask(model: LanguageModel, tokenizer: Tokenizer, blanks: Blanks, k: int, most: int) -> list[list[Answer]]:
+def _fill_masks(
+    model: LanguageModel, tokenizer: Tokenizer, blanks: Blanks, k: int, max_tokens: int
+) -> list[list[FillPrediction]]:
     mask = tokenizer.special["mask"]
-    source = tokenizer.template.apply(tokenizer.encode(blanks.filled([tokenizer.token(mask)] * blanks.count))).ids
-    parts = _parts(source.tolist(), mask)
+    source = tokenizer.template.apply(tokenizer.encode(blanks.fill([tokenizer.get_token(mask)] * blanks.count))).ids
+    parts = _split_at_mask(source.tolist(), mask)
     if len(parts) != blanks.count + 1:
         raise UsageError("this tokenizer does not read its own mask token where it is spelled; it cannot be used here")
-    found = Marks.of(model)
+    found = GenerationTokens.from_model(model)
     said, answers = parts[0], []
     for following in parts[1:]:
-        ends = (*found.ends, *following[:1])
-        texts = _search(model, source.tolist(), replace(found, first=None, ends=ends, last=None), said, k, most + 1)
-        over = [one for one in texts if one.ended == "end"] or texts
-        answers.append(_best(tokenizer, ((one.tokens[:most], _chance(one)) for one in over), k))
+        ends = (*found.eos, *following[:1])
+        texts = _search_answers(
+            model, source.tolist(), replace(found, forced_bos=None, eos=ends, forced_eos=None), said, k, max_tokens + 1
+        )
+        over = [one for one in texts if one.finish_reason == "end"] or texts
+        answers.append(
+            _merge_answers(tokenizer, ((one.tokens[:max_tokens], _compute_probability(one)) for one in over), k)
+        )
         said = [*said, *(answers[-1][0].tokens if answers[-1] else []), *following]
     return answers
 
 
-def _parts(tokens: list[int], mask: int) -> list[list[int]]:
+def _split_at_mask(tokens: list[int], mask: int) -> list[list[int]]:
     """Tokens between masks."""
     parts: list[list[int]] = [[]]
     for token in tokens:
@@ -82,32 +94,39 @@ def _parts(tokens: list[int], mask: int) -> list[list[int]]:
     return parts
 
 
-def _search(
-    model: LanguageModel, source: list[int], marks: Marks, said: Iterable[int], k: int, new: int
-) -> list[Written]:
+def _search_answers(
+    model: LanguageModel,
+    source: list[int],
+    generation_tokens: GenerationTokens,
+    decoder_prompt: Iterable[int],
+    k: int,
+    max_new_tokens: int,
+) -> list[GeneratedTokens]:
     size = 2 * k
-    how = Decoding(
-        max_new_tokens=new,
+    how = GenerationConfig(
+        max_new_tokens=max_new_tokens,
         min_new_tokens=1,
-        search=Beam(beams=size, length_penalty=0.0, early_stopping=True),
+        search=BeamSearch(beams=size, length_penalty=0.0, early_stopping=True),
         returns=size,
     )
-    return complete(model, [source], how, marks=marks, begun=[list(said)])[0]
+    return generate_tokens(
+        model, [source], how, generation_tokens=generation_tokens, decoder_prompts=[list(decoder_prompt)]
+    )[0]
 
 
-def _chance(one: Written) -> float:
-    return math.exp(one.score or 0.0)
+def _compute_probability(generated: GeneratedTokens) -> float:
+    return math.exp(generated.score or 0.0)
 
 
-def _best(tokenizer: Tokenizer, pairs: Iterable[tuple[list[int], float]], k: int) -> list[Answer]:
+def _merge_answers(tokenizer: Tokenizer, pairs: Iterable[tuple[list[int], float]], k: int) -> list[FillPrediction]:
     """Answers by how likely they are, those that read alike taken together."""
-    found: dict[str, Answer] = {}
+    found: dict[str, FillPrediction] = {}
     for tokens, chance in pairs:
         word = tokenizer.decode(tokens, special=False).strip()
         if not word:
             continue
         before = found.get(word)
         found[word] = (
-            Answer(word, chance, tokens) if before is None else before._replace(probability=before[1] + chance)
+            FillPrediction(word, chance, tokens) if before is None else before._replace(probability=before[1] + chance)
         )
     return sorted(found.values(), key=lambda answer: -answer.probability)[:k]

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
-from pretune.inference.stop_strings import Stops
+from pretune.inference.stop_strings import StopStrings
 from pretune.text.tokenizer import Tokenizer
 
-Tell = Callable[[str], None]
-BROKEN = "\ufffd"
+TextCallback = Callable[[str], None]
+REPLACEMENT_CHARACTER = "\ufffd"
 """What stands for bytes that are no whole character yet."""
 
 
@@ -19,31 +19,31 @@ class Continuation:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self.tokenizer, self.prompt = tokenizer, list(prompt)
-        self.before = tokenizer.decode(self.prompt, special=False) if self.prompt else ""
+        self.prompt_text = tokenizer.decode(self.prompt, special=False) if self.prompt else ""
 
     def __call__(self, tokens: Sequence[int]) -> str:
         whole = self.tokenizer.decode([*self.prompt, *tokens], special=False)
-        if whole.startswith(self.before):
-            return whole[len(self.before) :]
+        if whole.startswith(self.prompt_text):
+            return whole[len(self.prompt_text) :]
         return self.tokenizer.decode(list(tokens), special=False)
 
 
-class Stream:
+class TextStreamer:
     """Tells a text as it grows: nothing twice, nothing that is later taken back."""
 
-    def __init__(self, tell: Tell, stops: Stops) -> None:
-        self.tell, self.stops, self.told = tell, stops, 0
+    def __init__(self, on_text: TextCallback, stops: StopStrings) -> None:
+        self.on_text, self.stops, self.position = on_text, stops, 0
 
-    def grown(self, text: str) -> None:
+    def update(self, text: str) -> None:
         """The text so far. What may be the beginning of a stop, or half a character, is held back."""
-        cut, over = self.stops.cut(text)
-        self._show(cut, len(cut) if over else self.stops.safe(cut.rstrip(BROKEN)))
+        cut, over = self.stops.truncate(text)
+        self._emit(cut, len(cut) if over else self.stops.count_stable(cut.rstrip(REPLACEMENT_CHARACTER)))
 
-    def end(self, text: str) -> None:
+    def finish(self, text: str) -> None:
         """The whole text, cut at its stop."""
-        self._show(text, len(text))
+        self._emit(text, len(text))
 
-    def _show(self, text: str, until: int) -> None:
-        if until > self.told:
-            self.tell(text[self.told : until])
-            self.told = until
+    def _emit(self, text: str, end: int) -> None:
+        if end > self.position:
+            self.on_text(text[self.position : end])
+            self.position = end

@@ -18,10 +18,10 @@ from pretune.models.hf import checkpoint
 from pretune.models.model import LanguageModel
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.backend import LibraryTokenizer
-from pretune.text.tokenizer.files import CONFIG, SPECIAL
+from pretune.text.tokenizer.files import CONFIG_FILE, SPECIAL_TOKENS_FILE
 
-_KNOWN: "WeakKeyDictionary[LanguageModel, tuple[Any, Tokenizer]]" = WeakKeyDictionary()
-_SHARED: "WeakValueDictionary[tuple[str, str], Tokenizer]" = WeakValueDictionary()  # by what their files say
+_TOKENIZERS: "WeakKeyDictionary[LanguageModel, tuple[Any, Tokenizer]]" = WeakKeyDictionary()
+_SHARED_TOKENIZERS: "WeakValueDictionary[tuple[str, str], Tokenizer]" = WeakValueDictionary()  # by what their files say
 
 
 def load_model(model: nn.Module | str | os.PathLike[str]) -> nn.Module:
@@ -34,7 +34,7 @@ def load_model(model: nn.Module | str | os.PathLike[str]) -> nn.Module:
     return checkpoint.load(Path(model), device=device, head="tied")
 
 
-def body(model: nn.Module) -> LanguageModel:
+def get_language_model(model: nn.Module) -> LanguageModel:
     """The language model itself: of a model with a task's head on it, what is below."""
     found = model if isinstance(model, LanguageModel) else getattr(model, "model", None)
     if not isinstance(found, LanguageModel):
@@ -42,28 +42,31 @@ def body(model: nn.Module) -> LanguageModel:
     return found
 
 
-def tokenizer_of(model: nn.Module) -> Tokenizer:
+def get_tokenizer(model: nn.Module) -> Tokenizer:
     """The tokenizer that came with the weights, with the roles of its special tokens; made once for each model.
 
     Models with the same files share it while one of them is in use: it knows the words that it has met.
     """
-    found = body(model)
+    found = get_language_model(model)
     raw = found.tokenizer
     if raw is None:
         raise UsageError("this model came without a tokenizer; put a tokenizer.json into its directory")
     if isinstance(raw, Tokenizer):
         return raw
-    if found not in _KNOWN or _KNOWN[found][0] is not raw:
+    if found not in _TOKENIZERS or _TOKENIZERS[found][0] is not raw:
         said: dict[str, Any] = {}
-        for name in (SPECIAL, CONFIG):  # the later counts
-            said |= beside(found, name)
+        for name in (SPECIAL_TOKENS_FILE, CONFIG_FILE):  # the later counts
+            said |= read_asset_json(found, name)
         made = Tokenizer(raw.raw if isinstance(raw, LibraryTokenizer) else raw, said)
-        _KNOWN[found] = raw, _SHARED.setdefault((made.sha256, json.dumps(said, sort_keys=True, allow_nan=False)), made)
-    return _KNOWN[found][1]
+        _TOKENIZERS[found] = (
+            raw,
+            _SHARED_TOKENIZERS.setdefault((made.sha256, json.dumps(said, sort_keys=True, allow_nan=False)), made),
+        )
+    return _TOKENIZERS[found][1]
 
 
 @contextlib.contextmanager
-def reading(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """While the block runs, the model is only asked: in evaluation mode, without gradients."""
     training = {module: module.training for module in model.modules()}
     model.eval()
@@ -75,7 +78,7 @@ def reading(model: nn.Module) -> Iterator[None]:
             module.training = was
 
 
-def beside(model: LanguageModel, name: str) -> dict[str, Any]:
+def read_asset_json(model: LanguageModel, name: str) -> dict[str, Any]:
     """What a small JSON file that came with the weights says; nothing, where there is none."""
     data = model.assets.files.get(name, b"{}")
     try:

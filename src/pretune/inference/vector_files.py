@@ -12,7 +12,7 @@ from pretune.core import io
 from pretune.core.errors import UsageError
 
 
-def write(path: Path, vectors: NDArray[np.float32], texts: Sequence[str], ids: Sequence[str]) -> None:
+def write_vectors(path: Path, vectors: NDArray[np.float32], texts: Sequence[str], ids: Sequence[str]) -> None:
     """Write vectors `[n, W]` in the format that the name asks for; all of it or nothing."""
     if path.suffix == ".npy":
         held = memory.BytesIO()
@@ -26,12 +26,12 @@ def write(path: Path, vectors: NDArray[np.float32], texts: Sequence[str], ids: S
         )
         io.atomic_write(path, "".join(f"{line}\n" for line in lines))
     elif path.suffix == ".parquet":
-        io.atomic_write(path, _parquet(vectors, texts, ids))
+        io.atomic_write(path, _encode_parquet(vectors, texts, ids))
     else:
         raise UsageError(f"'{path}': vectors are written to .npy, .jsonl or .parquet")
 
 
-def _parquet(vectors: NDArray[np.float32], texts: Sequence[str], ids: Sequence[str]) -> bytes:
+def _encode_parquet(vectors: NDArray[np.float32], texts: Sequence[str], ids: Sequence[str]) -> bytes:
     try:
         import pyarrow as pa
         import pyarrow.parquet as parquet

@@ -6,19 +6,19 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-LEAST = 20_000
+MIN_CHARACTERS = 20_000
 """Characters below which turning the weights costs more than it saves."""
 
 
 @contextlib.contextmanager
-def by_columns(model: nn.Module, characters: int) -> Iterator[None]:
+def column_major_weights(model: nn.Module, characters: int) -> Iterator[None]:
     """While the block runs, the weights of linear layers on a CPU lie by columns in memory, their values unchanged.
 
     A product with the transposed weight, which is what a linear layer is, then reads memory in its order: a tenth
     faster on some processors. The weights take their room twice meanwhile.
     """
-    found = [module for module in model.modules() if type(module) is nn.Linear and _fits(module.weight)]
-    kept = [(module.weight, module.weight.data) for module in found] if characters >= LEAST else []
+    found = [module for module in model.modules() if type(module) is nn.Linear and _is_eligible(module.weight)]
+    kept = [(module.weight, module.weight.data) for module in found] if characters >= MIN_CHARACTERS else []
     try:
         for weight, data in kept:
             weight.data = data.t().contiguous().t()
@@ -28,5 +28,5 @@ def by_columns(model: nn.Module, characters: int) -> Iterator[None]:
             weight.data = data
 
 
-def _fits(weight: Tensor) -> bool:
+def _is_eligible(weight: Tensor) -> bool:
     return weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.is_contiguous()

@@ -11,29 +11,29 @@ from pretune.text.tokenizer import Tokenizer
 
 MARKERS = ("Ġ", "▁")
 """How a piece says that a space is before it: byte-level vocabularies, and those of spaces as pieces."""
-CONTINUED = "##"
+CONTINUATION_PREFIX = "##"
 
 
-class Pieces(NamedTuple):
+class PieceMasks(NamedTuple):
     """Bool `[V]` each, for as many words as the model's vocabulary has."""
 
-    ordinary: Tensor  # a token of text: not special, and spelled by the tokenizer
-    begins: Tensor  # of those, may come after a space
-    opens: Tensor  # of those, may come where a text begins
-    continues: Tensor  # of those, goes on with a word
+    is_text: Tensor  # a token of text: not special, and spelled by the tokenizer
+    starts_word: Tensor  # of those, may come after a space
+    starts_text: Tensor  # of those, may come where a text begins
+    continues_word: Tensor  # of those, goes on with a word
 
 
-_KNOWN: "WeakKeyDictionary[Tokenizer, Pieces]" = WeakKeyDictionary()
+_PIECE_MASKS: "WeakKeyDictionary[Tokenizer, PieceMasks]" = WeakKeyDictionary()
 
 
-def pieces_of(tokenizer: Tokenizer, vocab: int) -> Pieces:
+def get_piece_masks(tokenizer: Tokenizer, vocab: int) -> PieceMasks:
     """The pieces of a tokenizer, found once; `vocab` is how many the model has."""
-    if tokenizer not in _KNOWN or len(_KNOWN[tokenizer].ordinary) != vocab:
-        _KNOWN[tokenizer] = _sort(tokenizer, vocab)
-    return _KNOWN[tokenizer]
+    if tokenizer not in _PIECE_MASKS or len(_PIECE_MASKS[tokenizer].is_text) != vocab:
+        _PIECE_MASKS[tokenizer] = _classify_pieces(tokenizer, vocab)
+    return _PIECE_MASKS[tokenizer]
 
 
-def _sort(tokenizer: Tokenizer, vocab: int) -> Pieces:
+def _classify_pieces(tokenizer: Tokenizer, vocab: int) -> PieceMasks:
     ordinary, begins, opens, continues = (torch.zeros(vocab, dtype=torch.bool) for _ in range(4))
     spelled = {i: piece for piece, i in tokenizer.raw.get_vocab(with_added_tokens=False).items()}
     marker = max(MARKERS, key=lambda mark: sum(piece.startswith(mark) for piece in spelled.values()))
@@ -46,11 +46,11 @@ def _sort(tokenizer: Tokenizer, vocab: int) -> Pieces:
         if i in tokenizer.special_ids or i >= vocab:
             continue
         ordinary[i] = True
-        opens[i] = marked or not piece.startswith(CONTINUED)
+        opens[i] = marked or not piece.startswith(CONTINUATION_PREFIX)
         if marked:
             begins[i] = piece.startswith(marker) or not takes
             continues[i] = not piece.startswith(marker) and piece.isalnum()
         else:
-            begins[i] = not piece.startswith(CONTINUED)
-            continues[i] = piece.startswith(CONTINUED) and len(piece) > len(CONTINUED)
-    return Pieces(ordinary, begins, opens, continues)
+            begins[i] = not piece.startswith(CONTINUATION_PREFIX)
+            continues[i] = piece.startswith(CONTINUATION_PREFIX) and len(piece) > len(CONTINUATION_PREFIX)
+    return PieceMasks(ordinary, begins, opens, continues)

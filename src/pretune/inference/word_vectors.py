@@ -29,16 +29,16 @@ _WORD = re.compile(r"\w+(?:['’]\w+)*")
 _HEADER = re.compile(rb"([0-9]{1,12}) ([0-9]{1,6}) ?\r?\n?")
 
 
-def words_of(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """The words of a text in lower case, without punctuation; an apostrophe inside a word belongs to it.
 
-    >>> words_of("Don't stop: it's 5 o'clock!")
+    >>> split_words("Don't stop: it's 5 o'clock!")
     ["don't", 'stop', "it's", '5', "o'clock"]
     """
     return _WORD.findall(text.lower())
 
 
-class Vectors:
+class WordVectors:
     """One vector a word, in the order of the words (as trained here: by falling frequency).
 
         vectors = Word2Vec().train(texts)
@@ -78,22 +78,22 @@ class Vectors:
         return np.asarray(self.matrix.mean(axis=0, dtype=np.float64), dtype=np.float32)
 
     @cached_property
-    def _unit(self) -> Floats:
+    def _unit_vectors(self) -> Floats:
         return np.asarray(self.matrix / np.maximum(np.linalg.norm(self.matrix, axis=1, keepdims=True), 1e-12))
 
     def average(self, texts: Iterable[str | Sequence[str]]) -> Floats:
         """The mean vector of the known words of each text (or list of words) `[texts, W]`."""
-        rows = [self._ids(text) for text in texts]
+        rows = [self._look_up_ids(text) for text in texts]
         lengths = np.array([len(row) for row in rows], dtype=np.int64)
         out = np.zeros((len(rows), self.width), dtype=np.float32)
         for i in np.flatnonzero(lengths):
             out[i] = self.matrix[rows[i]].mean(axis=0)
         return out
 
-    def nearest(self, word: str, count: int = 10) -> list[tuple[str, float]]:
+    def find_nearest(self, word: str, count: int = 10) -> list[tuple[str, float]]:
         """The words whose vectors point the same way most, by cosine, without the word itself."""
         query = self[word] / max(float(np.linalg.norm(self[word])), 1e-12)
-        scores = self._unit @ query
+        scores = self._unit_vectors @ query
         order = np.argsort(-scores, kind="stable")[: count + 1]
         return [(self.words[i], float(scores[i])) for i in order if self.words[i] != word][:count]
 
@@ -107,17 +107,17 @@ class Vectors:
         atomic_write(path, f"{len(self)} {self.width}\n" + "".join(lines))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Vectors":
+    def load(cls, path: str | os.PathLike[str]) -> "WordVectors":
         """Read the text format of word2vec, or that of GloVe, which has no first line."""
         file = Path(path)
         try:
             with BufferedReader(open_regular(file)) as stream:
-                return cls(*_read(file, stream))
+                return cls(*_read_vectors(file, stream))
         except (OSError, ValueError) as error:  # ValueError: a null byte in the name
             raise DataError(f"{file}: no text file of vectors can be read there: {error}") from None
 
-    def _ids(self, text: str | Sequence[str]) -> list[int]:
-        words = words_of(text) if isinstance(text, str) else text
+    def _look_up_ids(self, text: str | Sequence[str]) -> list[int]:
+        words = split_words(text) if isinstance(text, str) else text
         return [i for word in words if (i := self.index.get(word)) is not None]
 
 
@@ -137,7 +137,7 @@ def is_word_vectors(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def _read(file: Path, stream: BinaryIO) -> tuple[list[str], Floats]:
+def _read_vectors(file: Path, stream: BinaryIO) -> tuple[list[str], Floats]:
     """Read the words and their matrix, the memory for which is at most twice the size of the file."""
     size = os.fstat(stream.fileno()).st_size
     header = _HEADER.fullmatch(stream.readline(MAX_LINE))
@@ -150,14 +150,14 @@ def _read(file: Path, stream: BinaryIO) -> tuple[list[str], Floats]:
     seen: dict[str, int] = {}
     rows: list[Floats] = []
     matrix = np.empty((count or 0, width or 0), dtype=np.float32)
-    for number, line in _lines(file, stream, 1 + (header is not None)):
+    for number, line in _read_lines(file, stream, 1 + (header is not None)):
         fields = line.split(" ")
         width = width or len(fields) - 1
         if width < 1:
             raise DataError(f"{file}:{number}: '{fields[0][:40]}' has no numbers; is it a file of word vectors?")
         if (before := seen.setdefault(fields[0], number)) != number:
             raise DataError(f"{file}:{number}: '{fields[0][:40]}' has a vector already, in line {before}")
-        row = _row(file, number, fields, width)
+        row = _parse_row(file, number, fields, width)
         if count is None:
             rows.append(row)
         elif len(words) < count:
@@ -169,7 +169,7 @@ def _read(file: Path, stream: BinaryIO) -> tuple[list[str], Floats]:
     return words, np.stack(rows) if count is None else matrix
 
 
-def _lines(file: Path, stream: BinaryIO, first: int) -> Iterator[tuple[int, str]]:
+def _read_lines(file: Path, stream: BinaryIO, first: int) -> Iterator[tuple[int, str]]:
     """Yield the lines that have something on them, with their numbers."""
     for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE), b""), first):
         if len(line) == MAX_LINE:
@@ -182,7 +182,7 @@ def _lines(file: Path, stream: BinaryIO, first: int) -> Iterator[tuple[int, str]
             yield number, text
 
 
-def _row(file: Path, number: int, fields: list[str], width: int) -> Floats:
+def _parse_row(file: Path, number: int, fields: list[str], width: int) -> Floats:
     """One vector out of a line's fields, the first of which is the word."""
     try:
         values = np.array(fields[1:], dtype=np.float32)

@@ -60,10 +60,10 @@ LOWER_IS_BETTER = frozenset({"calibration_error", "mean_squared_error"})
 """The entries of which 0 is perfect; of all others it is 1."""
 
 
-def headline(score: float | Mapping[str, Any]) -> float:
+def get_headline(score: float | Mapping[str, Any]) -> float:
     """The number a score is judged by: itself, or the first of several.
 
-    >>> headline({"average": 0.5, "accuracy": 0.75, "f1": 0.25})
+    >>> get_headline({"average": 0.5, "accuracy": 0.75, "f1": 0.25})
     0.5
     """
     return float(next(iter(score.values())) if isinstance(score, Mapping) else score)

@@ -13,7 +13,7 @@ NOTE: BERT's paper prints another number, without WNLI, with MNLI's halves as tw
 import math
 from collections.abc import Iterable, Mapping
 
-from pretune.core.errors import UsageError, nearest
+from pretune.core.errors import UsageError, suggest
 
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
 SUPERGLUE = ("boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc")
@@ -22,23 +22,23 @@ STS = ("sts12", "sts13", "sts14", "sts15", "sts16")
 SUITES = {"glue": GLUE, "superglue": SUPERGLUE, "sts12-16": STS}
 
 
-def suite_averages(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def compute_suite_averages(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Return the average of each suite all of whose tasks are there, by the scores that tasks are reported with.
 
     MNLI's two halves may be `mnli` and `mnli_mismatched`; RTE of SuperGLUE is `superglue_rte`, or `rte`.
     """
     found: dict[str, float] = {}
     for suite, tasks in SUITES.items():
-        members = suite_members(suite, scores)
+        members = collect_suite_scores(suite, scores)
         if len(members) == len(tasks):
             found[suite] = math.fsum(members.values()) / len(members)
     return found
 
 
-def suite_members(suite: str, scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def collect_suite_scores(suite: str, scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Return the one number of each task of a suite that is there.
 
-    >>> suite_members("glue", {"cola": {"matthews": 0.5}, "stsb": {"pearson": 0.8, "spearman": 0.7}, "sts12": {}})
+    >>> collect_suite_scores("glue", {"cola": {"matthews": 0.5}, "stsb": {"pearson": 0.8, "spearman": 0.7}, "sts12": {}})
     {'cola': 0.5, 'stsb': 0.75}
     """
     found: dict[str, float] = {}
@@ -46,13 +46,13 @@ def suite_members(suite: str, scores: Mapping[str, Mapping[str, float]]) -> dict
         name = "superglue_rte" if (suite, task) == ("superglue", "rte") and "superglue_rte" in scores else task
         if name not in scores:
             continue
-        found[task] = _official(scores[name], correlations=suite != "sts12-16")
+        found[task] = _get_official_score(scores[name], correlations=suite != "sts12-16")
         if task == "mnli" and "mnli_mismatched" in scores:
-            found[task] = (found[task] + _official(scores["mnli_mismatched"])) / 2
+            found[task] = (found[task] + _get_official_score(scores["mnli_mismatched"])) / 2
     return found
 
 
-def _official(score: Mapping[str, float], *, correlations: bool = True) -> float:
+def _get_official_score(score: Mapping[str, float], *, correlations: bool = True) -> float:
     """A task's one number: its "average", the mean of both correlations, or its first score."""
     if "average" in score:
         return float(score["average"])
@@ -75,10 +75,10 @@ def superglue(scores: Mapping[str, float | Mapping[str, float]], *, tasks: Itera
     return _mean("SuperGLUE", scores, [*tasks], SUPERGLUE)
 
 
-def task_score(score: float | Mapping[str, float]) -> float:
+def compute_task_score(score: float | Mapping[str, float]) -> float:
     """A task's one number: its "average" where it has one, else the mean of all its scores.
 
-    >>> task_score({"matched": 0.5, "mismatched": 0.75})
+    >>> compute_task_score({"matched": 0.5, "mismatched": 0.75})
     0.625
     """
     if not isinstance(score, Mapping):
@@ -89,14 +89,14 @@ def task_score(score: float | Mapping[str, float]) -> float:
 
 
 def _mean(
-    name: str, scores: Mapping[str, float | Mapping[str, float]], tasks: list[str], known: tuple[str, ...]
+    name: str, scores: Mapping[str, float | Mapping[str, float]], tasks: list[str], suite_tasks: tuple[str, ...]
 ) -> float:
     for task in tasks or [""]:
-        if task not in known:
+        if task not in suite_tasks:
             raise UsageError(
-                f"'{task[:60]}' is no task of {name}{nearest(task, known)} (its tasks: {', '.join(known)})"
+                f"'{task[:60]}' is no task of {name}{suggest(task, suite_tasks)} (its tasks: {', '.join(suite_tasks)})"
             )
     missing = [task for task in tasks if task not in scores]
     if missing:
         raise UsageError(f"{name}: no score of {', '.join(missing)}; run them, or name the tasks to average by tasks=…")
-    return math.fsum(task_score(scores[task]) for task in tasks) / len(tasks)
+    return math.fsum(compute_task_score(scores[task]) for task in tasks) / len(tasks)

@@ -7,13 +7,13 @@ from typing import Any
 from pretune.core.errors import DataError
 
 
-def paired(gold: Iterable[Any], predicted: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+def check_pairs(gold: Iterable[Any], predicted: Iterable[Any]) -> tuple[list[Any], list[Any]]:
     """Both as lists of plain values, of one length that is not 0.
 
-    >>> paired((1, 0), [1, 1])
+    >>> check_pairs((1, 0), [1, 1])
     ([1, 0], [1, 1])
     """
-    left, right = _listed(gold), _listed(predicted)
+    left, right = _to_list(gold), _to_list(predicted)
     if len(left) != len(right):
         raise DataError(f"{len(left)} gold and {len(right)} predicted values; give one prediction for each example")
     if not left:
@@ -21,9 +21,9 @@ def paired(gold: Iterable[Any], predicted: Iterable[Any]) -> tuple[list[Any], li
     return left, right
 
 
-def labels(gold: Iterable[Any], predicted: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+def check_labels(gold: Iterable[Any], predicted: Iterable[Any]) -> tuple[list[Any], list[Any]]:
     """The same for labels: none may be missing, and words are not mixed with numbers, which would never be equal."""
-    left, right = paired(gold, predicted)
+    left, right = check_pairs(gold, predicted)
     for name, values in (("gold", left), ("predicted", right)):
         if None in values:
             raise DataError(f"{name} label {values.index(None)} is missing; score only examples that have one")
@@ -35,13 +35,13 @@ def labels(gold: Iterable[Any], predicted: Iterable[Any]) -> tuple[list[Any], li
     return left, right
 
 
-def numbers(gold: Iterable[Any], predicted: Iterable[Any]) -> tuple[list[float], list[float]]:
+def check_numbers(gold: Iterable[Any], predicted: Iterable[Any]) -> tuple[list[float], list[float]]:
     """The same for numbers: every one is finite."""
-    left, right = paired(gold, predicted)
-    return finite("gold value", left), finite("predicted value", right)
+    left, right = check_pairs(gold, predicted)
+    return check_finite("gold value", left), check_finite("predicted value", right)
 
 
-def finite(noun: str, values: Iterable[Any]) -> list[float]:
+def check_finite(noun: str, values: Iterable[Any]) -> list[float]:
     """Values as floats; NaN, infinity and what is no number are errors that say where."""
     found: list[float] = []
     for at, value in enumerate(values):
@@ -51,23 +51,23 @@ def finite(noun: str, values: Iterable[Any]) -> list[float]:
     return found
 
 
-def ratio(part: float, whole: float) -> float:
+def ratio(part: float, total: float) -> float:
     """A share; 0 of nothing is 0, as scikit-learn's `zero_division=0`."""
-    return part / whole if whole else 0.0
+    return part / total if total else 0.0
 
 
-def harmonic(precision: float, recall: float) -> float:
+def harmonic_mean(precision: float, recall: float) -> float:
     """F1, the harmonic mean of precision and recall; 0 where both are."""
     return ratio(2 * precision * recall, precision + recall)
 
 
-def texts(values: str | Sequence[str] | None) -> list[str]:
+def to_texts(values: str | Sequence[str] | None) -> list[str]:
     """Accepted answers or references as a list: one may stand alone, and none is an empty list."""
     if values is None:
         return []
     return [values] if isinstance(values, str) else list(values)
 
 
-def _listed(values: Iterable[Any]) -> list[Any]:
+def _to_list(values: Iterable[Any]) -> list[Any]:
     plain = getattr(values, "tolist", None)  # numpy and torch: plain numbers, many times faster to hash
     return list(plain() if plain is not None else values)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from pretune.core.errors import DataError
-from pretune.metrics.checks import finite, paired
+from pretune.metrics.checks import check_finite, check_pairs
 
 
 def choice_accuracy(gold: Iterable[int], predicted: Iterable[Sequence[float]]) -> float:
@@ -17,8 +17,8 @@ def choice_accuracy(gold: Iterable[int], predicted: Iterable[Sequence[float]]) -
     >>> choice_accuracy([0, 1, 0], [[0.9, 0.1], [0.9, 0.1], [0.5, 0.5]])  # right, wrong, a tie
     0.3333333333333333
     """
-    left, right = paired(gold, predicted)
-    return sum(_chosen(at, g, p) for at, (g, p) in enumerate(zip(left, right, strict=True))) / len(left)
+    left, right = check_pairs(gold, predicted)
+    return sum(_is_correct(at, g, p) for at, (g, p) in enumerate(zip(left, right, strict=True))) / len(left)
 
 
 def calibration_error(gold: Iterable[int], predicted: Iterable[Sequence[float]], *, bins: int = 15) -> float:
@@ -31,8 +31,8 @@ def calibration_error(gold: Iterable[int], predicted: Iterable[Sequence[float]],
     """
     if bins < 1:
         raise DataError(f"bins is {bins}; 1 or more are needed")
-    left, right = paired(gold, predicted)
-    hit = np.array([_chosen(at, g, p) for at, (g, p) in enumerate(zip(left, right, strict=True))], dtype=float)
+    left, right = check_pairs(gold, predicted)
+    hit = np.array([_is_correct(at, g, p) for at, (g, p) in enumerate(zip(left, right, strict=True))], dtype=float)
     for at, row in enumerate(right):
         if min(row) < 0 or abs(sum(row) - 1) > 1e-3:
             raise DataError(
@@ -44,9 +44,11 @@ def calibration_error(gold: Iterable[int], predicted: Iterable[Sequence[float]],
     return float(np.abs(gaps).sum() / len(left))
 
 
-def _chosen(at: int, gold: Any, scores: Any) -> bool:
+def _is_correct(index: int, gold: Any, scores: Any) -> bool:
     """Whether the right option beats every other one."""
-    values = finite(f"score of example {at}, option", scores)
+    values = check_finite(f"score of example {index}, option", scores)
     if isinstance(gold, bool) or not isinstance(gold, int) or not 0 <= gold < len(values):
-        raise DataError(f"gold {at} is {gold!r:.40}; the number of one of its {len(values)} options, from 0, is needed")
+        raise DataError(
+            f"gold {index} is {gold!r:.40}; the number of one of its {len(values)} options, from 0, is needed"
+        )
     return all(values[gold] > value for other, value in enumerate(values) if other != gold)

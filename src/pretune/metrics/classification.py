@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pretune.core.errors import DataError
-from pretune.metrics.checks import labels as checked
+from pretune.metrics.checks import check_labels as checked
 from pretune.metrics.checks import ratio
 
 
@@ -31,7 +31,7 @@ def f1(gold: Iterable[Any], predicted: Iterable[Any], *, positive: Any = 1) -> f
     >>> f1([1, 1, 0, 0], [1, 0, 0, 1])
     0.5
     """
-    counts = _counts(gold, predicted)
+    counts = _count_pairs(gold, predicted)
     if isinstance(positive, str) != isinstance(next(iter(counts))[0], str):
         found = sorted({str(label) for pair in counts for label in pair})
         raise DataError(
@@ -48,7 +48,7 @@ def f1_macro(gold: Iterable[Any], predicted: Iterable[Any], *, labels: Sequence[
     >>> round(f1_macro([0, 1, 2, 2], [0, 2, 2, 2]), 4)
     0.6
     """
-    counts = _counts(gold, predicted)
+    counts = _count_pairs(gold, predicted)
     classes = {label for pair in counts for label in pair} if labels is None else [*labels]
     if not classes:
         raise DataError("labels is empty; name at least one class")
@@ -61,7 +61,7 @@ def f1_micro(gold: Iterable[Any], predicted: Iterable[Any], *, labels: Sequence[
     >>> f1_micro(["O", "PER", "LOC"], ["PER", "PER", "O"], labels=["PER", "LOC"])
     0.5
     """
-    counts = _counts(gold, predicted)
+    counts = _count_pairs(gold, predicted)
     chosen = {label for pair in counts for label in pair} if labels is None else {*labels}
     right = sum(n for (g, p), n in counts.items() if g == p and g in chosen)
     both = sum(n * ((g in chosen) + (p in chosen)) for (g, p), n in counts.items())
@@ -76,7 +76,7 @@ def matthews(gold: Iterable[Any], predicted: Iterable[Any]) -> float:
     >>> round(matthews([1, 1, 0, 0], [1, 0, 0, 0]), 4)
     0.5774
     """
-    counts = _counts(gold, predicted)
+    counts = _count_pairs(gold, predicted)
     total = counts.total()
     gold_sizes, predicted_sizes = Counter[Any](), Counter[Any]()
     for (g, p), n in counts.items():
@@ -92,25 +92,25 @@ def matthews(gold: Iterable[Any], predicted: Iterable[Any]) -> float:
 def accuracy_f1(gold: Iterable[Any], predicted: Iterable[Any], *, positive: Any = 1) -> dict[str, float]:
     """Accuracy and F1 of the positive class, averaged, as GLUE scores MRPC and QQP."""
     left, right = checked(gold, predicted)
-    return averaged(accuracy=accuracy(left, right), f1=f1(left, right, positive=positive))
+    return average_scores(accuracy=accuracy(left, right), f1=f1(left, right, positive=positive))
 
 
 def accuracy_f1_macro(gold: Iterable[Any], predicted: Iterable[Any]) -> dict[str, float]:
     """Accuracy and macro F1, averaged, as SuperGLUE scores CB."""
     left, right = checked(gold, predicted)
-    return averaged(accuracy=accuracy(left, right), f1=f1_macro(left, right))
+    return average_scores(accuracy=accuracy(left, right), f1=f1_macro(left, right))
 
 
-def averaged(**parts: float) -> dict[str, float]:
+def average_scores(**parts: float) -> dict[str, float]:
     """Several scores behind their mean, which is the headline.
 
-    >>> averaged(accuracy=0.75, f1=0.25)
+    >>> average_scores(accuracy=0.75, f1=0.25)
     {'average': 0.5, 'accuracy': 0.75, 'f1': 0.25}
     """
     return {"average": math.fsum(parts.values()) / len(parts), **parts}
 
 
-def _counts(gold: Iterable[Any], predicted: Iterable[Any]) -> Counter[tuple[Any, Any]]:
+def _count_pairs(gold: Iterable[Any], predicted: Iterable[Any]) -> Counter[tuple[Any, Any]]:
     return Counter(zip(*checked(gold, predicted), strict=True))
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pretune.metrics.checks import numbers
-from pretune.metrics.classification import averaged
+from pretune.metrics.checks import check_numbers
+from pretune.metrics.classification import average_scores
 
 Floats = NDArray[np.float64]
 
@@ -22,7 +22,7 @@ def pearson(gold: Iterable[Any], predicted: Iterable[Any]) -> float:
     >>> round(pearson([1, 2, 3], [2, 4, 7]), 4)
     0.9934
     """
-    left, right = numbers(gold, predicted)
+    left, right = check_numbers(gold, predicted)
     return _pearson(np.asarray(left), np.asarray(right))
 
 
@@ -32,14 +32,14 @@ def spearman(gold: Iterable[Any], predicted: Iterable[Any]) -> float:
     >>> spearman([1, 2, 3], [2, 4, 400])
     1.0
     """
-    left, right = numbers(gold, predicted)
-    return _pearson(ranks(np.asarray(left)), ranks(np.asarray(right)))
+    left, right = check_numbers(gold, predicted)
+    return _pearson(compute_ranks(np.asarray(left)), compute_ranks(np.asarray(right)))
 
 
 def pearson_spearman(gold: Iterable[Any], predicted: Iterable[Any]) -> dict[str, float]:
     """Pearson and Spearman correlation, averaged, as GLUE scores STS-B."""
-    left, right = numbers(gold, predicted)
-    return averaged(pearson=pearson(left, right), spearman=spearman(left, right))
+    left, right = check_numbers(gold, predicted)
+    return average_scores(pearson=pearson(left, right), spearman=spearman(left, right))
 
 
 def mean_squared_error(gold: Iterable[Any], predicted: Iterable[Any]) -> float:
@@ -48,14 +48,14 @@ def mean_squared_error(gold: Iterable[Any], predicted: Iterable[Any]) -> float:
     >>> mean_squared_error([1, 2], [1, 4])
     2.0
     """
-    left, right = numbers(gold, predicted)
+    left, right = check_numbers(gold, predicted)
     return float(np.mean((np.asarray(left) - np.asarray(right)) ** 2))
 
 
-def ranks(values: Floats) -> Floats:
+def compute_ranks(values: Floats) -> Floats:
     """Ranks from 1; equal values share the mean of theirs.
 
-    >>> ranks(np.array([3.0, 1.0, 3.0])).tolist()
+    >>> compute_ranks(np.array([3.0, 1.0, 3.0])).tolist()
     [2.5, 1.0, 2.5]
     """
     _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
@@ -66,11 +66,11 @@ def ranks(values: Floats) -> Floats:
 def _pearson(left: Floats, right: Floats) -> float:
     if left.min() == left.max() or right.min() == right.max():  # before means are taken off: they leave rounding behind
         return 0.0
-    left, right = _unit(left), _unit(right)
+    left, right = _to_unit_vector(left), _to_unit_vector(right)
     return float(np.clip(left @ right, -1.0, 1.0))
 
 
-def _unit(values: Floats) -> Floats:
+def _to_unit_vector(values: Floats) -> Floats:
     """Less its mean, of length 1; scaled first, so that squares of huge or tiny values do not leave the floats."""
     values = values / np.abs(values).max()
     values = values - values.mean()

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from pretune.core.errors import DataError, UsageError, nearest
-from pretune.metrics.checks import harmonic, paired, ratio
+from pretune.core.errors import DataError, UsageError, suggest
+from pretune.metrics.checks import check_pairs, harmonic_mean, ratio
 
 Entity = tuple[str, int, int]
 """Type, start and end (exclusive) in its sentence."""
 
 
 @dataclass(frozen=True)
-class Scheme:
+class TaggingScheme:
     """Which pairs of neighbouring tags start, continue and end an entity: "BI=" is B then I of one type, "≠" of two.
 
     Every pair is written out with its sign.
@@ -34,7 +34,7 @@ class Scheme:
     end: frozenset[str]
 
 
-def _scheme(letters: str, start: str, inside: str, end: str) -> Scheme:
+def _build_scheme(letters: str, start: str, inside: str, end: str) -> TaggingScheme:
     def pairs(text: str) -> frozenset[str]:
         """The pairs with "." for any letter and no sign for any relation, all written out."""
         found = set[str]()
@@ -43,30 +43,30 @@ def _scheme(letters: str, start: str, inside: str, end: str) -> Scheme:
             found |= {a + b + relation for a in first for b in second for relation in pair[2:] or "=≠"}
         return frozenset(found)
 
-    return Scheme(letters=letters, start=pairs(start), inside=pairs(inside), end=pairs(end))
+    return TaggingScheme(letters=letters, start=pairs(start), inside=pairs(inside), end=pairs(end))
 
 
 SCHEMES = {
     # NOTE: by seqeval's rules for IOB1, a B that follows no entity of its type starts none; the next I does.
-    "iob1": _scheme("IOB", "OI II≠ BI IB= BB=", "BI= II=", "II≠ IO IB BO BI≠ BB="),
-    "iob2": _scheme("IOB", ".B", "BI= II=", "IO II≠ IB BO BI≠ BB"),
-    "iobes": _scheme("IOBES", ".B .S", "BI= BE= II= IE=", "S. E."),
+    "iob1": _build_scheme("IOB", "OI II≠ BI IB= BB=", "BI= II=", "II≠ IO IB BO BI≠ BB="),
+    "iob2": _build_scheme("IOB", ".B", "BI= II=", "IO II≠ IB BO BI≠ BB"),
+    "iobes": _build_scheme("IOBES", ".B .S", "BI= BE= II= IE=", "S. E."),
 }
 
 
-def entities(tags: Sequence[str], scheme: str | None = None) -> list[Entity]:
+def extract_entities(tags: Sequence[str], scheme: str | None = None) -> list[Entity]:
     """The entities of a sentence, read leniently, or strictly by a scheme: iob1, iob2 or iobes.
 
-    >>> entities(["B-PER", "I-PER", "O", "I-LOC"])
+    >>> extract_entities(["B-PER", "I-PER", "O", "I-LOC"])
     [('PER', 0, 2), ('LOC', 3, 4)]
-    >>> entities(["B-PER", "I-PER", "O", "I-LOC"], "iob2")
+    >>> extract_entities(["B-PER", "I-PER", "O", "I-LOC"], "iob2")
     [('PER', 0, 2)]
     """
     if scheme is None:
-        return _lenient([_split(tag, "OBIES") for tag in tags])
+        return _extract_lenient([_split_tag(tag, "OBIES") for tag in tags])
     if scheme not in SCHEMES:
-        raise UsageError(f"unknown scheme '{scheme[:40]}'{nearest(scheme, SCHEMES)} (allowed: {', '.join(SCHEMES)})")
-    return _strict([_split(tag, SCHEMES[scheme].letters) for tag in tags], SCHEMES[scheme])
+        raise UsageError(f"unknown scheme '{scheme[:40]}'{suggest(scheme, SCHEMES)} (allowed: {', '.join(SCHEMES)})")
+    return _extract_strict([_split_tag(tag, SCHEMES[scheme].letters) for tag in tags], SCHEMES[scheme])
 
 
 def entity_f1(
@@ -79,8 +79,8 @@ def entity_f1(
     >>> entity_f1([["B-PER", "I-PER", "O"]], [["B-PER", "O", "O"]])
     {'f1': 0.0, 'precision': 0.0, 'recall': 0.0}
     """
-    counts = _counts(gold, predicted, scheme)
-    return _figures(*(sum(part.values()) for part in counts))
+    counts = _count_entities(gold, predicted, scheme)
+    return _compute_scores(*(sum(part.values()) for part in counts))
 
 
 def entity_f1_strict(
@@ -94,9 +94,9 @@ def entity_report(
     gold: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]], *, scheme: str | None = None
 ) -> dict[str, dict[str, float]]:
     """The same for each type of entity, with `support`, its number in gold."""
-    right, found, wanted = _counts(gold, predicted, scheme)
+    right, found, wanted = _count_entities(gold, predicted, scheme)
     return {
-        kind: {**_figures(right[kind], found[kind], wanted[kind]), "support": float(wanted[kind])}
+        kind: {**_compute_scores(right[kind], found[kind], wanted[kind]), "support": float(wanted[kind])}
         for kind in sorted({*found, *wanted})
     }
 
@@ -107,40 +107,40 @@ def tag_accuracy(gold: Iterable[Sequence[str]], predicted: Iterable[Sequence[str
     >>> tag_accuracy([["DET", "NOUN"], ["VERB"]], [["DET", "VERB"], ["VERB"]])
     0.6666666666666666
     """
-    left, right = _sentences(gold, predicted)
+    left, right = _check_sentences(gold, predicted)
     pairs = list(zip(chain(*left), chain(*right), strict=True))
     if not pairs:
         raise DataError("nothing to score: no sentence has a word; a metric needs at least one")
     return sum(bool(g == p) for g, p in pairs) / len(pairs)
 
 
-def _sentences(gold: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]]) -> tuple[list[Any], list[Any]]:
-    left, right = paired(gold, predicted)
+def _check_sentences(gold: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]]) -> tuple[list[Any], list[Any]]:
+    left, right = check_pairs(gold, predicted)
     for at, (g, p) in enumerate(zip(left, right, strict=True)):
         if len(g) != len(p):
             raise DataError(f"sentence {at} has {len(g)} gold and {len(p)} predicted tags; give one for each word")
     return left, right
 
 
-def _counts(
+def _count_entities(
     gold: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]], scheme: str | None
 ) -> tuple[Counter[str], Counter[str], Counter[str]]:
     """How many entities of each type are right, predicted, and in gold."""
     right, found, wanted = Counter[str](), Counter[str](), Counter[str]()
-    for g, p in zip(*_sentences(gold, predicted), strict=True):
-        true, guessed = {*entities(g, scheme)}, {*entities(p, scheme)}
+    for g, p in zip(*_check_sentences(gold, predicted), strict=True):
+        true, guessed = {*extract_entities(g, scheme)}, {*extract_entities(p, scheme)}
         right.update(kind for kind, _, _ in true & guessed)
         found.update(kind for kind, _, _ in guessed)
         wanted.update(kind for kind, _, _ in true)
     return right, found, wanted
 
 
-def _figures(right: int, found: int, wanted: int) -> dict[str, float]:
-    precision, recall = ratio(right, found), ratio(right, wanted)
-    return {"f1": harmonic(precision, recall), "precision": precision, "recall": recall}
+def _compute_scores(n_correct: int, n_predicted: int, n_gold: int) -> dict[str, float]:
+    precision, recall = ratio(n_correct, n_predicted), ratio(n_correct, n_gold)
+    return {"f1": harmonic_mean(precision, recall), "precision": precision, "recall": recall}
 
 
-def _split(tag: str, letters: str) -> tuple[str, str]:
+def _split_tag(tag: str, letters: str) -> tuple[str, str]:
     letter, kind = tag[:1], tag[1:].removeprefix("-")
     if not letter or letter not in letters or (letter == "O" and kind) or (kind and tag[1] != "-"):
         raise DataError(
@@ -149,7 +149,7 @@ def _split(tag: str, letters: str) -> tuple[str, str]:
     return letter, kind or "_"
 
 
-def _lenient(tags: list[tuple[str, str]]) -> list[Entity]:
+def _extract_lenient(tags: list[tuple[str, str]]) -> list[Entity]:
     found: list[Entity] = []
     before, kind, start = "O", "", 0
     for at, (letter, other) in enumerate([*tags, ("O", "_")]):
@@ -162,7 +162,7 @@ def _lenient(tags: list[tuple[str, str]]) -> list[Entity]:
     return found
 
 
-def _strict(tags: list[tuple[str, str]], scheme: Scheme) -> list[Entity]:
+def _extract_strict(tags: list[tuple[str, str]], scheme: TaggingScheme) -> list[Entity]:
     found: list[Entity] = []
     closed = [*tags, ("O", "_")]
 

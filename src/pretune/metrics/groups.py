@@ -1,6 +1,6 @@
 """Metrics over groups of examples: MultiRC's answers of one question, Winogender's two sentences of a pair.
 
-Gold and predictions come as one sequence of labels per group; `by_group` makes these out of flat ones:
+Gold and predictions come as one sequence of labels per group; `group_values` makes these out of flat ones:
 
     multirc(by_group(labels, questions), by_group(predictions, questions))
 """
@@ -10,20 +10,20 @@ from itertools import chain
 from typing import Any
 
 from pretune.core.errors import DataError
-from pretune.metrics.checks import paired
-from pretune.metrics.classification import averaged, f1
+from pretune.metrics.checks import check_pairs
+from pretune.metrics.classification import average_scores, f1
 
-GROUPED = ("multirc", "gender_parity")
+GROUP_METRICS = ("multirc", "gender_parity")
 """Metrics whose unit is a group of examples: a limit that parts a group changes what they measure."""
 
 
-def by_group(values: Iterable[Any], groups: Iterable[Hashable]) -> list[list[Any]]:
+def group_values(values: Iterable[Any], groups: Iterable[Hashable]) -> list[list[Any]]:
     """Values gathered by group, groups in the order of their first member, which need not lie together.
 
-    >>> by_group([1, 0, 1], ["a", "b", "a"])
+    >>> group_values([1, 0, 1], ["a", "b", "a"])
     [[1, 1], [0]]
     """
-    left, right = paired(values, groups)
+    left, right = check_pairs(values, groups)
     found: dict[Hashable, list[Any]] = {}
     for value, group in zip(left, right, strict=True):
         found.setdefault(group, []).append(value)
@@ -38,9 +38,9 @@ def multirc(gold: Iterable[Sequence[int]], predicted: Iterable[Sequence[int]]) -
     >>> multirc([[1, 0], [1, 1]], [[1, 0], [1, 0]])
     {'average': 0.65, 'f1a': 0.8, 'exact_match': 0.5}
     """
-    left, right = _grouped(gold, predicted)
+    left, right = _check_groups(gold, predicted)
     whole = sum(list(g) == list(p) for g, p in zip(left, right, strict=True)) / len(left)
-    return averaged(f1a=f1(chain(*left), chain(*right)), exact_match=whole)
+    return average_scores(f1a=f1(chain(*left), chain(*right)), exact_match=whole)
 
 
 def gender_parity(gold: Iterable[Sequence[Any]], predicted: Iterable[Sequence[Any]]) -> float:
@@ -49,12 +49,12 @@ def gender_parity(gold: Iterable[Sequence[Any]], predicted: Iterable[Sequence[An
     >>> gender_parity([[1, 1], [0, 0]], [[0, 0], [0, 1]])
     0.5
     """
-    _, right = _grouped(gold, predicted)
+    _, right = _check_groups(gold, predicted)
     return sum(len({*group}) == 1 for group in right) / len(right)
 
 
-def _grouped(gold: Iterable[Sequence[Any]], predicted: Iterable[Sequence[Any]]) -> tuple[list[Any], list[Any]]:
-    left, right = paired(gold, predicted)
+def _check_groups(gold: Iterable[Sequence[Any]], predicted: Iterable[Sequence[Any]]) -> tuple[list[Any], list[Any]]:
+    left, right = check_pairs(gold, predicted)
     for at, (g, p) in enumerate(zip(left, right, strict=True)):
         if not len(g) == len(p) > 0:
             raise DataError(

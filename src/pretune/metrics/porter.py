@@ -22,18 +22,20 @@ _IRREGULAR = {
 }
 
 
-def _rules(text: str) -> list[tuple[str, str]]:
+def _parse_rules(text: str) -> list[tuple[str, str]]:
     """Endings with what takes their place: "ational>ate ness>"."""
     return [(ending, new) for ending, _, new in (rule.partition(">") for rule in text.split())]
 
 
-_PLURALS = _rules("sses>ss ies>i ss>ss s>")
-_SECOND = _rules(
+_PLURAL_RULES = _parse_rules("sses>ss ies>i ss>ss s>")
+_STEP_2_RULES = _parse_rules(
     "ational>ate tional>tion enci>ence anci>ance izer>ize bli>ble alli>al entli>ent eli>e ousli>ous ization>ize "
     "ation>ate ator>ate alism>al iveness>ive fulness>ful ousness>ous aliti>al iviti>ive biliti>ble fulli>ful"
 )
-_THIRD = _rules("icate>ic ative> alize>al iciti>ic ical>ic ful> ness>")
-_FOURTH = _rules("al> ance> ence> er> ic> able> ible> ant> ement> ment> ent> ion> ou> ism> ate> iti> ous> ive> ize>")
+_STEP_3_RULES = _parse_rules("icate>ic ative> alize>al iciti>ic ical>ic ful> ness>")
+_STEP_4_RULES = _parse_rules(
+    "al> ance> ence> er> ic> able> ible> ant> ement> ment> ent> ion> ou> ism> ate> iti> ous> ive> ize>"
+)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -45,23 +47,23 @@ def stem(word: str) -> str:
     """
     if word in _IRREGULAR or len(word) <= 2:
         return _IRREGULAR.get(word, word)
-    word = _past(_plural(word))
-    if word[-1:] == "y" and len(word) > 2 and _consonants(word)[-2]:
+    word = _strip_past(_strip_plural(word))
+    if word[-1:] == "y" and len(word) > 2 and _find_consonants(word)[-2]:
         word = word[:-1] + "i"
-    word = _second(word)
-    word = _replace(word, _THIRD, 0)
+    word = _apply_step_2(word)
+    word = _replace_suffix(word, _STEP_3_RULES, 0)
     if word.endswith("ion"):  # only behind s or t
         word = word[:-3] if _measure(word[:-3]) > 1 and word[-4] in "st" else word
     else:
-        word = _replace(word, _FOURTH, 1)
-    return _last(word)
+        word = _replace_suffix(word, _STEP_4_RULES, 1)
+    return _apply_step_5(word)
 
 
-def _plural(word: str) -> str:
-    return word[:-1] if word.endswith("ies") and len(word) == 4 else _replace(word, _PLURALS, -1)
+def _strip_plural(word: str) -> str:
+    return word[:-1] if word.endswith("ies") and len(word) == 4 else _replace_suffix(word, _PLURAL_RULES, -1)
 
 
-def _past(word: str) -> str:
+def _strip_past(word: str) -> str:
     """Without -ed and -ing, mended where that leaves what no word ends in."""
     if word.endswith("ied"):
         return word[:-1] if len(word) == 4 else word[:-2]
@@ -69,43 +71,43 @@ def _past(word: str) -> str:
         return word[:-1] if _measure(word[:-3]) > 0 else word
     for ending in ("ed", "ing"):
         rest = word.removesuffix(ending)
-        if rest != word and not all(_consonants(rest)):
+        if rest != word and not all(_find_consonants(rest)):
             break
     else:
         return word
     if rest.endswith(("at", "bl", "iz")):
         return rest + "e"
-    if _doubled(rest):
+    if _has_double_ending(rest):
         return rest if rest[-1] in "lsz" else rest[:-1]
-    return rest + "e" if _measure(rest) == 1 and _short(rest) else rest
+    return rest + "e" if _measure(rest) == 1 and _has_short_ending(rest) else rest
 
 
-def _second(word: str) -> str:
+def _apply_step_2(word: str) -> str:
     if word.endswith("alli") and _measure(word[:-4]) > 0:
-        return _second(word[:-2])
+        return _apply_step_2(word[:-2])
     if word.endswith("logi"):  # measured with the l
         return word[:-1] if _measure(word[:-3]) > 0 else word
-    return _replace(word, _SECOND, 0)
+    return _replace_suffix(word, _STEP_2_RULES, 0)
 
 
-def _last(word: str) -> str:
+def _apply_step_5(word: str) -> str:
     if word.endswith("e"):
         measure = _measure(word[:-1])
-        if measure > 1 or (measure == 1 and not _short(word[:-1])):
+        if measure > 1 or (measure == 1 and not _has_short_ending(word[:-1])):
             word = word[:-1]
     return word[:-1] if word.endswith("ll") and _measure(word[:-1]) > 1 else word
 
 
-def _replace(word: str, rules: Iterable[tuple[str, str]], above: int) -> str:
+def _replace_suffix(word: str, rules: Iterable[tuple[str, str]], min_measure: int) -> str:
     """The first rule whose ending fits decides, done where the rest's measure is above a number."""
     for ending, new in rules:
         if word.endswith(ending):
             rest = word.removesuffix(ending)
-            return rest + new if _measure(rest) > above else word
+            return rest + new if _measure(rest) > min_measure else word
     return word
 
 
-def _consonants(word: str) -> list[bool]:
+def _find_consonants(word: str) -> list[bool]:
     """Which letters are consonants: not a, e, i, o, u, nor a y behind one."""
     found: list[bool] = []
     for letter in word:
@@ -115,15 +117,15 @@ def _consonants(word: str) -> list[bool]:
 
 def _measure(word: str) -> int:
     """How often consonants follow vowels."""
-    flags = _consonants(word)
+    flags = _find_consonants(word)
     return sum(not here and after for here, after in pairwise(flags))
 
 
-def _doubled(word: str) -> bool:
-    return len(word) > 1 and word[-1] == word[-2] and _consonants(word)[-1]
+def _has_double_ending(word: str) -> bool:
+    return len(word) > 1 and word[-1] == word[-2] and _find_consonants(word)[-1]
 
 
-def _short(word: str) -> bool:
+def _has_short_ending(word: str) -> bool:
     """Ends in consonant, vowel, consonant other than w, x and y; or is a vowel and a consonant."""
-    flags = _consonants(word)
+    flags = _find_consonants(word)
     return flags == [False, True] or (flags[-3:] == [True, False, True] and word[-1] not in "wxy")

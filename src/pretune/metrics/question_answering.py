@@ -13,8 +13,8 @@ from itertools import groupby
 from typing import Any
 
 from pretune.core.errors import DataError
-from pretune.metrics.checks import finite, harmonic, paired, texts
-from pretune.metrics.classification import averaged
+from pretune.metrics.checks import check_finite, check_pairs, harmonic_mean, to_texts
+from pretune.metrics.classification import average_scores
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -31,26 +31,26 @@ def normalise(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def exact(gold: str, predicted: str) -> float:
+def exact_score(gold: str, predicted: str) -> float:
     """1 where both are the same once normalised, else 0."""
     return float(normalise(gold) == normalise(predicted))
 
 
-def overlap(gold: str, predicted: str) -> float:
+def token_f1(gold: str, predicted: str) -> float:
     """F1 of the words of two texts; 0 where either has none, as SQuAD 1.1.
 
-    >>> overlap("Denver Broncos", "the Broncos")
+    >>> token_f1("Denver Broncos", "the Broncos")
     0.6666666666666666
     """
     left, right = normalise(gold).split(), normalise(predicted).split()
     same = (Counter(left) & Counter(right)).total()
-    return harmonic(same / len(right), same / len(left)) if same else 0.0
+    return harmonic_mean(same / len(right), same / len(left)) if same else 0.0
 
 
 def exact_match(gold: Iterable[Answers], predicted: Iterable[str]) -> float:
     """The share of answers that equal an accepted one, by SQuAD's normalisation."""
-    left, right = _answers(gold, predicted)
-    return _mean(exact, left, right)
+    left, right = _check_answers(gold, predicted)
+    return _mean(exact_score, left, right)
 
 
 def squad(gold: Iterable[Answers], predicted: Iterable[str]) -> dict[str, float]:
@@ -58,13 +58,13 @@ def squad(gold: Iterable[Answers], predicted: Iterable[str]) -> dict[str, float]
 
     NOTE: an answer that normalisation empties ("The") has F1 0 even against itself, as in SQuAD's own script.
     """
-    left, right = _answers(gold, predicted)
-    return {"f1": _mean(overlap, left, right), "exact_match": _mean(exact, left, right)}
+    left, right = _check_answers(gold, predicted)
+    return {"f1": _mean(token_f1, left, right), "exact_match": _mean(exact_score, left, right)}
 
 
 def record(gold: Iterable[Answers], predicted: Iterable[str]) -> dict[str, float]:
     """ReCoRD (Zhang et al., 2018): F1 and exact match of the entity, averaged, as SuperGLUE does."""
-    return averaged(**squad(gold, predicted))
+    return average_scores(**squad(gold, predicted))
 
 
 def squad2(
@@ -78,18 +78,21 @@ def squad2(
     >>> squad2([["Paris"], []], ["paris", "Rome"], no_answer=[-3.0, 2.0])["best_f1"]
     1.0
     """
-    left, right = paired(gold, predicted)
-    left = [[text for text in texts(answers) if normalise(text)] for answers in left]
-    rows = {name: _best(match, left, right) for name, match in (("f1", _overlap2), ("exact_match", exact))}
+    left, right = check_pairs(gold, predicted)
+    left = [[text for text in to_texts(answers) if normalise(text)] for answers in left]
+    rows = {
+        name: _score_best(match, left, right)
+        for name, match in (("f1", _squad2_token_f1), ("exact_match", exact_score))
+    }
     found = {name: math.fsum(row) / len(row) for name, row in rows.items()}
     if no_answer is not None:
-        doubts = finite("no-answer score", paired(no_answer, right)[0])
+        doubts = check_finite("no-answer score", check_pairs(no_answer, right)[0])
         for name, row in rows.items():
-            found[f"best_{name}"], found[f"best_{name}_threshold"] = best_threshold(left, row, doubts)
+            found[f"best_{name}"], found[f"best_{name}_threshold"] = find_best_threshold(left, row, doubts)
     return found
 
 
-def best_threshold(
+def find_best_threshold(
     gold: Sequence[Sequence[str]], scores: Sequence[float], no_answer: Sequence[float]
 ) -> tuple[float, float]:
     """The best mean score that a threshold on `no_answer` gives, and the lowest such threshold.
@@ -108,23 +111,23 @@ def best_threshold(
     return best / len(scores), threshold
 
 
-def _overlap2(gold: str, predicted: str) -> float:
+def _squad2_token_f1(gold: str, predicted: str) -> float:
     """SQuAD 2.0's F1: where either has no words, both must have none."""
-    return overlap(gold, predicted) if normalise(gold) and normalise(predicted) else exact(gold, predicted)
+    return token_f1(gold, predicted) if normalise(gold) and normalise(predicted) else exact_score(gold, predicted)
 
 
-def _answers(gold: Iterable[Any], predicted: Iterable[str]) -> tuple[list[list[str]], list[str]]:
-    left, right = paired(gold, predicted)
-    accepted = [texts(answers) for answers in left]
+def _check_answers(gold: Iterable[Any], predicted: Iterable[str]) -> tuple[list[list[str]], list[str]]:
+    left, right = check_pairs(gold, predicted)
+    accepted = [to_texts(answers) for answers in left]
     if [] in accepted:
         raise DataError(f"question {accepted.index([])} has no accepted answer; use squad2 where some have none")
     return accepted, right
 
 
-def _best(match: Callable[[str, str], float], gold: list[list[str]], predicted: list[str]) -> list[float]:
+def _score_best(match: Callable[[str, str], float], gold: list[list[str]], predicted: list[str]) -> list[float]:
     """Each prediction's score against the accepted answer that suits it best; against "" where there is none."""
     return [max(match(text, p) for text in g or [""]) for g, p in zip(gold, predicted, strict=True)]
 
 
 def _mean(match: Callable[[str, str], float], gold: list[list[str]], predicted: list[str]) -> float:
-    return math.fsum(_best(match, gold, predicted)) / len(gold)
+    return math.fsum(_score_best(match, gold, predicted)) / len(gold)

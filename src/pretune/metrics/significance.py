@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretune.core.errors import DataError
-from pretune.core.seed import generator
-from pretune.metrics import Metric, headline
-from pretune.metrics.checks import finite
+from pretune.core.seed import make_generator
+from pretune.metrics import Metric, get_headline
+from pretune.metrics.checks import check_finite
 
 Floats = NDArray[np.float64]
 
@@ -49,27 +49,27 @@ class Comparison:
     examples: int
 
 
-def over_seeds(scores: Sequence[float], *, level: float = 0.95) -> Interval:
+def compute_interval(scores: Sequence[float], *, level: float = 0.95) -> Interval:
     """Mean, standard deviation and Student's t interval of the scores of several runs.
 
-    >>> made = over_seeds([0.90, 0.91, 0.92])
+    >>> made = compute_interval([0.90, 0.91, 0.92])
     >>> round(made.mean, 4), round(made.std, 4), round(made.low, 4), round(made.high, 4)
     (0.91, 0.01, 0.8852, 0.9348)
     """
-    values = finite("score of run", scores)
+    values = check_finite("score of run", scores)
     if not values:
         raise DataError("no scores of runs; give at least one")
     mean, n = math.fsum(values) / len(values), len(values)
     if n == 1:
         return Interval(mean=mean, std=None, low=None, high=None, runs=1)
     std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    half = student(level, n - 1) * std / math.sqrt(n)
+    half = student_t_quantile(level, n - 1) * std / math.sqrt(n)
     return Interval(mean=mean, std=std, low=mean - half, high=mean + half, runs=n)
 
 
-def against(
+def paired_bootstrap(
     gold: Sequence[Any],
-    ours: Sequence[Sequence[Any]],
+    system: Sequence[Sequence[Any]],
     baseline: Sequence[Sequence[Any]],
     metric: Metric,
     *,
@@ -83,7 +83,7 @@ def against(
     Both are seen on the same resampled examples, so what is hard for both cancels out.
     """
     examples = list(gold)
-    sides = [[list(run) for run in side] for side in (ours, baseline)]
+    sides = [[list(run) for run in side] for side in (system, baseline)]
     for run in (*sides[0], *sides[1]):
         if len(run) != len(examples):
             raise DataError(f"a run has {len(run)} predictions for {len(examples)} examples; give one for each")
@@ -94,62 +94,62 @@ def against(
         at = chosen.tolist()
         wanted = [examples[i] for i in at]
         first, second = (
-            sum(headline(metric(wanted, [run[i] for i in at])) for run in side) / len(side) for side in sides
+            sum(get_headline(metric(wanted, [run[i] for i in at])) for run in side) / len(side) for side in sides
         )
         return first - second
 
-    return _resampled(len(examples), rounds, level, seed, lambda rows: np.array([difference(row) for row in rows]))
+    return _bootstrap(len(examples), rounds, level, seed, lambda rows: np.array([difference(row) for row in rows]))
 
 
-def of_means(
-    ours: Sequence[float], baseline: Sequence[float], *, rounds: int = 10_000, level: float = 0.95, seed: int = 0
+def paired_bootstrap_of_means(
+    system: Sequence[float], baseline: Sequence[float], *, rounds: int = 10_000, level: float = 0.95, seed: int = 0
 ) -> Comparison:
     """The same, fast, for scores that are means over examples (accuracy, exact match, SQuAD's F1): one score for each.
 
-    >>> of_means([1, 1, 1, 0] * 50, [0, 1, 1, 0] * 50).p < 0.001
+    >>> paired_bootstrap_of_means([1, 1, 1, 0] * 50, [0, 1, 1, 0] * 50).p < 0.001
     True
     """
-    first, second = (np.asarray(finite("score of example", side)) for side in (ours, baseline))
+    first, second = (np.asarray(check_finite("score of example", side)) for side in (system, baseline))
     if len(first) != len(second):
         raise DataError(f"{len(first)} scores against {len(second)}; both systems need one for each example")
     gaps = first - second
-    return _resampled(len(gaps), rounds, level, seed, lambda rows: np.asarray(gaps[rows].mean(axis=1)))
+    return _bootstrap(len(gaps), rounds, level, seed, lambda rows: np.asarray(gaps[rows].mean(axis=1)))
 
 
-def margin(one: float, other: float, examples: int) -> float:
+def compute_margin(first: float, second: float, examples: int) -> float:
     """Two standard errors of the difference of two shares of so many examples, taken as independent."""
-    return 2 * math.sqrt((one * (1 - one) + other * (1 - other)) / max(examples, 1))
+    return 2 * math.sqrt((first * (1 - first) + second * (1 - second)) / max(examples, 1))
 
 
-def student(level: float, freedom: int) -> float:
+def student_t_quantile(level: float, degrees: int) -> float:
     """The t within which a share `level` of Student's distribution lies, for whole degrees of freedom.
 
-    >>> round(student(0.95, 4), 4)
+    >>> round(student_t_quantile(0.95, 4), 4)
     2.7764
     """
     if not 0 < level < 1:
         raise DataError(f"level is {level}; a share between 0 and 1 is needed")
-    if freedom < 1:
-        raise DataError(f"{freedom} degrees of freedom; two runs, so 1, are needed")
+    if degrees < 1:
+        raise DataError(f"{degrees} degrees of freedom; two runs, so 1, are needed")
     low, high = 0.0, math.pi / 2  # the angle whose tangent is t / sqrt(freedom); the share within rises with it
     for _ in range(80):
         middle = (low + high) / 2
-        low, high = (middle, high) if _within(middle, freedom) < level else (low, middle)
-    return math.tan(low) * math.sqrt(freedom)
+        low, high = (middle, high) if _student_t_coverage(middle, degrees) < level else (low, middle)
+    return math.tan(low) * math.sqrt(degrees)
 
 
-def _within(angle: float, freedom: int) -> float:
+def _student_t_coverage(angle: float, degrees: int) -> float:
     """The finite sums for the share within t (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
     sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
+    odd = degrees % 2
     term, total = (cosine if odd else 1.0), 0.0
-    for k in range(1 + odd, freedom + odd, 2):
+    for k in range(1 + odd, degrees + odd, 2):
         total += term
         term *= cosine**2 * k / (k + 1)
     return 2 / math.pi * (angle + sine * total) if odd else sine * total
 
 
-def _resampled(
+def _bootstrap(
     examples: int, rounds: int, level: float, seed: int, difference: Callable[[NDArray[np.int64]], Floats]
 ) -> Comparison:
     """Differences over sets drawn with replacement, a few at a time so that memory stays small."""
@@ -157,7 +157,7 @@ def _resampled(
         raise DataError("nothing to compare: there are no examples; at least one is needed")
     if rounds < 1 or not 0 < level < 1:
         raise DataError(f"rounds={rounds}, level={level}: 1 round or more, and a share between 0 and 1, are needed")
-    rng = generator(seed)
+    rng = make_generator(seed)
     observed = float(difference(np.arange(examples)[None])[0])
     step = max(1, 2_000_000 // examples)
     parts = [

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from pretune.core.errors import DataError, UsageError
-from pretune.metrics.checks import paired, texts
+from pretune.metrics.checks import check_pairs, to_texts
 
 
 def bleu(gold: Iterable[str | Sequence[str]], predicted: Iterable[str], **settings: Any) -> float:
@@ -18,26 +18,26 @@ def bleu(gold: Iterable[str | Sequence[str]], predicted: Iterable[str], **settin
 
     0 where no n-gram of some order could be counted at all, as for texts of under four tokens.
     """
-    outputs, references = _streams(gold, predicted)
-    return float(_sacrebleu().corpus_bleu(outputs, references, **settings).score) / 100
+    outputs, references = _transpose_references(gold, predicted)
+    return float(_import_sacrebleu().corpus_bleu(outputs, references, **settings).score) / 100
 
 
 def chrf(gold: Iterable[str | Sequence[str]], predicted: Iterable[str], **settings: Any) -> float:
     """chrF of a corpus (Popović, 2015) by sacrebleu: F of character n-grams; `word_order=2` is chrF++."""
-    outputs, references = _streams(gold, predicted)
-    return float(_sacrebleu().corpus_chrf(outputs, references, **settings).score) / 100
+    outputs, references = _transpose_references(gold, predicted)
+    return float(_import_sacrebleu().corpus_chrf(outputs, references, **settings).score) / 100
 
 
-def _streams(gold: Iterable[Any], predicted: Iterable[str]) -> tuple[list[str], list[list[str | None]]]:
+def _transpose_references(gold: Iterable[Any], predicted: Iterable[str]) -> tuple[list[str], list[list[str | None]]]:
     """The outputs, and their first, second, … references; None where an example has no more."""
-    left, outputs = paired(gold, predicted)
-    references = [texts(entry) for entry in left]
+    left, outputs = check_pairs(gold, predicted)
+    references = [to_texts(entry) for entry in left]
     if [] in references:
         raise DataError(f"example {references.index([])} has no reference; one or more are needed")
     return outputs, [list(stream) for stream in zip_longest(*references)]
 
 
-def _sacrebleu() -> ModuleType:
+def _import_sacrebleu() -> ModuleType:
     try:
         import sacrebleu
     except ImportError:

@@ -17,14 +17,14 @@ from pretune.core.errors import UsageError
 from pretune.core.seed import mix
 from pretune.core.types import Batch, Loss, Output
 from pretune.models.init import initialise
-from pretune.models.memory import fits
-from pretune.models.model import LanguageModel, empty
+from pretune.models.memory import check_memory
+from pretune.models.model import LanguageModel, build_empty
 from pretune.models.spec import Model, ModelShape, Params
 from pretune.models.tying import tie
 from pretune.nn.attention_mask import Backend
 from pretune.nn.stack import Stack
 
-FOLDER = "backward"
+BACKWARD_FOLDER = "backward"
 """Where the model that reads from the right lies in a directory that is the other's."""
 
 
@@ -38,12 +38,12 @@ class TwoWay:
     def __post_init__(self) -> None:
         if self.forwards.shape != "decoder" or self.forwards.head is None:
             raise UsageError(f"two ways need a decoder with a head, found the shape '{self.forwards.shape}'")
-        if not (self.forwards.last.causal and self.backwards.causal):
+        if not (self.forwards.last_stack.causal and self.backwards.causal):
             raise UsageError("each of two ways must be causal: it may not see what it is to predict")
-        _ = self.mirror  # which checks that the stack fits the model
+        _ = self.backward_spec  # which checks that the stack fits the model
 
     @property
-    def mirror(self) -> Model:
+    def backward_spec(self) -> Model:
         """The model that reads from the right."""
         return replace(self.forwards, decoder=self.backwards)
 
@@ -58,14 +58,14 @@ class TwoWay:
         return Params(body=one.body + more, body_with_pooler=one.body_with_pooler + more, total=one.total + more)
 
 
-def two_way(model: Model) -> TwoWay:
+def make_two_way(model: Model) -> TwoWay:
     """A decoder with a second stack like its own."""
     if model.decoder is None:
         raise UsageError(f"two ways are made of a decoder, found a model of the shape '{model.shape}'")
     return TwoWay(forwards=model, backwards=model.decoder)
 
 
-class TwoWayModel(nn.Module):
+class BidirectionalLM(nn.Module):
     """Its children `forwards` and `backwards` are models like any other, with one token table and one head."""
 
     def __init__(self, forwards: LanguageModel, backwards: LanguageModel) -> None:
@@ -76,10 +76,10 @@ class TwoWayModel(nn.Module):
         self.spec = TwoWay(forwards=forwards.spec, backwards=stack)
         self.forwards, self.backwards = forwards, backwards
         backwards.assets = forwards.assets
-        for owner, name, module in self.tied():
+        for owner, name, module in self.list_tied_modules():
             tie(owner, name, module)
 
-    def tied(self) -> list[tuple[nn.Module, str, nn.Module]]:
+    def list_tied_modules(self) -> list[tuple[nn.Module, str, nn.Module]]:
         """What is shared: an owner on the way back, the name there, and the module of the way forth."""
         assert self.forwards.head is not None
         return [(self.backwards, "tokens", self.forwards.tokens), (self.backwards, "head", self.forwards.head)]
@@ -103,13 +103,13 @@ class TwoWayModel(nn.Module):
     def attention_backend(self, backend: Backend | None) -> None:
         self.forwards.attention_backend = self.backwards.attention_backend = backend
 
-    def folders(self) -> dict[str, LanguageModel]:
+    def get_models_by_folder(self) -> dict[str, LanguageModel]:
         """What is saved, by the folder it lies in: the way forth is the directory itself."""
-        return {"": self.forwards, FOLDER: self.backwards}
+        return {"": self.forwards, BACKWARD_FOLDER: self.backwards}
 
-    def ways(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def compute_directional_states(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The states `[N, W]` of both, each at its token: those from the right are turned back."""
-        turned, index = mirrored(batch)
+        turned, index = reverse_sequences(batch)
         return self.forwards.states(batch), self.backwards.states(turned).index_select(0, index)
 
     def loss(self, states: Tensor, batch: Batch) -> Loss:
@@ -118,7 +118,7 @@ class TwoWayModel(nn.Module):
 
     def forward(self, batch: Batch, *, hidden: bool = False) -> Output:
         """Both ways side by side: states `[N, 2 W]`, and so of every layer with `hidden`."""
-        turned, index = mirrored(batch)
+        turned, index = reverse_sequences(batch)
         one, other = self.forwards(batch, hidden=hidden), self.backwards(turned, hidden=hidden)
 
         def beside(left: Tensor, right: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class TwoWayModel(nn.Module):
         self.backwards.compile(*args, **options)
 
 
-def mirrored(batch: Batch) -> tuple[Batch, Tensor]:
+def reverse_sequences(batch: Batch) -> tuple[Batch, Tensor]:
     """Every sequence read from its end, and where each token `[N]` now lies; filler stays. Its own inverse.
 
     a b c | d e | -      ->      c b a | e d | -
@@ -148,10 +148,10 @@ def mirrored(batch: Batch) -> tuple[Batch, Tensor]:
     return replace(batch, tokens=batch.tokens.index_select(0, index), segments=segments, targets=None), index
 
 
-def build_two_way(spec: TwoWay, *, seed: int = 0, device: torch.device | str = "cpu") -> TwoWayModel:
+def build_bidirectional_lm(spec: TwoWay, *, seed: int = 0, device: torch.device | str = "cpu") -> BidirectionalLM:
     """A new model; the way forth has the weights it would have alone."""
-    fits(spec, device=device)
-    model = TwoWayModel(empty(spec.forwards), empty(spec.mirror)).to_empty(device=device)
-    initialise(model.backwards, spec.forwards.init, spec.mirror.depth, mix(seed, 1))
+    check_memory(spec, device=device)
+    model = BidirectionalLM(build_empty(spec.forwards), build_empty(spec.backward_spec)).to_empty(device=device)
+    initialise(model.backwards, spec.forwards.init, spec.backward_spec.depth, mix(seed, 1))
     initialise(model.forwards, spec.forwards.init, spec.forwards.depth, seed)  # NOTE: the shared ones as well
     return model

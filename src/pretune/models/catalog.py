@@ -7,37 +7,37 @@ from typing import Any, overload
 import torch
 
 from pretune.core import config
-from pretune.core.config.read import shown
-from pretune.core.config.specs import members
-from pretune.core.config.text import parse
-from pretune.core.errors import UsageError, nearest
-from pretune.models.bidirectional_lm import TwoWay, TwoWayModel
+from pretune.core.config.read import format_value
+from pretune.core.config.specs import parse_annotation
+from pretune.core.config.text import parse_value
+from pretune.core.errors import UsageError, suggest
+from pretune.models.bidirectional_lm import BidirectionalLM, TwoWay
 from pretune.models.families import FAMILIES
 from pretune.models.family import Family
 from pretune.models.generator_discriminator import GeneratorDiscriminator, Pair
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
 from pretune.models.trained_model import AnyModel, AnySpec
-from pretune.models.trained_model import build as build_any
+from pretune.models.trained_model import build_any as build_any
 
 
-def names() -> list[str]:
+def list_names() -> list[str]:
     """Every family with each of its sizes."""
     return [f"{family}-{size}" for family in FAMILIES for size in FAMILIES.get(family).sizes]
 
 
-def find(name: str) -> tuple[str, str]:
+def parse_name(name: str) -> tuple[str, str]:
     """Family and size of a name `FAMILY[-SIZE]`; the family's usual size where none is given."""
     families = sorted((family for family in FAMILIES if name == family or name.startswith(family + "-")), key=len)
     if not families:
         raise UsageError(
-            f"unknown model '{name}'{nearest(name, [*FAMILIES, *names()])} (`pretune list families` shows all)"
+            f"unknown model '{name}'{suggest(name, [*FAMILIES, *list_names()])} (`pretune list families` shows all)"
         )
     family = families[-1]
     size = FAMILIES.get(family).default if name == family else name[len(family) + 1 :]
     sizes = FAMILIES.get(family).sizes
     if size not in sizes:
-        hint = nearest(size, sizes) or nearest(name, [other for other in FAMILIES if other != family])
+        hint = suggest(size, sizes) or suggest(name, [other for other in FAMILIES if other != family])
         raise UsageError(f"{family} has no size '{size}'{hint} (sizes: {', '.join(sizes)})")
     return family, size
 
@@ -47,28 +47,28 @@ def resolve(name: str, settings: Mapping[str, Any] | None = None) -> Model:
 
     A leading `model.` is dropped. The recipe's settings come first, so what follows from them (a hidden width) does.
     """
-    family, size = find(name)
+    family, size = parse_name(name)
     given: dict[str, Any] = {}
     for path, value in (settings or {}).items():
         path = path.removeprefix("model.")
         if path in given:
             raise UsageError(f"'{path}' is set twice, with and without 'model.'; keep one")
         given[path] = value
-    knobs = knobs_of(FAMILIES.get(family))
-    spec = FAMILIES.get(family).spec(
-        size, **{path: _setting(path, given[path], knobs[path]) for path in given if path in knobs}
+    knobs = list_settings(FAMILIES.get(family))
+    spec = FAMILIES.get(family).resolve_spec(
+        size, **{path: _parse_setting(path, given[path], knobs[path]) for path in given if path in knobs}
     )
     rest = {path: value for path, value in given.items() if path not in knobs}
-    paths = config.paths(spec)
+    paths = config.list_paths(spec)
     for path in rest:
         if path.split(".")[0] not in {known.split(".")[0] for known in paths}:
-            raise UsageError(f"unknown setting '{path}'{nearest(path, [*knobs, *paths])}")
+            raise UsageError(f"unknown setting '{path}'{suggest(path, [*knobs, *paths])}")
     return config.replace(spec, rest) if rest else spec
 
 
-def knobs_of(family: Family) -> dict[str, Any]:
+def list_settings(family: Family) -> dict[str, Any]:
     """The recipe's settings that are numbers or switches, with their annotations."""
-    parameters = inspect.signature(family.recipe, eval_str=True).parameters
+    parameters = inspect.signature(family.build_spec, eval_str=True).parameters
     kinds = (int, float, bool, int | None)
     return {name: parameter.annotation for name, parameter in parameters.items() if parameter.annotation in kinds}
 
@@ -84,7 +84,7 @@ def build(name: Pair, *, seed: int = ..., device: torch.device | str = ..., **se
 
 
 @overload
-def build(name: TwoWay, *, seed: int = ..., device: torch.device | str = ..., **settings: Any) -> TwoWayModel:
+def build(name: TwoWay, *, seed: int = ..., device: torch.device | str = ..., **settings: Any) -> BidirectionalLM:
     """Of two ways."""
 
 
@@ -94,17 +94,17 @@ def build(name: str | AnySpec, *, seed: int = 0, device: torch.device | str = "c
     return build_any(spec, seed=seed, device=device)
 
 
-def _setting(path: str, value: Any, annotation: Any) -> Any:
+def _parse_setting(path: str, value: Any, annotation: Any) -> Any:
     """A value for one of the recipe's settings; text, as `--set` gives it, is parsed by the setting's type."""
     if isinstance(value, str):
-        value = parse(annotation, value, path)
-    allowed = members(annotation)
+        value = parse_value(annotation, value, path)
+    allowed = parse_annotation(annotation)
     (kind,) = allowed.scalars
-    if value is None and allowed.none:
+    if value is None and allowed.is_optional:
         return None
     # NOTE: bool is a subclass of int, so types are compared.
     if type(value) is not kind and not (kind is float and type(value) is int):
-        raise UsageError(f"{path}: expected {allowed}, found {shown(value)}")
+        raise UsageError(f"{path}: expected {allowed}, found {format_value(value)}")
     if isinstance(value, int) and kind is int and value < 1:  # they all are sizes; some recipes take 0 for "not given"
         raise UsageError(f"{path} {value} must be at least 1")
     return value

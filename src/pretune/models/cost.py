@@ -21,20 +21,35 @@ from pretune.nn.loss import BLOCK_BYTES
 from pretune.nn.relative_attention import RelativeAttention
 from pretune.nn.two_stream import AnyBlock, AnyStack, TwoStream
 
-__all__ = ["DEVICES", "Device", "Estimate", "Memory", "estimate", "flops_per_token", "memory", "parts", "usual_targets"]
+__all__ = [
+    "DEVICES",
+    "Device",
+    "CostEstimate",
+    "MemoryEstimate",
+    "estimate_cost",
+    "flops_per_token",
+    "estimate_memory",
+    "count_params_by_part",
+    "estimate_target_share",
+]
 
 Precision = Literal["fp32", "bf16"]
 
-GRID = 0.475
+CO2_KG_PER_KWH = 0.475
 """kg of CO2e per kWh of electricity: about the world's average. A country's own lies between 0.02 and 0.8."""
 
-_FULL = 4  # bytes of a number in fp32
-_BYTES = {"fp32": 4, "bf16": 2}
-_KEPT = {"relu": 1, "tanh": 1, "identity": 1, "quick_gelu": 3}  # hidden tensors kept for backward; the others keep 2
+_FP32_BYTES = 4  # bytes of a number in fp32
+_PRECISION_BYTES = {"fp32": 4, "bf16": 2}
+_SAVED_TENSORS = {
+    "relu": 1,
+    "tanh": 1,
+    "identity": 1,
+    "quick_gelu": 3,
+}  # hidden tensors kept for backward; the others keep 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class MemoryEstimate:
     """Bytes, by what they are for."""
 
     weights: int
@@ -49,7 +64,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class CostEstimate:
     """What training on so many tokens takes on one device."""
 
     flops: float
@@ -59,7 +74,7 @@ class Estimate:
     dollars: float
 
 
-def usual_targets(spec: Model) -> float:
+def estimate_target_share(spec: Model) -> float:
     """The share of positions that usually have a target.
 
     15 % for encoders (masked words), a sixth where there are two streams, all for the others.
@@ -79,27 +94,27 @@ def flops_per_token(
 
     Poolers and pair heads run once per sequence and are left out.
     """
-    source, target = _lengths(spec, length, target_length)
+    source, target = _split_lengths(spec, length, target_length)
     _check_share(targets)
     width = spec.width
     total = 0.0
     if spec.encoder:
-        total += source * _stack_flops(spec.encoder, width, source)
+        total += source * _count_stack_flops(spec.encoder, width, source)
     if training and isinstance(spec.encoder, TwoStream):
-        total += targets * source * _query_flops(spec.encoder, width, source)
+        total += targets * source * _count_query_flops(spec.encoder, width, source)
     if spec.decoder:
-        total += target * _stack_flops(spec.decoder, width, target)
-    if spec.both and spec.decoder:
-        for block, times in _computed(spec.decoder):
-            total += times * _across_flops(block, width, source, target)
+        total += target * _count_stack_flops(spec.decoder, width, target)
+    if spec.is_encoder_decoder and spec.decoder:
+        for block, times in _iterate_blocks(spec.decoder):
+            total += times * _count_cross_flops(block, width, source, target)
     if spec.head:
-        total += targets * (target or source) * 2 * _head_matrices(spec.head, spec)
+        total += targets * (target or source) * 2 * _count_head_weights(spec.head, spec)
     if spec.detector:
-        total += (target or source) * 2 * spec.detector.matrices(width=width)
+        total += (target or source) * 2 * spec.detector.count_weights(width=width)
     return (3 if training else 1) * total / (source + target)
 
 
-def memory(
+def estimate_memory(
     spec: Model,
     *,
     tokens: int,
@@ -108,7 +123,7 @@ def memory(
     precision: Precision,
     targets: float = 1.0,
     target_length: int | None = None,
-) -> Memory:
+) -> MemoryEstimate:
     """An ESTIMATE of the memory that a batch of `tokens` tokens, in sequences of `length`, takes on one device.
 
     Training: fp32 weights (in bf16 a half-precision copy as well), fp32 gradients, AdamW's two moments, and what the
@@ -121,27 +136,32 @@ def memory(
     _check_share(targets)
     if tokens < 1:
         raise UsageError(f"{tokens} tokens; a batch has at least one")
-    source, target = _lengths(spec, length, target_length)
+    source, target = _split_lengths(spec, length, target_length)
     sequences = max(1, tokens // (source + target))
     share = tokens / (source + target)
     sides = (source * share, target * share)
-    params, item = spec.params().total, _BYTES[precision]
+    params, item = spec.params().total, _PRECISION_BYTES[precision]
     if not training:
-        cache = round(sequences * item * _cached(spec, source, target))
-        return Memory(weights=params * item, activations=round(_widest(spec, sides, item)), cache=cache)
-    copies = _FULL + (item if item < _FULL else 0)
-    kept = sum(_stack_bytes(spec, stack, sides, item) for stack in spec.stacks)
-    kept += _head_bytes(spec, targets * (sides[1] or sides[0]), item)
+        cache = round(sequences * item * _count_cached_values(spec, source, target))
+        return MemoryEstimate(
+            weights=params * item, activations=round(_count_working_bytes(spec, sides, item)), cache=cache
+        )
+    copies = _FP32_BYTES + (item if item < _FP32_BYTES else 0)
+    kept = sum(_count_stack_bytes(spec, stack, sides, item) for stack in spec.stacks)
+    kept += _count_head_bytes(spec, targets * (sides[1] or sides[0]), item)
     if isinstance(spec.encoder, TwoStream):
-        kept += sides[0] * _streams_bytes(spec.encoder, spec.width, source, targets, item)
+        kept += sides[0] * _count_stream_bytes(spec.encoder, spec.width, source, targets, item)
     if spec.detector:  # its states, and before and after the activation
-        kept += (sides[1] or sides[0]) * item * spec.width * (1 + _KEPT.get(spec.detector.activation, 2))
-    return Memory(
-        weights=params * copies, gradients=params * _FULL, optimizer=2 * params * _FULL, activations=round(kept)
+        kept += (sides[1] or sides[0]) * item * spec.width * (1 + _SAVED_TENSORS.get(spec.detector.activation, 2))
+    return MemoryEstimate(
+        weights=params * copies,
+        gradients=params * _FP32_BYTES,
+        optimizer=2 * params * _FP32_BYTES,
+        activations=round(kept),
     )
 
 
-def estimate(
+def estimate_cost(
     spec: Model,
     tokens: float,
     device: Device,
@@ -149,28 +169,32 @@ def estimate(
     targets: float,
     *,
     target_length: int | None = None,
-    grid: float = GRID,
-) -> Estimate:
+    co2_per_kwh: float = CO2_KG_PER_KWH,
+) -> CostEstimate:
     """Time, energy, CO2e and price of training on `tokens` tokens; `grid` is in kg of CO2e per kWh.
 
-    It does not ask whether the model fits: `memory` does.
+    It does not ask whether the model fits: `estimate_memory` does.
     """
     flops = tokens * flops_per_token(spec, length=length, targets=targets, target_length=target_length)
     seconds = flops / device.rate
     kwh = seconds * device.watts / 3.6e6
-    return Estimate(
-        flops=flops, seconds=seconds, kwh=kwh, co2_kg=kwh * grid, dollars=seconds / 3600 * device.dollars_per_hour
+    return CostEstimate(
+        flops=flops,
+        seconds=seconds,
+        kwh=kwh,
+        co2_kg=kwh * co2_per_kwh,
+        dollars=seconds / 3600 * device.dollars_per_hour,
     )
 
 
-def parts(spec: Model) -> dict[str, int]:
+def count_params_by_part(spec: Model) -> dict[str, int]:
     """The parameters by what they are for; they add up to `spec.params().total`."""
     width = spec.width
     found: Counter[str] = Counter({"token table": spec.vocab * spec.table})
     for side, stack in (("encoder", spec.encoder), ("decoder", spec.decoder)):
         if stack is None:
             continue
-        name = f"{side} " if spec.both else ""
+        name = f"{side} " if spec.is_encoder_decoder else ""
         found[f"{name}embedding"] += stack.embed.params(width=width) + stack.position_params(width=width)
         own = not (spec.shared and side == "decoder")  # else they are the encoder's, but for the attention to it
         for block in stack.layers:
@@ -188,7 +212,7 @@ def parts(spec: Model) -> dict[str, int]:
     return {name: count for name, count in found.items() if count}
 
 
-def seen(length: int, window: int | None, *, causal: bool) -> float:
+def count_visible_keys(length: int, window: int | None, *, causal: bool) -> float:
     """How many keys a query sees on average: the area of the band around the diagonal, divided by the length.
 
     Without a window that is S, and S / 2 where causal. The diagonal counts half on each side, so that the count is
@@ -198,12 +222,12 @@ def seen(length: int, window: int | None, *, causal: bool) -> float:
     return reach * (2 - reach / length) / (2 if causal else 1)
 
 
-def _lengths(spec: Model, length: int, target_length: int | None) -> tuple[int, int]:
+def _split_lengths(spec: Model, length: int, target_length: int | None) -> tuple[int, int]:
     """Tokens of one example read by the encoder and by the decoder; 0 where there is none."""
     target = length if target_length is None else target_length
     if min(length, target) < 1:
         raise UsageError(f"length {min(length, target)} must be at least 1")
-    if spec.both:
+    if spec.is_encoder_decoder:
         return length, target
     return (0, length) if spec.decoder else (length, 0)
 
@@ -213,7 +237,7 @@ def _check_share(targets: float) -> None:
         raise UsageError(f"targets {targets} must be a share, from 0 to 1")
 
 
-def _computed(stack: AnyStack) -> Iterator[tuple[AnyBlock, int]]:
+def _iterate_blocks(stack: AnyStack) -> Iterator[tuple[AnyBlock, int]]:
     """Every block of the pattern with how often it is computed: a layer whose weights are shared counts each time."""
     if stack.share is None:
         blocks: Sequence[AnyBlock] = stack.blocks
@@ -224,57 +248,59 @@ def _computed(stack: AnyStack) -> Iterator[tuple[AnyBlock, int]]:
         yield block, -(-(i + 1) * stack.depth // stack.share) + (-i * stack.depth // stack.share)
 
 
-def _stack_flops(stack: AnyStack, width: int, length: int) -> float:
+def _count_stack_flops(stack: AnyStack, width: int, length: int) -> float:
     """Forward, per token, the attention to a source left out."""
     total = 2.0 * stack.embed.factor.width * width if stack.embed.factor else 0.0
-    for block, times in _computed(stack):
-        heads, _, head = block.attention.shape(width=width)
-        weights = block.attention.matrices(width=width) + block.feedforward.matrices(width=width)
+    for block, times in _iterate_blocks(stack):
+        heads, _, head = block.attention.resolve_shape(width=width)
+        weights = block.attention.count_weights(width=width) + block.feedforward.count_weights(width=width)
         scores = 2 * block.attention.products * heads * head
-        total += times * (2 * weights + scores * seen(length, block.attention.window, causal=stack.causal))
+        total += times * (
+            2 * weights + scores * count_visible_keys(length, block.attention.window, causal=stack.causal)
+        )
     return total
 
 
-def _query_flops(stack: TwoStream, width: int, length: int) -> float:
+def _count_query_flops(stack: TwoStream, width: int, length: int) -> float:
     """Forward, per target: what a query takes besides the content, whose keys and values it reads."""
     total = 0.0
-    for block, times in _computed(stack):
-        weights = 2 * width * width + block.feedforward.matrices(width=width)
+    for block, times in _iterate_blocks(stack):
+        weights = 2 * width * width + block.feedforward.count_weights(width=width)
         total += times * (2 * weights + 2 * block.attention.products * width * length)
     return total
 
 
-def _across_flops(block: AnyBlock, width: int, source: int, target: int) -> float:
+def _count_cross_flops(block: AnyBlock, width: int, source: int, target: int) -> float:
     """Forward, per example: queries and outputs belong to target tokens, keys and values to source tokens."""
     assert block.cross is not None
-    heads, kv_heads, head = block.cross.shape(width=width)
+    heads, kv_heads, head = block.cross.resolve_shape(width=width)
     return 4 * width * head * (heads * target + kv_heads * source) + 4 * heads * head * source * target
 
 
-def _head_matrices(head: Head, spec: Model) -> int:
+def _count_head_weights(head: Head, spec: Model) -> int:
     """Weights multiplied per target."""
     return spec.vocab * spec.table + (spec.width * spec.table if head.transform else 0)
 
 
-def _stack_bytes(spec: Model, stack: AnyStack, sides: tuple[float, float], item: int) -> float:
+def _count_stack_bytes(spec: Model, stack: AnyStack, sides: tuple[float, float], item: int) -> float:
     """Kept for the backward pass by one side of the model."""
     width, (source, target) = spec.width, sides
-    inner = stack.embed.inner(width=width)
-    per_token = _FULL * inner if stack.embed.norm else 0
+    inner = stack.embed.get_inner_width(width=width)
+    per_token = _FP32_BYTES * inner if stack.embed.norm else 0
     per_token += bool(stack.embed.dropout) * inner
     per_token += item * stack.embed.factor.width if stack.embed.factor else 0
-    per_token += (_FULL * width if stack.norm else 0) + bool(stack.dropout) * width
+    per_token += (_FP32_BYTES * width if stack.norm else 0) + bool(stack.dropout) * width
     per_source = 0
-    turned = stack.position is not None and stack.position.acts == "rotation"
-    for block, times in _computed(stack):
-        per_token += times * _block_bytes(block, width, item, turned=turned)
-        per_source += times * _source_bytes(block, width, item)
-    if spec.both and stack is spec.encoder:
+    turned = stack.position is not None and stack.position.mechanism == "rotation"
+    for block, times in _iterate_blocks(stack):
+        per_token += times * _count_block_bytes(block, width, item, is_rotary=turned)
+        per_source += times * _count_source_bytes(block, width, item)
+    if spec.is_encoder_decoder and stack is spec.encoder:
         per_token += item * width  # its states, which every layer of the decoder reads
     return (source if stack is spec.encoder else target) * per_token + source * per_source
 
 
-def _block_bytes(block: AnyBlock, width: int, item: int, *, turned: bool) -> int:
+def _count_block_bytes(block: AnyBlock, width: int, item: int, *, is_rotary: bool) -> int:
     """Per token that runs through a block.
 
     Each sublayer keeps what it reads; each norm keeps its input, in fp32, for the residual stream stays so; dropout
@@ -282,52 +308,52 @@ def _block_bytes(block: AnyBlock, width: int, item: int, *, turned: bool) -> int
     """
     sublayers = 3 if block.cross else 2
     filled = sum(norm is not None for norm in (block.norms.pre, block.norms.out, block.norms.post))
-    kept = sublayers * width * (item + _FULL * filled + bool(block.dropout))
+    kept = sublayers * width * (item + _FP32_BYTES * filled + bool(block.dropout))
     if block.parallel and block.norms.pre:
-        kept -= _FULL * width  # both norms read the same
-    kept += item * _attention_kept(block.attention, width, turned=turned)
+        kept -= _FP32_BYTES * width  # both norms read the same
+    kept += item * _count_attention_values(block.attention, width, is_rotary=is_rotary)
     if block.cross:
-        heads, _, head = block.cross.shape(width=width)
+        heads, _, head = block.cross.resolve_shape(width=width)
         kept += item * 2 * heads * head
-    return kept + _hidden_bytes(block.feedforward, item)
+    return kept + _count_hidden_bytes(block.feedforward, item)
 
 
-def _attention_kept(attention: Attention | RelativeAttention, width: int, *, turned: bool) -> int:
+def _count_attention_values(attention: Attention | RelativeAttention, width: int, *, is_rotary: bool) -> int:
     """Queries, keys and values (given to every head) and what is mixed; queries and keys also as they were before."""
-    heads, kv_heads, head = attention.shape(width=width)
-    before = turned or attention.norm is not None or attention.clip is not None
+    heads, kv_heads, head = attention.resolve_shape(width=width)
+    before = is_rotary or attention.norm is not None or attention.clip is not None
     return head * (4 * heads + before * (heads + kv_heads))
 
 
-def _streams_bytes(stack: TwoStream, width: int, length: int, targets: float, item: int) -> float:
+def _count_stream_bytes(stack: TwoStream, width: int, length: int, targets: float, item: int) -> float:
     """Per token, what two streams keep besides an ordinary stack.
 
     The content: queries for distances, and what distances add to every score. The queries: as much as the content at
     the targets, but for keys and values; and their products, laid out over all tokens.
     """
     total = 0.0
-    for block, times in _computed(stack):
+    for block, times in _iterate_blocks(stack):
         scores = block.attention.heads * length
-        at_target = _block_bytes(block, width, item, turned=False) - item * 4 * width
+        at_target = _count_block_bytes(block, width, item, is_rotary=False) - item * 4 * width
         total += times * (item * (width + scores) + targets * at_target + item * (3 * width + scores))
     return total
 
 
-def _source_bytes(block: AnyBlock, width: int, item: int) -> int:
+def _count_source_bytes(block: AnyBlock, width: int, item: int) -> int:
     """Per source token: the keys and values that a block of the decoder makes of it."""
     if block.cross is None:
         return 0
-    heads, _, head = block.cross.shape(width=width)
+    heads, _, head = block.cross.resolve_shape(width=width)
     return item * 2 * heads * head
 
 
-def _hidden_bytes(layer: FeedForward, item: int) -> int:
+def _count_hidden_bytes(layer: FeedForward, item: int) -> int:
     """Before and after the activation; the gated product has two more factors."""
-    kept = _KEPT.get(layer.activation, 2) + (2 if layer.gated else 0)
+    kept = _SAVED_TENSORS.get(layer.activation, 2) + (2 if layer.gated else 0)
     return layer.hidden * (item * kept + bool(layer.dropout))
 
 
-def _head_bytes(spec: Model, targets: float, item: int) -> float:
+def _count_head_bytes(spec: Model, targets: float, item: int) -> float:
     """Per target its state, what it is turned into and its gradient; once the vocabulary's gradient and some logits.
 
     The loss works on a block of logits at a time and makes the gradients at once, so that no more logits are kept.
@@ -336,29 +362,29 @@ def _head_bytes(spec: Model, targets: float, item: int) -> float:
         return 0
     each = item * (spec.width + spec.table)
     if spec.head.transform:
-        each += spec.table * (2 * item + (_FULL if spec.head.transform.norm else 0))
+        each += spec.table * (2 * item + (_FP32_BYTES if spec.head.transform.norm else 0))
     logits = min(BLOCK_BYTES["cuda"], targets * spec.vocab * item)
-    return targets * each + _FULL * spec.vocab * spec.table + logits
+    return targets * each + _FP32_BYTES * spec.vocab * spec.table + logits
 
 
-def _widest(spec: Model, sides: tuple[float, float], item: int) -> float:
+def _count_working_bytes(spec: Model, sides: tuple[float, float], item: int) -> float:
     """What one layer works with at a time, without gradients: about what it would keep for them."""
     pairs = zip((spec.encoder, spec.decoder), sides, strict=True)
     return max(
-        tokens * _block_bytes(block, spec.width, item, turned=False)
+        tokens * _count_block_bytes(block, spec.width, item, is_rotary=False)
         for stack, tokens in pairs
         if stack is not None
         for block in stack.blocks
     )
 
 
-def _cached(spec: Model, source: int, target: int) -> int:
+def _count_cached_values(spec: Model, source: int, target: int) -> int:
     """Numbers in the decoding cache of one sequence: keys and values of every layer, and those of the source."""
     count = 0
-    for block, times in _computed(spec.decoder) if spec.decoder else ():
-        _, kv_heads, head = block.attention.shape(width=spec.width)
+    for block, times in _iterate_blocks(spec.decoder) if spec.decoder else ():
+        _, kv_heads, head = block.attention.resolve_shape(width=spec.width)
         count += times * 2 * kv_heads * head * target
         if block.cross:
-            _, kv_heads, head = block.cross.shape(width=spec.width)
+            _, kv_heads, head = block.cross.resolve_shape(width=spec.width)
             count += times * 2 * kv_heads * head * source
     return count

@@ -20,7 +20,7 @@ class Device:
     memory: float  # bytes
     watts: float
     dollars_per_hour: float
-    owned: bool = False  # the price is that of its electricity, not a rent
+    is_owned: bool = False  # the price is that of its electricity, not a rent
     utilisation: float = 0.4  # the share of the rate that training reaches
 
     @property
@@ -34,7 +34,7 @@ class Device:
         return self.flops[self.precision] * self.utilisation
 
 
-def _rented(
+def _make_rented(
     name: str, half: float, single: float, gigabytes: float, watts: float, dollars: float, *, kind: str = "bf16"
 ) -> Device:
     """A card in somebody's data centre. Rates in TFLOP/s; the rent is a rough on-demand figure of 2025, per card."""
@@ -47,7 +47,9 @@ def _rented(
     )
 
 
-def _owned(name: str, flops: Mapping[str, float], gigabytes: float, watts: float, utilisation: float = 0.4) -> Device:
+def _make_owned(
+    name: str, flops: Mapping[str, float], gigabytes: float, watts: float, utilisation: float = 0.4
+) -> Device:
     """A machine on one's own desk: only its electricity is paid for. Rates in TFLOP/s."""
     return Device(
         name=name,
@@ -55,7 +57,7 @@ def _owned(name: str, flops: Mapping[str, float], gigabytes: float, watts: float
         memory=gigabytes * 1e9,
         watts=watts,
         dollars_per_hour=watts / 1000 * DOLLARS_PER_KWH,
-        owned=True,
+        is_owned=True,
         utilisation=utilisation,
     )
 
@@ -63,19 +65,19 @@ def _owned(name: str, flops: Mapping[str, float], gigabytes: float, watts: float
 DEVICES: Mapping[str, Device] = {
     device.name: device
     for device in (
-        _rented("h200", 989, 67, 141, 700, 3.80),  # SXM
-        _rented("h100", 989, 67, 80, 700, 3.00),  # SXM
-        _rented("a100", 312, 19.5, 80, 400, 1.80),  # SXM, 80 GB
-        _rented("l40s", 362, 91.6, 48, 350, 1.00),
-        _rented("l4", 121, 30.3, 24, 72, 0.70),
-        _rented("t4", 65, 8.1, 16, 70, 0.35, kind="fp16"),  # before bf16
+        _make_rented("h200", 989, 67, 141, 700, 3.80),  # SXM
+        _make_rented("h100", 989, 67, 80, 700, 3.00),  # SXM
+        _make_rented("a100", 312, 19.5, 80, 400, 1.80),  # SXM, 80 GB
+        _make_rented("l40s", 362, 91.6, 48, 350, 1.00),
+        _make_rented("l4", 121, 30.3, 24, 72, 0.70),
+        _make_rented("t4", 65, 8.1, 16, 70, 0.35, kind="fp16"),  # before bf16
         # Half precision with sums in fp32, which is half the rate the box is sold with.
-        _owned("rtx4090", {"bf16": 165.2, "fp32": 82.6}, 24, 450),
-        _owned("rtx3090", {"bf16": 71, "fp32": 35.6}, 24, 350),
+        _make_owned("rtx4090", {"bf16": 165.2, "fp32": 82.6}, 24, 450),
+        _make_owned("rtx3090", {"bf16": 71, "fp32": 35.6}, 24, 350),
         # The ten-core GPU; half precision is no faster there. Memory of a usual model, shared with the system.
-        _owned("apple-m2", {"fp32": 3.6}, 16, 20, 0.3),
+        _make_owned("apple-m2", {"fp32": 3.6}, 16, 20, 0.3),
         # Eight cores at 3 GHz, two fused multiply-adds on eight lanes a cycle: 8 x 3e9 x 32.
-        _owned("laptop-cpu", {"fp32": 0.768}, 16, 45, 0.3),
+        _make_owned("laptop-cpu", {"fp32": 0.768}, 16, 45, 0.3),
     )
 }
 """By name, fastest first within rented and owned."""

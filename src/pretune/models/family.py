@@ -14,13 +14,13 @@ from pretune.nn.pooling import Reading
 class Size:
     """A published size: the recipe's settings, and the parameters of the released weights.
 
-    `params` counts what the release holds: `of` says whether that is the whole model or its body with the pooler.
+    `params` counts what the release holds: `counted_params` says whether that is the whole model or its body with the pooler.
     """
 
     settings: Mapping[str, Any]
     params: int
-    of: str = "total"
-    training: Mapping[str, Any] = field(default_factory=dict)  # fields of `Training` in which this size differs
+    counted_params: str = "total"
+    training: Mapping[str, Any] = field(default_factory=dict)  # fields of `PaperDefaults` in which this size differs
 
 
 ADAM = {"kind": "adam_w", "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}
@@ -30,7 +30,7 @@ ADAM_LARGE = {"kind": "adam_w", "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class PaperDefaults:
     """How its paper trained a family: names and numbers, which `pretune.runs` turns into a run.
 
     `lr` is that of models of `width`; narrower ones learn at proportionally higher rates. Batch sizes are the paper's.
@@ -50,25 +50,27 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One published family. `recipe` takes the common settings (width, depth, heads, vocab, …) by keyword."""
+    """One published family. `build_spec` takes the common settings (width, depth, heads, vocab, …) by keyword."""
 
-    recipe: Callable[..., Model]
+    build_spec: Callable[..., Model]
     sizes: Mapping[str, Size]
     default: str
-    training: Training | None = None  # None: it is not trained by itself
+    training: PaperDefaults | None = None  # None: it is not trained by itself
     layout: Layout | None = None  # None: saved in our own names only
     shape: str = field(default="")  # encoder, decoder or encoder-decoder
-    pretraining: Callable[[Model], Pair] | None = None  # with what it is pre-trained, where its paper has a partner
-    reading: Reading | None = None  # of a whole sequence by a task's head; None: as its shape is usually read
-    choosing: Reading | None = None  # the same for choices among sequences; None: no other
-    task_tokens: bool = False  # fine-tuning adds start, delimiter and extract tokens that the vocabulary lacks
+    build_pretraining_spec: Callable[[Model], Pair] | None = (
+        None  # with what it is pre-trained, where its paper has a partner
+    )
+    pooling: Reading | None = None  # of a whole sequence by a task's head; None: as its shape is usually read
+    choice_pooling: Reading | None = None  # the same for choices among sequences; None: no other
+    adds_task_tokens: bool = False  # fine-tuning adds start, delimiter and extract tokens that the vocabulary lacks
 
-    def training_of(self, size: str | None = None) -> Training | None:
+    def get_training(self, size: str | None = None) -> PaperDefaults | None:
         """Return how the paper trained a size, or the family where none is named."""
         if self.training is None or size is None:
             return self.training
         return replace(self.training, **self.sizes[size].training)
 
-    def spec(self, size: str | None = None, **settings: Any) -> Model:
+    def resolve_spec(self, size: str | None = None, **settings: Any) -> Model:
         """The spec of a size, with some settings changed."""
-        return self.recipe(**{**self.sizes[size or self.default].settings, **settings})
+        return self.build_spec(**{**self.sizes[size or self.default].settings, **settings})

@@ -20,8 +20,8 @@ from pretune.core.errors import UsageError
 from pretune.core.seed import mix
 from pretune.core.types import Batch, Loss
 from pretune.models.init import initialise
-from pretune.models.memory import fits
-from pretune.models.model import LanguageModel, empty
+from pretune.models.memory import check_memory
+from pretune.models.model import LanguageModel, build_empty
 from pretune.models.spec import Model, ModelShape, Params
 from pretune.models.tying import tie
 from pretune.nn.attention_mask import Backend
@@ -32,7 +32,7 @@ from pretune.nn.stack import Stack, TransformerStack
 HEAD_WIDTH = 64
 """Of the generator, whatever the discriminator's."""
 
-FOLDER = "generator"
+GENERATOR_FOLDER = "generator"
 """Where the generator lies in a directory that is the discriminator's."""
 
 
@@ -49,7 +49,7 @@ class Pair:
                 raise UsageError(f"the {name} of a pair must be an encoder, found a model of the shape '{model.shape}'")
         if self.generator.head is None or self.discriminator.detector is None:
             raise UsageError("a pair needs a generator with a vocabulary head and a discriminator with a detector")
-        if _shared(self.generator) != _shared(self.discriminator):
+        if _get_shared_embedding(self.generator) != _get_shared_embedding(self.discriminator):
             raise UsageError("generator and discriminator must have the same vocabulary, token table and embedding")
 
     @property
@@ -59,7 +59,7 @@ class Pair:
 
     def params(self) -> Params:
         """Exact parameter counts, what they share counted once; the body is both bodies."""
-        vocab, inner, segments, norm, position = _shared(self.generator)
+        vocab, inner, segments, norm, position = _get_shared_embedding(self.generator)
         twice = vocab * self.generator.table + (segments or 0) * inner
         twice += (norm.params(width=inner) if norm else 0) + (position.params(width=inner, heads=1) if position else 0)
         one, other = self.generator.params(), self.discriminator.params()
@@ -70,7 +70,7 @@ class Pair:
         )
 
 
-def with_generator(discriminator: Model, *, multiplier: float = 1 / 4) -> Pair:
+def add_generator(discriminator: Model, *, multiplier: float = 1 / 4) -> Pair:
     """An encoder as a discriminator, and a generator as deep and `multiplier` times as wide in every layer.
 
     Where the encoder has no detector it gets one in place of its other heads. The paper finds 1/4 to 1/2 to work best.
@@ -92,7 +92,7 @@ def with_generator(discriminator: Model, *, multiplier: float = 1 / 4) -> Pair:
         generator=replace(
             discriminator,
             width=width,
-            encoder=_narrowed(stack, width, multiplier, table),
+            encoder=_narrow_stack(stack, width, multiplier, table),
             head=head,
             pooler=None,
             detector=None,
@@ -101,7 +101,7 @@ def with_generator(discriminator: Model, *, multiplier: float = 1 / 4) -> Pair:
     )
 
 
-def _narrowed(stack: Stack, width: int, multiplier: float, table: int) -> Stack:
+def _narrow_stack(stack: Stack, width: int, multiplier: float, table: int) -> Stack:
     """The stack of a generator: hidden layers scaled, heads of the usual width."""
     heads = max(1, width // HEAD_WIDTH)
     blocks = tuple(
@@ -116,12 +116,12 @@ def _narrowed(stack: Stack, width: int, multiplier: float, table: int) -> Stack:
     return replace(stack, blocks=blocks, embed=replace(stack.embed, factor=factor))
 
 
-def _shared(model: Model) -> tuple[Any, ...]:
+def _get_shared_embedding(model: Model) -> tuple[Any, ...]:
     """What two models must have alike to share their embeddings; positions only where they belong to them."""
     stack = model.encoder
     assert isinstance(stack, Stack)
-    position = stack.position if stack.position and stack.position.acts == "input" else None
-    return model.vocab, stack.embed.inner(width=model.width), stack.embed.segments, stack.embed.norm, position
+    position = stack.position if stack.position and stack.position.mechanism == "input" else None
+    return model.vocab, stack.embed.get_inner_width(width=model.width), stack.embed.segments, stack.embed.norm, position
 
 
 class GeneratorDiscriminator(nn.Module):
@@ -132,15 +132,15 @@ class GeneratorDiscriminator(nn.Module):
         self.spec = Pair(generator=generator.spec, discriminator=discriminator.spec)
         self.discriminator, self.generator = discriminator, generator
         generator.assets = discriminator.assets
-        for owner, name, module in self.tied():
+        for owner, name, module in self.list_tied_modules():
             tie(owner, name, module)
 
-    def tied(self) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    def list_tied_modules(self) -> Iterator[tuple[nn.Module, str, nn.Module]]:
         """What is shared: an owner in the generator, the name there, and the discriminator's module."""
         mine, its = self.generator.encoder, self.discriminator.encoder
         assert isinstance(mine, TransformerStack) and isinstance(its, TransformerStack)
         yield self.generator, "tokens", self.discriminator.tokens
-        if its.position is not None and its.spec.position is not None and its.spec.position.acts == "input":
+        if its.position is not None and its.spec.position is not None and its.spec.position.mechanism == "input":
             yield mine, "position", its.position
         if its.embed.segments is not None:
             yield mine.embed, "segments", its.embed.segments
@@ -166,9 +166,9 @@ class GeneratorDiscriminator(nn.Module):
     def attention_backend(self, backend: Backend | None) -> None:
         self.discriminator.attention_backend = self.generator.attention_backend = backend
 
-    def folders(self) -> dict[str, LanguageModel]:
+    def get_models_by_folder(self) -> dict[str, LanguageModel]:
         """What is saved, by the folder it lies in: the discriminator's is the directory itself."""
-        return {"": self.discriminator, FOLDER: self.generator}
+        return {"": self.discriminator, GENERATOR_FOLDER: self.generator}
 
     def propose(self, batch: Batch, chance: Tensor) -> tuple[Loss, Tensor]:
         """The generator's loss at the targets, and a token it draws for each `[M]` by numbers from 0 to 1 `[M]`."""
@@ -193,8 +193,8 @@ class GeneratorDiscriminator(nn.Module):
 
 def build_pair(spec: Pair, *, seed: int = 0, device: torch.device | str = "cpu") -> GeneratorDiscriminator:
     """A new pair; its discriminator has the weights it would have alone."""
-    fits(spec, device=device)
-    pair = GeneratorDiscriminator(empty(spec.discriminator), empty(spec.generator)).to_empty(device=device)
+    check_memory(spec, device=device)
+    pair = GeneratorDiscriminator(build_empty(spec.discriminator), build_empty(spec.generator)).to_empty(device=device)
     initialise(pair.generator, spec.generator.init, spec.generator.depth, mix(seed, 1))
     initialise(pair.discriminator, spec.discriminator.init, spec.discriminator.depth, seed)  # NOTE: shared ones as well
     return pair

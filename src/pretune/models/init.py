@@ -24,7 +24,7 @@ class Normal:
     std: float = 0.02
     residual: bool = False
 
-    def weight(self, owner: nn.Module, name: str, weight: Tensor, depth: int) -> float:
+    def compute_std(self, owner: nn.Module, name: str, weight: Tensor, depth: int) -> float:
         writes = isinstance(owner, MultiHeadAttention | FeedForwardLayer) and name in ("out", "down")
         return self.std / math.sqrt(2 * depth) if self.residual and writes else self.std
 
@@ -38,7 +38,7 @@ class FanIn:
 
     factor: float = 1.0
 
-    def weight(self, owner: nn.Module, name: str, weight: Tensor, depth: int) -> float:
+    def compute_std(self, owner: nn.Module, name: str, weight: Tensor, depth: int) -> float:
         if name == "tokens":
             return self.factor
         fan_in = float(weight.shape[1])
@@ -52,10 +52,10 @@ class FanIn:
 Init = Normal | FanIn
 
 
-_OWN = RelativeAttentionLayer | TwoStreamStack  # with matrices of their own, drawn like any
+_MATRIX_OWNERS = RelativeAttentionLayer | TwoStreamStack  # with matrices of their own, drawn like any
 
 
-def initialise(model: nn.Module, how: Init, depth: int, seed: int) -> None:
+def initialise(model: nn.Module, init: Init, depth: int, seed: int) -> None:
     """Draw every parameter of a model, in the order of its names, from one seed."""
     generator = torch.Generator().manual_seed(seed)
     done: set[int] = set()
@@ -76,12 +76,15 @@ def initialise(model: nn.Module, how: Init, depth: int, seed: int) -> None:
                 elif parameter.dim() < 2:
                     parameter.zero_()
                 else:
-                    std = how.weight(owner, name, parameter, depth)
+                    std = init.compute_std(owner, name, parameter, depth)
                     parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
         for buffer in module.buffers(recurse=False):
             buffer.zero_()
     assert all(
-        isinstance(module, VocabularyHead | SpanBoundary | nn.LayerNorm | nn.RMSNorm | nn.Linear | nn.Embedding | _OWN)
+        isinstance(
+            module,
+            VocabularyHead | SpanBoundary | nn.LayerNorm | nn.RMSNorm | nn.Linear | nn.Embedding | _MATRIX_OWNERS,
+        )
         for module in model.modules()
         if list(module.parameters(recurse=False))
     )

@@ -9,16 +9,16 @@ from pretune.core.errors import ResourceError
 from pretune.models.spec import Params
 
 
-class Counted(Protocol):
+class HasParams(Protocol):
     """A spec of one model, or of several that are trained together."""
 
     def params(self) -> Params: ...
 
 
-def fits(spec: Counted, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
+def check_memory(spec: HasParams, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
     """Refuse weights that the whole memory of a device could not hold."""
     count = spec.params().total
-    need, have = count * dtype.itemsize, _capacity(torch.device(device))
+    need, have = count * dtype.itemsize, _get_capacity(torch.device(device))
     if have is not None and need > have:
         raise ResourceError(
             f"{count:,} parameters need {need / 1e9:,.1f} GB of memory, and {device} has {have / 1e9:,.1f} GB; "
@@ -26,7 +26,7 @@ def fits(spec: Counted, dtype: torch.dtype = torch.float32, device: torch.device
         )
 
 
-def _capacity(device: torch.device) -> int | None:
+def _get_capacity(device: torch.device) -> int | None:
     """The bytes a device has in all, whoever uses them; None where it does not tell."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)

@@ -12,14 +12,14 @@ from torch.overrides import TorchFunctionMode
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch, Loss, Output
 from pretune.models.init import initialise
-from pretune.models.memory import fits
+from pretune.models.memory import check_memory
 from pretune.models.spec import Model, ModelShape
 from pretune.nn.attention_mask import Backend
-from pretune.nn.cache import Cache
+from pretune.nn.cache import KVCache
 from pretune.nn.loss import linear_cross_entropy
 from pretune.nn.segment_memory import SegmentMemory
-from pretune.nn.stack import Ask, StackOutput, TransformerStack
-from pretune.nn.token_sampling import linear_sample
+from pretune.nn.stack import OutputFlags, StackOutput, TransformerStack
+from pretune.nn.token_sampling import sample_tokens
 from pretune.nn.two_stream import TwoStreamStack
 
 
@@ -72,7 +72,7 @@ class LanguageModel(nn.Module):
         *,
         hidden: bool = False,
         attention: bool = False,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
         memory: SegmentMemory | None = None,
     ) -> Output:
         """Read a batch. Logits are given at the batch's targets, or at every position where it has none.
@@ -80,49 +80,57 @@ class LanguageModel(nn.Module):
         With `cache` (from `new_cache`) what was read is remembered, for `step` to go on from. With `memory` (from
         `new_memory`) the segments before are read as well, and this one is added to it.
         """
-        ask = Ask(hidden=hidden, attention=attention, backend=self.attention_backend)
+        ask = OutputFlags(hidden=hidden, attention=attention, backend=self.attention_backend)
         found, encoded = self._run(batch, ask, cache, memory)
-        cross = None if found.cross is None or batch.source is None else _split(found.cross, batch, batch.source)
-        source = None if encoded is None or batch.source is None else _output(encoded, batch.source)
-        return replace(_output(found, batch), logits=self.logits(found.states, batch), cross=cross, source=source)
+        cross = (
+            None
+            if found.cross is None or batch.source is None
+            else _split_by_sequence(found.cross, batch, batch.source)
+        )
+        source = None if encoded is None or batch.source is None else _make_output(encoded, batch.source)
+        return replace(_make_output(found, batch), logits=self.logits(found.states, batch), cross=cross, source=source)
 
     def states(self, batch: Batch) -> Tensor:
         """The states `[N, W]` alone, without running the head."""
-        return self._run(batch, Ask(backend=self.attention_backend))[0].states
+        return self._run(batch, OutputFlags(backend=self.attention_backend))[0].states
 
     def _run(
-        self, batch: Batch, ask: Ask, cache: Cache | None = None, memory: SegmentMemory | None = None
+        self, batch: Batch, flags: OutputFlags, cache: KVCache | None = None, memory: SegmentMemory | None = None
     ) -> tuple[StackOutput, StackOutput | None]:
         """What the last stack says and, for an encoder-decoder, what the encoder says."""
         if memory is not None:
-            return self._two_stream()(self._read(batch), batch, ask=ask, memory=memory), None
-        read = batch.source if self.spec.both else batch
+            return self._get_two_stream()(self._embed_input(batch), batch, flags=flags, memory=memory), None
+        read = batch.source if self.spec.is_encoder_decoder else batch
         if read is None:
             raise UsageError("an encoder-decoder needs a batch with source and target")
-        if batch.source is not None and not self.spec.both:
+        if batch.source is not None and not self.spec.is_encoder_decoder:
             raise UsageError("a batch with a source is for an encoder-decoder; this model reads one side only")
         self._check_positions(batch)
         if cache is not None:
-            cache.place(batch)
-        encoded: StackOutput | None = None if self.encoder is None else self.encoder(self._read(read), read, ask=ask)
+            cache.assign_slots(batch)
+        encoded: StackOutput | None = (
+            None if self.encoder is None else self.encoder(self._embed_input(read), read, flags=flags)
+        )
         if self.decoder is None:
             assert encoded is not None
             return encoded, None
         if encoded is None:
-            return self.decoder(self._read(batch), batch, None, ask=ask, cache=cache), None
-        return self.decoder(self._rows(batch), batch, encoded.states, ask=ask, cache=cache), encoded
+            return self.decoder(self._embed_input(batch), batch, None, flags=flags, cache=cache), None
+        return self.decoder(self._embed_tokens(batch), batch, encoded.states, flags=flags, cache=cache), encoded
 
     def _check_positions(self, batch: Batch) -> None:
         """Refuse a sequence longer than the position table, where asking does not stop a GPU."""
-        longest = self.spec.longest
+        longest = self.spec.max_length
         last, first = self.decoder or self.encoder, self.encoder
         for side, stack in ((batch, last), (batch.source, first)):
             if longest is None or side is None or stack is None or side.tokens.is_cuda:
                 continue
-            if side.length + stack.ahead > longest:
+            if side.length + stack.prefix_length > longest:
                 found = int(side.positions.max()) + 1
-                if found + stack.ahead > longest:
-                    raise UsageError(f"a sequence of {found} tokens; {self._end(longest, stack.ahead)}")
+                if found + stack.prefix_length > longest:
+                    raise UsageError(
+                        f"a sequence of {found} tokens; {self._describe_limit(longest, stack.prefix_length)}"
+                    )
 
     def logits(self, states: Tensor, batch: Batch | None = None) -> Tensor | None:
         """Vocabulary logits of states `[N, W]`: all of them, or at the batch's targets. None without a head."""
@@ -137,7 +145,7 @@ class LanguageModel(nn.Module):
         """The vocabulary head's summed loss at the batch's targets."""
         if self.head is None or batch.targets is None:
             raise UsageError("a vocabulary loss needs a model with a head and a batch with targets")
-        rows = self.head.states(states.index_select(0, batch.targets.index))
+        rows = self.head.transform_states(states.index_select(0, batch.targets.index))
         weight = self.tokens.weight if self.head.weight is None else self.head.weight
         return linear_cross_entropy(rows, weight, self.head.bias, batch.targets.labels)
 
@@ -146,9 +154,9 @@ class LanguageModel(nn.Module):
         if self.head is None or batch.targets is None:
             raise UsageError("sampling needs a model with a head and a batch with targets")
         with torch.no_grad():
-            rows = self.head.states(states.index_select(0, batch.targets.index))
+            rows = self.head.transform_states(states.index_select(0, batch.targets.index))
             weight = self.tokens.weight if self.head.weight is None else self.head.weight
-            return linear_sample(rows, weight, self.head.bias, chance)
+            return sample_tokens(rows, weight, self.head.bias, chance)
 
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile block by block: all layers of a kind share one graph, whatever the batch is made of."""
@@ -168,41 +176,43 @@ class LanguageModel(nn.Module):
         out: Tensor = self.pooler(states.index_select(0, first))
         return out
 
-    def span_loss(self, left: Tensor, right: Tensor, place: Tensor, labels: Tensor) -> Loss:
+    def compute_span_loss(self, left: Tensor, right: Tensor, place: Tensor, labels: Tensor) -> Loss:
         """The span head's summed loss, from the states `[M, W]` at the edges of spans and the places in them `[M]`."""
         if self.span is None:
             raise UsageError("this model has no span head; set its `span`, or leave the boundary objective out")
         return linear_cross_entropy(self.span(left, right, place), self.tokens.weight, self.span.bias, labels)
 
-    def new_cache(self, sequences: int, capacity: int, *, source: int = 0) -> Cache:
+    def new_cache(self, sequences: int, capacity: int, *, source: int = 0) -> KVCache:
         """An empty cache for so many sequences of up to `capacity` tokens (and `source` tokens to attend to)."""
         if self.decoder is None:
             raise UsageError("only a decoder can go on from a cache")
-        longest, ahead = self.spec.longest, self.decoder.ahead
+        longest, ahead = self.spec.max_length, self.decoder.prefix_length
         if longest is not None and max(capacity + ahead, source) > longest:
-            raise UsageError(f"a cache of {max(capacity, source)} tokens; {self._end(longest, ahead)}")
+            raise UsageError(f"a cache of {max(capacity, source)} tokens; {self._describe_limit(longest, ahead)}")
         like = self.tokens.weight.detach()
         if torch.is_autocast_enabled(like.device.type):
             like = like.new_empty(0, dtype=torch.get_autocast_dtype(like.device.type))
         lengths = torch.zeros(sequences, dtype=torch.long, device=like.device)
-        return Cache(
+        return KVCache(
             lengths=lengths,
             layers=self.decoder.new_caches(sequences, capacity, cross=False, like=like),
-            cross=self.decoder.new_caches(sequences, source, cross=True, like=like) if self.spec.both else [],
-            source_lengths=lengths.clone() if self.spec.both else None,
-            ahead=ahead,
+            cross=self.decoder.new_caches(sequences, source, cross=True, like=like)
+            if self.spec.is_encoder_decoder
+            else [],
+            source_lengths=lengths.clone() if self.spec.is_encoder_decoder else None,
+            prefix_length=ahead,
         )
 
     def new_memory(self, length: int) -> SegmentMemory:
         """An empty memory of the last `length` tokens of the segments before."""
-        return self._two_stream().new_memory(length)
+        return self._get_two_stream().new_memory(length)
 
-    def _two_stream(self) -> TwoStreamStack:
+    def _get_two_stream(self) -> TwoStreamStack:
         if not isinstance(self.encoder, TwoStreamStack):
             raise UsageError(f"a segment memory is for models of two streams; this one is of the shape '{self.shape}'")
         return self.encoder
 
-    def step(self, tokens: Tensor, cache: Cache) -> Tensor:
+    def step(self, tokens: Tensor, cache: KVCache) -> Tensor:
         """Read one more token per sequence `[B]`: the logits `[B, vocab]` for what comes next."""
         if self.decoder is None or self.head is None:
             raise UsageError("stepping needs a decoder with a head")
@@ -213,34 +223,34 @@ class LanguageModel(nn.Module):
         return out
 
     @staticmethod
-    def _end(longest: int, ahead: int) -> str:
-        taken = f", of which its prefix takes {ahead}" if ahead else ""
-        return f"this model's positions end at {longest}{taken}"
+    def _describe_limit(max_length: int, prefix_length: int) -> str:
+        taken = f", of which its prefix takes {prefix_length}" if prefix_length else ""
+        return f"this model's positions end at {max_length}{taken}"
 
-    def _read(self, batch: Batch) -> Tensor:
+    def _embed_input(self, batch: Batch) -> Tensor:
         """Token rows of the side that is read first, its slots filled."""
-        rows = self._rows(batch)
+        rows = self._embed_tokens(batch)
         return rows if self.prompt is None else self.prompt(rows, batch)
 
-    def _rows(self, batch: Batch) -> Tensor:
+    def _embed_tokens(self, batch: Batch) -> Tensor:
         return F.embedding(batch.tokens, self.tokens.weight)
 
 
 def build(spec: Model, *, seed: int = 0, device: torch.device | str = "cpu") -> LanguageModel:
     """A new model with fresh weights."""
-    fits(spec, device=device)
-    model = empty(spec).to_empty(device=device)
+    check_memory(spec, device=device)
+    model = build_empty(spec).to_empty(device=device)
     initialise(model, spec.init, spec.depth, seed)
     return model
 
 
-def empty(spec: Model) -> LanguageModel:
+def build_empty(spec: Model) -> LanguageModel:
     """The module without any memory behind its weights."""
-    with torch.device("meta"), _Undrawn():
+    with torch.device("meta"), _SkipInit():
         return LanguageModel(spec)
 
 
-class _Undrawn(TorchFunctionMode):
+class _SkipInit(TorchFunctionMode):
     """No weight is drawn while modules are made: there is nothing to draw into, and torch takes seconds to do so."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -249,14 +259,14 @@ class _Undrawn(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _output(found: StackOutput, batch: Batch) -> Output:
-    attention = None if found.attention is None else _split(found.attention, batch, batch)
-    return Output(states=found.states, hidden=found.hidden, attention=attention)
+def _make_output(output: StackOutput, batch: Batch) -> Output:
+    attention = None if output.attention is None else _split_by_sequence(output.attention, batch, batch)
+    return Output(states=output.states, hidden=output.hidden, attention=attention)
 
 
-def _split(layers: tuple[Tensor, ...], queries: Batch, keys: Batch) -> tuple[tuple[Tensor, ...], ...]:
+def _split_by_sequence(layers: tuple[Tensor, ...], queries: Batch, keys: Batch) -> tuple[tuple[Tensor, ...], ...]:
     """Weights `[rows, H, R, R]` per layer to one `[H, n, m]` per sequence."""
-    pairs = list(zip(queries.spans(), keys.spans(), strict=True))
+    pairs = list(zip(queries.list_spans(), keys.list_spans(), strict=True))
     cut = []
     for weights in layers:
         parts = []

@@ -2,34 +2,34 @@
 
 from pathlib import Path
 
-from pretune.core.errors import CheckpointError, explain_missing, nearest_file
+from pretune.core.errors import CheckpointError, explain_missing, suggest_file
 from pretune.core.hub import is_repository
 from pretune.models.families import FAMILIES, OWNERS, SIZES
 
-GIVE = "; give a run, a Hugging Face directory, or"
+REMEDY = "; give a run, a Hugging Face directory, or"
 
 
-def missing(folder: Path) -> CheckpointError:
+def make_missing_error(folder: Path) -> CheckpointError:
     """The error to raise: a model of the hub is written hf:OWNER/NAME, and the name of a family is no model yet."""
-    name, published = str(folder), hub_name(str(folder))
+    name, published = str(folder), format_hub_name(str(folder))
     if name in FAMILIES or any(name == f"{family}-{size}" for family, sizes in SIZES.items() for size in sizes):
         other = published or "hf:OWNER/NAME"
         remedy = f"; it names a family: train one with `pretune pretrain {name}`, or give a run, or {other}"
     elif published is not None and "/" not in name:
-        remedy = f"{GIVE} {published}"
+        remedy = f"{REMEDY} {published}"
     else:
         if folder.exists():
             return CheckpointError(f"{folder}: {explain_missing(folder, 'directory')}")
-        remedy = nearest_file(folder) or f"{GIVE} hf:OWNER/NAME"
+        remedy = suggest_file(folder) or f"{REMEDY} hf:OWNER/NAME"
         if published is not None and not folder.parent.exists():
             remedy += f"; a model of the hub is {published}"
     return CheckpointError(f"{folder}: no such directory{remedy}")
 
 
-def hub_name(name: str) -> str | None:
+def format_hub_name(name: str) -> str | None:
     """Return how a model of the hub is written here; None where a text cannot be the name of one.
 
-    >>> hub_name("owner/model"), hub_name("my-model"), hub_name("../x")
+    >>> format_hub_name("owner/model"), format_hub_name("my-model"), format_hub_name("../x")
     ('hf:owner/model', None, None)
     """
     if not is_repository(name):

@@ -13,8 +13,8 @@ from pretune.nn.positions import Rotary
 from pretune.nn.stack import Stack
 from pretune.nn.two_stream import AnyStack, TwoStream
 
-MOST_PARAMETERS = 10**14
-MOST_LAYERS = 10**4
+MAX_PARAMETERS = 10**14
+MAX_LAYERS = 10**4
 """Beyond these a shape is a mistake, not a model."""
 
 ModelShape = Literal["encoder", "decoder", "encoder-decoder", "two-way", "generator-discriminator", "two-stream"]
@@ -78,32 +78,32 @@ class Model:
             raise UsageError("a model needs an encoder, a decoder or both")
         if self.pair is not None and self.pooler is None:
             raise UsageError("a pair head reads the pooled vector: it needs a pooler")
-        if self.shared and not _alike(self.encoder, self.decoder):
+        if self.shared and not _can_share(self.encoder, self.decoder):
             raise UsageError("shared weights need an encoder and a decoder with equal depth, sharing and blocks")
-        if len({stack.embed.table(width=self.width) for stack in self.stacks}) > 1:
+        if len({stack.embed.get_table_width(width=self.width) for stack in self.stacks}) > 1:
             raise UsageError("encoder and decoder read one token table: their factors must be equally wide")
         if self.head is not None and self.table != self.width and self.head.transform is None:
             raise UsageError(f"a head on a token table of {self.table} needs a transform from width {self.width}")
         _check_ranges(to_dict(self))
         for stack in self.stacks:
-            if stack.depth > MOST_LAYERS:
-                raise UsageError(f"depth {stack.depth} must be at most {MOST_LAYERS}")
-            _, _, head = stack.blocks[0].attention.shape(width=self.width)
+            if stack.depth > MAX_LAYERS:
+                raise UsageError(f"depth {stack.depth} must be at most {MAX_LAYERS}")
+            _, _, head = stack.blocks[0].attention.resolve_shape(width=self.width)
             if isinstance(stack.position, Rotary) and int(head * stack.position.fraction) % 2:
                 raise UsageError(f"rotary positions turn pairs, so head_width {head} x fraction must be even")
             for block in stack.blocks:
-                block.attention.shape(width=self.width)
-                if (block.cross is None) != (not self.both or stack is self.encoder):
+                block.attention.resolve_shape(width=self.width)
+                if (block.cross is None) != (not self.is_encoder_decoder or stack is self.encoder):
                     raise UsageError("cross attention belongs in the decoder of an encoder-decoder, and only there")
-        if self.params().total > MOST_PARAMETERS:
-            raise UsageError(f"{self.params().total:,} parameters; a model has at most {MOST_PARAMETERS:,}")
+        if self.params().total > MAX_PARAMETERS:
+            raise UsageError(f"{self.params().total:,} parameters; a model has at most {MAX_PARAMETERS:,}")
 
     @property
     def shape(self) -> ModelShape:
         """What it is made of, in the word that objectives have for it."""
-        if isinstance(self.encoder, TwoStream) and not self.both:
+        if isinstance(self.encoder, TwoStream) and not self.is_encoder_decoder:
             return "two-stream"
-        return "encoder-decoder" if self.both else "encoder" if self.decoder is None else "decoder"
+        return "encoder-decoder" if self.is_encoder_decoder else "encoder" if self.decoder is None else "decoder"
 
     @property
     def parts(self) -> frozenset[str]:
@@ -115,12 +115,12 @@ class Model:
         return [stack for stack in (self.encoder, self.decoder) if stack is not None]
 
     @property
-    def last(self) -> AnyStack:
+    def last_stack(self) -> AnyStack:
         """The stack whose states the heads read."""
         return self.stacks[-1]
 
     @property
-    def both(self) -> bool:
+    def is_encoder_decoder(self) -> bool:
         return self.encoder is not None and self.decoder is not None
 
     @property
@@ -130,19 +130,19 @@ class Model:
     @property
     def table(self) -> int:
         """The width of the token table."""
-        return self.last.embed.table(width=self.width)
+        return self.last_stack.embed.get_table_width(width=self.width)
 
     @property
-    def longest(self) -> int | None:
+    def max_length(self) -> int | None:
         """The longest sequence its positions allow; None: no limit."""
-        limits = [stack.position.longest for stack in self.stacks if stack.position]
+        limits = [stack.position.max_length for stack in self.stacks if stack.position]
         return min((limit for limit in limits if limit is not None), default=None)
 
     def params(self) -> Params:
         """Exact parameter counts, without building anything."""
         body = self.vocab * self.table + sum(stack.params(width=self.width) for stack in self.stacks)
         if self.shared and self.decoder:
-            body -= sum(_without_cross(block, self.width) for block in self.decoder.layers)
+            body -= sum(_count_without_cross(block, self.width) for block in self.decoder.layers)
         pooled = body + (self.pooler.params(width=self.width) if self.pooler else 0)
         total = pooled + sum(part.params(width=self.width) for part in (self.pair, self.detector) if part)
         if self.head:
@@ -168,14 +168,14 @@ def _check_ranges(tree: Mapping[str, Any]) -> None:
             raise UsageError(f"{name} {value} must lie between 0 and 1")
 
 
-def _alike(encoder: AnyStack | None, decoder: Stack | None) -> bool:
+def _can_share(encoder: AnyStack | None, decoder: Stack | None) -> bool:
     """Whether a decoder can use the weights of an encoder: the same blocks, but for the attention to the source."""
     if encoder is None or decoder is None or (encoder.depth, encoder.share) != (decoder.depth, decoder.share):
         return False
     return encoder.blocks == tuple(replace(block, cross=None) for block in decoder.blocks)
 
 
-def _without_cross(block: Block, width: int) -> int:
+def _count_without_cross(block: Block, width: int) -> int:
     return block.params(width=width) - (
         block.cross.params(width=width) + block.norms.params(width=width) if block.cross else 0
     )

@@ -17,25 +17,25 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pretune.core import io
-from pretune.core.config.read import shown
+from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
-PICKLED = (b"PK\x03\x04", *(bytes([0x80, protocol]) for protocol in range(2, 6)))
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
+PICKLE_PREFIXES = (b"PK\x03\x04", *(bytes([0x80, protocol]) for protocol in range(2, 6)))
 """How a pickle may begin: the archive that torch writes, or a bare one."""
 
-FLOATS = frozenset({"F32", "F16", "BF16", "F64"})
+FLOAT_DTYPES = frozenset({"F32", "F16", "BF16", "F64"})
 """What weights may be stored as."""
 
-REMEDY = f"save the weights as {SINGLE}"
+REMEDY = f"save the weights as {SINGLE_FILE}"
 
-_WRITTEN = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
+_WEIGHT_FILE_PATTERN = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 
 
 @dataclass(frozen=True)
-class Stored:
+class TensorInfo:
     """A tensor in a file: where it lies, its shape and its type as the file names it, not its values."""
 
     file: Path
@@ -44,87 +44,91 @@ class Stored:
     dtype: str
 
 
-def headers(folder: Path) -> dict[str, Stored]:
+def read_headers(folder: Path) -> dict[str, TensorInfo]:
     """Every tensor of a directory, from the files' headers."""
-    found: dict[str, Stored] = {}
-    for file in weight_files(folder):
-        with opened(file) as tensors:
+    found: dict[str, TensorInfo] = {}
+    for file in list_weight_files(folder):
+        with open_tensors(file) as tensors:
             for key in tensors.keys():  # noqa: SIM118 (not a mapping)
                 part = tensors.get_slice(key)
                 if key in found:
-                    raise CheckpointError(f"{file}: tensor {shown(key)} is also in {found[key].file.name}")
-                found[key] = Stored(file, key, tuple(part.get_shape()), part.get_dtype())
-    for key, name in _index(folder).items():
+                    raise CheckpointError(f"{file}: tensor {format_value(key)} is also in {found[key].file.name}")
+                found[key] = TensorInfo(file, key, tuple(part.get_shape()), part.get_dtype())
+    for key, name in _read_index(folder).items():
         if key not in found or found[key].file.name != name:
-            raise CheckpointError(f"{folder / name}: tensor {shown(key)} is missing, though {INDEX} lists it")
+            raise CheckpointError(
+                f"{folder / name}: tensor {format_value(key)} is missing, though {INDEX_FILE} lists it"
+            )
     return found
 
 
-def weight_files(folder: Path) -> list[Path]:
+def list_weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a directory: the single one, or those its index names."""
-    names = sorted(set(_index(folder).values())) or [SINGLE]
+    names = sorted(set(_read_index(folder).values())) or [SINGLE_FILE]
     for name in names:
         if not (folder / name).is_file():
-            raise CheckpointError(f"{folder / name}: missing, though {INDEX} names it; copy the directory again")
+            raise CheckpointError(f"{folder / name}: missing, though {INDEX_FILE} names it; copy the directory again")
     return [folder / name for name in names]
 
 
-def main_file(folder: Path) -> Path:
+def find_main_file(folder: Path) -> Path:
     """The file that stands for a directory's weights: the single one, or the index of several."""
-    for name in (SINGLE, INDEX):
+    for name in (SINGLE_FILE, INDEX_FILE):
         if (folder / name).is_file():
             return folder / name
     try:
-        pickles = [file.name for file in folder.iterdir() if file.suffix in PICKLES]
+        pickles = [file.name for file in folder.iterdir() if file.suffix in PICKLE_SUFFIXES]
     except OSError as fault:
         raise CheckpointError(f"{folder}: cannot be read: {fault.strerror}") from fault
     if pickles:
         first = min(pickles, key=lambda name: ("model" not in name, name))
         raise CheckpointError(f"{folder / first}: a pickle can run code, so it is never read; {REMEDY}")
-    raise CheckpointError(f"{folder}: no {SINGLE} and no {INDEX}")
+    raise CheckpointError(f"{folder}: no {SINGLE_FILE} and no {INDEX_FILE}")
 
 
-def _index(folder: Path) -> dict[str, str]:
+def _read_index(folder: Path) -> dict[str, str]:
     """Tensor -> file, where a directory has several; empty where it has one."""
-    main = main_file(folder)
-    if main.name == SINGLE:
+    main = find_main_file(folder)
+    if main.name == SINGLE_FILE:
         return {}
     table = io.read_json(main, CheckpointError).get("weight_map")
     if not isinstance(table, dict) or not table:
         raise CheckpointError(f"{main}: key 'weight_map' must be an object of tensor names to file names")
     for key, name in table.items():
         if not isinstance(name, str) or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{main}: tensor {shown(key)}: {shown(name)} is not the name of a safetensors file")
+            raise CheckpointError(
+                f"{main}: tensor {format_value(key)}: {format_value(name)} is not the name of a safetensors file"
+            )
     for name in set(table.values()):
         io.resolve_inside(folder, name, CheckpointError, main)
     return table
 
 
 @contextmanager
-def opened(file: Path) -> Iterator[Any]:
+def open_tensors(file: Path) -> Iterator[Any]:
     """A safetensors file, with its errors as one line."""
     try:
         with safe_open(file, framework="pt") as tensors:
             yield tensors
     except (SafetensorError, OSError, ValueError, OverflowError, RuntimeError) as error:
         # NOTE: asked only now, for the length of a good header, which comes first, may look like a pickle.
-        if _start(file).startswith(PICKLED):
+        if _read_start(file).startswith(PICKLE_PREFIXES):
             raise CheckpointError(f"{file}: a pickle under another name, so it is never read; {REMEDY}") from None
-        raise CheckpointError(f"{file}: not a readable safetensors file ({one_line(error)})") from None
+        raise CheckpointError(f"{file}: not a readable safetensors file ({format_error(error)})") from None
 
 
-def values(stored: Iterable[Stored]) -> Iterator[Tensor]:
+def read_tensors(infos: Iterable[TensorInfo]) -> Iterator[Tensor]:
     """The tensors themselves, in order, each file opened once per run of neighbours.
 
     NOTE: they are views of the mapped file: copy what is to be kept.
     """
-    for file, entries in itertools.groupby(stored, key=lambda entry: entry.file):
-        with opened(file) as tensors:
+    for file, entries in itertools.groupby(infos, key=lambda entry: entry.file):
+        with open_tensors(file) as tensors:
             for entry in entries:
                 yield tensors.get_tensor(entry.key)
 
 
-def write(folder: Path, tensors: Mapping[str, Tensor], limit: int) -> list[str]:
+def write_shards(folder: Path, tensors: Mapping[str, Tensor], limit: int) -> list[str]:
     """Write tensors as one file, or as several of at most `limit` bytes with an index. The names written."""
     groups: list[dict[str, Tensor]] = [{}]
     used = 0
@@ -135,38 +139,38 @@ def write(folder: Path, tensors: Mapping[str, Tensor], limit: int) -> list[str]:
         groups[-1][name] = tensor
         used += tensor.nbytes
     if len(groups) == 1:
-        save(groups[0], folder / SINGLE)
-        return [SINGLE]
+        save_tensors(groups[0], folder / SINGLE_FILE)
+        return [SINGLE_FILE]
     names, table = [], {}
     for i, group in enumerate(groups, 1):
         names.append(f"model-{i:05}-of-{len(groups):05}.safetensors")
-        save(group, folder / names[-1])
+        save_tensors(group, folder / names[-1])
         table.update(dict.fromkeys(group, names[-1]))
     size = sum(tensor.nbytes for tensor in tensors.values())
-    io.write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": table})
-    return [*names, INDEX]
+    io.write_json(folder / INDEX_FILE, {"metadata": {"total_size": size}, "weight_map": table})
+    return [*names, INDEX_FILE]
 
 
-def save(tensors: Mapping[str, Tensor], file: Path) -> None:
+def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
     """One safetensors file, a full disk or a read-only one told in one line."""
-    with io.writing(file):
+    with io.translate_write_errors(file):
         save_file(dict(tensors), file, metadata={"format": "pt"})
         with file.open("rb") as written:  # a disk may be found full only now
             os.fsync(written.fileno())
 
 
-def weight_names(folder: Path) -> list[str]:
-    """The files in a directory that `write` may have written."""
-    return [file.name for file in folder.glob("model*") if _WRITTEN.fullmatch(file.name)]
+def list_weight_names(folder: Path) -> list[str]:
+    """The files in a directory that `write_shards` may have written."""
+    return [file.name for file in folder.glob("model*") if _WEIGHT_FILE_PATTERN.fullmatch(file.name)]
 
 
-def one_line(error: Exception) -> str:
+def format_error(error: Exception) -> str:
     """What a library says, as one short printable line; it may quote the file."""
     text = " ".join((str(error) or type(error).__name__).split())
     return "".join(letter if letter.isprintable() else "?" for letter in text[:200])
 
 
-def _start(file: Path) -> bytes:
+def _read_start(file: Path) -> bytes:
     try:
         with file.open("rb") as raw:
             return raw.read(4)

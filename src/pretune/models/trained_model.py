@@ -5,48 +5,52 @@ from collections.abc import Sequence
 import torch
 
 from pretune.core.errors import UsageError
-from pretune.models.bidirectional_lm import TwoWay, TwoWayModel, build_two_way, two_way
+from pretune.models.bidirectional_lm import BidirectionalLM, TwoWay, build_bidirectional_lm, make_two_way
 from pretune.models.families import FAMILIES
-from pretune.models.generator_discriminator import GeneratorDiscriminator, Pair, build_pair, with_generator
+from pretune.models.generator_discriminator import GeneratorDiscriminator, Pair, add_generator, build_pair
 from pretune.models.model import LanguageModel
 from pretune.models.model import build as build_model
 from pretune.models.spec import Model
 
 AnySpec = Model | Pair | TwoWay
-AnyModel = LanguageModel | GeneratorDiscriminator | TwoWayModel
+AnyModel = LanguageModel | GeneratorDiscriminator | BidirectionalLM
 
 
-def shaped(spec: Model, shapes: Sequence[str]) -> AnySpec:
+def convert_to_shape(spec: Model, shapes: Sequence[str]) -> AnySpec:
     """A model as one of some shapes wants it: itself, or with the partner that an encoder or a decoder is given.
 
-    >>> from pretune.models.catalog import resolve
-    >>> shaped(resolve("gpt2-small"), ["two-way"]).shape
+    >>> from pretune.list_models.catalog import resolve
+    >>> convert_to_shape(resolve("gpt2-small"), ["two-way"]).shape
     'two-way'
     """
     if spec.shape in shapes:
         return spec
     if spec.shape == "encoder" and "generator-discriminator" in shapes:
         family = FAMILIES.get(spec.family) if spec.family in FAMILIES else None
-        return family.pretraining(spec) if family is not None and family.pretraining else with_generator(spec)
+        return (
+            family.build_pretraining_spec(spec)
+            if family is not None and family.build_pretraining_spec
+            else add_generator(spec)
+        )
     if spec.shape == "decoder" and "two-way" in shapes:
-        return two_way(spec)
+        return make_two_way(spec)
     raise UsageError(
         f"the objective trains models of the shape {' or '.join(shapes)}, and '{spec.family}' is of the shape "
         f"'{spec.shape}'; choose another objective or family (`pretune list objectives`)"
     )
 
 
-def models(spec: AnySpec) -> tuple[Model, ...]:
+def list_models(spec: AnySpec) -> tuple[Model, ...]:
     """The models that a token runs through in training, for whoever counts what that costs."""
     if isinstance(spec, Pair):
         return spec.generator, spec.discriminator
-    return (spec.forwards, spec.mirror) if isinstance(spec, TwoWay) else (spec,)
+    return (spec.forwards, spec.backward_spec) if isinstance(spec, TwoWay) else (spec,)
 
 
-def build(spec: AnySpec, *, seed: int = 0, device: torch.device | str = "cpu") -> AnyModel:
+def build_any(spec: AnySpec, *, seed: int = 0, device: torch.device | str = "cpu") -> AnyModel:
     """A new model of any shape, with fresh weights."""
     if isinstance(spec, Pair):
         return build_pair(spec, seed=seed, device=device)
     if isinstance(spec, TwoWay):
-        return build_two_way(spec, seed=seed, device=device)
+        return build_bidirectional_lm(spec, seed=seed, device=device)
     return build_model(spec, seed=seed, device=device)

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from pretune.core import io
-from pretune.core.config.read import shown
-from pretune.core.counted import counted
+from pretune.core.config.read import format_value
+from pretune.core.counted import format_count
 from pretune.core.errors import CheckpointError, NonFiniteError
 from pretune.models import tensor_files
 from pretune.models.hf import checkpoint
 from pretune.models.spec import Model
-from pretune.models.tensor_files import Stored
+from pretune.models.tensor_files import TensorInfo
 
-CHUNK = 1 << 22
+CHUNK_VALUES = 1 << 22
 """How many numbers are looked at together, so that memory stays bounded."""
 
 
@@ -25,32 +25,32 @@ def verify(directory: str | Path) -> list[str]:
     The hashes come first, where there is a manifest: they tell a damaged model from one that was never right.
     """
     folder = Path(directory)
-    lines = [_hashes(folder)]
-    spec, _, stored = checkpoint.inspect(folder)
-    lines.append(f"config.json: family {shown(spec.family)}, {spec.params().total:,} parameters")
+    lines = [_check_hashes(folder)]
+    spec, _, stored = checkpoint.inspect_checkpoint(folder)
+    lines.append(f"config.json: family {format_value(spec.family)}, {spec.params().total:,} parameters")
     lines.append(f"tensors: {len(stored)}, with the names and shapes that the config asks for")
-    lines.append(f"values: {_finite(tensor_files.headers(folder).values()):,}, all finite")
-    lines.append(_tokenizer(folder, spec))
-    lines += [f"{name}: readable" for name in _texts(folder)]
-    partners = [name for name in checkpoint.PARTNERS if (folder / name).is_dir()]
+    lines.append(f"values: {_check_finite(tensor_files.read_headers(folder).values()):,}, all finite")
+    lines.append(_check_tokenizer(folder, spec))
+    lines += [f"{name}: readable" for name in _check_json_files(folder)]
+    partners = [name for name in checkpoint.PARTNER_FOLDERS if (folder / name).is_dir()]
     return [*lines, *(f"{name}/{line}" for name in partners for line in verify(folder / name))]
 
 
-def _hashes(folder: Path) -> str:
+def _check_hashes(folder: Path) -> str:
     if not (folder / io.MANIFEST).exists():
         return f"{io.MANIFEST}: none here, so the bytes of the files cannot be compared with anything"
     listed = io.check_manifest(folder)["files"]
-    for file in [folder / "config.json", *tensor_files.weight_files(folder)]:
+    for file in [folder / "config.json", *tensor_files.list_weight_files(folder)]:
         if file.name not in listed:
             raise CheckpointError(f"{file}: not listed in {io.MANIFEST}; copy or make the directory again")
-    return f"{io.MANIFEST}: {counted(len(listed), 'files')} of the sizes and SHA-256 it says"
+    return f"{io.MANIFEST}: {format_count(len(listed), 'files')} of the sizes and SHA-256 it says"
 
 
-def _finite(stored: Collection[Stored]) -> int:
+def _check_finite(tensors: Collection[TensorInfo]) -> int:
     """Look at every number, file by file; how many there are."""
     count = 0
-    for entry, tensor in zip(stored, tensor_files.values(stored), strict=True):
-        bad = _first_bad(tensor)
+    for entry, tensor in zip(tensors, tensor_files.read_tensors(tensors), strict=True):
+        bad = _find_nonfinite(tensor)
         if bad is not None:
             where = [int(part) for part in torch.unravel_index(torch.tensor(bad), tensor.shape)]
             value = tensor.reshape(-1)[bad].item()
@@ -59,33 +59,33 @@ def _finite(stored: Collection[Stored]) -> int:
     return count
 
 
-def check_weights(model: nn.Module, where: str | Path) -> None:
+def check_weights(model: nn.Module, source: str | Path) -> None:
     """Refuse a loaded model whose weights are not finite, before anything is trained from it."""
-    for name, tensor in checkpoint.weights_of(model):
-        if tensor.is_floating_point() and _first_bad(tensor.detach()) is not None:
-            raise NonFiniteError(f"{where}: '{name}' holds values that are not finite; take an undamaged model")
+    for name, tensor in checkpoint.iterate_weights(model):
+        if tensor.is_floating_point() and _find_nonfinite(tensor.detach()) is not None:
+            raise NonFiniteError(f"{source}: '{name}' holds values that are not finite; take an undamaged model")
 
 
-def _first_bad(tensor: Tensor) -> int | None:
+def _find_nonfinite(tensor: Tensor) -> int | None:
     flat = tensor.reshape(-1)
-    for start in range(0, flat.numel(), CHUNK):
-        good = torch.isfinite(flat[start : start + CHUNK])
+    for start in range(0, flat.numel(), CHUNK_VALUES):
+        good = torch.isfinite(flat[start : start + CHUNK_VALUES])
         if not good.all():
             return start + int(good.logical_not().nonzero()[0])
     return None
 
 
-def _tokenizer(folder: Path, spec: Model) -> str:
-    tokenizer = checkpoint._tokenizer(folder, spec)
+def _check_tokenizer(folder: Path, spec: Model) -> str:
+    tokenizer = checkpoint._read_tokenizer(folder, spec)
     if tokenizer is None:
         return "tokenizer.json: none here"
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     return f"tokenizer.json: {size:,} tokens, the model's vocabulary has {spec.vocab:,}"
 
 
-def _texts(folder: Path) -> list[str]:
+def _check_json_files(folder: Path) -> list[str]:
     """The other JSON files that belong to a model, each read once."""
-    names = [name for name in checkpoint.ASSETS if name.endswith(".json") and name != "tokenizer.json"]
+    names = [name for name in checkpoint.ASSET_FILES if name.endswith(".json") and name != "tokenizer.json"]
     found = [name for name in names if (folder / name).is_file()]
     for name in found:
         io.read_json(folder / name, CheckpointError)

@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-_STEPS = 2**16  # what a probability is counted in
-_HALF = (torch.bfloat16, torch.float16)
+_PROBABILITY_STEPS = 2**16  # what a probability is counted in
+_HALF_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def gelu(x: Tensor) -> Tensor:
     """x Φ(x) (Hendrycks and Gimpel, 2016)."""
-    if _fuses(x) and x.dtype in _HALF:
+    if _is_fused(x) and x.dtype in _HALF_DTYPES:
         fused: Tensor = _FusedGelu.apply(x)  # type: ignore[no-untyped-call]
         return fused
     if x.device.type != "cpu" or torch.compiler.is_compiling() or not (torch.is_grad_enabled() and x.requires_grad):
@@ -32,7 +32,7 @@ def gelu(x: Tensor) -> Tensor:
 
 def gelu_tanh(x: Tensor) -> Tensor:
     """The approximation of gelu that has a hyperbolic tangent in it."""
-    if _fuses(x) and x.dtype in _HALF:
+    if _is_fused(x) and x.dtype in _HALF_DTYPES:
         fused: Tensor = _FusedGeluTanh.apply(x)  # type: ignore[no-untyped-call]
         return fused
     return F.gelu(x, approximate="tanh")
@@ -40,8 +40,8 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 def dropout(x: Tensor, p: float) -> Tensor:
     """Elements are zero with probability `p`, counted in 65,536ths or finer, and otherwise scaled to keep the mean."""
-    if _fuses(x) and 0 < p < 1:
-        return torch.where(_kept(x, p), x * (1 / (1 - p)), 0)
+    if _is_fused(x) and 0 < p < 1:
+        return torch.where(_draw_keep_mask(x, p), x * (1 / (1 - p)), 0)
     if x.device.type != "cpu" or torch.compiler.is_compiling() or not 0 < p < 1:
         return F.dropout(x, p)
     out: Tensor = _Dropout.apply(x, p)  # type: ignore[no-untyped-call]
@@ -55,30 +55,30 @@ class Dropout(nn.Dropout):
         return dropout(x, self.p) if self.training and self.p > 0 else x
 
 
-def _fuses(x: Tensor) -> bool:
+def _is_fused(x: Tensor) -> bool:
     """Whether this becomes a part of a kernel on a GPU."""
     return x.device.type == "cuda" and torch.compiler.is_compiling()
 
 
-def _kept(x: Tensor, p: float) -> Tensor:
+def _draw_keep_mask(x: Tensor, p: float) -> Tensor:
     """Which elements stay: a hash of their number, with two seeds from the generator, against the share that goes."""
     seeds = torch.randint(0, 2**31 - 1, (2,), device=x.device, dtype=torch.int32)
     index = torch.arange(x.numel(), device=x.device, dtype=torch.int32).view(x.shape)
-    return hashed(index, seeds[0], seeds[1]) >= threshold(p)
+    return hash_bits(index, seeds[0], seeds[1]) >= compute_threshold(p)
 
 
-def threshold(p: float) -> int:
+def compute_threshold(p: float) -> int:
     """The share `p` of all int32 numbers is below."""
     return round(p * 2**32) - 2**31
 
 
-def hashed(index: Tensor, seed: Tensor, other: Tensor) -> Tensor:
+def hash_bits(index: Tensor, seed: Tensor, second_seed: Tensor) -> Tensor:
     """32 random bits for each int32 number, good from above: multiply and shift, with a seed before and between.
 
     NOTE: shifts of signed numbers repeat the sign, which mixes as well and needs no mask.
     """
     x = (index ^ seed) * 0x7FEB352D
-    x = (x ^ (x >> 16) ^ other) * (0x846CA68B - 2**32)
+    x = (x ^ (x >> 16) ^ second_seed) * (0x846CA68B - 2**32)
     return (x ^ (x >> 15)) * (0x9E3779B1 - 2**32)
 
 
@@ -88,16 +88,16 @@ class _FusedGelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        return (x.float() * _below(x.float())[0]).to(x.dtype)
+        return (x.float() * _compute_cdf_pdf(x.float())[0]).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        below, density = _below(x.float())
+        below, density = _compute_cdf_pdf(x.float())
         return torch.mul(slope.float(), below + x.float() * density).to(slope.dtype)
 
 
-def _below(x: Tensor) -> tuple[Tensor, Tensor]:
+def _compute_cdf_pdf(x: Tensor) -> tuple[Tensor, Tensor]:
     """Φ(x) and φ(x)."""
     bell = torch.exp(-0.5 * x * x)
     t = 1 / (1 + 0.3275911 * math.sqrt(0.5) * x.abs())
@@ -112,18 +112,18 @@ class _FusedGeluTanh(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        return (x.float() * torch.sigmoid(_twice(x.float()))).to(x.dtype)
+        return (x.float() * torch.sigmoid(_compute_tanh_argument(x.float()))).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         wide = x.float()
-        share = torch.sigmoid(_twice(wide))
+        share = torch.sigmoid(_compute_tanh_argument(wide))
         steep = 2 * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * wide * wide)
         return torch.mul(slope.float(), share + wide * share * (1 - share) * steep).to(slope.dtype)
 
 
-def _twice(x: Tensor) -> Tensor:
+def _compute_tanh_argument(x: Tensor) -> Tensor:
     return 2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
 
 
@@ -149,10 +149,14 @@ class _Dropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        dropped, count = round(p * _STEPS), x.numel()
+        dropped, count = round(p * _PROBABILITY_STEPS), x.numel()
         bits = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
         drawn = bits.view(torch.int16)[:count].view(x.shape)
-        factors = (drawn >= dropped - _STEPS // 2).to(x.dtype).mul_(_STEPS / max(_STEPS - dropped, 1))
+        factors = (
+            (drawn >= dropped - _PROBABILITY_STEPS // 2)
+            .to(x.dtype)
+            .mul_(_PROBABILITY_STEPS / max(_PROBABILITY_STEPS - dropped, 1))
+        )
         ctx.save_for_backward(factors)
         return x * factors
 

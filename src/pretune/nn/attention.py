@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.nn.attention_mask import Scope
+from pretune.nn.attention_mask import AttentionContext
 from pretune.nn.backends import attend
-from pretune.nn.cache import LayerCache, Step
+from pretune.nn.cache import DecodingStep, LayerCache
 from pretune.nn.norm import Norm
 from pretune.nn.positions.rotary import rotate
-from pretune.nn.prefix import Prefix, put_before
+from pretune.nn.prefix import KVPrefix, prepend_prefix
 
-FUSE_FROM = 256
+FUSE_MIN_TOKENS = 256
 """From this many tokens on, one product with the joined weights of q, k and v beats three."""
 
 
@@ -42,7 +42,7 @@ class Attention:
         if self.window is not None and self.window < 1:
             raise UsageError(f"window {self.window} must be at least 1")
 
-    def shape(self, *, width: int) -> tuple[int, int, int]:
+    def resolve_shape(self, *, width: int) -> tuple[int, int, int]:
         """Heads, key heads and the width of a head."""
         if self.head_width is None and width % self.heads:
             raise UsageError(f"heads {self.heads} must divide width {width}, or head_width be given")
@@ -51,14 +51,14 @@ class Attention:
     def build(self, *, width: int) -> "MultiHeadAttention":
         return MultiHeadAttention(self, width)
 
-    def matrices(self, *, width: int) -> int:
+    def count_weights(self, *, width: int) -> int:
         """How many weights a token is multiplied with."""
-        heads, kv_heads, head = self.shape(width=width)
+        heads, kv_heads, head = self.resolve_shape(width=width)
         return 2 * width * head * (heads + kv_heads)
 
     def params(self, *, width: int) -> int:
-        heads, kv_heads, head = self.shape(width=width)
-        count = self.matrices(width=width) + self.bias * (head * (heads + 2 * kv_heads) + width)
+        heads, kv_heads, head = self.resolve_shape(width=width)
+        count = self.count_weights(width=width) + self.bias * (head * (heads + 2 * kv_heads) + width)
         if self.norm is not None:
             count += self.norm.params(width=heads * head) + self.norm.params(width=kv_heads * head)
         return count
@@ -69,7 +69,7 @@ class MultiHeadAttention(nn.Module):
 
     def __init__(self, spec: Attention, width: int) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head = spec.shape(width=width)
+        self.heads, self.kv_heads, self.head = spec.resolve_shape(width=width)
         self.scale = self.head**-0.5 if spec.scale is None else spec.scale
         self.clip, self.dropout, self.window = spec.clip, spec.dropout, spec.window
         self.q = nn.Linear(width, self.heads * self.head, bias=spec.bias)
@@ -78,23 +78,23 @@ class MultiHeadAttention(nn.Module):
         self.out = nn.Linear(self.heads * self.head, width, bias=spec.bias)
         self.q_norm = None if spec.norm is None else spec.norm.build(width=self.heads * self.head)
         self.k_norm = None if spec.norm is None else spec.norm.build(width=self.kv_heads * self.head)
-        self.prefix: Prefix | None = None  # learned keys and values that stand before each sequence
+        self.prefix: KVPrefix | None = None  # learned keys and values that stand before each sequence
 
     def forward(
-        self, x: Tensor, scope: Scope, source: Tensor | None = None, cache: LayerCache | None = None
+        self, x: Tensor, context: AttentionContext, source: Tensor | None = None, cache: LayerCache | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Attend within x, or from x to `source`; keys and values are left in `cache` where one is given."""
         q, k, v = self.project(x, source)
-        if scope.rotation is not None and source is None:
-            q, k = rotate(q, scope.rotation), rotate(k, scope.rotation)
+        if context.rotation is not None and source is None:
+            q, k = rotate(q, context.rotation), rotate(k, context.rotation)
         if cache is not None:
             cache.fill(k, v)
         if self.prefix is not None:
-            k, v = put_before(self.prefix, k, v, scope.rows)
-        mixed, weights = attend(q, k, v, scope, scale=self.scale, dropout=self.dropout if self.training else 0.0)
+            k, v = prepend_prefix(self.prefix, k, v, context.rows)
+        mixed, weights = attend(q, k, v, context, scale=self.scale, dropout=self.dropout if self.training else 0.0)
         return self.out(mixed.flatten(1)), weights
 
-    def step(self, x: Tensor, step: Step, cache: LayerCache, *, cross: bool = False) -> Tensor:
+    def step(self, x: Tensor, step: DecodingStep, cache: LayerCache, *, cross: bool = False) -> Tensor:
         """One new token per sequence `[B, W]` against the cached keys and values; not cross: its own are added."""
         if cross:
             q = self._split(self._clamp(self.q(x)), self.heads, self.q_norm)
@@ -103,7 +103,7 @@ class MultiHeadAttention(nn.Module):
             if step.rotation is not None:
                 q, k = rotate(q, step.rotation), rotate(k, step.rotation)
             cache.put(k, v, step.columns)
-        mask = step.source_mask if cross else step.mask(self.window)
+        mask = step.source_mask if cross else step.build_mask(self.window)
         if step.bias is not None and mask is not None and not cross:
             bias = step.bias.view(step.bias.shape[0], self.kv_heads, -1, step.bias.shape[-1])
             mask = bias.masked_fill(~mask, float("-inf")).to(q.dtype)
@@ -115,11 +115,19 @@ class MultiHeadAttention(nn.Module):
 
     def project(self, x: Tensor, source: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries `[N, H, D]`, keys and values `[M, K, D]`."""
-        if source is None and x.shape[0] >= FUSE_FROM and all(_joins(part) for part in (self.q, self.k, self.v)):
-            q, k, v = _joined(x, self.q, self.k, self.v)
-        elif source is not None and source.shape[0] >= FUSE_FROM and all(_joins(part) for part in (self.k, self.v)):
+        if (
+            source is None
+            and x.shape[0] >= FUSE_MIN_TOKENS
+            and all(_can_fuse(part) for part in (self.q, self.k, self.v))
+        ):
+            q, k, v = _fuse_projections(x, self.q, self.k, self.v)
+        elif (
+            source is not None
+            and source.shape[0] >= FUSE_MIN_TOKENS
+            and all(_can_fuse(part) for part in (self.k, self.v))
+        ):
             q = self.q(x)
-            k, v = _joined(source, self.k, self.v)
+            k, v = _fuse_projections(source, self.k, self.v)
         else:
             read = x if source is None else source
             q, k, v = self.q(x), self.k(read), self.v(read)
@@ -139,36 +147,36 @@ class MultiHeadAttention(nn.Module):
         return x.reshape(x.shape[0], heads, self.head)
 
 
-def _joins(part: nn.Module) -> bool:
+def _can_fuse(layer: nn.Module) -> bool:
     """Its product may be taken together with others': a linear layer, or one that only adds to what a linear gives.
 
     The latter has `weight` and `bias`, and `finish(x, product)` is its output: low-rank or scaled projections.
     """
-    kind = type(part) is nn.Linear or hasattr(part, "finish")
-    return kind and not part._forward_hooks and not part._forward_pre_hooks
+    kind = type(layer) is nn.Linear or hasattr(layer, "finish")
+    return kind and not layer._forward_hooks and not layer._forward_pre_hooks
 
 
-def _joined(x: Tensor, *parts: nn.Linear) -> list[Tensor]:
+def _fuse_projections(x: Tensor, *layers: nn.Linear) -> list[Tensor]:
     """What each part makes of x, in one product with their weights."""
-    biases: list[Tensor | None] = [part.bias for part in parts]
+    biases: list[Tensor | None] = [part.bias for part in layers]
     bias = None
     if any(found is not None for found in biases):
-        pairs = zip(parts, biases, strict=True)
+        pairs = zip(layers, biases, strict=True)
         bias = torch.cat(
             [part.weight.new_zeros(part.out_features) if found is None else found for part, found in pairs]
         )
-    product = F.linear(x, _stacked([part.weight for part in parts]), bias)
-    cut = torch.split(product, [part.out_features for part in parts], dim=-1)
-    return [_finished(part, x, y) for part, y in zip(parts, cut, strict=True)]
+    product = F.linear(x, _stack_weights([part.weight for part in layers]), bias)
+    cut = torch.split(product, [part.out_features for part in layers], dim=-1)
+    return [_finish_projection(part, x, y) for part, y in zip(layers, cut, strict=True)]
 
 
-def _stacked(weights: list[Tensor]) -> Tensor:
+def _stack_weights(weights: list[Tensor]) -> Tensor:
     """Weights `[out, in]` one below the other; those that lie by columns in memory stay so."""
     if all(weight.stride(0) == 1 for weight in weights):
         return torch.cat([weight.t() for weight in weights], dim=1).t()
     return torch.cat(weights)
 
 
-def _finished(part: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    finish: Callable[[Tensor, Tensor], Tensor] | None = getattr(part, "finish", None)
+def _finish_projection(layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    finish: Callable[[Tensor, Tensor], Tensor] | None = getattr(layer, "finish", None)
     return y if finish is None else finish(x, y)

@@ -9,8 +9,8 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.nn.activations import Dropout
 from pretune.nn.attention import Attention, MultiHeadAttention
-from pretune.nn.attention_mask import Scope
-from pretune.nn.cache import LayerCache, Step
+from pretune.nn.attention_mask import AttentionContext
+from pretune.nn.cache import DecodingStep, LayerCache
 from pretune.nn.feedforward import FeedForward, FeedForwardLayer
 from pretune.nn.norm import Norm
 
@@ -85,36 +85,36 @@ class TransformerBlock(nn.Module):
     def forward(
         self,
         x: Tensor,
-        scope: Scope,
-        across: Scope | None = None,
+        context: AttentionContext,
+        cross_context: AttentionContext | None = None,
         source: Tensor | None = None,
         caches: tuple[LayerCache, LayerCache | None] | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The layer's output `[N, W]`, and its attention weights where the backend tells them."""
         own, other = caches or (None, None)
-        mixed, weights = self.attention(self.attention_norm.pre(x), scope, None, own)
+        mixed, weights = self.attention(self.attention_norm.pre(x), context, None, own)
         mixed = self.dropout(self.attention_norm.out(mixed))
         if self.parallel:
-            return x + mixed + self._think(x), weights, None
+            return x + mixed + self._feedforward(x), weights, None
         x = self.attention_norm.add(x, mixed)
         seen = None
-        if self.cross is not None and self.cross_norm is not None and across is not None:
-            mixed, seen = self.cross(self.cross_norm.pre(x), across, source, other)
+        if self.cross is not None and self.cross_norm is not None and cross_context is not None:
+            mixed, seen = self.cross(self.cross_norm.pre(x), cross_context, source, other)
             x = self.cross_norm.add(x, self.dropout(self.cross_norm.out(mixed)))
-        return self.feedforward_norm.add(x, self._think(x)), weights, seen
+        return self.feedforward_norm.add(x, self._feedforward(x)), weights, seen
 
-    def step(self, x: Tensor, step: Step, caches: tuple[LayerCache, LayerCache | None]) -> Tensor:
+    def step(self, x: Tensor, step: DecodingStep, caches: tuple[LayerCache, LayerCache | None]) -> Tensor:
         """One new token per sequence `[B, W]`."""
         own, other = caches
         mixed: Tensor = self.attention_norm.out(self.attention.step(self.attention_norm.pre(x), step, own))
         if self.parallel:
-            return x + mixed + self._think(x)
+            return x + mixed + self._feedforward(x)
         x = self.attention_norm.add(x, mixed)
         if self.cross is not None and self.cross_norm is not None and other is not None:
             mixed = self.cross.step(self.cross_norm.pre(x), step, other, cross=True)
             x = self.cross_norm.add(x, self.cross_norm.out(mixed))
-        return self.feedforward_norm.add(x, self._think(x))
+        return self.feedforward_norm.add(x, self._feedforward(x))
 
-    def _think(self, x: Tensor) -> Tensor:
+    def _feedforward(self, x: Tensor) -> Tensor:
         out: Tensor = self.dropout(self.feedforward_norm.out(self.feedforward(self.feedforward_norm.pre(x))))
         return out

@@ -42,37 +42,37 @@ class LayerCache:
 
 
 @dataclass(slots=True, kw_only=True)
-class Cache:
+class KVCache:
     """What a decoder remembers of B sequences: per layer its own keys and values, and those of the source."""
 
     lengths: Tensor  # [B] tokens already read
     layers: list[LayerCache]
     cross: list[LayerCache] = field(default_factory=list)
     source_lengths: Tensor | None = None  # [B]
-    ahead: int = 0  # learned keys that stand in the first columns of every layer
+    prefix_length: int = 0  # learned keys that stand in the first columns of every layer
 
     @property
     def capacity(self) -> int:
-        return self.layers[0].keys.shape[2] - self.ahead
+        return self.layers[0].keys.shape[2] - self.prefix_length
 
-    def place(self, batch: Batch) -> None:
+    def assign_slots(self, batch: Batch) -> None:
         """Say where the tokens of a prompt batch go: sequence s in row s, filler in the spare row."""
-        for side, layers, ahead in ((batch, self.layers, self.ahead), (batch.source, self.cross, 0)):
+        for side, layers, ahead in ((batch, self.layers, self.prefix_length), (batch.source, self.cross, 0)):
             if side is not None and layers and not side.tokens.is_cuda:  # on a GPU, counting would stop it
-                spans, room = side.spans(), layers[0].keys.shape[2] - ahead
+                spans, room = side.list_spans(), layers[0].keys.shape[2] - ahead
                 longest = max(end - start for start, end in spans)
                 if len(spans) > self.lengths.shape[0] or longest > room:
                     raise UsageError(
                         f"{len(spans)} sequences of up to {longest} tokens; the cache holds "
                         f"{self.lengths.shape[0]} of {room}"
                     )
-        self.lengths = _place(batch, self.layers, self.lengths, self.ahead)
+        self.lengths = _assign_slots(batch, self.layers, self.lengths, self.prefix_length)
         if batch.source is not None and self.source_lengths is not None:
-            self.source_lengths = _place(batch.source, self.cross, self.source_lengths)
+            self.source_lengths = _assign_slots(batch.source, self.cross, self.source_lengths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class DecodingStep:
     """What all layers share while one token per sequence is read."""
 
     columns: Tensor  # [B] where the new tokens' keys and values go
@@ -81,7 +81,7 @@ class Step:
     bias: Tensor | None = None  # [B, H, T]
     source_mask: Tensor | None = None  # [B, 1, 1, S]; None without a source
 
-    def mask(self, window: int | None) -> Tensor:
+    def build_mask(self, window: int | None) -> Tensor:
         """`[B, 1, 1, T]`: the past and the token itself, within the window."""
         seen = self.distance <= 0
         if window is not None:
@@ -89,14 +89,14 @@ class Step:
         return seen[:, None, None]
 
 
-def _place(batch: Batch, layers: list[LayerCache], like: Tensor, ahead: int = 0) -> Tensor:
+def _assign_slots(batch: Batch, layers: list[LayerCache], like: Tensor, prefix_length: int = 0) -> Tensor:
     cells = torch.arange(batch.cells, device=batch.offsets.device)
     first = batch.offsets[:-1].clamp(max=batch.tokens.shape[0] - 1)
     lengths = batch.offsets.diff()
     real = (lengths > 0) & (batch.sequence[first] == cells)
     row = torch.where(real, real.cumsum(0) - 1, like.shape[0])  # spare row for the rest
     slots = torch.where(batch.sequence >= 0, row[batch.sequence.clamp(min=0)], like.shape[0])
-    column = torch.where(batch.sequence >= 0, batch.positions, 0) + ahead
+    column = torch.where(batch.sequence >= 0, batch.positions, 0) + prefix_length
     for layer in layers:
         layer.slots = (slots, column)
     out = torch.zeros(like.shape[0] + 1, dtype=like.dtype, device=like.device)

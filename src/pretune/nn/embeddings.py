@@ -35,16 +35,16 @@ class Embed:
     def build(self, *, width: int) -> "Embeddings":
         return Embeddings(self, width)
 
-    def inner(self, *, width: int) -> int:
+    def get_inner_width(self, *, width: int) -> int:
         """The width of positions, segments and norm."""
         return self.factor.width if self.factor and self.factor.after == "norm" else width
 
-    def table(self, *, width: int) -> int:
+    def get_table_width(self, *, width: int) -> int:
         """The width of the token table."""
         return self.factor.width if self.factor else width
 
     def params(self, *, width: int) -> int:
-        inner = self.inner(width=width)
+        inner = self.get_inner_width(width=width)
         count = (self.segments or 0) * inner + (self.norm.params(width=inner) if self.norm else 0)
         return count + (self.factor.width * width + self.factor.bias * width if self.factor else 0)
 
@@ -52,9 +52,9 @@ class Embed:
 class Embeddings(nn.Module):
     def __init__(self, spec: Embed, width: int) -> None:
         super().__init__()
-        inner = spec.inner(width=width)
+        inner = spec.get_inner_width(width=width)
         self.scale = math.sqrt(width) if spec.scale else 1.0
-        self.early = spec.factor is not None and spec.factor.after == "tokens"
+        self.is_projected_first = spec.factor is not None and spec.factor.after == "tokens"
         self.segments = nn.Embedding(spec.segments, inner) if spec.segments else None
         self.norm = spec.norm.build(width=inner) if spec.norm else None
         self.project = nn.Linear(spec.factor.width, width, bias=spec.factor.bias) if spec.factor else None
@@ -63,7 +63,7 @@ class Embeddings(nn.Module):
     def forward(self, x: Tensor, positions: Tensor | None, segments: Tensor | None) -> Tensor:
         """Token rows `[N, table]` to block input `[N, W]`; `positions` are the vectors to add, if any."""
         x = x * self.scale if self.scale != 1.0 else x
-        if self.project is not None and self.early:
+        if self.project is not None and self.is_projected_first:
             x = self.project(x)
         if positions is not None:
             x = x + positions.to(x.dtype)
@@ -72,6 +72,6 @@ class Embeddings(nn.Module):
         if self.norm is not None:
             x = self.norm(x)
         x = self.dropout(x)
-        if self.project is not None and not self.early:
+        if self.project is not None and not self.is_projected_first:
             x = self.project(x)
         return x

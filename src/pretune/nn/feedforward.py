@@ -35,12 +35,12 @@ class FeedForward:
     def build(self, *, width: int) -> "FeedForwardLayer":
         return FeedForwardLayer(self, width)
 
-    def matrices(self, *, width: int) -> int:
+    def count_weights(self, *, width: int) -> int:
         """How many weights a token is multiplied with."""
         return (2 + self.gated) * width * self.hidden
 
     def params(self, *, width: int) -> int:
-        return self.matrices(width=width) + self.bias * ((1 + self.gated) * self.hidden + width)
+        return self.count_weights(width=width) + self.bias * ((1 + self.gated) * self.hidden + width)
 
 
 class FeedForwardLayer(nn.Module):

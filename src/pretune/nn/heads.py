@@ -66,13 +66,13 @@ class VocabularyHead(nn.Module):
         else:
             self.bias = Parameter(torch.zeros(vocab)) if spec.bias == "learned" else None
 
-    def states(self, x: Tensor) -> Tensor:
+    def transform_states(self, x: Tensor) -> Tensor:
         """What is multiplied with the vocabulary matrix."""
         x = x if self.scale is None else x * self.scale
         return x if self.transform is None else self.transform(x)
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
-        return F.linear(self.states(x), table if self.weight is None else self.weight, self.bias)
+        return F.linear(self.transform_states(x), table if self.weight is None else self.weight, self.bias)
 
 
 @spec
@@ -94,8 +94,8 @@ class FirstToken(nn.Module):
         self.dense = nn.Linear(width, width)
         self.activate = ACTIVATIONS[spec.activation]
 
-    def forward(self, first: Tensor) -> Tensor:
-        return self.activate(self.dense(first))
+    def forward(self, states: Tensor) -> Tensor:
+        return self.activate(self.dense(states))
 
 
 @spec
@@ -120,12 +120,12 @@ class Detector:
     def build(self, *, width: int) -> "TokenDetector":
         return TokenDetector(self, width)
 
-    def matrices(self, *, width: int) -> int:
+    def count_weights(self, *, width: int) -> int:
         """How many weights a token is multiplied with."""
         return width * width + width
 
     def params(self, *, width: int) -> int:
-        return self.matrices(width=width) + width + 1
+        return self.count_weights(width=width) + width + 1
 
 
 class TokenDetector(nn.Module):

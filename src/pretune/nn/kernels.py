@@ -5,11 +5,11 @@ import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 
-COLUMNS = 4096
+BLOCK_COLUMNS = 4096
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _row_loss(logits, labels, losses, width, vocab, GRADIENT: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def _row_loss_kernel(logits, labels, losses, width, vocab, GRADIENT: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * width
     label = tl.load(labels + row)
@@ -36,13 +36,13 @@ def _row_loss(logits, labels, losses, width, vocab, GRADIENT: tl.constexpr, BLOC
             tl.store(base + columns, p.to(logits.dtype.element_ty), mask=columns < width)
 
 
-def row_losses(logits: Tensor, labels: Tensor, vocab: int, wanted: bool) -> Tensor:
+def compute_row_losses(logits: Tensor, labels: Tensor, vocab: int, with_gradient: bool) -> Tensor:
     """-log softmax at the label of every row, 0 where the label is negative; columns from `vocab` on are no words.
 
     With `wanted` the logits become the gradient of their row's loss, in place.
     """
     losses = torch.empty(logits.shape[0], device=logits.device, dtype=torch.float32)
-    _row_loss[(logits.shape[0],)](
-        logits, labels, losses, logits.shape[1], vocab, GRADIENT=wanted, BLOCK=COLUMNS, num_warps=8
+    _row_loss_kernel[(logits.shape[0],)](
+        logits, labels, losses, logits.shape[1], vocab, GRADIENT=with_gradient, BLOCK=BLOCK_COLUMNS, num_warps=8
     )
     return losses

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretune.core.types import IGNORE, Loss
+from pretune.core.types import IGNORE_INDEX, Loss
 
 ALIGN = 64
 """On a GPU the vocabulary is rounded up to this: an odd number of columns halves the rate of a matrix product."""
@@ -19,29 +19,29 @@ BLOCK_BYTES = {"cuda": 2 << 30, "cpu": 64 << 20}
 
 
 def linear_cross_entropy(states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Loss:
-    """Sum of -log softmax(states weight^T + bias)[label] over the labels that are not `IGNORE`.
+    """Sum of -log softmax(states weight^T + bias)[label] over the labels that are not `IGNORE_INDEX`.
 
     Products run in the autocast precision; the softmax is computed in fp32 (fp64 where the states are).
     Without gradients the labels that come out first are counted too.
     """
     right = None if torch.is_grad_enabled() else torch.zeros((), device=labels.device, dtype=torch.long)
     total: Tensor = _LinearCrossEntropy.apply(states, weight, bias, labels, right)  # type: ignore[no-untyped-call]
-    return Loss(sum=total, count=(labels != IGNORE).sum(), right=right)
+    return Loss(sum=total, count=(labels != IGNORE_INDEX).sum(), correct=right)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, right: Tensor | None
+        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, correct: Tensor | None
     ) -> Tensor:
         device = states.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
         wanted = any(ctx.needs_input_grad[:3])
         exact = torch.promote_types(dtype, torch.float32)
         with torch.autocast(device, enabled=False):
-            rows, table, shift = states.to(dtype), _aligned(weight.to(dtype)), bias
+            rows, table, shift = states.to(dtype), _pad_to_alignment(weight.to(dtype)), bias
             if shift is not None:
-                shift = _aligned(shift.to(dtype))
+                shift = _pad_to_alignment(shift.to(dtype))
             total = torch.zeros((), device=states.device, dtype=exact)
             grad_rows = torch.empty_like(rows) if wanted else None
             grad_table = torch.zeros(table.shape, device=states.device, dtype=exact) if wanted else None
@@ -52,9 +52,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
             for start in range(0, rows.shape[0], size):
                 part = slice(start, start + size)
                 logits = F.linear(rows[part], table, shift)
-                if right is not None:
-                    right += firsts(logits[:, : weight.shape[0]], labels[part])
-                total += _to_gradient(logits, labels[part], weight.shape[0], wanted)
+                if correct is not None:
+                    correct += count_top1(logits[:, : weight.shape[0]], labels[part])
+                total += _replace_with_gradient(logits, labels[part], weight.shape[0], wanted)
                 if grad_rows is not None and grad_table is not None:
                     torch.mm(logits, table, out=grad_rows[part])
                     grad_table += logits.t() @ rows[part]
@@ -73,30 +73,30 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (grad_rows * scale).to(states), (grad_table[: ctx.vocab] * scale).to(weight), grad_bias, None, None
 
 
-def firsts(logits: Tensor, labels: Tensor) -> Tensor:
+def count_top1(logits: Tensor, labels: Tensor) -> Tensor:
     """How many labels have a logit above all others of their row; a tie is no success."""
     picked = logits.gather(1, labels.clamp(min=0)[:, None])
-    return (((logits >= picked).sum(1) == 1) & (labels != IGNORE)).sum()
+    return (((logits >= picked).sum(1) == 1) & (labels != IGNORE_INDEX)).sum()
 
 
-def _aligned(table: Tensor) -> Tensor:
+def _pad_to_alignment(table: Tensor) -> Tensor:
     spare = -table.shape[0] % ALIGN if table.is_cuda else 0
     return F.pad(table, (0, 0, 0, spare) if table.dim() == 2 else (0, spare)) if spare else table
 
 
-def _to_gradient(logits: Tensor, labels: Tensor, vocab: int, wanted: bool) -> Tensor:
+def _replace_with_gradient(logits: Tensor, labels: Tensor, vocab: int, with_gradient: bool) -> Tensor:
     """The summed loss of a block; its logits become softmax - one-hot where that is wanted."""
     if logits.is_cuda:
-        from pretune.nn.kernels import row_losses
+        from pretune.nn.kernels import compute_row_losses
 
-        return row_losses(logits, labels, vocab, wanted).sum()
+        return compute_row_losses(logits, labels, vocab, with_gradient).sum()
     work = logits.to(torch.promote_types(logits.dtype, torch.float32))  # the logits themselves in fp32 and fp64
-    real = (labels != IGNORE)[:, None]
+    real = (labels != IGNORE_INDEX)[:, None]
     index = labels.clamp(min=0)[:, None]
     top = work.amax(1, keepdim=True)
     picked = work.gather(1, index) - top
     norm = work.sub_(top).exp_().sum(1, keepdim=True)  # one exponential per logit: it is what costs on a CPU
-    if wanted:
+    if with_gradient:
         work.mul_(real / norm).scatter_add_(1, index, -real.to(work.dtype))
         logits.copy_(work)
     return ((norm.log() - picked) * real).sum()

@@ -14,7 +14,7 @@ from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.nn.feedforward import ActivationName
 
-Place = Literal["first", "last", "mean", "max", "mean_sqrt", "weighted"]
+PoolingMode = Literal["first", "last", "mean", "max", "mean_sqrt", "weighted"]
 """The first state, the last, the mean, the largest; the sum over the root of the number; a mean that weighs the n-th
 state n times."""
 
@@ -26,46 +26,46 @@ class Reading:
     `layer`: `own` is a new dense layer, with dropout before it; `pooler` the one that the model was pre-trained with.
     """
 
-    at: Place = "first"
+    at: PoolingMode = "first"
     layer: Literal["own", "pooler"] | None = None
     activation: ActivationName = "tanh"  # after the layer
     bias: bool = True  # of the classes
-    concat: tuple[Place, ...] = ()  # poolings that are laid beside the first, as sentence-transformers does
+    concat: tuple[PoolingMode, ...] = ()  # poolings that are laid beside the first, as sentence-transformers does
 
     def __post_init__(self) -> None:
         if self.concat and self.layer == "pooler":
             raise UsageError("a pooler reads one state; leave out 'concat', or set layer to 'own'")
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def modes(self) -> tuple[PoolingMode, ...]:
         """All poolings."""
         return (self.at, *self.concat)
 
 
-def summary(states: Tensor, batch: Batch, at: Place) -> Tensor:
+def pool_states(states: Tensor, batch: Batch, mode: PoolingMode) -> Tensor:
     """States `[N, W]` to one vector for each cell `[C, W]`; a mean is of fp32 at least.
 
     NOTE: means of texts differ from one another by far less than states do, often by less than half precision can tell.
     """
-    if at == "mean":
-        return _means(states, batch)
+    if mode == "mean":
+        return _compute_means(states, batch)
     sizes = batch.offsets[1:] - batch.offsets[:-1]
-    if at == "max":
+    if mode == "max":
         least = float(torch.finfo(states.dtype).min)
         largest = torch.segment_reduce(states, "max", offsets=batch.offsets.long(), axis=0, initial=least)
         return largest.where(
             sizes[:, None] > 0, 0.0
         )  # NOTE: an empty cell's logits must be finite, or gradients are not
-    if at in ("mean_sqrt", "weighted"):
+    if mode in ("mean_sqrt", "weighted"):
         counts = sizes.clamp(min=1)[:, None].to(states.dtype)
-        if at == "mean_sqrt":
-            return _means(states, batch) * counts.sqrt()
-        return _means(states * (batch.positions + 1)[:, None].to(states.dtype), batch) * 2 / (counts + 1)
-    edge = batch.offsets[:-1] if at == "first" else batch.offsets[1:] - 1
+        if mode == "mean_sqrt":
+            return _compute_means(states, batch) * counts.sqrt()
+        return _compute_means(states * (batch.positions + 1)[:, None].to(states.dtype), batch) * 2 / (counts + 1)
+    edge = batch.offsets[:-1] if mode == "first" else batch.offsets[1:] - 1
     return states.index_select(0, edge.long().clamp(0, states.shape[0] - 1))
 
 
-def _means(states: Tensor, batch: Batch) -> Tensor:
+def _compute_means(states: Tensor, batch: Batch) -> Tensor:
     owner = torch.where(batch.sequence < 0, batch.cells, batch.sequence)  # filler goes to a cell beyond the last
     states = states.to(torch.promote_types(states.dtype, torch.float32))
     sums = states.new_zeros(batch.cells + 1, states.shape[1]).index_add(0, owner, states)

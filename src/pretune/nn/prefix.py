@@ -13,7 +13,7 @@ from torch import Tensor
 from pretune.nn.cache import LayerCache
 
 
-class Prefix(Protocol):
+class KVPrefix(Protocol):
     """What fills the slot: a module without inputs."""
 
     count: int
@@ -22,21 +22,21 @@ class Prefix(Protocol):
         """Keys, as they are after any rotation, and values: `[P, K, D]` each."""
 
 
-def put_before(prefix: Prefix, k: Tensor, v: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+def prepend_prefix(prefix: KVPrefix, k: Tensor, v: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """Keys and values `[rows R, K, D]` of the text as `[rows (P + R), K, D]`."""
     if not prefix.count:
         return k, v
     keys, values = prefix()
-    return _widened(keys, k, rows), _widened(values, v, rows)
+    return _prepend_rows(keys, k, rows), _prepend_rows(values, v, rows)
 
 
-def _widened(first: Tensor, text: Tensor, rows: int) -> Tensor:
+def _prepend_rows(prefix: Tensor, text: Tensor, rows: int) -> Tensor:
     by_row = text.view(rows, -1, *text.shape[1:])
-    return torch.cat((first.to(text.dtype).expand(rows, -1, -1, -1), by_row), dim=1).flatten(0, 1)
+    return torch.cat((prefix.to(text.dtype).expand(rows, -1, -1, -1), by_row), dim=1).flatten(0, 1)
 
 
 @torch.no_grad()
-def remember(prefix: Prefix, cache: LayerCache) -> LayerCache:
+def fill_prefix_cache(prefix: KVPrefix, cache: LayerCache) -> LayerCache:
     """An empty cache with what is learned in its first columns."""
     stores = [
         torch.cat((first.transpose(0, 1).to(store.dtype).expand(store.shape[0], -1, -1, -1), store), dim=2)

@@ -27,13 +27,13 @@ class BiLSTM:
     def build(self, *, width: int) -> "BidirectionalLSTM":
         return BidirectionalLSTM(self, width)
 
-    def matrices(self, *, width: int) -> int:
+    def count_weights(self, *, width: int) -> int:
         """How many weights a token is multiplied with."""
         first, more = width + self.hidden, (self.depth - 1) * (self.width + self.hidden)
         return 2 * 4 * self.hidden * (first + more)
 
     def params(self, *, width: int) -> int:
-        return self.matrices(width=width) + self.depth * 2 * 8 * self.hidden
+        return self.count_weights(width=width) + self.depth * 2 * 8 * self.hidden
 
 
 class BidirectionalLSTM(nn.Module):
@@ -47,7 +47,7 @@ class BidirectionalLSTM(nn.Module):
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
         """States `[N, W]` to `[N, 2 H]`."""
-        order, sizes = by_step(batch)
+        order, sizes = order_by_step(batch)
         out = x.new_zeros(x.shape[0], self.width)
         if not len(order):
             return out
@@ -55,14 +55,14 @@ class BidirectionalLSTM(nn.Module):
         return out.to(read.data.dtype).index_copy(0, order, read.data)
 
 
-def by_step(batch: Batch) -> tuple[Tensor, Tensor]:
+def order_by_step(batch: Batch) -> tuple[Tensor, Tensor]:
     """The places of all tokens in the order recurrence reads them, and how many it reads at each step (on the CPU).
 
     First the first tokens of all sequences, the longest sequence first; then their second tokens, and so on. Filler is
     left out. Waits for the device.
 
     >>> from pretune.data.layout import batch
-    >>> order, sizes = by_step(batch([[5, 6], [7, 8, 9]]))
+    >>> order, sizes = order_by_step(batch([[5, 6], [7, 8, 9]]))
     >>> order.tolist(), sizes.tolist()
     ([3, 0, 4, 1, 5], [2, 2, 1])
     """
@@ -98,14 +98,14 @@ class AttentionPool(nn.Module):
     def forward(self, states: Tensor, batch: Batch) -> Tensor:
         """States `[N, W]` to one vector for each cell `[C, W]`, 0 for filler and spare cells."""
         pooled = states.new_zeros(batch.cells + 1, states.shape[1])
-        weighed = self.weights(states, batch).unsqueeze(1) * states
-        return pooled.index_add(0, _owner(batch), weighed.to(states.dtype))[:-1]
+        weighed = self.compute_weights(states, batch).unsqueeze(1) * states
+        return pooled.index_add(0, _get_cells(batch), weighed.to(states.dtype))[:-1]
 
-    def weights(self, states: Tensor, batch: Batch) -> Tensor:
+    def compute_weights(self, states: Tensor, batch: Batch) -> Tensor:
         """How much each token counts `[N]`: those of a sequence sum to 1."""
         score = self.query(torch.tanh(self.dense(states))).squeeze(1)
         score = score.to(torch.promote_types(score.dtype, torch.float32))
-        owner = _owner(batch)
+        owner = _get_cells(batch)
         top = score.new_full((batch.cells + 1,), -torch.inf).scatter_reduce(0, owner, score.detach(), "amax")
         share = torch.exp(score - top.index_select(0, owner))
         total = score.new_zeros(batch.cells + 1).index_add(0, owner, share)
@@ -113,6 +113,6 @@ class AttentionPool(nn.Module):
         return out.masked_fill(batch.sequence < 0, 0)
 
 
-def _owner(batch: Batch) -> Tensor:
+def _get_cells(batch: Batch) -> Tensor:
     """The cell of each token; all filler shares one more, which is thrown away."""
     return torch.where(batch.sequence < 0, batch.cells, batch.sequence).long()

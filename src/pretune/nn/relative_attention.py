@@ -20,7 +20,7 @@ from torch.nn import Parameter
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.nn.prefix import Prefix, put_before
+from pretune.nn.prefix import KVPrefix, prepend_prefix
 
 
 @spec
@@ -38,7 +38,7 @@ class RelativeAttention:
 
     products: ClassVar[int] = 3  # per query and key: with the key, with their distance, and of weight and value
 
-    def shape(self, *, width: int) -> tuple[int, int, int]:
+    def resolve_shape(self, *, width: int) -> tuple[int, int, int]:
         """Heads, key heads and the width of a head."""
         if width % self.heads or width % 2:
             raise UsageError(f"heads {self.heads} must divide width {width}, which must be even for its distances")
@@ -47,7 +47,7 @@ class RelativeAttention:
     def build(self, *, width: int) -> "RelativeAttentionLayer":
         return RelativeAttentionLayer(self, width)
 
-    def matrices(self, *, width: int) -> int:
+    def count_weights(self, *, width: int) -> int:
         """How many weights a token is multiplied with. Distances are projected once for a whole batch."""
         return 4 * width * width
 
@@ -56,37 +56,37 @@ class RelativeAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Relations:
+class RelativeContext:
     """What all layers and both streams ask of a batch."""
 
     rows: int
     distances: Tensor  # [P + 2R, W] encodings of the distances P + R - 1, P + R - 2, …, -R
-    apart: Tensor | None = None  # [rows, 1, R, P + R] query and key lie in different segments; None: none do
-    weights: bool = False  # attention weights are to be returned
+    is_other_segment: Tensor | None = None  # [rows, 1, R, P + R] query and key lie in different segments; None: none do
+    return_weights: bool = False  # attention weights are to be returned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
+class StreamMask:
     """Whom the queries of a stream may see."""
 
     mask: Tensor | None  # [rows, 1, R, P + R] True: may attend; None: everything in the row
-    some: Tensor | None = None  # [rows, 1, R, 1] whether there is anything to see; None: there always is
+    has_keys: Tensor | None = None  # [rows, 1, R, 1] whether there is anything to see; None: there always is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class QueryPositions:
     """Where in a batch of N tokens the M queries of a stream of their own stand."""
 
     index: Tensor  # [M]
-    at: Tensor  # [M] the same, but N for spare slots, so that they write where nobody reads
+    write_index: Tensor  # [M] the same, but N for spare slots, so that they write where nobody reads
     count: int  # N
 
-    def lay(self, values: Tensor, over: Tensor) -> Tensor:
+    def scatter(self, values: Tensor, states: Tensor) -> Tensor:
         """`over` `[N, …]` with the queries' values `[M, …]` in their places."""
-        room = torch.cat((over, over[:1]))
-        return room.index_copy(0, self.at, values.to(room.dtype))[: self.count]
+        room = torch.cat((states, states[:1]))
+        return room.index_copy(0, self.write_index, values.to(room.dtype))[: self.count]
 
-    def pick(self, values: Tensor) -> Tensor:
+    def gather(self, values: Tensor) -> Tensor:
         """What stands in the queries' places: `[M, …]` of `[N, …]`."""
         return values.index_select(0, self.index)
 
@@ -96,32 +96,36 @@ class RelativeAttentionLayer(nn.Module):
 
     def __init__(self, spec: RelativeAttention, width: int) -> None:
         super().__init__()
-        self.heads, _, self.head = spec.shape(width=width)
+        self.heads, _, self.head = spec.resolve_shape(width=width)
         self.scale, self.dropout = self.head**-0.5, spec.dropout
         self.q, self.k, self.v, self.r, self.out = (nn.Linear(width, width, bias=False) for _ in range(5))
         self.content, self.position, self.segment = (Parameter(torch.zeros(self.heads, self.head)) for _ in range(3))
         self.segments = Parameter(torch.zeros(2, width))  # the same, another
-        self.prefix: Prefix | None = None  # learned keys and values before each sequence, at no distance from anything
+        self.prefix: KVPrefix | None = (
+            None  # learned keys and values before each sequence, at no distance from anything
+        )
 
-    def keys(self, x: Tensor, relations: Relations, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def compute_keys(
+        self, x: Tensor, context: RelativeContext, memory: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Keys and values `[rows, H, P + R, D]` of the memory's `[rows, P, W]` and the tokens' states, and keys of the
         distances `[H, P + 2R, D]`.
         """
         if memory is not None:
-            x = torch.cat((memory.to(x.dtype), x.view(relations.rows, -1, x.shape[-1])), dim=1).flatten(0, 1)
-        distances = self.r(relations.distances).view(-1, self.heads, self.head).transpose(0, 1)
+            x = torch.cat((memory.to(x.dtype), x.view(context.rows, -1, x.shape[-1])), dim=1).flatten(0, 1)
+        distances = self.r(context.distances).view(-1, self.heads, self.head).transpose(0, 1)
         k, v = (part(x).view(-1, self.heads, self.head) for part in (self.k, self.v))
         if self.prefix is not None:
-            k, v = put_before(self.prefix, k, v, relations.rows)
-        return self._by_row(k, relations), self._by_row(v, relations), distances
+            k, v = prepend_prefix(self.prefix, k, v, context.rows)
+        return self._split_rows(k, context), self._split_rows(v, context), distances
 
     def forward(
         self,
         x: Tensor,
         keys: tuple[Tensor, Tensor, Tensor],
-        relations: Relations,
-        reach: Reach,
-        places: Places | None = None,
+        context: RelativeContext,
+        stream_mask: StreamMask,
+        query_positions: QueryPositions | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """What queries of states `[N, W]` gather, or with `places` queries `[M, W]` that stand there; and the weights.
 
@@ -129,64 +133,75 @@ class RelativeAttentionLayer(nn.Module):
         them a row has.
         """
         q = self.q(x)
-        if places is not None:
-            q = places.lay(q, q.new_zeros(()).expand(places.count, q.shape[1]))
+        if query_positions is not None:
+            q = query_positions.scatter(q, q.new_zeros(()).expand(query_positions.count, q.shape[1]))
         ahead = 0 if self.prefix is None else self.prefix.count
-        mask = F.pad(reach.mask, (ahead, 0), value=True) if ahead and reach.mask is not None else reach.mask
-        mixed, weights = self._attend(self._by_row(q, relations), keys, relations, mask)
-        if reach.some is not None and not ahead:  # where there is nothing to see, nothing is gathered
-            mixed = mixed * reach.some
-            weights = None if weights is None else weights * reach.some
+        mask = (
+            F.pad(stream_mask.mask, (ahead, 0), value=True)
+            if ahead and stream_mask.mask is not None
+            else stream_mask.mask
+        )
+        mixed, weights = self._attend(self._split_rows(q, context), keys, context, mask)
+        if stream_mask.has_keys is not None and not ahead:  # where there is nothing to see, nothing is gathered
+            mixed = mixed * stream_mask.has_keys
+            weights = None if weights is None else weights * stream_mask.has_keys
         mixed = mixed.transpose(1, 2).flatten(0, 1).flatten(1)
-        return self.out(mixed if places is None else places.pick(mixed)), weights
+        return self.out(mixed if query_positions is None else query_positions.gather(mixed)), weights
 
     def _attend(
-        self, q: Tensor, keys: tuple[Tensor, Tensor, Tensor], relations: Relations, mask: Tensor | None
+        self, q: Tensor, keys: tuple[Tensor, Tensor, Tensor], context: RelativeContext, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        if not relations.weights:
-            return self._product(q, *keys, relations, mask)
+        if not context.return_weights:
+            return self._attend_fused(q, *keys, context, mask)
         exact = torch.promote_types(q.dtype, torch.float32)
         with torch.autocast(q.device.type, enabled=False):
             k, v, r = (key.to(exact) for key in keys)
-            return self._told(q.to(exact), k, v, r, relations, mask, q.dtype)
+            return self._attend_with_weights(q.to(exact), k, v, r, context, mask, q.dtype)
 
-    def _product(
-        self, q: Tensor, k: Tensor, v: Tensor, r: Tensor, relations: Relations, mask: Tensor | None
+    def _attend_fused(
+        self, q: Tensor, k: Tensor, v: Tensor, r: Tensor, context: RelativeContext, mask: Tensor | None
     ) -> tuple[Tensor, None]:
-        bias = self._bias(q, r, relations)
+        bias = self._compute_bias(q, r, context)
         if mask is not None:  # NOTE: finite, for where there is nothing to see there must be no NaN either
             bias = bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
         dropout = self.dropout if self.training else 0.0
         q = q + self.content[:, None].to(q.dtype)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale), None
 
-    def _told(
-        self, q: Tensor, k: Tensor, v: Tensor, r: Tensor, relations: Relations, mask: Tensor | None, dtype: torch.dtype
+    def _attend_with_weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        r: Tensor,
+        context: RelativeContext,
+        mask: Tensor | None,
+        dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         """The same in plain products, which tell the weights."""
         scores = (q + self.content[:, None].to(q.dtype)) @ k.transpose(-1, -2) * self.scale
-        scores = scores + self._bias(q, r, relations)
+        scores = scores + self._compute_bias(q, r, context)
         if mask is not None:
             scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
         weights = scores.softmax(-1)
         text = weights[..., k.shape[-2] - q.shape[-2] :]
         return (F.dropout(weights, self.dropout, self.training) @ v).to(dtype), text
 
-    def _bias(self, q: Tensor, r: Tensor, relations: Relations) -> Tensor:
+    def _compute_bias(self, q: Tensor, r: Tensor, context: RelativeContext) -> Tensor:
         """What distances and segments add to the scores `[rows, H, R, P + R]`; of learned keys, which come first, 0."""
-        bias = shifted((q + self.position[:, None].to(q.dtype)) @ r.transpose(-1, -2))
-        if relations.apart is not None:
+        bias = shift_scores((q + self.position[:, None].to(q.dtype)) @ r.transpose(-1, -2))
+        if context.is_other_segment is not None:
             alike, other = self.segments.to(q.dtype).view(2, self.heads, self.head, 1).unbind()
             asked = q + self.segment[:, None].to(q.dtype)
-            bias = bias + torch.where(relations.apart, asked @ other, asked @ alike)
+            bias = bias + torch.where(context.is_other_segment, asked @ other, asked @ alike)
         out: Tensor = bias * self.scale
         return out if self.prefix is None else F.pad(out, (self.prefix.count, 0))
 
-    def _by_row(self, x: Tensor, relations: Relations) -> Tensor:
-        return x.view(relations.rows, -1, self.heads, self.head).transpose(1, 2)
+    def _split_rows(self, x: Tensor, context: RelativeContext) -> Tensor:
+        return x.view(context.rows, -1, self.heads, self.head).transpose(1, 2)
 
 
-def shifted(scores: Tensor) -> Tensor:
+def shift_scores(scores: Tensor) -> Tensor:
     """Scores of queries and L distances `[…, R, L]`, from L - R - 1 downwards, as those of keys `[…, R, L - R]`.
 
     Query i finds key j at the distance L - 2R + i - j, which stands in column j - i + R - 1: each query starts one
@@ -197,7 +212,7 @@ def shifted(scores: Tensor) -> Tensor:
     return flat.view(*scores.shape[:-2], R, L - 1)[..., : L - R]
 
 
-def distances(length: int, width: int, device: torch.device, memory: int = 0) -> Tensor:
+def encode_distances(length: int, width: int, device: torch.device, memory: int = 0) -> Tensor:
     """Sines, then cosines, of the distances memory + length - 1 down to -length: `[P + 2R, width]`, in fp32."""
     distance = torch.arange(memory + length - 1, -length - 1, -1, device=device, dtype=torch.float32)
     even = torch.arange(0, width, 2, device=device, dtype=torch.float32)

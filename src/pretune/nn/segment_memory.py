@@ -32,7 +32,7 @@ class SegmentMemory:
 
     def check(self, batch: Batch) -> None:
         """Refuse a batch whose rows are not one text each, or not those that were read before."""
-        if not batch.whole:
+        if not batch.one_per_row:
             raise UsageError("a segment memory needs one sequence in each row, and all of the same length")
         first = self.layers[0]
         if first is not None and first.shape[0] != batch.rows:

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretune.nn.loss import BLOCK_BYTES, _aligned
+from pretune.nn.loss import BLOCK_BYTES, _pad_to_alignment
 
 
 @torch.no_grad()
-def linear_sample(states: Tensor, weight: Tensor, bias: Tensor | None, chance: Tensor) -> Tensor:
+def sample_tokens(states: Tensor, weight: Tensor, bias: Tensor | None, chance: Tensor) -> Tensor:
     """[M] the first token whose share of softmax(states weight^T + bias), added to those before it, exceeds `chance`.
 
     With `chance` [M] uniform from 0 to below 1 that is a draw from the softmax. Products run in the autocast precision.
@@ -21,8 +21,8 @@ def linear_sample(states: Tensor, weight: Tensor, bias: Tensor | None, chance: T
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
     vocab = weight.shape[0]
     with torch.autocast(device, enabled=False):
-        rows, table = states.to(dtype), _aligned(weight.to(dtype))
-        shift = None if bias is None else _aligned(bias.to(dtype))
+        rows, table = states.to(dtype), _pad_to_alignment(weight.to(dtype))
+        shift = None if bias is None else _pad_to_alignment(bias.to(dtype))
         size = max(BLOCK_BYTES.get(device, BLOCK_BYTES["cpu"]) // (8 * table.shape[0]), 64)  # two numbers of four bytes
         drawn = torch.empty(rows.shape[0], dtype=torch.long, device=rows.device)
         for start in range(0, rows.shape[0], size):

@@ -24,16 +24,22 @@ from torch.nn import Parameter
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE, Batch
+from pretune.core.types import IGNORE_INDEX, Batch
 from pretune.nn.activations import Dropout
-from pretune.nn.attention_mask import View, scope
+from pretune.nn.attention_mask import MaskSpec, build_context
 from pretune.nn.block import Block, Norms
-from pretune.nn.cache import Cache
+from pretune.nn.cache import KVCache
 from pretune.nn.embeddings import Embed
 from pretune.nn.feedforward import FeedForward
-from pretune.nn.relative_attention import Places, Reach, Relations, RelativeAttention, distances
+from pretune.nn.relative_attention import (
+    QueryPositions,
+    RelativeAttention,
+    RelativeContext,
+    StreamMask,
+    encode_distances,
+)
 from pretune.nn.segment_memory import SegmentMemory
-from pretune.nn.stack import Ask, Stack, StackOutput
+from pretune.nn.stack import OutputFlags, Stack, StackOutput
 
 
 @spec
@@ -81,7 +87,7 @@ class TwoStream:
         return [self.blocks[i % len(self.blocks)] for i in range(self.depth)]
 
     @property
-    def layer_of(self) -> list[int]:
+    def layer_indices(self) -> list[int]:
         """Which of those each of the `depth` layers uses."""
         return list(range(self.depth))
 
@@ -115,9 +121,9 @@ class TwoStreamLayer(nn.Module):
         self,
         x: Tensor,
         g: Tensor | None,
-        relations: Relations,
-        reaches: tuple[Reach, Reach | None],
-        places: Places | None,
+        context: RelativeContext,
+        stream_masks: tuple[StreamMask, StreamMask | None],
+        query_positions: QueryPositions | None,
         memory: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """Content `[N, W]` and queries `[M, W]` after the layer, and the attention weights of each where asked for.
@@ -125,14 +131,14 @@ class TwoStreamLayer(nn.Module):
         `memory` `[rows, P, W]` are the states that the layer read in the segments before.
         """
         read = self.attention_norm.pre(x)
-        keys = self.attention.keys(read, relations, None if memory is None else self.attention_norm.pre(memory))
-        mixed, weights = self.attention(read, keys, relations, reaches[0])
-        if g is None or reaches[1] is None:
-            return self._after(x, mixed), None, weights, None
-        asked, seen = self.attention(self.attention_norm.pre(g), keys, relations, reaches[1], places)
-        return self._after(x, mixed), self._after(g, asked), weights, seen
+        keys = self.attention.compute_keys(read, context, None if memory is None else self.attention_norm.pre(memory))
+        mixed, weights = self.attention(read, keys, context, stream_masks[0])
+        if g is None or stream_masks[1] is None:
+            return self._finish_layer(x, mixed), None, weights, None
+        asked, seen = self.attention(self.attention_norm.pre(g), keys, context, stream_masks[1], query_positions)
+        return self._finish_layer(x, mixed), self._finish_layer(g, asked), weights, seen
 
-    def _after(self, x: Tensor, mixed: Tensor) -> Tensor:
+    def _finish_layer(self, x: Tensor, mixed: Tensor) -> Tensor:
         x = self.attention_norm.add(x, self.dropout(self.attention_norm.out(mixed)))
         thought = self.feedforward(self.feedforward_norm.pre(x))
         return self.feedforward_norm.add(x, self.dropout(self.feedforward_norm.out(thought)))
@@ -149,7 +155,7 @@ class TwoStreamStack(nn.Module):
         for i, block in enumerate(spec.layers):
             self.add_module(str(i), block.build(width=width))
         self.position = self.norm = None  # as in a stack that has none
-        self.stream: torch.dtype | None = None  # of the residual stream; None: as the embedding gives it
+        self.residual_dtype: torch.dtype | None = None  # of the residual stream; None: as the embedding gives it
         self.dropout = Dropout(spec.dropout)
 
     def __getitem__(self, i: int) -> TwoStreamLayer:
@@ -157,7 +163,7 @@ class TwoStreamStack(nn.Module):
 
     def __iter__(self) -> Iterator[TwoStreamLayer]:
         """Every layer in the order it is applied."""
-        return (self[i] for i in self.spec.layer_of)
+        return (self[i] for i in self.spec.layer_indices)
 
     def forward(
         self,
@@ -165,8 +171,8 @@ class TwoStreamStack(nn.Module):
         batch: Batch,
         source: Tensor | None = None,
         *,
-        ask: Ask = Ask(),  # noqa: B008 (a frozen value)
-        cache: Cache | None = None,
+        flags: OutputFlags = OutputFlags(),  # noqa: B008 (a frozen value)
+        cache: KVCache | None = None,
         memory: SegmentMemory | None = None,
     ) -> StackOutput:
         """Token rows `[N, table]` of a batch to states: of the content, and at the targets of a batch with an `order`
@@ -176,32 +182,36 @@ class TwoStreamStack(nn.Module):
         if source is not None or cache is not None:
             raise UsageError("a two-stream stack reads one side, and nothing goes on from a cache of it")
         x = self.embed(x, None, batch.segments)
-        x = x if self.stream is None else x.to(self.stream)
+        x = x if self.residual_dtype is None else x.to(self.residual_dtype)
         kept = 0
         if memory is not None:
             memory.check(batch)
             kept = memory.tokens
-        relations, reaches, places = self._relations(batch, ask, kept), reached(batch, kept), _places(batch)
+        relations, reaches, places = (
+            self._build_context(batch, flags, kept),
+            build_stream_masks(batch, kept),
+            _find_query_positions(batch),
+        )
         g = None if places is None else self.embed.dropout(self.query.to(x.dtype).repeat(len(places.index), 1))
-        hidden, attention = [_shown(x, g, places)] if ask.hidden else [], []
+        hidden, attention = [_merge_streams(x, g, places)] if flags.hidden else [], []
         for i, layer in enumerate(self):
             before = None if memory is None else memory.layers[i]
             if memory is not None:
                 memory.append(i, x, batch.rows)
             x, g, weights, seen = layer(x, g, relations, reaches, places, before)
-            if ask.hidden:
-                hidden.append(_shown(x, g, places))
-            if ask.attention:
-                attention.append(_shown_weights(weights, seen, batch, places))
-        states = self.dropout(_shown(x, g, places))
+            if flags.hidden:
+                hidden.append(_merge_streams(x, g, places))
+            if flags.attention:
+                attention.append(_merge_weights(weights, seen, batch, places))
+        states = self.dropout(_merge_streams(x, g, places))
         return StackOutput(
             states=states,
-            hidden=(*hidden[:-1], states) if ask.hidden else None,
-            attention=tuple(attention) if ask.attention else None,
+            hidden=(*hidden[:-1], states) if flags.hidden else None,
+            attention=tuple(attention) if flags.attention else None,
         )
 
     @property
-    def ahead(self) -> int:
+    def prefix_length(self) -> int:
         """Positions that learned keys take: none, for nothing here depends on where in the text it stands."""
         return 0
 
@@ -214,53 +224,59 @@ class TwoStreamStack(nn.Module):
         """Return an empty memory of `length` tokens."""
         return SegmentMemory(self.spec.depth, length)
 
-    def _relations(self, batch: Batch, ask: Ask, memory: int) -> Relations:
-        if ask.backend not in (None, "rows", "naive"):
-            raise UsageError(f"attention_backend '{ask.backend}' cannot do two streams; leave it open, or use 'rows'")
-        table = distances(batch.length, self.width, batch.tokens.device, memory).to(self.query.dtype)
+    def _build_context(self, batch: Batch, flags: OutputFlags, memory: int) -> RelativeContext:
+        if flags.backend not in (None, "rows", "naive"):
+            raise UsageError(f"attention_backend '{flags.backend}' cannot do two streams; leave it open, or use 'rows'")
+        table = encode_distances(batch.length, self.width, batch.tokens.device, memory).to(self.query.dtype)
         apart = None
         if batch.segments is not None:
             segments = batch.segments.view(batch.rows, 1, -1)
             seen = F.pad(segments, (memory, 0))  # the memory is of segment 0, as in the reference
             apart = segments[..., :, None] != seen[..., None, :]
-        told = ask.attention or ask.backend == "naive"
-        return Relations(rows=batch.rows, distances=self.embed.dropout(table), apart=apart, weights=told)
+        told = flags.attention or flags.backend == "naive"
+        return RelativeContext(
+            rows=batch.rows, distances=self.embed.dropout(table), is_other_segment=apart, return_weights=told
+        )
 
 
-def reached(batch: Batch, memory: int = 0) -> tuple[Reach, Reach | None]:
+def build_stream_masks(batch: Batch, memory: int = 0) -> tuple[StreamMask, StreamMask | None]:
     """Whom content and queries may see; the `memory` before a row is seen by all of it."""
-    mask = scope(batch, batch, View(causal=False), "naive", torch.float32).mask
+    mask = build_context(batch, batch, MaskSpec(causal=False), "naive", torch.float32).mask
     if batch.order is None:
-        return Reach(mask=_past(mask, memory)), None
+        return StreamMask(mask=_pad_memory(mask, memory)), None
     order = batch.order.view(batch.rows, 1, -1)
     query, key = order[..., :, None], order[..., None, :]
     content, before = key <= query, key < query
     if mask is not None:
         content, before = content & mask, before & mask
     content, before = F.pad(content, (memory, 0), value=True), F.pad(before, (memory, 0), value=True)
-    return Reach(mask=content), Reach(mask=before, some=before.any(-1, keepdim=True))
+    return StreamMask(mask=content), StreamMask(mask=before, has_keys=before.any(-1, keepdim=True))
 
 
-def _past(mask: Tensor | None, memory: int) -> Tensor | None:
+def _pad_memory(mask: Tensor | None, memory: int) -> Tensor | None:
     return mask if mask is None or not memory else F.pad(mask, (memory, 0), value=True)
 
 
-def _places(batch: Batch) -> Places | None:
+def _find_query_positions(batch: Batch) -> QueryPositions | None:
     """Where the queries stand: at the targets of a batch with an order."""
     if batch.order is None:
         return None
     if batch.targets is None:
         raise UsageError("a batch with an order needs targets: queries are made for them alone")
     index, count = batch.targets.index, batch.tokens.shape[0]
-    return Places(index=index, at=index.masked_fill(batch.targets.labels == IGNORE, count), count=count)
+    return QueryPositions(
+        index=index, write_index=index.masked_fill(batch.targets.labels == IGNORE_INDEX, count), count=count
+    )
 
 
-def _shown(x: Tensor, g: Tensor | None, places: Places | None) -> Tensor:
-    return x if g is None or places is None else places.lay(g, x)
+def _merge_streams(x: Tensor, g: Tensor | None, query_positions: QueryPositions | None) -> Tensor:
+    return x if g is None or query_positions is None else query_positions.scatter(g, x)
 
 
-def _shown_weights(weights: Tensor, seen: Tensor | None, batch: Batch, places: Places | None) -> Tensor:
-    if seen is None or places is None:
+def _merge_weights(
+    weights: Tensor, query_weights: Tensor | None, batch: Batch, query_positions: QueryPositions | None
+) -> Tensor:
+    if query_weights is None or query_positions is None:
         return weights
-    asks = places.lay(torch.ones_like(places.index), torch.zeros_like(batch.tokens)).bool()
-    return torch.where(asks.view(batch.rows, 1, -1, 1), seen, weights)
+    asks = query_positions.scatter(torch.ones_like(query_positions.index), torch.zeros_like(batch.tokens)).bool()
+    return torch.where(asks.view(batch.rows, 1, -1, 1), query_weights, weights)

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
 OPTIONS = frozenset(inspect.signature(varlen_attn).parameters)
-GROUPED = "enable_gqa" in OPTIONS
+SUPPORTS_GQA = "enable_gqa" in OPTIONS
 
 
-def varlen(
+def attend_varlen(
     q: Tensor,
     k: Tensor,
     v: Tensor,

@@ -31,12 +31,12 @@ OBJECTIVES: "Registry[type[Objective]]" = Registry(
 )
 
 
-def named(name: str, **settings: Any) -> "Objective":
+def build_objective(name: str, **settings: Any) -> "Objective":
     """An objective by its name, with other settings than its paper's; `pretune.objective` to users.
 
     NOTE: it cannot be called `objective` here: importing the module of that name would put that in its place.
 
-    >>> named("causal").shapes
+    >>> build_objective("causal").shapes
     ('decoder',)
     """
     return replace(OBJECTIVES.get(name)(), settings)

@@ -17,16 +17,16 @@ from torch import Tensor, nn
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE, Batch, Loss
+from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.ragged import Ints
-from pretune.data.stream import Lesson
-from pretune.nn.loss import firsts
+from pretune.data.stream import Corruption
+from pretune.nn.loss import count_top1
 from pretune.text.tokenizer import Tokenizer
 
 ModelShape = Literal["encoder", "decoder", "encoder-decoder", "two-way", "generator-discriminator", "two-stream"]
 """What a model is made of. Two-way: causal stacks of both directions; two-stream: content and query states."""
 MODEL_SHAPES: tuple[ModelShape, ...] = get_args(ModelShape)
-Pairs = Literal["other", "swapped", "kept", "apart"]
+PairKind = Literal["other", "swapped", "kept", "apart"]
 Role = Literal["pad", "unk", "cls", "sep", "mask", "bos", "eos"]
 
 
@@ -41,7 +41,7 @@ class Vocabulary:
     start: int | None = None  # what a decoder reads first
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, *, start: int | None = None) -> "Vocabulary":
+    def from_tokenizer(cls, tokenizer: Tokenizer, *, start: int | None = None) -> "Vocabulary":
         """Of a tokenizer. Without `start` a decoder starts with the first of: bos, cls, pad, eos."""
         roles = {role: tokenizer.special[role] for role in get_args(Role) if role in tokenizer.special}
         if start is None:
@@ -58,20 +58,20 @@ class Vocabulary:
         """The id of a special token, if there is one."""
         return dict(self.roles).get(role)
 
-    def need(self, role: Role, objective: str) -> int:
+    def require(self, role: Role, objective: str) -> int:
         """The id of a special token that an objective cannot do without."""
         found = self.find(role)
         if found is None:
             raise UsageError(f"{objective} needs a {role} token, and this tokenizer has none; {_REMEDY}")
         return found
 
-    def first(self, objective: str) -> int:
+    def require_start(self, objective: str) -> int:
         """What a decoder reads first."""
         if self.start is None:
             raise UsageError(f"{objective} needs a token that a decoder starts with (bos, cls, pad or eos); {_REMEDY}")
         return self.start
 
-    def ordinary(self) -> Ints:
+    def list_ordinary_ids(self) -> Ints:
         """All ids but the special ones: what a random token is drawn from."""
         return np.setdiff1d(np.arange(self.size), np.asarray(self.special, dtype=np.int64))
 
@@ -79,7 +79,7 @@ class Vocabulary:
 _REMEDY = "train one with another --style (see `pretune list tokenizers`)"
 
 
-class Reader(Protocol):
+class PretrainingModel(Protocol):
     """What objectives ask of a model."""
 
     @property
@@ -115,23 +115,23 @@ class Objective(Protocol):
         """Whether it asks where sentences start."""
 
     @property
-    def pairs(self) -> Pairs | None:
+    def pairs(self) -> PairKind | None:
         """What pairs it reads, if any.
 
         Two segments of a document, half of them broken ("other", "swapped": `SegmentPairs`); or the two sides that
         documents have (`Sides`), together ("kept") or each by itself ("apart").
         """
 
-    def open(self, vocabulary: Vocabulary, shape: ModelShape) -> Lesson:
+    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> Corruption:
         """Its lesson for a model of a shape; a UsageError where it does not train such models."""
 
-    def evaluation(self) -> Self:
+    def to_evaluation(self) -> Self:
         """The form in which held-out loss is measured: the same for all settings that only make training harder."""
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         """How many targets each term of the loss has in a batch, by its name, known before the model runs."""
 
-    def loss(self, model: Reader, batch: Batch) -> Loss:
+    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
         """The summed loss of a batch."""
 
 
@@ -141,30 +141,30 @@ def check_shape(name: str, shape: ModelShape, shapes: tuple[ModelShape, ...]) ->
         raise UsageError(f"{name} does not train models of the shape '{shape}'; it trains: {', '.join(shapes)}")
 
 
-def vocabulary_count(batch: Batch) -> Tensor:
+def count_vocabulary_targets(batch: Batch) -> Tensor:
     """How many tokens the vocabulary head is to predict."""
     if batch.targets is None:
         raise UsageError("this batch has no targets; an objective's lesson makes them")
-    return (batch.targets.labels != IGNORE).sum()
+    return (batch.targets.labels != IGNORE_INDEX).sum()
 
 
-def pair_count(batch: Batch) -> Tensor:
+def count_pairs(batch: Batch) -> Tensor:
     """How many sequences have a label of their own."""
     if batch.labels is None:
         raise UsageError("this batch has no labels of pairs; take samples that are pairs of segments")
-    return (batch.labels != IGNORE).sum()
+    return (batch.labels != IGNORE_INDEX).sum()
 
 
-def pair_loss(model: Reader, states: Tensor, batch: Batch) -> Loss:
+def pair_loss(model: PretrainingModel, states: Tensor, batch: Batch) -> Loss:
     """The summed loss of the pair head on every sequence that has a label."""
-    count = pair_count(batch)
+    count = count_pairs(batch)
     if model.pair is None or batch.labels is None:
         raise UsageError("this model has no head for pairs; take a family that has, or an objective without pairs")
     logits = model.pair(model.pool(states, batch)).float()
-    total = F.cross_entropy(logits, batch.labels, ignore_index=IGNORE, reduction="sum")
-    return Loss(sum=total, count=count, right=None if total.requires_grad else firsts(logits, batch.labels))
+    total = F.cross_entropy(logits, batch.labels, ignore_index=IGNORE_INDEX, reduction="sum")
+    return Loss(sum=total, count=count, correct=None if total.requires_grad else count_top1(logits, batch.labels))
 
 
-def spare(expected: float, variance: float, most: int) -> int:
+def bound_target_slots(expected: float, variance: float, max_slots: int) -> int:
     """Slots for a random number of targets: six standard deviations above what is expected, `most` at most."""
-    return min(most, int(np.ceil(expected + 6 * np.sqrt(variance))) + 1)
+    return min(max_slots, int(np.ceil(expected + 6 * np.sqrt(variance))) + 1)

@@ -19,16 +19,16 @@ from torch import Tensor
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE, Batch, Loss, Targets
-from pretune.objectives.base import ModelShape, Vocabulary, check_shape, vocabulary_count
-from pretune.objectives.causal import CausalLesson
+from pretune.core.types import IGNORE_INDEX, Batch, Loss, Targets
+from pretune.objectives.base import ModelShape, Vocabulary, check_shape, count_vocabulary_targets
+from pretune.objectives.causal import CausalCorruption
 
 
 @runtime_checkable
-class Ways(Protocol):
+class BidirectionalModel(Protocol):
     """What it asks of a model."""
 
-    def ways(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def compute_directional_states(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The states [N, W] of a token and all before it, and of a token and all after it."""
 
     def loss(self, states: Tensor, batch: Batch) -> Loss:
@@ -44,28 +44,30 @@ class Bidirectional:
     sentences: ClassVar[bool] = False
     pairs: ClassVar[None] = None
 
-    def open(self, vocabulary: Vocabulary, shape: ModelShape) -> CausalLesson:
+    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> CausalCorruption:
         check_shape("bidirectional", shape, self.shapes)
-        return CausalLesson()
+        return CausalCorruption()
 
-    def evaluation(self) -> Self:
+    def to_evaluation(self) -> Self:
         return self
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        count = vocabulary_count(batch)
+        count = count_vocabulary_targets(batch)
         return {"forward": count, "backward": count}
 
     def loss(self, model: object, batch: Batch) -> Loss:
-        if not isinstance(model, Ways):
+        if not isinstance(model, BidirectionalModel):
             raise UsageError("bidirectional trains a model that reads both ways; build it with two stacks")
-        forward, backward = model.ways(batch)
-        return Loss.of({"forward": model.loss(forward, batch), "backward": model.loss(backward, previous(batch))})
+        forward, backward = model.compute_directional_states(batch)
+        return Loss.from_parts(
+            {"forward": model.loss(forward, batch), "backward": model.loss(backward, shift_targets_back(batch))}
+        )
 
 
-def previous(batch: Batch) -> Batch:
+def shift_targets_back(batch: Batch) -> Batch:
     """The same batch with other targets: where token i is to say token i + 1, that is to say token i."""
     if batch.targets is None:
         raise UsageError("this batch has no targets; an objective's lesson makes them")
-    index, spare = batch.targets.index, batch.targets.labels == IGNORE
-    labels = torch.where(spare, IGNORE, batch.tokens.index_select(0, index))
+    index, spare = batch.targets.index, batch.targets.labels == IGNORE_INDEX
+    labels = torch.where(spare, IGNORE_INDEX, batch.tokens.index_select(0, index))
     return replace(batch, targets=Targets(index=torch.where(spare, 0, index + 1), labels=labels))

@@ -15,11 +15,11 @@ import numpy as np
 from torch import Tensor
 
 from pretune.core.config import spec
-from pretune.core.types import IGNORE, Batch, Loss
+from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.counters import Counters
 from pretune.data.ragged import Ints
 from pretune.data.sequences import Sequences
-from pretune.objectives.base import ModelShape, Reader, Vocabulary, check_shape, vocabulary_count
+from pretune.objectives.base import ModelShape, PretrainingModel, Vocabulary, check_shape, count_vocabulary_targets
 
 
 @spec
@@ -31,22 +31,22 @@ class Causal:
     sentences: ClassVar[bool] = False
     pairs: ClassVar[None] = None
 
-    def open(self, vocabulary: Vocabulary, shape: ModelShape) -> "CausalLesson":
+    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> "CausalCorruption":
         check_shape("causal", shape, self.shapes)
-        return CausalLesson()
+        return CausalCorruption()
 
-    def evaluation(self) -> Self:
+    def to_evaluation(self) -> Self:
         return self
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": vocabulary_count(batch)}
+        return {"loss": count_vocabulary_targets(batch)}
 
-    def loss(self, model: Reader, batch: Batch) -> Loss:
+    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
         return model.loss(model.states(batch), batch)
 
 
 @dataclass(frozen=True, slots=True)
-class CausalLesson:
+class CausalCorruption:
     """Labels only: nothing is corrupted."""
 
     copies: int | None = None
@@ -55,14 +55,14 @@ class CausalLesson:
         return n, None
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
-        return replace(sequences, targets=next_tokens(sequences))
+        return replace(sequences, targets=find_next_tokens(sequences))
 
     def targets(self, tokens: int, sequences: int) -> int:
         return tokens
 
 
-def next_tokens(sequences: Sequences) -> Ints:
+def find_next_tokens(sequences: Sequences) -> Ints:
     """[T] the token after each; IGNORE after the last of a sequence."""
-    after = np.append(sequences.tokens[1:], IGNORE)[: len(sequences.tokens)]
-    after[sequences.offsets[1:][sequences.lengths > 0] - 1] = IGNORE
+    after = np.append(sequences.tokens[1:], IGNORE_INDEX)[: len(sequences.tokens)]
+    after[sequences.offsets[1:][sequences.lengths > 0] - 1] = IGNORE_INDEX
     return after

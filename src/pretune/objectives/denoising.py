@@ -19,14 +19,20 @@ from torch import Tensor
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE, Batch, Loss
+from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.counters import Counters
-from pretune.data.epoch_order import Known
+from pretune.data.epoch_order import SampleLengths
 from pretune.data.ragged import Ints
 from pretune.data.sequences import Sequences
-from pretune.objectives.base import ModelShape, Reader, Vocabulary, check_shape, vocabulary_count
+from pretune.objectives.base import ModelShape, PretrainingModel, Vocabulary, check_shape, count_vocabulary_targets
 from pretune.objectives.noise import Noise, SentencePermutation, TextInfilling
-from pretune.objectives.seq2seq import OneSide, TwoSides, known, masking, side
+from pretune.objectives.seq2seq import (
+    DecoderLayout,
+    EncoderDecoderLayout,
+    choose_layout,
+    ensure_mask_token,
+    get_sample_info,
+)
 
 
 @spec
@@ -48,59 +54,59 @@ class Denoising:
     def sentences(self) -> bool:
         return any(noise.sentences for noise in self.noises)
 
-    def open(self, vocabulary: Vocabulary, shape: ModelShape) -> "DenoisingLesson":
+    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> "DenoisingCorruption":
         check_shape("denoising", shape, self.shapes)
-        needed = any(noise.masks for noise in self.noises)
-        mask = masking(vocabulary).need("mask", "denoising") if needed else IGNORE
-        return DenoisingLesson(self.noises, mask, side(vocabulary, shape, "denoising", prefix=self.prefix))
+        needed = any(noise.uses_mask for noise in self.noises)
+        mask = ensure_mask_token(vocabulary).require("mask", "denoising") if needed else IGNORE_INDEX
+        return DenoisingCorruption(self.noises, mask, choose_layout(vocabulary, shape, "denoising", prefix=self.prefix))
 
-    def evaluation(self) -> "Denoising":
+    def to_evaluation(self) -> "Denoising":
         """The same noises at their usual rates, whatever the training."""
         return Denoising(noises=tuple(type(noise)() for noise in self.noises), prefix=self.prefix)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": vocabulary_count(batch)}
+        return {"loss": count_vocabulary_targets(batch)}
 
-    def loss(self, model: Reader, batch: Batch) -> Loss:
+    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
         return model.loss(model.states(batch), batch)
 
 
 @dataclass(frozen=True, slots=True)
-class DenoisingLesson:
+class DenoisingCorruption:
     """One noise after another, then the text as it was."""
 
     noises: tuple[Noise, ...]
     mask: int
-    sides: TwoSides | OneSide
+    layout: EncoderDecoderLayout | DecoderLayout
     copies: int | None = None
 
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
-        return self.sides.lengths(n, n)  # no noise makes a sequence longer
+        return self.layout.lengths(n, n)  # no noise makes a sequence longer
 
     @property
-    def varies(self) -> bool:
-        return any(noise.removes for noise in self.noises)
+    def has_random_lengths(self) -> bool:
+        return any(noise.removed_share for noise in self.noises)
 
-    def planned(self, known: Known, rng: Counters | None) -> tuple[Ints, Ints | None]:
+    def predict_lengths(self, lengths: SampleLengths, rng: Counters | None) -> tuple[Ints, Ints | None]:
         """Noises draw how much they leave from what there is and from nothing else."""
         if rng is None:
-            return self.lengths(known.lengths)
-        left = known.lengths - known.special
+            return self.lengths(lengths.lengths)
+        left = lengths.lengths - lengths.special_counts
         for number, noise in enumerate(self.noises):
-            left = noise.left(left, rng.under(number))
-        return self.sides.lengths(left + known.special, known.lengths)
+            left = noise.count_remaining(left, rng.derive(number))
+        return self.layout.lengths(left + lengths.special_counts, lengths.lengths)
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         spoiled = sequences
         for number, noise in enumerate(self.noises):
-            spoiled = noise.spoil(spoiled, self.mask, rng.under(number))
+            spoiled = noise.apply(spoiled, self.mask, rng.derive(number))
         source = Sequences(tokens=spoiled.tokens, offsets=spoiled.offsets, segments=spoiled.segments)
-        labels = Sequences(tokens=sequences.tokens, offsets=sequences.offsets, **known(sequences))
-        return self.sides.teach(source, labels)
+        labels = Sequences(tokens=sequences.tokens, offsets=sequences.offsets, **get_sample_info(sequences))
+        return self.layout.combine(source, labels)
 
     def targets(self, tokens: int, sequences: int) -> int:
         # Of a decoder's n + m tokens n are targets, and m is at least what the noises leave of n, to the token.
         left = 1.0
         for noise in self.noises:
-            left *= 1 - noise.removes
-        return self.sides.targets(tokens, int((tokens + len(self.noises) * sequences) / (1 + left)) + 1)
+            left *= 1 - noise.removed_share
+        return self.layout.targets(tokens, int((tokens + len(self.noises) * sequences) / (1 + left)) + 1)

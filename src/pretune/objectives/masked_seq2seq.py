@@ -25,12 +25,12 @@ from torch import Tensor
 from pretune.core.config import spec
 from pretune.core.types import Batch, Loss
 from pretune.data.counters import Counters
-from pretune.data.ragged import Ints, begins, bounds, spread
+from pretune.data.ragged import Ints, compute_offsets, compute_starts, spread
 from pretune.data.sequences import Sequences
-from pretune.objectives.base import ModelShape, Reader, Vocabulary, check_shape, vocabulary_count
-from pretune.objectives.mask_replacement import Disguise, Split, check_shares
-from pretune.objectives.segment_sampling import bits_at, ordinary, rounded
-from pretune.objectives.seq2seq import TwoSides, known, masking
+from pretune.objectives.base import ModelShape, PretrainingModel, Vocabulary, check_shape, count_vocabulary_targets
+from pretune.objectives.mask_replacement import MaskReplacement, ReplacementShares, check_shares
+from pretune.objectives.segment_sampling import draw_bits_at, find_ordinary_tokens, round_randomly
+from pretune.objectives.seq2seq import EncoderDecoderLayout, ensure_mask_token, get_sample_info
 
 
 @spec
@@ -38,7 +38,7 @@ class MaskedSeq2seq:
     """One stretch of half the text, masked in the encoder and said by the decoder (MASS)."""
 
     rate: float = 0.5
-    split: Split = (0.8, 0.1, 0.1)  # masked, replaced by a random token, kept
+    split: ReplacementShares = (0.8, 0.1, 0.1)  # masked, replaced by a random token, kept
 
     shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder-decoder",)
     words: ClassVar[bool] = False
@@ -48,44 +48,48 @@ class MaskedSeq2seq:
     def __post_init__(self) -> None:
         check_shares(self.rate, self.split, None)
 
-    def open(self, vocabulary: Vocabulary, shape: ModelShape) -> "MaskedSeq2seqLesson":
+    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> "MaskedSeq2seqCorruption":
         check_shape("masked_seq2seq", shape, self.shapes)
-        disguise = Disguise.of(self.split, masking(vocabulary), "masked_seq2seq")
-        return MaskedSeq2seqLesson(self.rate, disguise, TwoSides(vocabulary.first("masked_seq2seq")))
+        disguise = MaskReplacement.from_vocabulary(self.split, ensure_mask_token(vocabulary), "masked_seq2seq")
+        return MaskedSeq2seqCorruption(
+            self.rate, disguise, EncoderDecoderLayout(vocabulary.require_start("masked_seq2seq"))
+        )
 
-    def evaluation(self) -> "MaskedSeq2seq":
+    def to_evaluation(self) -> "MaskedSeq2seq":
         """Half of the text, 80/10/10, whatever the training."""
         return MaskedSeq2seq()
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": vocabulary_count(batch)}
+        return {"loss": count_vocabulary_targets(batch)}
 
-    def loss(self, model: Reader, batch: Batch) -> Loss:
+    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
         return model.loss(model.states(batch), batch)
 
 
 @dataclass(frozen=True, slots=True)
-class MaskedSeq2seqLesson:
+class MaskedSeq2seqCorruption:
     """One stretch of each sequence: in disguise on the encoder's side, itself on the decoder's."""
 
     rate: float
-    disguise: Disguise
-    sides: TwoSides
+    replacement: MaskReplacement
+    layout: EncoderDecoderLayout
     copies: int | None = None
 
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
-        return self.sides.lengths(n, np.ceil(self.rate * n).astype(np.int64))
+        return self.layout.lengths(n, np.ceil(self.rate * n).astype(np.int64))
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
-        index, sizes = ordinary(sequences)
-        counts = np.maximum(rounded(self.rate * sizes, rng.uniform(0)), np.minimum(sizes, 1))
+        index, sizes = find_ordinary_tokens(sequences)
+        counts = np.maximum(round_randomly(self.rate * sizes, rng.uniform(0)), np.minimum(sizes, 1))
         start = np.minimum((rng.uniform(1) * (sizes - counts + 1)).astype(np.int64), sizes - counts)
-        chosen = index[spread(begins(sizes) + start, counts)]
+        chosen = index[spread(compute_starts(sizes) + start, counts)]
         tokens = sequences.tokens.copy()
-        tokens[chosen] = self.disguise.tokens(tokens[chosen], bits_at(rng, 2, sequences, chosen))
+        tokens[chosen] = self.replacement.replace_tokens(tokens[chosen], draw_bits_at(rng, 2, sequences, chosen))
         source = Sequences(tokens=tokens, offsets=sequences.offsets, segments=sequences.segments)
-        labels = Sequences(tokens=sequences.tokens[chosen], offsets=bounds(counts), **known(sequences))
-        return self.sides.teach(source, labels)
+        labels = Sequences(
+            tokens=sequences.tokens[chosen], offsets=compute_offsets(counts), **get_sample_info(sequences)
+        )
+        return self.layout.combine(source, labels)
 
     def targets(self, tokens: int, sequences: int) -> int:
         return tokens

@@ -26,12 +26,19 @@ from pretune.core.types import Batch, Loss
 from pretune.data.counters import Counters
 from pretune.data.ragged import Ints
 from pretune.data.sequences import Sequences
-from pretune.nn.attention_mask import Sight
-from pretune.objectives.base import ModelShape, Reader, Vocabulary, check_shape, spare, vocabulary_count
-from pretune.objectives.mask_replacement import Disguise, Split, check_shares
-from pretune.objectives.masked import choose_tokens, hidden
-from pretune.objectives.prefix import split_points
-from pretune.objectives.segment_sampling import totals
+from pretune.nn.attention_mask import MaskKind
+from pretune.objectives.base import (
+    ModelShape,
+    PretrainingModel,
+    Vocabulary,
+    bound_target_slots,
+    check_shape,
+    count_vocabulary_targets,
+)
+from pretune.objectives.mask_replacement import MaskReplacement, ReplacementShares, check_shares
+from pretune.objectives.masked import choose_tokens, mask_tokens
+from pretune.objectives.prefix import draw_split_points
+from pretune.objectives.segment_sampling import sum_groups
 
 Shares = tuple[float, float, float, float]
 """How often a sequence is read in both directions, from the left, from the right, and as sequence to sequence."""
@@ -42,7 +49,7 @@ class MultitaskMasked:
     """Masked tokens, read in both directions, from the left, from the right, or after a first part (UniLM)."""
 
     rate: float = 0.15
-    split: Split = (0.8, 0.1, 0.1)  # masked, replaced by a random token, kept
+    split: ReplacementShares = (0.8, 0.1, 0.1)  # masked, replaced by a random token, kept
     shares: Shares = (1 / 3, 1 / 6, 1 / 6, 1 / 3)  # both, left, right, sequence to sequence
 
     shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder",)
@@ -55,47 +62,49 @@ class MultitaskMasked:
         if min(self.shares) < 0 or abs(sum(self.shares) - 1) > 1e-6:
             raise UsageError(f"the shares of the four ways to read are 0 or more and sum to 1, found {self.shares}")
 
-    def open(self, vocabulary: Vocabulary, shape: ModelShape) -> "MultitaskMaskedLesson":
+    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> "MultitaskMaskedCorruption":
         check_shape("multitask_masked", shape, self.shapes)
-        return MultitaskMaskedLesson(self, Disguise.of(self.split, vocabulary, "multitask_masked"))
+        return MultitaskMaskedCorruption(
+            self, MaskReplacement.from_vocabulary(self.split, vocabulary, "multitask_masked")
+        )
 
-    def evaluation(self) -> "MultitaskMasked":
+    def to_evaluation(self) -> "MultitaskMasked":
         """15 % of the tokens, 80/10/10, whatever the training; the ways to read as they are."""
         return MultitaskMasked(shares=self.shares)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": vocabulary_count(batch)}
+        return {"loss": count_vocabulary_targets(batch)}
 
-    def loss(self, model: Reader, batch: Batch) -> Loss:
+    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
         return model.loss(model.states(batch), batch)
 
 
 @dataclass(frozen=True, slots=True)
-class MultitaskMaskedLesson:
+class MultitaskMaskedCorruption:
     """Some tokens masked, and a way to read for each sequence."""
 
-    spec: MultitaskMasked
-    disguise: Disguise
+    objective: MultitaskMasked
+    replacement: MaskReplacement
     copies: int | None = None
 
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
         return n, None
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
-        ways = np.cumsum(self.spec.shares)[:-1]
+        ways = np.cumsum(self.objective.shares)[:-1]
         view = np.searchsorted(ways, rng.uniform(3), side="right")
-        prefix = np.where(view == Sight.PREFIX, first_segments(sequences, rng), 0)
-        masked = hidden(sequences, choose_tokens(sequences, self.spec.rate, rng), self.disguise, rng)
+        prefix = np.where(view == MaskKind.PREFIX, measure_first_segments(sequences, rng), 0)
+        masked = mask_tokens(sequences, choose_tokens(sequences, self.objective.rate, rng), self.replacement, rng)
         return replace(masked, view=view, prefix=prefix)
 
     def targets(self, tokens: int, sequences: int) -> int:
-        return spare(self.spec.rate * tokens, sequences / 4, tokens)
+        return bound_target_slots(self.objective.rate * tokens, sequences / 4, tokens)
 
 
-def first_segments(sequences: Sequences, rng: Counters) -> Ints:
+def measure_first_segments(sequences: Sequences, rng: Counters) -> Ints:
     """[S] the tokens of the first segment, or up to a random point where there is no second."""
-    split = split_points(sequences, rng.under(0))
+    split = draw_split_points(sequences, rng.derive(0))
     if sequences.segments is None:
         return split
-    first = totals(sequences.segments == 0, sequences.offsets)
+    first = sum_groups(sequences.segments == 0, sequences.offsets)
     return np.where(first < sequences.lengths, first, split)

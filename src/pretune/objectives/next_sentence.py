@@ -16,9 +16,9 @@ from torch import Tensor
 
 from pretune.core.config import spec
 from pretune.core.types import Batch, Loss
-from pretune.objectives.base import ModelShape, Reader, Vocabulary, check_shape, pair_count, pair_loss
-from pretune.objectives.masked import Masked, MaskedLesson
-from pretune.objectives.span_masked import SpanLesson, SpanMasked
+from pretune.objectives.base import ModelShape, PretrainingModel, Vocabulary, check_shape, count_pairs, pair_loss
+from pretune.objectives.masked import Masked, MaskedCorruption
+from pretune.objectives.span_masked import SpanMasked, SpanMaskedCorruption
 
 Masking = Masked | SpanMasked
 T = TypeVar("T")
@@ -38,32 +38,37 @@ class NextSentence:
     def words(self) -> bool:
         return self.masking.words
 
-    def open(self, vocabulary: Vocabulary, shape: ModelShape) -> MaskedLesson | SpanLesson:
+    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> MaskedCorruption | SpanMaskedCorruption:
         check_shape("next_sentence", shape, self.shapes)
-        return self.masking.open(vocabulary, shape)
+        return self.masking.bind(vocabulary, shape)
 
-    def evaluation(self) -> Self:
-        return replace(self, masking=self.masking.evaluation())
+    def to_evaluation(self) -> Self:
+        return replace(self, masking=self.masking.to_evaluation())
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return with_pair_count(self.masking, batch)
+        return count_with_pairs(self.masking, batch)
 
-    def loss(self, model: Reader, batch: Batch) -> Loss:
-        return with_pair_loss(self.masking, model, batch)
+    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
+        return compute_loss_with_pairs(self.masking, model, batch)
 
 
-def with_pair_count(masking: Masking, batch: Batch) -> Mapping[str, Tensor]:
+def count_with_pairs(masking: Masking, batch: Batch) -> Mapping[str, Tensor]:
     """How many targets the masking has, and how many pairs have a label."""
     counts = masking.counts(batch)
-    return {**_named(counts), "pair": pair_count(batch)}
+    return {**_rename_loss_term(counts), "pair": count_pairs(batch)}
 
 
-def with_pair_loss(masking: Masking, model: Reader, batch: Batch) -> Loss:
+def compute_loss_with_pairs(masking: Masking, model: PretrainingModel, batch: Batch) -> Loss:
     """The loss of the masking and that of the pairs."""
     states = model.states(batch)
-    return Loss.of({**_named(masking.terms(model, states, batch).terms()), "pair": pair_loss(model, states, batch)})
+    return Loss.from_parts(
+        {
+            **_rename_loss_term(masking.loss_from_states(model, states, batch).get_terms()),
+            "pair": pair_loss(model, states, batch),
+        }
+    )
 
 
-def _named(terms: Mapping[str, T]) -> dict[str, T]:
+def _rename_loss_term(terms: Mapping[str, T]) -> dict[str, T]:
     """The terms of a masking beside others: its only one is called after it."""
     return {"masked" if name == "loss" else name: term for name, term in terms.items()}

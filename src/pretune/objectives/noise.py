@@ -7,9 +7,9 @@
     sentence_permutation   D E . A B C .
     document_rotation      C . D E . A B
 
-Special tokens are left where they are: the text moves between them. A noise says whether it `masks` (needs a mask
-token), whether it asks where `sentences` start, and what share of the tokens it `removes` at most; `spoil` never makes
-a sequence longer, and leaves at least one token of it. `left` tells how many ordinary tokens it will leave of so many,
+Special tokens are left where they are: the text moves between them. A noise says whether it `uses_mask` (needs a mask
+token), whether it asks where `sentences` start, and what share of the tokens it `removed_share` at most; `apply` never makes
+a sequence longer, and leaves at least one token of it. `count_remaining` tells how many ordinary tokens it will leave of so many,
 by the same draws. Legend: T tokens, E ordinary tokens, S sequences.
 """
 
@@ -23,10 +23,18 @@ from numpy.typing import NDArray
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.data.counters import Counters
-from pretune.data.ragged import Ints, begins, bounds, spread
+from pretune.data.ragged import Ints, compute_offsets, compute_starts, spread
 from pretune.data.sequences import Sequences
-from pretune.objectives.segment_sampling import before, marks, ordinary, rounded, shuffled, some, totals
-from pretune.objectives.seq2seq import Spans, check_rate
+from pretune.objectives.segment_sampling import (
+    exclusive_cumsum,
+    find_ordinary_tokens,
+    index_to_mask,
+    round_randomly,
+    sample_k,
+    shuffle_groups,
+    sum_groups,
+)
+from pretune.objectives.seq2seq import NoiseSpans, check_rate
 
 
 @spec
@@ -35,20 +43,20 @@ class TokenMasking:
 
     rate: float = 0.15
 
-    masks: ClassVar[bool] = True
+    uses_mask: ClassVar[bool] = True
     sentences: ClassVar[bool] = False
-    removes: ClassVar[float] = 0.0
+    removed_share: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         check_rate(self.rate, "the rate of token_masking")
 
-    def left(self, sizes: Ints, rng: Counters) -> Ints:
+    def count_remaining(self, sizes: Ints, rng: Counters) -> Ints:
         return sizes
 
-    def spoil(self, sequences: Sequences, mask: int, rng: Counters) -> Sequences:
-        index, sizes = ordinary(sequences)
+    def apply(self, sequences: Sequences, mask: int, rng: Counters) -> Sequences:
+        index, sizes = find_ordinary_tokens(sequences)
         tokens = sequences.tokens.copy()
-        tokens[index[some(rng.bits(1, sizes), sizes, rounded(self.rate * sizes, rng.uniform(0)))]] = mask
+        tokens[index[sample_k(rng.bits(1, sizes), sizes, round_randomly(self.rate * sizes, rng.uniform(0)))]] = mask
         return replace(sequences, tokens=tokens)
 
 
@@ -58,25 +66,25 @@ class TokenDeletion:
 
     rate: float = 0.15
 
-    masks: ClassVar[bool] = False
+    uses_mask: ClassVar[bool] = False
     sentences: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_rate(self.rate, "the rate of token_deletion")
 
     @property
-    def removes(self) -> float:
+    def removed_share(self) -> float:
         return self.rate
 
-    def left(self, sizes: Ints, rng: Counters) -> Ints:
-        left: Ints = np.maximum(sizes - rounded(self.rate * sizes, rng.uniform(0)), np.minimum(sizes, 1))
+    def count_remaining(self, sizes: Ints, rng: Counters) -> Ints:
+        left: Ints = np.maximum(sizes - round_randomly(self.rate * sizes, rng.uniform(0)), np.minimum(sizes, 1))
         return left
 
-    def spoil(self, sequences: Sequences, mask: int, rng: Counters) -> Sequences:
-        index, sizes = ordinary(sequences)
-        counts = sizes - self.left(sizes, rng)
-        gone = marks(index[some(rng.bits(1, sizes), sizes, counts)], len(sequences.tokens))
-        return taken(sequences, np.flatnonzero(~gone), sequences.lengths - counts)
+    def apply(self, sequences: Sequences, mask: int, rng: Counters) -> Sequences:
+        index, sizes = find_ordinary_tokens(sequences)
+        counts = sizes - self.count_remaining(sizes, rng)
+        gone = index_to_mask(index[sample_k(rng.bits(1, sizes), sizes, counts)], len(sequences.tokens))
+        return gather_tokens(sequences, np.flatnonzero(~gone), sequences.lengths - counts)
 
 
 @spec
@@ -91,7 +99,7 @@ class TextInfilling:
     rate: float = 0.3
     mean: float = 3.0  # of the Poisson distribution
 
-    masks: ClassVar[bool] = True
+    uses_mask: ClassVar[bool] = True
     sentences: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -100,95 +108,99 @@ class TextInfilling:
             raise UsageError(f"the mean span of text_infilling must lie between 1 and 100, found {self.mean}")
 
     @property
-    def removes(self) -> float:
+    def removed_share(self) -> float:
         return self.rate
 
-    def left(self, sizes: Ints, rng: Counters) -> Ints:
-        budget = self.budget(sizes, rng)
-        return sizes - budget + self.drawn(budget, rng)[1]
+    def count_remaining(self, sizes: Ints, rng: Counters) -> Ints:
+        budget = self.draw_budget(sizes, rng)
+        return sizes - budget + self.draw_spans(budget, rng)[1]
 
-    def spoil(self, sequences: Sequences, mask: int, rng: Counters) -> Sequences:
-        sizes = ordinary(sequences)[1]
-        budget = self.budget(sizes, rng)
-        length, counts = self.drawn(budget, rng)
+    def apply(self, sequences: Sequences, mask: int, rng: Counters) -> Sequences:
+        sizes = find_ordinary_tokens(sequences)[1]
+        budget = self.draw_budget(sizes, rng)
+        length, counts = self.draw_spans(budget, rng)
         slots = sizes - budget + counts  # a place for each token that stays and for each span
-        chosen = some(rng.bits(2, slots), slots, counts)
+        chosen = sample_k(rng.bits(2, slots), slots, counts)
         order = np.argsort(chosen)
         chosen, length = chosen[order], length[order]  # spans in the order of the text
-        free = chosen - np.repeat(begins(slots), counts) - spread(np.zeros_like(counts), counts)
-        start = np.repeat(begins(sizes), counts) + free + before(length, counts)  # among the ordinary tokens
-        return infilled(sequences, Spans(start, length, counts), mask)
+        free = chosen - np.repeat(compute_starts(slots), counts) - spread(np.zeros_like(counts), counts)
+        start = (
+            np.repeat(compute_starts(sizes), counts) + free + exclusive_cumsum(length, counts)
+        )  # among the ordinary tokens
+        return infill_spans(sequences, NoiseSpans(start, length, counts), mask)
 
-    def budget(self, sizes: Ints, rng: Counters) -> Ints:
+    def draw_budget(self, sizes: Ints, rng: Counters) -> Ints:
         """How many tokens are in spans."""
-        return rounded(self.rate * sizes, rng.uniform(0))
+        return round_randomly(self.rate * sizes, rng.uniform(0))
 
-    def drawn(self, budget: Ints, rng: Counters) -> tuple[Ints, Ints]:
+    def draw_spans(self, budget: Ints, rng: Counters) -> tuple[Ints, Ints]:
         """Lengths of spans that hold `budget[s]` tokens, and how many there are of each sequence."""
-        table = poisson(self.mean)
+        table = poisson_cdf(self.mean)
         tries = np.where(budget > 0, np.ceil(1.3 * budget / self.mean) + 8, 0).astype(np.int64)
         while True:  # NOTE: draws are numbered, so more of them go on where fewer ended
             length = np.searchsorted(table, rng.uniform(1, tries), side="right")
-            short = totals(length, bounds(tries)) < budget
+            short = sum_groups(length, compute_offsets(tries)) < budget
             if not short.any():
                 break
             tries = np.where(short, 2 * tries, tries)
-        rest = np.repeat(budget, tries) - before(length, tries)
+        rest = np.repeat(budget, tries) - exclusive_cumsum(length, tries)
         length = np.minimum(length, rest)
         full = length > 0
-        allowed = budget - totals(full, bounds(tries))
+        allowed = budget - sum_groups(full, compute_offsets(tries))
         empty = ~full & (rest > 0)
-        use = full | (empty & (before(empty.astype(np.int64), tries) < np.repeat(allowed, tries)))
-        return length[use], totals(use, bounds(tries))
+        use = full | (empty & (exclusive_cumsum(empty.astype(np.int64), tries) < np.repeat(allowed, tries)))
+        return length[use], sum_groups(use, compute_offsets(tries))
 
 
 @spec
 class SentencePermutation:
     """Sentences come in a random order, each equally likely."""
 
-    masks: ClassVar[bool] = False
+    uses_mask: ClassVar[bool] = False
     sentences: ClassVar[bool] = True
-    removes: ClassVar[float] = 0.0
+    removed_share: ClassVar[float] = 0.0
 
-    def left(self, sizes: Ints, rng: Counters) -> Ints:
+    def count_remaining(self, sizes: Ints, rng: Counters) -> Ints:
         return sizes
 
-    def spoil(self, sequences: Sequences, mask: int, rng: Counters) -> Sequences:
+    def apply(self, sequences: Sequences, mask: int, rng: Counters) -> Sequences:
         if sequences.sentences is None:
             raise UsageError("these sequences do not say where sentences start; open their stream with sentences=True")
-        index, sizes = ordinary(sequences)
+        index, sizes = find_ordinary_tokens(sequences)
         begin = sequences.sentences[index]
-        begin[begins(sizes)[sizes > 0]] = True
+        begin[compute_starts(sizes)[sizes > 0]] = True
         begin[1:] |= np.diff(index) > 1  # what follows a special token
         first = np.flatnonzero(begin)
         length = np.diff(np.append(first, len(index)))
-        order = shuffled(rng.bits(0, counts := totals(begin, bounds(sizes))), counts)
-        return moved(sequences, index, spread(first[order], length[order]))
+        order = shuffle_groups(rng.bits(0, counts := sum_groups(begin, compute_offsets(sizes))), counts)
+        return reorder_tokens(sequences, index, spread(first[order], length[order]))
 
 
 @spec
 class DocumentRotation:
     """The text begins with a token chosen at random, and what was before it comes at the end."""
 
-    masks: ClassVar[bool] = False
+    uses_mask: ClassVar[bool] = False
     sentences: ClassVar[bool] = False
-    removes: ClassVar[float] = 0.0
+    removed_share: ClassVar[float] = 0.0
 
-    def left(self, sizes: Ints, rng: Counters) -> Ints:
+    def count_remaining(self, sizes: Ints, rng: Counters) -> Ints:
         return sizes
 
-    def spoil(self, sequences: Sequences, mask: int, rng: Counters) -> Sequences:
-        index, sizes = ordinary(sequences)
+    def apply(self, sequences: Sequences, mask: int, rng: Counters) -> Sequences:
+        index, sizes = find_ordinary_tokens(sequences)
         turn = np.minimum((rng.uniform(0) * sizes).astype(np.int64), np.maximum(sizes - 1, 0))
         place = spread(turn, sizes)
         size = np.repeat(sizes, sizes)
-        return moved(sequences, index, np.repeat(begins(sizes), sizes) + place - size * (place >= size))
+        return reorder_tokens(
+            sequences, index, np.repeat(compute_starts(sizes), sizes) + place - size * (place >= size)
+        )
 
 
 Noise = TokenMasking | TokenDeletion | TextInfilling | SentencePermutation | DocumentRotation
 
 
-def poisson(mean: float) -> NDArray[np.float64]:
+def poisson_cdf(mean: float) -> NDArray[np.float64]:
     """How likely lengths of up to 0, 1, 2, … are, as far as that can be told from 1."""
     found = np.empty(int(mean + 12 * np.sqrt(mean) + 12))
     found[0] = exp(-mean)
@@ -199,12 +211,12 @@ def poisson(mean: float) -> NDArray[np.float64]:
     return table
 
 
-def taken(sequences: Sequences, index: Ints, lengths: Ints) -> Sequences:
+def gather_tokens(sequences: Sequences, index: Ints, lengths: Ints) -> Sequences:
     """The tokens at some places, in the order given, as sequences of these lengths."""
     return replace(
         sequences,
         tokens=sequences.tokens[index],
-        offsets=bounds(lengths),
+        offsets=compute_offsets(lengths),
         special=None if sequences.special is None else sequences.special[index],
         sentences=None if sequences.sentences is None else sequences.sentences[index],
         segments=None if sequences.segments is None else sequences.segments[index],
@@ -212,7 +224,7 @@ def taken(sequences: Sequences, index: Ints, lengths: Ints) -> Sequences:
     )
 
 
-def moved(sequences: Sequences, index: Ints, order: Ints) -> Sequences:
+def reorder_tokens(sequences: Sequences, index: Ints, order: Ints) -> Sequences:
     """The ordinary tokens, at `index`, in another order; their sentences move along, segments stay."""
     tokens, sentences = sequences.tokens.copy(), sequences.sentences
     tokens[index] = tokens[index[order]]
@@ -222,19 +234,19 @@ def moved(sequences: Sequences, index: Ints, order: Ints) -> Sequences:
     return replace(sequences, tokens=tokens, sentences=sentences, words=None)
 
 
-def infilled(sequences: Sequences, spans: Spans, mask: int) -> Sequences:
+def infill_spans(sequences: Sequences, spans: NoiseSpans, mask: int) -> Sequences:
     """One mask for each span; a mask starts a sentence where the first token of its span did."""
-    (index, sizes), size = ordinary(sequences), len(sequences.tokens)
+    (index, sizes), size = find_ordinary_tokens(sequences), len(sequences.tokens)
     start, length, counts = spans
     end = start == np.repeat(np.cumsum(sizes), counts)  # behind the text: before what is special there, or last of all
     place = index[start - end] + end
-    gone = marks(index[spread(start, length)], size)
+    gone = index_to_mask(index[spread(start, length)], size)
     keep = np.flatnonzero(~gone)
     earlier = np.cumsum(np.bincount(place, minlength=size))[keep]  # masks before each token that stays
     source = np.full(len(keep) + len(place), -1)
     source[earlier + np.arange(len(keep))] = keep
     blank = source < 0
-    made = taken(sequences, source, sequences.lengths - totals(length, bounds(counts)) + counts)
+    made = gather_tokens(sequences, source, sequences.lengths - sum_groups(length, compute_offsets(counts)) + counts)
     made.tokens[blank] = mask
     if made.special is not None:
         made.special[blank] = False

@@ -23,14 +23,21 @@ from torch import Tensor
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE, Batch, Loss
+from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.counters import Counters
-from pretune.data.ragged import Bools, Ints, begins, spread
+from pretune.data.ragged import Bools, Ints, compute_starts, spread
 from pretune.data.sequences import Sequences
-from pretune.objectives.base import ModelShape, Reader, Vocabulary, check_shape, spare, vocabulary_count
-from pretune.objectives.segment_sampling import Bits, before, shuffled, totals
+from pretune.objectives.base import (
+    ModelShape,
+    PretrainingModel,
+    Vocabulary,
+    bound_target_slots,
+    check_shape,
+    count_vocabulary_targets,
+)
+from pretune.objectives.segment_sampling import Bits, exclusive_cumsum, shuffle_groups, sum_groups
 
-_FIRST, _LENGTH, _PLACE, _ORDER = range(4)
+_FIRST_STRETCH, _LENGTH, _PLACE, _ORDER = range(4)
 """What random numbers are for. NOTE: a changed number changes what is drawn in every run."""
 
 
@@ -51,39 +58,39 @@ class Permuted:
             if getattr(self, name) < least:
                 raise UsageError(f"{name} {getattr(self, name)} of permuted must be at least {least}")
 
-    def open(self, vocabulary: Vocabulary, shape: ModelShape) -> "PermutedLesson":
+    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> "PermutedCorruption":
         check_shape("permuted", shape, self.shapes)
-        return PermutedLesson(self)
+        return PermutedCorruption(self)
 
-    def evaluation(self) -> Self:
+    def to_evaluation(self) -> Self:
         """As in the paper, whatever share is trained on."""
         return type(self)()
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": vocabulary_count(batch)}
+        return {"loss": count_vocabulary_targets(batch)}
 
-    def loss(self, model: Reader, batch: Batch) -> Loss:
+    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
         return model.loss(model.states(batch), batch)
 
 
 @dataclass(frozen=True, slots=True)
-class PermutedLesson:
+class PermutedCorruption:
     """Ranks and labels: no token is changed."""
 
-    kind: Permuted
+    objective: Permuted
     copies: int | None = None
 
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
         return n, None
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
-        chosen = self._chosen(sequences, rng)
+        chosen = self._draw_span_mask(sequences, rng)
         if sequences.special is not None:
             chosen &= ~sequences.special
-        counts, found = totals(chosen, sequences.offsets), np.flatnonzero(chosen)
+        counts, found = sum_groups(chosen, sequences.offsets), np.flatnonzero(chosen)
         order = np.zeros(len(chosen), dtype=np.int64)
-        order[found[shuffled(rng.bits(_ORDER, counts), counts)]] = 1 + spread(np.zeros_like(counts), counts)
-        return replace(sequences, order=order, targets=np.where(chosen, sequences.tokens, IGNORE))
+        order[found[shuffle_groups(rng.bits(_ORDER, counts), counts)]] = 1 + spread(np.zeros_like(counts), counts)
+        return replace(sequences, order=order, targets=np.where(chosen, sequences.tokens, IGNORE_INDEX))
 
     def targets(self, tokens: int, sequences: int) -> int:
         """Whole stretches have exactly one target in K: only those vary that the two edges of a sequence cut.
@@ -91,23 +98,23 @@ class PermutedLesson:
         An edge that cuts a span of L adds or takes away (1 - 1 / K) L targets at most, and cuts it as often as it is
         long. The variance of both edges together is that of one such edge at most: with K = 2 and L = 1 as much.
         """
-        K, spans = self.kind.every, np.arange(1, self.kind.longest + 1)
+        K, spans = self.objective.every, np.arange(1, self.objective.longest + 1)
         squared = float((spans**3).sum() / spans.sum())
-        return spare(tokens / K, sequences * (1 - 1 / K) ** 2 * squared, tokens)
+        return bound_target_slots(tokens / K, sequences * (1 - 1 / K) ** 2 * squared, tokens)
 
-    def _chosen(self, sequences: Sequences, rng: Counters) -> Bools:
+    def _draw_span_mask(self, sequences: Sequences, rng: Counters) -> Bools:
         """[T] which tokens lie in a span."""
-        K, longest, n = self.kind.every, self.kind.longest, sequences.lengths
+        K, longest, n = self.objective.every, self.objective.longest, sequences.lengths
         sizes = n // K + 2  # [S] stretches, more than there can be
-        length = 1 + _below(rng.bits(_LENGTH, sizes), np.asarray(longest))  # [B] of each span
+        length = 1 + _draw_below(rng.bits(_LENGTH, sizes), np.asarray(longest))  # [B] of each span
         # One number says which the first stretch is, each as often as it is long, and how much of it is cut off.
         ends = np.cumsum(K * np.arange(1, longest + 1))
-        place = _below(rng.bits(_FIRST), ends[-1:])
+        place = _draw_below(rng.bits(_FIRST_STRETCH), ends[-1:])
         first = np.searchsorted(ends, place, side="right")
-        length[begins(sizes)] = 1 + first
+        length[compute_starts(sizes)] = 1 + first
         cut = place - (ends[first] - K * (1 + first))
-        start = before(K * length, sizes) - np.repeat(cut, sizes)  # of each stretch, then of the span in it
-        start += _below(rng.bits(_PLACE, sizes), (K - 1) * length + 1)
+        start = exclusive_cumsum(K * length, sizes) - np.repeat(cut, sizes)  # of each stretch, then of the span in it
+        start += _draw_below(rng.bits(_PLACE, sizes), (K - 1) * length + 1)
         room = np.repeat(n, sizes)
         low, high = np.clip(start, 0, room), np.clip(start + length, 0, room)
         some = np.flatnonzero(low < high)
@@ -118,6 +125,6 @@ class PermutedLesson:
         return np.cumsum(steps[:-1], dtype=np.int8).astype(np.bool_)
 
 
-def _below(bits: Bits, limit: Ints) -> Ints:
+def _draw_below(bits: Bits, limit: Ints) -> Ints:
     """Whole numbers from 0 to below the limits: the upper half of the bits times the limit."""
     return np.asarray(((bits >> np.uint64(32)) * limit.astype(np.uint64)) >> np.uint64(32), dtype=np.int64)

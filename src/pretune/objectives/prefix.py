@@ -19,17 +19,24 @@ import numpy as np
 from torch import Tensor
 
 from pretune.core.config import spec
-from pretune.core.types import IGNORE, Batch, Loss
+from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.counters import Counters
-from pretune.data.epoch_order import Known
-from pretune.data.ragged import Ints, begins, bounds
+from pretune.data.epoch_order import SampleLengths
+from pretune.data.ragged import Ints, compute_offsets, compute_starts
 from pretune.data.sequences import Sequences
-from pretune.objectives.base import ModelShape, Reader, Vocabulary, check_shape, spare, vocabulary_count
-from pretune.objectives.causal import next_tokens
-from pretune.objectives.segment_sampling import ordinary
-from pretune.objectives.seq2seq import TwoSides, closed, known
+from pretune.objectives.base import (
+    ModelShape,
+    PretrainingModel,
+    Vocabulary,
+    bound_target_slots,
+    check_shape,
+    count_vocabulary_targets,
+)
+from pretune.objectives.causal import find_next_tokens
+from pretune.objectives.segment_sampling import find_ordinary_tokens
+from pretune.objectives.seq2seq import EncoderDecoderLayout, ends_in_special, get_sample_info
 
-UNEQUAL = 2.0
+LENGTH_DISPERSION = 2.0
 """The sum of squared lengths of a batch's sequences, in multiples of what it were if they were equally long."""
 
 
@@ -42,22 +49,26 @@ class Prefix:
     sentences: ClassVar[bool] = False
     pairs: ClassVar[None] = None
 
-    def open(self, vocabulary: Vocabulary, shape: ModelShape) -> "PrefixLesson | SplitLesson":
+    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> "PrefixCorruption | PrefixSplitCorruption":
         check_shape("prefix", shape, self.shapes)
-        return PrefixLesson() if shape == "decoder" else SplitLesson(TwoSides(vocabulary.first("prefix")))
+        return (
+            PrefixCorruption()
+            if shape == "decoder"
+            else PrefixSplitCorruption(EncoderDecoderLayout(vocabulary.require_start("prefix")))
+        )
 
-    def evaluation(self) -> Self:
+    def to_evaluation(self) -> Self:
         return self
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": vocabulary_count(batch)}
+        return {"loss": count_vocabulary_targets(batch)}
 
-    def loss(self, model: Reader, batch: Batch) -> Loss:
+    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
         return model.loss(model.states(batch), batch)
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixLesson:
+class PrefixCorruption:
     """For a decoder: the sequence as it is, with targets behind the prefix."""
 
     copies: int | None = None
@@ -66,68 +77,74 @@ class PrefixLesson:
         return n, None
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
-        prefix = split_points(sequences, rng)
-        given = sequences.positions() < np.repeat(prefix, sequences.lengths) - 1  # the last of the prefix says the next
-        return replace(sequences, targets=np.where(given, IGNORE, next_tokens(sequences)), prefix=prefix)
+        prefix = draw_split_points(sequences, rng)
+        given = (
+            sequences.compute_positions() < np.repeat(prefix, sequences.lengths) - 1
+        )  # the last of the prefix says the next
+        return replace(sequences, targets=np.where(given, IGNORE_INDEX, find_next_tokens(sequences)), prefix=prefix)
 
     def targets(self, tokens: int, sequences: int) -> int:
         # Half of each sequence and its end; a number that is drawn evenly out of n has the variance n * n / 12.
-        return spare((tokens + sequences) / 2, UNEQUAL * tokens**2 / (12 * max(sequences, 1)), tokens)
+        return bound_target_slots(
+            (tokens + sequences) / 2, LENGTH_DISPERSION * tokens**2 / (12 * max(sequences, 1)), tokens
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class SplitLesson:
+class PrefixSplitCorruption:
     """For an encoder-decoder: the first part is the source, closed as the whole was; the rest is the target."""
 
-    sides: TwoSides
+    layout: EncoderDecoderLayout
     copies: int | None = None
 
     @property
-    def varies(self) -> bool:
+    def has_random_lengths(self) -> bool:
         return True
 
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
-        return self.sides.lengths(n, n - 1)
+        return self.layout.lengths(n, n - 1)
 
-    def planned(self, known: Known, rng: Counters | None) -> tuple[Ints, Ints | None]:
+    def predict_lengths(self, lengths: SampleLengths, rng: Counters | None) -> tuple[Ints, Ints | None]:
         if rng is None:
-            return self.lengths(known.lengths)
-        n, ordinary = known.lengths, known.lengths - known.special
-        given = drawn_points(ordinary, rng) + 1
+            return self.lengths(lengths.lengths)
+        n, ordinary = lengths.lengths, lengths.lengths - lengths.special_counts
+        given = draw_split_index(ordinary, rng) + 1
         # Special tokens may all stand before what is given and its end, or none of them.
-        source, target = given + known.special, n - given
-        return self.sides.lengths(np.where(ordinary > 0, source, n), np.where(ordinary > 0, target, 0))
+        source, target = given + lengths.special_counts, n - given
+        return self.layout.lengths(np.where(ordinary > 0, source, n), np.where(ordinary > 0, target, 0))
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
-        prefix = split_points(sequences, rng)
-        first = sequences.positions() < np.repeat(prefix, sequences.lengths)
-        closing = closed(sequences) & (prefix < sequences.lengths)
+        prefix = draw_split_points(sequences, rng)
+        first = sequences.compute_positions() < np.repeat(prefix, sequences.lengths)
+        closing = ends_in_special(sequences) & (prefix < sequences.lengths)
         shown = first.copy()
         shown[sequences.offsets[1:][closing] - 1] = True
         source = Sequences(
             tokens=sequences.tokens[shown],
-            offsets=bounds(prefix + closing),
+            offsets=compute_offsets(prefix + closing),
             segments=None if sequences.segments is None else sequences.segments[shown],
         )
         labels = Sequences(
-            tokens=sequences.tokens[~first], offsets=bounds(sequences.lengths - prefix), **known(sequences)
+            tokens=sequences.tokens[~first],
+            offsets=compute_offsets(sequences.lengths - prefix),
+            **get_sample_info(sequences),
         )
-        return self.sides.teach(source, labels)
+        return self.layout.combine(source, labels)
 
     def targets(self, tokens: int, sequences: int) -> int:
         return tokens
 
 
-def split_points(sequences: Sequences, rng: Counters) -> Ints:
+def draw_split_points(sequences: Sequences, rng: Counters) -> Ints:
     """[S] how many first tokens of each are given: up to an ordinary one that is drawn, all where there is none."""
-    index, sizes = ordinary(sequences)
+    index, sizes = find_ordinary_tokens(sequences)
     if not len(index):
         return sequences.lengths
-    last = index[np.minimum(begins(sizes) + drawn_points(sizes, rng), len(index) - 1)]
+    last = index[np.minimum(compute_starts(sizes) + draw_split_index(sizes, rng), len(index) - 1)]
     return np.where(sizes > 0, last + 1 - sequences.offsets[:-1], sequences.lengths)
 
 
-def drawn_points(sizes: Ints, rng: Counters) -> Ints:
+def draw_split_index(sizes: Ints, rng: Counters) -> Ints:
     """[S] which of so many ordinary tokens is the last that is given: any but the last of all."""
     drawn = (rng.uniform(0) * (sizes - 1)).astype(np.int64)
     return np.clip(drawn, 0, np.maximum(sizes - 2, 0))

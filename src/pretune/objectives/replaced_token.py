@@ -26,15 +26,15 @@ from torch import Tensor
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE, Batch, Loss, Targets
-from pretune.objectives.base import ModelShape, Vocabulary, check_shape, vocabulary_count
-from pretune.objectives.masked import Masked, MaskedLesson
+from pretune.core.types import IGNORE_INDEX, Batch, Loss, Targets
+from pretune.objectives.base import ModelShape, Vocabulary, check_shape, count_vocabulary_targets
+from pretune.objectives.masked import Masked, MaskedCorruption
 
-USUAL = Masked(split=(0.85, 0.0, 0.15))
+DEFAULT_MASKING = Masked(split=(0.85, 0.0, 0.15))
 
 
 @runtime_checkable
-class Players(Protocol):
+class ReplacedTokenModel(Protocol):
     """What it asks of a pair of models."""
 
     def propose(self, batch: Batch, chance: Tensor) -> tuple[Loss, Tensor]:
@@ -48,7 +48,7 @@ class Players(Protocol):
 class ReplacedToken:
     """Detect the tokens that a small masked language model has replaced (ELECTRA)."""
 
-    masking: Masked = USUAL
+    masking: Masked = DEFAULT_MASKING
     weight: float = 50.0  # of the discriminator's loss
 
     shapes: ClassVar[tuple[ModelShape, ...]] = ("generator-discriminator",)
@@ -63,67 +63,71 @@ class ReplacedToken:
     def words(self) -> bool:
         return self.masking.words
 
-    def open(self, vocabulary: Vocabulary, shape: ModelShape) -> MaskedLesson:
+    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> MaskedCorruption:
         check_shape("replaced_token", shape, self.shapes)
-        return self.masking.open(vocabulary, "encoder")
+        return self.masking.bind(vocabulary, "encoder")
 
-    def evaluation(self) -> Self:
+    def to_evaluation(self) -> Self:
         """15 % of the tokens, whatever the training."""
-        return replace(self, masking=USUAL)
+        return replace(self, masking=DEFAULT_MASKING)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"generator": vocabulary_count(batch), "discriminator": (batch.sequence >= 0).sum()}
+        return {"generator": count_vocabulary_targets(batch), "discriminator": (batch.sequence >= 0).sum()}
 
     def loss(self, model: object, batch: Batch) -> Loss:
-        if not isinstance(model, Players):
+        if not isinstance(model, ReplacedTokenModel):
             raise UsageError("replaced_token trains a generator and a discriminator together; build them as a pair")
         counts = self.counts(batch)
-        generator, drawn = model.propose(batch, chances(batch))
-        shown, replaced = filled_in(batch, drawn)
+        generator, drawn = model.propose(batch, hash_to_uniform(batch))
+        shown, replaced = fill_in(batch, drawn)
         logits, text = model.detect(shown).float(), batch.sequence >= 0
         each = F.binary_cross_entropy_with_logits(logits, replaced.float(), reduction="none")
         total = torch.where(text, each, 0.0).sum()
         right = None if total.requires_grad else (((logits > 0) == replaced) & text & (logits != 0)).sum()
-        discriminator = Loss(sum=total, count=counts["discriminator"], weight=self.weight, right=right)
-        return Loss.of({"generator": generator, "discriminator": discriminator})
+        discriminator = Loss(sum=total, count=counts["discriminator"], weight=self.weight, correct=right)
+        return Loss.from_parts({"generator": generator, "discriminator": discriminator})
 
 
-def filled_in(batch: Batch, drawn: Tensor) -> tuple[Batch, Tensor]:
+def fill_in(batch: Batch, samples: Tensor) -> tuple[Batch, Tensor]:
     """The text with a drawn token at every target, and which tokens `[N]` are no longer what they were."""
-    targets, size = _targets(batch), batch.tokens.shape[0]
+    targets, size = _require_targets(batch), batch.tokens.shape[0]
     # NOTE: spare slots all point to the first token, which may be a target itself: they write behind the end instead.
-    place = torch.where(targets.labels == IGNORE, size, targets.index)
-    tokens = F.pad(batch.tokens, (0, 1)).index_copy(0, place, drawn.to(batch.tokens.dtype))[:size]
+    place = torch.where(targets.labels == IGNORE_INDEX, size, targets.index)
+    tokens = F.pad(batch.tokens, (0, 1)).index_copy(0, place, samples.to(batch.tokens.dtype))[:size]
     replaced = torch.zeros(size + 1, dtype=torch.bool, device=place.device)
-    replaced = replaced.index_copy(0, place, drawn != targets.labels)[:size]
+    replaced = replaced.index_copy(0, place, samples != targets.labels)[:size]
     return replace(batch, tokens=tokens, targets=None), replaced
 
 
-def chances(batch: Batch) -> Tensor:
+def hash_to_uniform(batch: Batch) -> Tensor:
     """A number from 0 to below 1 for every target `[M]`: a hash of its place and of all that its sequence shows."""
-    index = _targets(batch).index
-    seen = _mixed(_mixed(batch.tokens + _STEP) + batch.positions * _STEP)
+    index = _require_targets(batch).index
+    seen = _mix_bits(_mix_bits(batch.tokens + _STEP) + batch.positions * _STEP)
     cell = torch.where(batch.sequence < 0, batch.cells, batch.sequence)
     sums = torch.zeros(batch.cells + 1, dtype=torch.long, device=cell.device).index_add(0, cell, seen)
-    bits = _mixed(sums[cell[index]] + batch.positions[index] * _STEP)
+    bits = _mix_bits(sums[cell[index]] + batch.positions[index] * _STEP)
     return ((bits >> 40) & 0xFFFFFF).float() * 2.0**-24
 
 
-def _targets(batch: Batch) -> Targets:
+def _require_targets(batch: Batch) -> Targets:
     if batch.targets is None:
         raise UsageError("this batch has no targets; an objective's lesson makes them")
     return batch.targets
 
 
-def _signed(number: int) -> int:
+def _to_signed(number: int) -> int:
     return number - 2**64 if number >= 2**63 else number
 
 
-_STEP, _FIRST, _SECOND = (_signed(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_STEP, _FIRST_MULTIPLIER, _SECOND_MULTIPLIER = (
+    _to_signed(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
 
 
-def _mixed(state: Tensor) -> Tensor:
+def _mix_bits(state: Tensor) -> Tensor:
     """One step of SplitMix64, as `pretune.core.seed` has it; whole numbers wrap around."""
-    state = (state ^ ((state >> 30) & (2**34 - 1))) * _FIRST  # NOTE: a shift keeps the sign, so its copies go
-    state = (state ^ ((state >> 27) & (2**37 - 1))) * _SECOND
+    state = (
+        state ^ ((state >> 30) & (2**34 - 1))
+    ) * _FIRST_MULTIPLIER  # NOTE: a shift keeps the sign, so its copies go
+    state = (state ^ ((state >> 27) & (2**37 - 1))) * _SECOND_MULTIPLIER
     return state ^ ((state >> 31) & (2**33 - 1))

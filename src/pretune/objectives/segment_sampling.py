@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretune.core.errors import UsageError
-from pretune.core.seed import mix_more
+from pretune.core.seed import extend_mix
 from pretune.data.counters import Counters
-from pretune.data.ragged import Bools, Ints, begins, bounds, spread, windows
+from pretune.data.ragged import Bools, Ints, compute_offsets, compute_starts, split_windows, spread
 from pretune.data.sequences import Sequences
 
 Bits = NDArray[np.uint64]
@@ -29,23 +29,23 @@ _PLACE, _KEY = 20, 24
 """Bits of a sorting key: group, random key, place. NOTE: a changed number changes what is drawn in every run."""
 
 
-def rounded(expected: Floats, chance: Floats) -> Ints:
+def round_randomly(expected: Floats, chance: Floats) -> Ints:
     """[G] whole numbers that are as expected on average, and never further than 1 from it.
 
-    >>> rounded(np.array([1.25, 1.25]), np.array([0.3, 0.2])).tolist()
+    >>> round_randomly(np.array([1.25, 1.25]), np.array([0.3, 0.2])).tolist()
     [1, 2]
     """
     down = np.floor(expected)
     return np.asarray(down + (chance < expected - down), dtype=np.int64)  # NOTE: 5 + 0.99… may round up to 6
 
 
-def shuffled(bits: Bits, sizes: Ints) -> Ints:
+def shuffle_groups(bits: Bits, sizes: Ints) -> Ints:
     """[n] the numbers of all items, group after group, those of each group in the order of their random bits.
 
-    >>> shuffled(np.array([3, 1, 2, 9, 8], dtype=np.uint64) << np.uint64(60), np.array([3, 2])).tolist()
+    >>> shuffle_groups(np.array([3, 1, 2, 9, 8], dtype=np.uint64) << np.uint64(60), np.array([3, 2])).tolist()
     [1, 2, 0, 4, 3]
     """
-    first = np.repeat(begins(sizes), sizes)
+    first = np.repeat(compute_starts(sizes), sizes)
     place = np.arange(len(bits)) - first
     key = bits >> np.uint64(64 - _KEY)
     if max(len(sizes), int(sizes.max(initial=0))) > 2**_PLACE:  # too many for one number: the same order, but slower
@@ -59,15 +59,15 @@ def shuffled(bits: Bits, sizes: Ints) -> Ints:
     return first + keys.view(np.int64)
 
 
-def some(bits: Bits, sizes: Ints, counts: Ints) -> Ints:
+def sample_k(bits: Bits, sizes: Ints, counts: Ints) -> Ints:
     """[K] the numbers of `counts[g]` items of each group, which differ; in random order inside a group."""
-    low = _candidates(bits, sizes, counts)
-    index, left = np.flatnonzero(low), totals(low, bounds(sizes))
-    chosen: Ints = index[firsts(shuffled(bits[index], left), left, counts)]
+    low = _find_candidates(bits, sizes, counts)
+    index, left = np.flatnonzero(low), sum_groups(low, compute_offsets(sizes))
+    chosen: Ints = index[take_first(shuffle_groups(bits[index], left), left, counts)]
     return chosen
 
 
-def _candidates(bits: Bits, sizes: Ints, counts: Ints) -> Bools:
+def _find_candidates(bits: Bits, sizes: Ints, counts: Ints) -> Bools:
     """[n] the items that may be among the first so many of their group: sorting a third of them is faster than all.
 
     Those have low bits: as a rule, no higher than four deviations above their share. Where that is too few, all are in.
@@ -76,66 +76,66 @@ def _candidates(bits: Bits, sizes: Ints, counts: Ints) -> Bools:
     share = counts / room
     bound = share + 4 * np.sqrt(share / room) + 4 / room
     low = bits < np.repeat(np.minimum(bound * 2.0**64, 2.0**64 - 2.0**12).astype(np.uint64), sizes)
-    few = totals(low, bounds(sizes)) < counts
+    few = sum_groups(low, compute_offsets(sizes)) < counts
     return low | np.repeat(few, sizes) if few.any() else low
 
 
-def firsts(items: NDArray[Any], sizes: Ints, counts: Ints) -> NDArray[Any]:
+def take_first(items: NDArray[Any], sizes: Ints, counts: Ints) -> NDArray[Any]:
     """The first `counts[g]` items of each group."""
-    return items[spread(begins(sizes), counts)]
+    return items[spread(compute_starts(sizes), counts)]
 
 
-def marks(index: Ints, size: int) -> Bools:
+def index_to_mask(index: Ints, size: int) -> Bools:
     """[size] True at some numbers."""
     out = np.zeros(size, dtype=np.bool_)
     out[index] = True
     return out
 
 
-def totals(values: NDArray[Any], offsets: Ints) -> Ints:
+def sum_groups(values: NDArray[Any], offsets: Ints) -> Ints:
     """[G] the sum of the values of each group, which lies between its offset and the next; groups may be empty."""
-    return np.diff(bounds(values)[offsets])
+    return np.diff(compute_offsets(values)[offsets])
 
 
-def before(values: Ints, sizes: Ints) -> Ints:
+def exclusive_cumsum(values: Ints, sizes: Ints) -> Ints:
     """[n] the sum of the values before each item in its group.
 
-    >>> before(np.array([2, 3, 4, 1, 5]), np.array([3, 2])).tolist()
+    >>> exclusive_cumsum(np.array([2, 3, 4, 1, 5]), np.array([3, 2])).tolist()
     [0, 2, 5, 0, 1]
     """
-    ends = bounds(values)
-    return ends[:-1] - np.repeat(ends[begins(sizes)], sizes)
+    ends = compute_offsets(values)
+    return ends[:-1] - np.repeat(ends[compute_starts(sizes)], sizes)
 
 
-def filled(weights: Ints, sizes: Ints, budget: Floats, chance: Floats) -> Bools:
+def fill_budget(weights: Ints, sizes: Ints, budget: Floats, chance: Floats) -> Bools:
     """[n] which items, taken in order, fill each group's budget.
 
     The item that would exceed it is taken with the probability that makes the sum of the weights equal to the budget on
     average; those after it are not.
 
-    >>> filled(np.array([2, 4, 1]), np.array([3]), np.array([3.0]), np.array([0.1])).tolist()
+    >>> fill_budget(np.array([2, 4, 1]), np.array([3]), np.array([3.0]), np.array([0.1])).tolist()
     [True, True, False]
     """
-    rest = np.repeat(budget, sizes) - before(weights, sizes)
+    rest = np.repeat(budget, sizes) - exclusive_cumsum(weights, sizes)
     return rest > np.repeat(chance, sizes) * weights
 
 
-def bits_at(rng: Counters, use: int, sequences: Sequences, index: Ints) -> Bits:
+def draw_bits_at(rng: Counters, use: int, sequences: Sequences, index: Ints) -> Bits:
     """[K] 64 random bits for tokens at some places: `rng.bits(use, sequences.lengths)[index]`, and no others."""
-    owner = sequences.owners()[index]
-    return mix_more(rng.bits(use)[owner], index - sequences.offsets[owner])
+    owner = sequences.find_owners()[index]
+    return extend_mix(rng.bits(use)[owner], index - sequences.offsets[owner])
 
 
-def ordinary(sequences: Sequences) -> tuple[Ints, Ints]:
+def find_ordinary_tokens(sequences: Sequences) -> tuple[Ints, Ints]:
     """The tokens that may be corrupted: their places [E] in the flat array, and how many each sequence has [S]."""
     if sequences.special is None:
         return np.arange(len(sequences.tokens)), sequences.lengths
     free = ~sequences.special
-    return np.flatnonzero(free), totals(free, sequences.offsets)
+    return np.flatnonzero(free), sum_groups(free, sequences.offsets)
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class WordSpans:
     """The words of all sequences, special tokens left out."""
 
     start: Ints  # [W] place of the first token in the flat array
@@ -143,25 +143,25 @@ class Words:
     sizes: Ints  # [S] words of each sequence
 
     @classmethod
-    def of(cls, sequences: Sequences, *, longest: int | None = None) -> "Words":
+    def from_sequences(cls, sequences: Sequences, *, max_length: int | None = None) -> "WordSpans":
         """Those of some sequences; one of more than `longest` tokens counts as several."""
         if sequences.words is None:
             raise UsageError("these sequences do not say where words start; open their stream with words=True")
         first = np.flatnonzero(sequences.words)
         length = np.diff(np.append(first, len(sequences.tokens)))
         free = np.ones(len(first), dtype=np.bool_) if sequences.special is None else ~sequences.special[first]
-        if longest is not None and (length > longest).any():
-            return cls._of(*windows(first[free], length[free], longest)[:2], sequences.offsets)
-        return cls._of(first[free], length[free], sequences.offsets)
+        if max_length is not None and (length > max_length).any():
+            return cls._from_arrays(*split_windows(first[free], length[free], max_length)[:2], sequences.offsets)
+        return cls._from_arrays(first[free], length[free], sequences.offsets)
 
     @classmethod
-    def _of(cls, start: Ints, length: Ints, offsets: Ints) -> "Words":
+    def _from_arrays(cls, start: Ints, length: Ints, offsets: Ints) -> "WordSpans":
         return cls(start, length, np.diff(np.searchsorted(start, offsets)))
 
-    def tokens(self) -> Ints:
+    def count_tokens(self) -> Ints:
         """[S] ordinary tokens of each sequence."""
-        return totals(self.length, bounds(self.sizes))
+        return sum_groups(self.length, compute_offsets(self.sizes))
 
-    def take(self, which: Ints) -> Ints:
+    def take(self, selection: Ints) -> Ints:
         """[K] the places of all tokens of some words."""
-        return spread(self.start[which], self.length[which])
+        return spread(self.start[selection], self.length[selection])

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from pretune.core.config import spec
 from pretune.core.types import Batch, Loss
-from pretune.objectives.base import ModelShape, Reader, Vocabulary, check_shape
-from pretune.objectives.masked import Masked, MaskedLesson
-from pretune.objectives.next_sentence import Masking, with_pair_count, with_pair_loss
-from pretune.objectives.span_masked import SpanLesson
+from pretune.objectives.base import ModelShape, PretrainingModel, Vocabulary, check_shape
+from pretune.objectives.masked import Masked, MaskedCorruption
+from pretune.objectives.next_sentence import Masking, compute_loss_with_pairs, count_with_pairs
+from pretune.objectives.span_masked import SpanMaskedCorruption
 
 
 @spec
@@ -36,15 +36,15 @@ class SentenceOrder:
     def words(self) -> bool:
         return self.masking.words
 
-    def open(self, vocabulary: Vocabulary, shape: ModelShape) -> MaskedLesson | SpanLesson:
+    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> MaskedCorruption | SpanMaskedCorruption:
         check_shape("sentence_order", shape, self.shapes)
-        return self.masking.open(vocabulary, shape)
+        return self.masking.bind(vocabulary, shape)
 
-    def evaluation(self) -> Self:
-        return replace(self, masking=self.masking.evaluation())
+    def to_evaluation(self) -> Self:
+        return replace(self, masking=self.masking.to_evaluation())
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return with_pair_count(self.masking, batch)
+        return count_with_pairs(self.masking, batch)
 
-    def loss(self, model: Reader, batch: Batch) -> Loss:
-        return with_pair_loss(self.masking, model, batch)
+    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
+        return compute_loss_with_pairs(self.masking, model, batch)

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE
-from pretune.data.ragged import Bools, Ints, bounds, spread
+from pretune.core.types import IGNORE_INDEX
+from pretune.data.ragged import Bools, Ints, compute_offsets, spread
 from pretune.data.sequences import Sequences
 from pretune.objectives.base import ModelShape, Vocabulary
 
 
-class Spans(NamedTuple):
+class NoiseSpans(NamedTuple):
     """Stretches of the ordinary tokens of sequences, by their places among those, all of them end to end."""
 
     start: Ints  # [J]
@@ -34,22 +34,22 @@ class Spans(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TwoSides:
-    """The encoder reads the input, the decoder the target behind the token `first`."""
+class EncoderDecoderLayout:
+    """The encoder reads the input, the decoder the target behind the token `start_token`."""
 
-    first: int
+    start_token: int
 
     def lengths(self, source: Ints, target: Ints) -> tuple[Ints, Ints | None]:
         """Of both sides, given bounds of input and target; a decoder reads at least its first token."""
         return source, np.maximum(target, 1)
 
-    def teach(self, source: Sequences, labels: Sequences) -> Sequences:
+    def combine(self, source: Sequences, labels: Sequences) -> Sequences:
         """The decoder's side. Where there is nothing to say, it reads its first token and is not asked."""
         if (labels.lengths == 0).any():
-            labels = _said(labels)
+            labels = _fill_empty(labels)
         tokens = np.empty_like(labels.tokens)
         tokens[1:] = labels.tokens[:-1]
-        tokens[labels.offsets[:-1]] = self.first
+        tokens[labels.offsets[:-1]] = self.start_token
         return replace(labels, tokens=tokens, targets=labels.tokens, source=source)
 
     def targets(self, tokens: int, expected: int) -> int:
@@ -58,7 +58,7 @@ class TwoSides:
 
 
 @dataclass(frozen=True, slots=True)
-class OneSide:
+class DecoderLayout:
     """A decoder reads the input, then the target; with `prefix` the input may see itself in both directions."""
 
     prefix: bool
@@ -67,11 +67,11 @@ class OneSide:
         """Of both together."""
         return source + target, None
 
-    def teach(self, source: Sequences, labels: Sequences) -> Sequences:
+    def combine(self, source: Sequences, labels: Sequences) -> Sequences:
         """Both in one; each token of the target is predicted where the one before it is read."""
         sizes = source.lengths + labels.lengths
-        offsets = bounds(sizes)
-        tokens, targets = (np.full(int(offsets[-1]), IGNORE) for _ in range(2))
+        offsets = compute_offsets(sizes)
+        tokens, targets = (np.full(int(offsets[-1]), IGNORE_INDEX) for _ in range(2))
         place = spread(offsets[:-1] + source.lengths, labels.lengths)
         tokens[spread(offsets[:-1], source.lengths)] = source.tokens
         tokens[place] = labels.tokens
@@ -86,40 +86,42 @@ class OneSide:
         return min(tokens, expected)
 
 
-def side(vocabulary: Vocabulary, shape: ModelShape, name: str, *, prefix: bool) -> TwoSides | OneSide:
+def choose_layout(
+    vocabulary: Vocabulary, shape: ModelShape, name: str, *, prefix: bool
+) -> EncoderDecoderLayout | DecoderLayout:
     """How a model of a shape reads an input and a target."""
-    return TwoSides(vocabulary.first(name)) if shape == "encoder-decoder" else OneSide(prefix)
+    return EncoderDecoderLayout(vocabulary.require_start(name)) if shape == "encoder-decoder" else DecoderLayout(prefix)
 
 
-def known(sequences: Sequences) -> Mapping[str, Any]:
+def get_sample_info(sequences: Sequences) -> Mapping[str, Any]:
     """What stays known of sequences whose tokens change."""
     return {name: getattr(sequences, name) for name in ("samples", "epochs", "sources", "labels")}
 
 
-def closed(sequences: Sequences) -> Bools:
+def ends_in_special(sequences: Sequences) -> Bools:
     """[S] whether each ends in a special token: the one that its target ends in, too."""
     if sequences.special is None or not len(sequences.tokens):
         return np.zeros(len(sequences), dtype=np.bool_)
     return sequences.special[np.maximum(sequences.offsets[1:] - 1, 0)] & (sequences.lengths > 0)
 
 
-def masking(vocabulary: Vocabulary) -> Vocabulary:
+def ensure_mask_token(vocabulary: Vocabulary) -> Vocabulary:
     """The vocabulary with a mask: where it has sentinels instead, the first of them."""
     if vocabulary.find("mask") is not None or not vocabulary.sentinels:
         return vocabulary
     return replace(vocabulary, roles=(*vocabulary.roles, ("mask", vocabulary.sentinels[0])))
 
 
-def check_rate(rate: float, what: str) -> None:
+def check_rate(rate: float, name: str) -> None:
     """Refuse a share that means nothing."""
     if not 0 < rate < 1:
-        raise UsageError(f"{what} must lie between 0 and 1, found {rate}")
+        raise UsageError(f"{name} must lie between 0 and 1, found {rate}")
 
 
-def _said(labels: Sequences) -> Sequences:
+def _fill_empty(labels: Sequences) -> Sequences:
     """Labels of which none are empty: one that asks for nothing where there were none."""
     sizes = np.maximum(labels.lengths, 1)
-    offsets = bounds(sizes)
-    tokens = np.full(int(offsets[-1]), IGNORE)
+    offsets = compute_offsets(sizes)
+    tokens = np.full(int(offsets[-1]), IGNORE_INDEX)
     tokens[spread(offsets[:-1], labels.lengths)] = labels.tokens
     return replace(labels, tokens=tokens, offsets=offsets)

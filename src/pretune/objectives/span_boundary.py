@@ -12,7 +12,7 @@ from torch import Tensor
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch, Loss
-from pretune.objectives.base import Reader
+from pretune.objectives.base import PretrainingModel
 
 
 @spec
@@ -22,7 +22,7 @@ class Boundary:
     weight: float = 1.0
 
 
-class Edges(NamedTuple):
+class SpanEdges(NamedTuple):
     """Of each target slot [M]: the places of the tokens left and right of its span, and its own place in the span."""
 
     left: Tensor
@@ -30,7 +30,7 @@ class Edges(NamedTuple):
     place: Tensor
 
 
-def edges(batch: Batch) -> Edges:
+def find_span_edges(batch: Batch) -> SpanEdges:
     """Where the spans of a batch's targets end. Where a text starts or ends with a span, that token is its edge."""
     if batch.targets is None or batch.blanks is None:
         raise UsageError("a boundary loss needs a batch whose targets are spans; take an objective that masks spans")
@@ -44,11 +44,11 @@ def edges(batch: Batch) -> Edges:
     last = torch.zeros_like(index).scatter_reduce(0, span, index, "amax")[span]
     owner = cell.clamp(min=0)  # the filler's, should there be no sequence at token 0
     low, high = batch.offsets[owner].long(), batch.offsets[owner + 1].long() - 1
-    return Edges(torch.maximum(first - 1, low), torch.minimum(last + 1, torch.maximum(high, low)), index - first)
+    return SpanEdges(torch.maximum(first - 1, low), torch.minimum(last + 1, torch.maximum(high, low)), index - first)
 
 
-def boundary_loss(model: Reader, states: Tensor, batch: Batch) -> Loss:
+def boundary_loss(model: PretrainingModel, states: Tensor, batch: Batch) -> Loss:
     """The summed loss of the span head at every target."""
-    left, right, place = edges(batch)
+    left, right, place = find_span_edges(batch)
     assert batch.targets is not None
     return model.span_loss(states.index_select(0, left), states.index_select(0, right), place, batch.targets.labels)

@@ -24,14 +24,22 @@ from torch import Tensor
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE, Batch, Loss
+from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.counters import Counters
-from pretune.data.epoch_order import Known
-from pretune.data.ragged import Ints, begins, bounds, spread
+from pretune.data.epoch_order import SampleLengths
+from pretune.data.ragged import Ints, compute_offsets, compute_starts, spread
 from pretune.data.sequences import Sequences
-from pretune.objectives.base import ModelShape, Reader, Vocabulary, check_shape, vocabulary_count
-from pretune.objectives.segment_sampling import Bits, before, ordinary, some
-from pretune.objectives.seq2seq import OneSide, Spans, TwoSides, check_rate, closed, known, side
+from pretune.objectives.base import ModelShape, PretrainingModel, Vocabulary, check_shape, count_vocabulary_targets
+from pretune.objectives.segment_sampling import Bits, exclusive_cumsum, find_ordinary_tokens, sample_k
+from pretune.objectives.seq2seq import (
+    DecoderLayout,
+    EncoderDecoderLayout,
+    NoiseSpans,
+    check_rate,
+    choose_layout,
+    ends_in_special,
+    get_sample_info,
+)
 
 
 @spec
@@ -56,7 +64,7 @@ class SpanCorruption:
         if self.specials is not None and self.specials < 0:
             raise UsageError(f"specials counts special tokens, found {self.specials}; leave it empty for any number")
 
-    def open(self, vocabulary: Vocabulary, shape: ModelShape) -> "SpanCorruptionLesson":
+    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> "SentinelCorruption":
         check_shape("span_corruption", shape, self.shapes)
         if len(vocabulary.sentinels) < 1 + self.closing:
             raise UsageError(
@@ -64,70 +72,77 @@ class SpanCorruption:
                 f"{len(vocabulary.sentinels)}; train one with --style sentinels"
             )
         sentinels = np.asarray(vocabulary.sentinels, dtype=np.int64)
-        return SpanCorruptionLesson(self, sentinels, side(vocabulary, shape, "span_corruption", prefix=self.prefix))
+        return SentinelCorruption(
+            self, sentinels, choose_layout(vocabulary, shape, "span_corruption", prefix=self.prefix)
+        )
 
-    def evaluation(self) -> "SpanCorruption":
+    def to_evaluation(self) -> "SpanCorruption":
         """15 % in spans of 3, whatever the training."""
         return SpanCorruption(closing=self.closing, prefix=self.prefix, specials=self.specials)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": vocabulary_count(batch)}
+        return {"loss": count_vocabulary_targets(batch)}
 
-    def loss(self, model: Reader, batch: Batch) -> Loss:
+    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
         return model.loss(model.states(batch), batch)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SpanCorruptionLesson:
+class SentinelCorruption:
     """Spans drawn, and both sides written."""
 
-    spec: SpanCorruption
+    objective: SpanCorruption
     sentinels: Ints
-    sides: TwoSides | OneSide
+    layout: EncoderDecoderLayout | DecoderLayout
     copies: int | None = None
 
-    def amounts(self, ordinary: Ints) -> tuple[Ints, Ints]:
+    def count_noise(self, ordinary: Ints) -> tuple[Ints, Ints]:
         """How many tokens and spans are hidden of so many ordinary tokens; of a single one, none."""
-        noise = np.clip(np.rint(self.spec.rate * ordinary).astype(np.int64), 1, np.maximum(ordinary - 1, 0))
-        most = np.minimum(np.minimum(noise, ordinary - noise), len(self.sentinels) - self.spec.closing)
-        return noise, np.clip(np.rint(noise / self.spec.mean).astype(np.int64), np.minimum(noise, 1), most)
+        noise = np.clip(np.rint(self.objective.rate * ordinary).astype(np.int64), 1, np.maximum(ordinary - 1, 0))
+        most = np.minimum(np.minimum(noise, ordinary - noise), len(self.sentinels) - self.objective.closing)
+        return noise, np.clip(np.rint(noise / self.objective.mean).astype(np.int64), np.minimum(noise, 1), most)
 
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
-        noise, spans = self.amounts(n)
-        fewer, less = self.amounts(np.maximum(n - 1, 0))
-        target = np.maximum(noise + spans, fewer + less + 1) + self.spec.closing  # all ordinary, or closed by one
-        if isinstance(self.sides, OneSide):
-            return self.sides.lengths(n + 2 * spans + self.spec.closing + 1, np.zeros_like(n))
-        if self.spec.specials is None:
-            return self.sides.lengths(n, target)
-        options = [self.amounts(np.maximum(n - i, 0)) for i in range(self.spec.specials + 1)]
+        noise, spans = self.count_noise(n)
+        fewer, less = self.count_noise(np.maximum(n - 1, 0))
+        target = np.maximum(noise + spans, fewer + less + 1) + self.objective.closing  # all ordinary, or closed by one
+        if isinstance(self.layout, DecoderLayout):
+            return self.layout.lengths(n + 2 * spans + self.objective.closing + 1, np.zeros_like(n))
+        if self.objective.specials is None:
+            return self.layout.lengths(n, target)
+        options = [self.count_noise(np.maximum(n - i, 0)) for i in range(self.objective.specials + 1)]
         source = np.max([n - hidden + marks for hidden, marks in options], axis=0)
-        return self.sides.lengths(source, target)
+        return self.layout.lengths(source, target)
 
     @property
-    def varies(self) -> bool:
+    def has_random_lengths(self) -> bool:
         return False
 
-    def planned(self, known: Known, rng: Counters | None) -> tuple[Ints, Ints | None]:
+    def predict_lengths(self, lengths: SampleLengths, rng: Counters | None) -> tuple[Ints, Ints | None]:
         """Amounts follow from the number of ordinary tokens; only whether there is an end to repeat is not known."""
-        n = known.lengths
-        noise, spans = self.amounts(n - known.special)
-        target = noise + spans + self.spec.closing + (known.special > 0)
-        return self.sides.lengths(n - noise + spans, target)
+        n = lengths.lengths
+        noise, spans = self.count_noise(n - lengths.special_counts)
+        target = noise + spans + self.objective.closing + (lengths.special_counts > 0)
+        return self.layout.lengths(n - noise + spans, target)
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
-        index, sizes = ordinary(sequences)
-        self._check(sequences.lengths - sizes)
-        noise, counts = self.amounts(sizes)
-        hidden = composed(rng.bits(0, gaps(noise)), noise, counts)
-        shown = composed(rng.bits(1, gaps(sizes - noise)), np.where(counts > 0, sizes - noise, 0), counts)
-        start = before(hidden, counts) + before(shown, counts) + shown + np.repeat(begins(sizes), counts)
-        return self.sides.teach(*self.written(sequences, index, Spans(start, hidden, counts)))
+        index, sizes = find_ordinary_tokens(sequences)
+        self._check_specials(sequences.lengths - sizes)
+        noise, counts = self.count_noise(sizes)
+        hidden = split_randomly(rng.bits(0, count_gaps(noise)), noise, counts)
+        shown = split_randomly(rng.bits(1, count_gaps(sizes - noise)), np.where(counts > 0, sizes - noise, 0), counts)
+        start = (
+            exclusive_cumsum(hidden, counts)
+            + exclusive_cumsum(shown, counts)
+            + shown
+            + np.repeat(compute_starts(sizes), counts)
+        )
+        return self.layout.combine(*self.replace_spans(sequences, index, NoiseSpans(start, hidden, counts)))
 
-    def written(self, sequences: Sequences, index: Ints, spans: Spans) -> tuple[Sequences, Sequences]:
+    def replace_spans(self, sequences: Sequences, index: Ints, spans: NoiseSpans) -> tuple[Sequences, Sequences]:
         """Source and labels for spans of the ordinary tokens, which are at the places `index`."""
         start, length, counts = spans
-        noise = np.diff(bounds(length)[bounds(counts)])
+        noise = np.diff(compute_offsets(length)[compute_offsets(counts)])
         sentinels = self.sentinels[spread(np.zeros_like(counts), counts)]
         places = index[spread(start, length)]
         keep = np.ones(len(sequences.tokens), dtype=np.bool_)
@@ -137,29 +152,31 @@ class SpanCorruptionLesson:
         tokens[index[start]] = sentinels
         source = Sequences(
             tokens=tokens[keep],
-            offsets=bounds(sequences.lengths - noise + counts),
+            offsets=compute_offsets(sequences.lengths - noise + counts),
             segments=None if sequences.segments is None else sequences.segments[keep],
         )
-        closing, ends = self.spec.closing, closed(sequences)
-        offsets = bounds(noise + counts + closing + ends)
-        labels = np.full(int(offsets[-1]), IGNORE)
-        first = np.repeat(offsets[:-1], counts) + before(length, counts) + spread(np.zeros_like(counts), counts)
+        closing, ends = self.objective.closing, ends_in_special(sequences)
+        offsets = compute_offsets(noise + counts + closing + ends)
+        labels = np.full(int(offsets[-1]), IGNORE_INDEX)
+        first = (
+            np.repeat(offsets[:-1], counts) + exclusive_cumsum(length, counts) + spread(np.zeros_like(counts), counts)
+        )
         labels[first] = sentinels
         labels[spread(first + 1, length)] = sequences.tokens[places]
         if closing:
             labels[offsets[:-1] + noise + counts] = self.sentinels[counts]
         labels[offsets[1:][ends] - 1] = sequences.tokens[sequences.offsets[1:][ends] - 1]
-        return source, Sequences(tokens=labels, offsets=offsets, **known(sequences))
+        return source, Sequences(tokens=labels, offsets=offsets, **get_sample_info(sequences))
 
     def targets(self, tokens: int, sequences: int) -> int:
         # On one side stand n tokens and two sentinels per span; targets are the hidden tokens and one of the sentinels.
         # Rounding up adds less than 1 to each amount, and so do a single hidden token, the closing and the end.
-        rate, marks = self.spec.rate, 1 / self.spec.mean
+        rate, marks = self.objective.rate, 1 / self.objective.mean
         share = max(rate, rate * (1 + marks) / (1 + 2 * rate * marks))
-        return self.sides.targets(tokens, int(share * tokens + (4 + marks) * sequences) + 1)
+        return self.layout.targets(tokens, int(share * tokens + (4 + marks) * sequences) + 1)
 
-    def _check(self, specials: Ints) -> None:
-        most = self.spec.specials
+    def _check_specials(self, specials: Ints) -> None:
+        most = self.objective.specials
         if most is not None and len(specials) and int(specials.max()) > most:
             raise UsageError(
                 f"a sequence with {int(specials.max())} special tokens where span_corruption counts on {most} at most; "
@@ -167,19 +184,19 @@ class SpanCorruptionLesson:
             )
 
 
-def gaps(totals: Ints) -> Ints:
+def count_gaps(totals: Ints) -> Ints:
     """How many places there are to cut so many items in two."""
     return np.maximum(totals - 1, 0)
 
 
-def composed(bits: Bits, totals: Ints, parts: Ints) -> Ints:
+def split_randomly(bits: Bits, totals: Ints, parts: Ints) -> Ints:
     """[J] the lengths of `parts[g]` parts of at least one item each that `totals[g]` items are cut into at random.
 
-    All cuts are equally likely. The bits are one for each of a group's `gaps`; a group of no parts has no items.
+    All cuts are equally likely. The bits are one for each of a group's `count_gaps`; a group of no parts has no items.
     """
-    counts = gaps(parts)
-    cuts = some(bits, gaps(totals), counts)
+    counts = count_gaps(parts)
+    cuts = sample_k(bits, count_gaps(totals), counts)
     group = np.repeat(np.arange(len(totals)), counts)
-    starts = cuts + (begins(totals) - begins(gaps(totals)))[group] + 1
-    starts = np.sort(np.concatenate((begins(totals)[parts > 0], starts)))
+    starts = cuts + (compute_starts(totals) - compute_starts(count_gaps(totals)))[group] + 1
+    starts = np.sort(np.concatenate((compute_starts(totals)[parts > 0], starts)))
     return np.diff(np.append(starts, totals.sum()))

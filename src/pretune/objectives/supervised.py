@@ -22,11 +22,11 @@ from torch import Tensor
 from pretune.core.config import spec
 from pretune.core.types import Batch, Loss
 from pretune.data.counters import Counters
-from pretune.data.epoch_order import Known
-from pretune.data.ragged import Ints, bounds
+from pretune.data.epoch_order import SampleLengths
+from pretune.data.ragged import Ints, compute_offsets
 from pretune.data.sequences import Sequences
-from pretune.objectives.base import ModelShape, Reader, Vocabulary, check_shape, vocabulary_count
-from pretune.objectives.seq2seq import OneSide, TwoSides, known, side
+from pretune.objectives.base import ModelShape, PretrainingModel, Vocabulary, check_shape, count_vocabulary_targets
+from pretune.objectives.seq2seq import DecoderLayout, EncoderDecoderLayout, choose_layout, get_sample_info
 
 
 @spec
@@ -40,50 +40,52 @@ class Supervised:
     sentences: ClassVar[bool] = False
     pairs: ClassVar[Literal["apart"]] = "apart"
 
-    def open(self, vocabulary: Vocabulary, shape: ModelShape) -> "SupervisedLesson":
+    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> "SupervisedCorruption":
         check_shape("supervised", shape, self.shapes)
-        return SupervisedLesson(side(vocabulary, shape, "supervised", prefix=self.prefix))
+        return SupervisedCorruption(choose_layout(vocabulary, shape, "supervised", prefix=self.prefix))
 
-    def evaluation(self) -> Self:
+    def to_evaluation(self) -> Self:
         return self
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": vocabulary_count(batch)}
+        return {"loss": count_vocabulary_targets(batch)}
 
-    def loss(self, model: Reader, batch: Batch) -> Loss:
+    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
         return model.loss(model.states(batch), batch)
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisedLesson:
+class SupervisedCorruption:
     """The sides as they are; of a sequence that has only one, all is source and nothing is asked."""
 
-    sides: TwoSides | OneSide
+    layout: EncoderDecoderLayout | DecoderLayout
     copies: int | None = None
 
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
-        return self.sides.lengths(n, np.zeros_like(n) if isinstance(self.sides, OneSide) else n)
+        return self.layout.lengths(n, np.zeros_like(n) if isinstance(self.layout, DecoderLayout) else n)
 
     @property
-    def varies(self) -> bool:
+    def has_random_lengths(self) -> bool:
         return False
 
-    def planned(self, known: Known, rng: Counters | None) -> tuple[Ints, Ints | None]:
-        return self.sides.lengths(known.first, known.second)
+    def predict_lengths(self, lengths: SampleLengths, rng: Counters | None) -> tuple[Ints, Ints | None]:
+        return self.layout.lengths(lengths.first_lengths, lengths.second_lengths)
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         begin = sequences.lengths if sequences.sides is None else sequences.sides
         begin = np.where(begin > 0, begin, sequences.lengths)
-        first = sequences.positions() < np.repeat(begin, sequences.lengths)
+        first = sequences.compute_positions() < np.repeat(begin, sequences.lengths)
         source = Sequences(
             tokens=sequences.tokens[first],
-            offsets=bounds(begin),
+            offsets=compute_offsets(begin),
             segments=None if sequences.segments is None else sequences.segments[first],
         )
         labels = Sequences(
-            tokens=sequences.tokens[~first], offsets=bounds(sequences.lengths - begin), **known(sequences)
+            tokens=sequences.tokens[~first],
+            offsets=compute_offsets(sequences.lengths - begin),
+            **get_sample_info(sequences),
         )
-        return self.sides.teach(source, labels)
+        return self.layout.combine(source, labels)
 
     def targets(self, tokens: int, sequences: int) -> int:
         return tokens  # how much of a pair is its target, only the pair knows

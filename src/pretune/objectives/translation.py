@@ -20,13 +20,20 @@ from torch import Tensor
 
 from pretune.core.config import spec
 from pretune.core.types import Batch, Loss
-from pretune.data.counters import Counters, unit
+from pretune.data.counters import Counters, to_uniform
 from pretune.data.ragged import Ints
 from pretune.data.sequences import Sequences
-from pretune.objectives.base import ModelShape, Reader, Vocabulary, check_shape, spare, vocabulary_count
-from pretune.objectives.mask_replacement import Disguise, Split, check_shares
-from pretune.objectives.masked import hidden
-from pretune.objectives.segment_sampling import bits_at, ordinary, rounded, some
+from pretune.objectives.base import (
+    ModelShape,
+    PretrainingModel,
+    Vocabulary,
+    bound_target_slots,
+    check_shape,
+    count_vocabulary_targets,
+)
+from pretune.objectives.mask_replacement import MaskReplacement, ReplacementShares, check_shares
+from pretune.objectives.masked import mask_tokens
+from pretune.objectives.segment_sampling import draw_bits_at, find_ordinary_tokens, round_randomly, sample_k
 
 
 @spec
@@ -34,7 +41,7 @@ class Translation:
     """Masked tokens in a sentence and its translation, read together (XLM)."""
 
     rate: float = 0.15
-    split: Split = (0.8, 0.1, 0.1)
+    split: ReplacementShares = (0.8, 0.1, 0.1)
     copies: int | None = None
 
     shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder",)
@@ -45,50 +52,50 @@ class Translation:
     def __post_init__(self) -> None:
         check_shares(self.rate, self.split, self.copies)
 
-    def open(self, vocabulary: Vocabulary, shape: ModelShape) -> "TranslationLesson":
+    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> "TranslationCorruption":
         check_shape("translation", shape, self.shapes)
-        return TranslationLesson(self, Disguise.of(self.split, vocabulary, "translation"))
+        return TranslationCorruption(self, MaskReplacement.from_vocabulary(self.split, vocabulary, "translation"))
 
-    def evaluation(self) -> "Translation":
+    def to_evaluation(self) -> "Translation":
         return Translation()
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": vocabulary_count(batch)}
+        return {"loss": count_vocabulary_targets(batch)}
 
-    def loss(self, model: Reader, batch: Batch) -> Loss:
+    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
         return model.loss(model.states(batch), batch)
 
 
 @dataclass(frozen=True, slots=True)
-class TranslationLesson:
+class TranslationCorruption:
     """A share of the tokens of each side of each sequence."""
 
-    translation: Translation
-    disguise: Disguise
+    objective: Translation
+    replacement: MaskReplacement
 
     @property
     def copies(self) -> int | None:
-        return self.translation.copies
+        return self.objective.copies
 
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
         return n, None
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
-        index, _ = ordinary(sequences)
-        first = sides(sequences, index)
+        index, _ = find_ordinary_tokens(sequences)
+        first = find_side_starts(sequences, index)
         sizes = np.diff(np.append(first, len(index)))
-        chance = bits_at(rng, 0, sequences, index[first])
-        counts = rounded(self.translation.rate * sizes, unit(chance))
-        chosen = index[some(bits_at(rng, 1, sequences, index), sizes, counts)]
-        return hidden(sequences, chosen, self.disguise, rng)
+        chance = draw_bits_at(rng, 0, sequences, index[first])
+        counts = round_randomly(self.objective.rate * sizes, to_uniform(chance))
+        chosen = index[sample_k(draw_bits_at(rng, 1, sequences, index), sizes, counts)]
+        return mask_tokens(sequences, chosen, self.replacement, rng)
 
     def targets(self, tokens: int, sequences: int) -> int:
-        return spare(self.translation.rate * tokens, sequences / 2, tokens)
+        return bound_target_slots(self.objective.rate * tokens, sequences / 2, tokens)
 
 
-def sides(sequences: Sequences, index: Ints) -> Ints:
+def find_side_starts(sequences: Sequences, index: Ints) -> Ints:
     """[G] where in `index`, places of ordinary tokens, another sequence or the second side of it begins."""
-    owner = sequences.owners()[index]
+    owner = sequences.find_owners()[index]
     side = owner * 2
     if sequences.sides is not None:
         begin = sequences.sides[owner]

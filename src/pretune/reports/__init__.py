@@ -2,7 +2,7 @@
 
     report(["runs/books", "runs/sst2"], "report.html")
 
-Read `gather` first (what is read of a directory), then `facts` (rows that model cards share), then `page`. Text goes
+Read `load_directory` first (what is read of a directory), then `facts` (rows that model cards share), then `render_page`. Text goes
 through `markup`, which escapes everything; charts are made by hand in `charts`, in colours of the page's theme.
 """
 

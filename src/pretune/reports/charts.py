@@ -10,15 +10,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pretune.core.format import amount
-from pretune.reports.markup import NOTHING, Markup, element, joined
+from pretune.core.format import format_number
+from pretune.reports.markup import NO_MARKUP, Markup, element, join
 
 WIDTH, HEIGHT = 440, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 40
-COLOURS = 8
-MOST = 240
+COLOUR_COUNT = 8
+MAX_POINTS = 240
 """Points of a line; more are averaged."""
-BANDS, APART = 2, 3.0
+MAX_BANDS, WHISKER_SPACING = 2, 3.0
 """More bands than these would hide each other: their intervals are upright lines, so far apart."""
 Point = tuple[float, float]
 
@@ -42,36 +42,42 @@ class Axis:
     high: float
     start: float
     end: float
-    log: bool = False
+    is_log: bool = False
 
-    def at(self, value: float) -> float:
+    def scale(self, value: float) -> float:
         """The place of a value, to a tenth of a pixel."""
-        low, high, value = (math.log(one) if self.log else one for one in (self.low, self.high, value))
+        low, high, value = (math.log(one) if self.is_log else one for one in (self.low, self.high, value))
         return round(self.start + (value - low) / (high - low) * (self.end - self.start), 1)
 
 
-def line_chart(series: Sequence[Series], *, x: str, y: str, log: bool = False, title: str = "") -> Markup:
-    """Lines over one axis, with a legend; nothing where there are no points. `log` is that of x."""
-    shown = [thinned(one) for one in series if one.points]
+def draw_line_chart(series: Sequence[Series], *, x: str, y: str, log_x: bool = False, title: str = "") -> Markup:
+    """Lines over one axis, with a legend; nothing where there are no points. `is_log` is that of x."""
+    shown = [downsample(one) for one in series if one.points]
     if not shown:
-        return NOTHING
+        return NO_MARKUP
     xs = [point[0] for one in shown for point in one.points]
     ys = [point[1] for one in shown for point in one.points]
     ys += [end for one in shown for _, *ends in one.band for end in ends]
-    log = log and min(xs) > 0
-    across = _axis(xs, LEFT + 14, WIDTH - RIGHT - 14, log=log)
-    up = _axis(ys, HEIGHT - BOTTOM, TOP)
-    rows = ticks(up.low, up.high)
-    columns = _spaced(sorted(set(xs)), across) if log else ticks(across.low, across.high)
+    log_x = log_x and min(xs) > 0
+    across = _fit_axis(xs, LEFT + 14, WIDTH - RIGHT - 14, is_log=log_x)
+    up = _fit_axis(ys, HEIGHT - BOTTOM, TOP)
+    rows = compute_ticks(up.low, up.high)
+    columns = _drop_overlapping(sorted(set(xs)), across) if log_x else compute_ticks(across.low, across.high)
     if all(value == int(value) for value in xs):  # steps
         columns = [value for value in columns if value == int(value)] or columns
-    whiskers = sum(bool(one.band) for one in shown) > BANDS
+    whiskers = sum(bool(one.band) for one in shown) > MAX_BANDS
     parts = [
-        *(_rule(up.at(value), short(value, rows)) for value in rows),
-        *(_mark(across.at(value), short(value, columns)) for value in columns),
+        *(_draw_gridline(up.scale(value), format_tick(value, rows)) for value in rows),
+        *(_draw_tick(across.scale(value), format_tick(value, columns)) for value in columns),
         element("text", x, x=(LEFT + WIDTH) / 2, y=HEIGHT - 4, kind="middle name"),
         *(
-            _drawn(one, across, up, whiskers=whiskers, aside=APART * (place - (len(shown) - 1) / 2) if whiskers else 0)
+            _draw_series(
+                one,
+                across,
+                up,
+                whiskers=whiskers,
+                offset=WHISKER_SPACING * (place - (len(shown) - 1) / 2) if whiskers else 0,
+            )
             for place, one in enumerate(shown)
         ),
     ]
@@ -79,7 +85,7 @@ def line_chart(series: Sequence[Series], *, x: str, y: str, log: bool = False, t
         "svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=title or f"{y} by {x}", kind="chart"
     )
     names = [
-        element("span", element("i", kind=f"key c{one.colour % COLOURS} {one.style}"), one.name, kind="label")
+        element("span", element("i", kind=f"key c{one.colour % COLOUR_COUNT} {one.style}"), one.name, kind="label")
         for one in shown
         if one.name
     ]
@@ -87,94 +93,96 @@ def line_chart(series: Sequence[Series], *, x: str, y: str, log: bool = False, t
     return element("figure", top, chart, element("figcaption", *names))
 
 
-def interval_chart(low: float | None, value: float, high: float | None, span: tuple[float, float]) -> Markup:
+def draw_interval_chart(low: float | None, value: float, high: float | None, span: tuple[float, float]) -> Markup:
     """A dot with its interval on a scale that all rows of a table share."""
     axis = Axis(*span, 4, 136)
     parts = [element("line", x1=4, x2=136, y1=9, y2=9, kind="rule")]
     if low is not None and high is not None:
-        ends = [min(max(axis.at(end), 4), 136) for end in (low, high)]
+        ends = [min(max(axis.scale(end), 4), 136) for end in (low, high)]
         parts.append(element("line", x1=ends[0], x2=ends[1], y1=9, y2=9, kind="reach"))
-    parts.append(element("circle", cx=axis.at(value), cy=9, r=4.5, kind="dot"))
+    parts.append(element("circle", cx=axis.scale(value), cy=9, r=4.5, kind="dot"))
     return element("svg", *parts, viewBox="0 0 140 18", kind="tiny", aria_hidden="true")
 
 
-def magnitude_chart(rows: Sequence[tuple[str, float, bool]], *, unit: str, show: Sequence[str]) -> Markup:
+def draw_magnitude_chart(rows: Sequence[tuple[str, float, bool]], *, unit: str, labels: Sequence[str]) -> Markup:
     """Bars on a logarithmic scale, one below the other; the flag marks what is ours, `show` are values as text."""
     positive = [value for _, value, _ in rows if value > 0]
     if not positive:
-        return NOTHING
-    axis = Axis(min(positive) / 3, max(positive) * 1.2, 0, 100, log=True)
+        return NO_MARKUP
+    axis = Axis(min(positive) / 3, max(positive) * 1.2, 0, 100, is_log=True)
     bars = [
         element(
             "div",
             element("span", name, kind="what"),
-            element("span", element("b", style=f"width:{max(axis.at(value), 1) if value > 0 else 0}%"), kind="track"),
+            element(
+                "span", element("b", style=f"width:{max(axis.scale(value), 1) if value > 0 else 0}%"), kind="track"
+            ),
             element("span", text, kind="much"),
             kind="bar ours" if ours else "bar",
         )
-        for (name, value, ours), text in zip(rows, show, strict=True)
+        for (name, value, ours), text in zip(rows, labels, strict=True)
     ]
     return element("div", *bars, kind="bars", role="img", aria_label=f"{unit}, logarithmic scale")
 
 
-def ticks(low: float, high: float, most: int = 5) -> list[float]:
+def compute_ticks(low: float, high: float, max_ticks: int = 5) -> list[float]:
     """Round numbers between two.
 
-    >>> ticks(0, 100), ticks(0.62, 0.81)
+    >>> compute_ticks(0, 100), compute_ticks(0.62, 0.81)
     ([0.0, 20.0, 40.0, 60.0, 80.0, 100.0], [0.65, 0.7, 0.75, 0.8])
     """
-    rough = (high - low) / most
+    rough = (high - low) / max_ticks
     unit = 10.0 ** math.floor(math.log10(rough))
     step = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= rough * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(number * step, 12) for number in range(first, last + 1)]
 
 
-def short(value: float, among: Sequence[float]) -> str:
+def format_tick(value: float, values: Sequence[float]) -> str:
     """A number of an axis, with as many digits as tell it from the others.
 
-    >>> short(0.65, [0.65, 0.7]), short(2000, [0, 2000]), short(2.5, [2.5, 5])
+    >>> format_tick(0.65, [0.65, 0.7]), format_tick(2000, [0, 2000]), format_tick(2.5, [2.5, 5])
     ('0.65', '2k', '2.5')
     """
-    if max(map(abs, among)) >= 1000:
-        return amount(value)
-    gap = min((abs(b - a) for a, b in itertools.pairwise(among)), default=1.0)
+    if max(map(abs, values)) >= 1000:
+        return format_number(value)
+    gap = min((abs(b - a) for a, b in itertools.pairwise(values)), default=1.0)
     digits = next((count for count in range(6) if abs(round(gap, count) - gap) < 1e-9), 6)
     return f"{value:.{digits}f}"
 
 
-def thinned(series: Series) -> Series:
+def downsample(series: Series) -> Series:
     """A line with at most so many points: means of equal parts."""
     points = series.points
-    if len(points) <= MOST:
+    if len(points) <= MAX_POINTS:
         return series
-    cuts = [len(points) * part // MOST for part in range(MOST + 1)]
+    cuts = [len(points) * part // MAX_POINTS for part in range(MAX_POINTS + 1)]
     groups = [points[start:end] for start, end in itertools.pairwise(cuts)]
     means = tuple((group[-1][0], math.fsum(y for _, y in group) / len(group)) for group in groups)
     return Series(series.name, means, series.band, series.colour, series.style)
 
 
-def _axis(values: Sequence[float], start: float, end: float, *, log: bool = False) -> Axis:
+def _fit_axis(values: Sequence[float], start: float, end: float, *, is_log: bool = False) -> Axis:
     low, high = min(values), max(values)
-    if log:
-        return Axis(low, high if high > low else 2 * low, start, end, log=True)
+    if is_log:
+        return Axis(low, high if high > low else 2 * low, start, end, is_log=True)
     if high - low < 1e-9 * max(abs(high), 1e-9):
         low, high = low - max(abs(low) * 0.1, 0.01), high + max(abs(high) * 0.1, 0.01)
     edge = 0.04 * (high - low) if start > end else 0.0  # a little room above and below
     return Axis(low - edge, high + edge, start, end)
 
 
-def _spaced(values: Sequence[float], axis: Axis) -> list[float]:
+def _drop_overlapping(values: Sequence[float], axis: Axis) -> list[float]:
     """Those of the values that have room for a number beside the one before."""
     kept: list[float] = []
     for value in values:
-        if not kept or axis.at(value) - axis.at(kept[-1]) >= 40:
+        if not kept or axis.scale(value) - axis.scale(kept[-1]) >= 40:
             kept.append(value)
     return kept
 
 
-def _rule(y: float, label: str) -> Markup:
-    return joined(
+def _draw_gridline(y: float, label: str) -> Markup:
+    return join(
         [
             element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, kind="rule"),
             element("text", label, x=LEFT - 6, y=y + 4, kind="end"),
@@ -182,25 +190,27 @@ def _rule(y: float, label: str) -> Markup:
     )
 
 
-def _mark(x: float, label: str) -> Markup:
+def _draw_tick(x: float, label: str) -> Markup:
     return element("text", label, x=x, y=HEIGHT - BOTTOM + 16, kind="middle")
 
 
-def _drawn(one: Series, across: Axis, up: Axis, *, whiskers: bool, aside: float) -> Markup:
+def _draw_series(series: Series, x_axis: Axis, y_axis: Axis, *, whiskers: bool, offset: float) -> Markup:
     """A line with its points; `aside` moves it a little, so that intervals stand side by side."""
-    colour = f"c{one.colour % COLOURS}"
-    places = [(round(across.at(x) + aside, 1), up.at(y)) for x, y in one.points]
+    colour = f"c{series.colour % COLOUR_COUNT}"
+    places = [(round(x_axis.scale(x) + offset, 1), y_axis.scale(y)) for x, y in series.points]
     parts: list[Markup] = []
     if whiskers:
-        ends = [(round(across.at(x) + aside, 1), up.at(low), up.at(high)) for x, low, high in one.band]
+        ends = [
+            (round(x_axis.scale(x) + offset, 1), y_axis.scale(low), y_axis.scale(high)) for x, low, high in series.band
+        ]
         parts += [element("line", x1=x, x2=x, y1=low, y2=high, kind=f"whisker {colour}") for x, low, high in ends]
-    elif one.band:
-        upper = [f"{across.at(x)},{up.at(high)}" for x, _, high in one.band]
-        lower = [f"{across.at(x)},{up.at(low)}" for x, low, _ in reversed(one.band)]
+    elif series.band:
+        upper = [f"{x_axis.scale(x)},{y_axis.scale(high)}" for x, _, high in series.band]
+        lower = [f"{x_axis.scale(x)},{y_axis.scale(low)}" for x, low, _ in reversed(series.band)]
         parts.append(element("path", d=f"M{' '.join(upper + lower)}Z", kind=f"band {colour}"))
-    if one.style != "dots" and len(places) > 1:
+    if series.style != "dots" and len(places) > 1:
         line = " ".join(f"{x},{y}" for x, y in places)
-        parts.append(element("path", d=f"M{line}", kind=f"line {colour} {one.style}"))
-    if len(places) <= 12 or one.style == "dots":
+        parts.append(element("path", d=f"M{line}", kind=f"line {colour} {series.style}"))
+    if len(places) <= 12 or series.style == "dots":
         parts += [element("circle", cx=x, cy=y, r=3, kind=f"point {colour}") for x, y in places]
-    return joined(parts)
+    return join(parts)

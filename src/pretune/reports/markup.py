@@ -7,7 +7,7 @@ import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-ALONE = frozenset({"path", "line", "circle"})
+VOID_ELEMENTS = frozenset({"path", "line", "circle"})
 """Elements of SVG that hold nothing, and end themselves."""
 
 
@@ -19,16 +19,16 @@ class Markup:
 
 
 Child = Markup | str
-NOTHING = Markup("")
-EMPTY = ("", NOTHING)
-FOLDED = 240
+NO_MARKUP = Markup("")
+EMPTY_CELLS = ("", NO_MARKUP)
+MAX_UNFOLDED = 240
 """Notes with more characters than these are folded."""
 
 
-def plain(value: object) -> str:
+def strip_control_characters(value: object) -> str:
     """Text without characters that steer a terminal or that nobody sees.
 
-    >>> plain("\\x1b[31mred\\nnext")
+    >>> strip_control_characters("\\x1b[31mred\\nnext")
     '�[31mred next'
     """
     return "".join(one if one.isprintable() else " " if one in "\n\t\r" else "�" for one in str(value))
@@ -36,7 +36,7 @@ def plain(value: object) -> str:
 
 def escape(value: object) -> str:
     """Text that is nothing but text in HTML."""
-    return html.escape(plain(value))
+    return html.escape(strip_control_characters(value))
 
 
 def element(tag: str, *children: Child, kind: str = "", **attributes: object) -> Markup:
@@ -44,10 +44,10 @@ def element(tag: str, *children: Child, kind: str = "", **attributes: object) ->
     given = {"class": kind} if kind else {}
     given |= {name.rstrip("_").replace("_", "-"): str(value) for name, value in attributes.items()}
     opening = "".join([f"<{tag}", *(f' {name}="{escape(value)}"' for name, value in given.items())])
-    return Markup(f"{opening}/>" if tag in ALONE else f"{opening}>{joined(children).html}</{tag}>")
+    return Markup(f"{opening}/>" if tag in VOID_ELEMENTS else f"{opening}>{join(children).html}</{tag}>")
 
 
-def joined(children: Iterable[Child]) -> Markup:
+def join(children: Iterable[Child]) -> Markup:
     """One after the other."""
     return Markup("".join(one.html if isinstance(one, Markup) else escape(one) for one in children))
 
@@ -58,14 +58,20 @@ def table(head: Sequence[Child], rows: Iterable[Sequence[Child]], *, kind: str =
     A column without a single value is left out.
     """
     rows = [*rows]
-    columns = [at for at in range(len(rows[0]) if rows else 0) if not at or any(row[at] not in EMPTY for row in rows)]
+    columns = [
+        at for at in range(len(rows[0]) if rows else 0) if not at or any(row[at] not in EMPTY_CELLS for row in rows)
+    ]
     rows = [[row[at] for at in columns] for row in rows]
     head = [head[at] for at in columns] if head and rows else head
     body = [
-        element("tr", element("th", row[0], scope="row"), *(element("td", cell, kind=_kind(cell)) for cell in row[1:]))
+        element(
+            "tr",
+            element("th", row[0], scope="row"),
+            *(element("td", cell, kind=_get_cell_class(cell)) for cell in row[1:]),
+        )
         for row in rows
     ]
-    top = element("thead", element("tr", *(element("th", cell, scope="col") for cell in head))) if head else NOTHING
+    top = element("thead", element("tr", *(element("th", cell, scope="col") for cell in head))) if head else NO_MARKUP
     return element("div", element("table", top, element("tbody", *body), kind=kind), kind="wide")
 
 
@@ -76,27 +82,27 @@ def pairs(rows: Iterable[tuple[str, Child]]) -> Markup:
 
 def note(*text: Child) -> Markup:
     """What is said beside; what stands between backticks in it is code."""
-    return element("p", *(spelled(one) if isinstance(one, str) else one for one in text), kind="note")
+    return element("p", *(render_code(one) if isinstance(one, str) else one for one in text), kind="note")
 
 
 def notes(*lines: str) -> Markup:
     """Notes, folded where they are long together."""
-    shown = joined(map(note, lines))
-    if sum(map(len, lines)) <= FOLDED:
+    shown = join(map(note, lines))
+    if sum(map(len, lines)) <= MAX_UNFOLDED:
         return shown
     return element("details", element("summary", "Notes" if len(lines) > 1 else "Note"), shown)
 
 
-def spelled(text: str) -> Markup:
+def render_code(text: str) -> Markup:
     """Text with what stands between backticks as code.
 
-    >>> spelled("`pretune env` < all").html
+    >>> render_code("`pretune env` < all").html
     '<code>pretune env</code> &lt; all'
     """
     parts = text.split("`")
     if len(parts) % 2 == 0:  # one that is never closed
         return Markup(escape(text))
-    return joined(element("code", part) if place % 2 else part for place, part in enumerate(parts))
+    return join(element("code", part) if place % 2 else part for place, part in enumerate(parts))
 
 
 def code(*lines: str) -> Markup:
@@ -104,5 +110,5 @@ def code(*lines: str) -> Markup:
     return element("pre", element("code", Markup("\n".join(map(escape, lines)))))
 
 
-def _kind(cell: Child) -> str:
+def _get_cell_class(cell: Child) -> str:
     return "number" if isinstance(cell, str) and cell[:1] in "0123456789+-−<" and len(cell) < 30 else ""

@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core import io
-from pretune.core.counted import counted
+from pretune.core.counted import format_count
 from pretune.core.errors import UsageError
-from pretune.core.format import clock, weight
-from pretune.reports.cost import cost, data, repeat, summed
-from pretune.reports.curves import by_labels, learning, samples
-from pretune.reports.errors import mistakes
-from pretune.reports.load import Ran, Results, gather
-from pretune.reports.markup import NOTHING, Child, Markup, code, element, escape, joined, table
-from pretune.reports.runs import what_was_run
-from pretune.reports.scores import best_baseline, compared, label_chart, scores
-from pretune.reports.suites import suite_tables
+from pretune.core.format import format_duration, format_mass
+from pretune.reports.cost import render_commands, render_cost, render_data, sum_costs
+from pretune.reports.curves import draw_label_curves, render_learning_curves, render_samples
+from pretune.reports.errors import render_errors
+from pretune.reports.load import ComparisonResults, RunRecord, load_directory
+from pretune.reports.markup import NO_MARKUP, Child, Markup, code, element, escape, join, table
+from pretune.reports.runs import render_runs
+from pretune.reports.scores import draw_label_chart, find_best_baseline, render_comparison, render_scores
+from pretune.reports.suites import render_suites
 
 Section = tuple[str, str, Markup]
 
@@ -33,23 +33,27 @@ def report(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], 
     if where.is_dir():
         raise UsageError(f"{where}: is a directory; give --out the name of a file, such as {where / 'report.html'}")
     given = [Path(one) for one in runs]
-    found = [one for path in given for one in gather(path)]
-    ran: list[Ran] = []
+    found = [one for path in given for one in load_directory(path)]
+    ran: list[RunRecord] = []
     for one in found:
-        if isinstance(one, Ran) and one.path.resolve() not in [run.path.resolve() for run in ran]:
+        if isinstance(one, RunRecord) and one.path.resolve() not in [run.path.resolve() for run in ran]:
             ran.append(one)
-    results = [one for one in found if isinstance(one, Results)]
-    io.atomic_write(where, page(ran, results, given, where, title).html.encode())
+    results = [one for one in found if isinstance(one, ComparisonResults)]
+    io.atomic_write(where, render_page(ran, results, given, where, title).html.encode())
     return where
 
 
-def page(
-    runs: Sequence[Ran], results: Sequence[Results], given: Sequence[Path], out: Path, title: str | None = None
+def render_page(
+    runs: Sequence[RunRecord],
+    results: Sequence[ComparisonResults],
+    paths: Sequence[Path],
+    out: Path,
+    title: str | None = None,
 ) -> Markup:
     """The whole document."""
-    named = title or next((str(one.about["title"]) for one in results if one.about.get("title")), None)
+    named = title or next((str(one.metadata["title"]) for one in results if one.metadata.get("title")), None)
     heading = named or " · ".join(one.name for one in (results or runs))
-    sections = _sections(runs, results, given, out)
+    sections = _build_sections(runs, results, paths, out)
     links = element("nav", *(element("a", name, href=f"#{anchor}") for anchor, name, _ in sections))
     body = [element("section", element("h2", name), content, id_=anchor) for anchor, name, content in sections]
     style = Path(__file__).with_name("style.css").read_text()
@@ -58,65 +62,67 @@ def page(
         '<meta name="color-scheme" content="light dark"><meta name="generator" content="pretune">'
         f"<title>{escape(heading)}</title><style>{style}</style>"
     )
-    main = element("main", element("h1", heading), *_story(results), _tiles(runs, results), links, *body)
+    main = element("main", element("h1", heading), *_render_story(results), _render_tiles(runs, results), links, *body)
     return Markup(f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{main.html}</body></html>\n')
 
 
-def _sections(runs: Sequence[Ran], results: Sequence[Results], given: Sequence[Path], out: Path) -> list[Section]:
-    tables = [compared(one) for one in results]
-    if not results or told_apart(runs):
-        tables += [scores(runs), suite_tables(runs)]
-    charts = [chart for chart in (*map(label_chart, results), *by_labels(runs)) if chart.html]
-    few = element("div", *charts, kind="charts") if charts else NOTHING
+def _build_sections(
+    runs: Sequence[RunRecord], results: Sequence[ComparisonResults], paths: Sequence[Path], out: Path
+) -> list[Section]:
+    tables = [render_comparison(one) for one in results]
+    if not results or needs_run_scores(runs):
+        tables += [render_scores(runs), render_suites(runs)]
+    charts = [chart for chart in (*map(draw_label_chart, results), *draw_label_curves(runs)) if chart.html]
+    few = element("div", *charts, kind="charts") if charts else NO_MARKUP
     found = [
-        ("scores", "Scores", joined(tables)),
+        ("scores", "Scores", join(tables)),
         ("labels", "How many labels it takes", few),
-        ("ran", "What was run", joined([*map(_stages, results), what_was_run(runs)])),
-        ("learning", "Learning curves", learning(runs)),
-        ("mistakes", "Where it is wrong", mistakes(runs)),
-        ("samples", "What it said while it learnt", samples(runs)),
-        ("cost", "What it cost", cost(runs, results)),
-        ("data", "What it read", data(runs, results)),
-        *use(results),
-        ("repeat", "How to repeat it", repeat(runs, results, given, out)),
+        ("ran", "What was run", join([*map(_render_stages, results), render_runs(runs)])),
+        ("learning", "Learning curves", render_learning_curves(runs)),
+        ("mistakes", "Where it is wrong", render_errors(runs)),
+        ("samples", "What it said while it learnt", render_samples(runs)),
+        ("cost", "What it cost", render_cost(runs, results)),
+        ("data", "What it read", render_data(runs, results)),
+        *build_usage_sections(results),
+        ("repeat", "How to repeat it", render_commands(runs, results, paths, out)),
     ]
     if not results and not any(run.scores for run in runs):  # pre-training alone: what was run comes first
         found = [*found[2:], *found[:2]]
     return [one for one in found if one[2].html]
 
 
-def told_apart(runs: Sequence[Ran]) -> bool:
+def needs_run_scores(runs: Sequence[RunRecord]) -> bool:
     """Whether the scores of runs say more than the table of a comparison that they are part of."""
     scored = [run.scores for run in runs if run.scores]
     return len(scored) > 1 or any(one["baselines"] for one in scored)
 
 
-def use(results: Sequence[Results]) -> list[Section]:
+def build_usage_sections(results: Sequence[ComparisonResults]) -> list[Section]:
     """What can be done with the models of a comparison, where it says so."""
-    told = [one.about.get("use") for one in results]
+    told = [one.metadata.get("use") for one in results]
     lines = [str(line) for one in told if isinstance(one, list) for line in one]
     return [("use", "What to do with it", code(*lines))] if lines else []
 
 
-def _story(results: Sequence[Results]) -> list[Markup]:
-    told = [one.about.get("story") for one in results]
+def _render_story(results: Sequence[ComparisonResults]) -> list[Markup]:
+    told = [one.metadata.get("story") for one in results]
     lines = [line for one in told for line in ([one] if isinstance(one, str) else one if isinstance(one, list) else [])]
     return [element("p", str(line), kind="lead") for line in lines]
 
 
-def _stages(results: Results) -> Markup:
-    stages = results.about.get("stages")
+def _render_stages(results: ComparisonResults) -> Markup:
+    stages = results.metadata.get("stages")
     if not isinstance(stages, list):
         return Markup("")
     rows: list[Sequence[Child]] = []
     for one in stages:
         notes = [element("small", str(text)) for text in one.get("notes") or ()]
-        told = joined([str(one.get("about", "")), *notes])
-        rows.append((str(one.get("name", "")), clock(float(one.get("seconds", 0))), told))
+        told = join([str(one.get("about", "")), *notes])
+        rows.append((str(one.get("name", "")), format_duration(float(one.get("seconds", 0))), told))
     return table(("stage", "time", ""), rows)
 
 
-def _tiles(runs: Sequence[Ran], results: Sequence[Results]) -> Markup:
+def _render_tiles(runs: Sequence[RunRecord], results: Sequence[ComparisonResults]) -> Markup:
     """The few numbers one looks for."""
     tiles: list[tuple[str, str]] = []
     for one in results:
@@ -125,28 +131,28 @@ def _tiles(runs: Sequence[Ran], results: Sequence[Results]) -> Markup:
         tiles.append(
             (
                 f"{best['mean']:.3f}",
-                f"best {one.about.get('metric', 'score')} at {counted(most, 'labels')}: {best['method']}",
+                f"best {one.metadata.get('metric', 'score')} at {format_count(most, 'labels')}: {best['method']}",
             )
         )
-        if (gain := lead(one.rows, most)) is not None:
-            tiles.append((f"{gain:+.3f}", f"best pre-trained over the best baseline at {counted(most, 'labels')}"))
+        if (gain := compute_lead(one.rows, most)) is not None:
+            tiles.append((f"{gain:+.3f}", f"best pre-trained over the best baseline at {format_count(most, 'labels')}"))
     for run in [run for run in runs if run.scores][: 0 if results else 3]:
         assert run.scores is not None
-        found, beneath = run.scores["result"], best_baseline(run)
+        found, beneath = run.scores["result"], find_best_baseline(run)
         beside = f"; {beneath['name']} {beneath['score']:.3f}" if beneath else ""
         tiles.append((f"{found['score']:.3f}", f"{run.scores['metric']} on {found['split']}, {run.name}{beside}"))
-    for run in [run for run in runs if not run.tuned][:2]:
+    for run in [run for run in runs if not run.is_finetuned][:2]:
         loss = (run.summary.get("held_out") or {}).get("loss")
         if isinstance(loss, int | float):
             tiles.append((f"{loss:.3f}", f"held-out loss, {run.name}"))
     if any(run.cost is not None for run in runs):
-        total = summed(runs, results)
-        tiles += [(clock(total["seconds"]), "of training"), (weight(total["co2e_kg"]), "of CO2e")]
+        total = sum_costs(runs, results)
+        tiles += [(format_duration(total["seconds"]), "of training"), (format_mass(total["co2e_kg"]), "of CO2e")]
     shown = [element("div", element("b", value), element("span", about), kind="tile") for value, about in tiles]
     return element("div", *shown, kind="tiles") if shown else Markup("")
 
 
-def lead(rows: Sequence[Mapping[str, Any]], labels: int) -> float | None:
+def compute_lead(rows: Sequence[Mapping[str, Any]], labels: int) -> float | None:
     """Return the lead of the best pre-trained row over the best simple baseline; None where one is missing."""
     means = {
         group: [float(row["mean"]) for row in rows if row["labels"] == labels and row.get("group") == group]

@@ -6,94 +6,102 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pretune.core.counted import counted
-from pretune.metrics.significance import Comparison, margin, of_means, over_seeds, student
+from pretune.core.counted import format_count
+from pretune.metrics.significance import (
+    Comparison,
+    compute_interval,
+    compute_margin,
+    paired_bootstrap_of_means,
+    student_t_quantile,
+)
 from pretune.reports import facts
-from pretune.reports.charts import Series, interval_chart, line_chart
-from pretune.reports.load import Ran, Results
-from pretune.reports.markup import Child, Markup, element, joined, notes, table
+from pretune.reports.charts import Series, draw_interval_chart, draw_line_chart
+from pretune.reports.load import ComparisonResults, RunRecord
+from pretune.reports.markup import Child, Markup, element, join, notes, table
 
 Facts = Mapping[str, Any]
-CLEAR = 0.05
+SIGNIFICANCE_LEVEL = 0.05
 """A p below this is called a difference."""
-MEANS = ("accuracy", "choice_accuracy", "exact_match")
+MEAN_METRICS = ("accuracy", "choice_accuracy", "exact_match")
 """Metrics that are means over examples, which predictions alone can be compared by."""
 GROUPS = {"pretrained": 0, "random": 1, "baseline": 7, "other": 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ScoreRow:
     """A run or a baseline in the table of a test set."""
 
     name: str
     score: float
-    run: Ran | None = None
+    run: RunRecord | None = None
     baseline: str = ""  # its name in scores.json
 
 
-def scores(runs: Sequence[Ran]) -> Markup:
+def render_scores(runs: Sequence[RunRecord]) -> Markup:
     """A table for each test set and metric."""
     tuned = [run for run in runs if run.scores]
-    keys = dict.fromkeys(map(test_set, tuned))  # in the order that they were given
-    return joined(_group([run for run in tuned if test_set(run) == key]) for key in keys)
+    keys = dict.fromkeys(map(identify_test_set, tuned))  # in the order that they were given
+    return join(_render_test_set([run for run in tuned if identify_test_set(run) == key]) for key in keys)
 
 
-def test_set(run: Ran) -> tuple[str, str, str, int, frozenset[str]]:
+def identify_test_set(run: RunRecord) -> tuple[str, str, str, int, frozenset[str]]:
     """Return the identity of a test set: task, metric, split, size, and example ids where all were predicted."""
     scores = run.scores or {}
     split, examples = str(scores["result"]["split"]), int(scores["result"]["examples"])
-    ids = frozenset(str(one.get("id")) for one in run.said if one.get("split") == split)
-    return run.judged, str(scores["metric"]), split, examples, ids if len(ids) == examples else frozenset()
+    ids = frozenset(str(one.get("id")) for one in run.predictions if one.get("split") == split)
+    return run.eval_task, str(scores["metric"]), split, examples, ids if len(ids) == examples else frozenset()
 
 
-def ranking(runs: Sequence[Ran]) -> list[Row]:
+def rank(runs: Sequence[RunRecord]) -> list[ScoreRow]:
     """Return runs of one test set and their baselines, the best score first; of equal ones runs first.
 
     A baseline that runs share is one row. Where its scores differ (the runs had other training examples), there is a
     row for each score, which names the runs.
     """
     found: dict[str, dict[float, list[str]]] = {}
-    rows = [Row(name=run.name, score=float(run.scores["result"]["score"]), run=run) for run in runs if run.scores]
+    rows = [ScoreRow(name=run.name, score=float(run.scores["result"]["score"]), run=run) for run in runs if run.scores]
     for run in runs:
         for one in run.scores["baselines"] if run.scores else ():
             found.setdefault(str(one["name"]), {}).setdefault(float(one["score"]), []).append(run.name)
     for name, scores in found.items():
         for score, names in scores.items():
             shown = name if len(scores) == 1 else f"{name}, {', '.join(names)}"
-            rows.append(Row(name=shown, score=score, baseline=name))
+            rows.append(ScoreRow(name=shown, score=score, baseline=name))
     return sorted(rows, key=lambda row: -row.score)
 
 
-def _group(runs: Sequence[Ran]) -> Markup:
-    _, metric, split, examples, _ = test_set(runs[0])
-    ordered = ranking(runs)
+def _render_test_set(runs: Sequence[RunRecord]) -> Markup:
+    _, metric, split, examples, _ = identify_test_set(runs[0])
+    ordered = rank(runs)
     best = next(row.run for row in ordered if row.run is not None)
-    gaps = [gap(best, row) for row in ordered]
+    gaps = [compare_rows(best, row) for row in ordered]
     results = [row.run.scores["result"] if row.run and row.run.scores else {} for row in ordered]
     ends = [(one.get("low"), row.score, one.get("high")) for row, one in zip(ordered, results, strict=True)]
-    span = spread(ends)
+    span = compute_span(ends)
     rows: list[Sequence[Child]] = []
     for row, found, end, apart in zip(ordered, results, ends, gaps, strict=True):
         top = len(ordered) > 1 and row.score == ordered[0].score
-        seeds = facts.interval(found) or "one seed" if found else ""
-        told = (facts.difference(apart), f"{apart['p']:.3g}") if apart else ("", "")
+        seeds = facts.format_interval(found) or "one seed" if found else ""
+        told = (facts.format_difference(apart), f"{apart['p']:.3g}") if apart else ("", "")
         name = row.name if row.run else f"{row.name} (baseline)"
-        rows.append((name, _best(f"{row.score:.4f}", top), interval_chart(*end, span), seeds, *told))
+        rows.append((name, _render_best(f"{row.score:.4f}", top), draw_interval_chart(*end, span), seeds, *told))
     better = "run better by" if len(runs) == 1 else f"{best.name} better by"
-    return joined(
+    return join(
         [
-            element("h3", f"{Path(runs[0].judged).name}: {metric} on {counted(examples, 'examples')} of {split}"),
-            *(element("p", line) for line in verdict(ordered)),
+            element(
+                "h3", f"{Path(runs[0].eval_task).name}: {metric} on {format_count(examples, 'examples')} of {split}"
+            ),
+            *(element("p", line) for line in summarise(ordered)),
             table(("", metric, "", "interval over seeds", better, "p"), rows, kind="scores"),
-            notes(*_notes(runs)),
+            notes(*_list_notes(runs)),
         ]
     )
 
 
-def gap(best: Ran, row: Row) -> Facts | None:
+def compare_rows(best: RunRecord, row: ScoreRow) -> Facts | None:
     """Return the paired comparison of the best run with another row; None where none was made."""
     if row.run is not None:
-        found = paired(best, row.run)
+        found = compare_runs(best, row.run)
         return None if found is None else asdict(found)
     for one in (best.scores or {})["baselines"]:
         if one["name"] == row.baseline and float(one["score"]) == row.score:
@@ -101,44 +109,44 @@ def gap(best: Ran, row: Row) -> Facts | None:
     return None
 
 
-def best_baseline(run: Ran) -> Facts | None:
+def find_best_baseline(run: RunRecord) -> Facts | None:
     """The strongest of them."""
     return max(run.scores["baselines"], key=lambda one: float(one["score"]), default=None) if run.scores else None
 
 
-def verdict(rows: Sequence[Row]) -> Iterator[str]:
+def summarise(rows: Sequence[ScoreRow]) -> Iterator[str]:
     """Yield the conclusion of a table: its best run against its best baseline, then against the next run."""
     ours, simple = [row for row in rows if row.run], [row for row in rows if row.run is None]
     best = ours[0]
     assert best.run is not None
     if simple:
-        yield _against(best, simple[0], gap(best.run, simple[0]), every=len(ours) > 1)
-    if len(ours) > 1 and (apart := gap(best.run, ours[1])):
+        yield _compare_with_baseline(best, simple[0], compare_rows(best.run, simple[0]), several=len(ours) > 1)
+    if len(ours) > 1 and (apart := compare_rows(best.run, ours[1])):
         p = f"p = {apart['p']:.3g}"
-        if apart["p"] < CLEAR:
+        if apart["p"] < SIGNIFICANCE_LEVEL:
             yield f"Of the {len(ours)} runs {best.name} is the best ({p} against {ours[1].name})."
         else:
             yield f"{best.name} and {ours[1].name}, the best two of {len(ours)} runs, cannot be told apart ({p})."
 
 
-def _against(run: Row, simple: Row, apart: Facts | None, *, every: bool) -> str:
+def _compare_with_baseline(run: ScoreRow, baseline: ScoreRow, comparison: Facts | None, *, several: bool) -> str:
     """Return the sentence that compares the best run with the best baseline."""
-    size = f"{abs(run.score - simple.score):.4f}"
-    if apart is None:
-        first, last = (run, simple) if run.score >= simple.score else (simple, run)
+    size = f"{abs(run.score - baseline.score):.4f}"
+    if comparison is None:
+        first, last = (run, baseline) if run.score >= baseline.score else (baseline, run)
         told = "they were not compared example by example, so this may be chance"
         return f"{first.name} is ahead of {last.name} by {size}, the best run and the best simple baseline; {told}."
-    p = apart["p"]
-    if p < CLEAR:
-        return f"{run.name} is better than {simple.name}, the best of the simple baselines, by {size} (p = {p:.3g})."
-    if apart["high"] < 0:
-        whom = f"every run, {run.name} the best of them," if every else run.name
-        return f"{simple.name}, a simple baseline, is better than {whom} by {size}: here it is the one to use."
-    return f"{run.name} and {simple.name}, the best of the simple baselines, cannot be told apart (p = {p:.3g})."
+    p = comparison["p"]
+    if p < SIGNIFICANCE_LEVEL:
+        return f"{run.name} is better than {baseline.name}, the best of the simple baselines, by {size} (p = {p:.3g})."
+    if comparison["high"] < 0:
+        whom = f"every run, {run.name} the best of them," if several else run.name
+        return f"{baseline.name}, a simple baseline, is better than {whom} by {size}: here it is the one to use."
+    return f"{run.name} and {baseline.name}, the best of the simple baselines, cannot be told apart (p = {p:.3g})."
 
 
-def _notes(runs: Sequence[Ran]) -> Iterator[str]:
-    yield from dict.fromkeys(line for run in runs if run.scores for line in facts.told(run.scores))
+def _list_notes(runs: Sequence[RunRecord]) -> Iterator[str]:
+    yield from dict.fromkeys(line for run in runs if run.scores for line in facts.build_notes(run.scores))
     yield (
         "Intervals are 95 %: over seeds by Student's t, of differences by a paired bootstrap over examples; p is the "
         "share of resampled test sets on which the run is not better. Runs are compared with each other by the "
@@ -146,31 +154,31 @@ def _notes(runs: Sequence[Ran]) -> Iterator[str]:
     )
 
 
-def paired(run: Ran, other: Ran) -> Comparison | None:
+def compare_runs(run: RunRecord, other_run: RunRecord) -> Comparison | None:
     """Compare two runs by the predictions of their saved models; None where these are not of the same examples.
 
     The metric must be a mean over examples.
     """
-    if run is other or test_set(run)[1] not in MEANS:
+    if run is other_run or identify_test_set(run)[1] not in MEAN_METRICS:
         return None
-    ours, theirs = _right(run), _right(other)
+    ours, theirs = _mark_correct(run), _mark_correct(other_run)
     if not ours or ours.keys() != theirs.keys():
         return None
     names = sorted(ours)
-    return of_means([ours[one] for one in names], [theirs[one] for one in names])
+    return paired_bootstrap_of_means([ours[one] for one in names], [theirs[one] for one in names])
 
 
-def _right(run: Ran) -> dict[str, float]:
+def _mark_correct(run: RunRecord) -> dict[str, float]:
     """Whether each example of the result's split was answered rightly."""
-    split = test_set(run)[2]
+    split = identify_test_set(run)[2]
     return {
         str(one["id"]): float(one["gold"] == one.get("label"))
-        for one in run.said
+        for one in run.predictions
         if one.get("split") == split and one.get("gold") is not None and "label" in one
     }
 
 
-def spread(rows: Sequence[tuple[float | None, float, float | None]]) -> tuple[float, float]:
+def compute_span(rows: Sequence[tuple[float | None, float, float | None]]) -> tuple[float, float]:
     """A scale that holds all values and their intervals."""
     values = [value for row in rows for value in row if value is not None]
     low, high = min(values), max(values)
@@ -178,33 +186,33 @@ def spread(rows: Sequence[tuple[float | None, float, float | None]]) -> tuple[fl
     return low - edge, high + edge
 
 
-def compared(results: Results) -> Markup:
+def render_comparison(results: ComparisonResults) -> Markup:
     """Rows of results.json: methods by number of labels, and how surely."""
     counts = sorted({row["labels"] for row in results.rows})
     methods = list(dict.fromkeys(row["method"] for row in results.rows))
     cells = {(row["method"], row["labels"]): row for row in results.rows}
     top = {count: max(row["mean"] for row in results.rows if row["labels"] == count) for count in counts}
-    clear, legend = _beside(results)
+    clear, legend = _mark_significant(results)
     rows: list[Sequence[Child]] = []
     for method in methods:
         found = [cells.get((method, count)) for count in counts]
         about = next((str(row["about"]) for row in found if row and row.get("about")), "")
         shown: list[Child] = [
-            "" if row is None else _mean(row, clear.get((method, count), ""), best=row["mean"] == top[count])
+            "" if row is None else _render_mean(row, clear.get((method, count), ""), is_best=row["mean"] == top[count])
             for row, count in zip(found, counts, strict=True)
         ]
-        rows.append((joined([method, element("small", about)]) if about else method, *shown))
-    metric = str(results.about.get("metric", "score"))
-    told = [str(results.about[name]) for name in ("task", "split") if results.about.get(name)]
+        rows.append((join([method, element("small", about)]) if about else method, *shown))
+    metric = str(results.metadata.get("metric", "score"))
+    told = [str(results.metadata[name]) for name in ("task", "split") if results.metadata.get(name)]
     of = (
-        f" on {counted(results.about['examples'], 'examples')}"
-        if isinstance(results.about.get("examples"), int)
+        f" on {format_count(results.metadata['examples'], 'examples')}"
+        if isinstance(results.metadata.get("examples"), int)
         else ""
     )
-    return joined(
+    return join(
         [
             element("h3", f"{metric}{of}{' of ' if told else ''}{', '.join(told)}"),
-            table(("", *(counted(count, "labels") for count in counts)), rows),
+            table(("", *(format_count(count, "labels") for count in counts)), rows),
             notes(
                 "± is half of the 95 % interval over seeds (Student's t); a single seed has none. The best is "
                 f"bold.{legend}"
@@ -213,13 +221,13 @@ def compared(results: Results) -> Markup:
     )
 
 
-def _beside(results: Results) -> tuple[dict[tuple[str, int], str], str]:
+def _mark_significant(results: ComparisonResults) -> tuple[dict[tuple[str, int], str], str]:
     """Marks of networks that differ from the best simple baseline by more than chance, and what the marks say.
 
     None where the metric is not a share of examples, or their number is not told.
     """
-    examples = results.about.get("examples")
-    if results.about.get("metric") not in MEANS or not isinstance(examples, int):
+    examples = results.metadata.get("examples")
+    if results.metadata.get("metric") not in MEAN_METRICS or not isinstance(examples, int):
         return {}, ""
     simple: dict[int, float] = {}
     for row in results.rows:
@@ -231,16 +239,16 @@ def _beside(results: Results) -> tuple[dict[tuple[str, int], str], str]:
         if best is None or row.get("group") not in ("pretrained", "random"):
             continue
         lead = row["mean"] - best
-        if abs(lead) > margin(row["mean"], best, examples):
+        if abs(lead) > compute_margin(row["mean"], best, examples):
             clear[row["method"], row["labels"]] = " ▲" if lead > 0 else " ▼"
     told = (
         f" ▲ is ahead of the best simple baseline with as many labels, ▼ behind it, by more than two standard "
-        f"errors of {counted(examples, 'examples')}; without a mark that difference could be chance."
+        f"errors of {format_count(examples, 'examples')}; without a mark that difference could be chance."
     )
     return clear, told if simple else ""
 
 
-def label_chart(results: Results) -> Markup:
+def draw_label_chart(results: ComparisonResults) -> Markup:
     """The same as lines over labels; nothing for one number of labels."""
     if len({row["labels"] for row in results.rows}) < 2:
         return Markup("")
@@ -249,42 +257,42 @@ def label_chart(results: Results) -> Markup:
     series: list[Series] = []
     for place, method in enumerate(dict.fromkeys(row["method"] for row in results.rows)):
         rows = sorted((row for row in results.rows if row["method"] == method), key=lambda row: float(row["labels"]))
-        kept = [(row["labels"], row["mean"], half(row)) for row in rows]
+        kept = [(row["labels"], row["mean"], compute_half_interval(row)) for row in rows]
         band = tuple((x, max(y - reach, low), min(y + reach, high)) for x, y, reach in kept if reach is not None)
         simple = any(row.get("group", "baseline") in ("baseline", "random") for row in rows)
         points = tuple((x, y) for x, y, _ in kept)
         series.append(
             Series(method, points, band if len(band) == len(kept) > 1 else (), place, "dashed" if simple else "")
         )
-    metric = str(results.about.get("metric", "score"))
-    return line_chart(series, x="labels (logarithmic)", y=f"{metric} by labels", log=True)
+    metric = str(results.metadata.get("metric", "score"))
+    return draw_line_chart(series, x="labels (logarithmic)", y=f"{metric} by labels", log_x=True)
 
 
-def half(row: Facts) -> float | None:
+def compute_half_interval(row: Facts) -> float | None:
     """Half of the interval over seeds, from what a row has: ends, the scores of seeds, or a standard deviation."""
-    if _number(row.get("low")) and _number(row.get("high")):
+    if _is_number(row.get("low")) and _is_number(row.get("high")):
         return float(row["high"] - row["low"]) / 2
     each = row.get("each")
     if isinstance(each, list) and len(each) > 1:
-        found = over_seeds(each)
+        found = compute_interval(each)
         return (found.high or 0.0) - found.mean
     seeds = row.get("seeds", 1)
     count = len(seeds) if isinstance(seeds, list) else int(seeds)
-    if _number(row.get("std")) and count > 1:
-        return student(0.95, count - 1) * float(row["std"]) / math.sqrt(count)
+    if _is_number(row.get("std")) and count > 1:
+        return student_t_quantile(0.95, count - 1) * float(row["std"]) / math.sqrt(count)
     return None
 
 
-def _mean(row: Facts, mark: str, *, best: bool) -> Markup:
+def _render_mean(row: Facts, mark: str, *, is_best: bool) -> Markup:
     """A mean with half of its interval, which may stand in a line of its own where there is little room."""
-    reach = half(row)
+    reach = compute_half_interval(row)
     beside: list[Child] = [] if reach is None else [" ±", Markup("&nbsp;"), f"{reach:.3f}"]
-    return element("span", f"{row['mean']:.3f}", *beside, mark, kind="value best" if best else "value")
+    return element("span", f"{row['mean']:.3f}", *beside, mark, kind="value best" if is_best else "value")
 
 
-def _best(text: str, best: bool) -> Child:
-    return element("span", text, kind="best") if best else text
+def _render_best(text: str, is_best: bool) -> Child:
+    return element("span", text, kind="best") if is_best else text
 
 
-def _number(value: object) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

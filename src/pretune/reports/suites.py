@@ -4,29 +4,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretune.core.counted import counted
-from pretune.metrics.averages import SUITES, suite_averages, suite_members
-from pretune.reports.load import Ran
-from pretune.reports.markup import Markup, element, joined, note, table
+from pretune.core.counted import format_count
+from pretune.metrics.averages import SUITES, collect_suite_scores, compute_suite_averages
+from pretune.reports.load import RunRecord
+from pretune.reports.markup import Markup, element, join, note, table
 
 NAMES = {"glue": "GLUE", "superglue": "SuperGLUE", "sts12-16": "STS 2012 to 2016"}
 Setting = tuple[str, str, str]
 """Base, method and number of training examples."""
 
 
-def suite_tables(runs: Sequence[Ran]) -> Markup:
+def render_suites(runs: Sequence[RunRecord]) -> Markup:
     """A table for each suite whose tasks all have a run; where half of them have, a line names the others."""
-    return joined(part for suite in SUITES for part in _suite(suite, scores_by_setting(runs)))
+    return join(part for suite in SUITES for part in _render_suite(suite, group_scores(runs)))
 
 
-def scores_by_setting(runs: Sequence[Ran]) -> dict[Setting, dict[str, Mapping[str, float]]]:
+def group_scores(runs: Sequence[RunRecord]) -> dict[Setting, dict[str, Mapping[str, float]]]:
     """Return the scores of tasks by setting; of two runs of a task the one with the better dev score counts."""
     best: dict[tuple[Setting, str], tuple[float, Mapping[str, float]]] = {}
     for run in (run for run in runs if run.scores):
         assert run.scores is not None
         result = run.scores["result"]
         dev = float(result.get("dev", 0.0))
-        key = _setting(run), str(run.scores["task"])
+        key = _describe_setting(run), str(run.scores["task"])
         if key not in best or dev > best[key][0]:
             best[key] = dev, result.get("scores") or {str(run.scores["metric"]): float(result["score"])}
     found: dict[Setting, dict[str, Mapping[str, float]]] = {}
@@ -35,25 +35,25 @@ def scores_by_setting(runs: Sequence[Ran]) -> dict[Setting, dict[str, Mapping[st
     return found
 
 
-def _setting(run: Ran) -> Setting:
-    tree: Mapping[str, Any] = run.tree
+def _describe_setting(run: RunRecord) -> Setting:
+    tree: Mapping[str, Any] = run.config
     base = str(tree["base"]["path"])
     weights = ", random weights" if tree["base"].get("weights") == "random" else ""
     limit = (tree.get("task") or {}).get("labels")
     return (
         f"{Path(base).name or base}{weights}",
         str(tree["method"]["kind"]),
-        "" if limit is None else counted(limit, "labels"),
+        "" if limit is None else format_count(limit, "labels"),
     )
 
 
-def _suite(suite: str, settings: Mapping[Setting, Mapping[str, Mapping[str, float]]]) -> Iterator[Markup]:
+def _render_suite(suite: str, settings: Mapping[Setting, Mapping[str, Mapping[str, float]]]) -> Iterator[Markup]:
     tasks = SUITES[suite]
-    members = {setting: suite_members(suite, scores) for setting, scores in settings.items()}
+    members = {setting: collect_suite_scores(suite, scores) for setting, scores in settings.items()}
     whole = [
         (", ".join(filter(None, setting)), average, members[setting])
         for setting, scores in settings.items()
-        if (average := suite_averages(scores).get(suite)) is not None
+        if (average := compute_suite_averages(scores).get(suite)) is not None
     ]
     if whole:
         yield element("h3", f"{NAMES[suite]}: average of {len(tasks)} tasks")

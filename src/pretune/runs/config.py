@@ -11,15 +11,15 @@ from typing import Any, Literal, TypeVar
 
 from pretune.core import config
 from pretune.core.config import spec
-from pretune.core.config.read import shown
-from pretune.core.config.specs import members, plain
-from pretune.core.config.text import parse
-from pretune.core.errors import UsageError, nearest
+from pretune.core.config.read import format_value
+from pretune.core.config.specs import parse_annotation, to_plain
+from pretune.core.config.text import parse_value
+from pretune.core.errors import UsageError, suggest
 from pretune.models.spec import Model
 from pretune.nn.attention_mask import Backend
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import Objective
-from pretune.runs.training_data import Reading
+from pretune.runs.training_data import DataConfig
 from pretune.training.cost import Tariff
 from pretune.training.distributed import Parallel
 from pretune.training.optim import AdamW, Optim
@@ -30,7 +30,7 @@ SECTIONS = ("model", "objective", "data", "train")
 
 
 @spec
-class Train:
+class TrainConfig:
     """How a run learns. Of `steps`, `tokens`, `epochs` and `budget` (seconds) one says how long it is."""
 
     steps: int | None = None
@@ -82,7 +82,7 @@ class Train:
             raise UsageError(f"train.seed {self.seed} must be from 0 to 2**63 - 1")
 
 
-HARMLESS = frozenset(
+MUTABLE_ON_RESUME = frozenset(
     {"workers", "eval_every", "eval_tokens", "checkpoint_every", "keep", "log_every", "parallel", "micro_tokens"}
     | {"samples_every", "prompts", "trackers", "tariff", "graphs"}
 )
@@ -90,36 +90,36 @@ HARMLESS = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class PretrainConfig:
     """The tree, typed."""
 
     model: Model
     objective: Objective
-    data: Reading
-    train: Train
+    data: DataConfig
+    train: TrainConfig
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON."""
         return {name: config.to_dict(getattr(self, name)) for name in SECTIONS}
 
     @classmethod
-    def of(cls, tree: Mapping[str, Any], where: str = "run.json") -> "Settings":
+    def from_dict(cls, tree: Mapping[str, Any], source: str = "run.json") -> "PretrainConfig":
         """From JSON."""
         for name in SECTIONS:
             if not isinstance(tree.get(name), Mapping):
-                raise UsageError(f"{where}: the section '{name}' is missing; it has: {', '.join(SECTIONS)}")
+                raise UsageError(f"{source}: the section '{name}' is missing; it has: {', '.join(SECTIONS)}")
         return cls(
-            model=config.from_dict(Model, tree["model"], where="model"),
+            model=config.from_dict(Model, tree["model"], location="model"),
             objective=read_objective(tree["objective"]),
-            data=config.from_dict(Reading, tree["data"], where="data"),
-            train=config.from_dict(Train, tree["train"], where="train"),
+            data=config.from_dict(DataConfig, tree["data"], location="data"),
+            train=config.from_dict(TrainConfig, tree["train"], location="train"),
         )
 
-    def changed(self, changes: Mapping[str, Any]) -> "Settings":
+    def replace(self, changes: Mapping[str, Any]) -> "PretrainConfig":
         """With values at some paths replaced: `train.lr`, `objective.rate`, `model.depth`."""
-        return replace(self, **edited({name: getattr(self, name) for name in SECTIONS}, changes))
+        return replace(self, **apply_changes({name: getattr(self, name) for name in SECTIONS}, changes))
 
-    def all_differences(self, other: "Settings") -> dict[str, tuple[Any, Any]]:
+    def diff_all(self, other: "PretrainConfig") -> dict[str, tuple[Any, Any]]:
         """The paths at which two runs differ."""
         return {
             f"{name}.{path}": pair
@@ -127,37 +127,37 @@ class Settings:
             for path, pair in config.diff(getattr(self, name), getattr(other, name)).items()
         }
 
-    def differences(self, other: "Settings") -> dict[str, tuple[Any, Any]]:
+    def diff(self, other: "PretrainConfig") -> dict[str, tuple[Any, Any]]:
         """The paths at which two runs differ in what is learnt."""
-        harmless = {"data.path", *(f"train.{name}" for name in HARMLESS)}
-        found = self.all_differences(other)
+        harmless = {"data.path", *(f"train.{name}" for name in MUTABLE_ON_RESUME)}
+        found = self.diff_all(other)
         return {path: pair for path, pair in found.items() if ".".join(path.split(".")[:2]) not in harmless}
 
     def sha256(self) -> str:
         """A hash of all that changes what is learnt."""
-        tree = self.plain()
-        tree["train"] = {name: value for name, value in tree["train"].items() if name not in HARMLESS}
+        tree = self.to_dict()
+        tree["train"] = {name: value for name, value in tree["train"].items() if name not in MUTABLE_ON_RESUME}
         tree["data"] = {name: value for name, value in tree["data"].items() if name != "path"}
         return hashlib.sha256(json.dumps(tree, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
-def edited(sections: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def apply_changes(sections: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Those of some sections that changes touch, changed. One of them is `train`, whose rate has two names."""
     inner: dict[str, dict[str, Any]] = {}
     for path, value in changes.items():
         section, _, rest = path.partition(".")
         if section not in sections or not rest:
-            known = [f"{name}.{path}" for name, part in sections.items() for path in config.paths(part)]
+            known = [f"{name}.{path}" for name, part in sections.items() for path in config.list_paths(part)]
             ends = [one for one in known if one.endswith(f".{path}")]
-            hint = f"; did you mean '{min(ends, key=len)}'?" if ends else nearest(path, known)
+            hint = f"; did you mean '{min(ends, key=len)}'?" if ends else suggest(path, known)
             raise UsageError(f"unknown setting '{path}'{hint}; it starts with {' or '.join(sections)}")
         inner.setdefault(section, {})[rest] = value
     if "train" in inner:
-        inner["train"] |= _one_rate(inner["train"], sections["train"])
-    return {name: within(name, sections[name], some) for name, some in inner.items()}
+        inner["train"] |= _resolve_rate(inner["train"], sections["train"])
+    return {name: replace_in_section(name, sections[name], some) for name, some in inner.items()}
 
 
-def within(section: str, part: T, changes: Mapping[str, Any]) -> T:
+def replace_in_section(section: str, part: T, changes: Mapping[str, Any]) -> T:
     """A section with values at some of its paths replaced; errors name whole paths."""
     try:
         return config.replace(part, changes)
@@ -165,28 +165,32 @@ def within(section: str, part: T, changes: Mapping[str, Any]) -> T:
         raise (error if str(error).startswith(f"{section}.") else UsageError(f"{section}: {error}")) from None
 
 
-def _one_rate(changes: Mapping[str, Any], train: Any) -> dict[str, Any]:
+def _resolve_rate(changes: Mapping[str, Any], train: Any) -> dict[str, Any]:
     """The rate under both of its names: as given, else the default of another optimizer, else the one of `train`."""
-    rates = rates_of(changes)
+    rates = find_rates(changes)
     if len({str(rate) for rate in rates}) > 1:
         raise UsageError(f"train.lr and train.optimizer.lr are one, found {' and '.join(map(str, rates))}; keep one")
-    name = optimizer_of(changes).get("kind")
-    other = members(Optim).specs.get(name) if isinstance(name, str) and name != config.kind(train.optimizer) else None
+    name = read_optimizer(changes).get("kind")
+    other = (
+        parse_annotation(Optim).specs.get(name)
+        if isinstance(name, str) and name != config.get_kind(train.optimizer)
+        else None
+    )
     rate = rates[0] if rates else train.lr if other is None else other().lr
     return {"lr": rate, "optimizer.lr": rate}
 
 
-def rates_of(changes: Mapping[str, Any]) -> list[Any]:
+def find_rates(changes: Mapping[str, Any]) -> list[Any]:
     """Every learning rate that changes of the section `train` give, by either name or inside an optimizer."""
     rates = [changes[name] for name in ("lr", "optimizer.lr") if name in changes]
-    optimizer = optimizer_of(changes)
+    optimizer = read_optimizer(changes)
     return [*rates, optimizer["lr"]] if "lr" in optimizer else rates
 
 
-def optimizer_of(changes: Mapping[str, Any]) -> Mapping[str, Any]:
+def read_optimizer(changes: Mapping[str, Any]) -> Mapping[str, Any]:
     """The optimizer that changes of the section `train` give, as plain data; empty where they give none."""
     value = changes.get("optimizer")
-    value = parse(Optim, value, "train.optimizer") if isinstance(value, str) else plain(value)
+    value = parse_value(Optim, value, "train.optimizer") if isinstance(value, str) else to_plain(value)
     return value if isinstance(value, Mapping) else {}
 
 
@@ -194,24 +198,26 @@ def refuse_conflicts(options: Mapping[str, Any], changes: Mapping[str, Any]) -> 
     """Refuse a path that an option and `changes` give different values; options that are None were not given."""
     for path, value in options.items():
         if value is not None and path in changes and str(changes[path]) != str(value):
-            raise UsageError(f"'{path}' is set twice: to {shown(value)} and to {shown(changes[path])}; keep one")
+            raise UsageError(
+                f"'{path}' is set twice: to {format_value(value)} and to {format_value(changes[path])}; keep one"
+            )
 
 
-def refuse_unused(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+def refuse_unused(settings: PretrainConfig, changes: Mapping[str, Any]) -> PretrainConfig:
     """Return the settings, unless they lack one of the changes: then name it in a UsageError.
 
     What the rest of a run decides (special tokens, heads that the objective does not train) cannot be set.
     """
-    for path, (wanted, now) in settings.changed(changes).all_differences(settings).items():
+    for path, (wanted, now) in settings.replace(changes).diff_all(settings).items():
         raise UsageError(
-            f"'{path}' cannot be {_brief(wanted)}: the model, the objective and the data make it {_brief(now)}; leave "
+            f"'{path}' cannot be {_format_value(wanted)}: the model, the objective and the data make it {_format_value(now)}; leave "
             "it out"
         )
     return settings
 
 
-def _brief(value: Any) -> str:
-    return f"'{value['kind']}'" if isinstance(value, Mapping) and "kind" in value else shown(value)
+def _format_value(value: Any) -> str:
+    return f"'{value['kind']}'" if isinstance(value, Mapping) and "kind" in value else format_value(value)
 
 
 def read_objective(tree: Mapping[str, Any] | str) -> Objective:
@@ -219,5 +225,5 @@ def read_objective(tree: Mapping[str, Any] | str) -> Objective:
     given = {"kind": tree} if isinstance(tree, str) else dict(tree)
     name = given.get("kind")
     if not isinstance(name, str):
-        raise UsageError(f"objective: 'kind' must be one of {', '.join(OBJECTIVES.names())}")
-    return config.from_dict(OBJECTIVES.get(name), given, where="objective")
+        raise UsageError(f"objective: 'kind' must be one of {', '.join(OBJECTIVES.list_names())}")
+    return config.from_dict(OBJECTIVES.get(name), given, location="objective")

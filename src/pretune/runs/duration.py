@@ -7,7 +7,7 @@ from typing import Any
 
 from pretune.core import config
 from pretune.core.errors import UsageError
-from pretune.runs.config import Settings, Train
+from pretune.runs.config import PretrainConfig, TrainConfig
 from pretune.training.schedules import InverseSquareRoot
 
 LENGTHS = ("steps", "tokens", "epochs", "budget")
@@ -18,10 +18,10 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(\d+\.?\d*|\.\d+)\s*(s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)(?![a-z])\s*")
 
 
-def seconds(text: str) -> float:
+def parse_duration(text: str) -> float:
     """A length of time as people write it; a number without its unit could be minutes or seconds, and is refused.
 
-    >>> seconds("10m"), seconds("90s"), seconds("5 min"), seconds("1h30m")
+    >>> parse_duration("10m"), parse_duration("90s"), parse_duration("5 min"), parse_duration("1h30m")
     (600.0, 90.0, 300.0, 5400.0)
     """
     written = text.strip()
@@ -34,7 +34,7 @@ def seconds(text: str) -> float:
     return found
 
 
-def roughly(train: Train, tokens: int) -> int | None:
+def estimate_steps(train: TrainConfig, tokens: int) -> int | None:
     """About how many steps a run on so many tokens of data has; None where the clock decides."""
     if train.budget is not None:
         return None
@@ -44,28 +44,28 @@ def roughly(train: Train, tokens: int) -> int | None:
     return max(round(read / train.batch_tokens), 1)
 
 
-def fit(settings: Settings, tokens: int, given: Collection[str]) -> Settings:
+def fit_schedule(settings: PretrainConfig, tokens: int, fixed_paths: Collection[str]) -> PretrainConfig:
     """The settings with a schedule that fits into the run, on data of so many tokens; what was `given` stays.
 
     Papers count in steps, and most of them took a million. A warm-up, or the time at the peak before an inverse square
     root, takes at most a tenth of the run. Against the clock a warm-up is a twentieth of the time, and whatever the
     schedule, it comes down to zero at the bell.
     """
-    if "train.schedule" in given:
+    if "train.schedule" in fixed_paths:
         return settings
-    steps, schedule = roughly(settings.train, tokens), settings.train.schedule
+    steps, schedule = estimate_steps(settings.train, tokens), settings.train.schedule
     tree = config.to_dict(schedule)
     changes: dict[str, Any] = {}
     if steps is not None:
         changes = {name: steps // 10 for name in ("warmup", "hold") if tree.get(name, 0) > max(steps // 10, 0.999)}
     elif isinstance(schedule, InverseSquareRoot):
-        if not any(path.startswith("train.schedule.") for path in given):
+        if not any(path.startswith("train.schedule.") for path in fixed_paths):
             rise = CLOCK_WARMUP if schedule.warmup else 0.0
-            return settings.changed(
+            return settings.replace(
                 {"train.schedule": {"kind": "stable", "warmup": rise, "decay": CLOCK_DECAY, "shape": "linear"}}
             )
     else:
         changes = {"warmup": CLOCK_WARMUP} if tree.get("warmup", 0) >= 1 else {}
         changes |= {"floor": 0.0} if tree.get("floor") else {}
     found = {f"train.schedule.{name}": value for name, value in changes.items()}
-    return settings.changed({path: value for path, value in found.items() if path not in given})
+    return settings.replace({path: value for path, value in found.items() if path not in fixed_paths})

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 from pretune.core.hub import is_hub
 from pretune.inference.index import Hit
-from pretune.runs.finetune.finetuned_run import FineTuned
-from pretune.runs.finetune.saved_task import TASK
+from pretune.runs.finetune.finetuned_run import FinetunedRun
+from pretune.runs.finetune.saved_task import TASK_FILE
 from pretune.tasks import TASKS
 from pretune.tasks.decode import Prediction
 from pretune.tasks.example import Example
 
 
-class Extracted(NamedTuple):
+class ExtractedAnswer(NamedTuple):
     """An answer, its score, its passage, and its place there in characters; an empty text is no answer."""
 
     text: str
@@ -27,20 +27,22 @@ class Extracted(NamedTuple):
     span: tuple[int, int] | None
 
 
-def extractive_run(path: str | os.PathLike[str], *, device: str | None = None) -> FineTuned | None:
+def load_extractive_run(path: str | os.PathLike[str], *, device: str | None = None) -> FinetunedRun | None:
     """Return a fine-tuned run that marks spans in passages; None for any other model, also one that writes answers."""
-    if is_hub(path) or not (Path(path) / TASK).is_file():
+    if is_hub(path) or not (Path(path) / TASK_FILE).is_file():
         return None
-    run = FineTuned.open(path, device=device)
-    if run.kept.members:
-        names = [member.name for member in run.kept.members if TASKS.get(member.name).kind == "span"]
+    run = FinetunedRun.open(path, device=device)
+    if run.saved_task.members:
+        names = [member.name for member in run.saved_task.members if TASKS.get(member.name).kind == "span"]
         if not names:
             return None
-        run = run.on(names[0])
-    return run if run.kept.kind_of == "span" and not run.ready().encoder.written else None
+        run = run.select_task(names[0])
+    return run if run.saved_task.kind_of == "span" and not run.load_predictor().encoder.is_generative else None
 
 
-def extract_answers(run: FineTuned, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> list[Extracted]:
+def extract_answers(
+    run: FinetunedRun, questions: Sequence[str], hits: Sequence[Sequence[Hit]]
+) -> list[ExtractedAnswer]:
     """Return the best span among the hits of each question.
 
     A run that knows of questions without an answer (SQuAD 2.0) compares passages by how much the span scores above no
@@ -48,18 +50,22 @@ def extract_answers(run: FineTuned, questions: Sequence[str], hits: Sequence[Seq
     """
     asked = [(number, hit) for number, found in enumerate(hits) for hit in found]
     examples = [Example(text=questions[number], pair=hit.text) for number, hit in asked]
-    said = run.ready().predict(examples) if examples else []
-    may_lack = "squad2" in run.ready().task.metrics
-    best: list[Extracted] = [Extracted("", None, None, None)] * len(questions)
+    said = run.load_predictor().predict(examples) if examples else []
+    may_lack = "squad2" in run.load_predictor().task.metrics
+    best: list[ExtractedAnswer] = [ExtractedAnswer("", None, None, None)] * len(questions)
     for (number, hit), one in zip(asked, said, strict=True):
         if not one.text or one.span is None:
             continue
         score = _score(one, may_lack)
         before = best[number].score
         if before is None or score > before:
-            best[number] = Extracted(one.text, score, hit, one.span)
+            best[number] = ExtractedAnswer(one.text, score, hit, one.span)
     return best
 
 
-def _score(one: Prediction, may_lack: bool) -> float:
-    return -one.null if may_lack and one.null is not None else one.best[0].score
+def _score(prediction: Prediction, allows_no_answer: bool) -> float:
+    return (
+        -prediction.null_score_diff
+        if allows_no_answer and prediction.null_score_diff is not None
+        else prediction.candidates[0].score
+    )

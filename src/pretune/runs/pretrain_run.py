@@ -11,195 +11,207 @@ from typing import Any
 import torch
 
 from pretune.core import io, log
-from pretune.core.counted import counted, join_names
+from pretune.core.counted import format_count, join_names
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.models import trained_model
-from pretune.runs.config import Settings, Train
-from pretune.runs.data_phases import Course, distance
-from pretune.runs.defaults import RUN, explain_rate
-from pretune.runs.initial_model import first_model, precision_of
-from pretune.runs.micro_batch import micro_batches, replay, workers
-from pretune.runs.run_dir import Run, finish
-from pretune.runs.sample_text import Saying, check
-from pretune.runs.samples import Samples, due, price
-from pretune.runs.training_data import Source
-from pretune.training.checkpointing import Saver, restore
-from pretune.training.checkpoints import Lock, Store, listed
-from pretune.training.clock import IN_FLIGHT, Pace
-from pretune.training.dataloader import Feed
+from pretune.runs.config import PretrainConfig, TrainConfig
+from pretune.runs.data_phases import DataPhases, compute_eval_interval
+from pretune.runs.defaults import RUN_FILE, explain_rate
+from pretune.runs.initial_model import build_initial_model, resolve_precision
+from pretune.runs.micro_batch import build_cuda_graph, count_micro_batches, count_workers
+from pretune.runs.run_dir import PretrainedRun, write_run
+from pretune.runs.sample_text import SampleObjective, check_prompts
+from pretune.runs.samples import SampleHook, build_trigger, estimate_sample_cost
+from pretune.runs.training_data import TrainingData
+from pretune.training.checkpointing import CheckpointHook, restore_checkpoint
+from pretune.training.checkpoints import CheckpointManager, RunLock, list_checkpoints
+from pretune.training.clock import IN_FLIGHT_STEPS, TrainingClock
+from pretune.training.dataloader import DataLoader
 from pretune.training.distributed import Ranks
-from pretune.training.guards import Stop, Watch
+from pretune.training.guards import DivergenceGuard, GracefulShutdown
 from pretune.training.loop import Loop
-from pretune.training.loss_module import Trainee
-from pretune.training.optim import averaged, parameter_groups
-from pretune.training.run_logger import Journal
-from pretune.training.train_state import State
-from pretune.training.validation import Evaluate, evaluator, warn_of_few_evaluations
-from pretune.training.worker_process import prepare
+from pretune.training.loss_module import ModelWithLoss
+from pretune.training.optim import build_parameter_groups, use_averages
+from pretune.training.run_logger import RunLogger
+from pretune.training.train_state import TrainState
+from pretune.training.validation import ValidationHook, build_evaluator, warn_of_few_evaluations
+from pretune.training.worker_process import start_forkserver
 
-CHECKPOINTS = "checkpoints"
-SAVING = 200e6
+CHECKPOINTS_DIR = "checkpoints"
+DISK_BYTES_PER_SECOND = 200e6
 """Bytes per second that a disk is trusted to take, for the time kept back at the end of a budget …"""
-SAVES = 3.0
+FINAL_SAVES = 3.0
 """… and saves like the first one that the end of a run takes: a checkpoint, older ones checked, the model."""
-EXIT, BUSY = 1.0, 3.0
+EXIT_SECONDS, MAX_SLOWDOWN = 1.0, 3.0
 """Seconds, for the last lines and the end of the process; on a machine with other work up to so many times more."""
-FEW = 20
+MIN_USEFUL_STEPS = 20
 """Steps of a run against the clock below which it is told that it learnt next to nothing: the first two stand still."""
 
 
-class Session:
+class PretrainRun:
     """One process's part in a run: everything is opened and checked, then it is trained."""
 
     def __init__(
         self,
-        settings: Settings,
-        where: Path,
-        many: Ranks,
-        stop: Stop,
+        settings: PretrainConfig,
+        run_dir: Path,
+        ranks: Ranks,
+        shutdown: GracefulShutdown,
         *,
-        begun: float,
+        started_at: float,
         resume: bool = False,
-        state: State | None = None,
+        state: TrainState | None = None,
     ) -> None:
-        self.where, self.ranks, self.stop, self.begun, self.state = where, many, stop, begun, state or State()
-        many.check(settings.train.parallel)
-        self._ahead(settings.train)
-        self.spec = trained_model.shaped(settings.model, settings.objective.shapes)
-        self.source = Source.open(
+        self.run_dir, self.ranks, self.shutdown, self.started_at, self.state = (
+            run_dir,
+            ranks,
+            shutdown,
+            started_at,
+            state or TrainState(),
+        )
+        ranks.check_parallel(settings.train.parallel)
+        self._start_workers(settings.train)
+        self.spec = trained_model.convert_to_shape(settings.model, settings.objective.shapes)
+        self.source = TrainingData.open(
             settings.data,
             settings.objective,
             self.spec.shape,
             start=settings.model.special.start,
-            longest=settings.model.longest,
+            max_positions=settings.model.max_length,
         )
-        self.settings, self.course = settings, Course.open(settings, self.source, many)
-        check(settings.train.prompts, self.spec.shape, settings.model.longest, self.source.tokenizer)
-        self.precision = precision_of(settings.train, many)
-        self.model = first_model(self.spec, settings, many, resume=resume)
-        self.expect = {
+        self.settings, self.data_phases = settings, DataPhases.open(settings, self.source, ranks)
+        check_prompts(settings.train.prompts, self.spec.shape, settings.model.max_length, self.source.tokenizer)
+        self.precision = resolve_precision(settings.train, ranks)
+        self.model = build_initial_model(self.spec, settings, ranks, resume=resume)
+        self.fingerprints = {
             "config": self.settings.sha256(),
             "data": self.source.data.fingerprint,
             "tokenizer": self.source.tokenizer.sha256,
         }
-        if (plan := self.course.streams[0].method) is not None:  # that of all phases
-            self.expect["plan"] = plan
+        if (plan := self.data_phases.streams[0].packing_method) is not None:  # that of all phases
+            self.fingerprints["plan"] = plan
 
-    def run(self, *, resume: bool = False) -> Run:
+    def run(self, *, resume: bool = False) -> PretrainedRun:
         """Train from the beginning, or from the newest checkpoint that is whole."""
         with contextlib.ExitStack() as stack:
             store = None
-            if self.ranks.first:
-                lock = stack.enter_context(Lock(self.where, on_note=log.warn))
-                io.sweep(self.where)
+            if self.ranks.is_first:
+                lock = stack.enter_context(RunLock(self.run_dir, on_warning=log.warn))
+                io.sweep(self.run_dir)
                 if not resume:
-                    free(self.where)
-                store = Store(self.where / CHECKPOINTS, keep=self.settings.train.keep, on_note=log.warn)
-                store.tidy(lock)
+                    check_no_run(self.run_dir)
+                store = CheckpointManager(
+                    self.run_dir / CHECKPOINTS_DIR, max_checkpoints=self.settings.train.keep, on_warning=log.warn
+                )
+                store.remove_unfinished(lock)
             return self._train(stack, store, resume)
 
-    def _ahead(self, train: Train) -> None:
+    def _start_workers(self, train: TrainConfig) -> None:
         """Start the processes that make batches and kernels: they import torch while everything is opened."""
-        if workers(train, self.ranks):
-            prepare(Course.__module__)
-        if self._compiled(train) and self.ranks.device.type == "cuda":
+        if count_workers(train, self.ranks):
+            start_forkserver(DataPhases.__module__)
+        if self._should_compile(train) and self.ranks.device.type == "cuda":
             with contextlib.suppress(ImportError):  # not torch's public face; compiling starts them too, later
                 from torch._inductor.async_compile import maybe_warm_pool
 
                 maybe_warm_pool()
 
-    def _compiled(self, train: Train) -> bool:
+    def _should_compile(self, train: TrainConfig) -> bool:
         return train.compile if train.compile is not None else self.ranks.device.type == "cuda"
 
-    def _train(self, stack: contextlib.ExitStack, store: Store | None, resume: bool) -> Run:
+    def _train(self, stack: contextlib.ExitStack, store: CheckpointManager | None, resume: bool) -> PretrainedRun:
         train = self.settings.train
-        trainee = Trainee(self.model, self.settings.objective).train()
+        trainee = ModelWithLoss(self.model, self.settings.objective).train()
         wrapped = self.ranks.wrap(trainee, train.parallel)
-        optimizer = train.optimizer.build(parameter_groups(self.model))
+        optimizer = train.optimizer.build(build_parameter_groups(self.model))
         state = self.state
         if resume:
-            found = Store(self.where / CHECKPOINTS, on_note=log.warn if self.ranks.first else _silent).latest(
-                self.expect
-            )
+            found = CheckpointManager(
+                self.run_dir / CHECKPOINTS_DIR, on_warning=log.warn if self.ranks.is_first else _ignore_note
+            ).find_latest(self.fingerprints)
             if found is None:
-                raise CheckpointError(f"{self.where / CHECKPOINTS}: no checkpoint yet; start it again without --resume")
-            state = restore(found, self.model, optimizer)
-        if self._compiled(train):
+                raise CheckpointError(
+                    f"{self.run_dir / CHECKPOINTS_DIR}: no checkpoint yet; start it again without --resume"
+                )
+            state = restore_checkpoint(found, self.model, optimizer)
+        if self._should_compile(train):
             self.model.compile(dynamic=False)
-        pace = Pace(
+        pace = TrainingClock(
             schedule=train.schedule,
-            steps=self.course.steps,
+            steps=self.data_phases.steps,
             budget=train.budget,
-            ends=tuple(itertools.accumulate(phase.share for phase in self.course.phases)),
+            phase_ends=tuple(itertools.accumulate(phase.share for phase in self.data_phases.phases)),
         )
         loop = Loop(
-            trainee=trainee,
-            wrapped=wrapped,
+            module=trainee,
+            parallel_module=wrapped,
             optimizer=optimizer,
-            batches=Feed(self.course.batches(0, state), stop=0),
+            batches=DataLoader(self.data_phases.get_batches(0, state), stop=0),
             state=state,
             ranks=self.ranks,
-            rate=pace.rate,
-            until=lambda state: True,
+            lr_factor=pace.compute_lr_factor,
+            should_stop=lambda state: True,
             seed=train.seed,
             clip=train.clip,
             precision=self.precision,
-            begun=self.begun - state.elapsed,
+            start_time=self.started_at - state.elapsed,
         )
         journal = stack.enter_context(
-            Journal(
-                self.where,
-                title=self.where.name,
-                models=trained_model.models(self.spec),
+            RunLogger(
+                self.run_dir,
+                title=self.run_dir.name,
+                models=trained_model.list_models(self.spec),
                 loop=loop,
-                resumed=resume,
-                total=state.planned[-1] if state.planned else self.course.steps,
+                is_resumed=resume,
+                total=state.planned[-1] if state.planned else self.data_phases.steps,
                 budget=None if state.planned else train.budget,
                 every=train.log_every,
                 trackers=train.trackers,
                 tariff=train.tariff,
-                settings=self.settings.plain(),
+                settings=self.settings.to_dict(),
             )
         )
-        saver = Saver(store, self.expect, every=train.checkpoint_every, before=journal.settle)
-        evaluate = self._evaluate(journal, saver)
-        watch = Watch(journal.note, lambda step: self.course.samples(state, step))
-        samples = self._samples(journal, pace, state)
-        loop.hooks = [pace, watch, journal, samples, *([evaluate] if evaluate else []), saver, self.stop]
-        self.stop.ready(loop, lambda loop: saver.save(loop, wait=True))
-        self._begin(loop, saver, evaluate, pace, resume)
-        for phase in range(len(state.phases) - 1, len(self.course.phases)):
-            self._phase(loop, phase, pace)
-            if phase + 1 < len(self.course.phases):
+        saver = CheckpointHook(store, self.fingerprints, every=train.checkpoint_every, on_save=journal.flush)
+        evaluate = self._build_evaluation(journal, saver)
+        watch = DivergenceGuard(journal.warn, lambda step: self.data_phases.find_samples(state, step))
+        samples = self._build_sample_hook(journal, pace, state)
+        loop.hooks = [pace, watch, journal, samples, *([evaluate] if evaluate else []), saver, self.shutdown]
+        self.shutdown.arm(loop, lambda loop: saver.save(loop, wait=True))
+        self._save_initial_state(loop, saver, evaluate, pace, resume)
+        for phase in range(len(state.phases) - 1, len(self.data_phases.phases)):
+            self._run_phase(loop, phase, pace)
+            if phase + 1 < len(self.data_phases.phases):
                 state.phases.append(state.step)
-                before, after = (self.course.phases[number].length for number in (phase, phase + 1))
+                before, after = (self.data_phases.phases[number].length for number in (phase, phase + 1))
                 text = f"sequences of {after:,} tokens from here on, after {before:,}"
-                journal.event(state.step, "length", text, length=after)
+                journal.log_event(state.step, "length", text, length=after)
         if evaluate:
-            evaluate.now(loop)
+            evaluate.run(loop)
         saver.save(loop, wait=True)
-        state.elapsed = time.monotonic() - loop.begun
-        if train.budget is not None and state.step < FEW and self.ranks.first:
+        state.elapsed = time.monotonic() - loop.start_time
+        if train.budget is not None and state.step < MIN_USEFUL_STEPS and self.ranks.is_first:
             log.warn(
-                f"the budget had time for {counted(state.step, 'steps')}, "
+                f"the budget had time for {format_count(state.step, 'steps')}, "
                 f"in which a model learns next to nothing; use a larger "
                 f"--budget, a smaller model, or smaller steps (train.batch_tokens, {train.batch_tokens:,} now)"
             )
-        epochs = self.course.epochs(state)
-        if self.ranks.first and len(epochs) > 1:
-            log.say(f"epochs of the sources: {join_names([f'{name} {one:.3g}' for name, one in epochs.items()])}")
-        with averaged(optimizer):  # the weights that were evaluated
-            return finish(self.where, self.model, self.source, self.settings, journal, loop, epochs)
+        epochs = self.data_phases.count_epochs(state)
+        if self.ranks.is_first and len(epochs) > 1:
+            log.info(f"epochs of the sources: {join_names([f'{name} {one:.3g}' for name, one in epochs.items()])}")
+        with use_averages(optimizer):  # the weights that were evaluated
+            return write_run(self.run_dir, self.model, self.source, self.settings, journal, loop, epochs)
 
-    def _begin(self, loop: Loop, saver: Saver, evaluate: Evaluate | None, pace: Pace, resume: bool) -> None:
+    def _save_initial_state(
+        self, loop: Loop, saver: CheckpointHook, evaluate: ValidationHook | None, pace: TrainingClock, resume: bool
+    ) -> None:
         """Before the first step: the settings are written, the untrained model is judged and saved."""
         state = loop.state
-        state.micro = self._micro(len(state.phases) - 1, state)
-        if not resume and self.ranks.first:
-            io.write_json(self.where / RUN, {**self.settings.plain(), "found": self._found()})
-            log.say(explain_rate(self.settings))
-            if shares := self.course.shares():
-                log.say(f"shares of the sources: {join_names([f'{name} {one:.1%}' for name, one in shares.items()])}")
+        state.micro = self._count_micro_batches(len(state.phases) - 1, state)
+        if not resume and self.ranks.is_first:
+            io.write_json(self.run_dir / RUN_FILE, {**self.settings.to_dict(), "found": self._describe_environment()})
+            log.info(explain_rate(self.settings))
+            if shares := self.data_phases.compute_shares():
+                log.info(f"shares of the sources: {join_names([f'{name} {one:.1%}' for name, one in shares.items()])}")
         if resume:
             saver.last_step, saver.last_time = state.step, state.elapsed
         if evaluate:
@@ -207,71 +219,79 @@ class Session:
         begun, timed = time.monotonic(), pace.budget is not None and not state.planned
         saver.save(loop, wait=timed)
         if timed:
-            reserve = self._reserve(state, evaluate, time.monotonic() - begun)
-            pace.reserve = self.ranks.share(reserve)  # they end at the same step
+            reserve = self._estimate_reserve(state, evaluate, time.monotonic() - begun)
+            pace.reserve = self.ranks.broadcast_object(reserve)  # they end at the same step
 
-    def _reserve(self, state: State, evaluate: Evaluate | None, saving: float) -> float:
+    def _estimate_reserve(self, state: TrainState, evaluate: ValidationHook | None, save_seconds: float) -> float:
         """Seconds from the last step to the end of the command: an evaluation, a checkpoint, the model, the exit.
 
         A process that resumes a run has evaluated and saved nothing yet: an earlier one did.
         """
         size: int = sum(parameter.numel() for parameter in self.model.parameters()) * 4
-        busy = (time.monotonic() - self.begun) / max(time.process_time(), 1e-3)  # what starting took, by the work in it
-        ending = EXIT * min(max(busy, 1.0), BUSY) + max(SAVES * saving, 5 * size / SAVING)
+        busy = (time.monotonic() - self.started_at) / max(
+            time.process_time(), 1e-3
+        )  # what starting took, by the work in it
+        ending = EXIT_SECONDS * min(max(busy, 1.0), MAX_SLOWDOWN) + max(
+            FINAL_SAVES * save_seconds, 5 * size / DISK_BYTES_PER_SECOND
+        )
         if evaluate is None:
             return ending
         earlier = 1 + (state.step // evaluate.every if evaluate.every else 0)
         return ending + 1.25 * (evaluate.seconds or state.evaluating / earlier)
 
-    def _phase(self, loop: Loop, phase: int, pace: Pace) -> None:
-        loop.state.micro = micro = self._micro(phase, loop.state)
-        shape, train = self.course.streams[phase].shape, self.settings.train
-        loop.replay = replay(shape, self.settings.model, train, self.ranks, loop.trainee, micro=micro)
-        feed = Feed(
-            self.course.batches(phase, loop.state),
+    def _run_phase(self, loop: Loop, phase: int, pace: TrainingClock) -> None:
+        loop.state.micro = micro = self._count_micro_batches(phase, loop.state)
+        shape, train = self.data_phases.streams[phase].shape, self.settings.train
+        loop.graph_runner = build_cuda_graph(shape, self.settings.model, train, self.ranks, loop.module, micro=micro)
+        feed = DataLoader(
+            self.data_phases.get_batches(phase, loop.state),
             start=loop.state.step,
-            stop=None if pace.steps is None else pace.last(phase),
+            stop=None if pace.steps is None else pace.find_end_step(phase),
             micro=loop.state.micro,
             rank=self.ranks.rank,
             world=self.ranks.world,
-            workers=workers(self.settings.train, self.ranks),
+            workers=count_workers(self.settings.train, self.ranks),
             device=self.ranks.device,
         )
         with feed:
-            pace.enter(loop.state)
+            pace.start_phase(loop.state)
             loop.batches = feed
-            loop.until = lambda state: pace.over(state, phase)
+            loop.should_stop = lambda state: pace.is_phase_over(state, phase)
             loop.run()
-            loop.state.waited += feed.waited
+            loop.state.waited += feed.wait_seconds
 
-    def _micro(self, phase: int, state: State) -> int:
-        shape, settings = self.course.streams[phase].shape, self.settings
-        return micro_batches(shape, settings.model, settings.train, self.ranks, self.precision, least=state.least)
+    def _count_micro_batches(self, phase: int, state: TrainState) -> int:
+        shape, settings = self.data_phases.streams[phase].shape, self.settings
+        return count_micro_batches(
+            shape, settings.model, settings.train, self.ranks, self.precision, min_micro_batches=state.least
+        )
 
-    def _samples(self, journal: Journal, pace: Pace, state: State) -> Samples:
-        held, train = self.course.held, self.settings.train
-        seen = held[0] if held else self.course.streams[-1]
+    def _build_sample_hook(self, logger: RunLogger, pace: TrainingClock, state: TrainState) -> SampleHook:
+        held, train = self.data_phases.validation, self.settings.train
+        seen = held[0] if held else self.data_phases.streams[-1]
         split = "prompts" if train.prompts else "valid" if held else "train"
-        cost = price(seen.shape, self.spec.shape, train.batch_tokens, self.ranks)
-        when = due(train.samples_every, pace, state, cost)
-        pace.tail = IN_FLIGHT + (
+        cost = estimate_sample_cost(seen.shape, self.spec.shape, train.batch_tokens, self.ranks)
+        when = build_trigger(train.samples_every, pace, state, cost)
+        pace.tail_steps = IN_FLIGHT_STEPS + (
             0.0 if train.samples_every == 0 else cost
         )  # the last look may come after the last step
-        return Samples(seen, Saying(self.source.tokenizer, train.prompts), when, partial(journal.sampled, split=split))
+        return SampleHook(
+            seen, SampleObjective(self.source.tokenizer, train.prompts), when, partial(logger.log_samples, split=split)
+        )
 
-    def _evaluate(self, journal: Journal, saver: Saver) -> Evaluate | None:
-        if self.course.held is None:
+    def _build_evaluation(self, logger: RunLogger, saver: CheckpointHook) -> ValidationHook | None:
+        if self.data_phases.validation is None:
             lack = self.source.data.card.get("lacking") or "nothing to judge by is held out"
             log.warn(
                 f"{self.source.data}: {lack}, so there is no held-out loss; "
                 "`pretune prepare --holdout SHARE` holds out more"
             )
             return None
-        stream, count = self.course.held
-        every, steps = distance(self.settings.train, self.course.steps), self.course.steps
+        stream, count = self.data_phases.validation
+        every, steps = compute_eval_interval(self.settings.train, self.data_phases.steps), self.data_phases.steps
         if steps is not None or not every:  # else the clock decides
             evaluations = 1 + math.ceil(steps / every) if steps and every else 2
-            warn_of_few_evaluations(self.settings.train.optimizer, evaluations, journal.note)
+            warn_of_few_evaluations(self.settings.train.optimizer, evaluations, logger.warn)
 
         def told(loop: Loop, found: dict[str, float]) -> None:
             saver.score = found["loss"]
@@ -279,15 +299,15 @@ class Session:
                 saver.last_step = -1
             if found["loss"] < (math.inf if loop.state.best is None else loop.state.best):
                 loop.state.best, loop.state.best_step = found["loss"], loop.state.step
-            journal.evaluated(loop, found)
-            journal.observe(loop, found["loss"])
+            logger.log_evaluation(loop, found)
+            logger.observe(loop, found["loss"])
 
-        work = evaluator(stream, count, self.settings.objective.evaluation())
-        return Evaluate(work, every, told, left=self.stop.end)
+        work = build_evaluator(stream, count, self.settings.objective.to_evaluation())
+        return ValidationHook(work, every, told, on_abort=self.shutdown.stop)
 
-    def _found(self) -> dict[str, Any]:
+    def _describe_environment(self) -> dict[str, Any]:
         return {
-            "steps": self.course.steps,
+            "steps": self.data_phases.steps,
             "data": self.source.data.fingerprint,
             "tokenizer": self.source.tokenizer.sha256,
             "device": str(self.ranks.device),
@@ -298,13 +318,15 @@ class Session:
         }
 
 
-def free(where: Path) -> None:
+def check_no_run(run_dir: Path) -> None:
     """Refuse a directory that has a run or a model already."""
-    if where.is_dir() and listed(where / CHECKPOINTS):  # what is no directory is told when it is written
-        raise UsageError(f"{where}: there is a run already; go on with --resume, or choose another --out")
-    if (where / "config.json").exists():
-        raise UsageError(f"{where}: there is a model already; choose another --out")
+    if run_dir.is_dir() and list_checkpoints(
+        run_dir / CHECKPOINTS_DIR
+    ):  # what is no directory is told when it is written
+        raise UsageError(f"{run_dir}: there is a run already; go on with --resume, or choose another --out")
+    if (run_dir / "config.json").exists():
+        raise UsageError(f"{run_dir}: there is a model already; choose another --out")
 
 
-def _silent(text: str) -> None:
+def _ignore_note(text: str) -> None:
     pass

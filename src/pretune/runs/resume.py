@@ -5,48 +5,50 @@ from typing import Any
 
 from pretune.core import config, io
 from pretune.core.errors import CheckpointError
-from pretune.data.prepare import Data
-from pretune.runs.build_config import choose
-from pretune.runs.config import Settings
-from pretune.runs.defaults import RUN
+from pretune.data.prepare import PreparedData
+from pretune.runs.build_config import build_pretrain_config
+from pretune.runs.config import PretrainConfig
+from pretune.runs.defaults import RUN_FILE
 from pretune.runs.duration import LENGTHS
 from pretune.text.tokenizer import Tokenizer
-from pretune.training.records import FoundFile
+from pretune.training.records import ResumeFile
 
 
-def resumed(where: Path, model: str | None, **wishes: Any) -> Settings:
+def load_resumed_config(run_dir: Path, model: str | None, **overrides: Any) -> PretrainConfig:
     """The settings of the run that is there; only what does not change what is learnt may be changed.
 
-    Wishes are those of `choose`: some, or all that the run was begun with; without a length it is as long as it was to
+    Wishes are those of `build_pretrain_config`: some, or all that the run was begun with; without a length it is as long as it was to
     be. The first that differs is refused.
     """
-    if not (where / RUN).is_file():
-        raise CheckpointError(f"{where}: there is no run to resume ({RUN} is missing); start it without --resume")
-    tree = io.read_json(where / RUN, CheckpointError)
+    if not (run_dir / RUN_FILE).is_file():
+        raise CheckpointError(
+            f"{run_dir}: there is no run to resume ({RUN_FILE} is missing); start it without --resume"
+        )
+    tree = io.read_json(run_dir / RUN_FILE, CheckpointError)
     stored, found = (
-        Settings.of(tree, where=str(where / RUN)),
-        config.check_record(FoundFile, tree, CheckpointError, str(where / RUN)).get("found", {}),
+        PretrainConfig.from_dict(tree, source=str(run_dir / RUN_FILE)),
+        config.check_record(ResumeFile, tree, CheckpointError, str(run_dir / RUN_FILE)).get("found", {}),
     )
-    if model is None and wishes.get("settings") is None:
-        wished = choose(**{**wishes, "settings": stored})
+    if model is None and overrides.get("settings") is None:
+        wished = build_pretrain_config(**{**overrides, "settings": stored})
     else:
-        if wishes.get("settings") is None and not any(_length(name, wishes) for name in LENGTHS):
-            wishes |= {name: value for name in LENGTHS if (value := getattr(stored.train, name)) is not None}
-        wished = choose(model, **wishes)
-    for path, (new, old) in wished.differences(stored).items():
-        raise CheckpointError(f"{where}: {path} was {old} and cannot become {new} in a run that goes on")
-    _same_data(wished.data.path, found)
+        if overrides.get("settings") is None and not any(_has_length(name, overrides) for name in LENGTHS):
+            overrides |= {name: value for name in LENGTHS if (value := getattr(stored.train, name)) is not None}
+        wished = build_pretrain_config(model, **overrides)
+    for path, (new, old) in wished.diff(stored).items():
+        raise CheckpointError(f"{run_dir}: {path} was {old} and cannot become {new} in a run that goes on")
+    _check_data(wished.data.path, found)
     return wished
 
 
-def _length(name: str, wishes: dict[str, Any]) -> bool:
-    return wishes.get(name) is not None or f"train.{name}" in (wishes.get("changes") or {})
+def _has_length(name: str, overrides: dict[str, Any]) -> bool:
+    return overrides.get(name) is not None or f"train.{name}" in (overrides.get("changes") or {})
 
 
-def _same_data(path: str, found: dict[str, Any]) -> None:
-    data = Data.open(path)
+def _check_data(path: str, fingerprints: dict[str, Any]) -> None:
+    data = PreparedData.open(path)
     now = {"tokenizer": Tokenizer.load(data.tokenizer).sha256, "data": data.fingerprint}
     told = {"tokenizer": "its tokenizer is not the one", "data": "its tokens are not those"}
     for name, value in now.items():
-        if found.get(name, value) != value:
+        if fingerprints.get(name, value) != value:
             raise CheckpointError(f"{path}: {told[name]} that the run began with; prepare it as it was, or start anew")

@@ -12,21 +12,21 @@ from pretune.core import config, io
 from pretune.core.errors import CheckpointError
 from pretune.models import trained_model
 from pretune.models.hf import checkpoint
-from pretune.runs.config import Settings
-from pretune.runs.model_card import card
-from pretune.runs.training_data import Source
-from pretune.training.checkpointing import weights
-from pretune.training.distributed import fill, whole
+from pretune.runs.config import PretrainConfig
+from pretune.runs.model_card import build_card
+from pretune.runs.training_data import TrainingData
+from pretune.training.checkpointing import collect_weights
+from pretune.training.distributed import fill, unshard_all
 from pretune.training.loop import Loop
 from pretune.training.metrics_log import read_metrics
 from pretune.training.records import CostFile
-from pretune.training.run_logger import Journal
+from pretune.training.run_logger import RunLogger
 
-COST = "cost.json"
+COST_FILE = "cost.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Run(os.PathLike[str]):
+class PretrainedRun(os.PathLike[str]):
     """Where it lies, and what came out; it can be given wherever its path can."""
 
     path: Path
@@ -49,44 +49,44 @@ class Run(os.PathLike[str]):
         return checkpoint.load(self.path)
 
 
-def finish(
-    where: Path,
+def write_run(
+    run_dir: Path,
     model: Any,
-    source: Source,
-    settings: Settings,
-    journal: Journal,
+    source: TrainingData,
+    settings: PretrainConfig,
+    logger: RunLogger,
     loop: Loop,
     epochs: Mapping[str, float],
-) -> Run:
+) -> PretrainedRun:
     """Write what a run leaves behind: the model, its card, its cost. `epochs` are those of each source."""
-    summary = {"parameters": model.spec.params().total, **journal.summary(loop), "epochs": dict(epochs)}
-    model = unsharded(model)
+    summary = {"parameters": model.spec.params().total, **logger.summarize(loop), "epochs": dict(epochs)}
+    model = unshard(model)
     for part in getattr(model, "folders", lambda: {"": model})().values():
-        part.assets.files = source.tokenizer.files()
-    if loop.ranks.first:
-        checkpoint.save(model, where, overwrite=True)
-        text = card(where.name, settings, source, summary, read_metrics(where))
-        io.atomic_write(where / "README.md", text.encode())
+        part.assets.files = source.tokenizer.build_files()
+    if loop.ranks.is_first:
+        checkpoint.save(model, run_dir, overwrite=True)
+        text = build_card(run_dir.name, settings, source, summary, read_metrics(run_dir))
+        io.atomic_write(run_dir / "README.md", text.encode())
         about = {name: value for name, value in summary.items() if name != "cost"}
-        io.write_json(where / COST, {**summary["cost"], "run": about})  # the last thing that a run writes
-    return Run(where, summary)
+        io.write_json(run_dir / COST_FILE, {**summary["cost"], "run": about})  # the last thing that a run writes
+    return PretrainedRun(run_dir, summary)
 
 
-def finished(where: Path) -> Run | None:
+def load_finished_run(run_dir: Path) -> PretrainedRun | None:
     """The run in a directory, if it has come to its end."""
-    if not (where / COST).is_file():
+    if not (run_dir / COST_FILE).is_file():
         return None
-    cost: dict[str, Any] = {**config.read_record(CostFile, where / COST, CheckpointError)}
+    cost: dict[str, Any] = {**config.read_record(CostFile, run_dir / COST_FILE, CheckpointError)}
     about = cost.pop("run", None)
-    return None if about is None else Run(where, {**about, "cost": cost})
+    return None if about is None else PretrainedRun(run_dir, {**about, "cost": cost})
 
 
-def unsharded(model: Any) -> Any:
+def unshard(model: Any) -> Any:
     """The model with whole weights; where they are sharded over ranks, a copy of it (all ranks must ask)."""
-    tensors = weights(model)
+    tensors = collect_weights(model)
     if not any(isinstance(tensor, DTensor) for tensor in tensors.values()):
         return model
-    copy, found = trained_model.build(model.spec), whole(tensors)
-    for name, tensor in weights(copy).items():
+    copy, found = trained_model.build_any(model.spec), unshard_all(tensors)
+    for name, tensor in collect_weights(copy).items():
         fill(tensor, found[name])
     return copy

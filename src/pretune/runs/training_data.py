@@ -7,38 +7,45 @@ from typing import Literal
 import numpy as np
 
 from pretune.core import log
-from pretune.core.config import kind, spec
+from pretune.core.config import get_kind, spec
 from pretune.core.errors import DataError, UsageError
-from pretune.data.batch_shape import Shape
-from pretune.data.epoch_order import Known
+from pretune.data.batch_shape import BatchShape
+from pretune.data.epoch_order import SampleLengths
 from pretune.data.length_schedule import LengthSchedule, Phase
 from pretune.data.mixing import Mixing
-from pretune.data.mixing import Mixture as Shares
-from pretune.data.packing import LONGEST, pack
+from pretune.data.mixing import SourceMixture as Shares
+from pretune.data.packing import MAX_EXACT_ROW, pack
 from pretune.data.pairs import SegmentPairs
-from pretune.data.parallel import Sided, Sides
-from pretune.data.prepare import Data
+from pretune.data.parallel import ParallelPairs, ParallelSamples
+from pretune.data.prepare import PreparedData
 from pretune.data.samples import Blocks, Documents, Samples, Sentences
-from pretune.data.sequence_template import A, Frame
+from pretune.data.sequence_template import A, SequenceTemplate
 from pretune.data.shards import Shards
-from pretune.data.stream import Lesson, PlannedLesson, Stream, planned, sided, varies
+from pretune.data.stream import (
+    BatchStream,
+    Corruption,
+    LengthPredictingCorruption,
+    compute_row_lengths,
+    has_random_lengths,
+    predict_lengths,
+)
 from pretune.objectives.base import ModelShape, Objective, Vocabulary
 from pretune.objectives.mixture import Mixture
 from pretune.text.tokenizer import Tokenizer
 
-SampleName = Literal["documents", "sentences", "blocks", "pairs"]
+SampleKind = Literal["documents", "sentences", "blocks", "pairs"]
 HELD_OUT_SEED = 0
 """Held-out text is cut, packed and corrupted the same way in every run."""
-_FULL, _TRIED = 0.94, 4096  # so full rows are to be; with so many sequences it is tried
-_LONG = 4  # a few long targets make rows longer by no more than this
+_MIN_FILL, _SAMPLE_SEQUENCES = 0.94, 4096  # so full rows are to be; with so many sequences it is tried
+_MAX_ROW_FACTOR = 4  # a few long targets make rows longer by no more than this
 
 
 @spec
-class Reading:
+class DataConfig:
     """What is read, and how it is cut."""
 
     path: str
-    samples: SampleName = "documents"
+    samples: SampleKind = "documents"
     max_length: int = 512  # of a sequence, special tokens included
     short: tuple[float, int] | None = None  # so large a share of the run is spent on sequences of this length first
     mixing: Mixing | None = None
@@ -59,59 +66,61 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class TrainingData:
     """Data opened for an objective and a model's shape."""
 
-    reading: Reading
-    data: Data
+    data_config: DataConfig
+    data: PreparedData
     tokenizer: Tokenizer
     vocabulary: Vocabulary
     objective: Objective
     shape: ModelShape
-    longest: int | None = None  # what the model's positions allow
+    max_positions: int | None = None  # what the model's positions allow
 
     @classmethod
     def open(
         cls,
-        reading: Reading,
+        data_config: DataConfig,
         objective: Objective,
         shape: ModelShape,
         *,
         start: int | None = None,
-        longest: int | None = None,
-    ) -> "Source":
+        max_positions: int | None = None,
+    ) -> "TrainingData":
         """Open the data; what is wrong with it, or does not go with the objective, is told before any compute."""
-        data = Data.open(reading.path)
+        data = PreparedData.open(data_config.path)
         if data.slice is not None:
-            raise DataError(f"{reading.path}: slice {data.slice} only; join the slices with `pretune prepare --merge`")
+            raise DataError(
+                f"{data_config.path}: slice {data.slice} only; join the slices with `pretune prepare --merge`"
+            )
         tokenizer = Tokenizer.load(data.tokenizer)
         if tokenizer.sha256 != data.index.tokenizer_sha256:
             raise DataError(f"{data.tokenizer}: not the tokenizer that the tokens were made with; prepare them again")
-        vocabulary = Vocabulary.of(tokenizer, start=start)
-        objective.open(vocabulary, shape)
+        vocabulary = Vocabulary.from_tokenizer(tokenizer, start=start)
+        objective.bind(vocabulary, shape)
         return cls(
-            reading=reading,
+            data_config=data_config,
             data=data,
             tokenizer=tokenizer,
             vocabulary=vocabulary,
             objective=objective,
             shape=shape,
-            longest=longest,
+            max_positions=max_positions,
         )
 
-    def samples(self, split: str, length: int, objective: Objective) -> Samples:
+    def build_samples(self, split: str, length: int, objective: Objective) -> Samples:
         """The samples of a split, of at most so many tokens."""
         shards = Shards.open(self.data.path, split)
-        blocks = self.reading.samples == "blocks" and objective.pairs is None
-        frame = framed(self.tokenizer, self.vocabulary, self.shape, blocks=blocks)
+        blocks = self.data_config.samples == "blocks" and objective.pairs is None
+        frame = build_template(self.tokenizer, self.vocabulary, self.shape, blocks=blocks)
         if objective.pairs in ("kept", "apart"):
-            return self._sided(shards, length, objective, frame)
-        if objective.pairs or self.reading.samples == "pairs":
+            return self._build_sided_samples(shards, length, objective, frame)
+        if objective.pairs or self.data_config.samples == "pairs":
             broken: Literal["other", "swapped"] = "swapped" if objective.pairs == "swapped" else "other"
             share = 0.0 if objective.pairs is None else 0.5
             pairs = SegmentPairs(limit=length, broken=broken, share=share).open(shards, frame)
-            if split == "train" and not pairs.paired:
-                asked = f"{kind(objective)} reads pairs" if objective.pairs else "data.samples asks for pairs"
+            if split == "train" and not pairs.pair_count:
+                asked = f"{get_kind(objective)} reads pairs" if objective.pairs else "data.samples asks for pairs"
                 other = "learn without pairs (--objective masked)" if objective.pairs else "leave data.samples as it is"
                 raise DataError(
                     f"{self.data}: no two sentences of a document fit into {length} tokens; {asked}; prepare whole "
@@ -120,12 +129,14 @@ class Source:
             return pairs
         if blocks:
             return Blocks(length=length).open(shards, frame)
-        each = Documents if self.reading.samples == "documents" else Sentences
+        each = Documents if self.data_config.samples == "documents" else Sentences
         return each(limit=length).open(shards, frame)
 
-    def _sided(self, shards: Shards, length: int, objective: Objective, frame: Frame) -> Samples:
+    def _build_sided_samples(
+        self, shards: Shards, length: int, objective: Objective, frame: SequenceTemplate
+    ) -> Samples:
         """Pairs as the corpus has them; where documents of one side are among them, the objective must read those."""
-        where, name = f"'{shards.split}' of {self.data}", kind(objective)
+        where, name = f"'{shards.split}' of {self.data}", get_kind(objective)
         single = len(shards.sources) - shards.pairs
         if not shards.pairs:
             raise DataError(
@@ -138,62 +149,68 @@ class Source:
                 "choose --objective mixture"
             )
         apart: Literal["framed", "bare"] = "framed" if self.shape == "encoder-decoder" else "bare"
-        found = Sides(limit=length, apart=apart if objective.pairs == "apart" else None).open(shards, frame)
-        if found.trimmed:
+        found = ParallelPairs(limit=length, apart=apart if objective.pairs == "apart" else None).open(shards, frame)
+        if found.trimmed_count:
             log.warn(
-                f"{found.trimmed:,} of {found.pairs:,} pairs in {where} have more than {length} tokens; the ends of "
+                f"{found.trimmed_count:,} of {found.pair_count:,} pairs in {where} have more than {length} tokens; the ends of "
                 "their sides are left out (data.max_length)"
             )
         return found
 
-    def _fitted(self, split: str, objective: Objective) -> Objective:
+    def _fit_objective(self, split: str, objective: Objective) -> Objective:
         """The objective for what a split has: a mixture without its parts for pairs where there are none."""
         if isinstance(objective, Mixture) and objective.reads_documents and not self.data.index.splits[split].pairs:
-            return objective.alone()
+            return objective.keep_document_parts()
         return objective
 
-    def stream(
+    def build_stream(
         self, split: str, *, length: int, tokens: int, ranks: int, seed: int, fixed: bool, cache: Path | None = None
-    ) -> Stream:
+    ) -> BatchStream:
         """The batches of a split: rows of `length`, about `tokens` tokens each, whatever the number of ranks.
 
         With `fixed` every batch has the same number of target slots and cells, so that a model compiles once.
         """
         held = split != "train"
-        mixing = None if held else self.reading.mixing
-        objective = self._fitted(split, self.objective.evaluation() if held else self.objective)
-        samples = self.samples(split, length, objective)
-        lesson = objective.open(self.vocabulary, self.shape)
-        shape = _rows(samples, lesson, length, tokens, ranks, mixing)
+        mixing = None if held else self.data_config.mixing
+        objective = self._fit_objective(split, self.objective.to_evaluation() if held else self.objective)
+        samples = self.build_samples(split, length, objective)
+        lesson = objective.bind(self.vocabulary, self.shape)
+        shape = _choose_shape(samples, lesson, length, tokens, ranks, mixing)
         if self.shape == "encoder-decoder" and shape.source is None:
             raise UsageError("this objective gives an encoder-decoder nothing to read; choose another")
         most = max(shape.length, shape.source or 0)
-        if isinstance(samples, Sided) or _weighed(samples, lesson):  # so that rows may be longer than any sequence
-            most = max(int(side.max()) for side in sided(samples, lesson) if side is not None and len(side))
-        if self.longest is not None and most > self.longest:
+        if isinstance(samples, ParallelSamples) or _has_variable_lengths(
+            samples, lesson
+        ):  # so that rows may be longer than any sequence
+            most = max(
+                int(side.max()) for side in compute_row_lengths(samples, lesson) if side is not None and len(side)
+            )
+        if self.max_positions is not None and most > self.max_positions:
             raise UsageError(
-                f"sequences of up to {most} tokens, and the positions of this model end at {self.longest}; lower "
+                f"sequences of up to {most} tokens, and the positions of this model end at {self.max_positions}; lower "
                 "data.max_length"
             )
-        return Stream(
+        return BatchStream(
             samples,
             shape,
             seed=HELD_OUT_SEED if held else seed,
-            lesson=lesson,
+            corruption=lesson,
             mixing=mixing,
             words=objective.words,
             sentences=objective.sentences,
             cache=cache,
-            fixed=fixed,
+            fixed_slots=fixed,
         )
 
 
-def framed(tokenizer: Tokenizer, vocabulary: Vocabulary, shape: ModelShape, *, blocks: bool = False) -> Frame:
+def build_template(
+    tokenizer: Tokenizer, vocabulary: Vocabulary, shape: ModelShape, *, blocks: bool = False
+) -> SequenceTemplate:
     """What stands around a text: the tokenizer's layout; around a decoder's document also its end and its start.
 
     In blocks documents follow one another, and each has its end alone.
     """
-    found = Frame.of(tokenizer.template)
+    found = SequenceTemplate.from_template(tokenizer.template)
     if shape not in ("decoder", "two-way"):
         return found
     single, start, end = [*found.single], vocabulary.start, vocabulary.find("eos")
@@ -201,22 +218,26 @@ def framed(tokenizer: Tokenizer, vocabulary: Vocabulary, shape: ModelShape, *, b
         single.append((end, 0))
     if start is not None and single[0][0] == A and not blocks:
         single.insert(0, (start, 0))
-    return Frame(single=tuple(single), pair=found.pair)
+    return SequenceTemplate(single=tuple(single), pair=found.pair)
 
 
-def _rows(samples: Samples, lesson: Lesson, length: int, tokens: int, ranks: int, mixing: Mixing | None) -> Shape:
+def _choose_shape(
+    samples: Samples, corruption: Corruption, length: int, tokens: int, ranks: int, mixing: Mixing | None
+) -> BatchShape:
     """Rows that hold about `tokens` tokens, those of both sides of an encoder-decoder together."""
-    if _weighed(samples, lesson):
-        shape = _fitting(samples, lesson, length, tokens, mixing)
+    if _has_variable_lengths(samples, corruption):
+        shape = _fit_shape(samples, corruption, length, tokens, mixing)
     else:
-        known = samples.known()
+        known = samples.measure_lengths()
         if known.lengths.max(initial=0) < length:  # none is whole: rows hold what one in their frame would come to
-            whole = (length, 0, known.special.max(initial=0))
-            known = Known(*(np.append(column, more) for column, more in zip(known, whole, strict=True)))
-        source, target = (None if side is None else int(side.max()) for side in planned(lesson, known, None))
+            whole = (length, 0, known.special_counts.max(initial=0))
+            known = SampleLengths(*(np.append(column, more) for column, more in zip(known, whole, strict=True)))
+        source, target = (
+            None if side is None else int(side.max()) for side in predict_lengths(corruption, known, None)
+        )
         assert source is not None
-        rows = even(max(tokens // (source + (target or 0)), 1))
-        shape = Shape(rows=rows, length=target or source, source=None if target is None else source)
+        rows = floor_rows(max(tokens // (source + (target or 0)), 1))
+        shape = BatchShape(rows=rows, length=target or source, source=None if target is None else source)
     if shape.rows % ranks:
         raise UsageError(
             f"{shape.rows} rows of {length} tokens cannot be shared out to {ranks} ranks; change train.batch_tokens"
@@ -224,43 +245,43 @@ def _rows(samples: Samples, lesson: Lesson, length: int, tokens: int, ranks: int
     return shape
 
 
-def _weighed(samples: Samples, lesson: Lesson) -> bool:
+def _has_variable_lengths(samples: Samples, corruption: Corruption) -> bool:
     """Whether only the data, or what is drawn for them, know how long sequences are, and how much is on either side."""
-    sides = isinstance(samples, Sided) and isinstance(lesson, PlannedLesson)
-    return len(samples) > 0 and (sides or varies(lesson))
+    sides = isinstance(samples, ParallelSamples) and isinstance(corruption, LengthPredictingCorruption)
+    return len(samples) > 0 and (sides or has_random_lengths(corruption))
 
 
-def _fitting(samples: Samples, lesson: Lesson, length: int, tokens: int, mixing: Mixing | None) -> Shape:
+def _fit_shape(samples: Samples, corruption: Corruption, length: int, tokens: int, mixing: Mixing | None) -> BatchShape:
     """Rows that hold the longest sequence whatever is drawn, and as much of each side as the data have of it.
 
     They are the shortest of some that are filled well.
     """
-    longest = [int(side.max()) for side in sided(samples, lesson) if side is not None]
-    shares = Shares.of(mixing, samples.sources, samples.lengths(), samples.shards.index.sources)
-    drawn = sided(samples, lesson, samples.settle(shares.draws(HELD_OUT_SEED, 0)))
+    longest = [int(side.max()) for side in compute_row_lengths(samples, corruption) if side is not None]
+    shares = Shares.from_samples(mixing, samples.sources, samples.lengths(), samples.shards.index.sources)
+    drawn = compute_row_lengths(samples, corruption, samples.assign_partners(shares.draw_order(HELD_OUT_SEED, 0)))
     sizes = np.stack([side for side in drawn if side is not None])
     parts = sizes.sum(axis=1) / sizes.sum()  # what each side has of all tokens
     # NOTE: a few long ones do not make all rows much longer.
-    least = max(length / parts.max(), *np.minimum(longest / parts, _LONG * length))
-    found: list[tuple[float, Shape]] = []
+    least = max(length / parts.max(), *np.minimum(longest / parts, _MAX_ROW_FACTOR * length))
+    found: list[tuple[float, BatchShape]] = []
     for wider in (1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5):
         room = np.maximum(np.ceil(wider * least * parts).astype(int), longest).tolist()
-        rows = nearest(tokens / sum(room))
-        if found and (rows < 8 or max(room) > LONGEST):
+        rows = round_rows(tokens / sum(room))
+        if found and (rows < 8 or max(room) > MAX_EXACT_ROW):
             break
-        some, source = sizes[:, :_TRIED], room[1] if len(room) > 1 else None
+        some, source = sizes[:, :_SAMPLE_SEQUENCES], room[1] if len(room) > 1 else None
         row = pack(some[0], room[0], source=None if source is None else some[1], source_room=source)
         filled = float(some.sum() / (sum(room) * (row.max() + 1)))
-        found.append((filled, Shape(rows=rows, length=room[0], source=source)))
-        if found[-1][0] >= _FULL:
+        found.append((filled, BatchShape(rows=rows, length=room[0], source=source)))
+        if found[-1][0] >= _MIN_FILL:
             break
     return max(found, key=lambda one: one[0])[1]
 
 
-def nearest(rows: float) -> int:
+def round_rows(rows: float) -> int:
     """A number of rows near this one that can be cut in halves several times, or shared out: lengths are found anyway.
 
-    >>> [nearest(rows) for rows in (0.4, 7.9, 13.1, 23.9, 47.7, 1000)]
+    >>> [round_rows(rows) for rows in (0.4, 7.9, 13.1, 23.9, 47.7, 1000)]
     [1, 8, 14, 24, 48, 1024]
     """
     unit = 1
@@ -269,10 +290,10 @@ def nearest(rows: float) -> int:
     return max(round(rows / unit) * unit, 1)
 
 
-def even(rows: int) -> int:
+def floor_rows(rows: int) -> int:
     """So many rows or a few less, such that they can be cut in halves several times.
 
-    >>> [even(rows) for rows in (1, 7, 13, 37, 100, 1000)]
+    >>> [floor_rows(rows) for rows in (1, 7, 13, 37, 100, 1000)]
     [1, 7, 12, 36, 96, 960]
     """
     unit = 2 if rows >= 8 else 1

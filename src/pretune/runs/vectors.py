@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from pretune.adaptation.static.glove import Glove
-from pretune.adaptation.static.ppmi import LARGEST, Ppmi
+from pretune.adaptation.static.ppmi import MAX_WORDS, Ppmi
 from pretune.adaptation.static.word2vec import Word2Vec
-from pretune.adaptation.static.word_ids import Words
-from pretune.core.errors import UsageError, nearest
-from pretune.inference.word_vectors import Vectors
+from pretune.adaptation.static.word_ids import WordCorpus
+from pretune.core.errors import UsageError, suggest
+from pretune.inference.word_vectors import WordVectors
 from pretune.text.corpora import open_corpus
-from pretune.text.corpora.formats import By
+from pretune.text.corpora.formats import DocumentBoundary
 
-KINDS: Mapping[str, type[Word2Vec] | type[Glove] | type[Ppmi]] = {"word2vec": Word2Vec, "glove": Glove, "ppmi": Ppmi}
-MAXIMA = {"width": 4096, "window": 100, "epochs": 1000, "min_count": 10**9, "max_words": 10_000_000}
+TRAINERS: Mapping[str, type[Word2Vec] | type[Glove] | type[Ppmi]] = {"word2vec": Word2Vec, "glove": Glove, "ppmi": Ppmi}
+MAX_VALUES = {"width": 4096, "window": 100, "epochs": 1000, "min_count": 10**9, "max_words": 10_000_000}
 """The largest value of each option; the smallest is 1."""
 _FIELDS = {"min_count": "least", "max_words": "most"}
-_PART = 2**24  # bytes of the corpus that are read at a time
+_PART_BYTES = 2**24  # bytes of the corpus that are read at a time
 
 
 def train_vectors(
@@ -39,10 +39,10 @@ def train_vectors(
     min_count: int | None = None,
     max_words: int | None = None,
     seed: int = 0,
-    by: By = "auto",
+    by: DocumentBoundary = "auto",
     field: str | None = None,
     progress: Callable[[float], None] | None = None,
-) -> Vectors:
+) -> WordVectors:
     """Train word vectors on a corpus (files, folders, globs or built-in names) and write them where `out` says.
 
     Kinds: word2vec (`mode` skip_gram or cbow), glove, ppmi (counts and a singular value decomposition). What is None is
@@ -52,16 +52,16 @@ def train_vectors(
     options = {"mode": mode, "width": width, "window": window, "epochs": epochs}
     trainer = build_trainer(kind, **options, min_count=min_count, max_words=max_words)
     names = [os.fspath(name) for name in ([inputs] if isinstance(inputs, str | Path) else inputs)]
-    parts = open_corpus(names, by=by, field=field).parts(_PART)
+    parts = open_corpus(names, by=by, field=field).plan_parts(_PART_BYTES)
 
     def texts() -> Iterator[str]:
         for number, part in enumerate(parts):
-            for document in part.documents():
+            for document in part.read_documents():
                 yield from document.sides
             if progress is not None:
                 progress((number + 1) / len(parts))
 
-    vectors = trainer.fit(Words.of(texts(), least=trainer.least, most=trainer.most), seed=seed)
+    vectors = trainer.fit(WordCorpus.from_texts(texts(), min_count=trainer.least, max_words=trainer.most), seed=seed)
     if out is not None:
         vectors.save(out)
     return vectors
@@ -69,21 +69,23 @@ def train_vectors(
 
 def build_trainer(kind: str, **options: Any) -> Word2Vec | Glove | Ppmi:
     """Return the trainer of a kind with the options that are not None; raise a UsageError for others."""
-    if kind not in KINDS:
-        raise UsageError(f"unknown kind of vectors '{kind[:60]}'{nearest(kind, KINDS)} (known: {', '.join(KINDS)})")
-    known = {field.name for field in fields(KINDS[kind])}
+    if kind not in TRAINERS:
+        raise UsageError(
+            f"unknown kind of vectors '{kind[:60]}'{suggest(kind, TRAINERS)} (known: {', '.join(TRAINERS)})"
+        )
+    known = {field.name for field in fields(TRAINERS[kind])}
     values: dict[str, Any] = {}
     for name, value in options.items():
         if value is None:
             continue
         place = _FIELDS.get(name, name)
         if place not in known:
-            others = ", ".join(other for other, cls in KINDS.items() if place in {one.name for one in fields(cls)})
+            others = ", ".join(other for other, cls in TRAINERS.items() if place in {one.name for one in fields(cls)})
             raise UsageError(f"{name.replace('_', '-')} is not an option of {kind} (only of {others})")
-        if name in MAXIMA and not 1 <= value <= MAXIMA[name]:
-            raise UsageError(f"{name.replace('_', '-')} must be from 1 to {MAXIMA[name]}, found {value}")
+        if name in MAX_VALUES and not 1 <= value <= MAX_VALUES[name]:
+            raise UsageError(f"{name.replace('_', '-')} must be from 1 to {MAX_VALUES[name]}, found {value}")
         values[place] = value
-    trainer = KINDS[kind](**values)
-    if isinstance(trainer, Ppmi) and (trainer.most is None or trainer.most > LARGEST):
-        raise UsageError(f"max-words of ppmi must be from 1 to {LARGEST}, found {trainer.most}")
+    trainer = TRAINERS[kind](**values)
+    if isinstance(trainer, Ppmi) and (trainer.most is None or trainer.most > MAX_WORDS):
+        raise UsageError(f"max-words of ppmi must be from 1 to {MAX_WORDS}, found {trainer.most}")
     return trainer

@@ -3,7 +3,7 @@
 Published in IOB1, where an entity begins with I- unless it touches one of its own type. What is read is IOB2, in which
 every entity begins with B-: the entities, and so their F1, are the same.
 
-    >>> iob2(["I-PER", "I-PER", "O", "I-ORG", "B-ORG", "I-LOC"])
+    >>> to_iob2(["I-PER", "I-PER", "O", "I-ORG", "B-ORG", "I-LOC"])
     ['B-PER', 'I-PER', 'O', 'B-ORG', 'B-ORG', 'B-LOC']
 """
 
@@ -15,13 +15,13 @@ from pretune.core.config import spec
 from pretune.core.counted import join_names
 from pretune.core.errors import DataError
 from pretune.tasks.example import Example
-from pretune.tasks.table_rows import lines
-from pretune.tasks.task import File, Split, Task
+from pretune.tasks.table_rows import read_lines
+from pretune.tasks.task import SplitFile, Task, TaskSplit
 
 _DOCUMENT = "-DOCSTART-"
 
 
-def iob2(tags: Sequence[str]) -> list[str]:
+def to_iob2(tags: Sequence[str]) -> list[str]:
     """IOB1 or IOB2 tags as IOB2; tags that are neither stay as they are."""
     done: list[str] = []
     before = "O"
@@ -33,7 +33,7 @@ def iob2(tags: Sequence[str]) -> list[str]:
 
 
 @spec
-class Columns:
+class ConllReader:
     """A reader of columns between blanks (or tabs): which holds the word, and which the tag."""
 
     word: int = 0
@@ -42,32 +42,32 @@ class Columns:
 
     def __call__(self, path: Path) -> Iterator[Example]:
         name, document = os.fspath(path), -1
-        for start, block in sentences(path):
+        for start, block in read_sentences(path):
             if block[0][1][self.word] == _DOCUMENT:
                 document += 1
                 block = block[1:]
             if not block:
                 continue
-            words = tuple(self._cell(cells, self.word, name, line) for line, cells in block)
-            tags = tuple(iob2([self._cell(cells, self.tag, name, line) for line, cells in block]))
+            words = tuple(self._get_cell(cells, self.word, name, line) for line, cells in block)
+            tags = tuple(to_iob2([self._get_cell(cells, self.tag, name, line) for line, cells in block]))
             for (line, _), tag in zip(block, tags, strict=True):
                 if self.labels and tag not in self.labels:
                     raise DataError(f"{name}:{line}: tag {tag[:40]!r} is not one of {join_names(self.labels)}")
             group = None if document < 0 else str(document)
             yield Example(text=" ".join(words), words=words, tags=tags, id=str(start), group=group)
 
-    def _cell(self, cells: Sequence[str], at: int, name: str, line: int) -> str:
-        if not -len(cells) <= at < len(cells) or len(cells) < 2:
+    def _get_cell(self, cells: Sequence[str], index: int, name: str, line: int) -> str:
+        if not -len(cells) <= index < len(cells) or len(cells) < 2:
             raise DataError(
-                f"{name}:{line}: {len(cells)} columns, so there is none at {at}; expected a word and its tag"
+                f"{name}:{line}: {len(cells)} columns, so there is none at {index}; expected a word and its tag"
             )
-        return cells[at]
+        return cells[index]
 
 
-def sentences(path: Path) -> Iterator[tuple[int, list[tuple[int, list[str]]]]]:
+def read_sentences(path: Path) -> Iterator[tuple[int, list[tuple[int, list[str]]]]]:
     """(first line, [(line, cells), …]) of every block between blank lines."""
     block: list[tuple[int, list[str]]] = []
-    for number, line in lines(path):
+    for number, line in read_lines(path):
         cells = line.split("\t") if "\t" in line else line.split()
         if any(cell.strip() for cell in cells):
             block.append((number, cells))
@@ -79,17 +79,17 @@ def sentences(path: Path) -> Iterator[tuple[int, list[tuple[int, list[str]]]]]:
 
 
 _NER = ("O", *(f"{part}-{kind}" for kind in ("PER", "ORG", "LOC", "MISC") for part in "BI"))
-_conll = Columns(labels=_NER)
+_conll = ConllReader(labels=_NER)
 CONLL2003 = Task(
     name="conll2003",
     kind="tagging",
     metrics=("entity_f1", "tag_accuracy"),
     labels=_NER,
     splits={
-        "train": Split(published="train", files=(File(path="eng.train", read=_conll, rows=14041),)),
-        "dev": Split(published="testa", files=(File(path="eng.testa", read=_conll, rows=3250),)),
-        "test": Split(published="testb", files=(File(path="eng.testb", read=_conll, rows=3453),)),
+        "train": TaskSplit(published_name="train", files=(SplitFile(path="eng.train", reader=_conll, rows=14041),)),
+        "dev": TaskSplit(published_name="testa", files=(SplitFile(path="eng.testa", reader=_conll, rows=3250),)),
+        "test": TaskSplit(published_name="testb", files=(SplitFile(path="eng.testb", reader=_conll, rows=3453),)),
     },
-    together="group",
+    group_field="group",
 )
 """CoNLL-2003: persons, organisations, places and other names in the news (Tjong Kim Sang and De Meulder, 2003)"""

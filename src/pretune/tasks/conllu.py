@@ -10,9 +10,9 @@ from pathlib import Path
 from pretune.core.config import spec
 from pretune.core.counted import join_names
 from pretune.core.errors import DataError
-from pretune.tasks.conll import sentences
+from pretune.tasks.conll import read_sentences
 from pretune.tasks.example import Example
-from pretune.tasks.task import File, Split, Task
+from pretune.tasks.task import SplitFile, Task, TaskSplit
 
 UPOS = (
     "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM",
@@ -22,7 +22,7 @@ UPOS = (
 
 
 @spec
-class Conllu:
+class ConlluReader:
     """A reader of words and one column of tags: 3 for UPOS, 4 for XPOS."""
 
     tag: int = 3
@@ -30,7 +30,7 @@ class Conllu:
 
     def __call__(self, path: Path) -> Iterator[Example]:
         name = os.fspath(path)
-        for start, block in sentences(path):
+        for start, block in read_sentences(path):
             comments: dict[str, str] = {}
             words: list[str] = []
             tags: list[str] = []
@@ -55,16 +55,22 @@ class Conllu:
                 )
 
 
-_upos = Conllu()
+_upos = ConlluReader()
 UD_EWT = Task(
     name="ud_ewt",
     kind="tagging",
     metrics=("tag_accuracy",),
     labels=UPOS,
     splits={
-        "train": Split(published="train", files=(File(path="en_ewt-ud-train.conllu", read=_upos, rows=12544),)),
-        "dev": Split(published="dev", files=(File(path="en_ewt-ud-dev.conllu", read=_upos, rows=2001),)),
-        "test": Split(published="test", files=(File(path="en_ewt-ud-test.conllu", read=_upos, rows=2077),)),
+        "train": TaskSplit(
+            published_name="train", files=(SplitFile(path="en_ewt-ud-train.conllu", reader=_upos, rows=12544),)
+        ),
+        "dev": TaskSplit(
+            published_name="dev", files=(SplitFile(path="en_ewt-ud-dev.conllu", reader=_upos, rows=2001),)
+        ),
+        "test": TaskSplit(
+            published_name="test", files=(SplitFile(path="en_ewt-ud-test.conllu", reader=_upos, rows=2077),)
+        ),
     },
 )
 """UD English EWT: universal parts of speech of web text (Silveira et al., 2014)"""

@@ -9,36 +9,36 @@ from pathlib import Path
 
 from pretune.core.errors import DataError
 from pretune.tasks.example import Example
-from pretune.tasks.table_rows import lines
-from pretune.tasks.task import File, Split, Task
+from pretune.tasks.table_rows import read_lines
+from pretune.tasks.task import SplitFile, Task, TaskSplit
 
 
-def documents(path: Path) -> Iterator[Example]:
+def read_documents(path: Path) -> Iterator[Example]:
     """Every document: its text, which begins with its title; two have neither, and say so."""
-    for number, fields in _entries(path):
+    for number, fields in _read_entries(path):
         text = " ".join(fields.get(".W", [])) or " ".join(fields.get(".T", []))
         yield Example(text=text or "(no text)", id=number)
 
 
-def queries(path: Path) -> Iterator[Example]:
+def read_queries(path: Path) -> Iterator[Example]:
     """Every query, with the ids of its documents as answers."""
     relevant: dict[str, list[str]] = {}
     judged = path.with_name(path.name.replace("cran.qry", "cranqrel"))
-    for number, line in lines(judged):
+    for number, line in read_lines(judged):
         cells = line.split()
         if cells and len(cells) != 3:
             raise DataError(f"{judged}:{number}: expected query, document and code, found {line[:40]!r}")
         if cells:
             relevant.setdefault(cells[0], []).append(cells[1])
-    for place, (_, fields) in enumerate(_entries(path), start=1):
+    for place, (_, fields) in enumerate(_read_entries(path), start=1):
         yield Example(text=" ".join(fields[".W"]), answers=tuple(relevant.get(str(place), ())), id=str(place))
 
 
-def _entries(path: Path) -> Iterator[tuple[str, dict[str, list[str]]]]:
+def _read_entries(path: Path) -> Iterator[tuple[str, dict[str, list[str]]]]:
     """(number, lines by field) of every entry."""
     number, field = "", ""
     fields: dict[str, list[str]] = {}
-    for line, text in lines(path):
+    for line, text in read_lines(path):
         if text.startswith(".I"):
             if number:
                 yield number, fields
@@ -58,8 +58,10 @@ CRANFIELD = Task(
     kind="retrieval",
     metrics=("ndcg", "recall", "mrr"),
     splits={
-        "test": Split(published="queries", files=(File(path="cran.qry", read=queries, rows=225),)),
-        "documents": Split(published="documents", files=(File(path="cran.all.1400", read=documents, rows=1400),)),
+        "test": TaskSplit(published_name="queries", files=(SplitFile(path="cran.qry", reader=read_queries, rows=225),)),
+        "documents": TaskSplit(
+            published_name="documents", files=(SplitFile(path="cran.all.1400", reader=read_documents, rows=1400),)
+        ),
     },
 )
 """Cranfield: which of 1,400 abstracts answer a query? (Cleverdon, 1967)"""

@@ -8,22 +8,22 @@ from pathlib import Path
 
 from pretune.core.errors import DataError
 from pretune.tasks.example import Example
-from pretune.tasks.superglue import TRUTH
-from pretune.tasks.table_rows import Jsonl, Row
-from pretune.tasks.task import File, Split, Task
+from pretune.tasks.superglue import BOOLEAN_LABELS
+from pretune.tasks.table_rows import Jsonl, TableRow
+from pretune.tasks.task import SplitFile, Task, TaskSplit
 from pretune.tasks.template import Template
 
 
 def read(path: Path) -> Iterator[Example]:
     """Every answer of every question of every passage."""
-    for row in Jsonl().rows(path):
+    for row in Jsonl().read_rows(path):
         try:
-            yield from _answers(row)
+            yield from _parse_answers(row)
         except (KeyError, TypeError, ValueError) as fault:
-            raise DataError(f"{row.where}: not a passage with questions and answers ({fault!r})") from None
+            raise DataError(f"{row.location}: not a passage with questions and answers ({fault!r})") from None
 
 
-def _answers(row: Row) -> Iterator[Example]:
+def _parse_answers(row: TableRow) -> Iterator[Example]:
     passage = row.get("passage")
     for question in passage["questions"]:
         for answer in question["answers"]:
@@ -41,13 +41,13 @@ MULTIRC = Task(
     name="multirc",
     kind="pair",
     metrics=("multirc",),
-    labels=TRUTH,
+    labels=BOOLEAN_LABELS,
     folders=("multirc", "MultiRC"),
     splits={
-        "train": Split(published="train", files=(File(path="train.jsonl", read=read, rows=27243),)),
-        "dev": Split(published="validation", files=(File(path="val.jsonl", read=read, rows=4848),)),
+        "train": TaskSplit(published_name="train", files=(SplitFile(path="train.jsonl", reader=read, rows=27243),)),
+        "dev": TaskSplit(published_name="validation", files=(SplitFile(path="val.jsonl", reader=read, rows=4848),)),
     },
-    template=Template(source="multirc question: {question} answer: {answer} paragraph: {text}", targets=TRUTH),
-    together="text",
+    template=Template(source="multirc question: {question} answer: {answer} paragraph: {text}", targets=BOOLEAN_LABELS),
+    group_field="text",
 )
 """MultiRC: which of a question's answers are right? Any number may be (Khashabi et al., 2018)"""

@@ -4,115 +4,136 @@ of relatedness, too."""
 from dataclasses import dataclass
 
 from pretune.tasks.example import Example
-from pretune.tasks.table_rows import Fields, Jsonl, Row, Rows, Tsv, index, score
-from pretune.tasks.task import File, Split, Task
+from pretune.tasks.table_rows import Fields, Jsonl, RowReader, TableRow, Tsv, read_label_index, read_score
+from pretune.tasks.task import SplitFile, Task, TaskSplit
 from pretune.tasks.template import Template
 
-_THREE = ("entailment", "neutral", "contradiction")
-_SCITAIL = ("entailment", "not_entailment")
+_NLI_LABELS = ("entailment", "neutral", "contradiction")
+_SCITAIL_LABELS = ("entailment", "not_entailment")
 
 
-def _published(row: Row) -> Example | None:
+def _parse_snli(row: TableRow) -> Example | None:
     """A row of SNLI's own files; "-" means that the annotators did not agree, and such rows are left out."""
     if row.get("gold_label") == "-":
         return None
-    return Fields(text="sentence1", pair="sentence2", label="gold_label", labels=_THREE, id="pairID")(row)
+    return Fields(text="sentence1", pair="sentence2", label="gold_label", labels=_NLI_LABELS, id="pairID")(row)
 
 
-_snli = Rows(table=Jsonl(), make=_published)
-_plain = Rows(table=Jsonl(), make=Fields(text="premise", pair="hypothesis", label="label", labels=_THREE))
-_sample = Rows(table=Tsv(), make=Fields(text="sentence1", pair="sentence2", label="gold_label", labels=_THREE))
-_tokenized = Rows(
+_snli = RowReader(table=Jsonl(), make=_parse_snli)
+_snli_plain = RowReader(
+    table=Jsonl(), make=Fields(text="premise", pair="hypothesis", label="label", labels=_NLI_LABELS)
+)
+_snli_sample = RowReader(
+    table=Tsv(), make=Fields(text="sentence1", pair="sentence2", label="gold_label", labels=_NLI_LABELS)
+)
+_snli_tokenized = RowReader(
     table=Tsv(columns=("label", "premise", "hypothesis")),
-    make=Fields(text="premise", pair="hypothesis", label="label", labels=_THREE),
+    make=Fields(text="premise", pair="hypothesis", label="label", labels=_NLI_LABELS),
 )
 SNLI = Task(
     name="snli",
     kind="pair",
     metrics=("accuracy",),
-    labels=_THREE,
+    labels=_NLI_LABELS,
     folders=("snli", "snli_1.0"),
     splits={
-        "train": Split(
-            published="train",
+        "train": TaskSplit(
+            published_name="train",
             files=(
-                File(path="snli_1.0_train.jsonl", read=_snli),
-                File(path="train_subset.jsonl", read=_plain, rows=19999, partial=True),
+                SplitFile(path="snli_1.0_train.jsonl", reader=_snli),
+                SplitFile(path="train_subset.jsonl", reader=_snli_plain, rows=19999, is_partial=True),
             ),
         ),
-        "dev": Split(
-            published="dev",
-            files=(File(path="snli_1.0_dev.jsonl", read=_snli), File(path="dev.jsonl", read=_plain, rows=9842)),
-        ),
-        "test": Split(
-            published="test",
+        "dev": TaskSplit(
+            published_name="dev",
             files=(
-                File(path="snli_1.0_test.jsonl", read=_snli),
-                File(path="test_sample_400.tsv", read=_sample, rows=400, partial=True),
+                SplitFile(path="snli_1.0_dev.jsonl", reader=_snli),
+                SplitFile(path="dev.jsonl", reader=_snli_plain, rows=9842),
             ),
         ),
-        "test_tokenized": Split(
-            published="1000 pairs of test",
-            files=(File(path="test_sample_1000_tokenized.tsv", read=_tokenized, rows=1000, partial=True),),
+        "test": TaskSplit(
+            published_name="test",
+            files=(
+                SplitFile(path="snli_1.0_test.jsonl", reader=_snli),
+                SplitFile(path="test_sample_400.tsv", reader=_snli_sample, rows=400, is_partial=True),
+            ),
+        ),
+        "test_tokenized": TaskSplit(
+            published_name="1000 pairs of test",
+            files=(
+                SplitFile(path="test_sample_1000_tokenized.tsv", reader=_snli_tokenized, rows=1000, is_partial=True),
+            ),
         ),
     },
-    template=Template(source="snli hypothesis: {pair} premise: {text}", targets=_THREE),
+    template=Template(source="snli hypothesis: {pair} premise: {text}", targets=_NLI_LABELS),
 )
 """SNLI: does a caption follow from, or contradict, another? (Bowman et al., 2015)"""
 
-_anli = Rows(table=Jsonl(), make=Fields(text="premise", pair="hypothesis", label="label", labels=_THREE, group="tag"))
+_anli = RowReader(
+    table=Jsonl(), make=Fields(text="premise", pair="hypothesis", label="label", labels=_NLI_LABELS, group="tag")
+)
 ANLI = Task(
     name="anli",
     kind="pair",
     metrics=("accuracy",),
-    labels=_THREE,
-    splits={"test": Split(published="test (R1, R2, R3)", files=(File(path="test.jsonl", read=_anli, rows=3200),))},
-    template=Template(source="anli hypothesis: {pair} premise: {text}", targets=_THREE),
+    labels=_NLI_LABELS,
+    splits={
+        "test": TaskSplit(
+            published_name="test (R1, R2, R3)", files=(SplitFile(path="test.jsonl", reader=_anli, rows=3200),)
+        )
+    },
+    template=Template(source="anli hypothesis: {pair} premise: {text}", targets=_NLI_LABELS),
 )
 """ANLI: inference that people wrote to deceive models, in three rounds (Nie et al., 2020)"""
 
-_scitail = Rows(table=Jsonl(), make=Fields(text="premise", pair="hypothesis", label="label", labels=_SCITAIL))
+_scitail = RowReader(
+    table=Jsonl(), make=Fields(text="premise", pair="hypothesis", label="label", labels=_SCITAIL_LABELS)
+)
 SCITAIL = Task(
     name="scitail",
     kind="pair",
     metrics=("accuracy",),
-    labels=_SCITAIL,
-    splits={"test": Split(published="test", files=(File(path="test.jsonl", read=_scitail, rows=2126),))},
-    template=Template(source="scitail hypothesis: {pair} premise: {text}", targets=_SCITAIL),
+    labels=_SCITAIL_LABELS,
+    splits={
+        "test": TaskSplit(published_name="test", files=(SplitFile(path="test.jsonl", reader=_scitail, rows=2126),))
+    },
+    template=Template(source="scitail hypothesis: {pair} premise: {text}", targets=_SCITAIL_LABELS),
 )
 """SciTail: does a science question's answer follow from a sentence? (Khot et al., 2018)"""
 
 
 @dataclass(frozen=True)
-class _Sick:
+class _SickParser:
     """A row of SICK with the label of either task; `split` where one file has all three."""
 
-    scored: bool
-    entailment: str  # what the column is called
+    is_regression: bool
+    label_column: str  # what the column is called
     split: str | None = None
 
-    def __call__(self, row: Row) -> Example | None:
-        if self.split is not None and row.text("SemEval_set").strip() != self.split:
+    def __call__(self, row: TableRow) -> Example | None:
+        if self.split is not None and row.get_text("SemEval_set").strip() != self.split:
             return None
         label = (
-            score(row, "relatedness_score", (1.0, 5.0))
-            if self.scored
-            else index(row, self.entailment, tuple(label.upper() for label in _THREE))
+            read_score(row, "relatedness_score", (1.0, 5.0))
+            if self.is_regression
+            else read_label_index(row, self.label_column, tuple(label.upper() for label in _NLI_LABELS))
         )
-        return Example(text=row.text("sentence_A"), pair=row.text("sentence_B"), label=label, id=row.get("pair_ID"))
+        return Example(
+            text=row.get_text("sentence_A"), pair=row.get_text("sentence_B"), label=label, id=row.get("pair_ID")
+        )
 
 
-def _sick(scored: bool) -> dict[str, Split]:
+def _build_sick_splits(is_regression: bool) -> dict[str, TaskSplit]:
     """The three splits: in one file (9,840 pairs), or in those that SemEval gave its competitors (9,927)."""
     names = {"train": ("TRAIN", "train"), "dev": ("TRIAL", "trial"), "test": ("TEST", "test_annotated")}
-    whole = {split: _Sick(scored, "entailment_label", name) for split, (name, _) in names.items()}
-    apart = Rows(table=Tsv(), make=_Sick(scored, "entailment_judgment"))
+    whole = {split: _SickParser(is_regression, "entailment_label", name) for split, (name, _) in names.items()}
+    apart = RowReader(table=Tsv(), make=_SickParser(is_regression, "entailment_judgment"))
     return {
-        split: Split(
-            published=name,
+        split: TaskSplit(
+            published_name=name,
             files=(
-                File(path="SICK.txt", read=Rows(table=Tsv(), make=whole[split])),
-                File(path=f"SICK_{file}.txt", read=apart),
+                SplitFile(path="SICK.txt", reader=RowReader(table=Tsv(), make=whole[split])),
+                SplitFile(path=f"SICK_{file}.txt", reader=apart),
             ),
         )
         for split, (name, file) in names.items()
@@ -125,7 +146,7 @@ SICK = Task(
     metrics=("pearson", "spearman", "mean_squared_error"),
     scale=(1.0, 5.0),
     folders=("sick", "SICK"),
-    splits=_sick(scored=True),
+    splits=_build_sick_splits(is_regression=True),
     template=Template(source="sick sentence1: {text} sentence2: {pair}", target="{score}"),
 )
 """SICK-R: how related are two sentences, from 1 to 5? (Marelli et al., 2014)"""
@@ -134,9 +155,9 @@ SICK_ENTAILMENT = Task(
     name="sick_entailment",
     kind="pair",
     metrics=("accuracy",),
-    labels=_THREE,
+    labels=_NLI_LABELS,
     folders=("sick", "SICK"),
-    splits=_sick(scored=False),
-    template=Template(source="sick hypothesis: {pair} premise: {text}", targets=_THREE),
+    splits=_build_sick_splits(is_regression=False),
+    template=Template(source="sick hypothesis: {pair} premise: {text}", targets=_NLI_LABELS),
 )
 """SICK-E: does the second sentence follow from the first? (Marelli et al., 2014)"""

@@ -9,21 +9,21 @@ from pathlib import Path
 
 from pretune.core.errors import DataError
 from pretune.tasks.example import Example
-from pretune.tasks.table_rows import Jsonl, Row
-from pretune.tasks.task import File, Split, Task
+from pretune.tasks.table_rows import Jsonl, TableRow
+from pretune.tasks.task import SplitFile, Task, TaskSplit
 from pretune.tasks.template import Template
 
 
 def read(path: Path) -> Iterator[Example]:
     """Every query of every passage; the label is the first right choice, `answers` are all."""
-    for row in Jsonl().rows(path):
+    for row in Jsonl().read_rows(path):
         try:
-            yield from _queries(row)
+            yield from _parse_queries(row)
         except (KeyError, TypeError, ValueError) as fault:
-            raise DataError(f"{row.where}: not a passage with entities and queries ({fault!r})") from None
+            raise DataError(f"{row.location}: not a passage with entities and queries ({fault!r})") from None
 
 
-def _queries(row: Row) -> Iterator[Example]:
+def _parse_queries(row: TableRow) -> Iterator[Example]:
     passage = row.get("passage")["text"]
     places = sorted((place["start"], place["end"] + 1) for place in row.get("passage")["entities"])
     names = tuple(dict.fromkeys(passage[start:end] for start, end in places))
@@ -33,7 +33,7 @@ def _queries(row: Row) -> Iterator[Example]:
         answers = tuple(dict.fromkeys(answer["text"] for answer in query.get("answers", ())))
         right = [at for at, name in enumerate(names) if name in answers]
         if answers and not right:
-            raise DataError(f"{row.where}: none of the answers of query {query['idx']} is a name of the passage")
+            raise DataError(f"{row.location}: none of the answers of query {query['idx']} is a name of the passage")
         yield Example(
             text=text,
             pair=query["query"],
@@ -52,19 +52,22 @@ RECORD = Task(
     metrics=("record",),
     folders=("record", "ReCoRD"),
     splits={
-        "train": Split(
-            published="train",
+        "train": TaskSplit(
+            published_name="train",
             files=(
-                File(path="train.jsonl", read=read),
-                File(path="train32.jsonl", read=read, rows=32, partial=True),
+                SplitFile(path="train.jsonl", reader=read),
+                SplitFile(path="train32.jsonl", reader=read, rows=32, is_partial=True),
             ),
         ),
-        "dev": Split(
-            published="validation",
-            files=(File(path="val.jsonl", read=read), File(path="dev32.jsonl", read=read, rows=32, partial=True)),
+        "dev": TaskSplit(
+            published_name="validation",
+            files=(
+                SplitFile(path="val.jsonl", reader=read),
+                SplitFile(path="dev32.jsonl", reader=read, rows=32, is_partial=True),
+            ),
         ),
     },
     template=Template(source="record query: {pair} entities: {entities} passage: {text}", target="{answer}"),
-    together="group",
+    group_field="group",
 )
 """ReCoRD: which name of a passage fills the gap in a sentence? (Zhang et al., 2018)"""

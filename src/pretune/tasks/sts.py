@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pretune.tasks.example import Example
-from pretune.tasks.table_rows import Tsv, score
-from pretune.tasks.task import File, Split, Task
+from pretune.tasks.table_rows import Tsv, read_score
+from pretune.tasks.task import SplitFile, Task, TaskSplit
 from pretune.tasks.template import Template
 
 SCALE = (0.0, 5.0)
@@ -18,18 +18,23 @@ SCALE = (0.0, 5.0)
 def read(path: Path) -> Iterator[Example]:
     """Every pair of a file, with the year and the set of its name as the group."""
     group = ".".join(path.name.split(".")[:2])
-    for row in Tsv(columns=("score", "sentence1", "sentence2")).rows(path):
+    for row in Tsv(columns=("score", "sentence1", "sentence2")).read_rows(path):
         yield Example(
-            text=row.text("sentence1"), pair=row.text("sentence2"), label=score(row, "score", SCALE), group=group
+            text=row.get_text("sentence1"),
+            pair=row.get_text("sentence2"),
+            label=read_score(row, "score", SCALE),
+            group=group,
         )
 
 
-def year(name: str, files: str, rows: int) -> Task:
+def build_sts_task(name: str, files: str, rows: int) -> Task:
     """The test sets of a year, or of all of them."""
-    splits = {"test": Split(published="test", files=(File(path=f"{files}.test.tsv", read=read, rows=rows),))}
+    splits = {
+        "test": TaskSplit(published_name="test", files=(SplitFile(path=f"{files}.test.tsv", reader=read, rows=rows),))
+    }
     if files in ("2012.*", "*"):
-        train = File(path="2012.*.train.tsv", read=read, rows=2234)
-        splits = {"train": Split(published="train of 2012", files=(train,)), **splits}
+        train = SplitFile(path="2012.*.train.tsv", reader=read, rows=2234)
+        splits = {"train": TaskSplit(published_name="train of 2012", files=(train,)), **splits}
     return Task(
         name=name,
         kind="regression",
@@ -41,15 +46,15 @@ def year(name: str, files: str, rows: int) -> Task:
     )
 
 
-STS12 = year("sts12", "2012.*", 3108)
+STS12 = build_sts_task("sts12", "2012.*", 3108)
 """STS 2012: paraphrases, video captions and translations, scored from 0 to 5"""
-STS13 = year("sts13", "2013.*", 1500)
+STS13 = build_sts_task("sts13", "2013.*", 1500)
 """STS 2013: definitions and headlines (without the set SMT, which was never free)"""
-STS14 = year("sts14", "2014.*", 3750)
+STS14 = build_sts_task("sts14", "2014.*", 3750)
 """STS 2014: forums, news, headlines, captions, definitions and tweets"""
-STS15 = year("sts15", "2015.*", 3000)
+STS15 = build_sts_task("sts15", "2015.*", 3000)
 """STS 2015: answers of forums and students, beliefs, headlines and captions"""
-STS16 = year("sts16", "2016.*", 1186)
+STS16 = build_sts_task("sts16", "2016.*", 1186)
 """STS 2016: answers, headlines, plagiarism, post-edited translations and questions"""
-STS = year("sts12-16", "*", 12544)
+STS = build_sts_task("sts12-16", "*", 12544)
 """STS 2012 to 2016, all sets together"""

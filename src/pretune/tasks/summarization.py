@@ -6,25 +6,25 @@ from pathlib import Path
 
 from pretune.core.errors import DataError
 from pretune.tasks.example import Example
-from pretune.tasks.table_rows import Csv, Fields, Jsonl, Rows, lines, text_of
-from pretune.tasks.task import File, Split, Task
+from pretune.tasks.table_rows import Csv, Fields, Jsonl, RowReader, read_lines, read_text
+from pretune.tasks.task import SplitFile, Task, TaskSplit
 from pretune.tasks.template import Template
 
 _TEMPLATE = Template(source="summarize: {text}", target="{target}")
 
-_xsum = Rows(table=Jsonl(), make=Fields(text="document", target="summary", id="id"))
+_xsum = RowReader(table=Jsonl(), make=Fields(text="document", target="summary", id="id"))
 XSUM = Task(
     name="xsum",
     kind="generation",
     metrics=("rouge",),
     splits={
-        "train": Split(published="train", files=(File(path="train.jsonl", read=_xsum),)),
-        "dev": Split(published="validation", files=(File(path="validation.jsonl", read=_xsum),)),
-        "test": Split(
-            published="test",
+        "train": TaskSplit(published_name="train", files=(SplitFile(path="train.jsonl", reader=_xsum),)),
+        "dev": TaskSplit(published_name="validation", files=(SplitFile(path="validation.jsonl", reader=_xsum),)),
+        "test": TaskSplit(
+            published_name="test",
             files=(
-                File(path="test.jsonl", read=_xsum),
-                File(path="test_sample.jsonl", read=_xsum, rows=1000, partial=True),
+                SplitFile(path="test.jsonl", reader=_xsum),
+                SplitFile(path="test_sample.jsonl", reader=_xsum, rows=1000, is_partial=True),
             ),
         ),
     },
@@ -32,30 +32,32 @@ XSUM = Task(
 )
 """XSum: a news article in one sentence (Narayan et al., 2018)"""
 
-_samsum = Rows(table=Jsonl(), make=Fields(text="context", target="response"))
+_samsum = RowReader(table=Jsonl(), make=Fields(text="context", target="response"))
 SAMSUM = Task(
     name="samsum",
     kind="generation",
     metrics=("rouge",),
     splits={
-        "train": Split(published="train", files=(File(path="train.jsonl", read=_samsum),)),
-        "dev": Split(published="validation", files=(File(path="validation.jsonl", read=_samsum, rows=818),)),
-        "test": Split(published="test", files=(File(path="test.jsonl", read=_samsum, rows=819),)),
+        "train": TaskSplit(published_name="train", files=(SplitFile(path="train.jsonl", reader=_samsum),)),
+        "dev": TaskSplit(
+            published_name="validation", files=(SplitFile(path="validation.jsonl", reader=_samsum, rows=818),)
+        ),
+        "test": TaskSplit(published_name="test", files=(SplitFile(path="test.jsonl", reader=_samsum, rows=819),)),
     },
     template=_TEMPLATE,
 )
 """SAMSum: what was said in a chat (Gliwa et al., 2019)"""
 
 
-LISTS = "url_lists"
+URL_LISTS = "url_lists"
 """The folder in which See et al. keep the lists of addresses."""
 
 
-def stories(path: Path) -> Iterator[Example]:
+def read_stories(path: Path) -> Iterator[Example]:
     """The stories of a list of addresses: each lies in a file named by the SHA-1 of its address."""
-    home = path.parent.parent if path.parent.name == LISTS else path.parent
+    home = path.parent.parent if path.parent.name == URL_LISTS else path.parent
     folders = (home / "cnn" / "stories", home / "dailymail" / "stories")
-    for number, address in lines(path):
+    for number, address in read_lines(path):
         if not address.strip():
             continue
         name = hashlib.sha1(address.strip().encode(), usedforsecurity=False).hexdigest()
@@ -64,23 +66,23 @@ def stories(path: Path) -> Iterator[Example]:
             raise DataError(
                 f"{path}:{number}: no story {name}.story for {address.strip()[:80]!r} in {folders[0].parent}"
             )
-        article, *highlights = "".join(text_of(found[0])).split("@highlight")
+        article, *highlights = "".join(read_text(found[0])).split("@highlight")
         points = [" ".join(point.split()) for point in highlights if point.strip()]
         if not points or not article.strip():
             raise DataError(f"{found[0]}: a story and at least one @highlight are expected")
         yield Example(text=article.strip(), target="\n".join(points), id=name)
 
 
-_fields = Fields(text="article", target="highlights", id="id")
+_cnndm_fields = Fields(text="article", target="highlights", id="id")
 
 
-def _cnndm(published: str, listed: str) -> tuple[File, ...]:
+def _build_cnndm_files(split_name: str, url_list: str) -> tuple[SplitFile, ...]:
     """The forms of a split: rows of JSON or CSV, or the stories and a list of their addresses."""
     return (
-        File(path=f"{published}.jsonl", read=Rows(table=Jsonl(), make=_fields)),
-        File(path=f"{published}.csv", read=Rows(table=Csv(), make=_fields)),
-        File(path=f"all_{listed}.txt", read=stories),
-        File(path=f"{LISTS}/all_{listed}.txt", read=stories),
+        SplitFile(path=f"{split_name}.jsonl", reader=RowReader(table=Jsonl(), make=_cnndm_fields)),
+        SplitFile(path=f"{split_name}.csv", reader=RowReader(table=Csv(), make=_cnndm_fields)),
+        SplitFile(path=f"all_{url_list}.txt", reader=read_stories),
+        SplitFile(path=f"{URL_LISTS}/all_{url_list}.txt", reader=read_stories),
     )
 
 
@@ -90,7 +92,7 @@ CNNDM = Task(
     metrics=("rouge",),
     folders=("cnndm", "cnn_dailymail"),
     splits={
-        split: Split(published=published, files=_cnndm(published, listed))
+        split: TaskSplit(published_name=published, files=_build_cnndm_files(published, listed))
         for split, published, listed in (("train", "train", "train"), ("dev", "validation", "val"), ("test",) * 3)
     },
     template=_TEMPLATE,

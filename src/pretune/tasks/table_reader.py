@@ -16,26 +16,26 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Literal
 
-from pretune.core.errors import DataError, explain_missing, nearest
-from pretune.tasks.table_rows import Jsonl, Row, fault, text_of
-from pretune.text.corpora.tables import UnclosedQuoteError, delimited_rows
+from pretune.core.errors import DataError, explain_missing, suggest
+from pretune.tasks.table_rows import Jsonl, TableRow, data_error, read_text
+from pretune.text.corpora.tables import UnclosedQuoteError, iter_delimited_rows
 
-_SAMPLE = 50
-_LONGEST_NAME = 100
-_ALONE = "\x1f"
+_SAMPLE_ROWS = 50
+_MAX_NAME_LENGTH = 100
+_SINGLE_COLUMN = "\x1f"
 """The delimiter of a table of one column: a character that texts do not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class TableFile:
     """How a file is written: its form, its columns, and for CSV and TSV delimiter, quotes and header."""
 
     path: Path
     form: Literal["delimited", "jsonl", "conll"]
     columns: tuple[str, ...] = ()
     delimiter: str = ""
-    quoted: bool = False
-    header: bool = True
+    has_quotes: bool = False
+    has_header: bool = True
 
     def __str__(self) -> str:
         if self.form == "conll":
@@ -43,50 +43,52 @@ class Table:
         columns = ", ".join(self.columns)
         if self.form == "jsonl":
             return f"{self.path}: JSONL, fields {columns}"
-        header = "with a header" if self.header else "without a header"
-        quotes = "quotes enclose fields" if self.quoted else "quotes are plain characters"
-        if self.delimiter == _ALONE:
+        header = "with a header" if self.has_header else "without a header"
+        quotes = "quotes enclose fields" if self.has_quotes else "quotes are plain characters"
+        if self.delimiter == _SINGLE_COLUMN:
             return f"{self.path}: a table {header}, {quotes}, the column {columns} alone"
         return f"{self.path}: a table {header}, delimiter {self.delimiter!r}, {quotes}, columns {columns}"
 
-    def rows(self) -> Iterator[Row]:
+    def read_rows(self) -> Iterator[TableRow]:
         """Every row; one with too many or too few columns is an error with its number."""
         if self.form == "jsonl":
-            yield from Jsonl().rows(self.path)
+            yield from Jsonl().read_rows(self.path)
             return
         name = os.fspath(self.path)
-        rows = delimited_rows(text_of(self.path), self.delimiter, self.quoted, name)
-        for number, cells in itertools.islice(rows, int(self.header), None):
+        rows = iter_delimited_rows(read_text(self.path), self.delimiter, self.has_quotes, name)
+        for number, cells in itertools.islice(rows, int(self.has_header), None):
             if len(cells) != len(self.columns):
                 raise DataError(f"{name}:{number}: the row has {len(cells)} columns, {len(self.columns)} are expected")
-            yield Row(f"{name}:{number}", dict(zip(self.columns, cells, strict=True)))
+            yield TableRow(f"{name}:{number}", dict(zip(self.columns, cells, strict=True)))
 
-    def check(self, column: str) -> str:
+    def check_column(self, column: str) -> str:
         """A column that has to be there."""
         if column not in self.columns:
-            raise fault(
-                f"{self.path}: no column '{column[:60]}'{nearest(column, self.columns)} "
+            raise data_error(
+                f"{self.path}: no column '{column[:60]}'{suggest(column, self.columns)} "
                 f"(it has {', '.join(self.columns)[:200]})"
             )
         return column
 
 
-def pick_column(table: Table, named: str | None, usual: Sequence[str], role: str) -> str:
+def pick_column(table: TableFile, column_name: str | None, defaults: Sequence[str], role: str) -> str:
     """The column of a role: the named one, or the first of the usual ones that the table has."""
-    if named is not None:
-        return table.check(named)
+    if column_name is not None:
+        return table.check_column(column_name)
     columns = {column.strip().lower(): column for column in reversed(table.columns)}
-    for column in usual:
+    for column in defaults:
         if column in columns:
             return columns[column]
     number = f"; where that is no header, by its number, --{role} 1" if table.form == "delimited" else ""
-    raise fault(
+    raise data_error(
         f"{table.path}: which column is the {role}? Name it with --{role} ({', '.join(table.columns)[:200]}){number}; "
         f"for `pretune evaluate` with --column {role}=NAME"
     )
 
 
-def open_table(path: str | os.PathLike[str], named: Sequence[str] = (), *, alone: bool = False) -> Table:
+def open_table(
+    path: str | os.PathLike[str], column_names: Sequence[str] = (), *, allow_single_column: bool = False
+) -> TableFile:
     """How a file is written; columns that are asked for by name help to tell a header from a row.
 
     Without a header the columns are called 1, 2, 3, … Where a column may stand `alone`, commas in it divide nothing.
@@ -94,19 +96,19 @@ def open_table(path: str | os.PathLike[str], named: Sequence[str] = (), *, alone
     path = Path(path)
     if not path.is_file():
         raise DataError(f"{path}: {explain_missing(path)}")
-    ending = _ending(path)
-    first = next((line for line in "".join(itertools.islice(text_of(path), 1)).split("\n") if line.strip()), "")
+    ending = _get_extension(path)
+    first = next((line for line in "".join(itertools.islice(read_text(path), 1)).split("\n") if line.strip()), "")
     if not first:
         raise DataError(f"{path}: the file is empty")
     if ending in (".jsonl", ".ndjson", ".json") or _is_object(first):
-        fields = {key: None for row in itertools.islice(Jsonl().rows(path), _SAMPLE) for key in row.values}
-        return Table(path=path, form="jsonl", columns=tuple(fields))
+        fields = {key: None for row in itertools.islice(Jsonl().read_rows(path), _SAMPLE_ROWS) for key in row.values}
+        return TableFile(path=path, form="jsonl", columns=tuple(fields))
     if ending in (".conll", ".conllu", ".iob", ".bio") or (ending in ("", ".txt") and _is_conll(path)):
-        return Table(path=path, form="conll")
-    return _delimited(path, ending, named, alone)
+        return TableFile(path=path, form="conll")
+    return _detect_delimiter(path, ending, column_names, allow_single_column)
 
 
-def _delimited(path: Path, ending: str, named: Sequence[str], alone: bool) -> Table:
+def _detect_delimiter(path: Path, ending: str, column_names: Sequence[str], allow_single_column: bool) -> TableFile:
     """The delimiter that gives equally many columns, more than one, in the first rows; TSV is tried without quotes."""
     tries = [("\t", False), ("\t", True), (",", True), (";", True), ("|", True)]
     if ending == ".csv":
@@ -116,7 +118,7 @@ def _delimited(path: Path, ending: str, named: Sequence[str], alone: bool) -> Ta
     for place, (delimiter, quoted) in enumerate(tries):
         if not quoted and delimiter in unclosed:
             continue  # without quotes the row would be read as it is, with a quote in its text
-        rows, broken = _sample(path, delimiter, quoted)
+        rows, broken = _read_sample(path, delimiter, quoted)
         if broken is not None and delimiter != "\t":
             unclosed[delimiter] = broken
         if not rows or len(rows[0]) < 2:
@@ -126,11 +128,11 @@ def _delimited(path: Path, ending: str, named: Sequence[str], alone: bool) -> Ta
         rank = (2 * even > len(rows), even * 100 // len(rows) - 50 * odd, -place)
         if best is None or rank > best[0]:
             best = (rank, delimiter, quoted, rows[0])
-    if best is None and alone:
-        rows, broken = _sample(path, _ALONE, True)
+    if best is None and allow_single_column:
+        rows, broken = _read_sample(path, _SINGLE_COLUMN, True)
         if broken is not None and not rows:
             raise broken
-        best = ((0, 0, 0), _ALONE, True, rows[0])
+        best = ((0, 0, 0), _SINGLE_COLUMN, True, rows[0])
     if best is None and unclosed:
         raise next(iter(unclosed.values()))
     if best is None:
@@ -139,19 +141,23 @@ def _delimited(path: Path, ending: str, named: Sequence[str], alone: bool) -> Ta
             "its label are needed"
         )
     _, delimiter, quoted, first = best
-    header = _is_header(first, named)
+    header = _is_header(first, column_names)
     if header and len({*first}) < len(first):
         twice = next(cell for cell in first if first.count(cell) > 1)
-        raise fault(f"{path}:1: the header has the column '{twice[:60]}' twice; rename one")
+        raise data_error(f"{path}:1: the header has the column '{twice[:60]}' twice; rename one")
     columns = tuple(first) if header else tuple(str(at) for at in range(1, len(first) + 1))
-    return Table(path=path, form="delimited", columns=columns, delimiter=delimiter, quoted=quoted, header=header)
+    return TableFile(
+        path=path, form="delimited", columns=columns, delimiter=delimiter, has_quotes=quoted, has_header=header
+    )
 
 
-def _sample(path: Path, delimiter: str, quoted: bool) -> tuple[list[list[str]], UnclosedQuoteError | None]:
+def _read_sample(path: Path, delimiter: str, has_quotes: bool) -> tuple[list[list[str]], UnclosedQuoteError | None]:
     """The first rows, up to one that is damaged; and the fault, where that is a quote that is never closed."""
     rows: list[list[str]] = []
     try:
-        for _, cells in itertools.islice(delimited_rows(text_of(path), delimiter, quoted, str(path)), _SAMPLE):
+        for _, cells in itertools.islice(
+            iter_delimited_rows(read_text(path), delimiter, has_quotes, str(path)), _SAMPLE_ROWS
+        ):
             rows.append(cells)
     except UnclosedQuoteError as unclosed:
         return rows, unclosed
@@ -161,13 +167,13 @@ def _sample(path: Path, delimiter: str, quoted: bool) -> tuple[list[list[str]], 
     return rows, None
 
 
-def _is_header(first: Sequence[str], named: Sequence[str]) -> bool:
+def _is_header(cells: Sequence[str], column_names: Sequence[str]) -> bool:
     """Not when columns are asked for by number; when one that is asked for is in it, or all cells look like names."""
-    if named and all(name.isdecimal() for name in named):
+    if column_names and all(name.isdecimal() for name in column_names):
         return False
-    if any(name in first for name in named):
+    if any(name in cells for name in column_names):
         return True
-    return all(cell.strip() and len(cell) <= _LONGEST_NAME and not _is_number(cell) for cell in first)
+    return all(cell.strip() and len(cell) <= _MAX_NAME_LENGTH and not _is_number(cell) for cell in cells)
 
 
 def _is_number(cell: str) -> bool:
@@ -187,11 +193,11 @@ def _is_object(line: str) -> bool:
 
 def _is_conll(path: Path) -> bool:
     """Blank lines between blocks of lines with equally many cells, two or more."""
-    lines = "".join(itertools.islice(text_of(path), 1)).split("\n")[:200]
+    lines = "".join(itertools.islice(read_text(path), 1)).split("\n")[:200]
     widths = {len(line.split()) for line in lines[:-1] if line.strip()}
     return len(widths) == 1 and widths.pop() >= 2 and any(not line.strip() for line in lines[:-1])
 
 
-def _ending(path: Path) -> str:
+def _get_extension(path: Path) -> str:
     name = PurePath(path.name.lower())
     return PurePath(name.stem).suffix if name.suffix in (".gz", ".xz", ".bz2", ".zst") else name.suffix

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from pretune.core.errors import DataError, UsageError, nearest
-from pretune.metrics.groups import GROUPED
+from pretune.core.errors import DataError, UsageError, suggest
+from pretune.metrics.groups import GROUP_METRICS
 from pretune.tasks.example import Example
 from pretune.tasks.template import Template
 
@@ -39,10 +39,10 @@ Type = Literal["classification", "regression", "tagging", "span", "choice", "tex
 TYPES: tuple[Type, ...] = get_args(Type)
 
 
-def type_of(kind: Kind) -> Type | None:
+def get_task_type(kind: Kind) -> Type | None:
     """The type that users state for a kind; None for a kind that is for evaluation only.
 
-    >>> type_of("pair"), type_of("generation"), type_of("cloze")
+    >>> get_task_type("pair"), get_task_type("generation"), get_task_type("cloze")
     ('classification', 'text', None)
     """
     types: dict[str, Type] = {**{name: name for name in TYPES}, "pair": "classification", "generation": "text"}
@@ -52,38 +52,38 @@ def type_of(kind: Kind) -> Type | None:
 Reader = Callable[[Path], Iterator[Example]]
 """How one file is read."""
 
-_COMPRESSED = ("", ".gz", ".xz", ".bz2", ".zst")
+_SUFFIXES = ("", ".gz", ".xz", ".bz2", ".zst")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class File:
+class SplitFile:
     """One form in which a split may lie in a task's folder; `*` in a path stands for all files that fit."""
 
     path: str
-    read: Reader
+    reader: Reader
     rows: int | None = None  # how many examples it has, where that is known
-    partial: bool = False  # only a part of the published split: scores are not those of the leaderboards
+    is_partial: bool = False  # only a part of the published split: scores are not those of the leaderboards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class TaskSplit:
     """One split: its published name, and where it may be found, the best first."""
 
-    published: str
-    files: tuple[File, ...]
+    published_name: str
+    files: tuple[SplitFile, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class AvailableSplit:
     """A split that is there: its form and its files."""
 
-    file: File
+    file: SplitFile
     paths: tuple[Path, ...]
 
     def read(self) -> Iterator[Example]:
         """The examples, in the order of the files."""
         for path in self.paths:
-            yield from self.file.read(path)
+            yield from self.file.reader(path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,37 +91,37 @@ class Task:
     """What a model is adapted to and judged by.
 
     The first of `metrics` is the official one. Labels stand in the published order: a label of 1 is `labels[1]`.
-    `together` names the field whose equal values must not be parted when one split is divided in two.
+    `group_field` names the field whose equal values must not be parted when one split is divided in two.
     """
 
     name: str
     kind: Kind
     metrics: tuple[str, ...]
-    splits: Mapping[str, Split]
+    splits: Mapping[str, TaskSplit]
     folders: tuple[str, ...] = ()  # where it lies below the data directory; its name by default
     labels: tuple[str, ...] = ()
     scale: tuple[float, float] | None = None  # the lowest and highest score, of a regression
     template: Template | None = None
-    together: Literal["text", "pair", "group"] | None = None
+    group_field: Literal["text", "pair", "group"] | None = None
 
     def read(self, split: str, data: str | os.PathLike[str] | None = None) -> Iterator[Example]:
         """The examples of a split; the file is looked for at once, and read as you go."""
         return self.find(split, data).read()
 
-    def find(self, split: str, data: str | os.PathLike[str] | None = None) -> Found:
+    def find(self, split: str, data: str | os.PathLike[str] | None = None) -> AvailableSplit:
         """Where a split lies: below `data`, then $PRETUNE_DATA."""
         if split not in self.splits:
             raise UsageError(
-                f"task '{self.name}' has no split '{split}'{nearest(split, self.splits)} "
+                f"task '{self.name}' has no split '{split}'{suggest(split, self.splits)} "
                 f"(it has {', '.join(self.splits)})"
             )
-        homes = [root / folder for root in roots(data) for folder in self.folders or (self.name,)]
+        homes = [root / folder for root in find_roots(data) for folder in self.folders or (self.name,)]
         if all(Path(file.path).is_absolute() for file in self.splits[split].files):  # files of the user's own
             homes = [Path()]
         for home in homes:
             for file in self.splits[split].files:
-                if paths := _present(home, file.path):
-                    return Found(file, paths)
+                if paths := _find_files(home, file.path):
+                    return AvailableSplit(file, paths)
         wanted = " or ".join(file.path for file in self.splits[split].files)
         remedy = "give the directory of tasks with --data, or set PRETUNE_DATA"
         if not homes:
@@ -129,13 +129,13 @@ class Task:
         places = ", ".join(map(str, homes))
         raise DataError(f"task '{self.name}': no file for '{split}' ({wanted}, also compressed) in {places}; {remedy}")
 
-    def groups(self, examples: Sequence[Example]) -> list[str | None] | None:
+    def get_groups(self, examples: Sequence[Example]) -> list[str | None] | None:
         """The group of each example, where a metric scores whole groups (a question with all its answers)."""
-        return [example.group for example in examples] if {*self.metrics} & {*GROUPED} else None
+        return [example.group for example in examples] if {*self.metrics} & {*GROUP_METRICS} else None
 
-    def available(self, data: str | os.PathLike[str] | None = None) -> dict[str, Found]:
+    def find_available(self, data: str | os.PathLike[str] | None = None) -> dict[str, AvailableSplit]:
         """The splits that are there."""
-        found: dict[str, Found] = {}
+        found: dict[str, AvailableSplit] = {}
         for split in self.splits:
             try:
                 found[split] = self.find(split, data)
@@ -144,19 +144,19 @@ class Task:
         return found
 
 
-def roots(data: str | os.PathLike[str] | None) -> list[Path]:
+def find_roots(data: str | os.PathLike[str] | None) -> list[Path]:
     """Where tasks are looked for: each directory given, and `tasks` inside it."""
     given = [data, os.environ.get("PRETUNE_DATA")]
     return [place for root in given if root for place in (Path(root), Path(root) / "tasks")]
 
 
-def _present(home: Path, path: str) -> tuple[Path, ...]:
+def _find_files(home: Path, path: str) -> tuple[Path, ...]:
     """The files that a path stands for, in the order of their names; none when there are none."""
     if "*" not in path or Path(path).is_absolute():
-        fits = (home / (path + ending) for ending in _COMPRESSED)
+        fits = (home / (path + ending) for ending in _SUFFIXES)
         return tuple([place for place in fits if place.exists()][:1])
     stems: dict[str, Path] = {}
-    for ending in _COMPRESSED:
+    for ending in _SUFFIXES:
         for place in home.glob(path + ending):
             stems.setdefault(str(place).removesuffix(ending), place)
     return tuple(place for _, place in sorted(stems.items()))

@@ -26,18 +26,18 @@ class Template:
 
     def fill(self, example: Example) -> tuple[str, str | None]:
         """(source, target) of an example; the target is None where its label is not known."""
-        values = _values(example)
-        source = _filled(self.source, values)
+        values = _collect_values(example)
+        source = _fill(self.source, values)
         if self.targets:
             return source, None if example.label is None else self.targets[int(example.label)]
-        return source, _filled(self.target, values)
+        return source, _fill(self.target, values)
 
-    def label(self, text: str) -> int | None:
+    def parse_label(self, text: str) -> int | None:
         """Which label a written text stands for; None where it stands for none, which never counts as right."""
         return self.targets.index(text.strip()) if text.strip() in self.targets else None
 
 
-def _filled(text: str, values: Mapping[str, str]) -> str:
+def _fill(text: str, values: Mapping[str, str]) -> str:
     try:
         return text.format_map(values)
     except KeyError as missing:
@@ -47,7 +47,7 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
         ) from None
 
 
-def _values(example: Example) -> Mapping[str, str]:
+def _collect_values(example: Example) -> Mapping[str, str]:
     values = {"text": example.text, "pair": example.pair or "", "target": example.target or ""}
     values |= {f"choice{at}": choice for at, choice in enumerate(example.choices, start=1)}
     values["answer"] = example.answers[0] if example.answers else ""

@@ -6,13 +6,13 @@ from pathlib import Path
 from pretune.core.config import spec
 from pretune.core.errors import DataError
 from pretune.tasks.example import Example
-from pretune.tasks.table_rows import lines
-from pretune.tasks.task import File, Split, Task
+from pretune.tasks.table_rows import read_lines
+from pretune.tasks.task import SplitFile, Task, TaskSplit
 from pretune.tasks.template import Template
 
 
 @spec
-class Aligned:
+class ParallelReader:
     """A reader of `NAME.en` beside `NAME.de`: a sentence a line, and equally many lines."""
 
     source: str
@@ -22,7 +22,7 @@ class Aligned:
         other = path.with_name(path.name.replace(f".{self.source}", f".{self.target}"))
         if not other.exists():
             raise DataError(f"{path}: its translation {other.name} is not beside it")
-        ours, theirs = lines(path), lines(other)
+        ours, theirs = read_lines(path), read_lines(other)
         for number, text in ours:
             _, target = next(theirs, (0, None))
             if target is None or bool(text.strip()) != bool(target.strip()):
@@ -35,13 +35,13 @@ class Aligned:
             raise DataError(f"{other}: it has more lines than {path.name}; they must be aligned")
 
 
-_en_de = Aligned(source="en", target="de")
+_en_de = ParallelReader(source="en", target="de")
 MULTI30K = Task(
     name="multi30k",
     kind="generation",
     metrics=("bleu", "chrf"),
     splits={
-        split: Split(published=published, files=(File(path=f"{published}.en", read=_en_de, rows=rows),))
+        split: TaskSplit(published_name=published, files=(SplitFile(path=f"{published}.en", reader=_en_de, rows=rows),))
         for split, published, rows in (
             ("train", "train", 29000),
             ("dev", "val", 1014),

@@ -185,7 +185,7 @@ _ORDINALS = frozenset({"de", "cs", "pl", "fi", "tr", "da", "no", "nb", "hu", "sk
 
 
 @cache
-def abbreviations(lang: str) -> Abbreviations:
+def get_abbreviations(lang: str) -> Abbreviations:
     """The lists of a language (its ISO 639-1 code); those that many share where we have none of its own."""
     code = lang.lower().partition("-")[0]
     own = _LANGUAGES.get(code, {})

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from pretune.core.errors import UsageError, nearest
+from pretune.core.errors import UsageError, suggest
 from pretune.core.registry import Registry
 from pretune.text.corpora.document import Document
 from pretune.text.filters import nfc
@@ -29,19 +29,19 @@ CLEANERS: Registry[Filter] = Registry(
     {
         "nfc": "pretune.text.filters:nfc",
         "nfkc": "pretune.text.filters:nfkc",
-        "controls": "pretune.text.filters:controls",
-        "spaces": "pretune.text.filters:spaces",
-        "citations": "pretune.text.filters:citations",
-        "unfinished_lines": "pretune.text.filters:unfinished_lines",
-        "short_lines": "pretune.text.filters:short_lines",
-        "policy_lines": "pretune.text.filters:policy_lines",
-        "lorem_ipsum": "pretune.text.filters:lorem_ipsum",
-        "curly_braces": "pretune.text.filters:curly_braces",
-        "short_pages": "pretune.text.filters:short_pages",
-        "few_sentences": "pretune.text.filters:few_sentences",
-        "symbols": "pretune.text.filters:symbols",
-        "repeated_lines": "pretune.text.filters:repeated_lines",
-        "language": "pretune.text.filters:language",
+        "controls": "pretune.text.filters:remove_controls",
+        "spaces": "pretune.text.filters:normalise_spaces",
+        "citations": "pretune.text.filters:remove_citations",
+        "unfinished_lines": "pretune.text.filters:remove_unfinished_lines",
+        "short_lines": "pretune.text.filters:remove_short_lines",
+        "policy_lines": "pretune.text.filters:remove_policy_lines",
+        "lorem_ipsum": "pretune.text.filters:drop_lorem_ipsum",
+        "curly_braces": "pretune.text.filters:drop_curly_braces",
+        "short_pages": "pretune.text.filters:drop_short_pages",
+        "few_sentences": "pretune.text.filters:drop_few_sentences",
+        "symbols": "pretune.text.filters:drop_symbol_pages",
+        "repeated_lines": "pretune.text.filters:drop_repeated_lines",
+        "language": "pretune.text.filters:drop_other_languages",
     },
 )
 
@@ -60,50 +60,50 @@ def clean(
     filters: Sequence[str | Filter] = (),
     *,
     exact: bool = True,
-    near: float | None = None,
-    tag: bool = False,
-) -> "Cleaned":
+    near_threshold: float | None = None,
+    count_languages: bool = False,
+) -> "CleanedDocuments":
     """Documents run through filters (names of `CLEANERS` or `PRESETS`, "name=value", functions), duplicates dropped.
 
     `exact`: texts equal but for white space and Unicode form; about 100 bytes of memory a document. `near`: the Jaccard
     similarity from which on texts count as equal (`neardup`), None for no such search. `tag`: count the languages of
     what is left. A piece of a very long document is treated as a document.
     """
-    named = [pair for given in filters for pair in named_filters(given)]
-    return Cleaned(documents, named, exact, near, tag)
+    named = [pair for given in filters for pair in resolve_filters(given)]
+    return CleanedDocuments(documents, named, exact, near_threshold, count_languages)
 
 
-def named_filters(given: str | Filter) -> list[tuple[str, Filter]]:
+def resolve_filters(cleaner: str | Filter) -> list[tuple[str, Filter]]:
     """The filters that a name, a preset, a "name=value" or a function stands for, each with its name for the counts."""
-    if not isinstance(given, str):
-        return [(getattr(given, "__name__", repr(given)), given)]
-    if given in PRESETS:
-        return [(name, CLEANERS.get(name)) for name in PRESETS[given]]
-    name, equals, value = given.partition("=")
+    if not isinstance(cleaner, str):
+        return [(getattr(cleaner, "__name__", repr(cleaner)), cleaner)]
+    if cleaner in PRESETS:
+        return [(name, CLEANERS.get(name)) for name in PRESETS[cleaner]]
+    name, equals, value = cleaner.partition("=")
     if name not in CLEANERS:
         known = [*PRESETS, *CLEANERS]
-        raise UsageError(f"unknown cleaner '{name[:60]}'{nearest(name, known)} (known: {', '.join(known)})")
+        raise UsageError(f"unknown cleaner '{name[:60]}'{suggest(name, known)} (known: {', '.join(known)})")
     function = CLEANERS.get(name)
     if not equals:
-        return [(given, function)]
+        return [(cleaner, function)]
     options = [one for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
     if not options:
-        raise UsageError(f"the cleaner '{name}' has no option, found '{given}'")
+        raise UsageError(f"the cleaner '{name}' has no option, found '{cleaner}'")
     try:
         typed = type(options[0].default)(value)
     except ValueError:
         kind = {int: "a whole number", float: "a number"}[type(options[0].default)]
         raise UsageError(f"the option of the cleaner '{name}' is {kind}, found '{value}'") from None
-    return [(given, functools.partial(function, **{options[0].name: typed}))]
+    return [(cleaner, functools.partial(function, **{options[0].name: typed}))]
 
 
-def content_key(text: str) -> bytes:
+def hash_content(text: str) -> bytes:
     """A 128-bit hash (BLAKE2b) of a text, the same whatever its white space and Unicode form."""
     normal = " ".join((nfc(text) or "").split())
     return hashlib.blake2b(normal.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-class Cleaned(Iterator[Document]):
+class CleanedDocuments(Iterator[Document]):
     """The documents that are left, to be run through once; `counts` and `languages` are complete at the end."""
 
     def __init__(
@@ -111,65 +111,65 @@ class Cleaned(Iterator[Document]):
         documents: Iterable[Document],
         filters: Sequence[tuple[str, Filter]],
         exact: bool,
-        near: float | None,
-        tag: bool,
+        near_threshold: float | None,
+        count_languages: bool,
     ) -> None:
-        self._filters, self._tag = filters, tag
-        self._seen: set[bytes] | None = set() if exact else None
-        self._near = NearDuplicates(near) if near is not None else None
+        self._filters, self._count_languages = filters, count_languages
+        self._content_keys: set[bytes] | None = set() if exact else None
+        self._near_duplicates = NearDuplicates(near_threshold) if near_threshold is not None else None
         steps = [name for name, _ in filters]
-        steps += ["exact_duplicates"] * exact + ["near_duplicates"] * (near is not None)
+        steps += ["exact_duplicates"] * exact + ["near_duplicates"] * (near_threshold is not None)
         self.counts: dict[str, dict[str, int]] = {step: {"kept": 0, "changed": 0, "dropped": 0} for step in steps}
         self.languages: Counter[str] = Counter()
-        self._run = self._cleaned(documents)
+        self._iterator = self._iter_cleaned(documents)
 
     def __next__(self) -> Document:
-        return next(self._run)
+        return next(self._iterator)
 
-    def _cleaned(self, documents: Iterable[Document]) -> Iterator[Document]:
+    def _iter_cleaned(self, documents: Iterable[Document]) -> Iterator[Document]:
         waiting: Document | None = None  # a piece that goes on, if a later piece is kept
         for document in documents:
-            sides = self._sides(document)
+            sides = self._clean_sides(document)
             if sides is not None:
                 if waiting is not None:
                     yield waiting
                 kept = document if sides == document.sides else replace(document, text=sides[0], pair=(*sides, None)[1])
-                waiting = kept if kept.more else None
-                if not kept.more:
+                waiting = kept if kept.is_continued else None
+                if not kept.is_continued:
                     yield kept
-            elif not document.more and waiting is not None:
-                yield replace(waiting, more=False)
+            elif not document.is_continued and waiting is not None:
+                yield replace(waiting, is_continued=False)
                 waiting = None
         if waiting is not None:
-            yield replace(waiting, more=False)
+            yield replace(waiting, is_continued=False)
 
-    def _sides(self, document: Document) -> tuple[str, ...] | None:
+    def _clean_sides(self, document: Document) -> tuple[str, ...] | None:
         """What the filters leave of a text, or of two sides; None when they drop one, or the duplicates both."""
         sides: list[str] = []
         for text in document.sides:
             for name, function in self._filters:
                 result = function(text)
-                if not self._counted(name, bool(result), result != text) or result is None:
+                if not self._count(name, bool(result), result != text) or result is None:
                     return None
                 text = result
             sides.append(text)
         whole = "\0".join(sides)
-        if self._seen is not None:
-            key = content_key(whole)
-            if not self._counted("exact_duplicates", key not in self._seen):
+        if self._content_keys is not None:
+            key = hash_content(whole)
+            if not self._count("exact_duplicates", key not in self._content_keys):
                 return None
-            self._seen.add(key)
-        if self._near is not None:
-            near = self._near.add(self._near.signature(whole))
-            if not self._counted("near_duplicates", not near):
+            self._content_keys.add(key)
+        if self._near_duplicates is not None:
+            near = self._near_duplicates.add(self._near_duplicates.compute_signature(whole))
+            if not self._count("near_duplicates", not near):
                 return None
-        if self._tag:
+        if self._count_languages:
             self.languages.update(guess_language(text) for text in sides)
         return tuple(sides)
 
-    def _counted(self, step: str, kept: bool, changed: bool = False) -> bool:
+    def _count(self, step: str, is_kept: bool, is_changed: bool = False) -> bool:
         counts = self.counts[step]
-        counts["kept"] += kept
-        counts["changed"] += kept and changed
-        counts["dropped"] += not kept
-        return kept
+        counts["kept"] += is_kept
+        counts["changed"] += is_kept and is_changed
+        counts["dropped"] += not is_kept
+        return is_kept

@@ -14,8 +14,8 @@ from functools import cache
 UNKNOWN = "und"
 """What ISO 639 calls an undetermined language."""
 
-_SAMPLE = 5_000  # characters looked at
-_LEAST = 0.06  # the share of words that must be known
+_SAMPLE_CHARACTERS = 5_000  # characters looked at
+_MIN_KNOWN_SHARE = 0.06  # the share of words that must be known
 _SCRIPTS = {
     "latin": "A-Za-zÀ-ɏḀ-ỿ",
     "cyrillic": "Ѐ-ӿ",
@@ -155,7 +155,7 @@ _WORDS = {
 
 
 @cache
-def _weights(script: str) -> dict[str, list[tuple[str, float]]]:
+def _get_weights(script: str) -> dict[str, list[tuple[str, float]]]:
     """Every known word with its languages; a word that several share says less."""
     owners: dict[str, list[str]] = {}
     for lang, words in _WORDS[script].items():
@@ -170,7 +170,7 @@ def guess_language(text: str) -> str:
     >>> guess_language("Der Mensch ist frei geboren, und überall liegt er in Ketten.")
     'de'
     """
-    sample = text[:_SAMPLE]
+    sample = text[:_SAMPLE_CHARACTERS]
     letters = _count_scripts(sample)
     if not letters:
         return UNKNOWN
@@ -179,7 +179,7 @@ def guess_language(text: str) -> str:
         return "ja" if letters.get("ja", 0) > 0.05 * letters.get("han", 0) else "zh"
     if script not in _WORDS:
         return script
-    return _by_words(sample, script)
+    return _guess_by_words(sample, script)
 
 
 def _count_scripts(sample: str) -> dict[str, int]:
@@ -193,12 +193,12 @@ def _count_scripts(sample: str) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def _by_words(sample: str, script: str) -> str:
+def _guess_by_words(sample: str, script: str) -> str:
     words = _LETTERS[script].findall(unicodedata.normalize("NFC", sample).lower())
-    known, score = _weights(script), dict[str, float]()
+    known, score = _get_weights(script), dict[str, float]()
     for word, count in Counter(words).items():
         for lang, weight in known.get(word, ()):
             score[lang] = score.get(lang, 0.0) + weight * count
     best, *others = sorted(score.items(), key=lambda pair: -pair[1]) or [(UNKNOWN, 0.0)]
-    sure = best[1] >= max(1.5, _LEAST * len(words)) and (not others or best[1] > 1.2 * others[0][1])
+    sure = best[1] >= max(1.5, _MIN_KNOWN_SHARE * len(words)) and (not others or best[1] > 1.2 * others[0][1])
     return best[0] if sure else UNKNOWN

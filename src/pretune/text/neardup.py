@@ -34,7 +34,7 @@ class NearDuplicates:
         if not 0 < threshold <= 1:
             raise UsageError(f"the threshold of near duplicates must be above 0 and at most 1, found {threshold}")
         self.threshold = threshold
-        self.bands, self.rows = bands(threshold, permutations)
+        self.bands, self.rows = choose_bands(threshold, permutations)
         self._ngram = ngram
         numbers = mix_array((_SEED,), np.arange(3 * permutations, dtype=np.uint64)) | np.uint64(1)
         self._factor, self._shift = numbers[: 2 * permutations].astype(np.uint32).reshape(2, -1)
@@ -48,9 +48,9 @@ class NearDuplicates:
         """The memory that what is remembered takes."""
         return self._signatures.nbytes + self._buckets.bytes
 
-    def signature(self, text: str) -> NDArray[np.uint32]:
+    def compute_signature(self, text: str) -> NDArray[np.uint32]:
         """The smallest values of all hash functions over the runs of words; a pure function, for any process."""
-        hashes = np.array([*map(zlib.crc32, _words(text))] or [0], dtype=np.uint64)
+        hashes = np.array([*map(zlib.crc32, _split_words(text))] or [0], dtype=np.uint64)
         n = min(self._ngram, len(hashes))
         runs = np.zeros(len(hashes) - n + 1, dtype=np.uint64)
         for place in range(n):
@@ -85,7 +85,7 @@ class NearDuplicates:
         return keys
 
 
-def _words(text: str) -> list[bytes]:
+def _split_words(text: str) -> list[bytes]:
     """The words of a text in lower case; in scripts that do not part words by spaces, its characters."""
     lower = text.lower()
     if not text.isascii():
@@ -93,10 +93,10 @@ def _words(text: str) -> list[bytes]:
     return lower.encode("utf-8", "surrogatepass").translate(_TO_SPACES).split()
 
 
-def bands(threshold: float, permutations: int) -> tuple[int, int]:
+def choose_bands(threshold: float, permutations: int) -> tuple[int, int]:
     """How many bands of how many rows: the longest rows that miss at most 2 % of the pairs at the threshold.
 
-    >>> bands(0.8, 128)
+    >>> choose_bands(0.8, 128)
     (18, 7)
     """
     for rows in range(permutations, 1, -1):
@@ -120,18 +120,18 @@ class _Buckets:
 
     def get(self, key: int) -> int:
         """The number of a key, -1 where there is none."""
-        return self._values[self._slot(key)]
+        return self._values[self._find_slot(key)]
 
     def put(self, key: int, value: int) -> None:
         """Give a key a number, unless it has one."""
-        slot = self._slot(key)
+        slot = self._find_slot(key)
         if self._values[slot] < 0:
             self._keys[slot], self._values[slot] = key, value
             self._used += 1
             if 5 * self._used > 3 * len(self._keys):
                 self._grow()
 
-    def _slot(self, key: int) -> int:
+    def _find_slot(self, key: int) -> int:
         """Where a key is, or would be."""
         keys, values, mask = self._keys, self._values, len(self._keys) - 1
         slot = key & mask
@@ -145,5 +145,5 @@ class _Buckets:
         self._values = array("i", [-1]) * (2 * len(keys))
         for key, value in zip(keys, values, strict=True):
             if value >= 0:
-                slot = self._slot(key)
+                slot = self._find_slot(key)
                 self._keys[slot], self._values[slot] = key, value

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 
 from pretune.core.registry import Registry
-from pretune.text.abbreviations import Abbreviations, abbreviations
+from pretune.text.abbreviations import Abbreviations, get_abbreviations
 
 Splitter = Callable[[str, str], list[int]]
 """(text, language) -> the offsets at which sentences start; the first is 0 unless the text is empty."""
@@ -27,14 +27,14 @@ SPLITTERS: Registry[Splitter] = Registry(
     },
 )
 
-_FACE = r"[:;=]['-]?[)(DP\]]+(?![\w/])"  # :-)
+_EMOTICON = r"[:;=]['-]?[)(DP\]]+(?![\w/])"  # :-)
 # NOTE: the pattern begins with one set of characters, which the engine looks for much faster than for alternatives.
 _END = re.compile(
     rf"""
     [.!?…‥؟۔।॥։።။។。！？｡\n:;=]
     (?:
       (?<=[.!?…‥؟۔।॥։።။។]) (?<![.!?…‥][.!?…‥]) [.!?…‥]*+
-      (?P<close> ["'”’“»«›‹)\]}}]*+ (?:[ \xa0\u202f]?»(?=\s)|[ ]{_FACE})? ) (?P<space> \s+ )
+      (?P<close> ["'”’“»«›‹)\]}}]*+ (?:[ \xa0\u202f]?»(?=\s)|[ ]{_EMOTICON})? ) (?P<space> \s+ )
     | (?<=[。！？｡]) [。！？｡…]*+ (?P<wide> [”’」』）】》〉"'\])]* ) \s*
     | (?<=\n) (?P<line> \s* )
     | (?<=\s[:;=]) ['-]?[)(DP\]]+(?![\w/]) (?P<face> \s+ )
@@ -44,15 +44,15 @@ _END = re.compile(
 )
 _WORD = re.compile(r"[^\W_][\w'’-]*")
 _INITIALS = re.compile(r"[^\W\d_](?:\.[^\W\d_])*")
-_OPEN = " \t\"'“‘„«‹([{¿¡*_#•–—-"
-_MIDDLE = frozenset(",;:)]}”’%/+=.!?…")  # after one of these a sentence goes on
-_QUOTE_GOES_ON = frozenset("とっなのはがをにで，、：；")  # 「そうだ。」と言った
-_SHORT = {*"as at be by do go he if in is it me my of on or so to up us we".split()}  # noqa: SIM905
+_OPENERS = " \t\"'“‘„«‹([{¿¡*_#•–—-"
+_CONTINUERS = frozenset(",;:)]}”’%/+=.!?…")  # after one of these a sentence goes on
+_QUOTE_CONTINUERS = frozenset("とっなのはがをにで，、：；")  # 「そうだ。」と言った
+_SHORT_WORDS = {*"as at be by do go he if in is it me my of on or so to up us we".split()}  # noqa: SIM905
 _INTERJECTIONS = {*"ah alas bah eh ha hark lo nay no o oh well what why yes".split()}  # noqa: SIM905
 _LINE = re.compile(r"\S[^\n]*")
 _NAIVE = re.compile(r"(?<=[.!?])\s+")
 _BULLETS = ("- ", "* ", "• ", "– ")
-_WIDEST = 120  # a text whose lines are longer is not wrapped by hand
+_MAX_LINE_WIDTH = 120  # a text whose lines are longer is not wrapped by hand
 
 
 def split_sentences(text: str, lang: str = "en", splitter: str = "rules") -> list[int]:
@@ -75,7 +75,7 @@ def split_rules(text: str, lang: str = "en") -> list[int]:
     """By punctuation, abbreviations, initials, numbers, quotes and lines."""
     if not text:
         return []
-    words, starts, lines = abbreviations(lang), [0], None
+    words, starts, lines = get_abbreviations(lang), [0], None
     first = len(text) - len(text.lstrip())
     for found in _END.finditer(text):
         kind, end = found.lastgroup, found.end()
@@ -84,28 +84,28 @@ def split_rules(text: str, lang: str = "en") -> list[int]:
         if end <= first:
             continue
         if kind == "wide":
-            ends: bool | None = not found["wide"] or text[end] not in _QUOTE_GOES_ON
+            ends: bool | None = not found["wide"] or text[end] not in _QUOTE_CONTINUERS
         elif kind == "face":
             ends = not text[end].islower()
         else:
             ends = None
             if text.find("\n", found.start(), end) >= 0:
-                lines = lines or _Lines(text)
-                ends = lines.end_between(found.start(), end)
+                lines = lines or _LineBreaks(text)
+                ends = lines.ends_sentence(found.start(), end)
             if ends is None:
-                ends = kind == "space" and _ends(text, found, starts[-1], words)
+                ends = kind == "space" and _is_sentence_end(text, found, starts[-1], words)
         if ends:
             starts.append(end)
     return starts
 
 
-def _ends(text: str, found: re.Match[str], start: int, words: Abbreviations) -> bool:
+def _is_sentence_end(text: str, match: re.Match[str], start: int, words: Abbreviations) -> bool:
     """Whether a sentence that began at `start` ends with this punctuation, given the words before and after it."""
-    at, after = found.start(), found.end()
+    at, after = match.start(), match.end()
     following = text[after]
-    if following in _MIDDLE:
+    if following in _CONTINUERS:
         return False
-    stop, close = text[at : found.start("close")], found["close"]
+    stop, close = text[at : match.start("close")], match["close"]
     if following in "»›" and (after + 1 == len(text) or text[after + 1].isspace()):
         return False  # French closes with it; German opens with it
     lower = following.islower() and not text.startswith(("http", "www."), after)
@@ -114,7 +114,7 @@ def _ends(text: str, found: re.Match[str], start: int, words: Abbreviations) -> 
             if not lower:
                 return True
             # "Why?" he asked. "Ah! what a hand." But on the web: "are you sure? i am."
-            whole = text[max(start, at - 9) : at].strip(_OPEN).lower()
+            whole = text[max(start, at - 9) : at].strip(_OPENERS).lower()
             return words.loose and not close and whole not in _INTERJECTIONS
         return not lower or stop[0] not in ".…‥"
     if close:
@@ -127,7 +127,7 @@ def _ends(text: str, found: re.Match[str], start: int, words: Abbreviations) -> 
     if low in words.never and not (len(word) == 1 and word.isupper()):
         return False
     next_at = after
-    while next_at < len(text) and text[next_at] in _OPEN:
+    while next_at < len(text) and text[next_at] in _OPENERS:
         next_at += 1
     next_word = _WORD.match(text, next_at)
     follower = next_word[0] if next_word else ""
@@ -137,17 +137,17 @@ def _ends(text: str, found: re.Match[str], start: int, words: Abbreviations) -> 
     if low in words.often or word in words.often or _INITIALS.fullmatch(word):
         return starter and not (len(word) == 1 and len(before) < 2)
     if word.isdigit() or len(word) == 1:
-        ahead = text[max(start, at - 40) : at - len(word)].rstrip(_OPEN)
+        ahead = text[max(start, at - 40) : at - len(word)].rstrip(_OPENERS)
         if len(word) <= 3 and (not ahead or ahead[-1] in ":;"):
             return False  # 1. The number of an item
         if words.ordinals and len(word) <= 2 and not starter:
             return False  # am 3. Oktober
     if lower:
-        return low in _SHORT or (len(word) > 2 and word.replace("-", "").isalpha())
+        return low in _SHORT_WORDS or (len(word) > 2 and word.replace("-", "").isalpha())
     return True
 
 
-class _Lines:
+class _LineBreaks:
     """What a newline means in a text: the end of a paragraph, or only of a line that was full."""
 
     def __init__(self, text: str) -> None:
@@ -155,18 +155,18 @@ class _Lines:
         lines = [line for line in text[: 2**16].split("\n") if line and not line.isspace()]
         lengths = sorted(len(line.rstrip()) for line in lines)
         self.width = lengths[int(0.95 * (len(lengths) - 1))] if lengths else 0
-        self.caseless = sum(line.lstrip()[0].islower() for line in lines) > 0.8 * len(lines)
+        self.is_caseless = sum(line.lstrip()[0].islower() for line in lines) > 0.8 * len(lines)
 
-    def end_between(self, at: int, end: int) -> bool | None:
+    def ends_sentence(self, start: int, end: int) -> bool | None:
         """Whether the newlines in [at, end) end a sentence; None when the punctuation must decide."""
-        if self.text.count("\n", at, end) > 1 or self.text[end : end + 2] in _BULLETS:
+        if self.text.count("\n", start, end) > 1 or self.text[end : end + 2] in _BULLETS:
             return True
-        if 40 <= self.width <= _WIDEST:
-            newline = self.text.index("\n", at)
+        if 40 <= self.width <= _MAX_LINE_WIDTH:
+            newline = self.text.index("\n", start)
             line = newline - self.text.rfind("\n", 0, newline) - 1
-            next_word = self.text[end : end + _WIDEST].split(None, 1)[0]
+            next_word = self.text[end : end + _MAX_LINE_WIDTH].split(None, 1)[0]
             if line + 1 + len(next_word) > self.width:
                 return None  # the next word did not fit: the line was wrapped
-        if self.text[end].islower() and not self.caseless:
+        if self.text[end].islower() and not self.is_caseless:
             return None
         return True

@@ -20,11 +20,11 @@ from collections.abc import Mapping
 from typing import Literal
 
 from pretune.core.config import spec
-from pretune.core.errors import UsageError, nearest
+from pretune.core.errors import UsageError, suggest
 
 
 @spec
-class Mark:
+class SpecialToken:
     """One special token: how it is spelled, what it is for, and whether its id comes after all pieces."""
 
     text: str
@@ -34,11 +34,11 @@ class Mark:
 
 
 @spec
-class Style:
+class TokenizerStyle:
     """The special tokens of a vocabulary, and how they are laid around texts."""
 
     about: str
-    marks: tuple[Mark, ...]
+    marks: tuple[SpecialToken, ...]
     single: str
     pair: str
     sentinels: int = 0  # <extra_id_0> … at the very end, the first with the highest id
@@ -48,7 +48,7 @@ class Style:
 
 
 @spec
-class Kind:
+class TokenizerKind:
     """How text becomes pieces: the steps before the model, by their names in `pretune.text.tokenizer.pipeline`."""
 
     about: str
@@ -60,8 +60,8 @@ class Kind:
     unknown: bool = False  # its model needs a token for text without pieces
 
 
-KINDS: Mapping[str, Kind] = {
-    "wordpiece": Kind(
+KINDS: Mapping[str, TokenizerKind] = {
+    "wordpiece": TokenizerKind(
         about="whole words and ##parts of them, joined by frequency; punctuation stands alone",
         style="cls-sep",
         normalise=("controls",),
@@ -69,14 +69,14 @@ KINDS: Mapping[str, Kind] = {
         decode=("continuation",),
         unknown=True,
     ),
-    "bpe": Kind(
+    "bpe": TokenizerKind(
         about="byte pairs: every text has exact pieces, and nothing is normalised",
         style="endoftext",
         split=("bytes",),
         decode=("bytes",),
         bytes=True,
     ),
-    "unigram": Kind(
+    "unigram": TokenizerKind(
         about="pieces with probabilities, the likeliest segmentation, spaces as ▁, rare characters as bytes",
         style="sentinels",
         normalise=("compatible", "spaces"),
@@ -85,14 +85,14 @@ KINDS: Mapping[str, Kind] = {
         bytes=True,
         unknown=True,
     ),
-    "characters": Kind(
+    "characters": TokenizerKind(
         about="one token per character, rare ones as their UTF-8 bytes; nothing is normalised",
         style="plain",
         split=("runs",),
         decode=("byte_tokens", "fuse"),
         bytes=True,
     ),
-    "words": Kind(
+    "words": TokenizerKind(
         about="whole words and single marks of punctuation",
         style="plain",
         normalise=("controls",),
@@ -101,73 +101,73 @@ KINDS: Mapping[str, Kind] = {
     ),
 }
 
-STYLES: Mapping[str, Style] = {
-    "cls-sep": Style(
+STYLES: Mapping[str, TokenizerStyle] = {
+    "cls-sep": TokenizerStyle(
         about="[CLS] and [SEP] around texts, [MASK]; two segments",
         marks=(
-            Mark(text="[PAD]", roles=("pad",)),
-            Mark(text="[UNK]", roles=("unk",)),
-            Mark(text="[CLS]", roles=("cls",)),
-            Mark(text="[SEP]", roles=("sep",)),
-            Mark(text="[MASK]", roles=("mask",)),
+            SpecialToken(text="[PAD]", roles=("pad",)),
+            SpecialToken(text="[UNK]", roles=("unk",)),
+            SpecialToken(text="[CLS]", roles=("cls",)),
+            SpecialToken(text="[SEP]", roles=("sep",)),
+            SpecialToken(text="[MASK]", roles=("mask",)),
         ),
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
     ),
-    "cls-sep-pieces": Style(
+    "cls-sep-pieces": TokenizerStyle(
         about="[CLS] and [SEP] around texts, [MASK], <pad> and <unk>; two segments",
         marks=(
-            Mark(text="<pad>", roles=("pad",)),
-            Mark(text="<unk>", roles=("unk",)),
-            Mark(text="[CLS]", roles=("cls", "bos")),
-            Mark(text="[SEP]", roles=("sep", "eos")),
-            Mark(text="[MASK]", roles=("mask",), strip=True),
+            SpecialToken(text="<pad>", roles=("pad",)),
+            SpecialToken(text="<unk>", roles=("unk",)),
+            SpecialToken(text="[CLS]", roles=("cls", "bos")),
+            SpecialToken(text="[SEP]", roles=("sep", "eos")),
+            SpecialToken(text="[MASK]", roles=("mask",), strip=True),
         ),
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         quotes=True,
     ),
-    "s-mask": Style(
+    "s-mask": TokenizerStyle(
         about="<s> and </s> around texts, <mask>; one segment",
         marks=(
-            Mark(text="<s>", roles=("bos", "cls")),
-            Mark(text="<pad>", roles=("pad",)),
-            Mark(text="</s>", roles=("eos", "sep")),
-            Mark(text="<unk>", roles=("unk",)),
-            Mark(text="<mask>", roles=("mask",), last=True, strip=True),
+            SpecialToken(text="<s>", roles=("bos", "cls")),
+            SpecialToken(text="<pad>", roles=("pad",)),
+            SpecialToken(text="</s>", roles=("eos", "sep")),
+            SpecialToken(text="<unk>", roles=("unk",)),
+            SpecialToken(text="<mask>", roles=("mask",), last=True, strip=True),
         ),
         single="<s> $A </s>",
         pair="<s> $A </s> </s> $B </s>",
     ),
-    "endoftext": Style(
+    "endoftext": TokenizerStyle(
         about="<|endoftext|> between documents, nothing around texts",
-        marks=(Mark(text="<|endoftext|>", roles=("bos", "eos"), last=True),),
+        marks=(SpecialToken(text="<|endoftext|>", roles=("bos", "eos"), last=True),),
         single="$A",
         pair="$A $B",
     ),
-    "sentinels": Style(
+    "sentinels": TokenizerStyle(
         about="</s> after texts, <extra_id_0> … <extra_id_99> for what was taken out",
         marks=(
-            Mark(text="<pad>", roles=("pad",)),
-            Mark(text="</s>", roles=("eos",)),
-            Mark(text="<unk>", roles=("unk",)),
+            SpecialToken(text="<pad>", roles=("pad",)),
+            SpecialToken(text="</s>", roles=("eos",)),
+            SpecialToken(text="<unk>", roles=("unk",)),
         ),
         single="$A </s>",
         pair="$A </s> $B </s>",
         sentinels=100,
     ),
-    "cls-last": Style(
+    "cls-last": TokenizerStyle(
         about="<sep> after texts and <cls> last of all, <mask>; three segments, padding to the left",
         marks=(
-            Mark(text="<unk>", roles=("unk",)),
-            Mark(text="<s>", roles=("bos",)),
-            Mark(text="</s>", roles=("eos",)),
-            Mark(text="<cls>", roles=("cls",)),
-            Mark(text="<sep>", roles=("sep",)),
-            Mark(text="<pad>", roles=("pad",)),
-            Mark(text="<mask>", roles=("mask",), strip=True),
-            Mark(text="<eod>"),
-            Mark(text="<eop>"),
+            SpecialToken(text="<unk>", roles=("unk",)),
+            SpecialToken(text="<s>", roles=("bos",)),
+            SpecialToken(text="</s>", roles=("eos",)),
+            SpecialToken(text="<cls>", roles=("cls",)),
+            SpecialToken(text="<sep>", roles=("sep",)),
+            SpecialToken(text="<pad>", roles=("pad",)),
+            SpecialToken(text="<mask>", roles=("mask",), strip=True),
+            SpecialToken(text="<eod>"),
+            SpecialToken(text="<eop>"),
         ),
         single="$A <sep> <cls>:2",
         pair="$A <sep> $B:1 <sep>:1 <cls>:2",
@@ -175,13 +175,13 @@ STYLES: Mapping[str, Style] = {
         pad_segment=3,
         quotes=True,
     ),
-    "plain": Style(
+    "plain": TokenizerStyle(
         about="<s> and </s> are there, but nothing is laid around texts",
         marks=(
-            Mark(text="<pad>", roles=("pad",)),
-            Mark(text="<unk>", roles=("unk",)),
-            Mark(text="<s>", roles=("bos",)),
-            Mark(text="</s>", roles=("eos",)),
+            SpecialToken(text="<pad>", roles=("pad",)),
+            SpecialToken(text="<unk>", roles=("unk",)),
+            SpecialToken(text="<s>", roles=("bos",)),
+            SpecialToken(text="</s>", roles=("eos",)),
         ),
         single="$A",
         pair="$A $B",
@@ -191,15 +191,15 @@ STYLES: Mapping[str, Style] = {
 SENTINEL = "<extra_id_{}>"
 
 
-def kind_of(name: str) -> Kind:
+def get_tokenizer_kind(name: str) -> TokenizerKind:
     """The kind of a name, or an error that lists them."""
     if name not in KINDS:
-        raise UsageError(f"unknown kind of tokenizer '{name[:60]}'{nearest(name, KINDS)} (known: {', '.join(KINDS)})")
+        raise UsageError(f"unknown kind of tokenizer '{name[:60]}'{suggest(name, KINDS)} (known: {', '.join(KINDS)})")
     return KINDS[name]
 
 
-def style_of(name: str) -> Style:
+def get_tokenizer_style(name: str) -> TokenizerStyle:
     """The style of a name, or an error that lists them."""
     if name not in STYLES:
-        raise UsageError(f"unknown tokenizer style '{name[:60]}'{nearest(name, STYLES)} (known: {', '.join(STYLES)})")
+        raise UsageError(f"unknown tokenizer style '{name[:60]}'{suggest(name, STYLES)} (known: {', '.join(STYLES)})")
     return STYLES[name]

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from pretune.core.types import Batch, Targets
 
-_ALIGNED = 64  # bytes: what the widest loads of any device ask for
+_ALIGNMENT = 64  # bytes: what the widest loads of any device ask for
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _TensorSlot:
     """Where a tensor lies, instead of the tensor."""
 
     start: int
@@ -28,12 +28,12 @@ class _Place:
     dtype: torch.dtype
     shape: tuple[int, ...]
 
-    def of(self, memory: Tensor) -> Tensor:
+    def view(self, memory: Tensor) -> Tensor:
         return memory[self.start : self.start + self.bytes].view(self.dtype).view(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class BufferLayout:
     """Batches with places instead of tensors."""
 
     batches: tuple[Any, ...]
@@ -41,43 +41,43 @@ class Form:
 
     def read(self, memory: Tensor) -> list[Batch]:
         """The batches that lie in a flat uint8 tensor, as views of it."""
-        return [_changed(batch, _Place, lambda place: place.of(memory)) for batch in self.batches]
+        return [_map_parts(batch, _TensorSlot, lambda place: place.of(memory)) for batch in self.batches]
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedBatches:
     """Batches, and where in a stretch of bytes each of their tensors goes."""
 
-    form: Form
-    tensors: tuple[tuple[_Place, Tensor], ...]
+    layout: BufferLayout
+    tensors: tuple[tuple[_TensorSlot, Tensor], ...]
 
     @classmethod
-    def of(cls, batches: Sequence[Batch]) -> "Packed":
+    def from_batches(cls, batches: Sequence[Batch]) -> "PackedBatches":
         """Find a place for every tensor."""
-        size, tensors = 0, list[tuple[_Place, Tensor]]()
+        size, tensors = 0, list[tuple[_TensorSlot, Tensor]]()
 
-        def put(tensor: Tensor) -> _Place:
+        def put(tensor: Tensor) -> _TensorSlot:
             nonlocal size
-            place = _Place(size, tensor.nbytes, tensor.dtype, tuple(tensor.shape))
+            place = _TensorSlot(size, tensor.nbytes, tensor.dtype, tuple(tensor.shape))
             tensors.append((place, tensor))
-            size += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+            size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
             return place
 
-        stripped = tuple(_changed(batch, Tensor, put) for batch in batches)
-        return cls(Form(stripped, size), tuple(tensors))
+        stripped = tuple(_map_parts(batch, Tensor, put) for batch in batches)
+        return cls(BufferLayout(stripped, size), tuple(tensors))
 
     def write(self, memory: Tensor) -> None:
         """Copy every tensor to its place."""
         for place, tensor in self.tensors:
-            place.of(memory).copy_(tensor)
+            place.view(memory).copy_(tensor)
 
 
-def _changed(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+def _map_parts(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     """A batch with all its parts of a kind changed, those of its targets and its source too."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, Batch | Targets):
         return replace(
-            value, **{part.name: _changed(getattr(value, part.name), kind, change) for part in fields(value)}
+            value, **{part.name: _map_parts(getattr(value, part.name), kind, change) for part in fields(value)}
         )
     return value

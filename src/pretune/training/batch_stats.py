@@ -5,11 +5,11 @@ from dataclasses import dataclass, fields
 
 from torch import Tensor
 
-from pretune.core.types import IGNORE, Batch
+from pretune.core.types import IGNORE_INDEX, Batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class BatchStats:
     """Sums over sequences of n tokens (m on the encoder's side, where there are two); they add up over steps.
 
     Squares tell what attention costs: a token sees the other tokens of its own sequence only.
@@ -24,30 +24,32 @@ class Tally:
     products: int = 0  # sum of m n: pairs that attention across sees
 
     @classmethod
-    def of(cls, batches: Sequence[Batch]) -> "Tally":
+    def from_batches(cls, batches: Sequence[Batch]) -> "BatchStats":
         """Count batches that lie in the host's memory."""
         total = cls()
         for batch in batches:
-            n = _lengths(batch)
+            n = _compute_lengths(batch)
             own = cls(sequences=int((n > 0).sum()), tokens=int(n.sum()), squares=int((n * n).sum()))
             total += own
             if batch.targets is not None:
-                total += cls(targets=int((batch.targets.labels != IGNORE).sum()))
+                total += cls(targets=int((batch.targets.labels != IGNORE_INDEX).sum()))
             if batch.source is not None:
-                m = _lengths(batch.source)
+                m = _compute_lengths(batch.source)
                 total += cls(source=int(m.sum()), source_squares=int((m * m).sum()), products=int((m * n).sum()))
         return total
 
-    def __add__(self, other: "Tally") -> "Tally":
-        return Tally(**{part.name: getattr(self, part.name) + getattr(other, part.name) for part in fields(Tally)})
+    def __add__(self, other: "BatchStats") -> "BatchStats":
+        return BatchStats(
+            **{part.name: getattr(self, part.name) + getattr(other, part.name) for part in fields(BatchStats)}
+        )
 
     @property
-    def read(self) -> int:
+    def total_tokens(self) -> int:
         """Tokens of both sides."""
         return self.tokens + self.source
 
 
-def _lengths(batch: Batch) -> Tensor:
+def _compute_lengths(batch: Batch) -> Tensor:
     """[C] the tokens of each cell that is a sequence; 0 for filler and spare cells."""
     start, end = batch.offsets[:-1].long(), batch.offsets[1:].long()
     first = batch.sequence[start.clamp(max=len(batch.sequence) - 1)]  # the cell its first token says it is in

@@ -3,7 +3,7 @@
 A run against the clock must leave time for its last evaluation and save: `reserve` is what they took before the first
 step, and where steps become slower, because a machine has other work, it grows with them. The first steps of a phase
 compile the model: progress stands still until they are done, and then spreads over the time that is left. What was read
-off the clock at each step is kept in the state, and a run that begins with those numbers (`State.planned`) repeats it.
+off the clock at each step is kept in the state, and a run that begins with those numbers (`TrainState.planned`) repeats it.
 """
 
 import time
@@ -12,34 +12,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from pretune.training.async_metrics import Report
+from pretune.training.async_metrics import StepMetrics
 from pretune.training.loop import Loop
 from pretune.training.schedules import Schedule
-from pretune.training.train_state import State
+from pretune.training.train_state import TrainState
 
-IN_FLIGHT = 2.0
+IN_FLIGHT_STEPS = 2.0
 """Steps that the clock knows nothing of when it is asked: the one that has just ended, and the one that it allows."""
-RECENT = 5
+RECENT_STEPS = 5
 """Steps whose median is the time of a step: single ones are longer, with an evaluation or a save behind them."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Pace:
+class TrainingClock:
     """Either `steps` or `budget` (seconds) is given. Phases end at shares of the run, the last at 1."""
 
     schedule: Schedule
     steps: int | None = None
     budget: float | None = None
-    ends: tuple[float, ...] = (1.0,)
+    phase_ends: tuple[float, ...] = (1.0,)
     reserve: float = 0.0  # seconds that come after the last step, at the speed of the first steps
-    tail: float = IN_FLIGHT  # steps that are worth the rest of what comes after the budget's last look at the clock
-    _entered: tuple[int, float] = (0, 0.0)  # the first step of the phase in this process, and when it began
-    _began: tuple[int, float] = (-1, 0.0)  # the newest step that is known of, and when it began
-    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))  # seconds of steps
-    _usual: float | None = None  # … of the first ones of the phase
-    _slower: float = 1.0  # than before the first step, when the phase began
+    tail_steps: float = (
+        IN_FLIGHT_STEPS  # steps that are worth the rest of what comes after the budget's last look at the clock
+    )
+    _phase_start: tuple[int, float] = (0, 0.0)  # the first step of the phase in this process, and when it began
+    _newest_start: tuple[int, float] = (-1, 0.0)  # the newest step that is known of, and when it began
+    _recent_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))  # seconds of steps
+    _initial_seconds: float | None = None  # … of the first ones of the phase
+    _initial_slowdown: float = 1.0  # than before the first step, when the phase began
 
-    def progress(self, state: State) -> float:
+    def compute_progress(self, state: TrainState) -> float:
         """The share of the run that is done."""
         if self.steps is not None:
             return min(state.step / self.steps, 1.0)
@@ -49,58 +51,68 @@ class Pace:
         done, at = state.anchor
         if at < 0:  # the phase has just begun
             return done
-        later = len(self.ends) - len(state.phases)  # phases, which will have to be compiled too
-        left = self.budget - self.ending - later * state.lead - at
+        later = len(self.phase_ends) - len(state.phases)  # phases, which will have to be compiled too
+        left = self.budget - self.reserved_seconds - later * state.lead - at
         found = min(done + (1 - done) * (state.elapsed - at) / max(left, 1e-9), 1.0) if left > 0 else 1.0
         return max(found, state.progress[-1]) if state.progress else found  # NOTE: what is kept back may shrink
 
     @property
-    def ending(self) -> float:
+    def reserved_seconds(self) -> float:
         """Seconds of the budget that are kept for what comes after the last step, as fast as the run is now."""
-        return self.reserve * self._slowdown() + self.tail * (median(self._recent) if self._recent else 0.0)
+        return self.reserve * self._compute_slowdown() + self.tail_steps * (
+            median(self._recent_seconds) if self._recent_seconds else 0.0
+        )
 
-    def _slowdown(self) -> float:
-        return self._slower * (max(median(self._recent) / self._usual, 1.0) if self._usual else 1.0)
+    def _compute_slowdown(self) -> float:
+        return self._initial_slowdown * (
+            max(median(self._recent_seconds) / self._initial_seconds, 1.0) if self._initial_seconds else 1.0
+        )
 
-    def enter(self, state: State) -> None:
+    def start_phase(self, state: TrainState) -> None:
         """A phase begins, or a process that takes it up."""
         if self.budget is not None:
-            state.anchor = (self.progress(state) if state.anchor[1] >= 0 else state.anchor[0], -1.0)
-            self._entered = (state.step, time.monotonic())
-            self._slower, self._usual, self._began = self._slowdown(), None, (-1, 0.0)
-            self._recent.clear()  # of other lengths
+            state.anchor = (self.compute_progress(state) if state.anchor[1] >= 0 else state.anchor[0], -1.0)
+            self._phase_start = (state.step, time.monotonic())
+            self._initial_slowdown, self._initial_seconds, self._newest_start = (
+                self._compute_slowdown(),
+                None,
+                (-1, 0.0),
+            )
+            self._recent_seconds.clear()  # of other lengths
 
-    def __call__(self, loop: Loop, reports: Sequence[Report]) -> None:
+    def __call__(self, loop: Loop, metrics: Sequence[StepMetrics]) -> None:
         """A hook: the second step of a phase has begun, so its first is over."""
-        for report in reports:
-            if self.budget is not None and loop.state.anchor[1] < 0 and report.step > self._entered[0]:
+        for report in metrics:
+            if self.budget is not None and loop.state.anchor[1] < 0 and report.step > self._phase_start[0]:
                 loop.state.anchor = (loop.state.anchor[0], report.elapsed)
-                took = loop.ranks.share(loop.begun + report.elapsed - self._entered[1])  # all end at the same step
+                took = loop.ranks.broadcast_object(
+                    loop.start_time + report.elapsed - self._phase_start[1]
+                )  # all end at the same step
                 loop.state.lead = max(loop.state.lead, took)
-            elif report.step == self._began[0] + 1 and report.step > self._entered[0] + 1:
-                self._recent.append(report.elapsed - self._began[1])
-                if self._usual is None and len(self._recent) == RECENT:
-                    self._usual = median(self._recent)
-            self._began = (report.step, report.elapsed)
+            elif report.step == self._newest_start[0] + 1 and report.step > self._phase_start[0] + 1:
+                self._recent_seconds.append(report.elapsed - self._newest_start[1])
+                if self._initial_seconds is None and len(self._recent_seconds) == RECENT_STEPS:
+                    self._initial_seconds = median(self._recent_seconds)
+            self._newest_start = (report.step, report.elapsed)
 
-    def rate(self, state: State) -> float:
+    def compute_lr_factor(self, state: TrainState) -> float:
         """The factor of the learning rate of the next step; what the clock said is remembered."""
         if self.steps is not None:
-            return self.schedule.factor(state.step, self.steps)
-        progress = self.progress(state)
+            return self.schedule.compute_factor(state.step, self.steps)
+        progress = self.compute_progress(state)
         if not state.planned:
             state.progress[state.step :] = [progress]
-        return self.schedule.at(progress, state.step)
+        return self.schedule.compute_factor_at(progress, state.step)
 
-    def over(self, state: State, phase: int) -> bool:
+    def is_phase_over(self, state: TrainState, phase: int) -> bool:
         """Whether a phase has come to its end."""
         if self.steps is not None:
-            return state.step >= self.last(phase)
+            return state.step >= self.find_end_step(phase)
         if state.planned:
             return state.step >= state.planned[phase]
-        return self.progress(state) >= (1.0 if phase == len(self.ends) - 1 else self.ends[phase])
+        return self.compute_progress(state) >= (1.0 if phase == len(self.phase_ends) - 1 else self.phase_ends[phase])
 
-    def last(self, phase: int) -> int:
+    def find_end_step(self, phase: int) -> int:
         """The step after a phase's last one, in a run of known length."""
         assert self.steps is not None
-        return self.steps if phase == len(self.ends) - 1 else round(self.ends[phase] * self.steps)
+        return self.steps if phase == len(self.phase_ends) - 1 else round(self.phase_ends[phase] * self.steps)

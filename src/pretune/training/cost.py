@@ -6,7 +6,7 @@
         meter.totals()                         # for a checkpoint: a resumed run goes on from there
     write_json(run / "cost.json", cost([meter.totals()], device, Tariff()).facts())
 
-Model FLOPs of useful tokens only: what `models/cost.py` counts. What a crash threw away after the last checkpoint is
+Model FLOPs of useful tokens only: what `models/compute_cost.py` counts. What a crash threw away after the last checkpoint is
 not in the totals.
 """
 
@@ -16,15 +16,15 @@ from typing import Any
 import torch
 
 from pretune.core.config import spec, to_dict
-from pretune.models.cost import GRID
+from pretune.models.cost import CO2_KG_PER_KWH
 from pretune.models.devices import DOLLARS_PER_KWH, Device
-from pretune.training.cost_meter import Energy, Meter, Totals, merged
-from pretune.training.energy import known
-from pretune.training.flops import flops_of
+from pretune.training.cost_meter import CostMeter, Energy, Totals, merge_energy
+from pretune.training.energy import find_device
+from pretune.training.flops import build_flops_counter
 
-__all__ = ["Cost", "Energy", "Meter", "Tariff", "Totals", "cost", "flops_of", "peak"]
+__all__ = ["Cost", "Energy", "CostMeter", "Tariff", "Totals", "compute_cost", "build_flops_counter", "find_peak_flops"]
 
-_KWH = 3.6e6  # joules
+_JOULES_PER_KWH = 3.6e6  # joules
 
 
 @spec
@@ -35,7 +35,7 @@ class Tariff:
     between 20 and 800. A rented device's electricity is in its rent.
     """
 
-    grid: float = 1000 * GRID  # g of CO2e per kWh
+    grid: float = 1000 * CO2_KG_PER_KWH  # g of CO2e per kWh
     hour: float | None = None  # dollars, for each device
     kwh: float | None = None  # dollars
 
@@ -61,65 +61,65 @@ class Cost:
     dollars_per_kwh: float
     price_label: str  # given, or assumed
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON."""
         return to_dict(self)
 
 
-def peak(device: torch.device | str, precision: torch.dtype | None) -> float | None:
+def find_peak_flops(device: torch.device | str, precision: torch.dtype | None) -> float | None:
     """FLOPs per second of a device's data sheet in a precision (None: fp32), where we know the device."""
-    found = _known(torch.device(device))
+    found = _find_device(torch.device(device))
     if found is None:
         return None
     return found.flops.get({torch.bfloat16: "bf16", torch.float16: "fp16"}.get(precision or torch.float32, "fp32"))
 
 
-def cost(
-    ranks: Sequence[Totals], device: torch.device | str, tariff: Tariff, *, precision: torch.dtype | None = None
+def compute_cost(
+    totals: Sequence[Totals], device: torch.device | str, tariff: Tariff, *, precision: torch.dtype | None = None
 ) -> Cost:
     """The cost of a run from what its ranks counted, each with a device of the same kind."""
     where = torch.device(device)
-    seconds, flops = max(total.seconds for total in ranks), sum(total.flops for total in ranks)
-    rate, table = peak(where, precision), _known(where)
-    energy = merged(part for total in ranks for part in total.energy)
-    kwh = sum(part.joules for part in energy) / _KWH
-    hour, per_kwh = _prices(tariff, table)
+    seconds, flops = max(total.seconds for total in totals), sum(total.flops for total in totals)
+    rate, table = find_peak_flops(where, precision), _find_device(where)
+    energy = merge_energy(part for total in totals for part in total.energy)
+    kwh = sum(part.joules for part in energy) / _JOULES_PER_KWH
+    hour, per_kwh = _resolve_prices(tariff, table)
     return Cost(
         device=torch.cuda.get_device_name(where) if where.type == "cuda" else where.type,
-        devices=len(ranks),
+        devices=len(totals),
         seconds=seconds,
         flops=flops,
         peak_flops=rate,
-        mfu=flops / (seconds * rate * len(ranks)) if rate and seconds else None,
+        mfu=flops / (seconds * rate * len(totals)) if rate and seconds else None,
         kwh=kwh,
         energy=energy,
-        energy_label=_label(energy),
-        left_out=_left_out(energy),
+        energy_label=_format_label(energy),
+        left_out=_list_excluded(energy),
         co2e_kg=kwh * tariff.grid / 1000,
         grid_g_per_kwh=tariff.grid,
-        dollars=seconds / 3600 * len(ranks) * hour + kwh * per_kwh,
+        dollars=seconds / 3600 * len(totals) * hour + kwh * per_kwh,
         dollars_per_device_hour=hour,
         dollars_per_kwh=per_kwh,
         price_label="assumed" if tariff.hour is None and tariff.kwh is None else "given",
     )
 
 
-def _known(device: torch.device) -> Device | None:
-    return known(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+def _find_device(device: torch.device) -> Device | None:
+    return find_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
 
 
-def _prices(tariff: Tariff, device: Device | None) -> tuple[float, float]:
+def _resolve_prices(tariff: Tariff, device: Device | None) -> tuple[float, float]:
     """Dollars per hour and per kWh: the table's rent, or the electricity where nothing is rented."""
-    rent = device.dollars_per_hour if device and not device.owned else 0.0
+    rent = device.dollars_per_hour if device and not device.is_owned else 0.0
     hour = rent if tariff.hour is None else tariff.hour
     return hour, (0.0 if hour else DOLLARS_PER_KWH) if tariff.kwh is None else tariff.kwh
 
 
-def _label(energy: Sequence[Energy]) -> str:
+def _format_label(energy: Sequence[Energy]) -> str:
     known_how = {part.measured for part in energy}
     return "partly measured" if len(known_how) == 2 else "measured" if known_how == {True} else "estimated"
 
 
-def _left_out(energy: Sequence[Energy]) -> tuple[str, ...]:
+def _list_excluded(energy: Sequence[Energy]) -> tuple[str, ...]:
     processor = () if any(part.what == "processor" for part in energy) else ("the host's processor",)
     return (*processor, "the rest of the machine", "cooling")

@@ -11,8 +11,8 @@ from typing import Self
 import torch
 
 from pretune.core.config import spec
-from pretune.training.batch_stats import Tally
-from pretune.training.energy import Gauge, gauges
+from pretune.training.batch_stats import BatchStats
+from pretune.training.energy import Gauge, find_gauges
 
 
 @spec
@@ -34,65 +34,65 @@ class Totals:
     energy: tuple[Energy, ...] = ()
 
 
-class Meter:
+class CostMeter:
     """Counts while it runs, on top of what was counted `before`. On each machine one rank counts the `host`."""
 
     def __init__(
         self,
-        flops: Callable[[Tally], float],
+        count_flops: Callable[[BatchStats], float],
         device: torch.device | str,
         *,
-        before: Totals | None = None,
-        host: bool = True,
+        initial_totals: Totals | None = None,
+        include_host: bool = True,
     ) -> None:
-        self._flops, self._device, self._host = flops, torch.device(device), host
-        self._before = before or Totals()
-        self._seen, self._begun = Tally(), 0.0
+        self._count_flops, self._device, self._include_host = count_flops, torch.device(device), include_host
+        self._initial_totals = initial_totals or Totals()
+        self._stats, self._start_time = BatchStats(), 0.0
         self._gauges: list[Gauge] = []
         self._joules: list[float] = []
-        self._lock, self._over = threading.Lock(), threading.Event()
+        self._lock, self._stop_event = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin to count."""
-        self._begun, self._gauges = time.monotonic(), gauges(self._device, host=self._host)
+        self._start_time, self._gauges = time.monotonic(), find_gauges(self._device, host=self._include_host)
         self._joules = [0.0] * len(self._gauges)
-        self._over.clear()
-        every = min((gauge.every for gauge in self._gauges if gauge.every), default=None)
-        self._thread = threading.Thread(target=self._watch, args=(every,), daemon=True) if every else None
+        self._stop_event.clear()
+        every = min((gauge.max_interval for gauge in self._gauges if gauge.max_interval), default=None)
+        self._thread = threading.Thread(target=self._poll, args=(every,), daemon=True) if every else None
         if self._thread:
             self._thread.start()
 
     def stop(self) -> None:
         """End; `start` would go on."""
-        self._before = self.totals()
-        self._over.set()
+        self._initial_totals = self.compute_totals()
+        self._stop_event.set()
         if self._thread:
             self._thread.join()
-        self._seen, self._begun, self._gauges = Tally(), 0.0, []
+        self._stats, self._start_time, self._gauges = BatchStats(), 0.0, []
 
-    def add(self, tally: Tally) -> None:
+    def add(self, stats: BatchStats) -> None:
         """Count a step."""
-        self._seen += tally
+        self._stats += stats
 
     @property
     def flops(self) -> float:
         """All so far."""
-        return self._before.flops + self._flops(self._seen)
+        return self._initial_totals.flops + self._count_flops(self._stats)
 
-    def totals(self) -> Totals:
+    def compute_totals(self) -> Totals:
         """All so far."""
-        if not self._begun:
-            return self._before
-        self._read()
+        if not self._start_time:
+            return self._initial_totals
+        self._read_gauges()
         drawn = [
-            Energy(what=gauge.what, how=gauge.how, measured=gauge.measured, joules=joules)
+            Energy(what=gauge.component, how=gauge.method, measured=gauge.is_measured, joules=joules)
             for gauge, joules in zip(self._gauges, self._joules, strict=True)
         ]
         return Totals(
-            seconds=self._before.seconds + time.monotonic() - self._begun,
+            seconds=self._initial_totals.seconds + time.monotonic() - self._start_time,
             flops=self.flops,
-            energy=merged([*self._before.energy, *drawn]),
+            energy=merge_energy([*self._initial_totals.energy, *drawn]),
         )
 
     def __enter__(self) -> Self:
@@ -104,19 +104,19 @@ class Meter:
     ) -> None:
         self.stop()
 
-    def _watch(self, every: float) -> None:
+    def _poll(self, interval: float) -> None:
         """Read counters that start again, or that are no counters, before it is too late."""
-        while not self._over.wait(every):
-            self._read()
+        while not self._stop_event.wait(interval):
+            self._read_gauges()
 
-    def _read(self) -> None:
+    def _read_gauges(self) -> None:
         with self._lock:
             for number, gauge in enumerate(self._gauges):
                 with contextlib.suppress(OSError):  # a counter that fails must not end a run
-                    self._joules[number] = gauge.joules()
+                    self._joules[number] = gauge.read_joules()
 
 
-def merged(parts: Iterable[Energy]) -> tuple[Energy, ...]:
+def merge_energy(parts: Iterable[Energy]) -> tuple[Energy, ...]:
     """What was known of the same thing in the same way, summed."""
     found: dict[tuple[str, str], Energy] = {}
     for part in parts:

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 
 from pretune.core import log
 from pretune.core.types import Batch, Loss
-from pretune.training.batch_buffer import Packed
+from pretune.training.batch_buffer import PackedBatches
 
-Run = Callable[[Batch, Mapping[str, Tensor]], Loss]
+PassFunction = Callable[[Batch, Mapping[str, Tensor]], Loss]
 """The forward and the backward pass of a batch, given the counts of its step."""
-Record = Callable[[Callable[[], Loss]], tuple[Callable[[], None], Loss]]
+RecordFunction = Callable[[Callable[[], Loss]], tuple[Callable[[], None], Loss]]
 """Records what a function starts: what does it again, and where its result lies."""
-WARM = 3
+WARMUP_STEPS = 3
 """Steps of a form before it is recorded: what is compiled or looked up once happens in them."""
-MOST, IDLE = 8, 32
+MAX_GRAPHS, MIN_IDLE_PASSES = 8, 32
 """Forms that are kept, and the passes that one of them must have been idle for to make room: where more forms than that
 come in turn (one for each of many tasks), the rest goes kernel by kernel, and nothing is recorded over and over."""
 
@@ -32,80 +32,84 @@ come in turn (one for each of many tasks), the rest goes kernel by kernel, and n
 class _Recording:
     """A pass, with what it reads and what it writes."""
 
-    again: Callable[[], None]
+    replay: Callable[[], None]
     memory: Tensor  # of the batch, flat
-    told: Mapping[str, Tensor]
+    counts: Mapping[str, Tensor]
     loss: Loss
-    slopes: tuple[tuple[nn.Parameter, Tensor], ...]
+    gradients: tuple[tuple[nn.Parameter, Tensor], ...]
 
 
-class Replay:
+class CudaGraphRunner:
     """Records the passes of forms that come again, and replays them; `loss` and gradients hold until the next."""
 
-    def __init__(self, module: nn.Module, record: Record | None = None) -> None:
+    def __init__(self, module: nn.Module, record: RecordFunction | None = None) -> None:
         self._parameters = list(module.parameters())
-        self._record = record or Recorder()
-        self._seen: Counter[Hashable] = Counter()
-        self._kept: dict[Hashable, _Recording] = {}  # those used last at the end
-        self._used: dict[Hashable, int] = {}  # in which pass
+        self._record = record or CudaGraphRecorder()
+        self._pass_counts: Counter[Hashable] = Counter()
+        self._recordings: dict[Hashable, _Recording] = {}  # those used last at the end
+        self._last_used: dict[Hashable, int] = {}  # in which pass
         self._passes = 0
-        self._off = False
+        self._is_disabled = False
 
-    def __call__(self, run: Run, batch: Batch, told: Mapping[str, Tensor]) -> Loss:
+    def __call__(self, run: PassFunction, batch: Batch, counts: Mapping[str, Tensor]) -> Loss:
         """What `run` does; gradients must be None before."""
-        if self._off:
-            return run(batch, told)
-        packed = Packed.of([batch])
+        if self._is_disabled:
+            return run(batch, counts)
+        packed = PackedBatches.from_batches([batch])
         # NOTE: a recording knows addresses: weights that were put elsewhere, or frozen, are another form.
-        key = (packed.form, tuple(told), tuple((p.data_ptr(), p.requires_grad) for p in self._parameters))
+        key = (packed.layout, tuple(counts), tuple((p.data_ptr(), p.requires_grad) for p in self._parameters))
         self._passes += 1
-        kept = self._kept.pop(key, None)
+        kept = self._recordings.pop(key, None)
         if kept is None:
-            self._seen[key] += 1
-            made = None if self._seen[key] <= WARM or not self._room() else self._keep(packed, run, told)
+            self._pass_counts[key] += 1
+            made = (
+                None
+                if self._pass_counts[key] <= WARMUP_STEPS or not self._make_room()
+                else self._record_pass(packed, run, counts)
+            )
             if made is None:
-                return run(batch, told)
+                return run(batch, counts)
             kept = made
-        self._kept[key], self._used[key] = kept, self._passes
+        self._recordings[key], self._last_used[key] = kept, self._passes
         packed.write(kept.memory)
-        for name, value in told.items():
-            kept.told[name].copy_(value)
-        kept.again()
-        for parameter, slope in kept.slopes:
+        for name, value in counts.items():
+            kept.counts[name].copy_(value)
+        kept.replay()
+        for parameter, slope in kept.gradients:
             parameter.grad = slope
         return kept.loss
 
-    def _room(self) -> bool:
+    def _make_room(self) -> bool:
         """Whether another form may be recorded; one that was not used for long goes."""
-        oldest = next(iter(self._kept), None)
-        if len(self._kept) < MOST or oldest is None:
+        oldest = next(iter(self._recordings), None)
+        if len(self._recordings) < MAX_GRAPHS or oldest is None:
             return True
-        if self._passes - self._used[oldest] < IDLE:
+        if self._passes - self._last_used[oldest] < MIN_IDLE_PASSES:
             return False
-        del self._kept[oldest], self._used[oldest]
+        del self._recordings[oldest], self._last_used[oldest]
         return True
 
-    def _keep(self, packed: Packed, run: Run, told: Mapping[str, Tensor]) -> _Recording | None:
+    def _record_pass(self, packed: PackedBatches, run: PassFunction, counts: Mapping[str, Tensor]) -> _Recording | None:
         """A recording, or None where something in the pass cannot be recorded: nothing is from then on."""
-        device = next(iter(told.values())).device
-        memory = torch.empty(packed.form.size, dtype=torch.uint8, device=device)
+        device = next(iter(counts.values())).device
+        memory = torch.empty(packed.layout.size, dtype=torch.uint8, device=device)
         packed.write(memory)
-        (batch,), given = packed.form.read(memory), {name: value.clone() for name, value in told.items()}
+        (batch,), given = packed.layout.read(memory), {name: value.clone() for name, value in counts.items()}
         try:
             again, loss = self._record(lambda: run(batch, given))
         except (torch.OutOfMemoryError, RuntimeError) as error:
             said = str(error).strip() or type(error).__name__
             log.warn(f"steps go on kernel by kernel: {said.splitlines()[0][:200]}")
-            self._off = True
-            self._kept.clear()
-            clear(self._parameters)
+            self._is_disabled = True
+            self._recordings.clear()
+            clear_gradients(self._parameters)
             return None
         slopes = tuple((p, p.grad) for p in self._parameters if p.grad is not None)
-        clear(self._parameters)
-        return _Recording(again=again, memory=memory, told=given, loss=loss, slopes=slopes)
+        clear_gradients(self._parameters)
+        return _Recording(replay=again, memory=memory, counts=given, loss=loss, gradients=slopes)
 
 
-class Recorder:
+class CudaGraphRecorder:
     """By CUDA graphs that share their memory: one is replayed at a time."""
 
     def __init__(self) -> None:
@@ -128,7 +132,7 @@ class Recorder:
         return graph.replay, loss
 
 
-def clear(parameters: Iterable[nn.Parameter]) -> None:
+def clear_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """No gradients."""
     for parameter in parameters:
         parameter.grad = None

@@ -8,78 +8,78 @@ import torch
 from torch import Tensor
 
 from pretune.core.types import Batch
-from pretune.training.batch_buffer import Form, Packed
-from pretune.training.batch_stats import Tally
+from pretune.training.batch_buffer import BufferLayout, PackedBatches
+from pretune.training.batch_stats import BatchStats
 
-Write = Callable[[Tensor], object]
+WriteFunction = Callable[[Tensor], object]
 """Writes a step's bytes into a flat uint8 tensor."""
 
 
-class Load(Protocol):
+class Transfer(Protocol):
     """A step on its way."""
 
-    tally: Tally
+    stats: BatchStats
 
-    def land(self) -> list[Batch]:
+    def result(self) -> list[Batch]:
         """Its batches, for the stream that is current."""
 
 
-class Carrier(Protocol):
+class DevicePrefetcher(Protocol):
     """How steps get to a device."""
 
-    early: bool  # whether it pays to send the next step before it is asked for, by a thread of its own
+    is_async: bool  # whether it pays to send the next step before it is asked for, by a thread of its own
 
-    def carry(self, form: Form, tally: Tally, write: Write) -> Load:
+    def send_packed(self, layout: BufferLayout, stats: BatchStats, write: WriteFunction) -> Transfer:
         """Out of memory that is not ours; `write` has been called when this returns."""
 
-    def bring(self, batches: list[Batch]) -> Load:
+    def send(self, batches: list[Batch]) -> Transfer:
         """Out of our own."""
 
 
-class _Here:
+class _FinishedTransfer:
     """Batches that are there."""
 
-    def __init__(self, tally: Tally, batches: list[Batch]) -> None:
-        self.tally, self._batches = tally, batches
+    def __init__(self, stats: BatchStats, batches: list[Batch]) -> None:
+        self.stats, self._batches = stats, batches
 
-    def land(self) -> list[Batch]:
+    def result(self) -> list[Batch]:
         return self._batches
 
 
-class _Plain:
+class _SyncPrefetcher:
     """To the CPU, and to devices that copy when they are told to."""
 
-    early = False
+    is_async = False
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def carry(self, form: Form, tally: Tally, write: Write) -> Load:
-        memory = torch.empty(form.size, dtype=torch.uint8)
+    def send_packed(self, layout: BufferLayout, stats: BatchStats, write: WriteFunction) -> Transfer:
+        memory = torch.empty(layout.size, dtype=torch.uint8)
         write(memory)
-        return _Here(tally, form.read(memory.to(self._device)))
+        return _FinishedTransfer(stats, layout.read(memory.to(self._device)))
 
-    def bring(self, batches: list[Batch]) -> Load:
-        return _Here(Tally.of(batches), [batch.to(self._device) for batch in batches])
+    def send(self, batches: list[Batch]) -> Transfer:
+        return _FinishedTransfer(BatchStats.from_batches(batches), [batch.to(self._device) for batch in batches])
 
 
-class _Flying:
+class _CudaTransfer:
     """Bytes that a side stream copies to a GPU."""
 
-    def __init__(self, form: Form, tally: Tally, memory: Tensor, copied: torch.cuda.Event) -> None:
-        self.tally, self._form, self._memory, self._copied = tally, form, memory, copied
+    def __init__(self, layout: BufferLayout, stats: BatchStats, memory: Tensor, copy_event: torch.cuda.Event) -> None:
+        self.stats, self._layout, self._memory, self._copy_event = stats, layout, memory, copy_event
 
-    def land(self) -> list[Batch]:
+    def result(self) -> list[Batch]:
         stream = torch.cuda.current_stream(self._memory.device)
-        stream.wait_event(self._copied)
+        stream.wait_event(self._copy_event)
         self._memory.record_stream(stream)  # it belongs to the side stream, which may not use it again before this one
-        return self._form.read(self._memory)
+        return self._layout.read(self._memory)
 
 
-class _Cuda:
+class _CudaPrefetcher:
     """To a GPU, by a stream of its own out of pinned memory: neither the host nor the computing stream waits."""
 
-    early = True
+    is_async = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -90,25 +90,25 @@ class _Cuda:
         for _ in range(2):
             self._pinned.append((torch.empty(0, dtype=torch.uint8), None))
 
-    def carry(self, form: Form, tally: Tally, write: Write) -> Load:
+    def send_packed(self, layout: BufferLayout, stats: BatchStats, write: WriteFunction) -> Transfer:
         pinned, copied = self._pinned.popleft()
         if copied is not None:
             copied.synchronize()  # two steps ago: it has long been
-        if pinned.nbytes < form.size:
-            pinned = torch.empty(form.size, dtype=torch.uint8, pin_memory=True)
-        write(pinned[: form.size])
+        if pinned.nbytes < layout.size:
+            pinned = torch.empty(layout.size, dtype=torch.uint8, pin_memory=True)
+        write(pinned[: layout.size])
         with torch.cuda.stream(self._stream):
-            memory = pinned[: form.size].to(self._device, non_blocking=True)
+            memory = pinned[: layout.size].to(self._device, non_blocking=True)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(self._stream)
         self._pinned.append((pinned, copied))
-        return _Flying(form, tally, memory, copied)
+        return _CudaTransfer(layout, stats, memory, copied)
 
-    def bring(self, batches: list[Batch]) -> Load:
-        packed = Packed.of(batches)
-        return self.carry(packed.form, Tally.of(batches), packed.write)
+    def send(self, batches: list[Batch]) -> Transfer:
+        packed = PackedBatches.from_batches(batches)
+        return self.send_packed(packed.layout, BatchStats.from_batches(batches), packed.write)
 
 
-def carrier(device: torch.device) -> Carrier:
+def build_prefetcher(device: torch.device) -> DevicePrefetcher:
     """How steps get to this device."""
-    return _Cuda(device) if device.type == "cuda" else _Plain(device)
+    return _CudaPrefetcher(device) if device.type == "cuda" else _SyncPrefetcher(device)

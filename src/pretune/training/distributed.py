@@ -21,9 +21,9 @@ from pretune.core.errors import ResourceError, UsageError
 from pretune.nn.block import TransformerBlock
 
 Parallel = Literal["ddp", "fsdp"]
-PATIENCE = "PRETUNE_PATIENCE"
+TIMEOUT_VARIABLE = "PRETUNE_PATIENCE"
 """A rank that hears nothing for so many seconds (600) gives up: another one has died."""
-BUCKET = 2**25
+BUCKET_SIZE = 2**25
 """Numbers that travel at once where gradients are averaged without a wrapper: it bounds the memory this takes."""
 
 
@@ -34,7 +34,7 @@ class Ranks:
         self.device, self.rank, self.world = device, rank, world
 
     @property
-    def first(self) -> bool:
+    def is_first(self) -> bool:
         """Whether this is the one that writes."""
         return self.rank == 0
 
@@ -44,7 +44,7 @@ class Ranks:
             dist.all_reduce(values)
         return values
 
-    def most(self, value: int) -> int:
+    def max(self, value: int) -> int:
         """The largest over all ranks; waits."""
         if self.world == 1:
             return value
@@ -61,7 +61,7 @@ class Ranks:
         if self.device.type == "cuda":
             torch.cuda.manual_seed(number)
 
-    def share(self, value: Any) -> Any:
+    def broadcast_object(self, value: Any) -> Any:
         """The first rank's value, on all; waits."""
         if self.world == 1:
             return value
@@ -69,7 +69,7 @@ class Ranks:
         dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather_objects(self, value: Any) -> list[Any]:
         """Every rank's value, on all, in the order of the ranks; waits."""
         if self.world == 1:
             return [value]
@@ -77,7 +77,7 @@ class Ranks:
         dist.all_gather_object(found, value)
         return found
 
-    def join(self, rows: Tensor) -> Tensor:
+    def gather_rows(self, rows: Tensor) -> Tensor:
         """The rows `[E, …]` of all ranks, which may differ in number, in their order; waits for the device.
 
         A gradient reaches this rank's own rows alone: what is computed of all rows, on all ranks alike, then has in the
@@ -85,7 +85,7 @@ class Ranks:
         """
         if self.world == 1:
             return rows
-        sizes = self.gather(len(rows))
+        sizes = self.gather_objects(len(rows))
         room = rows.new_zeros((max(sizes), *rows.shape[1:]))
         room[: len(rows)] = rows.detach()
         found = [torch.empty_like(room) for _ in sizes]
@@ -94,7 +94,7 @@ class Ranks:
         parts[self.rank] = rows
         return torch.cat(parts)
 
-    def alike(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
         """Give all ranks the first one's values, in place."""
         if self.world > 1:
             for tensor in tensors:
@@ -102,7 +102,7 @@ class Ranks:
                 dist.broadcast(values, src=0)
                 tensor.detach().copy_(values)
 
-    def average(self, parameters: Iterable[Tensor]) -> None:
+    def average_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Average gradients over the ranks, where no wrapper does it: for parts that open and heads that take turns.
 
         One that some rank has is on all of them afterwards; one that no rank has stays None, so that an optimiser
@@ -118,33 +118,33 @@ class Ranks:
             trained = [parameter for parameter, count in zip(trained, some, strict=True) if count]
             for parameter in trained:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        for slopes in _buckets([parameter.grad for parameter in trained if parameter.grad is not None]):
+        for slopes in _split_into_buckets([parameter.grad for parameter in trained if parameter.grad is not None]):
             whole = self.sum(torch.cat([slope.flatten() for slope in slopes])).div_(self.world)
             for slope, part in zip(slopes, torch.split(whole, [slope.numel() for slope in slopes]), strict=True):
                 slope.copy_(part.view_as(slope))
 
-    def check(self, how: Parallel) -> None:
+    def check_parallel(self, mode: Parallel) -> None:
         """Refuse a way of training in parallel that these ranks cannot take."""
-        if how == "fsdp" and not dist.is_initialized():
+        if mode == "fsdp" and not dist.is_initialized():
             raise UsageError(
                 "train.parallel=fsdp shards a model over the processes of torchrun, and this one was started without; "
                 "start `torchrun --nproc-per-node N -m pretune pretrain …`, or use train.parallel=ddp"
             )
 
-    def wrap(self, module: nn.Module, how: Parallel) -> nn.Module:
+    def wrap(self, module: nn.Module, mode: Parallel) -> nn.Module:
         """A module whose gradients come out averaged over the ranks; all must have built the same weights."""
-        if self.world == 1 and how == "ddp":
+        if self.world == 1 and mode == "ddp":
             return module
-        if how == "fsdp":
+        if mode == "fsdp":
             return _shard(module)
         return DistributedDataParallel(
             module, device_ids=[self.device.index] if self.device.type == "cuda" else None, gradient_as_bucket_view=True
         )
 
     @contextlib.contextmanager
-    def accumulating(self, module: nn.Module, *, last: bool) -> Iterator[None]:
+    def delay_gradient_sync(self, module: nn.Module, *, is_last: bool) -> Iterator[None]:
         """Gradients travel with the last micro-batch only, where the wrapper can wait for it."""
-        if last or not isinstance(module, DistributedDataParallel):
+        if is_last or not isinstance(module, DistributedDataParallel):
             yield
         else:
             with module.no_sync():
@@ -152,31 +152,31 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def ranks(device: torch.device | str) -> Iterator[Ranks]:
+def init_distributed(device: torch.device | str) -> Iterator[Ranks]:
     """The ranks `torchrun` started (it sets RANK, LOCAL_RANK and WORLD_SIZE), for the length of a run."""
     found = torch.device(device)
     if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
-        yield Ranks(_numbered(found, 0))
+        yield Ranks(_select_device(found, 0))
         return
     rank, world, local = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    here = _numbered(found, local)
+    here = _select_device(found, local)
     if here.type == "cuda":
         torch.cuda.set_device(here)
-    with _with_others():
+    with _translate_errors():
         dist.init_process_group(
             "nccl" if here.type == "cuda" else "gloo",
-            timeout=timedelta(seconds=float(os.environ.get(PATIENCE, "600"))),
+            timeout=timedelta(seconds=float(os.environ.get(TIMEOUT_VARIABLE, "600"))),
             device_id=here if here.type == "cuda" else None,
         )
         try:
-            with log.hushed(rank > 0):  # the first tells it for all
+            with log.silence(rank > 0):  # the first tells it for all
                 yield Ranks(here, rank=rank, world=world)
         finally:
             dist.destroy_process_group()
 
 
 @contextlib.contextmanager
-def _with_others() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """What the others do not answer becomes an error that says so."""
     try:
         yield
@@ -188,12 +188,12 @@ def _with_others() -> Iterator[None]:
         raise ResourceError(f"another rank has ended or fallen silent ({why:.200}); go on with --resume") from error
 
 
-def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+def _split_into_buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """Tensors in their order, some at a time, each time of one type."""
     bucket: list[Tensor] = []
     size = 0
     for tensor in tensors:
-        if bucket and (tensor.dtype != bucket[0].dtype or size + tensor.numel() > BUCKET):
+        if bucket and (tensor.dtype != bucket[0].dtype or size + tensor.numel() > BUCKET_SIZE):
             yield bucket
             bucket, size = [], 0
         bucket.append(tensor)
@@ -202,13 +202,13 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         yield bucket
 
 
-def _numbered(device: torch.device, local: int) -> torch.device:
+def _select_device(device: torch.device, local_rank: int) -> torch.device:
     if device.type != "cuda":
         return device
     index: int | None = device.index
-    index = local if index is None else index
+    index = local_rank if index is None else index
     if index >= torch.cuda.device_count():
-        raise ResourceError(f"process {local} has no GPU of its own; {torch.cuda.device_count()} are visible")
+        raise ResourceError(f"process {local_rank} has no GPU of its own; {torch.cuda.device_count()} are visible")
     return torch.device("cuda", index)
 
 
@@ -230,12 +230,12 @@ def reshard(module: nn.Module) -> None:
             again()
 
 
-def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def unshard_all(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Sharded tensors put together (all ranks must ask); others as they are."""
-    return {name: gathered(tensor) for name, tensor in tensors.items()}
+    return {name: unshard(tensor) for name, tensor in tensors.items()}
 
 
-def gathered(tensor: Tensor) -> Tensor:
+def unshard(tensor: Tensor) -> Tensor:
     """A tensor without its shards."""
     found = tensor.detach()
     return found.full_tensor() if isinstance(found, DTensor) else found

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from pretune.core.types import Batch, Loss
 
 
-class Work(Protocol):
+class TrainingObjective(Protocol):
     """What a model is trained to do: an objective, a task's head, a distillation."""
 
     def counts(self, batch: Any) -> Mapping[str, Tensor]:
@@ -18,13 +18,13 @@ class Work(Protocol):
         """The summed loss of a batch."""
 
 
-class Trainee(nn.Module):
+class ModelWithLoss(nn.Module):
     """Its forward is the loss, so that hooks on a forward pass (several devices) see the whole of it."""
 
-    def __init__(self, model: nn.Module, work: Work) -> None:
+    def __init__(self, model: nn.Module, objective: TrainingObjective) -> None:
         super().__init__()
         self.model = model
-        self.work = work
+        self.objective = objective
 
     def forward(self, batch: Batch) -> Loss:
-        return self.work.loss(self.model, batch)
+        return self.objective.loss(self.model, batch)

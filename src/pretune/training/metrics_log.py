@@ -20,26 +20,28 @@ from typing import Any, Self, cast
 
 from pretune.core import config
 from pretune.core.errors import CheckpointError, UsageError
-from pretune.core.io import open_in_place, parse_json, writing
+from pretune.core.io import open_in_place, parse_json, translate_write_errors
 from pretune.training.records import MetricsLine
 
 Value = float | int | str | bool | None | Mapping[str, "Value"]
 
-NAME = "metrics.jsonl"
+METRICS_FILE = "metrics.jsonl"
 
 
-class Metrics:
+class MetricsLog:
     """The file of one run, open for appending.
 
     A new run (`after` None) starts it afresh. A resumed run keeps the lines of steps up to `after`, the last one that
     its checkpoint has behind it; of these no more than the first `size` bytes, where that is known.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, after: int | None = None, size: int | None = None) -> None:
-        self.path = Path(directory) / NAME
-        with writing(self.path):
+    def __init__(
+        self, directory: str | os.PathLike[str], *, last_step: int | None = None, max_size: int | None = None
+    ) -> None:
+        self.path = Path(directory) / METRICS_FILE
+        with translate_write_errors(self.path):
             self._file = open_in_place(self.path)
-            self.size = 0 if after is None else _kept(self.path, after, size)
+            self.size = 0 if last_step is None else _find_valid_size(self.path, last_step, max_size)
             os.ftruncate(self._file, self.size)
             os.lseek(self._file, 0, os.SEEK_END)
 
@@ -48,11 +50,14 @@ class Metrics:
         if "step" in values or "nonfinite" in values:
             raise UsageError("'step' and 'nonfinite' are written by the file itself; choose other names")
         lost: list[str] = []
-        line: dict[str, Any] = {"step": step, **{name: _finite(name, value, lost) for name, value in values.items()}}
+        line: dict[str, Any] = {
+            "step": step,
+            **{name: _replace_nonfinite(name, value, lost) for name, value in values.items()},
+        }
         if lost:
             line["nonfinite"] = lost
         data = (json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n").encode()
-        with writing(self.path):
+        with translate_write_errors(self.path):
             try:
                 done = 0
                 while done < len(data):
@@ -65,7 +70,7 @@ class Metrics:
 
     def sync(self) -> None:
         """Wait until all is on the disk: before a checkpoint that has these steps behind it."""
-        with writing(self.path):
+        with translate_write_errors(self.path):
             os.fsync(self._file)
 
     def close(self) -> None:
@@ -85,37 +90,41 @@ class Metrics:
 
 def read_metrics(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The lines of a run; what is no line of ours, as the half of one that a crash left, is passed over."""
-    return [line for text in (Path(directory) / NAME).read_bytes().splitlines() if (line := _line(text)) is not None]
+    return [
+        line
+        for text in (Path(directory) / METRICS_FILE).read_bytes().splitlines()
+        if (line := _parse_line(text)) is not None
+    ]
 
 
-def _kept(path: Path, after: int, most: int | None) -> int:
+def _find_valid_size(path: Path, last_step: int, max_size: int | None) -> int:
     """The bytes up to the first line of a later step or beyond the limit, or to a last line that is not whole."""
     size = end = 0
     with path.open("rb") as file:
         for text in file:
             end += len(text)
-            line = _line(text)
-            if (line is not None and line["step"] > after) or (most is not None and end > most):
+            line = _parse_line(text)
+            if (line is not None and line["step"] > last_step) or (max_size is not None and end > max_size):
                 return size
             if text.endswith(b"\n") and line is not None:
                 size = end
     return size
 
 
-def _line(text: bytes) -> dict[str, Any] | None:
+def _parse_line(text: bytes) -> dict[str, Any] | None:
     try:
-        line = parse_json(text.decode(), CheckpointError, NAME)
-        config.check_record(MetricsLine, line, CheckpointError, NAME)
+        line = parse_json(text.decode(), CheckpointError, METRICS_FILE)
+        config.check_record(MetricsLine, line, CheckpointError, METRICS_FILE)
     except (UnicodeDecodeError, CheckpointError):
         return None
     return cast(dict[str, Any], line)
 
 
-def _finite(name: str, value: Value, lost: list[str]) -> Any:
+def _replace_nonfinite(name: str, value: Value, nonfinite: list[str]) -> Any:
     """A value as JSON has it, and the names of those that it has no numbers for."""
     if isinstance(value, Mapping):
-        return {key: _finite(f"{name}.{key}", item, lost) for key, item in value.items()}
+        return {key: _replace_nonfinite(f"{name}.{key}", item, nonfinite) for key, item in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
-        lost.append(name)
+        nonfinite.append(name)
         return None
     return value

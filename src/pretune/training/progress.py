@@ -17,29 +17,29 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
 from pretune.core import log
-from pretune.core.format import amount, clock
+from pretune.core.format import format_duration, format_number
 
-_LINES = 10.0  # seconds between plain lines
-_FRAMES = 0.1  # … between changes of the bar
-_WINDOW = 30.0  # … that rates are taken over
+_LINE_SECONDS = 10.0  # seconds between plain lines
+_FRAME_SECONDS = 0.1  # … between changes of the bar
+_WINDOW_SECONDS = 30.0  # … that rates are taken over
 
 
-class Outlook(Protocol):
+class OverheadEstimator(Protocol):
     """Work of a run beside its steps: evaluation between them, and what follows the last of them."""
 
-    def spent(self) -> float:
+    def get_elapsed(self) -> float:
         """Seconds of such work so far."""
 
-    def ahead(self, pace: float, step: int) -> float:
+    def estimate_remaining(self, step_seconds: float, step: int) -> float:
         """Seconds of it that are still expected after a step; `pace` is the mean seconds of a step."""
 
 
-class _Moment(NamedTuple):
+class _ProgressPoint(NamedTuple):
     time: float
     step: int
     tokens: int
     flops: float
-    spent: float  # seconds beside the steps
+    overhead: float  # seconds beside the steps
 
 
 class Progress:
@@ -57,28 +57,28 @@ class Progress:
         budget: float | None = None,
         peak: float | None = None,
         every: int | None = None,
-        outlook: Outlook | None = None,
-        now: Callable[[], float] = time.monotonic,
+        overhead: OverheadEstimator | None = None,
+        timer: Callable[[], float] = time.monotonic,
     ) -> None:
         self._title, self._total, self._budget, self._peak, self._every = title, total, budget, peak, every
-        self._now, self._outlook = now, outlook
-        self._pace = _Pace()
-        self._recent: deque[_Moment] = deque()
-        self._shown: tuple[float, int] | None = None  # when, and which step
+        self._timer, self._overhead = timer, overhead
+        self._step_timer = _StepTimer()
+        self._recent_points: deque[_ProgressPoint] = deque()
+        self._last_shown: tuple[float, int] | None = None  # when, and which step
         self._bar: Any = None
         self._task: Any = None
-        self._open = contextlib.ExitStack()
+        self._exit_stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         if not log.is_quiet() and sys.stderr.isatty():
-            self._bar = self._open.enter_context(_bar())
+            self._bar = self._exit_stack.enter_context(_build_bar())
             self._task = self._bar.add_task(self._title, total=1.0, words="")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open.close()
+        self._exit_stack.close()
         self._bar = None
 
     def __call__(
@@ -87,62 +87,64 @@ class Progress:
         """Steps that are done, and what was counted over all of them, of this run and those it resumed."""
         if log.is_quiet():
             return
-        now = self._now()
-        spent = 0.0 if self._outlook is None else self._outlook.spent()
-        if self._recent:
-            last = self._recent[-1]
-            self._pace.add(step - last.step, now - last.time - (spent - last.spent))
-        self._recent.append(_Moment(now, step, tokens, flops, spent))
-        while len(self._recent) > 2 and now - self._recent[0].time > _WINDOW:
-            self._recent.popleft()
-        if self._due(now, step):
-            self._shown = (now, step)
+        now = self._timer()
+        spent = 0.0 if self._overhead is None else self._overhead.get_elapsed()
+        if self._recent_points:
+            last = self._recent_points[-1]
+            self._step_timer.add(step - last.step, now - last.time - (spent - last.overhead))
+        self._recent_points.append(_ProgressPoint(now, step, tokens, flops, spent))
+        while len(self._recent_points) > 2 and now - self._recent_points[0].time > _WINDOW_SECONDS:
+            self._recent_points.popleft()
+        if self._is_due(now, step):
+            self._last_shown = (now, step)
             self._show(step, elapsed, loss)
 
-    def _due(self, now: float, step: int) -> bool:
-        if self._shown is None or step == self._total:
+    def _is_due(self, timestamp: float, step: int) -> bool:
+        if self._last_shown is None or step == self._total:
             return True
-        then, before = self._shown
+        then, before = self._last_shown
         if self._bar is None and self._every:
             return step - before >= self._every
-        return now - then >= (_LINES if self._bar is None else _FRAMES)
+        return timestamp - then >= (_LINE_SECONDS if self._bar is None else _FRAME_SECONDS)
 
     def _show(self, step: int, elapsed: float, loss: float | None) -> None:
-        share, left = self._ahead(step, elapsed)
-        words = self.words(step, loss, left)
+        share, left = self._estimate_remaining(step, elapsed)
+        words = self.format_status(step, loss, left)
         if self._bar is not None:
             self._bar.update(self._task, completed=share, words=words)
         else:
-            log.say(f"{self._title}: {words}" if self._budget is None else f"{self._title}: {share:.0%}, {words}")
+            log.info(f"{self._title}: {words}" if self._budget is None else f"{self._title}: {share:.0%}, {words}")
 
-    def words(self, step: int, loss: float | None, left: float | None) -> str:
+    def format_status(self, step: int, loss: float | None, remaining: float | None) -> str:
         """What is said of a moment."""
-        first, last = self._recent[0], self._recent[-1]
+        first, last = self._recent_points[0], self._recent_points[-1]
         seconds = last.time - first.time
         found = [f"step {step:,}" + (f"/{self._total:,}" if self._total else "")]
         if loss is not None:
             found.append(f"loss {loss:.4g}")
         if seconds > 0 and last.tokens > first.tokens:
-            found.append(f"{amount((last.tokens - first.tokens) / seconds)} tok/s")
+            found.append(f"{format_number((last.tokens - first.tokens) / seconds)} tok/s")
         if seconds > 0 and self._peak and last.flops > first.flops:
             found.append(f"MFU {(last.flops - first.flops) / seconds / self._peak:.0%}")
-        if left is not None:
-            found.append(f"{clock(left)} left")
+        if remaining is not None:
+            found.append(f"{format_duration(remaining)} left")
         return ", ".join(found)
 
-    def _ahead(self, step: int, elapsed: float) -> tuple[float, float | None]:
+    def _estimate_remaining(self, step: int, elapsed: float) -> tuple[float, float | None]:
         """The share that is done, and the seconds that are left, where they are known."""
         if self._budget is not None:
             return min(elapsed / self._budget, 1.0), max(self._budget - elapsed, 0.0)
         if self._total is None:
             return 0.0, None
-        share, pace = min(step / max(self._total, 1), 1.0), self._pace.seconds
+        share, pace = min(step / max(self._total, 1), 1.0), self._step_timer.step_seconds
         if pace is None:
             return share, None
-        return share, (self._total - step) * pace + (0.0 if self._outlook is None else self._outlook.ahead(pace, step))
+        return share, (self._total - step) * pace + (
+            0.0 if self._overhead is None else self._overhead.estimate_remaining(pace, step)
+        )
 
 
-class _Pace:
+class _StepTimer:
     """Mean seconds of a step, in which older steps lose weight over a third of the run so far, or half a minute."""
 
     def __init__(self) -> None:
@@ -150,15 +152,15 @@ class _Pace:
 
     def add(self, steps: int, seconds: float) -> None:
         self._total += seconds
-        kept = math.exp(-seconds / max(_WINDOW, self._total / 3))
+        kept = math.exp(-seconds / max(_WINDOW_SECONDS, self._total / 3))
         self._steps, self._seconds = self._steps * kept + steps, self._seconds * kept + seconds
 
     @property
-    def seconds(self) -> float | None:
+    def step_seconds(self) -> float | None:
         return self._seconds / self._steps if self._steps else None
 
 
-def _bar() -> Any:
+def _build_bar() -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bar

@@ -14,40 +14,40 @@ from pretune.core.errors import ResourceError
 from pretune.training.distributed import Ranks
 
 T = TypeVar("T")
-BEAT = 1.0
+HEARTBEAT_SECONDS = 1.0
 """Seconds between two messages; a signal to a rank that waits is heard after the next."""
 DONE, FAILED = 1, 2
 
 
-def alone(ranks: Ranks, work: Callable[[], T]) -> T | None:
+def run_on_rank_zero(ranks: Ranks, function: Callable[[], T]) -> T | None:
     """The first rank works, and may not ask anything of the others meanwhile; None on these, when it has ended."""
     if ranks.world == 1:
-        return work()
-    if ranks.first:
-        return _beating(ranks, work)
+        return function()
+    if ranks.is_first:
+        return _run_with_heartbeat(ranks, function)
     said = 0
     while not said:
-        said = ranks.most(0)
+        said = ranks.max(0)
     if said == FAILED:
         raise ResourceError("the first rank has ended; what it says is the reason")
     return None
 
 
-def _beating(ranks: Ranks, work: Callable[[], T]) -> T:
+def _run_with_heartbeat(ranks: Ranks, function: Callable[[], T]) -> T:
     over, said = threading.Event(), FAILED
 
     def beat() -> None:
         try:
-            while not over.wait(BEAT):
-                ranks.most(0)
-            ranks.most(said)
+            while not over.wait(HEARTBEAT_SECONDS):
+                ranks.max(0)
+            ranks.max(said)
         except RuntimeError:
             pass  # another rank is gone: this work does not need it, and what comes next will notice
 
     thread = threading.Thread(target=beat, name="pretune-beat", daemon=True)
     thread.start()
     try:
-        found = work()
+        found = function()
         said = DONE
         return found
     finally:

@@ -1,6 +1,6 @@
 """Declarations of the JSON files of runs, as far as others than their writers read them.
 
-What a file holds beyond that is left as it is. Settings (run.json, task.json) are read in full as specs; `Tree` is
+What a file holds beyond that is left as it is. Settings (run.json, task.json) are read in full as specs; `RunFile` is
 what a report shows of them.
 """
 
@@ -11,14 +11,14 @@ from pretune.core.config import Amount, Bounds, Count, Number
 Positive = Annotated[int, Bounds(1, 2**60)]
 
 
-class Energy(TypedDict):
+class EnergyRecord(TypedDict):
     """A part of cost.json: where energy went, and how that is known."""
 
     what: str
     how: str
 
 
-class Summary(TypedDict, total=False):
+class SummaryRecord(TypedDict, total=False):
     """The end of a run, as cost.json repeats it."""
 
     parameters: Count
@@ -37,14 +37,14 @@ class CostFile(TypedDict):
     flops: Amount
     mfu: Amount | None
     kwh: Amount
-    energy: list[Energy]
+    energy: list[EnergyRecord]
     energy_label: str
     left_out: list[str]
     co2e_kg: Amount
     grid_g_per_kwh: Amount
     dollars: Amount
     price_label: str
-    run: NotRequired[Summary]
+    run: NotRequired[SummaryRecord]
 
 
 class Score(TypedDict):
@@ -59,7 +59,7 @@ class Score(TypedDict):
     scores: NotRequired[dict[str, Number]]
 
 
-class Result(Score):
+class ResultRecord(Score):
     """The result of a run."""
 
     split: str
@@ -67,7 +67,7 @@ class Result(Score):
     seeds: list[int]
 
 
-class Point(Score):
+class CurvePoint(Score):
     """The result for one number of labels."""
 
     labels: Count
@@ -83,7 +83,7 @@ class Difference(TypedDict):
     p: Number
 
 
-class Baseline(TypedDict):
+class BaselineRecord(TypedDict):
     """A baseline's score."""
 
     name: str
@@ -91,7 +91,7 @@ class Baseline(TypedDict):
     against: Difference
 
 
-class KeptModel(TypedDict):
+class SavedModelRecord(TypedDict):
     """The model in the directory of a fine-tuned run."""
 
     lr: Number
@@ -103,20 +103,20 @@ class KeptModel(TypedDict):
     parameters: Positive
 
 
-class Judgement(TypedDict):
+class EvaluationRecord(TypedDict):
     """An evaluation in the course of a trial."""
 
     step: Count
     dev: Number
 
 
-class Trial(TypedDict):
+class TrialRecord(TypedDict):
     """A trial of a fine-tuned run, as scores.json and trial.json have it."""
 
     lr: Number
     seed: int
     labels: int | None
-    course: NotRequired[list[Judgement]]
+    course: NotRequired[list[EvaluationRecord]]
 
 
 class TrialSummary(TypedDict):
@@ -126,7 +126,7 @@ class TrialSummary(TypedDict):
     cost: CostFile
 
 
-class TrialFile(Trial):
+class TrialFile(TrialRecord):
     """trial.json: a trial that has come to its end."""
 
     steps: Count
@@ -134,7 +134,7 @@ class TrialFile(Trial):
     scores: dict[str, dict[str, Number]]
     trained: Count
     parameters: Positive
-    counts: "Lengths"
+    counts: "LengthCounts"
     balance: Any
     threshold: Number | None
     summary: TrialSummary
@@ -154,14 +154,14 @@ class HeadlineFile(TypedDict, total=False):
     model: dict[str, Any]
 
 
-class FoundFile(TypedDict, total=False):
+class ResumeFile(TypedDict, total=False):
     """run.json, as far as a run that goes on compares it."""
 
     found: dict[str, Any]
     before: dict[str, Number]
 
 
-class Loss(TypedDict):
+class LossRecord(TypedDict):
     """A pre-training loss."""
 
     loss: Number
@@ -170,12 +170,12 @@ class Loss(TypedDict):
 class Forgetting(TypedDict):
     """The pre-training loss before and after fine-tuning."""
 
-    before: Loss
-    after: Loss
+    before: LossRecord
+    after: LossRecord
     distance: Number
 
 
-class Lengths(TypedDict):
+class LengthCounts(TypedDict):
     """Examples by their lengths."""
 
     longest: Count
@@ -192,52 +192,52 @@ class ScoresFile(TypedDict):
     notes: list[str]
     examples: dict[str, Count]  # that were used
     pool: NotRequired[dict[str, Count]]  # that these were drawn from
-    counts: Lengths
-    result: Result
-    model: KeptModel
-    baselines: list[Baseline]
+    counts: LengthCounts
+    result: ResultRecord
+    model: SavedModelRecord
+    baselines: list[BaselineRecord]
     not_run: dict[str, str]
-    curve: list[Point]
+    curve: list[CurvePoint]
     forgetting: Forgetting | None
-    trials: NotRequired[list[Trial]]
+    trials: NotRequired[list[TrialRecord]]
 
 
-class Kind(TypedDict):
+class KindRecord(TypedDict):
     """A spec of which only the kind is shown."""
 
     kind: str
 
 
-class Attention(TypedDict, total=False):
+class AttentionRecord(TypedDict, total=False):
     """A part of a block."""
 
     heads: Count
 
 
-class Block(TypedDict, total=False):
+class BlockRecord(TypedDict, total=False):
     """A block of a stack."""
 
-    attention: Attention | None
+    attention: AttentionRecord | None
 
 
-class Stack(TypedDict, total=False):
+class StackRecord(TypedDict, total=False):
     """An encoder or a decoder."""
 
     depth: Count
-    blocks: list[Block] | None
+    blocks: list[BlockRecord] | None
 
 
-class ModelTree(TypedDict, total=False):
+class ModelRecord(TypedDict, total=False):
     """A model's shape."""
 
     family: str
     width: Count | None
     vocab: Count | None
-    encoder: Stack | None
-    decoder: Stack | None
+    encoder: StackRecord | None
+    decoder: StackRecord | None
 
 
-class DataTree(TypedDict, total=False):
+class DataRecord(TypedDict, total=False):
     """The data of a run."""
 
     path: str | None
@@ -245,19 +245,19 @@ class DataTree(TypedDict, total=False):
     short: tuple[Number, Count] | None
 
 
-class TrainTree(TypedDict, total=False):
+class TrainRecord(TypedDict, total=False):
     """The settings of training."""
 
     lr: Number
     seed: int
-    optimizer: Kind
-    schedule: Kind
+    optimizer: KindRecord
+    schedule: KindRecord
     batch: Count
     batch_tokens: Count
     start: str | None
 
 
-class Base(TypedDict):
+class BaseModelRecord(TypedDict):
     """The model that was fine-tuned."""
 
     path: str
@@ -273,25 +273,25 @@ class Machine(TypedDict):
     threads: Count
 
 
-class TaskTree(TypedDict, total=False):
+class TaskRecord(TypedDict, total=False):
     """The task of a fine-tuned run."""
 
     name: str | None
     labels: Count | None
 
 
-class Tree(TypedDict, total=False):
+class RunFile(TypedDict, total=False):
     """run.json."""
 
-    model: ModelTree
-    objective: Kind
-    data: DataTree | None
-    train: TrainTree
+    model: ModelRecord
+    objective: KindRecord
+    data: DataRecord | None
+    train: TrainRecord
     found: Machine | None
-    base: Base
-    method: Kind
-    loss: Kind
-    task: TaskTree | None
+    base: BaseModelRecord
+    method: KindRecord
+    loss: KindRecord
+    task: TaskRecord | None
     embedding: Any
 
 
@@ -306,13 +306,13 @@ class PredictionLine(TypedDict, total=False):
     probabilities: dict[str, Number] | list[Number] | None
 
 
-class RightScore(TypedDict):
+class GoldScore(TypedDict):
     """The right answer of a line of predictions.jsonl, for regression."""
 
     gold: Number
 
 
-class RightTags(TypedDict):
+class GoldTags(TypedDict):
     """The right answer of a line of predictions.jsonl, for tagging."""
 
     gold: list[str]
@@ -333,7 +333,7 @@ class ResultsRow(TypedDict):
     group: NotRequired[str | None]
 
 
-class Stage(TypedDict, total=False):
+class StageRecord(TypedDict, total=False):
     """A stage of a comparison."""
 
     name: str
@@ -348,7 +348,7 @@ class ResultsFile(TypedDict):
     rows: list[ResultsRow]
     runs: NotRequired[list[str]]
     data: NotRequired[str | None]
-    stages: NotRequired[list[Stage] | None]
+    stages: NotRequired[list[StageRecord] | None]
     examples: NotRequired[Count | None]
 
 

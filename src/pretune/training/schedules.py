@@ -1,11 +1,11 @@
 """Learning-rate schedules: pure functions from where a run stands to a factor on the peak rate.
 
-`factor(step, total)` is for a run of known length: `step` of `total` steps are done. `at(progress, step)` is for a run
+`compute_factor(step, total)` is for a run of known length: `step` of `total` steps are done. `compute_factor_at(progress, step)` is for a run
 that ends when a bell rings: `progress` is the share of the time that is gone. Both begin at 0 and end at the floor at
 1 = `total` / `total`.
 
 A warm-up below 1 is a share of the run, from 1 on a number of steps. When such a warm-up will be over cannot be said in
-time: `at` then lets it rise by steps and the rest fall by time, one multiplied with the other.
+time: `compute_factor_at` then lets it rise by steps and the rest fall by time, one multiplied with the other.
 """
 
 import math
@@ -15,7 +15,7 @@ from typing import Literal
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 
-Fall = Callable[[float], float]
+DecayFunction = Callable[[float], float]
 
 
 @spec
@@ -25,13 +25,13 @@ class Constant:
     warmup: int | float = 0
 
     def __post_init__(self) -> None:
-        _check(self.warmup)
+        _check_shares(self.warmup)
 
-    def factor(self, step: int, total: int) -> float:
-        return _warmed(self.warmup, step, total, lambda x: 1.0)
+    def compute_factor(self, step: int, total: int) -> float:
+        return _apply_warmup(self.warmup, step, total, lambda x: 1.0)
 
-    def at(self, progress: float, step: int) -> float:
-        return _timed(self.warmup, progress, step, lambda x: 1.0)
+    def compute_factor_at(self, progress: float, step: int) -> float:
+        return _apply_timed_warmup(self.warmup, progress, step, lambda x: 1.0)
 
 
 @spec
@@ -42,15 +42,15 @@ class Linear:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self.warmup, floor=self.floor)
+        _check_shares(self.warmup, floor=self.floor)
 
-    def factor(self, step: int, total: int) -> float:
-        return _warmed(self.warmup, step, total, self._fall)
+    def compute_factor(self, step: int, total: int) -> float:
+        return _apply_warmup(self.warmup, step, total, self._decay)
 
-    def at(self, progress: float, step: int) -> float:
-        return _timed(self.warmup, progress, step, self._fall)
+    def compute_factor_at(self, progress: float, step: int) -> float:
+        return _apply_timed_warmup(self.warmup, progress, step, self._decay)
 
-    def _fall(self, x: float) -> float:
+    def _decay(self, x: float) -> float:
         return self.floor + (1 - self.floor) * (1 - x)
 
 
@@ -62,15 +62,15 @@ class Cosine:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self.warmup, floor=self.floor)
+        _check_shares(self.warmup, floor=self.floor)
 
-    def factor(self, step: int, total: int) -> float:
-        return _warmed(self.warmup, step, total, self._fall)
+    def compute_factor(self, step: int, total: int) -> float:
+        return _apply_warmup(self.warmup, step, total, self._decay)
 
-    def at(self, progress: float, step: int) -> float:
-        return _timed(self.warmup, progress, step, self._fall)
+    def compute_factor_at(self, progress: float, step: int) -> float:
+        return _apply_timed_warmup(self.warmup, progress, step, self._decay)
 
-    def _fall(self, x: float) -> float:
+    def _decay(self, x: float) -> float:
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * x)) / 2
 
 
@@ -87,18 +87,18 @@ class InverseSquareRoot:
     cooldown: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(0, cooldown=self.cooldown)
+        _check_shares(0, cooldown=self.cooldown)
         if self.warmup < 0 or self.hold < 0:
             raise UsageError(f"warmup {self.warmup} and hold {self.hold} are numbers of steps, at least 0")
 
-    def factor(self, step: int, total: int) -> float:
+    def compute_factor(self, step: int, total: int) -> float:
         _check_total(total)
-        return self.at(step / total, step)
+        return self.compute_factor_at(step / total, step)
 
-    def at(self, progress: float, step: int) -> float:
+    def compute_factor_at(self, progress: float, step: int) -> float:
         rise = step / self.warmup if step < self.warmup else 1.0
         peak = max(self.warmup + self.hold, 1)
-        return rise * math.sqrt(peak / max(step, peak)) * _cooled(progress, self.cooldown)
+        return rise * math.sqrt(peak / max(step, peak)) * _compute_cooldown_factor(progress, self.cooldown)
 
 
 @spec
@@ -114,20 +114,20 @@ class Stable:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self.warmup, floor=self.floor, decay=self.decay)
+        _check_shares(self.warmup, floor=self.floor, decay=self.decay)
         if 0 < self.warmup < 1 and self.warmup + self.decay > 1:
             raise UsageError(f"warmup {self.warmup} and decay {self.decay} together take more than the whole run")
 
-    def factor(self, step: int, total: int) -> float:
-        rise = _rise(_steps(self.warmup, total), step)
-        return rise * self._fall(min(step / total, 1.0))
+    def compute_factor(self, step: int, total: int) -> float:
+        rise = _compute_warmup_factor(_resolve_warmup(self.warmup, total), step)
+        return rise * self._decay(min(step / total, 1.0))
 
-    def at(self, progress: float, step: int) -> float:
-        rise = _rise(self.warmup, progress if self.warmup < 1 else step)
-        return rise * self._fall(min(progress, 1.0))
+    def compute_factor_at(self, progress: float, step: int) -> float:
+        rise = _compute_warmup_factor(self.warmup, progress if self.warmup < 1 else step)
+        return rise * self._decay(min(progress, 1.0))
 
-    def _fall(self, progress: float) -> float:
-        left = _cooled(progress, self.decay)
+    def _decay(self, progress: float) -> float:
+        left = _compute_cooldown_factor(progress, self.decay)
         return self.floor + (1 - self.floor) * (left if self.shape == "linear" else 1 - math.sqrt(1 - left))
 
 
@@ -149,11 +149,11 @@ class Slanted:
         """Where it begins and ends."""
         return 1 / self.ratio
 
-    def factor(self, step: int, total: int) -> float:
+    def compute_factor(self, step: int, total: int) -> float:
         _check_total(total)
-        return self.at(step / total, step)
+        return self.compute_factor_at(step / total, step)
 
-    def at(self, progress: float, step: int) -> float:
+    def compute_factor_at(self, progress: float, step: int) -> float:
         x = min(progress, 1.0)
         height = x / self.cut if x < self.cut else (1 - x) / (1 - self.cut)
         return (1 + height * (self.ratio - 1)) / self.ratio
@@ -162,31 +162,31 @@ class Slanted:
 Schedule = Constant | Linear | Cosine | InverseSquareRoot | Stable | Slanted
 
 
-def _warmed(warmup: float, step: float, total: float, fall: Fall) -> float:
+def _apply_warmup(warmup: float, step: float, total: float, decay: DecayFunction) -> float:
     """Up to 1 until the warm-up's end, then down over what is left of the run."""
-    begin = _steps(warmup, total)
+    begin = _resolve_warmup(warmup, total)
     if step < begin:
         return step / begin
-    return fall(min((step - begin) / (total - begin), 1.0))
+    return decay(min((step - begin) / (total - begin), 1.0))
 
 
-def _timed(warmup: float, progress: float, step: int, fall: Fall) -> float:
+def _apply_timed_warmup(warmup: float, progress: float, step: int, decay: DecayFunction) -> float:
     if warmup < 1:
-        return _warmed(warmup, progress, 1.0, fall)
-    return _rise(warmup, step) * fall(min(progress, 1.0))
+        return _apply_warmup(warmup, progress, 1.0, decay)
+    return _compute_warmup_factor(warmup, step) * decay(min(progress, 1.0))
 
 
-def _rise(warmup: float, step: float) -> float:
+def _compute_warmup_factor(warmup: float, step: float) -> float:
     return step / warmup if step < warmup else 1.0
 
 
-def _cooled(progress: float, share: float) -> float:
+def _compute_cooldown_factor(progress: float, share: float) -> float:
     """1, and over the last share of the run down to 0."""
     left = max(1 - progress, 0.0)
     return 1.0 if left >= share else left / share
 
 
-def _steps(warmup: float, total: float) -> float:
+def _resolve_warmup(warmup: float, total: float) -> float:
     """How long a warm-up takes, in the unit of the total."""
     _check_total(total)
     if warmup < 1:
@@ -201,7 +201,7 @@ def _check_total(total: float) -> None:
         raise UsageError(f"a run of {total} steps has no schedule; it needs at least 1")
 
 
-def _check(warmup: float, **shares: float) -> None:
+def _check_shares(warmup: float, **shares: float) -> None:
     if warmup < 0 or (warmup >= 1 and warmup != int(warmup)):
         raise UsageError(f"warmup {warmup} must be a share below 1 or a whole number of steps")
     for name, share in shares.items():

@@ -5,12 +5,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pretune.core import log
-from pretune.core.format import SPAN, TRAINING_TIME, aligned, amount, clock, dollars, energy, weight
+from pretune.core.format import (
+    COST_SPAN,
+    TRAINING_TIME,
+    align_pairs,
+    format_dollars,
+    format_duration,
+    format_energy,
+    format_mass,
+    format_number,
+)
 from pretune.training.cost import Cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class RunSummary:
     """A run in numbers, over all processes that it took; seconds are those of training, on the first rank."""
 
     title: str
@@ -26,11 +35,11 @@ class Summary:
     saving: float = 0.0  # … that checkpoints stopped the run
     evaluating: float = 0.0
 
-    def rows(self) -> list[tuple[str, str]]:
+    def build_rows(self) -> list[tuple[str, str]]:
         """Names and values."""
-        return [*self._learnt(), *self._spent(), *self._paid()]
+        return [*self._iter_results(), *self._iter_times(), *self._iter_costs()]
 
-    def _learnt(self) -> Iterator[tuple[str, str]]:
+    def _iter_results(self) -> Iterator[tuple[str, str]]:
         if self.loss is not None:
             yield "loss", f"{self.loss:.4f}"
         if self.held_out is not None:
@@ -40,12 +49,12 @@ class Summary:
         yield "steps", f"{self.steps:,}" + (f" ({self.skipped:,} skipped: not finite)" if self.skipped else "")
         yield "tokens", f"{self.tokens:,}"
 
-    def _spent(self) -> Iterator[tuple[str, str]]:
+    def _iter_times(self) -> Iterator[tuple[str, str]]:
         seconds = max(self.seconds, 1e-9)
-        yield TRAINING_TIME, clock(self.seconds)
-        yield "tokens/s", amount(self.tokens / seconds)
+        yield TRAINING_TIME, format_duration(self.seconds)
+        yield "tokens/s", format_number(self.tokens / seconds)
         if self.cost.mfu is not None:
-            yield "MFU", f"{self.cost.mfu:.1%} of {amount(self.cost.peak_flops or 0, billion='G')}FLOP/s"
+            yield "MFU", f"{self.cost.mfu:.1%} of {format_number(self.cost.peak_flops or 0, billion='G')}FLOP/s"
         for name, part in (
             ("waiting for data", self.waiting),
             ("saving", self.saving),
@@ -53,30 +62,33 @@ class Summary:
         ):
             yield name, f"{part / seconds:.1%}"
 
-    def _paid(self) -> Iterator[tuple[str, str]]:
+    def _iter_costs(self) -> Iterator[tuple[str, str]]:
         cost = self.cost
         how = "; ".join(f"{part.what}: {part.how}" for part in cost.energy)
-        yield "FLOPs", f"{amount(cost.flops, billion='G')}FLOP"
-        yield "energy", f"{energy(cost.kwh)} ({'; '.join([cost.energy_label, *([how] if how else []), SPAN])})"
-        yield "CO2e", f"{weight(cost.co2e_kg)} (at {cost.grid_g_per_kwh:g} g/kWh)"
+        yield "FLOPs", f"{format_number(cost.flops, billion='G')}FLOP"
+        yield (
+            "energy",
+            f"{format_energy(cost.kwh)} ({'; '.join([cost.energy_label, *([how] if how else []), COST_SPAN])})",
+        )
+        yield "CO2e", f"{format_mass(cost.co2e_kg)} (at {cost.grid_g_per_kwh:g} g/kWh)"
         per = [f"${cost.dollars_per_device_hour:g} an hour"] if cost.dollars_per_device_hour else []
         per += [f"${cost.dollars_per_kwh:g} a kWh"] if cost.dollars_per_kwh else []
-        yield "price", f"{dollars(cost.dollars)} ({cost.price_label}: {', '.join(per) or 'nothing is paid for'})"
+        yield "price", f"{format_dollars(cost.dollars)} ({cost.price_label}: {', '.join(per) or 'nothing is paid for'})"
 
 
-def show(summary: Summary) -> None:
+def show_summary(summary: RunSummary) -> None:
     """Print a run's table; nothing with --quiet."""
     if log.is_quiet():
         return
     if not sys.stderr.isatty():
-        log.say("\n".join([summary.title, *aligned(summary.rows())]))
+        log.info("\n".join([summary.title, *align_pairs(summary.build_rows())]))
         return
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 2))
-    for name, value in summary.rows():
+    for name, value in summary.build_rows():
         table.add_row(Text(name, style="dim"), Text(value))
     console = Console(stderr=True, highlight=False)
     console.print(Text(log.escape(summary.title), style="bold"))

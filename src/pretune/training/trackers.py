@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from pretune.core.errors import UsageError, nearest
+from pretune.core.errors import UsageError, suggest
 
 
 class Tracker(Protocol):
@@ -29,19 +29,23 @@ class Trackers:
         self, names: Sequence[str], directory: Path, *, start: int = 0, config: Mapping[str, Any] | None = None
     ) -> None:
         for name in names:
-            if name not in _KINDS:
-                raise UsageError(f"unknown tracker '{name}'; there are: {', '.join(_KINDS)}{nearest(name, _KINDS)}")
-        self._open: list[Tracker] = [_KINDS[name](directory, start, config or {}) for name in dict.fromkeys(names)]
+            if name not in _TRACKERS:
+                raise UsageError(
+                    f"unknown tracker '{name}'; there are: {', '.join(_TRACKERS)}{suggest(name, _TRACKERS)}"
+                )
+        self._trackers: list[Tracker] = [
+            _TRACKERS[name](directory, start, config or {}) for name in dict.fromkeys(names)
+        ]
 
     def log(self, step: int, values: Mapping[str, float | None]) -> None:
         """The finite numbers of a step."""
         found = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
-        for tracker in self._open:
+        for tracker in self._trackers:
             tracker.log(step, found)
 
     def close(self) -> None:
         """Write what is left."""
-        for tracker in self._open:
+        for tracker in self._trackers:
             tracker.close()
 
 
@@ -52,7 +56,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise _missing("tensorboard") from None
+            raise _build_missing_error("tensorboard") from None
         purge = {"purge_step": start} if start else {}
         self._writer: Any = SummaryWriter(str(directory / "tensorboard"), **purge)
 
@@ -71,7 +75,7 @@ class WeightsAndBiases:
         try:
             import wandb
         except ImportError:
-            raise _missing("wandb") from None
+            raise _build_missing_error("wandb") from None
         name = directory.resolve().name
         quiet = wandb.Settings(silent=True, console="off")  # what is printed is ours to print
         self._run: Any = wandb.init(
@@ -91,11 +95,11 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-_KINDS: dict[str, Callable[[Path, int, Mapping[str, Any]], Tracker]] = {
+_TRACKERS: dict[str, Callable[[Path, int, Mapping[str, Any]], Tracker]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
 }
 
 
-def _missing(name: str) -> UsageError:
+def _build_missing_error(name: str) -> UsageError:
     return UsageError(f"the tracker '{name}' needs the extra 'trackers': pip install 'pretune[trackers]'")

@@ -9,7 +9,7 @@ from pretune.core.errors import CheckpointError
 
 
 @dataclass(slots=True, kw_only=True)
-class State:
+class TrainState:
     """Counted over the whole run, whatever processes it took. Order, corruption and dropout follow from `step`."""
 
     step: int = 0  # the next to be taken
@@ -34,12 +34,12 @@ class State:
     written: int = 0  # bytes of metrics.jsonl
     meter: dict[str, Any] = field(default_factory=dict)  # what was counted of FLOPs and energy
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON."""
         return asdict(self)
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> "State":
+    def from_dict(cls, facts: Mapping[str, Any]) -> "TrainState":
         """From JSON; a CheckpointError names what is missing, unknown or of a wrong type."""
         names = {part.name for part in fields(cls)}
         for name in sorted(names ^ set(facts)):

@@ -18,13 +18,13 @@ from multiprocessing.reduction import recv_handle
 from torch import Tensor
 
 from pretune.core.errors import ResourceError, UsageError
-from pretune.core.remote_error import Fault
-from pretune.training.batch_buffer import Form
-from pretune.training.batch_stats import Tally
-from pretune.training.data_worker import SIGNALS, Answer, Filled, Request, Source, mapped, serve
+from pretune.core.remote_error import RemoteError
+from pretune.training.batch_buffer import BufferLayout
+from pretune.training.batch_stats import BatchStats
+from pretune.training.data_worker import SIGNALS, BatchRequest, BatchSource, FilledSlot, WorkerReply, map_memory, serve
 
-_PATIENCE = 2.0  # seconds a worker has to end by itself
-_ALONE = {
+_EXIT_TIMEOUT = 2.0  # seconds a worker has to end by itself
+_WORKER_ENVIRONMENT = {
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     "TOKENIZERS_PARALLELISM": "false",
 }
@@ -32,27 +32,27 @@ _ALONE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class WorkerStep:
     """A step that lies in a worker's memory."""
 
-    form: Form
-    tally: Tally
+    layout: BufferLayout
+    stats: BatchStats
     memory: Tensor  # flat uint8, good until the slot is asked for again
 
 
 class Worker:
     """One process."""
 
-    def __init__(self, source: Source, slots: int, name: str) -> None:
-        context = _context(type(source).__module__)
+    def __init__(self, source: BatchSource, slots: int, name: str) -> None:
+        context = _build_context(type(source).__module__)
         self.pipe: Connection
         self.pipe, theirs = context.Pipe()
         arguments = (theirs, os.getpid(), source, slots)
         self.process = context.Process(target=serve, args=arguments, name=name, daemon=True)
         self._memory: list[Tensor | None] = [None] * slots
-        self._form: Form | None = None
+        self._layout: BufferLayout | None = None
         try:
-            with _starting():
+            with _block_signals():
                 self.process.start()
         except OSError as error:
             raise ResourceError(f"cannot start a data worker: {error.strerror}; lower train.workers") from error
@@ -62,69 +62,69 @@ class Worker:
         finally:
             theirs.close()
 
-    def ask(self, request: Request) -> None:
-        """Have a step made. That a worker is dead is told by `take`."""
+    def send_request(self, request: BatchRequest) -> None:
+        """Have a step made. That a worker is dead is told by `receive_step`."""
         with contextlib.suppress(OSError):
             self.pipe.send(request)
 
-    def take(self, turn: int) -> Made | Fault:
+    def receive_step(self, turn: int) -> WorkerStep | RemoteError:
         """The next answer of a turn."""
         while True:
             try:
                 if self.pipe not in wait([self.pipe, self.process.sentinel]):
-                    return self._death()
-                asked, found = self._hear()
+                    return self._build_death_error()
+                asked, found = self._receive_reply()
             except (EOFError, OSError):
-                return self._death()
+                return self._build_death_error()
             if asked == turn:
                 return found
 
-    def _hear(self) -> tuple[int, Made | Fault]:
-        answer: Answer = self.pipe.recv()
+    def _receive_reply(self) -> tuple[int, WorkerStep | RemoteError]:
+        answer: WorkerReply = self.pipe.recv()
         asked, found = answer
-        if isinstance(found, Fault):
+        if isinstance(found, RemoteError):
             return asked, found
-        return asked, self._made(found)
+        return asked, self._read_slot(found)
 
-    def _made(self, filled: Filled) -> Made:
-        self._form = filled.form or self._form
-        if filled.fresh:
-            self._memory[filled.slot] = mapped(recv_handle(self.pipe), filled.fresh)
-        memory, form = self._memory[filled.slot], self._form
+    def _read_slot(self, slot: FilledSlot) -> WorkerStep:
+        self._layout = slot.layout or self._layout
+        if slot.new_size:
+            self._memory[slot.slot] = map_memory(recv_handle(self.pipe), slot.new_size)
+        memory, form = self._memory[slot.slot], self._layout
         assert memory is not None and form is not None
-        return Made(form, filled.tally, memory[: form.size])
+        return WorkerStep(form, slot.stats, memory[: form.size])
 
-    def _death(self) -> Fault:
-        self.process.join(_PATIENCE)
+    def _build_death_error(self) -> RemoteError:
+        self.process.join(_EXIT_TIMEOUT)
         code = self.process.exitcode
         why, hint = f"exit code {code}", "lower train.workers"
         if code is not None and code < 0:
             why = f"signal {signal.Signals(-code).name}{', perhaps for want of memory' if code == -9 else ''}"
         elif code == 1:  # it could not import the script it was started by
             hint = "put the call under `if __name__ == '__main__':`, or set train.workers=0"
-        return Fault(ResourceError, f"a data worker died ({why}); {hint}")
+        return RemoteError(ResourceError, f"a data worker died ({why}); {hint}")
 
 
-def end(workers: Sequence[Worker]) -> None:
+def stop_workers(workers: Sequence[Worker]) -> None:
     """End processes: by closing their pipes, and by force where that does not do."""
     for worker in workers:
         worker.pipe.close()
     for worker in workers:
-        worker.process.join(_PATIENCE)
+        worker.process.join(_EXIT_TIMEOUT)
         if worker.process.is_alive():
             worker.process.kill()
             worker.process.join()
         worker.process.close()
 
 
-def prepare(*modules: str) -> None:
+def start_forkserver(*modules: str) -> None:
     """Start what workers are forked from, so that it imports torch and these modules while we do something else."""
-    _context(*modules)
-    with contextlib.suppress(OSError), _starting():  # the first worker will tell
+    _build_context(*modules)
+    with contextlib.suppress(OSError), _block_signals():  # the first worker will tell
         forkserver.ensure_running()
 
 
-def _context(*modules: str) -> multiprocessing.context.ForkServerContext:
+def _build_context(*modules: str) -> multiprocessing.context.ForkServerContext:
     # NOTE: not forks of ours, which has a GPU and threads. A process that has nothing but modules is forked instead:
     # they are imported once for all workers, which share their pages.
     context = multiprocessing.get_context("forkserver")
@@ -133,15 +133,15 @@ def _context(*modules: str) -> multiprocessing.context.ForkServerContext:
 
 
 @contextlib.contextmanager
-def _starting() -> Iterator[None]:
+def _block_signals() -> Iterator[None]:
     """While a process starts: signals wait, for it and for us, and it is told to use one thread.
 
     The process that is forked, where it is started now, has these signals held back for good.
     """
     resource_tracker.ensure_running()  # NOTE: before, for it would let signals through when it starts
-    before = {name: os.environ.get(name) for name in _ALONE}
+    before = {name: os.environ.get(name) for name in _WORKER_ENVIRONMENT}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    os.environ.update(_ALONE)
+    os.environ.update(_WORKER_ENVIRONMENT)
     try:
         yield
     finally:

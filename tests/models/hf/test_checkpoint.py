@@ -17,7 +17,7 @@ from pretune.core.errors import CheckpointError, ResourceError, UsageError
 from pretune.models import memory, tensor_files
 from pretune.models.catalog import resolve
 from pretune.models.hf import checkpoint
-from pretune.models.model import build, empty
+from pretune.models.model import build, build_empty
 from tests.contracts.tiny import CASES, model_of
 from tests.faults.strangers import WEIGHTS, change_config, change_tensors, directory
 
@@ -100,7 +100,7 @@ def test_a_smaller_tokenizer_is_fine(tmp_path: Path) -> None:
 
 
 def test_an_asset_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "ASSET_LIMIT", 10)
+    monkeypatch.setattr(checkpoint, "MAX_ASSET_BYTES", 10)
     folder = directory(tmp_path / "m")
     (folder / "vocab.txt").write_text("a" * 11)
     with pytest.raises(CheckpointError, match=r"vocab.txt.*\b11\b"):
@@ -219,7 +219,7 @@ def test_weights_that_are_not_floats(dtype: torch.dtype, tmp_path: Path) -> None
 def test_shards(name: str, tmp_path: Path) -> None:
     pt.save(model_of(name), tmp_path / "m", shard=20_000)
     shards = [file for file in listing(tmp_path / "m") if file.startswith("model-")]
-    assert len(shards) > 3 and tensor_files.SINGLE not in listing(tmp_path / "m")
+    assert len(shards) > 3 and tensor_files.SINGLE_FILE not in listing(tmp_path / "m")
     io.check_manifest(tmp_path / "m")
     assert_same(pt.load(tmp_path / "m"), model_of(name))
 
@@ -232,7 +232,7 @@ def test_transformers_reads_shards(tmp_path: Path) -> None:
     table = theirs.bert.embeddings.word_embeddings.weight
     assert torch.equal(table, model_of(BERT).tokens.weight)
     theirs.save_pretrained(tmp_path / "again", max_shard_size="20KB")
-    assert (tmp_path / "again" / tensor_files.INDEX).exists()
+    assert (tmp_path / "again" / tensor_files.INDEX_FILE).exists()
     assert_same(pt.load(tmp_path / "again"), model_of(BERT))
 
 
@@ -326,15 +326,15 @@ def test_tensors_must_be_those_of_the_config(change: Any, message: str, tmp_path
 
     folder = change_tensors(directory(tmp_path / "m"), changed)
     with pytest.raises(CheckpointError, match=rf"^{folder}/{WEIGHTS}: .*{message}") as caught:
-        checkpoint.inspect(folder)
+        checkpoint.inspect_checkpoint(folder)
     assert str(caught.value).isprintable() and len(str(caught.value)) < 400
 
 
 def test_inspect_reads_no_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = directory(tmp_path / "m", "llama-7b")
-    monkeypatch.setattr(tensor_files, "values", no_space)
-    spec, moves, stored = checkpoint.inspect(str(folder))
-    assert spec == CASES["llama-7b"] and {move.theirs for move in moves} == set(stored)
+    monkeypatch.setattr(tensor_files, "read_tensors", no_space)
+    spec, moves, stored = checkpoint.inspect_checkpoint(str(folder))
+    assert spec == CASES["llama-7b"] and {move.tensor_name for move in moves} == set(stored)
 
 
 def test_where_there_is_nothing(tmp_path: Path) -> None:
@@ -375,25 +375,25 @@ def test_a_model_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 def test_memory_is_asked_by_type_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = resolve("bert-tiny")
     need = spec.params().total * 4
-    monkeypatch.setattr(memory, "_capacity", lambda device: need - 1 if device.type == "cpu" else None)
-    memory.fits(spec, torch.bfloat16)
-    memory.fits(spec, torch.float32, "meta")
+    monkeypatch.setattr(memory, "_get_capacity", lambda device: need - 1 if device.type == "cpu" else None)
+    memory.check_memory(spec, torch.bfloat16)
+    memory.check_memory(spec, torch.float32, "meta")
     with pytest.raises(ResourceError, match="cpu"):
-        memory.fits(spec)
-    monkeypatch.setattr(memory, "_capacity", lambda device: need)
-    memory.fits(spec)
+        memory.check_memory(spec)
+    monkeypatch.setattr(memory, "_get_capacity", lambda device: need)
+    memory.check_memory(spec)
 
 
 def test_a_directory_that_cannot_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = directory(tmp_path / "m")
-    monkeypatch.setattr(memory, "_capacity", lambda device: 1000)
+    monkeypatch.setattr(memory, "_get_capacity", lambda device: 1000)
     with pytest.raises(ResourceError, match="GB"):
         pt.load(folder)
 
 
 def test_an_empty_model_draws_nothing() -> None:
-    model = empty(CASES[BERT])
+    model = build_empty(CASES[BERT])
     assert all(tensor.is_meta for tensor in model.state_dict().values())
     state = torch.random.get_rng_state()
-    empty(CASES[BERT])
+    build_empty(CASES[BERT])
     assert torch.equal(state, torch.random.get_rng_state())

@@ -8,8 +8,8 @@ import pytest
 from pretune.core.errors import CheckpointError, PretuneError
 from pretune.models.catalog import resolve
 from pretune.models.families import FAMILIES, MODEL_TYPES
-from pretune.models.hf.checks import size, take
-from pretune.models.hf.config import CODE, IGNORED, Layout, refuse_code, same
+from pretune.models.hf.checks import check_size, read_key
+from pretune.models.hf.config import CODE_KEYS, IGNORED_KEYS, Layout, is_equivalent, refuse_code
 from pretune.models.spec import Model
 from pretune.nn.positions import Banded, Linear, Rotary
 
@@ -258,7 +258,7 @@ def read(found: dict[str, Any], parts: frozenset[str] | None = None) -> Model:
     """What a config says where its file holds all that its class promises (or the given parts)."""
     refuse_code(found)
     layout = layout_of(found["model_type"])
-    promised, tied = layout.claims(found)
+    promised, tied = layout.read_claims(found)
     full = next(iter(layout.classes.values()))
     return layout.read(found, parts if parts is not None else full if promised is None else promised, tied=tied)
 
@@ -267,7 +267,7 @@ def read(found: dict[str, Any], parts: frozenset[str] | None = None) -> Model:
 def test_published(name: str) -> None:
     found, ours = PUBLISHED[name]
     spec = read(json.loads(json.dumps(found)), ours.parts)
-    assert same(spec, ours)
+    assert is_equivalent(spec, ours)
     assert spec.params() == ours.params()
 
 
@@ -303,7 +303,7 @@ def test_silence_means_the_default_of_the_reference(model_type: str) -> None:
 def test_what_we_write_has_no_key_that_we_ignore(model_type: str) -> None:
     layout = layout_of(model_type)
     written = layout.write(read({"model_type": model_type}))
-    assert IGNORED & set(written) == {"architectures", "model_type"}
+    assert IGNORED_KEYS & set(written) == {"architectures", "model_type"}
     assert read(written) == read({"model_type": model_type})
 
 
@@ -434,7 +434,7 @@ def test_unknown_keys(key: str, value: Any, message: str) -> None:
     assert read({**BERT, key: None}) == read(BERT)
 
 
-@pytest.mark.parametrize("key", CODE)
+@pytest.mark.parametrize("key", CODE_KEYS)
 @pytest.mark.parametrize("value", [{"AutoModel": "modeling.Model"}, None, False, ""])
 def test_code_is_never_named(key: str, value: Any) -> None:
     with pytest.raises(CheckpointError, match=f"'{key}'"):
@@ -533,15 +533,15 @@ def test_as_many_keys_as_queries_are_no_groups(model_type: str) -> None:
     said, silent = (resolve(model_type, {**small, "kv_heads": groups}) for groups in (4, None))
     assert said == silent
     written = layout_of(model_type).write(said)
-    assert same(layout_of(model_type).read(written, frozenset({"head"}), tied=False), said)
+    assert is_equivalent(layout_of(model_type).read(written, frozenset({"head"}), tied=False), said)
 
 
 def test_take() -> None:
-    assert take({}, "a", "b", check=size, default=3) == 3
-    assert take({"b": 4}, "a", "b", check=size, default=3) == 4
-    assert take({"a": 4, "b": 4}, "a", "b", check=size, default=3) == 4
+    assert read_key({}, "a", "b", check=check_size, default=3) == 3
+    assert read_key({"b": 4}, "a", "b", check=check_size, default=3) == 4
+    assert read_key({"a": 4, "b": 4}, "a", "b", check=check_size, default=3) == 4
     with pytest.raises(CheckpointError, match=r"'a' = 4.*'b' = 5"):
-        take({"a": 4, "b": 5}, "a", "b", check=size, default=3)
+        read_key({"a": 4, "b": 5}, "a", "b", check=check_size, default=3)
 
 
 def test_deep_values_do_not_recurse() -> None:

@@ -14,9 +14,17 @@ from torch import Tensor
 import pretune as pt
 from pretune.models.catalog import resolve
 from pretune.models.families import FAMILIES
-from pretune.models.hf.checkpoint import weights_of
-from pretune.models.hf.weights import Fused, Interleaved, Row, Rule, Same, Turned, plan
-from pretune.models.model import empty
+from pretune.models.hf.checkpoint import iterate_weights
+from pretune.models.hf.weights import (
+    FusedPacking,
+    IdentityPacking,
+    InterleavedPacking,
+    RowPacking,
+    Rule,
+    TransposedPacking,
+    plan_moves,
+)
+from pretune.models.model import build_empty
 from tests.contracts.tiny import CASES, model_of
 
 # Packings
@@ -37,14 +45,17 @@ def there_and_back(packing: Any, tensors: list[Tensor], spec: Any) -> Tensor:
     return packed
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.sampled_from([Same(), Turned(), Row()]))
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    st.sampled_from([IdentityPacking(), TransposedPacking(), RowPacking()]),
+)
 def test_single_packings(shape: list[int], packing: Any) -> None:
     spec = CASES["gpt2-small"]
-    ours = numbered(*shape[:1]) if isinstance(packing, Row) else numbered(*shape)
+    ours = numbered(*shape[:1]) if isinstance(packing, RowPacking) else numbered(*shape)
     packed = there_and_back(packing, [ours], spec)
-    if isinstance(packing, Turned) and len(shape) == 2:
+    if isinstance(packing, TransposedPacking) and len(shape) == 2:
         assert packed.shape == (shape[1], shape[0]) and packed[0, -1] == ours[-1, 0]
-    if isinstance(packing, Row):
+    if isinstance(packing, RowPacking):
         assert packed.shape == (1, shape[0])
 
 
@@ -52,7 +63,7 @@ def test_single_packings(shape: list[int], packing: Any) -> None:
 def test_fused(sizes: list[int], width: int, turned: bool) -> None:
     """Of any three heights (grouped keys), as matrices and as biases."""
     parts = [numbered(n, width) + 1000 * i if width else numbered(n) + 1000 * i for i, n in enumerate(sizes)]
-    packed = there_and_back(Fused(turned=turned), parts, CASES["gpt2-small"])
+    packed = there_and_back(FusedPacking(is_transposed=turned), parts, CASES["gpt2-small"])
     whole = torch.cat(parts)
     assert torch.equal(packed, whole.T if turned and width else whole)
 
@@ -63,7 +74,7 @@ def test_interleaved(heads: int, head: int, width: int) -> None:
     spec = resolve("pythia", {"heads": heads, "width": heads * 8, "depth": 1, "vocab": 9})
     shape = (heads * head, width) if width else (heads * head,)
     parts = [numbered(*shape) + 1000 * i for i in range(3)]
-    packed = there_and_back(Interleaved(), parts, spec)
+    packed = there_and_back(InterleavedPacking(), parts, spec)
     for h in range(heads):
         for i, part in enumerate(parts):
             start = (3 * h + i) * head
@@ -75,13 +86,13 @@ def test_interleaved(heads: int, head: int, width: int) -> None:
 
 def test_plan_by_hand() -> None:
     rules = [
-        Rule(("a.{i}.q.{p}", "a.{i}.k.{p}"), "b.{i}.qk.{p}", Fused()),
+        Rule(("a.{i}.q.{p}", "a.{i}.k.{p}"), "b.{i}.qk.{p}", FusedPacking()),
         Rule("c.weight", "d.kernel"),
         Rule("unused.{i}.weight", "nowhere.{i}.weight"),
     ]
     names = ["a.0.q.weight", "a.0.k.weight", "a.12.q.bias", "a.12.k.bias", "c.weight"]
-    moves = plan(names, rules)
-    assert [(move.ours, move.theirs) for move in moves] == [
+    moves = plan_moves(names, rules)
+    assert [(move.param_names, move.tensor_name) for move in moves] == [
         (("a.0.q.weight", "a.0.k.weight"), "b.0.qk.weight"),
         (("a.12.q.bias", "a.12.k.bias"), "b.12.qk.bias"),
         (("c.weight",), "d.kernel"),
@@ -92,7 +103,7 @@ def test_plan_by_hand() -> None:
 def test_plan_refuses_a_name_without_a_rule(name: str) -> None:
     rules = [Rule("a.{i}.q.{p}", "b.{i}.{p}"), Rule("c.weight", "d.weight")]
     with pytest.raises(KeyError, match=name):
-        plan(["c.weight", name], rules)
+        plan_moves(["c.weight", name], rules)
 
 
 def laid_out() -> list[tuple[str, Any]]:
@@ -105,11 +116,11 @@ def laid_out() -> list[tuple[str, Any]]:
 def test_layouts_map_everything_once(name: str, spec: Any) -> None:
     layout = FAMILIES.get(spec.family).layout
     assert layout is not None
-    names = [path for path, _ in weights_of(empty(spec))]
-    rules = layout.rules_of(spec)
-    moves = plan(names, rules)
-    assert sorted(our for move in moves for our in move.ours) == sorted(names)
-    theirs = [move.theirs for move in moves]
+    names = [path for path, _ in iterate_weights(build_empty(spec))]
+    rules = layout.get_rules(spec)
+    moves = plan_moves(names, rules)
+    assert sorted(our for move in moves for our in move.param_names) == sorted(names)
+    theirs = [move.tensor_name for move in moves]
     assert len(theirs) == len({*theirs}), "two of ours in one of theirs"
     assert not any("{" in path for path in theirs)
     for path in names:  # by one rule alone: the order of the rules decides nothing
@@ -118,7 +129,7 @@ def test_layouts_map_everything_once(name: str, spec: Any) -> None:
 
 def fits(rule: Rule, path: str) -> bool:
     """Whether a rule speaks of a parameter, as the first of its group or a later one."""
-    ours = (rule.ours,) if isinstance(rule.ours, str) else rule.ours
+    ours = (rule.param_names,) if isinstance(rule.param_names, str) else rule.param_names
     patterns = [re.escape(our).replace(r"\{i\}", r"\d+").replace(r"\{p\}", "(weight|bias)") for our in ours]
     return any(re.fullmatch(pattern, path) for pattern in patterns)
 

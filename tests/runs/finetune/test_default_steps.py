@@ -2,8 +2,8 @@
 
 import pytest
 
-from pretune.runs.finetune.config import Fit
-from pretune.runs.finetune.default_steps import evaluations, lasting
+from pretune.runs.finetune.config import FinetuneTrainConfig
+from pretune.runs.finetune.default_steps import compute_eval_interval, count_steps
 
 
 @pytest.mark.parametrize(
@@ -18,16 +18,16 @@ from pretune.runs.finetune.default_steps import evaluations, lasting
     ],
 )
 def test_few_examples_are_read_more_often(epoch: int, steps: int) -> None:
-    assert lasting(Fit(lr=1.0), epoch, few=False) == steps
-    assert lasting(Fit(lr=1.0), epoch, few=True) == 2 * steps
+    assert count_steps(FinetuneTrainConfig(lr=1.0), epoch, is_parameter_efficient=False) == steps
+    assert count_steps(FinetuneTrainConfig(lr=1.0), epoch, is_parameter_efficient=True) == 2 * steps
 
 
 def test_what_is_asked_for_is_done() -> None:
-    assert lasting(Fit(lr=1.0, steps=7), 100, few=True) == 7
-    assert lasting(Fit(lr=1.0, epochs=2.5), 3, few=True) == 8
-    assert lasting(Fit(lr=1.0, epochs=0.01), 3, few=False) == 1
+    assert count_steps(FinetuneTrainConfig(lr=1.0, steps=7), 100, is_parameter_efficient=True) == 7
+    assert count_steps(FinetuneTrainConfig(lr=1.0, epochs=2.5), 3, is_parameter_efficient=True) == 8
+    assert count_steps(FinetuneTrainConfig(lr=1.0, epochs=0.01), 3, is_parameter_efficient=False) == 1
 
 
 @pytest.mark.parametrize(("epoch", "steps", "every"), [(30, 300, 30), (501, 1503, 150), (500, 1500, 500), (1, 4, 1)])
 def test_dev_is_looked_at_every_epoch_or_ten_times(epoch: int, steps: int, every: int) -> None:
-    assert evaluations(epoch, steps) == every
+    assert compute_eval_interval(epoch, steps) == every

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from pretune.runs.finetune import trial
-from pretune.runs.finetune.early_stopping import Judging
-from pretune.runs.finetune.finetuned_run import FineTuned
+from pretune.runs.finetune.early_stopping import EarlyStopping
+from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.sweep import finetune
-from pretune.training.train_state import State
+from pretune.training.train_state import TrainState
 
 RISING = [0.2, 0.9, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]
 LATER = [0.2, 0.3, 0.4, 0.9, 0.5, 0.4, 0.3, 0.2]
@@ -21,52 +21,52 @@ class Told:
     """A loop as far as judging looks at it."""
 
     def __init__(self) -> None:
-        self.state = State()
+        self.state = TrainState()
 
 
 @pytest.mark.parametrize(("patience", "ends"), [(1, 3), (2, 4), (3, 5), (None, None)])
 def test_it_ends_when_nothing_better_comes(patience: int | None, ends: int | None) -> None:
     weight = torch.zeros(1)
-    judging, loop = Judging(trained={"w": weight}, unfreezing=[], patience=patience), Told()
+    judging, loop = EarlyStopping(parameters={"w": weight}, unfreezing=[], patience=patience), Told()
     over: list[int] = []
     for step, score in enumerate(RISING, start=1):
         loop.state.step = step
         weight.fill_(step)
-        judging.told(loop, {"f1": score, "loss": 1 - score})  # type: ignore[arg-type]  # the first is the official one
-        over += [step] if judging.over() else []
+        judging.record(loop, {"f1": score, "loss": 1 - score})  # type: ignore[arg-type]  # the first is the official one
+        over += [step] if judging.should_stop() else []
     assert over[:1] == ([] if ends is None else [ends])
-    assert judging.best_step == loop.state.best_step == 2 and judging.stale == 6
-    assert not judging.over() or patience is not None
-    judging.take_best()
+    assert judging.best_step == loop.state.best_step == 2 and judging.evaluations_since_best == 6
+    assert not judging.should_stop() or patience is not None
+    judging.restore_best_weights()
     assert weight.item() == 2
 
 
 def test_of_equal_scores_the_first_is_the_best() -> None:
     weight = torch.zeros(1)
-    judging, loop = Judging(trained={"w": weight}, unfreezing=[], patience=2), Told()
+    judging, loop = EarlyStopping(parameters={"w": weight}, unfreezing=[], patience=2), Told()
     for step in (1, 2, 3):
         loop.state.step = step
         weight.fill_(step)
-        judging.told(loop, {"f1": 0.5})  # type: ignore[arg-type]
-    judging.take_best()
-    assert judging.best_step == weight.item() == 1 and judging.over()
+        judging.record(loop, {"f1": 0.5})  # type: ignore[arg-type]
+    judging.restore_best_weights()
+    assert judging.best_step == weight.item() == 1 and judging.should_stop()
 
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What dev says by the official metric, evaluation after evaluation; every other number says the opposite."""
     told: list[float] = []
-    real = trial.scored
+    real = trial.compute_scores
 
     def scored(*given: Any) -> dict[str, float]:
         score = told.pop(0) if told else 0.5
         return {name: 1 - score if number else score for number, name in enumerate(real(*given))}
 
-    monkeypatch.setattr(trial, "scored", scored)
+    monkeypatch.setattr(trial, "compute_scores", scored)
     return told
 
 
-def learnt(base: Path, table: Path, out: Path, **changes: Any) -> tuple[FineTuned, dict[str, Any]]:
+def learnt(base: Path, table: Path, out: Path, **changes: Any) -> tuple[FinetunedRun, dict[str, Any]]:
     usual = {"train.eval_every": 1, "train.schedule": {"kind": "constant"}, "train.log_every": 50}
     more = {name.replace("_", ".", 1): value for name, value in changes.items()}
     run = finetune(base, train=table, out=out, steps=8, lr=1e-3, baselines="none", changes={**usual, **more})

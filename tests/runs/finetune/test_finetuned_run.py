@@ -11,8 +11,8 @@ import pytest
 import pretune as pt
 from pretune.core.errors import UsageError
 from pretune.runs.evaluate import evaluate
-from pretune.runs.finetune.config import Wanted
-from pretune.runs.finetune.finetuned_run import FineTuned, _relabelled, evaluate_run, table_task
+from pretune.runs.finetune.config import TaskConfig
+from pretune.runs.finetune.finetuned_run import FinetunedRun, _relabel, build_table_task, evaluate_run
 from pretune.runs.finetune.sweep import finetune
 from pretune.runs.finetune.task_data import open_task
 from pretune.tasks import TASKS
@@ -36,7 +36,7 @@ def folder(home: Path, *splits: str, count: int = 60) -> Path:
 
 
 @pytest.fixture(scope="module")
-def divided(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[FineTuned, Path]:
+def divided(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[FinetunedRun, Path]:
     """A run on a task of which there is one split, and that by heart."""
     home = folder(tmp_path_factory.mktemp("one"), "dev")
     changes: dict[str, Any] = {"task.split": SEED, "train.log_every": 50}
@@ -44,7 +44,7 @@ def divided(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[FineT
     return finetune(base, task="qnli", data=home, out=out, lr=3e-3, epochs=2, baselines="none", changes=changes), home
 
 
-def test_what_was_divided_is_divided_again(divided: tuple[FineTuned, Path]) -> None:
+def test_what_was_divided_is_divided_again(divided: tuple[FinetunedRun, Path]) -> None:
     run, home = divided
     result = run.scores["result"]
     assert result["split"] == "test" and result["examples"] == 6
@@ -57,9 +57,9 @@ def test_what_was_divided_is_divided_again(divided: tuple[FineTuned, Path]) -> N
     assert told.scores == result["scores"] and any("80/10/10" in note for note in told.notes)
 
 
-def test_nothing_of_it_was_trained_on(divided: tuple[FineTuned, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_it_was_trained_on(divided: tuple[FinetunedRun, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     run, home = divided
-    trained = open_task(Wanted(name="qnli", data=str(home), split=SEED)).parts.train
+    trained = open_task(TaskConfig(name="qnli", data=str(home), split=SEED)).parts.train
     asked: list[str] = []
     monkeypatch.setattr("pretune.runs.finetune.finetuned_run.predict", lambda m, e, examples, **more: asked.extend(
         one.text for one in examples) or [])  # fmt: skip
@@ -69,7 +69,7 @@ def test_nothing_of_it_was_trained_on(divided: tuple[FineTuned, Path], monkeypat
     assert len(asked) == 18 and not {*asked} & {one.text for one in trained}
 
 
-def test_another_run_is_asked_all_of_it(base: Path, divided: tuple[FineTuned, Path], tmp_path: Path) -> None:
+def test_another_run_is_asked_all_of_it(base: Path, divided: tuple[FinetunedRun, Path], tmp_path: Path) -> None:
     """Who learnt the same task from a train split is judged on the whole of dev, and so is who learnt another."""
     home = folder(tmp_path, "train", "dev", count=24)
     run = finetune(base, task="qnli", data=home, out=tmp_path / "run", steps=1, baselines="none")
@@ -81,14 +81,14 @@ def test_another_run_is_asked_all_of_it(base: Path, divided: tuple[FineTuned, Pa
     assert evaluate_run(run, task="qnli", data=divided[1])["examples"] == 60
 
 
-def test_a_run_on_disk_is_asked_in_one_call(divided: tuple[FineTuned, Path]) -> None:
+def test_a_run_on_disk_is_asked_in_one_call(divided: tuple[FinetunedRun, Path]) -> None:
     run, pair = divided[0], ("the old sea", "a grey stone")
     assert pt.predict(run.path, [pair, pair], device="cpu") == run.predict([pair, pair])
     with pytest.raises(UsageError, match=r"'qnli'.*'cola'"):
         pt.predict(run.path, [pair], task="cola")
 
 
-def test_another_task_is_judged_by_its_own_metrics(divided: tuple[FineTuned, Path], tmp_path: Path) -> None:
+def test_another_task_is_judged_by_its_own_metrics(divided: tuple[FinetunedRun, Path], tmp_path: Path) -> None:
     """A model of entailment on SuperGLUE's diagnostics; a table of one's own is judged as what was learnt."""
     place = tmp_path / "superglue_ax"
     place.mkdir()
@@ -103,7 +103,7 @@ def test_another_task_is_judged_by_its_own_metrics(divided: tuple[FineTuned, Pat
     found = evaluate(divided[0].path, "superglue_axb,superglue_axg", data=tmp_path)
     assert [[*each.scores] for each in found] == [["matthews"], ["accuracy", "gender_parity"]]
     (tmp_path / "own.csv").write_text("question,sentence,label\na,b,entailment\nc,d,not_entailment\n")
-    table = table_task(divided[0], tmp_path / "own.csv", text="question", pair="sentence")
+    table = build_table_task(divided[0], tmp_path / "own.csv", text="question", pair="sentence")
     assert [*evaluate_run(divided[0], task=table)["scores"]] == ["accuracy"]
 
 
@@ -114,7 +114,7 @@ def test_labels_of_another_task_are_known_by_their_names() -> None:
     assert {("rte", "wnli"), ("snli", "cb")} <= {(one.name, other.name) for one, other in pairs}
     for own, task in pairs:
         for label, name in enumerate(task.labels):
-            found = _relabelled(Example(text="x", pair="y", label=label), task, own)
+            found = _relabel(Example(text="x", pair="y", label=label), task, own)
             assert own.labels[int(found.label or 0)] == name
 
 
@@ -131,7 +131,9 @@ def test_the_threshold_that_was_found_is_used(base: Path, tmp_path: Path) -> Non
     run = finetune(base, task="squad2", data=tmp_path, out=tmp_path / "run", steps=1, baselines="none", changes=changes)
     question = {"question": "what is old?", "context": "the old sea"}
     said = [
-        replace(run, kept=replace(run.kept, threshold=threshold), _ready=None).predict([question])[0]["text"]
+        replace(run, saved_task=replace(run.saved_task, threshold=threshold), _predictor=None).predict([question])[0][
+            "text"
+        ]
         for threshold in (-1e9, 1e9)
     ]
     assert said[0] == "" and said[1] != ""  # above it there is no answer

@@ -17,9 +17,9 @@ from pretune.core.errors import DataError, UsageError
 from pretune.data.prepare import prepare
 from pretune.models.families import FAMILIES
 from pretune.models.model import LanguageModel, build
-from pretune.runs.finetune.adapted_model import base_model
-from pretune.runs.finetune.config import Base
-from pretune.runs.finetune.forgetting import Memory, objective_of
+from pretune.runs.finetune.adapted_model import load_base_model
+from pretune.runs.finetune.config import BaseConfig
+from pretune.runs.finetune.forgetting import ForgettingMeter, find_objective
 from pretune.text.tokenizer import train
 from pretune.training.distributed import Ranks
 from tests.contracts.tiny import tiny
@@ -42,9 +42,9 @@ ASKED = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_is_asked_what_it_was_taught(family: str) -> None:
     body = build(tiny(family))
-    found = objective_of(body)
+    found = find_objective(body)
     assert body.shape in found.shapes and found.pairs in (None, "kept")
-    assert config.kind(found) == ASKED.get(family, config.kind(found))
+    assert config.get_kind(found) == ASKED.get(family, config.get_kind(found))
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +56,12 @@ def data(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def body_of(base: Path) -> LanguageModel:
-    return base_model(Base(path=str(base)), seed=0).eval()
+    return load_base_model(BaseConfig(path=str(base)), seed=0).eval()
 
 
 def test_the_distance_is_relative_to_the_weights(base: Path, data: Path) -> None:
     body = body_of(base)
-    memory = Memory(body, body_of(base), str(data), CPU, None, Full())
+    memory = ForgettingMeter(body, body_of(base), str(data), CPU, None, Full())
     still = memory.compare()
     assert still["distance"] == still["difference"] == 0 and still["objective"] == "Masked"
     assert still["before"] == still["after"] and still["before"]["loss"] > 1
@@ -80,19 +80,19 @@ def test_before_is_the_model_as_it_was_pretrained(name: str, base: Path, data: P
     body, method = body_of(base), METHODS.get(name)(**({"count": 4} if name in ("prefix", "prompt") else {}))
     assert not isinstance(method, Full | Frozen | Gradual)
     trained = method.apply(adapt(body, Classification(classes=2)).model)  # which shares the blocks
-    memory = Memory(body, body_of(base), str(data), CPU, None, method)
+    memory = ForgettingMeter(body, body_of(base), str(data), CPU, None, method)
     new = memory.compare()
-    assert new["before"] == memory._loss(body_of(base))
+    assert new["before"] == memory._compute_loss(body_of(base))
     assert (new["difference"] == 0) == (name not in ("prefix", "qlora"))
     assert (new["distance"] == 0) == (name != "qlora")
     with torch.no_grad():
         for path, parameter in body.named_parameters():
             parameter.add_(0.1 if path in trained else 0.0)
     found = memory.compare()
-    assert (found["distance"] == new["distance"]) == (not method.merges)
-    if method.merges:
+    assert (found["distance"] == new["distance"]) == (not method.is_mergeable)
+    if method.is_mergeable:
         method.merge(body)
-        again = Memory(body, body_of(base), str(data), CPU, None, Full()).compare()
+        again = ForgettingMeter(body, body_of(base), str(data), CPU, None, Full()).compare()
         assert again["distance"] == pytest.approx(found["distance"])
         assert again["by_part"] == pytest.approx(found["by_part"])
 
@@ -103,7 +103,7 @@ def test_biases_that_were_not_there_have_moved_from_zero(tmp_path: Path) -> None
     text = prepare([tmp_path / "text.txt"], tokenizer=folder, out=tmp_path / "data", holdout=0.2, workers=0).path
     body, method = body_of(folder), Bitfit()
     trained = method.apply(adapt(body, Classification(classes=2)).model)
-    memory = Memory(body, body_of(folder), str(text), CPU, None, method)
+    memory = ForgettingMeter(body, body_of(folder), str(text), CPU, None, method)
     assert memory.compare()["distance"] == 0
     with torch.no_grad():
         for path, parameter in body.named_parameters():
@@ -119,8 +119,8 @@ def test_what_does_not_fit_is_told(base: Path, data: Path, tmp_path: Path) -> No
     (tmp_path / "text.txt").write_text("\n\n".join(tasked.corpus()))
     elsewhere = prepare([tmp_path / "text.txt"], tokenizer=other, out=tmp_path / "data", holdout=0.2, workers=0).path
     with pytest.raises(DataError, match=re.escape(str(elsewhere))):
-        Memory(body, body, str(elsewhere), CPU, None, Full())
+        ForgettingMeter(body, body, str(elsewhere), CPU, None, Full())
     bare = build(tiny("electra"))
     assert bare.spec.head is None
     with pytest.raises(UsageError, match="--forgetting"):
-        Memory(bare, bare, str(data), CPU, None, Full())
+        ForgettingMeter(bare, bare, str(data), CPU, None, Full())

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import pretune as pt
-from pretune.evaluation.few_shot import Trial, asked
-from pretune.runs.finetune.config import Wanted
+from pretune.evaluation.few_shot import FewShotConfig, select_examples
+from pretune.runs.finetune.config import TaskConfig
 from pretune.runs.finetune.finetuned_run import evaluate_run
 from pretune.runs.finetune.task_data import open_task
 from pretune.tasks.example import Example
@@ -40,14 +40,14 @@ def whole(examples: Iterable[Example]) -> bool:
 
 
 def test_examples_of_a_run_are_whole_questions(data: Path) -> None:
-    wanted = Wanted(name="multirc", data=str(data))
+    wanted = TaskConfig(name="multirc", data=str(data))
     opened = open_task(replace(wanted, most=18, each=33))
     assert (len(opened.parts.dev), len(opened.parts.train)) == (15, 30)
     assert whole(opened.parts.dev) and whole(opened.parts.train)
-    train = opened.limited(12, 0)
-    assert len(train) == 10 and whole(train) and {*train} <= {*opened.limited(24, 0)}
+    train = opened.select_train(12, 0)
+    assert len(train) == 10 and whole(train) and {*train} <= {*opened.select_train(24, 0)}
     both = open_task(replace(wanted, name="multirc,boolq", data=str(_boolq(data))))
-    drawn = [one for one in both.limited(50, 0) if one.group is not None]
+    drawn = [one for one in both.select_train(50, 0) if one.group is not None]
     assert drawn and whole(drawn)
 
 
@@ -60,11 +60,11 @@ def _boolq(data: Path) -> Path:
 
 
 def test_prompted_questions_are_whole(data: Path) -> None:
-    _, examples, solved, _ = asked(MULTIRC, Trial(data=data, limit=33, split="dev"), 0)
+    _, examples, solved, _ = select_examples(MULTIRC, FewShotConfig(data=data, limit=33, split="dev"), 0)
     assert len(examples) == 30 and whole(examples) and not solved
     (data / "alone" / "multirc").mkdir(parents=True)
     (data / "alone" / "multirc" / "val.jsonl").write_text((data / "multirc" / "val.jsonl").read_text())
-    _, examples, solved, _ = asked(MULTIRC, Trial(data=data / "alone", split="dev"), 3)
+    _, examples, solved, _ = select_examples(MULTIRC, FewShotConfig(data=data / "alone", split="dev"), 3)
     assert len(solved) == 3 and whole(examples)  # shots out of the same split
 
 
@@ -73,4 +73,4 @@ def test_a_fine_tuned_run_is_judged_on_whole_questions(data: Path, tmp_path: Pat
     changes = {"train.judge": 12, "task.labels": 33}
     run = pt.finetune(base, task="multirc", data=data, steps=1, baselines="none", out=tmp_path / "run", changes=changes)
     assert run.scores["trials"][0]["labels"] == 30
-    assert evaluate_run(run, data=data, most=12)["examples"] == 10
+    assert evaluate_run(run, data=data, max_examples=12)["examples"] == 10

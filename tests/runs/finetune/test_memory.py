@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 from pretune.runs.finetune.sweep import finetune
-from pretune.runs.finetune.trial import Trial
+from pretune.runs.finetune.trial import FinetuneTrial
 
 
 def test_a_trial_is_gone_when_the_next_begins(
     base: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin, seen, alive = Trial.__init__, list[Any](), list[int]()
+    begin, seen, alive = FinetuneTrial.__init__, list[Any](), list[int]()
 
-    def begun(self: Trial, *given: Any, **options: Any) -> None:
+    def begun(self: FinetuneTrial, *given: Any, **options: Any) -> None:
         gc.collect()
         alive.append(sum(model() is not None for model in seen))
         begin(self, *given, **options)
         seen.append(weakref.ref(self.model))
 
-    monkeypatch.setattr(Trial, "__init__", begun)
+    monkeypatch.setattr(FinetuneTrial, "__init__", begun)
     finetune(base, out=tmp_path / "run", train=table, steps=2, seeds=3, baselines="none")
     assert alive == [0, 0, 0]

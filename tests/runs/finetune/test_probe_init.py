@@ -7,30 +7,30 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adaptation.adapted import Adapted, adapt
+from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.heads.base import SequenceHead
 from pretune.adaptation.heads.classification import Classification
 from pretune.core.errors import UsageError
 from pretune.models.hf import checkpoint
 from pretune.nn.pooling import Reading
-from pretune.runs.finetune.probe_init import center, fit_head
+from pretune.runs.finetune.probe_init import center_dropout, fit_head
 from pretune.runs.finetune.sweep import finetune
-from pretune.tasks.decode.logits import logits_of
+from pretune.tasks.decode.logits import compute_logits
 from pretune.tasks.encode import Items, TaskEncoder
-from pretune.tasks.user_table import own_task
+from pretune.tasks.user_table import build_user_task
 
 MEAN = Reading(at="mean")
 
 
-def opened(base: Path, table: Path, classes: int = 2, reading: Reading = MEAN) -> tuple[Adapted, Items]:
-    task = own_task({"train": str(table)}, text="text", label="label")
+def opened(base: Path, table: Path, classes: int = 2, reading: Reading = MEAN) -> tuple[ModelWithHead, Items]:
+    task = build_user_task({"train": str(table)}, text="text", label="label")
     model = adapt(checkpoint.load(base), Classification(classes=classes, reading=reading, dropout=0.0), seed=0)
-    items = TaskEncoder.of(task, model).encode([*task.read("train")], training=True)
+    items = TaskEncoder.from_task(task, model).encode([*task.read("train")], training=True)
     return model, items
 
 
-def right(model: Adapted, items: Items, precision: torch.dtype | None = None) -> float:
-    said = logits_of(model, items, every=False, tokens=4096, precision=precision).argmax(1)
+def right(model: ModelWithHead, items: Items, precision: torch.dtype | None = None) -> float:
+    said = compute_logits(model, items, per_token=False, tokens=4096, precision=precision).argmax(1)
     return float(np.mean(said == items.sequences.labels))
 
 
@@ -78,7 +78,7 @@ def test_dropout_puts_the_mean_in_the_place_of_what_it_drops(base: Path, table: 
     assert isinstance(head, SequenceHead)
     head.dropout.p = 1.0
     mean = fit_head(model, items, seed=0)
-    center(model.train(), mean)
+    center_dropout(model.train(), mean)
     assert mean is not None
     batch = pt.batch([[1, 2, 3], [4, 5]])
     said = head(torch.randn(len(batch.tokens), len(mean)), batch)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 import pytest
 
 from pretune.runs.finetune import results
-from pretune.runs.finetune.results import bootstrap, predictions_of
-from pretune.runs.finetune.task_data import Opened, scored
-from pretune.runs.finetune.trial import _compact
+from pretune.runs.finetune.results import bootstrap, read_predictions
+from pretune.runs.finetune.task_data import TaskData, compute_scores
+from pretune.runs.finetune.trial import _compact_prediction
 from pretune.tasks.decode import Prediction
 from pretune.tasks.example import Example
-from pretune.tasks.loading import Parts
+from pretune.tasks.loading import TaskSplits
 from pretune.tasks.task import Kind, Task
 
 TEXTS = ("the old sea", "a grey stone", "the long road home", "salt")
@@ -67,16 +67,16 @@ CASES: dict[str, tuple[Kind, Callable[[random.Random, int], Made]]] = {
 
 @pytest.mark.parametrize("metric", CASES)
 def test_the_difference_is_that_of_the_scores(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "ROUNDS", 100)
+    monkeypatch.setattr(results, "BOOTSTRAP_ROUNDS", 100)
     kind, make = CASES[metric]
     rng = random.Random(1)
     made = [make(rng, at) for at in range(60)]
     examples = [example for example, _ in made]
     labels = {"classification": ("a", "b"), "tagging": TAGS}.get(kind, ())
     task = Task(name="own", kind=kind, metrics=(metric,), splits={}, labels=labels)
-    opened = Opened(task=task, parts=Parts(train=examples, dev=[], test=examples))
+    opened = TaskData(task=task, parts=TaskSplits(train=examples, dev=[], test=examples))
     said = [[say(rng.random() < share) for _, say in made] for share in (0.95, 0.85, 0.4)]
-    *ours, other = (next(iter(scored(opened, examples, one).values())) for one in said)
+    *ours, other = (next(iter(compute_scores(opened, examples, one).values())) for one in said)
     found = bootstrap(opened, said[:2], said[2])
     assert found.difference == pytest.approx(sum(ours) / 2 - other) and found.difference > 0.1
     assert found.low <= found.difference <= found.high and found.p < 0.05 and found.examples == 60
@@ -90,27 +90,27 @@ def test_what_is_kept_of_predictions_is_enough_for_the_metric(metric: str) -> No
     rng = random.Random(2)
     made = [make(rng, at) for at in range(20)]
     said = [say(rng.random() < 0.7) for _, say in made]
-    again = predictions_of({"said": {"test": [_compact(one) for one in said]}}, "test")
+    again = read_predictions({"said": {"test": [_compact_prediction(one) for one in said]}}, "test")
     task = Task(name="own", kind=kind, metrics=(metric,), splits={}, labels=TAGS if kind == "tagging" else ("a", "b"))
-    opened = Opened(task=task, parts=Parts(train=[], dev=[], test=[example for example, _ in made]))
-    assert scored(opened, opened.parts.test, again) == scored(opened, opened.parts.test, said)
+    opened = TaskData(task=task, parts=TaskSplits(train=[], dev=[], test=[example for example, _ in made]))
+    assert compute_scores(opened, opened.parts.test, again) == compute_scores(opened, opened.parts.test, said)
 
 
 def test_questions_are_drawn_with_all_their_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of a question, or one twice over, is not what exact match is about."""
-    monkeypatch.setattr(results, "ROUNDS", 100)
+    monkeypatch.setattr(results, "BOOTSTRAP_ROUNDS", 100)
     examples = [Example(text="p", pair="q", label=at % 3 % 2, group=str(at // 3)) for at in range(60)]
     task = Task(name="own", kind="pair", metrics=("multirc",), splits={}, labels=("a", "b"))
-    opened = Opened(task=task, parts=Parts(train=[], dev=[], test=examples))
+    opened = TaskData(task=task, parts=TaskSplits(train=[], dev=[], test=examples))
     right = [Prediction(label=int(one.label or 0)) for one in examples]
     wrong = [Prediction(label=(1, 1, 0)[at % 3]) for at in range(60)]  # F1a 2/3, exact match 0
     seen: list[tuple[int, int]] = []
 
-    def counted(opened: Opened, gold: list[Example], said: list[Prediction]) -> dict[str, float]:
+    def counted(opened: TaskData, gold: list[Example], said: list[Prediction]) -> dict[str, float]:
         seen.append((len(gold), len({one.group for one in gold})))
-        return scored(opened, gold, said)
+        return compute_scores(opened, gold, said)
 
-    monkeypatch.setattr(results, "scored", counted)
+    monkeypatch.setattr(results, "compute_scores", counted)
     found = bootstrap(opened, [right], wrong)
     assert found.examples == 20 and {*seen} == {(60, 20)}
     assert (found.low, found.difference, found.high) == pytest.approx((2 / 3, 2 / 3, 2 / 3))  # all questions are alike

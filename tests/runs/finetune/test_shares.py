@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretune.adaptation.adapted import Adapted
-from pretune.runs.finetune.adapted_model import begin
-from pretune.runs.finetune.build_config import choose
+from pretune.adaptation.adapted import ModelWithHead
+from pretune.runs.finetune.adapted_model import build_adapted_model
+from pretune.runs.finetune.build_config import build_finetune_config
 from pretune.runs.finetune.task_data import open_task
-from pretune.runs.finetune.task_encoders import Reader
-from pretune.tasks.encode import Alternating, TaskStream
+from pretune.runs.finetune.task_encoders import TaskEncoders
+from pretune.tasks.encode import MultiTaskStream, TaskStream
 from pretune.training.distributed import Ranks
 from tests.runs import tasked
 
@@ -18,13 +18,13 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def gradients(
-    model: Adapted, stream: TaskStream | Alternating, step: int, part: int, parts: int
+    model: ModelWithHead, stream: TaskStream | MultiTaskStream, step: int, part: int, parts: int
 ) -> tuple[int, dict[str, torch.Tensor]]:
     """How many targets a part of a step has, and the gradients of its summed loss."""
     model.zero_grad()
     batch = stream.batch(step, part=part, parts=parts).to(model.model.tokens.weight.device)
     loss = model.spec.loss(model, batch)
-    loss.over({name: torch.ones((), device=loss.sum.device) for name in loss.terms()}).backward()  # type: ignore[no-untyped-call]
+    loss.normalize({name: torch.ones((), device=loss.sum.device) for name in loss.get_terms()}).backward()  # type: ignore[no-untyped-call]
     found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     return int(loss.count), found
 
@@ -41,11 +41,11 @@ def test_shares_add_up(tmp_path: Path, kind: str, fixed: bool, device: str) -> N
     table = made(tmp_path / ("own.conll" if kind == "tags" else "own.csv"), 17)
     changes = {"train.batch": 4, "train.precision": "fp32", **({} if kind == "written" else {"tune.dropout": 0})}
     changes |= {"tune.reading": {"kind": "reading", "at": "mean"}} if kind == "mean" else {}
-    tuning = choose(base, train=table, changes=changes, **more)
+    tuning = build_finetune_config(base, train=table, changes=changes, **more)
     opened = open_task(tuning.task)
-    begun = begin(tuning, opened.task, Ranks(torch.device(device)), epoch=1.0)
-    reader = Reader.of(tuning, opened, begun.model, opened.parts.train)
-    stream = reader.stream(reader.encode(opened.parts.train), tuning, fixed=fixed)
+    begun = build_adapted_model(tuning, opened.task, Ranks(torch.device(device)), steps_per_epoch=1.0)
+    reader = TaskEncoders.from_model(tuning, opened, begun.model, opened.parts.train)
+    stream = reader.build_stream(reader.encode(opened.parts.train), tuning, fixed=fixed)
     last = stream.steps(0)[-1]
     for step, parts in ((0, 3), (last, 3)):
         count, whole = gradients(begun.model, stream, step, 0, 1)

@@ -10,7 +10,7 @@ import pytest
 import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import DataError
-from pretune.reports.facts import tuned
+from pretune.reports.facts import build_finetuning_rows
 from pretune.runs.finetune.time_estimate import TrialOutlook
 from tests.runs import tasked
 
@@ -50,7 +50,7 @@ def test_the_largest_number_of_a_curve_counts(base: Path, table: Path, tmp_path:
     assert scores["pool"] == {"train": 80, "dev": 10, "test": 10}
     before = {name: value for name, value in scores.items() if name != "pool"}  # as runs were written before
     tree = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert re.findall(r"\d+", dict(tuned(tree, before))["examples"]) == ["30", "6", "6"]
+    assert re.findall(r"\d+", dict(build_finetuning_rows(tree, before))["examples"]) == ["30", "6", "6"]
 
 
 def test_a_dry_run_states_what_is_used(base: Path, table: Path, capsys: Capture) -> None:
@@ -119,7 +119,9 @@ def test_the_time_left_counts_evaluation_and_baselines(base: Path, table: Path, 
         patch.setattr("pretune.runs.finetune.trial.TrialOutlook", Watched)
         pt.finetune(base, train=table, out=tmp_path / "run", steps=4, seeds=2, baselines="majority,svm")
     first, second = found
-    assert (first.rest.trials, second.rest.trials) == (1, 0) and first.rest.baselines > 0
-    assert first.last == 20 and first.predictions >= first.last and first.spent() > 0
-    assert first.ahead(1.0, 4) > first.rest.baselines + 4.0  # the second trial's four steps of a second, too
-    assert second.ahead(1.0, 0) > second.ahead(1.0, 4) > second.rest.baselines
+    assert (first.remaining_work.trials, second.remaining_work.trials) == (1, 0) and first.remaining_work.baselines > 0
+    assert first.final_examples == 20 and first.predictions >= first.final_examples and first.get_elapsed() > 0
+    assert (
+        first.estimate_remaining(1.0, 4) > first.remaining_work.baselines + 4.0
+    )  # the second trial's four steps of a second, too
+    assert second.estimate_remaining(1.0, 0) > second.estimate_remaining(1.0, 4) > second.remaining_work.baselines

@@ -9,22 +9,22 @@ import torch
 
 import pretune as pt
 from pretune.core.errors import UsageError
-from pretune.evaluation.baselines.run import ALL
-from pretune.runs.finetune.build_config import choose
-from pretune.runs.finetune.estimate import forecast
-from pretune.runs.finetune.finetuned_run import FineTuned
-from pretune.runs.finetune.sweep import finetune, plan_of
+from pretune.evaluation.baselines.run import ALL_BASELINES
+from pretune.runs.finetune.build_config import build_finetune_config
+from pretune.runs.finetune.estimate import estimate_finetune
+from pretune.runs.finetune.finetuned_run import FinetunedRun
+from pretune.runs.finetune.sweep import build_plan, finetune
 
 QUICK: dict[str, Any] = {"train.log_every": 5, "data.max_length": 24}
 
 
-def trial(run: FineTuned, name: str) -> dict[str, Any]:
+def trial(run: FinetunedRun, name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((run.path / "trials" / name / "trial.json").read_text())
     return found
 
 
 @pytest.fixture(scope="module")
-def grid(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> FineTuned:
+def grid(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> FinetunedRun:
     out = tmp_path_factory.mktemp("grid") / "run"
     return finetune(
         base, train=table, out=out, method="lora", lr=[1e-3, 1e-2], seeds=2, labels=[20, None], epochs=1,
@@ -32,9 +32,9 @@ def grid(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> F
     )  # fmt: skip
 
 
-def test_what_was_forecast_is_what_was_done(grid: FineTuned, base: Path, table: Path) -> None:
-    tuning = choose(base, train=table, method="lora", epochs=1, changes=QUICK)
-    told = forecast(tuning, plan_of(tuning, [1e-3, 1e-2], seeds=2, labels=[20, None], baselines="none"))
+def test_what_was_forecast_is_what_was_done(grid: FinetunedRun, base: Path, table: Path) -> None:
+    tuning = build_finetune_config(base, train=table, method="lora", epochs=1, changes=QUICK)
+    told = estimate_finetune(tuning, build_plan(tuning, [1e-3, 1e-2], seeds=2, labels=[20, None], baselines="none"))
     trials = grid.scores["trials"]
     assert told["trials"] == len(trials) == 5
     assert told["steps"] == sum(one["steps"] for one in trials) == 3 * 3 + 2 * 1
@@ -47,21 +47,21 @@ def test_what_was_forecast_is_what_was_done(grid: FineTuned, base: Path, table: 
     assert told["tokens"] == pytest.approx(sum(one["summary"]["tokens"] for one in trials), rel=0.15)
 
 
-def test_all_trials_are_paid_for(grid: FineTuned) -> None:
+def test_all_trials_are_paid_for(grid: FinetunedRun) -> None:
     cost = json.loads((grid.path / "cost.json").read_text())
     for name in ("seconds", "flops", "kwh"):
         each = [one["summary"]["cost"][name] for one in grid.scores["trials"]]
         assert cost[name] == pytest.approx(sum(each)) and min(each) > 0
 
 
-def test_seeds_draw_another_head_and_another_order(grid: FineTuned) -> None:
+def test_seeds_draw_another_head_and_another_order(grid: FinetunedRun) -> None:
     rate = grid.scores["model"]["lr"]
     first, second = (trial(grid, f"labels-all-lr-{rate:g}-seed-{seed}") for seed in (0, 1))
     assert first["summary"]["loss"] != second["summary"]["loss"]
     assert first["labels"] == second["labels"] and first["counts"] == second["counts"]
 
 
-def test_what_is_left_out_of_the_labels_is_nowhere(grid: FineTuned) -> None:
+def test_what_is_left_out_of_the_labels_is_nowhere(grid: FinetunedRun) -> None:
     """The two seeds of a number of labels learn from the same examples, which are among those of all."""
     few = [one for one in grid.scores["trials"] if one["labels"] == 20]
     assert len(few) == 2 and few[0]["counts"] == few[1]["counts"] and few[0]["counts"]["examples"] == 20
@@ -69,7 +69,7 @@ def test_what_is_left_out_of_the_labels_is_nowhere(grid: FineTuned) -> None:
 
 
 @pytest.fixture(scope="module")
-def two(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> list[FineTuned]:
+def two(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> list[FinetunedRun]:
     """Two runs from models of the same shape with other weights, and beside each that shape from random weights."""
     home = tmp_path_factory.mktemp("two")
     other = pt.load(base)
@@ -83,30 +83,32 @@ def two(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> li
     ]
 
 
-def test_the_same_model_from_random_weights_knows_nothing_of_the_base(two: list[FineTuned], base: Path) -> None:
+def test_the_same_model_from_random_weights_knows_nothing_of_the_base(two: list[FinetunedRun], base: Path) -> None:
     one, other = (trial(run, "random") for run in two)
     assert one["summary"]["loss"] == other["summary"]["loss"] and one["said"] == other["said"]
     assert one["trained"] == one["parameters"] > two[0].scores["model"]["trained"]  # all of it, whatever the method
-    assert one["lr"] == choose(base, task="sst2", method="full").train.lr
+    assert one["lr"] == build_finetune_config(base, task="sst2", method="full").train.lr
     losses = [run.scores["trials"][0]["summary"]["loss"] for run in two]
     assert losses[0] != losses[1]
 
 
-def test_what_was_not_run_is_named_with_the_reason(two: list[FineTuned]) -> None:
+def test_what_was_not_run_is_named_with_the_reason(two: list[FinetunedRun]) -> None:
     assert [row["name"] for row in two[0].scores["baselines"]] == ["random"]
     reasons = dict(two[0].scores["not_run"])
     assert "pairs" in reasons.pop("cosine")
-    assert {*reasons} == {*ALL} - {"random", "cosine"}
+    assert {*reasons} == {*ALL_BASELINES} - {"random", "cosine"}
     assert all("--baselines all" in reason for reason in reasons.values())
     card = (two[0].path / "README.md").read_text()
-    assert all(name in card for name in ALL)
+    assert all(name in card for name in ALL_BASELINES)
 
 
 @pytest.mark.slow
 def test_all_baselines_are_run_when_all_are_asked_for(base: Path, table: Path, tmp_path: Path) -> None:
     run = finetune(base, train=table, out=tmp_path / "run", steps=3, baselines="all", changes=QUICK)
     rows = {row["name"]: row for row in run.scores["baselines"]}
-    assert {*rows} == {*ALL} - {"cosine"} and {*run.scores["not_run"]} <= {"cosine"}  # which scores pairs only
+    assert {*rows} == {*ALL_BASELINES} - {"cosine"} and {*run.scores["not_run"]} <= {
+        "cosine"
+    }  # which scores pairs only
     assert min(rows[name]["score"] for name in ("svm", "logistic", "bilstm")) > 0.8  # one word tells
     assert all(0 <= row["against"]["p"] <= 1 for row in rows.values())
 
@@ -120,4 +122,4 @@ def test_a_run_without_checkpoints_leaves_the_same_model(base: Path, table: Path
     both = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("with", "without")]
     assert both[0] == both[1]
     with pytest.raises(UsageError, match=r"train\.keep 1"):
-        choose(base, train=table, changes={"train.keep": 1})
+        build_finetune_config(base, train=table, changes={"train.keep": 1})

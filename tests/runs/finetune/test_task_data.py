@@ -9,12 +9,19 @@ import pytest
 
 from pretune.core.errors import DataError, UsageError
 from pretune.metrics.averages import GLUE, SUPERGLUE
-from pretune.runs.finetune.config import Wanted
-from pretune.runs.finetune.task_data import Opened, answered, balance, open_task, scored, together
+from pretune.runs.finetune.config import TaskConfig
+from pretune.runs.finetune.task_data import (
+    TaskData,
+    combine_task_data,
+    compute_scores,
+    count_labels,
+    has_answers,
+    open_task,
+)
 from pretune.tasks import TASKS
 from pretune.tasks.decode import Prediction
 from pretune.tasks.example import Example
-from pretune.tasks.loading import Parts
+from pretune.tasks.loading import TaskSplits
 from pretune.tasks.task import Kind, Task
 
 KNOWN = {
@@ -44,41 +51,41 @@ def task(kind: Kind) -> Task:
 def test_test_is_the_headline_where_it_has_answers(kind: Kind) -> None:
     known, unknown = KNOWN[kind], UNKNOWN[kind]
     for test, headline in (([known], "test"), ([unknown], "dev"), ([], "dev")):
-        opened = Opened(task=task(kind), parts=Parts(train=[known], dev=[known, known], test=test))
-        assert opened.headline == headline and opened.judged == getattr(opened.parts, headline)
-        assert not answered(task(kind), [unknown]) and not answered(task(kind), [])
+        opened = TaskData(task=task(kind), parts=TaskSplits(train=[known], dev=[known, known], test=test))
+        assert opened.headline_split == headline and opened.eval_examples == getattr(opened.parts, headline)
+        assert not has_answers(task(kind), [unknown]) and not has_answers(task(kind), [])
 
 
 def test_where_dev_is_the_headline_that_is_said(tmp_path: Path) -> None:
     for name in ("train", "dev"):
         (tmp_path / f"{name}.csv").write_text("text,label\none,a\ntwo,b\nthree,a\n")
-    opened = open_task(Wanted(train=str(tmp_path / "train.csv"), dev=str(tmp_path / "dev.csv")))
-    assert opened.headline == "dev" and "dev" in opened.parts.notes[-1]
+    opened = open_task(TaskConfig(train=str(tmp_path / "train.csv"), dev=str(tmp_path / "dev.csv")))
+    assert opened.headline_split == "dev" and "dev" in opened.parts.notes[-1]
     folder = tmp_path / "qnli"
     folder.mkdir()
     rows = "".join(f"{at}\tq\ts\t{label}\n" for at, label in enumerate(["entailment", "not_entailment"] * 5))
     (folder / "dev.tsv").write_text("index\tquestion\tsentence\tlabel\n" + rows)
-    opened = open_task(Wanted(name="qnli", data=str(tmp_path), most=1))
-    assert opened.headline == "test" and len(opened.parts.dev) == len(opened.parts.test) == 1
+    opened = open_task(TaskConfig(name="qnli", data=str(tmp_path), most=1))
+    assert opened.headline_split == "test" and len(opened.parts.dev) == len(opened.parts.test) == 1
     assert "'test'" in opened.parts.notes[-1]
 
 
 def test_labels_are_counted_as_the_kind_has_them() -> None:
     some = [KNOWN["classification"]] * 3
-    assert balance(task("classification"), some) == {"a": 0, "b": 3}  # one that never occurs is told too
+    assert count_labels(task("classification"), some) == {"a": 0, "b": 3}  # one that never occurs is told too
     scores = [Example(text="x", label=value) for value in (1.0, 2.0, 6.0)]
-    assert balance(task("regression"), scores) == {"lowest": 1.0, "mean": 3.0, "highest": 6.0}
+    assert count_labels(task("regression"), scores) == {"lowest": 1.0, "mean": 3.0, "highest": 6.0}
     tags = [Example(text="", words=("a", "b", "c"), tags=("O", "B-X", "O"))]
-    assert balance(task("tagging"), tags) == {"O": 2, "B-X": 1}
+    assert count_labels(task("tagging"), tags) == {"O": 2, "B-X": 1}
     spans = [KNOWN["span"], UNKNOWN["span"], UNKNOWN["span"]]
-    assert balance(task("span"), spans) == {"with an answer": 1, "without": 2}
+    assert count_labels(task("span"), spans) == {"with an answer": 1, "without": 2}
 
 
 def test_a_train_split_without_answers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pretune.runs.finetune.task_data.load", lambda *given: Parts(
+    monkeypatch.setattr("pretune.runs.finetune.task_data.load", lambda *given: TaskSplits(
         train=[UNKNOWN["classification"]], dev=[KNOWN["classification"]], test=[]))  # fmt: skip
     with pytest.raises(DataError, match="'sst2'"):
-        open_task(Wanted(name="sst2", data=str(tmp_path)))
+        open_task(TaskConfig(name="sst2", data=str(tmp_path)))
 
 
 def test_what_was_trained_on_is_said_of_dev_and_test(tmp_path: Path) -> None:
@@ -87,7 +94,7 @@ def test_what_was_trained_on_is_said_of_dev_and_test(tmp_path: Path) -> None:
         lines = [f"{text},{label}" for text, label in zip(texts, ("good", "bad"), strict=True)]
         (tmp_path / f"{split}.csv").write_text("\n".join(("text,label", *lines, "")))
     files = {split: str(tmp_path / f"{split}.csv") for split in rows}
-    notes = open_task(Wanted(**files, text="text", label="label")).parts.notes
+    notes = open_task(TaskConfig(**files, text="text", label="label")).parts.notes
     assert sum("'dev': 1 of 2" in note for note in notes) == 1
     assert not any("'test': " in note for note in notes)
 
@@ -109,15 +116,17 @@ def test_all_of_a_benchmark_has_its_published_average(name: str) -> None:
         else:
             some = [Example(text="x", label=at % 2, group=str(at)) for at in range(4)]
             told = [Prediction(label=label) for label in (0, 1, 0, 0)]
-        members.append(Opened(task=task, parts=Parts(train=[], dev=[Example(**_fields(one)) for one in some], test=[])))
+        members.append(
+            TaskData(task=task, parts=TaskSplits(train=[], dev=[Example(**_fields(one)) for one in some], test=[]))
+        )
         said += told
-    whole = together(members)
-    found = scored(whole, whole.parts.dev, said)
+    whole = combine_task_data(members)
+    found = compute_scores(whole, whole.parts.dev, said)
     every = {task: found[task] for task in names}
     assert found["average"] == pytest.approx(sum(every.values()) / len(every))
     assert found[name] == pytest.approx(found["average"])  # as the headline of each task is its one number
-    part = together(members[:-1])
-    assert name not in scored(part, part.parts.dev, said[: len(part.parts.dev)])
+    part = combine_task_data(members[:-1])
+    assert name not in compute_scores(part, part.parts.dev, said[: len(part.parts.dev)])
 
 
 def _fields(example: Example) -> dict[str, Any]:
@@ -132,7 +141,7 @@ def test_a_metric_whose_extra_is_missing_is_told_at_once(tmp_path: Path, monkeyp
         (place / f"{name}.en").write_text("a man\n" * 4)
         (place / f"{name}.de").write_text("ein Mann\n" * 4)
     pytest.importorskip("sacrebleu")
-    assert open_task(Wanted(name="multi30k", data=str(tmp_path))).task.kind == "generation"
+    assert open_task(TaskConfig(name="multi30k", data=str(tmp_path))).task.kind == "generation"
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     with pytest.raises(UsageError, match="'bleu'"):
-        open_task(Wanted(name="multi30k", data=str(tmp_path)))
+        open_task(TaskConfig(name="multi30k", data=str(tmp_path)))

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretune.runs.finetune.adapted_model import begin
-from pretune.runs.finetune.build_config import choose
+from pretune.runs.finetune.adapted_model import build_adapted_model
+from pretune.runs.finetune.build_config import build_finetune_config
 from pretune.runs.finetune.task_data import open_task
-from pretune.runs.finetune.task_encoders import Reader
-from pretune.tasks.encode import Alternating, TaskStream
+from pretune.runs.finetune.task_encoders import TaskEncoders
+from pretune.tasks.encode import MultiTaskStream, TaskStream
 from pretune.training.distributed import Ranks
 from tests.runs import tasked
 from tests.runs.test_finetune_shapes import two_tasks
@@ -34,15 +34,15 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shares(base: Path, data: Path, temperature: float) -> list[float]:
     """How much of an epoch is of each task."""
     changes = {"tune.temperature": temperature, "train.batch": 8}
-    tuning = choose(base, task="cola,sst2", data=data, changes=changes)
+    tuning = build_finetune_config(base, task="cola,sst2", data=data, changes=changes)
     opened = open_task(tuning.task)
-    made = begin(tuning, opened.task, Ranks(torch.device("cpu")), epoch=1.0)
-    reader = Reader.of(tuning, opened, made.model, opened.parts.train)
-    stream = reader.stream(reader.encode(opened.parts.train), tuning)
+    made = build_adapted_model(tuning, opened.task, Ranks(torch.device("cpu")), steps_per_epoch=1.0)
+    reader = TaskEncoders.from_model(tuning, opened, made.model, opened.parts.train)
+    stream = reader.build_stream(reader.encode(opened.parts.train), tuning)
     counts: Counter[int] = Counter()
     for step in stream.steps(0):
-        if isinstance(stream, Alternating):
-            counts[stream.task(step)[0]] += 1
+        if isinstance(stream, MultiTaskStream):
+            counts[stream.locate_step(step)[0]] += 1
         else:
             assert isinstance(stream, TaskStream)
             counts.update(int(number >= SIZES[0]) for number in stream.examples(step))

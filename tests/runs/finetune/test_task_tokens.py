@@ -12,7 +12,7 @@ from pretune.adaptation.surgery import TASK_TOKENS
 from pretune.core import io
 from pretune.core.errors import CheckpointError
 from pretune.data.sequence_template import A, B
-from pretune.tasks.encode.token_pool import frame_of
+from pretune.tasks.encode.token_pool import build_frame
 from pretune.text.tokenizer import Tokenizer
 from tests.runs import tasked
 
@@ -33,13 +33,13 @@ def test_they_are_added_and_come_back_with_the_run(base: Path, tmp_path: Path) -
     table = tasked.classes(tmp_path / "table.csv", 40)
     run = tune(base, tmp_path / "run", table)
     old, new = Tokenizer.load(base), Tokenizer.load(tmp_path / "run")
-    assert [new.token(i) for i in range(old.vocab, new.vocab)] == ADDED
-    assert [new.token(i) for i in range(old.vocab)] == [old.token(i) for i in range(old.vocab)]
+    assert [new.get_token(i) for i in range(old.vocab, new.vocab)] == ADDED
+    assert [new.get_token(i) for i in range(old.vocab)] == [old.get_token(i) for i in range(old.vocab)]
     assert new.special["eos"] == old.special["eos"]
     model = pt.load(tmp_path / "run").model
     assert model.spec.vocab == model.tokens.num_embeddings == new.vocab
     start, delimiter, extract = (new.special[role] for role in TASK_TOKENS)
-    frame = frame_of(new, model.spec)
+    frame = build_frame(new, model.spec)
     assert frame.single == ((start, 0), (A, 0), (extract, 0))
     assert frame.pair == ((start, 0), (A, 0), (delimiter, 0), (B, 0), (extract, 0))
     texts = ["the lovely sea", "a dreadful wind"]

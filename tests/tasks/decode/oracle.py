@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from pretune.adaptation.heads.span import END, START
-from pretune.core.types import IGNORE
+from pretune.core.types import IGNORE_INDEX
 from pretune.tasks.decode import Prediction
-from pretune.tasks.decode.generated import meant
-from pretune.tasks.decode.predict import _KINDS
+from pretune.tasks.decode.generated import parse_answer
+from pretune.tasks.decode.predict import _PREDICTORS
 from pretune.tasks.encode import Items, TaskEncoder
 from pretune.tasks.example import Example
 
@@ -17,15 +17,15 @@ from pretune.tasks.example import Example
 def perfect(encoder: TaskEncoder, examples: Sequence[Example]) -> list[Prediction]:
     """The predictions of a model that says exactly what training asks for."""
     learnt = encoder.encode(examples)
-    if encoder.written:
+    if encoder.is_generative:
         targets, offsets = learnt.sequences.targets, learnt.sequences.offsets
         assert targets is not None
         decode = encoder.rules.tokenizer.decode
         parts = [targets[low:high] for low, high in itertools.pairwise(offsets)]
-        said = [decode(part[part != IGNORE], special=False).strip() for part in parts]
-        return [meant(encoder.rules, example, text) for example, text in zip(examples, said, strict=True)]
+        said = [decode(part[part != IGNORE_INDEX], special=False).strip() for part in parts]
+        return [parse_answer(encoder.rules, example, text) for example, text in zip(examples, said, strict=True)]
     items = encoder.encode(examples, training=False)
-    return _KINDS[encoder.task.kind](encoder, examples, items, _logits(encoder, examples, learnt, items))
+    return _PREDICTORS[encoder.task.kind](encoder, examples, items, _logits(encoder, examples, learnt, items))
 
 
 def _logits(
@@ -42,7 +42,7 @@ def _logits(
         right = [float(at == example.label) for example in examples for at in range(len(example.choices))]
         return np.array(right, dtype=np.float32)[:, None]
     assert targets is not None
-    known = np.where(targets == IGNORE, 0, targets)
+    known = np.where(targets == IGNORE_INDEX, 0, targets)
     if kind == "tagging":
         return np.eye(len(encoder.labels), dtype=np.float32)[known]
     return np.stack((known & START > 0, known & END > 0), axis=1).astype(np.float32) * 9

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from pretune.core.errors import UsageError
-from pretune.metrics import headline
+from pretune.metrics import get_headline
 from pretune.tasks import TASKS
 from pretune.tasks.decode import predict, score
-from pretune.tasks.encode import TaskEncoder, TaskStream, head_of
+from pretune.tasks.encode import TaskEncoder, TaskStream, build_head
 from pretune.tasks.example import Example
-from pretune.tasks.splits import subset
+from pretune.tasks.splits import sample_subset
 from pretune.tasks.task import Task
 from tests.tasks.decode.oracle import perfect
 from tests.tasks.encode.small import model_for, tokenizer
@@ -31,11 +31,11 @@ def cases(*shapes: str) -> list[Any]:
 
 def some(task: Task, data: Path, count: int) -> list[Example]:
     """A few examples, of all classes."""
-    there = task.available(data)
+    there = task.find_available(data)
     if not there:
         pytest.skip(f"no files of {task.name}")
     found = [*islice(next(iter(there.values())).read(), 400)]
-    return subset(found, min(count, len(found)))
+    return sample_subset(found, min(count, len(found)))
 
 
 @pytest.mark.parametrize(("name", "shape"), cases("bert", "gpt2", "t5"))
@@ -47,13 +47,13 @@ def test_a_task_on_a_model(name: str, shape: str, shared_data: Path) -> None:
             model_for(shape, task)
         return
     model = model_for(shape, task)
-    encoder = TaskEncoder.of(task, model, new_tokens=100)
+    encoder = TaskEncoder.from_task(task, model, new_tokens=100)
     stream = TaskStream(encoder.encode(examples), batch=8, fixed=True)
     with torch.no_grad():
         assert torch.isfinite(model.spec.loss(model, stream[0]).mean())
     few = examples[:4]
-    said = predict(model, TaskEncoder.of(task, model, new_tokens=4), few)
-    assert len(said) == 4 and 0 <= abs(headline(score(task, few, said))) <= 1
+    said = predict(model, TaskEncoder.from_task(task, model, new_tokens=4), few)
+    assert len(said) == 4 and 0 <= abs(get_headline(score(task, few, said))) <= 1
 
 
 @pytest.mark.parametrize(("name", "shape"), cases("bert", "gpt2"))
@@ -62,13 +62,13 @@ def test_gold_is_perfect(name: str, shape: str, shared_data: Path) -> None:
     examples = some(task, shared_data, 32)
     if shape == "bert" and task.kind == "generation":
         pytest.skip("it cannot write")
-    encoder = TaskEncoder.of(task, model_for(shape, task), max_length=128, stride=64, new_tokens=100)
+    encoder = TaskEncoder.from_task(task, model_for(shape, task), max_length=128, stride=64, new_tokens=100)
     if task.kind == "tagging":  # what is cut off cannot be right
         examples = [example for example in examples if not encoder.encode([example]).counts.cut]
     if task.kind == "generation":
         examples = [example for example in examples if len(tokenizer(shape).encode(example.target or "")) <= 100]
     found = score(task, examples, perfect(encoder, examples))
-    assert headline(found) == pytest.approx(1.0, abs=0.02), found
+    assert get_headline(found) == pytest.approx(1.0, abs=0.02), found
 
 
 @pytest.mark.parametrize(("name", "shape"), cases("t5"))
@@ -77,10 +77,10 @@ def test_gold_written_is_perfect(name: str, shape: str, shared_data: Path) -> No
     if task.template is None:
         pytest.skip("it has no template")
     model = model_for(shape, task)
-    assert head_of(task, model.model).__class__.__name__ == "Generation"
-    encoder = TaskEncoder.of(task, model, new_tokens=600)
+    assert build_head(task, model.model).__class__.__name__ == "Generation"
+    encoder = TaskEncoder.from_task(task, model, new_tokens=600)
     examples = some(task, shared_data, 32)
-    assert headline(score(task, examples, perfect(encoder, examples))) == pytest.approx(1.0, abs=0.02)
+    assert get_headline(score(task, examples, perfect(encoder, examples))) == pytest.approx(1.0, abs=0.02)
 
 
 @pytest.mark.parametrize("shape", ["bert", *(pytest.param(one, marks=pytest.mark.slow) for one in ("gpt2", "t5"))])
@@ -88,7 +88,7 @@ def test_answers_of_squad_come_back(shape: str, shared_data: Path) -> None:
     """Which are whole words; a year in "1930s" has no token of its own."""
     task = TASKS.get("squad1")
     examples = [*islice(task.read("dev", shared_data), 300)]
-    encoder = TaskEncoder.of(task, model_for(shape, task, text=False), max_length=128, stride=64)
+    encoder = TaskEncoder.from_task(task, model_for(shape, task, text=False), max_length=128, stride=64)
     said = perfect(encoder, examples)
     same = [one.text in example.answers for one, example in zip(said, examples, strict=True)]
     lost = encoder.encode(examples).counts.answers_lost

@@ -6,16 +6,24 @@ import numpy as np
 import pytest
 import torch
 
-from pretune.adaptation.heads.span import best
+from pretune.adaptation.heads.span import find_best_span
 from pretune.core.errors import DataError, UsageError
-from pretune.metrics import headline
-from pretune.tasks.decode import Found, Prediction, group_average, no_answer_threshold, predict, score, with_threshold
-from pretune.tasks.decode.generated import meant
-from pretune.tasks.decode.spans import _tried
+from pretune.metrics import get_headline
+from pretune.tasks.decode import (
+    AnswerCandidate,
+    Prediction,
+    apply_threshold,
+    compute_suite_averages,
+    find_no_answer_threshold,
+    predict,
+    score,
+)
+from pretune.tasks.decode.generated import parse_answer
+from pretune.tasks.decode.spans import _score_spans
 from pretune.tasks.encode import TaskEncoder, TaskStream
 from pretune.tasks.example import Example
 from pretune.tasks.task import Kind
-from pretune.training.loss_module import Trainee
+from pretune.training.loss_module import ModelWithLoss
 from tests.tasks.decode.oracle import perfect
 from tests.tasks.encode.small import KINDS, SHAPES, encoder_for, examples_of, model_for, task_of
 
@@ -26,7 +34,9 @@ PAIRS = [(shape, kind) for shape in SHAPES for kind in KINDS if (shape, kind) !=
 def test_gold_is_perfect(shape: str, kind: Kind) -> None:
     task, examples = task_of(kind), examples_of(kind)
     found = score(task, examples, perfect(encoder_for(shape, task), examples))
-    assert headline(found) == pytest.approx(1.0, abs=0.02 if kind == "regression" else 1e-9)  # written in steps of 0.2
+    assert get_headline(found) == pytest.approx(
+        1.0, abs=0.02 if kind == "regression" else 1e-9
+    )  # written in steps of 0.2
 
 
 @pytest.mark.parametrize(("shape", "kind"), PAIRS)
@@ -34,9 +44,9 @@ def test_one_prediction_for_each_example_however_they_are_packed(shape: str, kin
     task, examples = task_of(kind), examples_of(kind)
     model = model_for(shape, task)
     model.train()
-    encoder = TaskEncoder.of(task, model, max_length=48, new_tokens=4)
+    encoder = TaskEncoder.from_task(task, model, max_length=48, new_tokens=4)
     told: list[tuple[int, int]] = []
-    found = predict(model, encoder, examples, tell=lambda done, of: told.append((done, of)))
+    found = predict(model, encoder, examples, on_progress=lambda done, of: told.append((done, of)))
     assert len(found) == len(examples) and model.training and told[-1][0] == told[-1][1]
     alone = [
         predict(model, encoder, [replace(example, label=None, target=None)], tokens=8)[0] for example in examples[:3]
@@ -47,8 +57,8 @@ def test_one_prediction_for_each_example_however_they_are_packed(shape: str, kin
         assert one.value == pytest.approx(other.value, abs=1e-5)
         if one.probabilities:
             assert sum(one.probabilities) == pytest.approx(1, abs=1e-6)
-    assert headline(score(task, examples, found)) <= 1
-    assert all(prediction.shown(task) for prediction in found)
+    assert get_headline(score(task, examples, found)) <= 1
+    assert all(prediction.to_dict(task) for prediction in found)
 
 
 @pytest.mark.parametrize(
@@ -61,10 +71,10 @@ def test_one_prediction_for_each_example_however_they_are_packed(shape: str, kin
 def test_eight_rows_are_learnt(shape: str, kind: Kind) -> None:
     task = task_of(kind)
     model = model_for(shape, task)
-    work = Trainee(model, model.spec)
+    work = ModelWithLoss(model, model.spec)
     begun = {name: value.clone() for name, value in model.state_dict().items()}
     try:
-        stream = TaskStream(TaskEncoder.of(task, model, max_length=32).encode(examples_of(kind)), batch=8)
+        stream = TaskStream(TaskEncoder.from_task(task, model, max_length=32).encode(examples_of(kind)), batch=8)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2 if shape == "t5" else 3e-3)
         losses = []
         for step in range(12):
@@ -84,7 +94,7 @@ def test_a_fitted_model_says_what_it_has_learnt(shape: str) -> None:
     model = model_for(shape, task)
     begun = {name: value.clone() for name, value in model.state_dict().items()}
     try:
-        encoder = TaskEncoder.of(task, model, max_length=32)
+        encoder = TaskEncoder.from_task(task, model, max_length=32)
         stream = TaskStream(encoder.encode(examples), batch=4, seed=0)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2 if shape == "t5" else 3e-3)
         for step in range(80):
@@ -101,8 +111,8 @@ def test_the_best_span_is_the_best_of_all() -> None:
     for _ in range(30):
         logits = rng.normal(size=(20, 2)).astype(np.float32)
         marks = np.where(np.arange(20) < 4, -1, np.arange(20) - 4)
-        found = max(_tried(logits, marks))
-        answer = best(torch.from_numpy(logits), torch.from_numpy(marks >= 0))
+        found = max(_score_spans(logits, marks))
+        answer = find_best_span(torch.from_numpy(logits), torch.from_numpy(marks >= 0))
         assert (found[1] + 4, found[2] + 4) == (answer.start, answer.end)
         assert found[0] == pytest.approx(answer.score)
 
@@ -115,19 +125,19 @@ def test_the_threshold_is_that_of_the_best_f1() -> None:
     ]
     texts, nulls = ("Paris", "Rome", "Bonn"), (-3.0, 2.0, 1.0)
     said = [
-        Prediction(text="", null=null, best=(Found(text, 1.0, (0, len(text))),))
+        Prediction(text="", null_score_diff=null, candidates=(AnswerCandidate(text, 1.0, (0, len(text))),))
         for text, null in zip(texts, nulls, strict=True)
     ]
-    threshold = no_answer_threshold(examples, said)
+    threshold = find_no_answer_threshold(examples, said)
     assert threshold == 1.0
-    final = with_threshold(said, threshold)
+    final = apply_threshold(said, threshold)
     assert [one.text for one in final] == ["Paris", "", "Bonn"] and final[0].span == (0, 5)
     task = task_of("span")
     assert score(task, examples, final)["f1"] == 1.0
-    plain = score(task, examples, with_threshold(said, 0.0))
+    plain = score(task, examples, apply_threshold(said, 0.0))
     assert plain["f1"] == pytest.approx(2 / 3) and plain["best_f1"] == 1.0
     with pytest.raises(UsageError):
-        no_answer_threshold(examples, [Prediction(text="a")] * 3)
+        find_no_answer_threshold(examples, [Prediction(text="a")] * 3)
 
 
 def test_groups_options_and_answers_are_scored_as_published() -> None:
@@ -147,11 +157,16 @@ def test_groups_options_and_answers_are_scored_as_published() -> None:
 
 def test_what_is_written_stands_for_a_label_or_nothing() -> None:
     rules = encoder_for("t5", task_of("classification")).rules
-    assert meant(rules, Example(text=""), " positive ").label == 1
-    assert meant(rules, Example(text=""), "posit").label is None
+    assert parse_answer(rules, Example(text=""), " positive ").label == 1
+    assert parse_answer(rules, Example(text=""), "posit").label is None
     assert score(rules.task, [Example(text="", label=1)] * 2, [Prediction(label=1), Prediction()])["accuracy"] == 0.5
     scored = encoder_for("t5", task_of("regression")).rules
-    assert [meant(scored, Example(text=""), text).value for text in ("3.2", "9", "nan", "much")] == [3.2, 5.0, 2.5, 2.5]
+    assert [parse_answer(scored, Example(text=""), text).value for text in ("3.2", "9", "nan", "much")] == [
+        3.2,
+        5.0,
+        2.5,
+        2.5,
+    ]
 
 
 def test_words_without_tokens_are_outside() -> None:
@@ -174,8 +189,10 @@ def test_what_cannot_be_scored_is_named() -> None:
 
 def test_averages_need_all_tasks() -> None:
     nine = {name: {"accuracy": 0.5} for name in ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")}
-    assert group_average(nine) == {"glue": 0.5}
-    assert group_average({**nine, "mnli_mismatched": {"accuracy": 1.0}})["glue"] == pytest.approx((8 * 0.5 + 0.75) / 9)
-    assert group_average({"cola": {"matthews": 1.0}}) == {}
+    assert compute_suite_averages(nine) == {"glue": 0.5}
+    assert compute_suite_averages({**nine, "mnli_mismatched": {"accuracy": 1.0}})["glue"] == pytest.approx(
+        (8 * 0.5 + 0.75) / 9
+    )
+    assert compute_suite_averages({"cola": {"matthews": 1.0}}) == {}
     eight = {name: {"a": 1.0} for name in ("boolq", "cb", "copa", "multirc", "record", "superglue_rte", "wic", "wsc")}
-    assert group_average({**eight, "rte": {"a": 0.0}}) == {"superglue": 1.0}
+    assert compute_suite_averages({**eight, "rte": {"a": 0.0}}) == {"superglue": 1.0}

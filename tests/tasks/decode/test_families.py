@@ -7,11 +7,11 @@ import torch
 
 from pretune.adaptation.adapted import adapt
 from pretune.core.errors import UsageError
-from pretune.models.catalog import knobs_of, resolve
+from pretune.models.catalog import list_settings, resolve
 from pretune.models.families import FAMILIES
 from pretune.models.model import LanguageModel, build
 from pretune.tasks.decode import predict, score
-from pretune.tasks.encode import TaskEncoder, TaskStream, head_of
+from pretune.tasks.encode import TaskEncoder, TaskStream, build_head
 from pretune.text.tokenizer import Tokenizer, train
 from tests.tasks.encode.small import KINDS, TEXT, examples_of, task_of
 
@@ -35,7 +35,7 @@ def tokenizer_of(kind: str, style: str) -> Tokenizer:
 def tiny(family: str) -> LanguageModel:
     entry = FAMILIES.get(family)
     kind, style, _ = entry.training.tokenizer if entry.training else ("wordpiece", "cls-sep", 0)
-    model = build(resolve(family, {knob: SMALL[knob] for knob in knobs_of(entry) if knob in SMALL}))
+    model = build(resolve(family, {knob: SMALL[knob] for knob in list_settings(entry) if knob in SMALL}))
     model.assets.tokenizer = tokenizer_of(kind, style)
     return model
 
@@ -48,10 +48,10 @@ def test_a_family_on_every_kind(family: str) -> None:
         task, examples = task_of(kind), examples_of(kind)
         if kind == "generation" and body.spec.decoder is None:
             with pytest.raises(UsageError, match="generation"):
-                head_of(task, body)
+                build_head(task, body)
             continue
-        model = adapt(body, head_of(task, body))
-        encoder = TaskEncoder.of(task, model, max_length=64, new_tokens=4)
+        model = adapt(body, build_head(task, body))
+        encoder = TaskEncoder.from_task(task, model, max_length=64, new_tokens=4)
         stream = TaskStream(encoder.encode(examples), batch=8, fixed=True)
         loss = model.spec.loss(model, stream[0])
         loss.mean().backward()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pretune.tasks.decode.labels import tags
+from pretune.tasks.decode.labels import predict_tags
 from pretune.tasks.example import Example
 from tests.tasks.encode.small import encoder_for, task_of
 
@@ -19,11 +19,11 @@ def test_what_was_not_read_has_the_usual_tag() -> None:
         task = replace(task_of("tagging"), labels=labels, metrics=("tag_accuracy",))
         encoder = encoder_for("bert", task, max_length=16)
         items = encoder.encode(SENTENCES, training=False)
-        assert items.marks is not None and items.counts.words_lost > 20
-        logits = np.zeros((len(items.marks), 3), dtype=np.float32)
+        assert items.alignment is not None and items.counts.words_lost > 20
+        logits = np.zeros((len(items.alignment), 3), dtype=np.float32)
         logits[:, 1] = 1.0  # a verb, almost everywhere
-        first = int(np.flatnonzero(items.marks == 0)[0])
+        first = int(np.flatnonzero(items.alignment == 0)[0])
         logits[first, 0] = 2.0
-        one, other = tags(encoder, SENTENCES, items, logits)
+        one, other = predict_tags(encoder, SENTENCES, items, logits)
         assert one.tags == ("N", "V", usual, "V", "V")
         assert len(other.tags) == 41 and other.tags[0] == "V" and other.tags[-1] == usual

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import pretune as pt
-from pretune.adaptation.adapted import Adapted, adapt
+from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.heads.classification import Classification
 from pretune.adaptation.heads.generation import Generation
 from pretune.core.errors import UsageError
@@ -29,7 +29,7 @@ TASK = Task(
 
 
 @pytest.fixture(scope="module", params=[("gpt2-small", "bpe", "endoftext"), ("t5-small", "unigram", "sentinels")])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Adapted:
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelWithHead:
     family, kind, style = request.param
     body = pt.load(tasked.make_base(tmp_path_factory.mktemp(family), family, kind=kind, style=style))
     assert isinstance(body, LanguageModel)
@@ -37,7 +37,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @torch.no_grad()
-def by_hand(model: Adapted, encoder: TaskEncoder, example: Example) -> tuple[float, int]:
+def by_hand(model: ModelWithHead, encoder: TaskEncoder, example: Example) -> tuple[float, int]:
     one = encoder.encode([example]).sequences
     read = one.tokens.tolist()
     batch = pt.batch([read]) if one.source is None else pt.batch(source=[one.source.tokens.tolist()], target=[read])
@@ -47,8 +47,8 @@ def by_hand(model: Adapted, encoder: TaskEncoder, example: Example) -> tuple[flo
     return float(F.cross_entropy(logits[asked], labels[asked], reduction="sum")), int(asked.sum())
 
 
-def test_it_is_that_of_the_answers_tokens(model: Adapted) -> None:
-    encoder = TaskEncoder.of(TASK, model, max_length=48)
+def test_it_is_that_of_the_answers_tokens(model: ModelWithHead) -> None:
+    encoder = TaskEncoder.from_task(TASK, model, max_length=48)
     each = [by_hand(model, encoder, example) for example in EXAMPLES]
     expected = math.exp(sum(nats for nats, _ in each) / sum(count for _, count in each))
     assert answer_perplexity(model, encoder, EXAMPLES) == pytest.approx(expected, rel=1e-4)
@@ -62,4 +62,4 @@ def test_who_does_not_write_is_not_asked(tmp_path: Path) -> None:
     task = Task(name="own", kind="classification", metrics=("accuracy",), splits={}, labels=("a", "b"))
     with pytest.raises(UsageError):
         made = adapt(base, Classification(classes=2))
-        answer_perplexity(made, TaskEncoder.of(task, made), EXAMPLES)
+        answer_perplexity(made, TaskEncoder.from_task(task, made), EXAMPLES)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pretune.tasks.decode.spans import KEPT, LONGEST, _tried, spans
+from pretune.tasks.decode.spans import MAX_ANSWER_TOKENS, MAX_CANDIDATES, _score_spans, predict_spans
 from pretune.tasks.encode import Items, TaskEncoder
 from pretune.tasks.example import Example
 from tests.tasks.encode.small import TEXT, encoder_for, task_of
@@ -28,16 +28,18 @@ def logits_of(items: Items) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 def place(items: Items, window: int) -> int:
     """The first token of the passage in a window."""
     low, high = items.sequences.offsets[window : window + 2]
-    assert items.marks is not None
-    return int(low + np.flatnonzero(items.marks[low:high] >= 0)[0])
+    assert items.alignment is not None
+    return int(low + np.flatnonzero(items.alignment[low:high] >= 0)[0])
 
 
 def test_an_answer_has_so_many_tokens_at_most() -> None:
     marks, logits = np.arange(60), np.full((60, 2), -9, dtype=np.float32)
-    logits[0, 0] = logits[LONGEST, 1] = 9  # one too many
+    logits[0, 0] = logits[MAX_ANSWER_TOKENS, 1] = 9  # one too many
     logits[1, 0] = 8
-    found = _tried(logits, marks)
-    assert max(found)[1:] == (1, LONGEST) and all(0 <= last - first < LONGEST for _, first, last in found)
+    found = _score_spans(logits, marks)
+    assert max(found)[1:] == (1, MAX_ANSWER_TOKENS) and all(
+        0 <= last - first < MAX_ANSWER_TOKENS for _, first, last in found
+    )
 
 
 def test_the_best_of_all_windows_is_given_and_others_beside_it() -> None:
@@ -46,11 +48,11 @@ def test_the_best_of_all_windows_is_given_and_others_beside_it() -> None:
     weak, strong = place(items, 0), place(items, 2)
     logits[weak] = 3
     logits[strong] = 6
-    (said,) = spans(encoder, [LONG], items, logits)
-    assert said.span is not None and said.text == LONG.pair[slice(*said.span)] == said.best[0].text  # type: ignore[index]
-    assert (said.best[0].score, said.best[1].score) == (12, 6) and len(said.best) == KEPT
-    assert len({one.text for one in said.best}) == KEPT
-    assert said.best[1].span[0] == 0  # where the first window begins
+    (said,) = predict_spans(encoder, [LONG], items, logits)
+    assert said.span is not None and said.text == LONG.pair[slice(*said.span)] == said.candidates[0].text  # type: ignore[index]
+    assert (said.candidates[0].score, said.candidates[1].score) == (12, 6) and len(said.candidates) == MAX_CANDIDATES
+    assert len({one.text for one in said.candidates}) == MAX_CANDIDATES
+    assert said.candidates[1].span[0] == 0  # where the first window begins
 
 
 @pytest.mark.parametrize("slots", [0, 3])
@@ -62,11 +64,11 @@ def test_no_answer_is_as_likely_as_in_the_window_where_it_is_least(slots: int) -
     logits[place(items, 1)] = 4
     for first, null in zip(firsts, (9, 1, *[9] * len(firsts)), strict=False):
         logits[first] = null
-    (said,) = spans(encoder, [LONG], items, logits)
-    assert said.null == 2 - 8 and said.text
+    (said,) = predict_spans(encoder, [LONG], items, logits)
+    assert said.null_score_diff == 2 - 8 and said.text
     logits[firsts[1]] = 5
-    (said,) = spans(encoder, [LONG], items, logits)
-    assert said.null == 10 - 8 and said.text == "" and said.span is None
+    (said,) = predict_spans(encoder, [LONG], items, logits)
+    assert said.null_score_diff == 10 - 8 and said.text == "" and said.span is None
 
 
 def test_a_task_in_which_every_question_has_an_answer_gives_one() -> None:
@@ -74,5 +76,5 @@ def test_a_task_in_which_every_question_has_an_answer_gives_one() -> None:
     sure = replace(encoder, rules=replace(encoder.rules, task=replace(encoder.task, metrics=("squad",))))
     logits = logits_of(items)
     logits[items.sequences.offsets[:-1]] = 9
-    assert spans(encoder, [LONG], items, logits)[0].text == ""
-    assert spans(sure, [LONG], items, logits)[0].text != ""
+    assert predict_spans(encoder, [LONG], items, logits)[0].text == ""
+    assert predict_spans(sure, [LONG], items, logits)[0].text != ""

@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pretune.adaptation.adapted import adapt, one_of
+from pretune.adaptation.adapted import adapt, select_head
 from pretune.adaptation.heads.multi_task import Several
 from pretune.adaptation.peft.prompt import Prompt
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE
+from pretune.core.types import IGNORE_INDEX
 from pretune.data.mixing import Smoothed
 from pretune.tasks.decode import predict, score
-from pretune.tasks.encode import Alternating, TaskEncoder, TaskStream, head_of, mixed
+from pretune.tasks.encode import MultiTaskStream, TaskEncoder, TaskStream, build_head, mix_items
 from pretune.tasks.task import Kind
-from pretune.training.loss_module import Trainee
-from pretune.training.validation import ONE, evaluate
+from pretune.training.loss_module import ModelWithLoss
+from pretune.training.validation import LOCAL_RANK, compute_validation_loss
 from tests.tasks.encode.small import body, examples_of, model_for, task_of
 
 
@@ -29,7 +29,7 @@ def test_a_prompt_stands_before_what_is_read(shape: str, kind: Kind) -> None:
     task, examples = task_of(kind), examples_of(kind)
     model = deepcopy(model_for(shape, task))
     Prompt(count=3).apply(model.model)
-    encoder = TaskEncoder.of(task, model, max_length=48, slots=3, new_tokens=4)
+    encoder = TaskEncoder.from_task(task, model, max_length=48, slots=3, new_tokens=4)
     loss = model.spec.loss(model, TaskStream(encoder.encode(examples), batch=8)[0]).mean()
     loss.backward()
     table = model.model.get_parameter("prompt.table")
@@ -44,14 +44,14 @@ def test_a_prompt_stands_before_what_is_read(shape: str, kind: Kind) -> None:
 
 def test_the_next_token_is_learnt_beside_the_class() -> None:
     task, examples = task_of("classification"), examples_of("classification")
-    model = adapt(body("gpt2"), replace(head_of(task, body("gpt2"), language=0.5), dropout=0.0))
-    encoder = TaskEncoder.of(task, model)
+    model = adapt(body("gpt2"), replace(build_head(task, body("gpt2"), lm_loss_weight=0.5), dropout=0.0))
+    encoder = TaskEncoder.from_task(task, model)
     items = encoder.encode(examples)
     assert items.sequences.targets is not None
-    assert int((items.sequences.targets != IGNORE).sum()) == len(items.sequences.tokens) - len(examples)
+    assert int((items.sequences.targets != IGNORE_INDEX).sum()) == len(items.sequences.tokens) - len(examples)
     stream = TaskStream(items, batch=8)
     with torch.no_grad():
-        terms = model.spec.loss(model, stream[0]).terms()
+        terms = model.spec.loss(model, stream[0]).get_terms()
     assert set(terms) == {"loss", "language"} and terms["language"].weight == 0.5
     assert all(prediction.label is not None for prediction in predict(model, encoder, examples))
 
@@ -61,8 +61,8 @@ def test_held_out_loss_reads_every_item_once() -> None:
     model = model_for("bert", task)
     losses = []
     for batch in (3, 8):
-        stream = TaskStream(TaskEncoder.of(task, model).encode(examples), batch=batch, seed=batch)
-        found = evaluate(Trainee(model, model.spec), stream, len(stream.steps(0)), ONE)
+        stream = TaskStream(TaskEncoder.from_task(task, model).encode(examples), batch=batch, seed=batch)
+        found = compute_validation_loss(ModelWithLoss(model, model.spec), stream, len(stream.steps(0)), LOCAL_RANK)
         assert found is not None
         losses.append(found["loss"])
         assert found["accuracy"] * 8 == pytest.approx(round(found["accuracy"] * 8))
@@ -72,9 +72,9 @@ def test_held_out_loss_reads_every_item_once() -> None:
 def test_tasks_that_are_written_are_mixed_in_one_stream() -> None:
     names: tuple[Kind, ...] = ("classification", "span", "generation")
     encoded = [
-        TaskEncoder.of(task_of(kind), model_for("t5", task_of(kind))).encode(examples_of(kind)) for kind in names
+        TaskEncoder.from_task(task_of(kind), model_for("t5", task_of(kind))).encode(examples_of(kind)) for kind in names
     ]
-    both = mixed([encoded[0], encoded[1], encoded[2]])
+    both = mix_items([encoded[0], encoded[1], encoded[2]])
     assert both.counts.examples == 24 and len(both) == 24
     model = model_for("t5", task_of("generation"))
     stream = TaskStream(both, batch=6, seed=0, mixing=Smoothed(alpha=0.5))
@@ -88,12 +88,12 @@ def test_several_heads_on_one_body_all_learn() -> None:
     kinds: tuple[Kind, ...] = ("tagging", "span", "classification")
     tasks = [task_of(kind) for kind in kinds]
     base = deepcopy(body("bert"))
-    model = adapt(base, Several(tuple(head_of(task, base) for task in tasks)), seed=3)
-    views = [one_of(model, number) for number in range(len(tasks))]
-    encoders = [TaskEncoder.of(task, view, max_length=32) for task, view in zip(tasks, views, strict=True)]
+    model = adapt(base, Several(tuple(build_head(task, base) for task in tasks)), seed=3)
+    views = [select_head(model, number) for number in range(len(tasks))]
+    encoders = [TaskEncoder.from_task(task, view, max_length=32) for task, view in zip(tasks, views, strict=True)]
     streams = [TaskStream(one.encode(examples_of(kind)), batch=8) for one, kind in zip(encoders, kinds, strict=True)]
-    stream = Alternating(streams, seed=1)
-    work = Trainee(model, model.spec)
+    stream = MultiTaskStream(streams, seed=1)
+    work = ModelWithLoss(model, model.spec)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     begun = {name: value.clone() for name, value in model.state_dict().items()}
     losses: dict[int, list[float]] = {}
@@ -112,16 +112,16 @@ def test_several_heads_on_one_body_all_learn() -> None:
     for view, encoder, kind in zip(views, encoders, kinds, strict=True):
         assert len(predict(view, encoder, examples_of(kind))) == 8
     with pytest.raises(UsageError, match=r"\b3\b"):
-        one_of(model, 3)
+        select_head(model, 3)
 
 
 def test_a_model_may_write_one_task_and_have_a_head_for_another() -> None:
     tasks = [task_of("generation"), task_of("pair")]
-    model = adapt(body("t5"), Several(tuple(head_of(task, body("t5")) for task in tasks)))
+    model = adapt(body("t5"), Several(tuple(build_head(task, body("t5")) for task in tasks)))
     for number, task in enumerate(tasks):
-        view = one_of(model, number)
-        encoder = TaskEncoder.of(task, view, new_tokens=3)
-        batch = Alternating([TaskStream(encoder.encode(examples_of(task.kind)), batch=8)] * 2)[0]
+        view = select_head(model, number)
+        encoder = TaskEncoder.from_task(task, view, new_tokens=3)
+        batch = MultiTaskStream([TaskStream(encoder.encode(examples_of(task.kind)), batch=8)] * 2)[0]
         with torch.no_grad():
             assert torch.isfinite(model.spec.loss(model, replace(batch, task=number)).mean())
         assert len(predict(view, encoder, examples_of(task.kind)[:2])) == 2
@@ -129,13 +129,13 @@ def test_a_model_may_write_one_task_and_have_a_head_for_another() -> None:
 
 def test_tasks_come_in_turn_by_their_temperature() -> None:
     task = task_of("classification")
-    encoder, examples = TaskEncoder.of(task, model_for("bert", task)), examples_of("classification")
+    encoder, examples = TaskEncoder.from_task(task, model_for("bert", task)), examples_of("classification")
     large, small = (TaskStream(encoder.encode(examples * times), batch=4, seed=times) for times in (16, 2))
     drawn = {}
     for temperature in (1.0, 2.0, 1e9):
-        stream = Alternating([large, small], temperature=temperature, seed=5)
+        stream = MultiTaskStream([large, small], temperature=temperature, seed=5)
         for epoch in (0, 4):
-            found = [stream.task(step) for step in stream.steps(epoch)]
+            found = [stream.locate_step(step) for step in stream.steps(epoch)]
             drawn[temperature] = Counter(number for number, _ in found)
             for number in (0, 1):  # each goes on where it was
                 own = [step for which, step in found if which == number]

@@ -4,10 +4,10 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from pretune.adaptation.adapted import Adapted, adapt
+from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.models.catalog import resolve
 from pretune.models.model import LanguageModel, build
-from pretune.tasks.encode import TaskEncoder, head_of
+from pretune.tasks.encode import TaskEncoder, build_head
 from pretune.tasks.example import Example
 from pretune.tasks.task import Kind, Task
 from pretune.tasks.template import Template
@@ -43,17 +43,17 @@ def body(shape: str, positions: int = 128) -> LanguageModel:
     return model
 
 
-def model_for(shape: str, task: Task, seed: int = 0, **options: Any) -> Adapted:
+def model_for(shape: str, task: Task, seed: int = 0, **options: Any) -> ModelWithHead:
     """A tiny model with the task's head, without dropout."""
     found = body(shape)
-    head = head_of(task, found.spec, found.tokenizer, **options)
+    head = build_head(task, found.spec, found.tokenizer, **options)
     if hasattr(head, "dropout"):
         head = replace(head, dropout=0.0)
     return adapt(found, head, seed=seed)
 
 
 def encoder_for(shape: str, task: Task, **options: Any) -> TaskEncoder:
-    return TaskEncoder.of(task, model_for(shape, task), **options)
+    return TaskEncoder.from_task(task, model_for(shape, task), **options)
 
 
 def task_of(kind: Kind) -> Task:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from pretune.adaptation.adapted import adapt
 from pretune.adaptation.heads.span import END, START
 from pretune.core.errors import DataError, UsageError
-from pretune.core.types import IGNORE
-from pretune.tasks.encode import TaskEncoder, TaskStream, head_of
-from pretune.tasks.encode.choice import split
-from pretune.tasks.encode.span import characters_of, passage, tokens_of
-from pretune.tasks.encode.token_pool import shares
+from pretune.core.types import IGNORE_INDEX
+from pretune.tasks.encode import TaskEncoder, TaskStream, build_head
+from pretune.tasks.encode.choice import split_context
+from pretune.tasks.encode.span import find_characters, find_tokens, get_passage
+from pretune.tasks.encode.token_pool import split_room
 from pretune.tasks.example import Example
 from pretune.tasks.task import Kind
 from pretune.text.templates import truncate
@@ -27,7 +27,7 @@ WORDS = st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=8), 
 
 @given(a=st.integers(0, 40), b=st.integers(0, 40), room=st.integers(1, 30))
 def test_pairs_are_cut_as_templates_cut_them(a: int, b: int, room: int) -> None:
-    first, second = shares(np.array([a]), np.array([b]), room)
+    first, second = split_room(np.array([a]), np.array([b]), room)
     (((_, one), (_, two)),) = truncate(a, b, room).windows
     assert (int(first[0]), int(second[0])) == (one, two)
 
@@ -46,11 +46,11 @@ def test_a_pair_is_what_the_template_makes_of_it(texts: list[tuple[str, str]]) -
             continue  # stands as one text
         fitted = found.template.fit(ids[0], ids[1], length=16)
         low, high = items.sequences.offsets[number : number + 2]
-        assert items.sequences.tokens[low:high].tolist() == fitted.laid[0].ids.tolist()
+        assert items.sequences.tokens[low:high].tolist() == fitted.sequences[0].ids.tolist()
         assert items.sequences.segments is None or (
-            items.sequences.segments[low:high].tolist() == fitted.laid[0].segments.tolist()
+            items.sequences.segments[low:high].tolist() == fitted.sequences[0].segments.tolist()
         )
-        lost += sum(fitted.lost)
+        lost += sum(fitted.dropped_tokens)
     assert items.counts.lost >= lost
     assert items.counts.longest <= 16
 
@@ -89,7 +89,7 @@ def test_a_decoder_reads_and_writes_in_one_sequence() -> None:
     items = encoder.encode([Example(text="A bad film.", target="A bad")])
     assert items.sequences.tokens.tolist() == [end, *source, end, *target, end]
     assert items.sequences.targets is not None
-    assert items.sequences.targets.tolist() == [*[IGNORE] * (len(source) + 1), *target, end, IGNORE]
+    assert items.sequences.targets.tolist() == [*[IGNORE_INDEX] * (len(source) + 1), *target, end, IGNORE_INDEX]
     prompt = encoder.encode([Example(text="A bad film.")], training=False)
     assert prompt.sequences.tokens.tolist() == [end, *source, end]
 
@@ -102,12 +102,12 @@ def test_every_word_has_its_first_token_or_is_counted(shape: str, words: list[st
     tags = tuple("OB"[at % 2] + "-PER" * (at % 2) for at in range(len(words)))
     example = Example(text=" ".join(words), words=tuple(words), tags=tags)
     items = encoder_for(shape, task, max_length=24).encode([example])
-    assert items.marks is not None and items.sequences.targets is not None
-    marked = items.marks[items.marks >= 0].tolist()
+    assert items.alignment is not None and items.sequences.targets is not None
+    marked = items.alignment[items.alignment >= 0].tolist()
     assert marked == sorted(set(marked)), "each word once, in order"
     assert items.counts.words_lost == len(words) - len(marked)
-    at = items.marks >= 0
-    assert ((items.sequences.targets != IGNORE) == at).all()
+    at = items.alignment >= 0
+    assert ((items.sequences.targets != IGNORE_INDEX) == at).all()
     assert items.sequences.targets[at].tolist() == [task.labels.index(tags[word]) for word in marked]
 
 
@@ -116,8 +116,8 @@ def test_the_first_token_of_a_word_starts_it(shape: str) -> None:
     example = examples_of("tagging")[2]
     items = encoder_for(shape, task_of("tagging")).encode([example])
     side = items.sequences if items.sequences.source is None else items.sequences.source
-    assert items.marks is not None
-    places = [*np.flatnonzero(items.marks >= 0), len(side.tokens) - 1]
+    assert items.alignment is not None
+    places = [*np.flatnonzero(items.alignment >= 0), len(side.tokens) - 1]
     pieces = [
         tokenizer(shape).decode(side.tokens[a:b], special=False).replace(" ", "") for a, b in itertools.pairwise(places)
     ]
@@ -142,20 +142,20 @@ def test_an_answer_comes_back_from_its_tokens(shape: str, words: list[str], data
     example = Example(text="Who sang it?", pair=text, spans=((start, start + len(answer)),), answers=(answer,))
     encoder = encoder_for(shape, task_of("span"), max_length=40, stride=8)
     items = encoder.encode([example])
-    targets, marks = items.sequences.targets, items.marks
+    targets, marks = items.sequences.targets, items.alignment
     assert targets is not None and marks is not None
     starts = tokenizer(shape).encode_batch([text], literal=True).starts.astype(np.int64)
     hits = 0
     for low, high in zip(items.sequences.offsets[:-1], items.sequences.offsets[1:], strict=True):
         here, mine = targets[low:high], marks[low:high]
-        known = np.where(here == IGNORE, 0, here)
+        known = np.where(here == IGNORE_INDEX, 0, here)
         assert (known & START > 0).sum() == 1 and (known & END > 0).sum() == 1
         a, b = int((known & START > 0).argmax()), int((known & END > 0).argmax())
         if mine[a] < 0:
             assert a == b == 0, "no answer is the first token"
             continue
         hits += 1
-        begin, end = characters_of(text, starts, int(mine[a]), int(mine[b]))
+        begin, end = find_characters(text, starts, int(mine[a]), int(mine[b]))
         assert text[begin:end] == answer
     assert hits > 0 or items.counts.answers_lost == 1
     every = np.unique(marks[marks >= 0])
@@ -164,12 +164,12 @@ def test_an_answer_comes_back_from_its_tokens(shape: str, words: list[str], data
 
 def test_windows_are_those_of_templates() -> None:
     encoder = encoder_for("bert", task_of("span"), max_length=32, stride=6)
-    text = " ".join(passage(example) for example in examples_of("span"))
+    text = " ".join(get_passage(example) for example in examples_of("span"))
     items = encoder.encode([Example(text="Who sang it?", pair=text)])
     found = tokenizer("bert")
     ids = found.encode_batch(["Who sang it?", text], literal=True)
     fitted = found.template.fit(ids[0], ids[1], length=32, strategy="only_second", stride=6, windows=True)
-    assert items.sequences.tokens.tolist() == np.concatenate([one.ids for one in fitted.laid]).tolist()
+    assert items.sequences.tokens.tolist() == np.concatenate([one.ids for one in fitted.sequences]).tolist()
 
 
 def test_a_long_question_takes_half_of_the_room() -> None:
@@ -181,15 +181,15 @@ def test_a_long_question_takes_half_of_the_room() -> None:
 
 def test_tokens_of_parts_of_words() -> None:
     starts = np.array([0, 3, 3, 7])  # two tokens for one character
-    assert tokens_of(starts, (4, 6)) == (1, 2)
-    assert tokens_of(starts, (3, 8)) == (1, 3)
+    assert find_tokens(starts, (4, 6)) == (1, 2)
+    assert find_tokens(starts, (3, 8)) == (1, 3)
 
 
 def test_options_fill_gaps() -> None:
-    filled = split(Example(text="t", pair="@placeholder sang", choices=("Nina", "John")))
+    filled = split_context(Example(text="t", pair="@placeholder sang", choices=("Nina", "John")))
     assert filled == ("t", ["Nina sang", "John sang"])
-    assert split(Example(text="a __ b", choices=("x",))) == ("a __ b", ["x"])
-    assert split(Example(text="a", pair="why?", choices=("x",))) == ("a why?", ["x"])
+    assert split_context(Example(text="a __ b", choices=("x",))) == ("a __ b", ["x"])
+    assert split_context(Example(text="a", pair="why?", choices=("x",))) == ("a why?", ["x"])
 
 
 def test_too_many_options_are_left_out_but_never_the_right_one() -> None:
@@ -213,7 +213,7 @@ def test_nasty_texts_give_a_finite_loss(shape: str, kind: Kind) -> None:
             model_for(shape, task)
         return
     model = model_for(shape, task)
-    encoder = TaskEncoder.of(task, model, max_length=32, new_tokens=16)
+    encoder = TaskEncoder.from_task(task, model, max_length=32, new_tokens=16)
     nasty = ["", " ", "[CLS] [SEP]</s><|endoftext|>", "😀👩‍👩‍👧", "a" * 600, "\u200b\ufeff", "word " * 99, "\ud800"]
     examples = [
         Example(
@@ -240,12 +240,12 @@ def test_a_word_of_a_million_characters() -> None:
 def test_slots_stand_before_every_sequence(kind: Kind) -> None:
     task, examples = task_of(kind), examples_of(kind)
     model = model_for("bert", task)
-    plain, slotted = (TaskEncoder.of(task, model, slots=slots).encode(examples) for slots in (0, 3))
+    plain, slotted = (TaskEncoder.from_task(task, model, slots=slots).encode(examples) for slots in (0, 3))
     assert (slotted.sequences.lengths == plain.sequences.lengths + 3).all()
     assert slotted.counts.longest == plain.counts.longest + 3
-    if plain.marks is not None and slotted.marks is not None:
-        place = slotted.sequences.positions() >= 3
-        assert slotted.marks[place].tolist() == plain.marks.tolist() and (slotted.marks[~place] == -1).all()
+    if plain.alignment is not None and slotted.alignment is not None:
+        place = slotted.sequences.compute_positions() >= 3
+        assert slotted.alignment[place].tolist() == plain.alignment.tolist() and (slotted.alignment[~place] == -1).all()
 
 
 def test_scores_are_learnt_between_minus_one_and_one() -> None:
@@ -253,7 +253,7 @@ def test_scores_are_learnt_between_minus_one_and_one() -> None:
     items = encoder.encode([Example(text="a", pair="b", label=label) for label in (0.0, 2.5, 5.0)])
     assert items.sequences.labels is not None
     assert items.sequences.labels.tolist() == [-1, 0, 1]
-    assert [encoder.rules.score(value) for value in (-1, 0, 1, 7)] == [0.0, 2.5, 5.0, 5.0]
+    assert [encoder.rules.denormalise_score(value) for value in (-1, 0, 1, 7)] == [0.0, 2.5, 5.0, 5.0]
 
 
 @pytest.mark.parametrize(
@@ -276,13 +276,13 @@ def test_what_cannot_be_learnt_is_named(kind: Kind, example: Example, values: st
 
 def test_long_texts_get_longer_sequences() -> None:
     task = task_of("classification")
-    model = adapt(body("bert", 512), head_of(task, body("bert", 512)))
+    model = adapt(body("bert", 512), build_head(task, body("bert", 512)))
     short, long = [Example(text="Good! " * 9, label=0)] * 30, [Example(text="Good! " * 99, label=0)]
-    assert TaskEncoder.of(task, model).rules.max_length == 128
-    assert TaskEncoder.of(task, model, examples=[*short, *long]).rules.max_length == 128, "one in thirty is cut"
-    assert TaskEncoder.of(task, model, examples=long).rules.max_length == 256
-    assert TaskEncoder.of(task, model, examples=long, max_length=64).rules.max_length == 64
-    assert TaskEncoder.of(task, model, examples=[Example(text="Good! " * 999, label=0)]).rules.max_length == 512
+    assert TaskEncoder.from_task(task, model).rules.max_length == 128
+    assert TaskEncoder.from_task(task, model, examples=[*short, *long]).rules.max_length == 128, "one in thirty is cut"
+    assert TaskEncoder.from_task(task, model, examples=long).rules.max_length == 256
+    assert TaskEncoder.from_task(task, model, examples=long, max_length=64).rules.max_length == 64
+    assert TaskEncoder.from_task(task, model, examples=[Example(text="Good! " * 999, label=0)]).rules.max_length == 512
 
 
 def test_lengths_that_cannot_be() -> None:
@@ -294,7 +294,7 @@ def test_lengths_that_cannot_be() -> None:
     with pytest.raises(DataError, match=f"'{task.name}'"):
         encoder_for("bert", task).encode([])
     with pytest.raises(UsageError, match="cloze"):
-        head_of(replace(task, kind="cloze"), model_for("bert", task).model.spec)
+        build_head(replace(task, kind="cloze"), model_for("bert", task).model.spec)
 
 
 @pytest.mark.parametrize("shape", ["t5", "gpt2"])

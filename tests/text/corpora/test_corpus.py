@@ -11,22 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
-from pretune.text.corpora import Corpus, Document, Part, open_corpus, streams
+from pretune.text.corpora import Corpus, CorpusPart, Document, open_corpus, streams
 
 pieces = st.lists(
     st.sampled_from(["a", "é", "漢字", "😀", " ", "\n", "\n", "\n\n", "\r\n", "\r\n\r\n", "\r", "\n\n\n"])
 )
 
 
-def documents(parts: list[Part], counts: Counter[str]) -> list[Document]:
+def documents(parts: list[CorpusPart], counts: Counter[str]) -> list[Document]:
     """What the parts give, each sent through a pickle as to another process."""
     return [document for part in parts for document in pickle.loads(pickle.dumps(part)).documents(counts)]
 
 
 def check_parts(corpus: Corpus, n_bytes: int) -> None:
     counts: Counter[str] = Counter()
-    expected = list(corpus.documents())
-    assert documents(corpus.parts(n_bytes), counts) == expected
+    expected = list(corpus.read_documents())
+    assert documents(corpus.plan_parts(n_bytes), counts) == expected
     assert {reason: count for reason, count in counts.items() if count} == corpus.counts
 
 
@@ -40,7 +40,7 @@ class TestParts:
             path = Path(folder) / "a.txt"
             path.write_bytes(b"\xef\xbb\xbf" * mark + "".join([*content, "x"]).encode())
             corpus = open_corpus([str(path)], by=by)
-            patch.setattr(streams, "CHUNK", chunk)
+            patch.setattr(streams, "CHUNK_BYTES", chunk)
             check_parts(corpus, n_bytes)
 
     @given(
@@ -55,7 +55,7 @@ class TestParts:
             rows = [json.dumps({"text": text}, ensure_ascii=False) for text in [*texts, "x"]]
             path.write_bytes(newline.join(rows).encode())
             corpus = open_corpus([str(path)])
-            patch.setattr(streams, "CHUNK", chunk)
+            patch.setattr(streams, "CHUNK_BYTES", chunk)
             check_parts(corpus, n_bytes)
 
     def test_a_file_is_really_cut(self, tmp_path: Path) -> None:
@@ -64,9 +64,9 @@ class TestParts:
         corpus = open_corpus([str(path)])
         size = path.stat().st_size
         for n_bytes in (100, 1000, 5000):
-            parts = corpus.parts(n_bytes)
+            parts = corpus.plan_parts(n_bytes)
             assert size / n_bytes / 1.3 < len(parts) <= size / n_bytes + 1
-        assert len(corpus.parts(size)) == 1
+        assert len(corpus.plan_parts(size)) == 1
 
     @pytest.mark.parametrize("name", ["a.csv", "a.txt.gz", "utf16.txt"])
     def test_what_cannot_be_cut_is_one(self, tmp_path: Path, name: str) -> None:
@@ -78,7 +78,7 @@ class TestParts:
             )
         )
         corpus = open_corpus([str(path)])
-        assert len(corpus.parts(10)) == 1
+        assert len(corpus.plan_parts(10)) == 1
         check_parts(corpus, 10)
 
     def test_of_several_sources(self, tmp_path: Path) -> None:
@@ -87,33 +87,34 @@ class TestParts:
             (tmp_path / name).write_text("one\n\n \n\ntwo\n\nthree\n")
         corpus = open_corpus([str(tmp_path / "b.txt"), str(tmp_path / "c"), str(tmp_path / "a.txt")])
         check_parts(corpus, 3)
-        assert [part.source for part in corpus.parts(100)] == [0, 1, 2]
-        assert [document.source for document in corpus.documents()] == [0, 0, 0, 1, 2, 2, 2]
+        assert [part.source for part in corpus.plan_parts(100)] == [0, 1, 2]
+        assert [document.source for document in corpus.read_documents()] == [0, 0, 0, 1, 2, 2, 2]
         with pytest.raises(UsageError, match=r"\b0\b"):
-            corpus.parts(0)
+            corpus.plan_parts(0)
 
 
 class TestFingerprint:
     def test_it_follows_the_content(self, tmp_path: Path) -> None:
         path = tmp_path / "a.txt"
         path.write_text("one\n\ntwo")
-        before = open_corpus([str(path)]).fingerprint()
-        assert open_corpus([str(path)]).fingerprint() == before
+        before = open_corpus([str(path)]).compute_fingerprint()
+        assert open_corpus([str(path)]).compute_fingerprint() == before
         assert len(before) == 64
         path.write_text("one\n\ntwO")
-        assert open_corpus([str(path)]).fingerprint() != before
+        assert open_corpus([str(path)]).compute_fingerprint() != before
         path.write_text("one\n\ntwo")
-        assert open_corpus([str(path)]).fingerprint() == before
-        assert open_corpus([str(path)], by="line").fingerprint() != before
-        assert open_corpus([str(path)], errors="replace").fingerprint() != before
-        assert open_corpus([str(path)], weights={str(path): 3}).fingerprint() == before, "the text is the same"
+        assert open_corpus([str(path)]).compute_fingerprint() == before
+        assert open_corpus([str(path)], by="line").compute_fingerprint() != before
+        assert open_corpus([str(path)], errors="replace").compute_fingerprint() != before
+        assert open_corpus([str(path)], weights={str(path): 3}).compute_fingerprint() == before, "the text is the same"
 
     def test_order_and_names_matter(self, tmp_path: Path) -> None:
         one, two = tmp_path / "1", tmp_path / "2"
         one.write_text("text")
         two.write_text("text")
         found = {
-            open_corpus([str(name) for name in names]).fingerprint() for names in ([one], [two], [one, two], [two, one])
+            open_corpus([str(name) for name in names]).compute_fingerprint()
+            for names in ([one], [two], [one, two], [two, one])
         }
         assert len(found) == 4
 
@@ -123,9 +124,9 @@ class TestFingerprint:
         corpus = open_corpus([str(path)])
         path.unlink()
         with pytest.raises(DataError, match=r"a\.txt: .*No such file"):
-            corpus.fingerprint()
+            corpus.compute_fingerprint()
         with pytest.raises(DataError, match=r"a\.txt: .*No such file"):
-            list(corpus.documents())
+            list(corpus.read_documents())
 
 
 @pytest.mark.parametrize(
@@ -171,19 +172,19 @@ SHARED = [  # what the README of the corpora says of them
 @pytest.mark.parametrize(("name", "count"), SHARED)
 def test_the_shared_corpora_are_as_their_readme_says(shared_data: Path, name: str, count: int) -> None:
     corpus = open_corpus([str(shared_data / "corpora" / name)])
-    found = list(corpus.documents())
+    found = list(corpus.read_documents())
     assert len(found) == count
     assert not corpus.counts
-    assert not any(document.more for document in found)
+    assert not any(document.is_continued for document in found)
 
 
 def test_paragraphs_and_lines_of_the_shared_corpora(shared_data: Path) -> None:
-    first = next(open_corpus([str(shared_data / "corpora/wikipedia-en/valid.txt.xz")]).documents())
+    first = next(open_corpus([str(shared_data / "corpora/wikipedia-en/valid.txt.xz")]).read_documents())
     assert first.text.startswith("Demographics of Estonia\nThe demographics of Estonia in the twenty-first century")
-    (whole,) = open_corpus([str(shared_data / "corpora/ptb/ptb.valid.txt.xz")]).documents()
+    (whole,) = open_corpus([str(shared_data / "corpora/ptb/ptb.valid.txt.xz")]).read_documents()
     assert whole.text.count("\n") == 3369
     lines = open_corpus([str(shared_data / "corpora/multi30k/val.de.xz")], by="line")
-    assert sum(1 for _ in lines.documents()) == 1014
+    assert sum(1 for _ in lines.read_documents()) == 1014
 
 
 def test_a_folder_with_a_table_of_titles(shared_data: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError
-from pretune.text.corpora.decoding import decode, encoding_of
+from pretune.text.corpora.decoding import decode, detect_encoding
 
 NASTY = "naïve café – 漢字かな 😀 Здравствуй мир שלום\n𝔘𝔫𝔦\r\nend"
 MIXED = "NTT東日本とJR西日本、TシャツとCDを5枚。 Aβ peptide, ἐν ἀρχῇ, 한국어와 漢字 ㄅㄆㄇ\n"
@@ -35,7 +35,7 @@ def test_text_survives_any_chunks(encoding: str, text: str, cuts: list[int]) -> 
 @pytest.mark.parametrize("encoding", ["utf-8", *WIDE])
 def test_a_mark_tells_the_encoding_and_is_skipped(encoding: str) -> None:
     data = ("\ufeff" + NASTY).encode(encoding)
-    found = encoding_of(data)
+    found = detect_encoding(data)
     assert found is not None
     assert found[0] == encoding
     for size in (1, 2, 3, 4, 5, 100):
@@ -48,8 +48,8 @@ def test_a_mark_tells_the_encoding_and_is_skipped(encoding: str) -> None:
     "text", ["plain ASCII text\n", NASTY, "Привет, мир.\n", "世界人权宣言\n　序言", "a", "αβγ δεζ", "Ā Ȁ text", MIXED]
 )
 def test_zeros_tell_the_encoding(encoding: str, text: str) -> None:
-    assert encoding_of(text.encode(encoding)) == (encoding, 0)
-    assert encoding_of((text * 5000).encode(encoding)) == (encoding, 0)
+    assert detect_encoding(text.encode(encoding)) == (encoding, 0)
+    assert detect_encoding((text * 5000).encode(encoding)) == (encoding, 0)
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,12 @@ def test_zeros_tell_the_encoding(encoding: str, text: str) -> None:
     ],
 )
 def test_other_zeros_mean_binary(head: bytes) -> None:
-    assert encoding_of(head) is None
+    assert detect_encoding(head) is None
 
 
 def test_a_zero_after_the_first_8_kib_is_a_character() -> None:
     data = b"text" * 2048 + b"\0"
-    assert encoding_of(data) == ("utf-8", 0)
+    assert detect_encoding(data) == ("utf-8", 0)
     assert "".join(decode([data], "utf-8", "name")).endswith("\0")
 
 

@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.text.corpora import Document
-from pretune.text.corpora.document import cut, pieces
+from pretune.text.corpora.document import find_cut, split_pieces
 
 texts = st.text(st.sampled_from("ab \n\u0301é漢😀\u200d\ufe0f"), max_size=60)
 
 
 @given(texts, st.integers(1, 20))
 def test_the_pieces_are_the_text(text: str, longest: int) -> None:
-    found = list(pieces(text, longest))
+    found = list(split_pieces(text, longest))
     assert "".join(piece for piece, _ in found) == text
     assert [more for _, more in found] == [True] * (len(found) - 1) + [False]
     assert all(1 <= len(piece) <= longest for piece, _ in found) or text == ""
@@ -21,7 +21,7 @@ def test_the_pieces_are_the_text(text: str, longest: int) -> None:
 @given(texts, texts, st.integers(1, 20))
 def test_a_cut_depends_on_the_beginning_alone(text: str, more: str, longest: int) -> None:
     if len(text) > longest:
-        assert cut(text, longest) == cut(text[: longest + 1] + more, longest)
+        assert find_cut(text, longest) == find_cut(text[: longest + 1] + more, longest)
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,12 @@ def test_a_cut_depends_on_the_beginning_alone(text: str, more: str, longest: int
     ],
 )
 def test_where_it_is_cut(text: str, longest: int, first: str) -> None:
-    assert next(iter(pieces(text, longest))) == (first, True)
+    assert next(iter(split_pieces(text, longest))) == (first, True)
 
 
 def test_a_document_is_a_value() -> None:
     document = Document("text", 0, "a.txt:1")
-    assert not document.more
+    assert not document.is_continued
     assert pickle.loads(pickle.dumps(document)) == document
     with pytest.raises(AttributeError):
         document.text = "other"  # type: ignore[misc]

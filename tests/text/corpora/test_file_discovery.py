@@ -46,13 +46,13 @@ def test_one_source_per_input(folder: Path) -> None:
         ("glob", 1.0, 1),
     ]
     assert [source.path for source in corpus.sources] == [str(folder / "a"), str(folder / "b.txt"), None]
-    assert [(document.source, document.text) for document in corpus.documents()] == [
+    assert [(document.source, document.text) for document in corpus.read_documents()] == [
         (0, "text of a/10.txt"),
         (0, "text of a/2.txt"),
         (1, "text of b.txt"),
         (2, "text of c/d/e.txt"),
     ]
-    assert [document.text for document in corpus.documents(1)] == ["text of b.txt"]
+    assert [document.text for document in corpus.read_documents(1)] == ["text of b.txt"]
     assert corpus.bytes == sum(source.bytes or 0 for source in corpus.sources) == 16 + 15 + 13 + 17
 
 
@@ -127,7 +127,7 @@ def test_text_is_never_given_twice(folder: Path) -> None:
         open_corpus([str(folder), file])
     corpus = open_corpus([file, str(folder)])
     assert corpus.counts == {"repeated_files": 1}
-    assert len({document.text for document in corpus.documents()}) == 5 == len(list(corpus.documents()))
+    assert len({document.text for document in corpus.read_documents()}) == 5 == len(list(corpus.read_documents()))
 
 
 def test_a_file_name_that_is_no_utf8(tmp_path: Path) -> None:
@@ -137,10 +137,10 @@ def test_a_file_name_that_is_no_utf8(tmp_path: Path) -> None:
     except OSError:
         pytest.skip("this file system has only UTF-8 names")
     corpus = open_corpus([path])
-    (document,) = corpus.documents()
-    assert document.where.endswith("/caf\ufffd.txt:1")
-    assert len(corpus.fingerprint()) == 64
-    assert [document.text for document in open_corpus([str(tmp_path)]).documents()] == ["text"]
+    (document,) = corpus.read_documents()
+    assert document.location.endswith("/caf\ufffd.txt:1")
+    assert len(corpus.compute_fingerprint()) == 64
+    assert [document.text for document in open_corpus([str(tmp_path)]).read_documents()] == ["text"]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_files_of_the_kernel_are_not_read(tmp_path: Path, monkeypatch: pytest.Mo
     def read(*_: object) -> None:
         raise AssertionError("read")
 
-    monkeypatch.setattr(file_discovery, "recognise", read)
+    monkeypatch.setattr(file_discovery, "detect_format", read)
     (tmp_path / "link.txt").symlink_to("/proc/self/status")
     for given in ("/proc/self/status", "/proc/kmsg", str(tmp_path / "link.txt"), str(tmp_path)):
         with pytest.raises(DataError):
@@ -190,6 +190,6 @@ def test_files_of_the_kernel_are_not_read(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_empty_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its content might come from somewhere else, and never end."""
     (tmp_path / "a.txt").touch()
-    monkeypatch.setattr(file_discovery, "recognise", None)
+    monkeypatch.setattr(file_discovery, "detect_format", None)
     with pytest.raises(DataError, match=r"a\.txt"):
         open_corpus([str(tmp_path / "a.txt")])

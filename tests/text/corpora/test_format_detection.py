@@ -7,23 +7,27 @@ import pytest
 
 from pretune.core.errors import DataError
 from pretune.text.corpora.fields import UnfitError, choose_field
-from pretune.text.corpora.format_detection import recognise
-from pretune.text.corpora.formats import By, Format
+from pretune.text.corpora.format_detection import detect_format
+from pretune.text.corpora.formats import DocumentBoundary, FileFormat
 
 PROSE = "It was, as they say, a dark night; rain fell, and the wind, too, blew.\nHe came, saw, left.\n"
 JSONL = '{"id": 1, "text": "one"}\n{"id": 2, "text": "two"}\n'
 CSV = 'id,text\n1,"one, and\nmore"\n2,two\n'
 
 
-def look(tmp_path: Path, name: str, content: str | bytes, by: By = "auto", field: str | None = None) -> Format:
+def look(
+    tmp_path: Path, name: str, content: str | bytes, by: DocumentBoundary = "auto", field: str | None = None
+) -> FileFormat:
     path = tmp_path / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return recognise(str(path), name, by, field)
+    return detect_format(str(path), name, by, field)
 
 
-def kind(tmp_path: Path, name: str, content: str | bytes, by: By = "auto", field: str | None = None) -> tuple[str, str]:
+def kind(
+    tmp_path: Path, name: str, content: str | bytes, by: DocumentBoundary = "auto", field: str | None = None
+) -> tuple[str, str]:
     found = look(tmp_path, name, content, by, field)
-    return found.kind, found.by
+    return found.kind, found.unit
 
 
 @pytest.mark.parametrize(
@@ -54,7 +58,7 @@ def test_by_content(tmp_path: Path, name: str, content: str, expected: tuple[str
 
 @pytest.mark.parametrize("by", ["file", "block", "line"])
 @pytest.mark.parametrize("content", [PROSE, JSONL, CSV])
-def test_text_is_what_one_says_it_is(tmp_path: Path, by: By, content: str) -> None:
+def test_text_is_what_one_says_it_is(tmp_path: Path, by: DocumentBoundary, content: str) -> None:
     assert kind(tmp_path, "a.csv", content, by) == ("text", by)
 
 
@@ -62,8 +66,8 @@ def test_a_field_makes_a_table_of_any_name(tmp_path: Path) -> None:
     found = look(tmp_path, "a.dat", CSV, field="text")
     assert (found.kind, found.field) == ("csv", "text")
     found = look(tmp_path, "a.dat", "id\tbody\n1\tone\n", field="body")
-    assert found.delimited is not None
-    assert found.delimited.delimiter == "\t"
+    assert found.delimited_format is not None
+    assert found.delimited_format.delimiter == "\t"
 
 
 @pytest.mark.parametrize("content", [PROSE, "text\n" + PROSE])
@@ -89,10 +93,10 @@ def test_a_field_of_plain_text_is_an_error(tmp_path: Path, content: str) -> None
 def test_how_a_csv_is_written(
     tmp_path: Path, content: str, delimiter: str, quoted: bool, header: tuple[str, ...]
 ) -> None:
-    found = look(tmp_path, "a.csv", content).delimited
+    found = look(tmp_path, "a.csv", content).delimited_format
     assert found is not None
     if len(header) > 1:
-        assert (found.delimiter, found.quoted) == (delimiter, quoted)
+        assert (found.delimiter, found.has_quotes) == (delimiter, quoted)
     assert found.header == header
 
 
@@ -105,9 +109,9 @@ def test_how_a_csv_is_written(
     ],
 )
 def test_quotes_of_tsv(tmp_path: Path, rows: str, quoted: bool) -> None:
-    found = look(tmp_path, "a.tsv", rows).delimited
+    found = look(tmp_path, "a.tsv", rows).delimited_format
     assert found is not None
-    assert found.quoted == quoted
+    assert found.has_quotes == quoted
 
 
 @pytest.mark.parametrize(
@@ -199,7 +203,7 @@ def test_a_quote_that_is_never_closed_is_refused(tmp_path: Path, where: int, cel
 
 
 def test_a_quote_in_a_text_between_semicolons(tmp_path: Path) -> None:
-    found = look(tmp_path, "a.csv", 'id;text\n1;he said,"no\n2;and left\n').delimited
+    found = look(tmp_path, "a.csv", 'id;text\n1;he said,"no\n2;and left\n').delimited_format
     assert found is not None and (found.delimiter, found.header) == (";", ("id", "text"))
 
 
@@ -211,4 +215,4 @@ def test_a_header_longer_than_the_sample(tmp_path: Path, quote: str, ending: str
     rows = [delimiter.join(f"{quote}{cell}{quote}" for cell in row) for row in (names, ["x"] * len(names))]
     content = ("\n".join(rows) + "\n").encode()
     found = look(tmp_path, f"a.{ending}", gzip.compress(content) if ending.endswith("gz") else content)
-    assert found.delimited is not None and found.delimited.header == tuple(names)
+    assert found.delimited_format is not None and found.delimited_format.header == tuple(names)

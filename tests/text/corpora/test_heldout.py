@@ -4,14 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import UsageError
-from pretune.text.corpora import Document, held_out, split_off
+from pretune.text.corpora import Document, flag_held_out, is_held_out
 
 TEXTS = [f"text number {number}" for number in range(20_000)]
 
 
 def test_the_cut_is_pinned() -> None:
     """A model is judged on what it has not seen: another cut would let old runs be judged on their training data."""
-    assert [number for number, text in enumerate(TEXTS[:300]) if held_out(text, 0.02)] == [
+    assert [number for number, text in enumerate(TEXTS[:300]) if is_held_out(text, 0.02)] == [
         24,
         42,
         45,
@@ -25,24 +25,24 @@ def test_the_cut_is_pinned() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.3, 1.0])
 def test_the_share_is_right(share: float) -> None:
-    found = np.mean([held_out(text, share) for text in TEXTS])
+    found = np.mean([is_held_out(text, share) for text in TEXTS])
     assert abs(found - share) <= 4 * np.sqrt(share * (1 - share) / len(TEXTS))
 
 
 @given(st.text(st.characters()), st.floats(0, 1), st.floats(0, 1))
 def test_a_larger_share_holds_what_a_smaller_one_held(text: str, one: float, other: float) -> None:
-    if held_out(text, min(one, other)):
-        assert held_out(text, max(one, other))
+    if is_held_out(text, min(one, other)):
+        assert is_held_out(text, max(one, other))
 
 
 def test_pieces_stay_together() -> None:
-    pieces = [Document(text, 0, "", more=bool(number % 5)) for number, text in enumerate(TEXTS[:1000])]
-    sides = [out for _, out in split_off(pieces, 0.5)]
+    pieces = [Document(text, 0, "", is_continued=bool(number % 5)) for number, text in enumerate(TEXTS[:1000])]
+    sides = [out for _, out in flag_held_out(pieces, 0.5)]
     for start in range(1, 995, 5):  # 4 pieces that go on, and the one that ends
-        assert sides[start : start + 5] == [held_out(TEXTS[start], 0.5)] * 5
+        assert sides[start : start + 5] == [is_held_out(TEXTS[start], 0.5)] * 5
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
 def test_what_is_no_share(share: float) -> None:
     with pytest.raises(UsageError, match=str(share)):
-        held_out("text", share)
+        is_held_out("text", share)

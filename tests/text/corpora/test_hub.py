@@ -11,7 +11,7 @@ import pytest
 
 from pretune.core.errors import DataError, UsageError
 from pretune.text.corpora import open_corpus
-from pretune.text.corpora.hub import parse
+from pretune.text.corpora.hub import parse_address
 
 
 class Stream:
@@ -60,19 +60,19 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str | None, str], St
     ],
 )
 def test_names(given: str, options: list[tuple[str, str | None]], split: str, column: str | None) -> None:
-    assert parse(given) == (options, split, column)
+    assert parse_address(given) == (options, split, column)
 
 
 @pytest.mark.parametrize("given", ["hf:", "hf:a/b/c/d", "hf:a:b:c:d", "hf:a//b", "hf:/a", "hf::train"])
 def test_what_is_no_name(given: str) -> None:
     with pytest.raises(UsageError, match=f"'{re.escape(given)}'"):
-        parse(given)
+        parse_address(given)
 
 
 def test_rows_are_streamed(hub: dict[tuple[str, str | None, str], Stream]) -> None:
     hub["owner/name", None, "train"] = Stream(ROWS, FEATURES)
     corpus = open_corpus(["hf:owner/name"], weights={"hf:owner/name": 2})
-    assert [(document.text, document.where) for document in corpus.documents()] == [
+    assert [(document.text, document.location) for document in corpus.read_documents()] == [
         ("one", "hf:owner/name:row 1"),
         ("three", "hf:owner/name:row 3"),
     ]
@@ -80,15 +80,15 @@ def test_rows_are_streamed(hub: dict[tuple[str, str | None, str], Stream]) -> No
     (source,) = corpus.sources
     assert (source.kind, source.bytes, source.weight) == ("hub", None, 2.0)
     assert corpus.bytes is None
-    assert len(corpus.parts(1)) == 1
-    before = corpus.fingerprint()
+    assert len(corpus.plan_parts(1)) == 1
+    before = corpus.compute_fingerprint()
     hub["owner/name", None, "train"] = Stream(ROWS[:2], FEATURES)
-    assert open_corpus(["hf:owner/name"]).fingerprint() != before, "it has another size now"
+    assert open_corpus(["hf:owner/name"]).compute_fingerprint() != before, "it has another size now"
 
 
 def test_a_name_without_owner_comes_second(hub: dict[tuple[str, str | None, str], Stream]) -> None:
     hub["name", "config", "valid"] = Stream([{"body": "one"}], None)  # nothing is known of the columns
-    assert [document.text for document in open_corpus(["hf:name/config:valid"]).documents()] == ["one"]
+    assert [document.text for document in open_corpus(["hf:name/config:valid"]).read_documents()] == ["one"]
 
 
 def test_faults_are_one_line(hub: dict[tuple[str, str | None, str], Stream], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,10 +100,10 @@ def test_faults_are_one_line(hub: dict[tuple[str, str | None, str], Stream], mon
     with pytest.raises(DataError, match=r"'txt'.*'text'"):
         open_corpus(["hf:a:train:txt"])
     with pytest.raises(DataError, match=r"\b1\b.*ConnectionError: the line was cut"):
-        list(open_corpus(["hf:a"]).documents())
+        list(open_corpus(["hf:a"]).read_documents())
     hub["b", None, "train"] = Stream([{"text": 5}], FEATURES)
     with pytest.raises(DataError, match=r"hf:b:row 1: .*'text'"):
-        list(open_corpus(["hf:b"]).documents())
+        list(open_corpus(["hf:b"]).read_documents())
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UsageError, match=r"pip install 'pretune\[hub\]'"):
         open_corpus(["hf:a"])

@@ -20,17 +20,17 @@ def path(tmp_path: Path) -> Path:
 
 def test_one_document_per_row(path: Path) -> None:
     corpus = open_corpus([str(path)])
-    found = list(corpus.documents())
+    found = list(corpus.read_documents())
     assert [document.text for document in found] == TEXTS
-    assert found[0].where == f"{path}:row 1"
-    assert found[-1].where == f"{path}:row 1000"
+    assert found[0].location == f"{path}:row 1"
+    assert found[-1].location == f"{path}:row 1000"
 
 
 @pytest.mark.parametrize("n_bytes", [1, 2000, 5000, 10**9])
 def test_parts_are_row_groups(path: Path, n_bytes: int) -> None:
     corpus = open_corpus([str(path)])
-    parts = corpus.parts(n_bytes)
-    assert [document for part in parts for document in part.documents()] == list(corpus.documents())
+    parts = corpus.plan_parts(n_bytes)
+    assert [document for part in parts for document in part.read_documents()] == list(corpus.read_documents())
     assert len(parts) == {1: 12, 10**9: 1}.get(n_bytes, len(parts))
     assert (len(parts) > 1) == (n_bytes < 10**9)
 
@@ -40,7 +40,7 @@ def test_every_kind_of_text(tmp_path: Path, kind: object) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"remark": pa.array(["a", None, "b"]).cast(kind), "n": [1, 2, 3]}), path)
     corpus = open_corpus([str(path)])
-    assert [document.text for document in corpus.documents()] == ["a", "b"]
+    assert [document.text for document in corpus.read_documents()] == ["a", "b"]
     assert corpus.counts == {"empty_documents": 1}
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretune.text.corpora.splitting import SEPARATORS, split
+from pretune.text.corpora.splitting import SEPARATORS, split_documents
 
 texts = st.text(st.sampled_from("ab \n\n\né😀"), max_size=80)
 
@@ -29,7 +29,7 @@ def chunked(text: str, cuts: list[int]) -> list[str]:
 @pytest.mark.parametrize("by", SEPARATORS)
 @given(text=texts, cuts=st.lists(st.integers(0, 100), max_size=8))
 def test_it_is_right_however_the_text_arrives(by: str, text: str, cuts: list[int]) -> None:
-    found = list(split(chunked(text, cuts), SEPARATORS[by]))
+    found = list(split_documents(chunked(text, cuts), SEPARATORS[by]))
     assert [(piece, line) for piece, line, _ in found] == expected(text, by)
     assert not any(more for _, _, more in found)
 
@@ -41,8 +41,8 @@ def test_long_documents_come_in_pieces_that_do_not_depend_on_the_chunks(
 ) -> None:
     if "\n" * (longest + 1) in text:
         return  # runs of newlines longer than a piece are cut short; see below
-    found = list(split(chunked(text, cuts), SEPARATORS[by], longest=longest))
-    assert found == list(split([text], SEPARATORS[by], longest=longest))
+    found = list(split_documents(chunked(text, cuts), SEPARATORS[by], max_characters=longest))
+    assert found == list(split_documents([text], SEPARATORS[by], max_characters=longest))
     assert all(len(piece) <= longest for piece, _, _ in found)
     whole: list[tuple[str, int]] = []
     goes_on = False
@@ -58,14 +58,14 @@ def test_long_documents_come_in_pieces_that_do_not_depend_on_the_chunks(
 
 def test_a_line_of_spaces_does_not_end_a_block() -> None:
     """As in WikiText and the UDHR, where such lines part the paragraphs of one document."""
-    assert [text for text, _, _ in split(["a\n \nb\n\nc"], "\n\n")] == ["a\n \nb", "c"]
+    assert [text for text, _, _ in split_documents(["a\n \nb\n\nc"], "\n\n")] == ["a\n \nb", "c"]
 
 
 def test_lines_are_counted_from_where_one_says() -> None:
-    assert list(split(["\n\na\nb\n\n\nc"], "\n\n", line=10)) == [("a\nb", 12, False), ("c", 16, False)]
+    assert list(split_documents(["\n\na\nb\n\n\nc"], "\n\n", line=10)) == [("a\nb", 12, False), ("c", 16, False)]
 
 
 def test_megabytes_of_newlines_take_no_memory() -> None:
     chunks = ["a", *["\n" * 1000] * 100, "b"]
-    assert list(split(chunks, "\n\n", longest=50)) == [("a", 1, False), ("b", 100_001, False)]
-    assert sum(len(text) for text, _, _ in split(chunks, "", longest=50)) == 52
+    assert list(split_documents(chunks, "\n\n", max_characters=50)) == [("a", 1, False), ("b", 100_001, False)]
+    assert sum(len(text) for text, _, _ in split_documents(chunks, "", max_characters=50)) == 52

@@ -10,7 +10,7 @@ import pytest
 
 from pretune.core.errors import DataError, UsageError
 from pretune.text.corpora import streams
-from pretune.text.corpora.streams import chunks, compression_of
+from pretune.text.corpora.streams import detect_compression, read_chunks
 
 zstandard = pytest.importorskip("zstandard")
 
@@ -30,8 +30,8 @@ TEXT = "".join(f"line {number} – naïve\n" for number in range(20_000)).encode
 
 
 def read(path: Path) -> bytes:
-    compression = compression_of(path.read_bytes()[:16])
-    return b"".join(chunks(str(path), "name", compression))
+    compression = detect_compression(path.read_bytes()[:16])
+    return b"".join(read_chunks(str(path), "name", compression))
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("size", [0, 1, 7, len(TEXT)])
 def test_what_was_packed_comes_out(path: Path, kind: str, size: int) -> None:
     path.write_bytes(PACKERS[kind](TEXT[:size]))
-    assert compression_of(path.read_bytes()) == kind
+    assert detect_compression(path.read_bytes()) == kind
     assert read(path) == TEXT[:size]
 
 
@@ -60,7 +60,7 @@ def test_zeros_between_and_after_xz_streams(path: Path) -> None:
 
 def test_skippable_frames_of_zstd(path: Path) -> None:
     path.write_bytes(SKIPPABLE + zstd(b"a") + SKIPPABLE + zstd(b"b"))
-    assert compression_of(path.read_bytes()) == "zstd"
+    assert detect_compression(path.read_bytes()) == "zstd"
     assert read(path) == b"ab"
 
 
@@ -88,22 +88,22 @@ def test_a_damaged_stream_is_an_error(path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", PACKERS)
 def test_a_bomb_comes_out_a_chunk_at_a_time(path: Path, kind: str) -> None:
     path.write_bytes(PACKERS[kind](bytes(30 * 2**20)))
-    sizes = [len(chunk) for chunk in chunks(str(path), "name", kind)]
+    sizes = [len(chunk) for chunk in read_chunks(str(path), "name", kind)]
     assert sum(sizes) == 30 * 2**20
-    assert max(sizes) <= streams.CHUNK
+    assert max(sizes) <= streams.CHUNK_BYTES
 
 
 @pytest.mark.parametrize("text", [b"BZh9 is how bzip2 begins", b"", b"P", b"PK", b"\x1f\x8b", b"plain"])
 def test_what_only_looks_compressed(text: bytes) -> None:
-    assert compression_of(text) == ""
+    assert detect_compression(text) == ""
 
 
 def test_a_stretch_of_a_plain_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "CHUNK", 3)
+    monkeypatch.setattr(streams, "CHUNK_BYTES", 3)
     path.write_bytes(b"0123456789")
-    assert list(chunks(str(path), "name", "", 2, 9)) == [b"234", b"567", b"8"]
-    assert list(chunks(str(path), "name", "", 8)) == [b"89"]
-    assert list(chunks(str(path), "name", "", 4, 4)) == []
+    assert list(read_chunks(str(path), "name", "", 2, 9)) == [b"234", b"567", b"8"]
+    assert list(read_chunks(str(path), "name", "", 8)) == [b"89"]
+    assert list(read_chunks(str(path), "name", "", 4, 4)) == []
 
 
 def test_zstd_without_its_library_names_the_extra(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +116,6 @@ def test_zstd_without_its_library_names_the_extra(path: Path, monkeypatch: pytes
 def test_what_is_no_regular_file_is_not_waited_for(path: Path) -> None:
     os.mkfifo(path)
     with pytest.raises(DataError, match=r"^name: "):
-        list(chunks(str(path), "name", ""))
+        list(read_chunks(str(path), "name", ""))
     with pytest.raises(DataError, match=os.strerror(errno.ENOENT)):
-        list(chunks(str(path) + "x", "name", ""))
+        list(read_chunks(str(path) + "x", "name", ""))

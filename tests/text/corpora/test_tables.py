@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import DataError
 from pretune.text.corpora import open_corpus, tables
-from pretune.text.corpora.tables import delimited_rows, read_jsonl
+from pretune.text.corpora.tables import iter_delimited_rows, read_jsonl
 
 Write = Callable[[str, str], Path]
 cells = st.text(st.sampled_from('ab,;\t"\n é'), max_size=8)
@@ -19,7 +19,7 @@ cells = st.text(st.sampled_from('ab,;\t"\n é'), max_size=8)
 
 def texts(path: Path, field: str | None = None, errors: str = "strict") -> list[tuple[str, str]]:
     corpus = open_corpus([str(path)], field=field, errors=errors)  # type: ignore[arg-type]
-    return [(document.text, document.where.rpartition("/")[2]) for document in corpus.documents()]
+    return [(document.text, document.location.rpartition("/")[2]) for document in corpus.read_documents()]
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_what_csv_writes_is_read(rows: list[tuple[str, str]]) -> None:
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerows([("a", "b"), *rows])
-    found = [tuple(row) for _, row in delimited_rows([buffer.getvalue()], ",", True, "name")]
+    found = [tuple(row) for _, row in iter_delimited_rows([buffer.getvalue()], ",", True, "name")]
     assert found == [("a", "b"), *rows]
 
 
@@ -75,9 +75,9 @@ def test_a_bad_row_is_told_with_its_number(write: Write, name: str, content: str
 def test_empty_texts_are_counted_and_null_is_one(write: Write) -> None:
     path = write("a.jsonl", '{"text": null}\n{"text": ""}\n{"text": " \\n"}\n{"text": "one"}\n')
     corpus = open_corpus([str(path)])
-    assert [document.text for document in corpus.documents()] == ["one"]
+    assert [document.text for document in corpus.read_documents()] == ["one"]
     assert corpus.counts == {"empty_documents": 3}
-    assert [document.text for document in corpus.documents()] == ["one"]
+    assert [document.text for document in corpus.read_documents()] == ["one"]
     assert corpus.counts == {"empty_documents": 3}, "a second pass counts anew"
 
 
@@ -89,7 +89,7 @@ def test_newlines_inside_fields_are_newlines(write: Write) -> None:
 def test_half_characters_can_be_replaced(write: Write) -> None:
     path = write("a.jsonl", json.dumps({"text": "a\ud800b\ufffd"}) + "\n")
     corpus = open_corpus([str(path)], errors="replace")
-    assert [document.text for document in corpus.documents()] == ["a\ufffdb\ufffd"]
+    assert [document.text for document in corpus.read_documents()] == ["a\ufffdb\ufffd"]
     assert corpus.counts == {"replaced_characters": 1}
 
 
@@ -104,7 +104,7 @@ def test_a_field_larger_than_the_limit_of_python(write: Write) -> None:
 
 
 def test_a_row_that_would_fill_the_memory_is_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "ROW", 2**18)
+    monkeypatch.setattr(tables, "MAX_ROW_CHARACTERS", 2**18)
     with pytest.raises(DataError, match=r"a\.jsonl:2: .*\b262144\b"):
         texts(write("a.jsonl", '{"text": "a"}\n{"text": "' + "b" * 2**19 + '"}\n'))
 

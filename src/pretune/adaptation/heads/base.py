@@ -12,28 +12,28 @@ from torch import Tensor, nn
 
 from pretune.core import config
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE, Batch, Loss
-from pretune.inference.sentence_modules import pooling_of
+from pretune.core.types import IGNORE_INDEX, Batch, Loss
+from pretune.inference.sentence_modules import read_pooling
 from pretune.models.families import FAMILIES
-from pretune.models.hf.heads import LAST
+from pretune.models.hf.heads import LAST_TOKEN
 from pretune.models.init import initialise
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
 from pretune.nn.feedforward import ACTIVATIONS
-from pretune.nn.pooling import Reading, summary
+from pretune.nn.pooling import Reading, pool_states
 
 Head = TypeVar("Head")
 
-USUAL = {
+DEFAULT_POOLING = {
     "encoder": Reading(at="first", layer="own"),
-    "decoder": LAST,
+    "decoder": LAST_TOKEN,
     "encoder-decoder": Reading(at="last", layer="own"),
     "two-stream": Reading(at="last", layer="own"),
 }
 """How a model is read whose family does not say it."""
 
 
-class Learner(Protocol):
+class HeadedModel(Protocol):
     """A model with a head on it."""
 
     model: LanguageModel
@@ -68,7 +68,7 @@ class SequenceHead(nn.Module):
 
     def __init__(self, reading: Reading, width: int, classes: int, dropout: float) -> None:
         super().__init__()
-        self.places = reading.places
+        self.places = reading.modes
         width *= len(self.places)
         self.dense = nn.Linear(width, width) if reading.layer else None
         self.activate = ACTIVATIONS[reading.activation]
@@ -79,7 +79,7 @@ class SequenceHead(nn.Module):
 
     def pool(self, states: Tensor, batch: Batch) -> Tensor:
         """States `[N, W]` to one vector for each cell; several poolings are concatenated."""
-        return torch.cat([summary(states, batch, place) for place in self.places], dim=-1)
+        return torch.cat([pool_states(states, batch, place) for place in self.places], dim=-1)
 
     def forward(self, states: Tensor, batch: Batch) -> Tensor:
         """States `[N, W]` to logits `[C, K]`."""
@@ -106,32 +106,34 @@ class TokenHead(nn.Module):
         return out
 
 
-def reading_of(spec: Model, *, choosing: bool = False) -> Reading:
+def resolve_pooling(spec: Model, *, is_choice: bool = False) -> Reading:
     """How the family of a model reads a whole sequence; where it says nothing, as models of its shape are read."""
     family = FAMILIES.get(spec.family) if spec.family in FAMILIES else None
-    stated = family and ((family.choosing if choosing else None) or family.reading)
+    stated = family and ((family.choice_pooling if is_choice else None) or family.pooling)
     if stated:
         return stated
-    if spec.shape not in USUAL:
-        raise UsageError(f"a model of the shape '{spec.shape}' cannot have this head; allowed: {', '.join(USUAL)}")
-    return USUAL[spec.shape]
+    if spec.shape not in DEFAULT_POOLING:
+        raise UsageError(
+            f"a model of the shape '{spec.shape}' cannot have this head; allowed: {', '.join(DEFAULT_POOLING)}"
+        )
+    return DEFAULT_POOLING[spec.shape]
 
 
-def with_pooling(head: Head, model: LanguageModel) -> Head:
+def use_stored_pooling(head: Head, model: LanguageModel) -> Head:
     """Return a head that pools as the model's directory states (`1_Pooling/config.json`), where neither says otherwise.
 
     The normalisation and the dense layers that may follow there are left out: a linear layer learns its own scale.
     """
-    if getattr(head, "reading", False) is not None or model.spec.both:
+    if getattr(head, "reading", False) is not None or model.spec.is_encoder_decoder:
         return head
-    places = [("first" if name == "cls" else name) for name in pooling_of(model) or ()]
+    places = [("first" if name == "cls" else name) for name in read_pooling(model) or ()]
     if not places:
         return head
-    stated = config.from_dict(Reading, {"at": places[0], "concat": places[1:]}, where="pooling")
+    stated = config.from_dict(Reading, {"at": places[0], "concat": places[1:]}, location="pooling")
     return replace(head, reading=stated)  # type: ignore[type-var]
 
 
-def drawn(model: LanguageModel, head: nn.Module, seed: int) -> nn.Module:
+def init_head(model: LanguageModel, head: nn.Module, seed: int) -> nn.Module:
     """A head made without weights, with new ones: drawn as the body's were, where the body lies."""
     like = model.tokens.weight
     head = head.to_empty(device="cpu")
@@ -139,33 +141,33 @@ def drawn(model: LanguageModel, head: nn.Module, seed: int) -> nn.Module:
     return head.to(like.device, like.dtype)
 
 
-def sequence_head(model: LanguageModel, reading: Reading, classes: int, dropout: float, seed: int) -> nn.Module:
+def build_sequence_head(model: LanguageModel, reading: Reading, classes: int, dropout: float, seed: int) -> nn.Module:
     """A new head for sequences; its dense layer begins as the model's pooler where that is how it reads."""
     with torch.device("meta"):
         head = SequenceHead(reading, model.spec.width, classes, dropout)
-    made = drawn(model, head, seed)
+    made = init_head(model, head, seed)
     if reading.layer == "pooler" and model.pooler is not None:
         made.get_submodule("dense").load_state_dict(model.pooler.dense.state_dict())
     return made
 
 
-def token_head(model: LanguageModel, classes: int, dropout: float, seed: int) -> nn.Module:
+def build_token_head(model: LanguageModel, classes: int, dropout: float, seed: int) -> nn.Module:
     """A new head for tokens."""
     with torch.device("meta"):
         head = TokenHead(model.spec.width, classes, dropout)
-    return drawn(model, head, seed)
+    return init_head(model, head, seed)
 
 
-def labelled(batch: Batch) -> Tensor:
+def get_labels(batch: Batch) -> Tensor:
     """The label of every cell `[C]`."""
     if batch.labels is None:
         raise UsageError("this head learns from one label a sequence, and the batch has none; give the data labels")
     return batch.labels
 
 
-def known(labels: Tensor) -> Tensor:
+def count_labels(labels: Tensor) -> Tensor:
     """How many there are."""
-    return (labels != IGNORE).sum()
+    return (labels != IGNORE_INDEX).sum()
 
 
 def check_classes(classes: int, labels: tuple[str, ...]) -> None:

@@ -15,11 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretune.adaptation.heads.base import Learner, check_classes, known, labelled, reading_of, sequence_head
+from pretune.adaptation.heads.base import (
+    HeadedModel,
+    build_sequence_head,
+    check_classes,
+    count_labels,
+    get_labels,
+    resolve_pooling,
+)
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE, Batch, Loss
+from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
 from pretune.nn.pooling import Reading
@@ -44,37 +51,37 @@ class Classification:
     def resolve(self, spec: Model) -> Self:
         if self.language and spec.head is None:
             raise UsageError("a language loss beside the task needs a model with a vocabulary head; set language to 0")
-        return self if self.reading else replace(self, reading=reading_of(spec))
+        return self if self.reading else replace(self, reading=resolve_pooling(spec))
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
-        reading = self.reading or reading_of(model.spec)
+        reading = self.reading or resolve_pooling(model.spec)
         if self.mix is not None:
             return self.mix.build(model, self.classes, tagging=False, seed=seed)
-        return sequence_head(model, reading, self.classes, self.dropout, seed)
+        return build_sequence_head(model, reading, self.classes, self.dropout, seed)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        counts = {"loss": known(labelled(batch))}
+        counts = {"loss": count_labels(get_labels(batch))}
         if self.language:
-            counts["language"] = known(_targets(batch))
+            counts["language"] = count_labels(_get_targets(batch))
         return counts
 
-    def loss(self, model: Learner, batch: Batch) -> Loss:
-        labels, states = labelled(batch), model.states(batch)
+    def loss(self, model: HeadedModel, batch: Batch) -> Loss:
+        labels, states = get_labels(batch), model.states(batch)
         main = cross_entropy(model.head(states, batch), labels)
         if not self.language:
             return main
         beside = replace(model.model.loss(states, batch), weight=self.language)
-        return Loss.of({"loss": main, "language": beside})
+        return Loss.from_parts({"loss": main, "language": beside})
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Loss:
     """Summed over the rows `[R, K]` that have a label; without gradients the right ones are counted."""
-    total = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="sum")
+    total = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE_INDEX, reduction="sum")
     right = None if torch.is_grad_enabled() else (logits.argmax(-1) == labels).sum()
-    return Loss(sum=total, count=known(labels), right=right)
+    return Loss(sum=total, count=count_labels(labels), correct=right)
 
 
-def _targets(batch: Batch) -> Tensor:
+def _get_targets(batch: Batch) -> Tensor:
     if batch.targets is None:
         raise UsageError("a language loss beside the task needs a batch with targets; set language to 0")
     return batch.targets.labels

@@ -9,7 +9,7 @@ from pretune.data.sequences import Sequences
 from pretune.models.spec import Model
 
 
-def both_sides(sequences: Sequences, spec: Model) -> Sequences:
+def build_encoder_decoder_inputs(sequences: Sequences, spec: Model) -> Sequences:
     """The encoder reads the sequences; the decoder reads them one place later, behind its start token.
 
     So the decoder's state at a place is that of the token which the encoder has there, and the last state is that of
@@ -17,10 +17,10 @@ def both_sides(sequences: Sequences, spec: Model) -> Sequences:
 
     >>> from pretune.models.catalog import resolve
     >>> one = Sequences(tokens=np.array([0, 7, 8, 2]), offsets=np.array([0, 4]))
-    >>> both_sides(one, resolve("bart-base")).tokens.tolist()
+    >>> build_encoder_decoder_inputs(one, resolve("bart-base")).tokens.tolist()
     [2, 0, 7, 8]
     """
-    if not spec.both:
+    if not spec.is_encoder_decoder:
         return sequences
     start = spec.special.start
     if start is None:

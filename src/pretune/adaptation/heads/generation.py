@@ -12,8 +12,8 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from pretune.adaptation.heads.base import known
-from pretune.adaptation.heads.tagging import targets_of
+from pretune.adaptation.heads.base import count_labels
+from pretune.adaptation.heads.tagging import get_targets
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch, Loss
@@ -35,7 +35,7 @@ class Generation:
         self.resolve(model.spec)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": known(targets_of(batch).labels)}
+        return {"loss": count_labels(get_targets(batch).labels)}
 
     def loss(self, model: Any, batch: Batch) -> Loss:
         out: Loss = model.model.loss(model.states(batch), batch)

@@ -22,14 +22,14 @@ from pretune.core.types import Batch, Loss
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
 
-OneHead = Classification | Regression | Tagging | Span | Choice | Generation
+SingleHead = Classification | Regression | Tagging | Span | Choice | Generation
 
 
 @dataclass(frozen=True, slots=True)
 class Several:
     """Heads in the order of the tasks; each begins with weights of its own."""
 
-    heads: tuple[OneHead, ...]
+    heads: tuple[SingleHead, ...]
 
     def __post_init__(self) -> None:
         if not self.heads:
@@ -39,39 +39,41 @@ class Several:
         return Several(tuple(head.resolve(spec) for head in self.heads))
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
-        return Heads([head.build(model, seed=seed + number) for number, head in enumerate(self.heads)])
+        return MultiTaskHeads([head.build(model, seed=seed + number) for number, head in enumerate(self.heads)])
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         return self.heads[batch.task].counts(batch)
 
     def loss(self, model: Any, batch: Batch) -> Loss:
-        return self.heads[batch.task].loss(_One(model, model.head.part(batch.task)), batch)
+        return self.heads[batch.task].loss(_SingleHeadView(model, model.head.part(batch.task)), batch)
 
 
-class Heads(nn.Module):
+class MultiTaskHeads(nn.Module):
     """The modules of several heads, by their number; a task that is written has none."""
 
-    undivided = True  # they are one part of a model, though they have numbers
+    is_single_part = True  # they are one part of a model, though they have numbers
 
     def __init__(self, parts: list[nn.Module | None]) -> None:
         super().__init__()
         self.parts = nn.ModuleDict({str(number): part for number, part in enumerate(parts) if part is not None})
-        self.layered = any(getattr(part, "layered", False) for part in parts)  # then all are: they read the same
+        self.reads_all_layers = any(
+            getattr(part, "reads_all_layers", False) for part in parts
+        )  # then all are: they read the same
 
-    def part(self, task: int) -> nn.Module | None:
+    def get_head(self, task: int) -> nn.Module | None:
         """The head of a task."""
         return next((part for name, part in self.parts.items() if name == str(task)), None)
 
     def forward(self, states: Tensor, batch: Batch) -> Tensor:
         """What the head of the batch's task says."""
-        part = self.part(batch.task)
+        part = self.get_head(batch.task)
         if part is None:
             raise UsageError(f"task {batch.task} is written by the vocabulary head; ask `one_of(model, {batch.task})`")
         out: Tensor = part(states, batch)
         return out
 
 
-class _One:
+class _SingleHeadView:
     """A model as the head of one task sees it."""
 
     def __init__(self, model: Any, head: nn.Module | None) -> None:

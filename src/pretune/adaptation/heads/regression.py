@@ -11,10 +11,10 @@ from typing import Self
 
 from torch import Tensor, nn
 
-from pretune.adaptation.heads.base import Learner, known, labelled, reading_of, sequence_head
+from pretune.adaptation.heads.base import HeadedModel, build_sequence_head, count_labels, get_labels, resolve_pooling
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core.config import spec
-from pretune.core.types import IGNORE, Batch, Loss
+from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
 from pretune.nn.pooling import Reading
@@ -29,17 +29,17 @@ class Regression:
     mix: Mixing | None = None  # all layers of a frozen model are read, in place of `reading`
 
     def resolve(self, spec: Model) -> Self:
-        return self if self.reading else replace(self, reading=reading_of(spec))
+        return self if self.reading else replace(self, reading=resolve_pooling(spec))
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
         if self.mix is not None:
             return self.mix.build(model, 1, tagging=False, seed=seed)
-        return sequence_head(model, self.reading or reading_of(model.spec), 1, self.dropout, seed)
+        return build_sequence_head(model, self.reading or resolve_pooling(model.spec), 1, self.dropout, seed)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": known(labelled(batch))}
+        return {"loss": count_labels(get_labels(batch))}
 
-    def loss(self, model: Learner, batch: Batch) -> Loss:
-        labels = labelled(batch)
+    def loss(self, model: HeadedModel, batch: Batch) -> Loss:
+        labels = get_labels(batch)
         error = model.head(model.states(batch), batch).squeeze(-1).float() - labels
-        return Loss(sum=error.where(labels != IGNORE, 0.0).square().sum(), count=known(labels))
+        return Loss(sum=error.where(labels != IGNORE_INDEX, 0.0).square().sum(), count=count_labels(labels))

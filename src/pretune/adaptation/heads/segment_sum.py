@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-def log_totals(values: Tensor, group: Tensor, groups: int) -> Tensor:
+def segment_logsumexp(values: Tensor, group: Tensor, groups: int) -> Tensor:
     """`[R, D]` to the logarithm of the sum of exponentials in each group `[groups, D]`; 0 for a group without rows."""
     where = group[:, None].expand_as(values)
     tops = values.new_full((groups, values.shape[1]), -torch.inf).scatter_reduce(0, where, values.detach(), "amax")

@@ -15,9 +15,9 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from pretune.adaptation.heads.base import Learner, token_head
-from pretune.adaptation.heads.segment_sum import log_totals
-from pretune.adaptation.heads.tagging import targets_of
+from pretune.adaptation.heads.base import HeadedModel, build_token_head
+from pretune.adaptation.heads.segment_sum import segment_logsumexp
+from pretune.adaptation.heads.tagging import get_targets
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
@@ -41,48 +41,48 @@ class Span:
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
         if self.mix is not None:
             return self.mix.build(model, 2, tagging=True, seed=seed)
-        return token_head(model, 2, self.dropout, seed)
+        return build_token_head(model, 2, self.dropout, seed)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": _marked(targets_of(batch).labels, START).sum()}
+        return {"loss": _has_flag(get_targets(batch).labels, START).sum()}
 
-    def loss(self, model: Learner, batch: Batch) -> Loss:
+    def loss(self, model: HeadedModel, batch: Batch) -> Loss:
         """The mean of the start's and the end's, summed over sequences."""
-        targets = targets_of(batch)
+        targets = get_targets(batch)
         logits = model.head(model.states(batch), batch).float()  # [N, 2]
         owner = torch.where(batch.sequence < 0, batch.cells, batch.sequence)
-        totals = log_totals(logits, owner, batch.cells + 1)  # [C + 1, 2]
+        totals = segment_logsumexp(logits, owner, batch.cells + 1)  # [C + 1, 2]
         each = totals[owner[targets.index]] - logits[targets.index]  # [M, 2]
-        marked = torch.stack((_marked(targets.labels, START), _marked(targets.labels, END)), dim=-1)
+        marked = torch.stack((_has_flag(targets.labels, START), _has_flag(targets.labels, END)), dim=-1)
         return Loss(sum=each.where(marked, 0.0).sum() / 2, count=marked[:, 0].sum())
 
 
-def _marked(labels: Tensor, which: int) -> Tensor:
-    return (labels > 0) & (labels & which > 0)
+def _has_flag(labels: Tensor, flag: int) -> Tensor:
+    return (labels > 0) & (labels & flag > 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SpanAnswer:
     """The best span of one sequence: its first and last token, its score, and by how much no answer scores higher."""
 
     start: int
     end: int
     score: float
-    null: float
+    null_score_diff: float
 
 
-def best(logits: Tensor, allowed: Tensor, *, longest: int = 30) -> Answer:
+def find_best_span(logits: Tensor, is_allowed: Tensor, *, max_tokens: int = 30) -> SpanAnswer:
     """The likeliest span of at most `longest` tokens among those allowed, from one sequence's logits `[n, 2]`.
 
-    No answer is worth giving where `null` is above a threshold, which is chosen on data that was held out (0 is fair).
+    No answer is worth giving where `null_score_diff` is above a threshold, which is chosen on data that was held out (0 is fair).
     """
-    if longest < 1 or not bool(allowed.any()):
-        raise UsageError(f"an answer needs at least one token that may be in it and longest >= 1, found {longest}")
+    if max_tokens < 1 or not bool(is_allowed.any()):
+        raise UsageError(f"an answer needs at least one token that may be in it and longest >= 1, found {max_tokens}")
     scores = logits.detach().float().cpu()
-    outside = ~allowed.cpu()
+    outside = ~is_allowed.cpu()
     starts, ends = (scores[:, side].masked_fill(outside, -torch.inf) for side in (0, 1))
     sums = starts[:, None] + ends[None]  # [n, n]
-    sums = sums.masked_fill(~torch.ones_like(sums, dtype=torch.bool).triu().tril(longest - 1), -torch.inf)
+    sums = sums.masked_fill(~torch.ones_like(sums, dtype=torch.bool).triu().tril(max_tokens - 1), -torch.inf)
     start, end = divmod(int(sums.argmax()), len(scores))
     score = float(sums[start, end])
-    return Answer(start, end, score, float(scores[0].sum()) - score)
+    return SpanAnswer(start, end, score, float(scores[0].sum()) - score)

@@ -13,7 +13,7 @@ from typing import Self
 
 from torch import Tensor, nn
 
-from pretune.adaptation.heads.base import Learner, check_classes, known, token_head
+from pretune.adaptation.heads.base import HeadedModel, build_token_head, check_classes, count_labels
 from pretune.adaptation.heads.classification import cross_entropy
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core.config import spec
@@ -41,20 +41,20 @@ class Tagging:
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
         if self.mix is not None:
             return self.mix.build(model, self.classes, tagging=True, seed=seed)
-        return token_head(model, self.classes, self.dropout, seed)
+        return build_token_head(model, self.classes, self.dropout, seed)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": known(targets_of(batch).labels)}
+        return {"loss": count_labels(get_targets(batch).labels)}
 
-    def loss(self, model: Learner, batch: Batch) -> Loss:
-        targets = targets_of(batch)
+    def loss(self, model: HeadedModel, batch: Batch) -> Loss:
+        targets = get_targets(batch)
         states = model.states(batch)
         if self.mix is not None:
             return cross_entropy(model.head(states, batch).index_select(0, targets.index), targets.labels)
         return cross_entropy(model.head(states.index_select(0, targets.index)), targets.labels)
 
 
-def targets_of(batch: Batch) -> Targets:
+def get_targets(batch: Batch) -> Targets:
     """Where the labels of tokens are, and what they are."""
     if batch.targets is None:
         raise UsageError("this head learns from labels of tokens, and the batch has none; give the data targets")

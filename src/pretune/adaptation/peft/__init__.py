@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from pretune.core.registry import Registry
 
 if TYPE_CHECKING:
-    from pretune.adaptation.peft.base import Method
+    from pretune.adaptation.peft.base import PeftMethod
 
-EFFICIENT: "Registry[type[Method]]" = Registry(
+PEFT_METHODS: "Registry[type[PeftMethod]]" = Registry(
     "method",
     {
         "adapter": "pretune.adaptation.peft.adapter:Adapter",

@@ -16,16 +16,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pretune.adaptation.peft.base import MAX_SIZE, adopt, drawn, fresh, linears, replaced, train_only
+from pretune.adaptation.peft.base import (
+    MAX_SIZE,
+    find_adapted_layers,
+    find_linears,
+    freeze_base,
+    init_uniform,
+    train_only,
+    wrap_linear,
+)
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
 from pretune.models.model import LanguageModel
 from pretune.nn.feedforward import ACTIVATIONS, ActivationName
-from pretune.training.optim.groups import NORMS
+from pretune.training.optim.groups import NORM_MODULES
 
-Place = Literal["attention", "feedforward"]
-LAST: dict[str, str] = {"attention": "out", "feedforward": "down"}
+Sublayer = Literal["attention", "feedforward"]
+OUTPUT_LAYERS: dict[str, str] = {"attention": "out", "feedforward": "down"}
 """The layer of each sublayer that writes; attention to a source is attention."""
 
 
@@ -35,10 +43,10 @@ class Adapter:
 
     bottleneck: int = 64
     activation: ActivationName = "gelu"
-    after: tuple[Place, ...] = ("attention", "feedforward")  # feed-forward alone: Pfeiffer et al., 2021
+    after: tuple[Sublayer, ...] = ("attention", "feedforward")  # feed-forward alone: Pfeiffer et al., 2021
     norms: bool = True  # whether the norms of the blocks are trained as well
 
-    merges: ClassVar[bool] = False
+    is_mergeable: ClassVar[bool] = False
     rate: ClassVar[float] = 1e-3
 
     def __post_init__(self) -> None:
@@ -49,23 +57,23 @@ class Adapter:
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
         """Put a bottleneck after every sublayer: the names of their parameters, and of the norms'."""
-        fresh(model)
-        places = [LAST[place] for place in self.after]
-        for number, (_, owner, name, linear) in enumerate(linears(model, places)):
+        freeze_base(model)
+        places = [OUTPUT_LAYERS[place] for place in self.after]
+        for number, (_, owner, name, linear) in enumerate(find_linears(model, places)):
             assert isinstance(linear, nn.Linear)
-            setattr(owner, name, Bottlenecked(linear, self, mix(seed, number) >> 1))
-        return train_only(model, self.names(model))
+            setattr(owner, name, LinearWithAdapter(linear, self, mix(seed, number) >> 1))
+        return train_only(model, self.list_trainable_names(model))
 
-    def names(self, model: LanguageModel) -> tuple[str, ...]:
+    def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
         """Down and up with their biases, and the norms of the stacks."""
         found = [
             f"{path}.adapter.{name}"
-            for path, _, _, layer in replaced(model)
-            if isinstance(layer, Bottlenecked)
+            for path, _, _, layer in find_adapted_layers(model)
+            if isinstance(layer, LinearWithAdapter)
             for name, _ in layer.adapter.named_parameters()
         ]
         for path, module in model.named_modules():
-            if self.norms and isinstance(module, NORMS) and path.startswith(("encoder.", "decoder.")):
+            if self.norms and isinstance(module, NORM_MODULES) and path.startswith(("encoder.", "decoder.")):
                 found += [f"{path}.{name}" for name, _ in module.named_parameters()]
         return tuple(found)
 
@@ -74,17 +82,17 @@ class Adapter:
         raise UsageError("adapters cannot be merged into the weights: keep them beside the model, or use LoRA or IA3")
 
 
-class Bottlenecked(nn.Module):
+class LinearWithAdapter(nn.Module):
     """A linear layer, and the adapter that reads what it writes."""
 
-    adapts: ClassVar[bool] = True
+    is_adapter: ClassVar[bool] = True
     weight: Parameter
     bias: Parameter | None
 
     def __init__(self, linear: nn.Linear, spec: Adapter, seed: int) -> None:
         super().__init__()
         self.adapter = Bottleneck(linear, spec, seed)
-        adopt(self, linear)
+        wrap_linear(self, linear)
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.linear(x, self.weight, self.bias)
@@ -98,7 +106,7 @@ class Bottleneck(nn.Module):
     def __init__(self, linear: nn.Linear, spec: Adapter, seed: int) -> None:
         super().__init__()
         width, like = linear.out_features, linear.weight
-        self.down = drawn((spec.bottleneck, width), 1 / math.sqrt(width), like, seed)
+        self.down = init_uniform((spec.bottleneck, width), 1 / math.sqrt(width), like, seed)
         self.down_bias = Parameter(torch.zeros(spec.bottleneck, device=like.device))
         self.up = Parameter(torch.zeros(width, spec.bottleneck, device=like.device))
         self.up_bias = Parameter(torch.zeros(width, device=like.device))

@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pretune.core.config.read import shown
+from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
-from pretune.core.hub import PREFIX, is_hub, located
+from pretune.core.hub import PREFIX, is_hub, resolve_path
 
 MAX_PATH = 4096
 """Characters of a path that is looked up; no system has longer ones."""
 
 
-def stored_paths(base: str | None, directory: str | Path) -> dict[str, str | None]:
+def build_base_paths(base: str | None, directory: str | Path) -> dict[str, str | None]:
     """Return what `adapter.json` says of the way to a base: absolute, and relative to the adapter's directory.
 
     A path that leads nowhere from here is stored as it is, and looked up from the adapter.
@@ -27,27 +27,27 @@ def stored_paths(base: str | None, directory: str | Path) -> dict[str, str | Non
         return {"path": absolute}
 
 
-def reference_path(base: str | None) -> str | None:
+def resolve_reference_path(base: str | None) -> str | None:
     """Return the same for `adapter_config.json`: an absolute path, or a name on the hub."""
     if base is None or not is_hub(base):
         return None if base is None else str(Path(base).resolve())
     return base.removeprefix(PREFIX).partition("@")[0]
 
 
-def base_directories(folder: Path, stored: Mapping[str, Any], base: str | Path | None = None) -> list[Path]:
+def find_base_directories(folder: Path, base_info: Mapping[str, Any], base: str | Path | None = None) -> list[Path]:
     """Return every directory where the base of an adapter may be, best first; `base` is the only one if given.
 
     A path of earlier releases is relative to the working directory of its run, or to the adapter.
     """
     if base is not None:
-        place = located(base)
+        place = resolve_path(base)
         if not place.is_dir():
             raise CheckpointError(f"{place}: no such directory; --base is the base model of {folder}")
         return [place]
-    relative, path = (_checked(folder, stored.get(name)) for name in ("relative", "path"))
+    relative, path = (_check_path(folder, base_info.get(name)) for name in ("relative", "path"))
     places = [] if relative is None else [folder / relative]
     if path is not None:
-        places += [located(path)] if is_hub(path) else [Path(path), folder / path]
+        places += [resolve_path(path)] if is_hub(path) else [Path(path), folder / path]
     if not places:
         raise CheckpointError(
             f"{folder}: does not say where its base model is; give it with --base DIR (base= in Python)"
@@ -55,14 +55,14 @@ def base_directories(folder: Path, stored: Mapping[str, Any], base: str | Path |
     distinct = {os.path.realpath(place): place for place in reversed(places) if place.is_dir()}
     if not distinct:
         raise CheckpointError(
-            f"{folder}: its base model {shown(path or relative)} is not there; give it with --base DIR (Python: base=)"
+            f"{folder}: its base model {format_value(path or relative)} is not there; give it with --base DIR (Python: base=)"
         )
     return [*reversed(distinct.values())]
 
 
-def _checked(folder: Path, path: object) -> str | None:
+def _check_path(folder: Path, path: object) -> str | None:
     if path is None:
         return None
     if not isinstance(path, str) or not path or len(path) > MAX_PATH or "\0" in path:
-        raise CheckpointError(f"{folder}: the path of its base model is {shown(path)}; give it with --base DIR")
+        raise CheckpointError(f"{folder}: the path of its base model is {format_value(path)}; give it with --base DIR")
     return path

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import Parameter
 
-from pretune.adaptation.peft.base import TARGETS, fresh, linears, train_only
+from pretune.adaptation.peft.base import TARGETS, find_linears, freeze_base, train_only
 from pretune.core.config import spec
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
@@ -24,7 +24,7 @@ from pretune.nn.feedforward import FeedForwardLayer
 from pretune.nn.relative_attention import RelativeAttentionLayer
 from pretune.nn.stack import Stack
 
-BODY = ("encoder.", "decoder.", "pooler.")
+BODY_PREFIXES = ("encoder.", "decoder.", "pooler.")
 QUERY_BIASES = ("content", "position", "segment")
 """The vectors that attention by distance adds to its queries."""
 
@@ -33,22 +33,24 @@ QUERY_BIASES = ("content", "position", "segment")
 class Bitfit:
     """BitFit: only the biases are trained (Ben Zaken et al., 2022)."""
 
-    merges: ClassVar[bool] = True
+    is_mergeable: ClassVar[bool] = True
     rate: ClassVar[float] = 3e-3
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
         """Free the biases of the body, after adding those that are missing: their names."""
-        fresh(model)
-        for _, owner, _, linear in linears(model, TARGETS):
+        freeze_base(model)
+        for _, owner, _, linear in find_linears(model, TARGETS):
             if isinstance(owner, MultiHeadAttention | FeedForwardLayer) and getattr(linear, "bias", None) is None:
                 assert isinstance(linear, nn.Linear)
                 linear.bias = Parameter(torch.zeros_like(linear.weight[:, 0]))
-        model.spec = with_biases(model.spec)
-        return train_only(model, self.names(model))
+        model.spec = add_biases(model.spec)
+        return train_only(model, self.list_trainable_names(model))
 
-    def names(self, model: LanguageModel) -> tuple[str, ...]:
+    def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
         """The biases of the body, those of norms included; the heads' are not among them."""
-        found = [name for name, _ in model.named_parameters() if name.endswith(".bias") and name.startswith(BODY)]
+        found = [
+            name for name, _ in model.named_parameters() if name.endswith(".bias") and name.startswith(BODY_PREFIXES)
+        ]
         for path, module in model.named_modules():
             if isinstance(module, RelativeAttentionLayer):
                 found += [f"{path}.{name}" for name in QUERY_BIASES]
@@ -58,17 +60,17 @@ class Bitfit:
         """Nothing is left to do: what was trained are the model's own biases."""
 
 
-def with_biases(model: Model) -> Model:
+def add_biases(model: Model) -> Model:
     """A spec whose linear layers have biases."""
     encoder, decoder = model.encoder, model.decoder
     return replace(
         model,
-        encoder=_with_biases(encoder) if isinstance(encoder, Stack) else encoder,
-        decoder=None if decoder is None else _with_biases(decoder),
+        encoder=_add_stack_biases(encoder) if isinstance(encoder, Stack) else encoder,
+        decoder=None if decoder is None else _add_stack_biases(decoder),
     )
 
 
-def _with_biases(stack: Stack) -> Stack:
+def _add_stack_biases(stack: Stack) -> Stack:
     def block(old: Block) -> Block:
         return replace(
             old,

@@ -12,7 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pretune.adaptation.peft.base import TARGETS, Target, adopt, fresh, linears, plain, replaced, train_only
+from pretune.adaptation.peft.base import (
+    TARGETS,
+    Target,
+    find_adapted_layers,
+    find_linears,
+    freeze_base,
+    to_linear,
+    train_only,
+    wrap_linear,
+)
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.models.model import LanguageModel
@@ -25,7 +34,7 @@ class IA3:
     targets: tuple[Target, ...] = ("k", "v", "down")
     inputs: tuple[Target, ...] = ("down",)  # those that are rescaled where they read, the others where they write
 
-    merges: ClassVar[bool] = True
+    is_mergeable: ClassVar[bool] = True
     rate: ClassVar[float] = 1e-2
 
     def __post_init__(self) -> None:
@@ -34,37 +43,39 @@ class IA3:
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
         """Put a vector of ones at every target of every block: their names. The seed has nothing to do."""
-        fresh(model)
-        for _, owner, name, linear in linears(model, self.targets):
+        freeze_base(model)
+        for _, owner, name, linear in find_linears(model, self.targets):
             assert isinstance(linear, nn.Linear)
-            setattr(owner, name, ScaledInput(linear) if name in self.inputs else Scaled(linear))
-        return train_only(model, self.names(model))
+            setattr(owner, name, InputScaledLinear(linear) if name in self.inputs else ScaledLinear(linear))
+        return train_only(model, self.list_trainable_names(model))
 
-    def names(self, model: LanguageModel) -> tuple[str, ...]:
+    def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
         """The vector of every target."""
         return tuple(
-            f"{path}.scale" for path, _, _, layer in replaced(model) if isinstance(layer, Scaled | ScaledInput)
+            f"{path}.scale"
+            for path, _, _, layer in find_adapted_layers(model)
+            if isinstance(layer, ScaledLinear | InputScaledLinear)
         )
 
     @torch.no_grad()
     def merge(self, model: LanguageModel) -> None:
         """Multiply rows (or, for what is read, columns) of the weights, and put the plain layers back."""
-        for _, owner, name, layer in replaced(model):
-            if isinstance(layer, Scaled | ScaledInput):
-                layer.absorb()
-                setattr(owner, name, plain(layer))
+        for _, owner, name, layer in find_adapted_layers(model):
+            if isinstance(layer, ScaledLinear | InputScaledLinear):
+                layer.merge_scale()
+                setattr(owner, name, to_linear(layer))
 
 
-class Scaled(nn.Module):
+class ScaledLinear(nn.Module):
     """scale * (W x + b)"""
 
-    adapts: ClassVar[bool] = True
+    is_adapter: ClassVar[bool] = True
     weight: Parameter
     bias: Parameter | None
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        adopt(self, linear)
+        wrap_linear(self, linear)
         self.scale = Parameter(torch.ones(linear.out_features, device=linear.weight.device))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,28 +85,28 @@ class Scaled(nn.Module):
         """y = W x + b rescaled."""
         return y * self.scale.to(y.dtype)
 
-    def absorb(self) -> None:
+    def merge_scale(self) -> None:
         """Into the rows of the weight, and the bias."""
         self.weight.mul_(self.scale[:, None])
         if self.bias is not None:
             self.bias.mul_(self.scale)
 
 
-class ScaledInput(nn.Module):
+class InputScaledLinear(nn.Module):
     """W (scale * x) + b"""
 
-    adapts: ClassVar[bool] = True
+    is_adapter: ClassVar[bool] = True
     weight: Parameter
     bias: Parameter | None
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        adopt(self, linear)
+        wrap_linear(self, linear)
         self.scale = Parameter(torch.ones(linear.in_features, device=linear.weight.device))
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x * self.scale.to(x.dtype), self.weight, self.bias)
 
-    def absorb(self) -> None:
+    def merge_scale(self) -> None:
         """Into the columns of the weight."""
         self.weight.mul_(self.scale)

@@ -21,13 +21,13 @@ from pretune.adaptation.peft.base import (
     MAX_SIZE,
     TARGETS,
     Target,
-    adopt,
-    drawn,
-    fresh,
-    linears,
-    plain,
-    replaced,
+    find_adapted_layers,
+    find_linears,
+    freeze_base,
+    init_uniform,
+    to_linear,
     train_only,
+    wrap_linear,
 )
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
@@ -44,57 +44,57 @@ class Lora:
     targets: tuple[Target, ...] = ("q", "v")  # the paper's choice; all seven is what later work finds best
     dropout: float = 0.0  # of what A reads
 
-    merges: ClassVar[bool] = True
+    is_mergeable: ClassVar[bool] = True
     rate: ClassVar[float] = 1e-3
 
     def __post_init__(self) -> None:
-        check("LoRA", self.rank, self.alpha, self.dropout, self.targets)
+        check_lora("LoRA", self.rank, self.alpha, self.dropout, self.targets)
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
         """Put a product beside every target of every block: the names of all A and B."""
-        fresh(model)
-        for number, (_, owner, name, linear) in enumerate(linears(model, self.targets)):
+        freeze_base(model)
+        for number, (_, owner, name, linear) in enumerate(find_linears(model, self.targets)):
             assert isinstance(linear, nn.Linear)
-            setattr(owner, name, LowRank(linear, self, mix(seed, number) >> 1))
-        return train_only(model, self.names(model))
+            setattr(owner, name, LoraLinear(linear, self, mix(seed, number) >> 1))
+        return train_only(model, self.list_trainable_names(model))
 
-    def names(self, model: LanguageModel) -> tuple[str, ...]:
+    def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
         """A and B of every target."""
-        found = [(path, layer) for path, _, _, layer in replaced(model) if isinstance(layer, LowRank)]
+        found = [(path, layer) for path, _, _, layer in find_adapted_layers(model) if isinstance(layer, LoraLinear)]
         return tuple(f"{path}.{part}" for path, _ in found for part in ("a", "b"))
 
     @torch.no_grad()
     def merge(self, model: LanguageModel) -> None:
         """Add the products to the weights, computed in fp32 at least, and put the plain layers back."""
-        for _, owner, name, layer in replaced(model):
-            if isinstance(layer, LowRank):
-                layer.weight.copy_(layer.product() + layer.weight)
-                setattr(owner, name, plain(layer))
+        for _, owner, name, layer in find_adapted_layers(model):
+            if isinstance(layer, LoraLinear):
+                layer.weight.copy_(layer.compute_delta() + layer.weight)
+                setattr(owner, name, to_linear(layer))
 
 
-def check(what: str, rank: int, alpha: float, dropout: float, targets: tuple[str, ...]) -> None:
+def check_lora(name: str, rank: int, alpha: float, dropout: float, targets: tuple[str, ...]) -> None:
     """Refuse what no product can be made of."""
     if not 1 <= rank <= MAX_SIZE or not alpha > 0 or not 0 <= dropout < 1:
         raise UsageError(
-            f"{what} needs a rank from 1 to {MAX_SIZE:,}, alpha > 0 and dropout from 0 to below 1; found rank {rank}, "
+            f"{name} needs a rank from 1 to {MAX_SIZE:,}, alpha > 0 and dropout from 0 to below 1; found rank {rank}, "
             f"alpha {alpha:g}, dropout {dropout:g}"
         )
     if not targets or any(target not in TARGETS for target in targets):
-        raise UsageError(f"{what} targets {', '.join(targets) or 'none'}; choose from {', '.join(TARGETS)}")
+        raise UsageError(f"{name} targets {', '.join(targets) or 'none'}; choose from {', '.join(TARGETS)}")
 
 
-class LowRank(nn.Module):
+class LoraLinear(nn.Module):
     """`a` [r, in], `b` [out, r]; `finish` is what attention calls when it has taken the product with W itself."""
 
-    adapts: ClassVar[bool] = True
+    is_adapter: ClassVar[bool] = True
     weight: Parameter
     bias: Parameter | None
 
     def __init__(self, linear: nn.Linear, spec: Lora, seed: int) -> None:
         super().__init__()
-        adopt(self, linear)
+        wrap_linear(self, linear)
         self.scale = spec.alpha / spec.rank
-        self.a = drawn((spec.rank, linear.in_features), 1 / math.sqrt(linear.in_features), linear.weight, seed)
+        self.a = init_uniform((spec.rank, linear.in_features), 1 / math.sqrt(linear.in_features), linear.weight, seed)
         self.b = Parameter(torch.zeros(linear.out_features, spec.rank, device=linear.weight.device))
         self.dropout = nn.Dropout(spec.dropout)
 
@@ -107,7 +107,7 @@ class LowRank(nn.Module):
         # NOTE: not torch.add(…, alpha=): compiled after a matrix product, torch 2.11 to 2.13 leave alpha out.
         return y + F.linear(low * self.scale, self.b).to(y.dtype)
 
-    def product(self) -> Tensor:
+    def compute_delta(self) -> Tensor:
         """(alpha / r) B A: what is added to the weight."""
         exact = torch.promote_types(self.a.dtype, torch.float32)
         return self.scale * (self.b.to(exact) @ self.a.to(exact))

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pretune.adaptation.peft.base import MAX_SIZE, fresh, train_only
-from pretune.adaptation.peft.token_init import real_tokens
+from pretune.adaptation.peft.base import MAX_SIZE, freeze_base, train_only
+from pretune.adaptation.peft.token_init import choose_tokens
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
@@ -28,7 +28,7 @@ class Prompt:
     count: int = 20
     tokens: tuple[int, ...] | None = None  # whose rows the vectors start as, in turn; None: some that are drawn
 
-    merges: ClassVar[bool] = False
+    is_mergeable: ClassVar[bool] = False
     rate: ClassVar[float] = 0.03
 
     def __post_init__(self) -> None:
@@ -38,11 +38,11 @@ class Prompt:
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
         """Give the model a table for the slots: its name."""
-        fresh(model)
-        model.prompt = PromptTable(self._start(model, seed))
-        return train_only(model, self.names(model))
+        freeze_base(model)
+        model.prompt = PromptTable(self._init_table(model, seed))
+        return train_only(model, self.list_trainable_names(model))
 
-    def names(self, model: LanguageModel) -> tuple[str, ...]:
+    def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
         """The table."""
         return () if model.prompt is None else ("prompt.table",)
 
@@ -50,15 +50,15 @@ class Prompt:
         """Refuse: the vectors are input, not weights."""
         raise UsageError("a prompt cannot be merged into the weights: it is read with every text")
 
-    def _start(self, model: LanguageModel, seed: int) -> Tensor:
-        tokens = real_tokens(model, self.count, self.tokens, seed)
+    def _init_table(self, model: LanguageModel, seed: int) -> Tensor:
+        tokens = choose_tokens(model, self.count, self.tokens, seed)
         return model.tokens.weight.detach().index_select(0, tokens).clone()
 
 
 class PromptTable(nn.Module):
     """`table` [P, width of the token table]: a row for each slot."""
 
-    adapts: ClassVar[bool] = True
+    is_adapter: ClassVar[bool] = True
 
     def __init__(self, start: Tensor) -> None:
         super().__init__()

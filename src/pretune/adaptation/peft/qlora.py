@@ -16,9 +16,18 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 
-from pretune.adaptation.peft.base import TARGETS, Target, drawn, fresh, linears, replaced, sample, train_only
-from pretune.adaptation.peft.lora import check
-from pretune.adaptation.peft.nf4 import Quantised, dequantise, quantise, steps_of, values_of
+from pretune.adaptation.peft.base import (
+    TARGETS,
+    Target,
+    find_adapted_layers,
+    find_linears,
+    freeze_base,
+    init_uniform,
+    sample_weight,
+    train_only,
+)
+from pretune.adaptation.peft.lora import check_lora
+from pretune.adaptation.peft.nf4 import QuantisedWeight, build_scale_table, build_value_table, dequantise, quantise
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
@@ -36,11 +45,11 @@ class Qlora:
     block: int = 64  # weights that share a scale
     group: int | None = 256  # scales that share one; None: scales stay in fp32
 
-    merges: ClassVar[bool] = True
+    is_mergeable: ClassVar[bool] = True
     rate: ClassVar[float] = 1e-3
 
     def __post_init__(self) -> None:
-        check("QLoRA", self.rank, self.alpha, self.dropout, self.targets)
+        check_lora("QLoRA", self.rank, self.alpha, self.dropout, self.targets)
         if self.block < 2 or self.block % 2 or (self.group is not None and self.group < 1):
             raise UsageError(
                 f"QLoRA needs an even block of weights and at least one scale in a group (or null); found block "
@@ -49,35 +58,35 @@ class Qlora:
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
         """Quantise every linear layer of the blocks, and put a product beside the targets: the names of all A and B."""
-        fresh(model)
-        for number, (_, owner, name, linear) in enumerate(linears(model, TARGETS)):
+        freeze_base(model)
+        for number, (_, owner, name, linear) in enumerate(find_linears(model, TARGETS)):
             assert isinstance(linear, nn.Linear)
             low = name in self.targets
-            setattr(owner, name, QuantisedLowRank(linear, self, mix(seed, number) >> 1) if low else Small(linear, self))
-        return train_only(model, self.names(model))
+            setattr(owner, name, QloraLinear(linear, self, mix(seed, number) >> 1) if low else Linear4bit(linear, self))
+        return train_only(model, self.list_trainable_names(model))
 
-    def names(self, model: LanguageModel) -> tuple[str, ...]:
+    def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
         """A and B of every target."""
-        found = [path for path, _, _, layer in replaced(model) if isinstance(layer, QuantisedLowRank)]
+        found = [path for path, _, _, layer in find_adapted_layers(model) if isinstance(layer, QloraLinear)]
         return tuple(f"{path}.{part}" for path in found for part in ("a", "b"))
 
     @torch.no_grad()
     def merge(self, model: LanguageModel) -> None:
         """Add the products to the dequantised weights, in the model's precision, and put plain layers back."""
         dtype = model.tokens.weight.dtype
-        for _, owner, name, layer in replaced(model):
-            if isinstance(layer, QuantisedLowRank | Small):
+        for _, owner, name, layer in find_adapted_layers(model):
+            if isinstance(layer, QloraLinear | Linear4bit):
                 exact = torch.promote_types(dtype, torch.float32)
-                weight = layer.weight4.read(exact)
-                if isinstance(layer, QuantisedLowRank):
-                    weight = weight + layer.product()
+                weight = layer.weight4.dequantise(exact)
+                if isinstance(layer, QloraLinear):
+                    weight = weight + layer.compute_delta()
                 plain = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
                 plain.weight = Parameter(weight.to(dtype), requires_grad=False)
                 plain.bias = layer.bias  # type: ignore[assignment]
                 setattr(owner, name, plain.train(layer.training))
 
 
-class Weight4(nn.Module):
+class Weight4bit(nn.Module):
     """A frozen matrix in 4 bits; a product with it keeps nothing but those."""
 
     codes: Tensor
@@ -88,97 +97,97 @@ class Weight4(nn.Module):
 
     def __init__(self, weight: Tensor, spec: Qlora) -> None:
         super().__init__()
-        made = _room(weight, spec) if weight.is_meta else quantise(weight, block=spec.block, group=spec.group)
+        made = _allocate(weight, spec) if weight.is_meta else quantise(weight, block=spec.block, group=spec.group)
         self.shape, self.block, self.group = made.shape, made.block, made.group
         self.register_buffer("codes", made.codes)
         self.register_buffer("scales", made.scales)
         self.register_buffer("coarse", made.coarse)
         # Tables, as bits like all else, so that they move with the model and are not rounded with it.
-        self.register_buffer("values", values_of(weight.device).view(torch.int32), persistent=False)
-        self.register_buffer("steps", steps_of(weight.device).view(torch.int32), persistent=False)
+        self.register_buffer("values", build_value_table(weight.device).view(torch.int32), persistent=False)
+        self.register_buffer("steps", build_scale_table(weight.device).view(torch.int32), persistent=False)
 
-    def read(self, dtype: torch.dtype) -> Tensor:
+    def dequantise(self, dtype: torch.dtype) -> Tensor:
         """The matrix, made anew."""
-        return _made(dtype, (self.shape, self.block, self.group), *self._parts())
+        return _dequantise_buffers(dtype, (self.shape, self.block, self.group), *self._get_buffers())
 
     def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """W x + bias, in the precision of autocast where that is on."""
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
-        out: Tensor = _Product.apply(x, bias, (self.shape, self.block, self.group), *self._parts())  # type: ignore[no-untyped-call]
+        out: Tensor = _Linear4bitFunction.apply(x, bias, (self.shape, self.block, self.group), *self._get_buffers())  # type: ignore[no-untyped-call]
         return out
 
-    def _parts(self) -> "Parts":
+    def _get_buffers(self) -> "QuantBuffers":
         return self.codes, self.scales, self.coarse, self.values, self.steps
 
 
-Parts = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]
-Facts = tuple[tuple[int, int], int, int | None]
+QuantBuffers = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]
+QuantShape = tuple[tuple[int, int], int, int | None]
 """Shape, block and group of a matrix."""
 
 
-def _made(dtype: torch.dtype, facts: Facts, *parts: Tensor | None) -> Tensor:
-    codes, scales, coarse, values, steps = parts
+def _dequantise_buffers(dtype: torch.dtype, quant_shape: QuantShape, *buffers: Tensor | None) -> Tensor:
+    codes, scales, coarse, values, steps = buffers
     assert codes is not None and scales is not None and values is not None and steps is not None
-    shape, block, group = facts
-    made = Quantised(codes=codes, scales=scales, coarse=coarse, shape=shape, block=block, group=group)
+    shape, block, group = quant_shape
+    made = QuantisedWeight(codes=codes, scales=scales, coarse=coarse, shape=shape, block=block, group=group)
     return dequantise(made, dtype, values.view(torch.float32), steps.view(torch.float32))
 
 
-class _Product(torch.autograd.Function):
+class _Linear4bitFunction(torch.autograd.Function):
     """A linear layer of which nothing is kept but the 4 bits of its weight, which the model has anyway."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, facts: Facts, *parts: Tensor | None) -> Tensor:
-        ctx.save_for_backward(*parts)
-        ctx.facts = facts
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, quant_shape: QuantShape, *buffers: Tensor | None) -> Tensor:
+        ctx.save_for_backward(*buffers)
+        ctx.facts = quant_shape
         with torch.autocast(x.device.type, enabled=False):
-            return F.linear(x, _made(x.dtype, facts, *parts), bias)
+            return F.linear(x, _dequantise_buffers(x.dtype, quant_shape, *buffers), bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        with torch.autocast(slope.device.type, enabled=False):
-            back = slope @ _made(slope.dtype, ctx.facts, *ctx.saved_tensors)
-        shift = slope.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.autocast(grad_output.device.type, enabled=False):
+            back = grad_output @ _dequantise_buffers(grad_output.dtype, ctx.facts, *ctx.saved_tensors)
+        shift = grad_output.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
         return back, shift, None, None, None, None, None, None
 
 
-class Small(nn.Module):
+class Linear4bit(nn.Module):
     """A linear layer in 4 bits; its bias stays as it was."""
 
-    adapts: ClassVar[bool] = True
+    is_adapter: ClassVar[bool] = True
     in_features: int
     out_features: int
-    weight4: Weight4
+    weight4: Weight4bit
     bias: Parameter | None
     sample: bytes
 
     def __init__(self, linear: nn.Linear, spec: Qlora) -> None:
         super().__init__()
-        _adopt(self, linear, spec)
+        _wrap_linear(self, linear, spec)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.weight4(x, self.bias)
         return out
 
 
-class QuantisedLowRank(nn.Module):
+class QloraLinear(nn.Module):
     """The same with `a` [r, in] and `b` [out, r] beside it, which are trained."""
 
-    adapts: ClassVar[bool] = True
+    is_adapter: ClassVar[bool] = True
     in_features: int
     out_features: int
-    weight4: Weight4
+    weight4: Weight4bit
     bias: Parameter | None
     sample: bytes
 
     def __init__(self, linear: nn.Linear, spec: Qlora, seed: int) -> None:
         super().__init__()
-        _adopt(self, linear, spec)
+        _wrap_linear(self, linear, spec)
         self.scale = spec.alpha / spec.rank
-        self.a = drawn((spec.rank, linear.in_features), 1 / math.sqrt(linear.in_features), linear.weight, seed)
+        self.a = init_uniform((spec.rank, linear.in_features), 1 / math.sqrt(linear.in_features), linear.weight, seed)
         self.b = Parameter(torch.zeros(linear.out_features, spec.rank, device=linear.weight.device))
         self.dropout = nn.Dropout(spec.dropout)
 
@@ -188,17 +197,17 @@ class QuantisedLowRank(nn.Module):
         # NOTE: not torch.add(…, alpha=): compiled after a matrix product, torch 2.11 to 2.13 leave alpha out.
         return y + F.linear(low * self.scale, self.b).to(y.dtype)
 
-    def product(self) -> Tensor:
+    def compute_delta(self) -> Tensor:
         """(alpha / r) B A: what is added to the weight."""
         exact = torch.promote_types(self.a.dtype, torch.float32)
         return self.scale * (self.b.to(exact) @ self.a.to(exact))
 
 
-def footprint(model: nn.Module) -> tuple[int, int]:
+def compute_footprint(model: nn.Module) -> tuple[int, int]:
     """The bytes that a model's frozen weights take, and those they would take without 4 bits, all in the precision of
     the others (in half precision where there are no others).
     """
-    small = [module for module in model.modules() if isinstance(module, Weight4)]
+    small = [module for module in model.modules() if isinstance(module, Weight4bit)]
     rest = [parameter for parameter in model.parameters() if not parameter.requires_grad]
     size = max((parameter.element_size() for parameter in rest), default=2)
     others = sum(parameter.nbytes for parameter in rest)
@@ -206,18 +215,18 @@ def footprint(model: nn.Module) -> tuple[int, int]:
     return now + others, size * sum(module.shape[0] * module.shape[1] for module in small) + others
 
 
-def _adopt(module: Any, linear: nn.Linear, spec: Qlora) -> None:
+def _wrap_linear(module: Any, linear: nn.Linear, spec: Qlora) -> None:
     module.in_features, module.out_features = linear.in_features, linear.out_features
-    module.weight4, module.bias = Weight4(linear.weight, spec), linear.bias
-    module.sample = b"" if linear.weight.is_meta else sample(linear.weight)
+    module.weight4, module.bias = Weight4bit(linear.weight, spec), linear.bias
+    module.sample = b"" if linear.weight.is_meta else sample_weight(linear.weight)
     module.train(linear.training)
 
 
-def _room(weight: Tensor, spec: Qlora) -> Quantised:
+def _allocate(weight: Tensor, spec: Qlora) -> QuantisedWeight:
     """Without any memory behind it."""
     blocks = -(-weight.numel() // spec.block)
     coarse = None if spec.group is None else weight.new_empty(-(-blocks // spec.group) + 1, dtype=torch.int32)
-    return Quantised(
+    return QuantisedWeight(
         codes=weight.new_empty(blocks * spec.block // 2, dtype=torch.uint8),
         scales=weight.new_empty(blocks, dtype=torch.int32 if coarse is None else torch.uint8),
         coarse=coarse,
@@ -227,8 +236,8 @@ def _room(weight: Tensor, spec: Qlora) -> Quantised:
     )
 
 
-def originals(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...], bytes]]:
+def iter_original_weights(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...], bytes]]:
     """Name, shape and sample of every weight that was quantised, as they were."""
     for path, module in model.named_modules():
-        if isinstance(module, Small | QuantisedLowRank):
+        if isinstance(module, Linear4bit | QloraLinear):
             yield f"{path}.weight", (module.out_features, module.in_features), module.sample

@@ -9,19 +9,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pretune.adaptation.peft.base import TARGETS, linears
-from pretune.models.hf.checkpoint import NATIVE, describe, weights_of
-from pretune.models.hf.weights import Fused, Interleaved, Packing, Same, Turned, plan
-from pretune.models.model import empty
+from pretune.adaptation.peft.base import TARGETS, find_linears
+from pretune.models.hf.checkpoint import NATIVE_TYPE, describe_checkpoint, iterate_weights
+from pretune.models.hf.weights import (
+    FusedPacking,
+    IdentityPacking,
+    InterleavedPacking,
+    Packing,
+    TransposedPacking,
+    plan_moves,
+)
+from pretune.models.model import build_empty
 from pretune.models.spec import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class PeftLayer:
     """A linear layer of the reference: its module's path, our layers in it, and how many rows each has there."""
 
-    theirs: str
-    ours: tuple[str, ...]
+    peft_path: str
+    paths: tuple[str, ...]
     rows: tuple[int, ...]
     packing: Packing
     spec: Model
@@ -29,40 +36,42 @@ class Place:
     def pack(self, parts: Sequence[Tensor]) -> Tensor:
         """`[rows of each, n]` of our layers as `[rows of all, n]` of theirs, in their order."""
         packed = self.packing.pack(list(parts), self.spec)
-        return packed.t() if self._turned else packed
+        return packed.t() if self._is_transposed else packed
 
-    def unpack(self, whole: Tensor) -> list[Tensor]:
+    def unpack(self, tensor: Tensor) -> list[Tensor]:
         """The other way."""
-        parts = self.packing.unpack(whole.t() if self._turned else whole, list(self.rows), self.spec)
+        parts = self.packing.unpack(tensor.t() if self._is_transposed else tensor, list(self.rows), self.spec)
         return [part.contiguous() for part in parts]
 
     @property
-    def _turned(self) -> bool:
-        return isinstance(self.packing, Turned) or (isinstance(self.packing, Fused) and self.packing.turned)
+    def _is_transposed(self) -> bool:
+        return isinstance(self.packing, TransposedPacking) or (
+            isinstance(self.packing, FusedPacking) and self.packing.is_transposed
+        )
 
 
-def places(spec: Model) -> list[Place] | None:
+def list_peft_layers(spec: Model) -> list[PeftLayer] | None:
     """The place of every linear layer of the blocks; None where no reference class holds them as such."""
-    found, rules, strip, _ = describe(spec)
-    if found["model_type"] == NATIVE:
+    found, rules, strip, _ = describe_checkpoint(spec)
+    if found["model_type"] == NATIVE_TYPE:
         return None
-    model = empty(spec)
-    ours = {f"{path}.weight" for path, _, _, _ in linears(model, TARGETS)}
-    sizes = {name: tensor.shape[0] for name, tensor in weights_of(model)}
+    model = build_empty(spec)
+    ours = {f"{path}.weight" for path, _, _, _ in find_linears(model, TARGETS)}
+    sizes = {name: tensor.shape[0] for name, tensor in iterate_weights(model)}
     out = []
-    for move in plan(sizes, rules):
-        if ours.isdisjoint(move.ours):
+    for move in plan_moves(sizes, rules):
+        if ours.isdisjoint(move.param_names):
             continue
-        if not isinstance(move.packing, Same | Turned | Fused | Interleaved):
+        if not isinstance(move.packing, IdentityPacking | TransposedPacking | FusedPacking | InterleavedPacking):
             return None
-        theirs = move.theirs.removeprefix(strip)
+        theirs = move.tensor_name.removeprefix(strip)
         if not theirs.endswith(".weight"):
             return None
         out.append(
-            Place(
-                theirs=theirs.removesuffix(".weight"),
-                ours=tuple(name.removesuffix(".weight") for name in move.ours),
-                rows=tuple(sizes[name] for name in move.ours),
+            PeftLayer(
+                peft_path=theirs.removesuffix(".weight"),
+                paths=tuple(name.removesuffix(".weight") for name in move.param_names),
+                rows=tuple(sizes[name] for name in move.param_names),
                 packing=move.packing,
                 spec=spec,
             )
@@ -70,7 +79,7 @@ def places(spec: Model) -> list[Place] | None:
     return out
 
 
-def spread(part: Tensor, start: int, columns: int) -> Tensor:
+def pad_columns(part: Tensor, start: int, columns: int) -> Tensor:
     """A matrix as the columns from `start` on of a wider one that is zero elsewhere: one block of a block diagonal."""
     out = torch.zeros(part.shape[0], columns, dtype=part.dtype, device=part.device)
     out[:, start : start + part.shape[1]] = part

@@ -15,15 +15,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pretune.adaptation.static.word_ids import Words
+from pretune.adaptation.static.word_ids import WordCorpus
 from pretune.core.config import spec
-from pretune.core.seed import generator
+from pretune.core.seed import make_generator
 from pretune.data.ragged import Ints
-from pretune.inference.word_vectors import Vectors
+from pretune.inference.word_vectors import WordVectors
 
 Floats = NDArray[np.float64]
-BATCH = 8192
-_CHUNK = 1 << 20  # words counted at once
+BATCH_SIZE = 8192
+_CHUNK_WORDS = 1 << 20  # words counted at once
 
 
 @spec
@@ -39,26 +39,26 @@ class Glove:
     least: int = 5  # words met fewer times are left out
     most: int | None = None  # how many words have a vector
 
-    def train(self, texts: Iterable[str] | Iterable[list[str]], *, seed: int = 0) -> Vectors:
+    def train(self, texts: Iterable[str] | Iterable[list[str]], *, seed: int = 0) -> WordVectors:
         """Vectors of the words of texts, or of lists of words. The same seed, texts and threads give the same bytes."""
-        return self.fit(Words.of(texts, least=self.least, most=self.most), seed=seed)
+        return self.fit(WordCorpus.from_texts(texts, min_count=self.least, max_words=self.most), seed=seed)
 
-    def fit(self, words: Words, *, seed: int = 0) -> Vectors:
+    def fit(self, words: WordCorpus, *, seed: int = 0) -> WordVectors:
         """Vectors from words that are numbered already."""
-        first, second, met = meetings(words, self.window)
+        first, second, met = count_cooccurrences(words, self.window)
         log = torch.from_numpy(np.log(met)).float()
         weight = torch.from_numpy(np.minimum(1.0, (met / self.ceiling) ** self.power)).float()
         pairs = (torch.from_numpy(first), torch.from_numpy(second))
-        sides = [_Side(len(words), self.width, generator(seed, side)) for side in range(2)]
+        sides = [_VectorTable(len(words), self.width, make_generator(seed, side)) for side in range(2)]
         for epoch in range(self.epochs):
-            order = torch.from_numpy(generator(seed, 2, epoch).permutation(len(met)))
-            for at in range(0, len(order), BATCH):
-                take = order[at : at + BATCH]
+            order = torch.from_numpy(make_generator(seed, 2, epoch).permutation(len(met)))
+            for at in range(0, len(order), BATCH_SIZE):
+                take = order[at : at + BATCH_SIZE]
                 for i, j in ((0, 1), (1, 0)):  # who meets is met: each pair is read both ways
                     self._step(sides, pairs[i][take], pairs[j][take], log[take], weight[take])
-        return Vectors(words.words, (sides[0].table + sides[1].table)[:, :-1].numpy())
+        return WordVectors(words.words, (sides[0].table + sides[1].table)[:, :-1].numpy())
 
-    def _step(self, sides: list["_Side"], i: Tensor, j: Tensor, log: Tensor, weight: Tensor) -> None:
+    def _step(self, sides: list["_VectorTable"], i: Tensor, j: Tensor, log: Tensor, weight: Tensor) -> None:
         a, b = sides[0].table.index_select(0, i), sides[1].table.index_select(0, j)
         # The last column of each table is its bias: the product without both, plus both.
         inner = torch.linalg.vecdot(a[:, :-1], b[:, :-1])
@@ -69,7 +69,7 @@ class Glove:
         sides[1].update(j, d_b, self.rate)
 
 
-class _Side:
+class _VectorTable:
     """One vector and bias for each word `[V, W + 1]`, and what AdaGrad has summed for each."""
 
     def __init__(self, words: int, width: int, rng: np.random.Generator) -> None:
@@ -82,26 +82,26 @@ class _Side:
         self.table.index_add_(0, rows, gradient.mul_(step))
 
 
-def meetings(words: Words, window: int) -> tuple[Ints, Ints, Floats]:
+def count_cooccurrences(words: WordCorpus, window: int) -> tuple[Ints, Ints, Floats]:
     """Every pair of words that meet, the more frequent word first, and how often they do (1/d at distance d).
 
     A chunk of the words is counted at a time, so memory holds the pairs there are and no more than a chunk's.
     """
     size = len(words)
     keys, met = np.empty(0, dtype=np.int64), np.empty(0)
-    for start in range(0, len(words.ids), _CHUNK):
-        stop = min(start + _CHUNK, len(words.ids))
+    for start in range(0, len(words.ids), _CHUNK_WORDS):
+        stop = min(start + _CHUNK_WORDS, len(words.ids))
         for d in range(1, window + 1):
-            ids, text = words.ids[start : stop + d], words.text[start : stop + d]
+            ids, text = words.ids[start : stop + d], words.text_ids[start : stop + d]
             low, high = np.minimum(ids[:-d], ids[d:]), np.maximum(ids[:-d], ids[d:])
             same = text[:-d] == text[d:]
             found, counts = np.unique((low * size + high)[same], return_counts=True)
-            keys, met = _merged(keys, met, found, counts / d)
+            keys, met = _merge_counts(keys, met, found, counts / d)
     return keys // size, keys % size, met
 
 
-def _merged(keys: Ints, values: Floats, more: Ints, added: Floats) -> tuple[Ints, Floats]:
+def _merge_counts(keys: Ints, values: Floats, new_keys: Ints, new_values: Floats) -> tuple[Ints, Floats]:
     """Two sorted lists of keys as one, values of equal keys added up."""
-    found, where = np.unique(np.concatenate((keys, more)), return_inverse=True)
-    summed: Floats = np.bincount(where, np.concatenate((values, added)), minlength=len(found)).astype(np.float64)
+    found, where = np.unique(np.concatenate((keys, new_keys)), return_inverse=True)
+    summed: Floats = np.bincount(where, np.concatenate((values, new_values)), minlength=len(found)).astype(np.float64)
     return found, summed

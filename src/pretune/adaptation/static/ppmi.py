@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pretune.adaptation.static.word_ids import Words
+from pretune.adaptation.static.word_ids import WordCorpus
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.core.seed import generator
-from pretune.inference.word_vectors import Vectors
+from pretune.core.seed import make_generator
+from pretune.inference.word_vectors import WordVectors
 
-LARGEST = 20_000
+MAX_WORDS = 20_000
 """Words at most: the matrix of so many takes 1.6 GB."""
-MORE, ROUNDS = 16, 3
+OVERSAMPLING, POWER_ITERATIONS = 16, 3
 """Columns beside those that are kept, and rounds of the power iteration (Halko et al., 2011)."""
 
 
@@ -35,31 +35,33 @@ class Ppmi:
     window: int = 5
     power: float = 0.75  # of how often a neighbour occurs: below 1, rare neighbours count less
     least: int = 5  # words met fewer times are left out
-    most: int | None = LARGEST  # how many words have a vector
+    most: int | None = MAX_WORDS  # how many words have a vector
 
-    def train(self, texts: Iterable[str] | Iterable[list[str]], *, seed: int = 0) -> Vectors:
+    def train(self, texts: Iterable[str] | Iterable[list[str]], *, seed: int = 0) -> WordVectors:
         """Vectors of the words of texts, or of lists of words. The same seed, texts and threads give the same bytes."""
-        return self.fit(Words.of(texts, least=self.least, most=self.most), seed=seed)
+        return self.fit(WordCorpus.from_texts(texts, min_count=self.least, max_words=self.most), seed=seed)
 
-    def fit(self, words: Words, *, seed: int = 0, device: torch.device | str = "cpu") -> Vectors:
+    def fit(self, words: WordCorpus, *, seed: int = 0, device: torch.device | str = "cpu") -> WordVectors:
         """Vectors from words that are numbered already; a device with room for three such matrices is faster."""
-        if len(words) > LARGEST:
-            raise UsageError(f"a matrix of {len(words):,} words; {LARGEST:,} fit, so set `most`, or take Word2Vec")
-        matrix = ppmi(meetings(words, self.window, device), self.power)
+        if len(words) > MAX_WORDS:
+            raise UsageError(f"a matrix of {len(words):,} words; {MAX_WORDS:,} fit, so set `most`, or take Word2Vec")
+        matrix = compute_ppmi(count_cooccurrences(words, self.window, device), self.power)
         width = min(self.width, len(words))
-        start = generator(seed, 0).standard_normal((len(words), min(width + MORE, len(words))), dtype=np.float32)
-        found = _largest(matrix, torch.from_numpy(start).to(matrix.device))[:, :width].cpu()
+        start = make_generator(seed, 0).standard_normal(
+            (len(words), min(width + OVERSAMPLING, len(words))), dtype=np.float32
+        )
+        found = _compute_truncated_svd(matrix, torch.from_numpy(start).to(matrix.device))[:, :width].cpu()
         if width < self.width:
             found = torch.nn.functional.pad(found, (0, self.width - width))
-        return Vectors(words.words, found.numpy())
+        return WordVectors(words.words, found.numpy())
 
 
-def meetings(words: Words, window: int, device: torch.device | str = "cpu") -> Tensor:
+def count_cooccurrences(words: WordCorpus, window: int, device: torch.device | str = "cpu") -> Tensor:
     """How often each word has each other within its window `[V, V]`; the same in both directions."""
     v = len(words)
     counts = torch.zeros(v * v, dtype=torch.int32, device=device)
     one = torch.ones(1, dtype=torch.int32, device=device)
-    ids, text = (torch.as_tensor(part, device=device) for part in (words.ids, words.text))
+    ids, text = (torch.as_tensor(part, device=device) for part in (words.ids, words.text_ids))
     for d in range(1, min(window, len(ids) - 1) + 1):
         pairs = (ids[:-d] * v + ids[d:])[text[d:] == text[:-d]]
         counts.index_add_(0, pairs, one.expand(len(pairs)))  # NOTE: a sixth of the time that sorting the pairs takes
@@ -67,7 +69,7 @@ def meetings(words: Words, window: int, device: torch.device | str = "cpu") -> T
     return found.add_(counts.view(v, v).T)
 
 
-def ppmi(counts: Tensor, power: float) -> Tensor:
+def compute_ppmi(counts: Tensor, power: float) -> Tensor:
     """The matrix `[V, V]`, made in the place of the counts."""
     rows = counts.sum(1, dtype=torch.float64)
     columns = rows**power
@@ -77,10 +79,10 @@ def ppmi(counts: Tensor, power: float) -> Tensor:
     return counts.clamp_(min=1.0).log_()  # what meets less often than by chance is 0
 
 
-def _largest(matrix: Tensor, start: Tensor) -> Tensor:
+def _compute_truncated_svd(matrix: Tensor, start: Tensor) -> Tensor:
     """U sqrt(S) of the largest singular values, by a randomised power iteration."""
     basis = torch.linalg.qr(matrix @ start)[0]
-    for _ in range(ROUNDS):
+    for _ in range(POWER_ITERATIONS):
         basis = torch.linalg.qr(matrix @ (matrix.T @ basis))[0]
     u, s, _ = torch.linalg.svd((basis.T @ matrix).cpu(), full_matrices=False)
     found: Tensor = basis @ (u * s.sqrt()).to(basis.device)

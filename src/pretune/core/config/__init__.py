@@ -11,10 +11,10 @@
     replace(encoder, {"depth": "6", "norm.eps": "1e-6"})     # text, as `--set` gives it, is typed by the field
     diff(encoder, replace(encoder, {"depth": 6}))            # {'depth': (12, 6)}
 
-A config cannot name code: `kind` only chooses among the classes that the field's annotation lists.
+A config cannot name code: `get_kind` only chooses among the classes that the field's annotation lists.
 """
 
-from pretune.core.config.edit import diff, parse_assignments, paths, replace
+from pretune.core.config.edit import diff, list_paths, parse_assignments, replace
 from pretune.core.config.read import from_dict
 from pretune.core.config.records import (
     Amount,
@@ -26,7 +26,7 @@ from pretune.core.config.records import (
     read_records,
     read_spec,
 )
-from pretune.core.config.specs import kind, spec, to_dict
+from pretune.core.config.specs import get_kind, spec, to_dict
 
 __all__ = [
     "Amount",
@@ -36,9 +36,9 @@ __all__ = [
     "check_record",
     "diff",
     "from_dict",
-    "kind",
+    "get_kind",
     "parse_assignments",
-    "paths",
+    "list_paths",
     "read_record",
     "read_records",
     "read_spec",

@@ -8,41 +8,52 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
-from pretune.core.config.specs import KIND, Members, fields, is_spec, items, kind, members, to_dict
-from pretune.core.errors import PretuneError, UsageError, nearest
+from pretune.core.config.specs import (
+    KIND,
+    FieldType,
+    get_fields,
+    get_item_types,
+    get_kind,
+    is_spec,
+    parse_annotation,
+    to_dict,
+)
+from pretune.core.errors import PretuneError, UsageError, suggest
 
 T = TypeVar("T")
 
-DEEPEST = 64
-LARGEST = 2**63
+MAX_DEPTH = 64
+MAX_INTEGER = 2**63
 
 
-def from_dict(cls: type[T], data: object, where: str = "config") -> T:
+def from_dict(cls: type[T], data: object, location: str = "config") -> T:
     """Build a spec of class `cls` from its plain form; `where` names the data in errors.
 
-    Where a field allows several specs, `kind` chooses; where only one is possible it may be left out.
+    Where a field allows several specs, `get_kind` chooses; where only one is possible it may be left out.
     """
     if is_spec(data):
         data = to_dict(data)
     if not isinstance(data, Mapping):
-        raise UsageError(f"{where or 'config'}: expected {article(kind(cls))} object, found {shown(data)}")
+        raise UsageError(
+            f"{location or 'config'}: expected {add_article(get_kind(cls))} object, found {format_value(data)}"
+        )
     annotation: Any = cls
-    return cast(T, _spec(members(annotation), data, where, 0))
+    return cast(T, _read_spec(parse_annotation(annotation), data, location, 0))
 
 
-def join(where: str, key: object) -> str:
+def join_path(prefix: str, key: object) -> str:
     """A path one step longer."""
-    return f"{where}.{key}" if where else str(key)
+    return f"{prefix}.{key}" if prefix else str(key)
 
 
-def shown(value: object, limit: int = 60) -> str:
+def format_value(value: object, limit: int = 60) -> str:
     """A value in a message: short, on one line, and without recursion whatever it is."""
     if isinstance(value, str):
         return repr(value if len(value) <= limit else value[: limit - 3] + "...")
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, int):
-        return str(value) if abs(value) <= LARGEST else "an integer beyond 64 bits"
+        return str(value) if abs(value) <= MAX_INTEGER else "an integer beyond 64 bits"
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, Mapping):
@@ -50,93 +61,101 @@ def shown(value: object, limit: int = 60) -> str:
     return "a list" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
 
 
-def article(word: str) -> str:
+def add_article(word: str) -> str:
     """The word with 'a' or 'an' before it."""
     return f"an {word}" if word[:1] in "aeiou" else f"a {word}"
 
 
-def choose(allowed: Members, data: Mapping[Any, Any], where: str) -> type:
-    """The spec class that plain data names by its `kind`."""
+def choose_spec_class(field_type: FieldType, data: Mapping[Any, Any], location: str) -> type:
+    """The spec class that plain data names by its `get_kind`."""
     if KIND not in data:
-        if len(allowed.specs) == 1:
-            return next(iter(allowed.specs.values()))
-        raise UsageError(f"{where or 'config'}: missing '{KIND}' (allowed: {', '.join(allowed.specs)})")
+        if len(field_type.specs) == 1:
+            return next(iter(field_type.specs.values()))
+        raise UsageError(f"{location or 'config'}: missing '{KIND}' (allowed: {', '.join(field_type.specs)})")
     name = data[KIND]
-    if not isinstance(name, str) or name not in allowed.specs:
-        hint = nearest(name, allowed.specs) if isinstance(name, str) else ""
-        options = ", ".join([*allowed.specs, *(["null"] if allowed.none else [])])
-        raise UsageError(f"{where or 'config'}: unknown kind {shown(name)}{hint} (allowed: {options})")
-    return allowed.specs[name]
+    if not isinstance(name, str) or name not in field_type.specs:
+        hint = suggest(name, field_type.specs) if isinstance(name, str) else ""
+        options = ", ".join([*field_type.specs, *(["null"] if field_type.is_optional else [])])
+        raise UsageError(f"{location or 'config'}: unknown kind {format_value(name)}{hint} (allowed: {options})")
+    return field_type.specs[name]
 
 
-def _read(annotation: Any, value: object, where: str, depth: int) -> Any:
+def _read_value(annotation: Any, value: object, location: str, depth: int) -> Any:
     """One value by its annotation."""
-    allowed = members(annotation)
+    allowed = parse_annotation(annotation)
     if is_spec(value):
         value = to_dict(value)
-    if depth > DEEPEST:
-        raise UsageError(f"{where[:200]}: nested deeper than {DEEPEST} levels")
-    if value is None and allowed.none:
+    if depth > MAX_DEPTH:
+        raise UsageError(f"{location[:200]}: nested deeper than {MAX_DEPTH} levels")
+    if value is None and allowed.is_optional:
         return None
     if isinstance(value, Mapping) and allowed.specs:
-        return _spec(allowed, value, where, depth)
+        return _read_spec(allowed, value, location, depth)
     if isinstance(value, list | tuple) and allowed.tuples:
-        return _tuple(allowed, value, where, depth)
+        return _read_tuple(allowed, value, location, depth)
     if isinstance(value, bool | int | float | str):
-        return _scalar(allowed, value, where)
-    raise UsageError(f"{where}: expected {allowed}, found {shown(value)}")
+        return _read_scalar(allowed, value, location)
+    raise UsageError(f"{location}: expected {allowed}, found {format_value(value)}")
 
 
-def _spec(allowed: Members, data: Mapping[Any, Any], where: str, depth: int) -> Any:
-    cls = choose(allowed, data, where)
-    known = fields(cls)
+def _read_spec(field_type: FieldType, data: Mapping[Any, Any], location: str, depth: int) -> Any:
+    cls = choose_spec_class(field_type, data, location)
+    known = get_fields(cls)
     for key in data:
         if key != KIND and key not in known:
-            hint = nearest(key, known) if isinstance(key, str) else ""
-            path = shown(join(where, key if isinstance(key, str) else shown(key)), 200)
-            raise UsageError(f"unknown key {path}{hint} ({kind(cls)} allows: {', '.join(known) or 'nothing'})")
+            hint = suggest(key, known) if isinstance(key, str) else ""
+            path = format_value(join_path(location, key if isinstance(key, str) else format_value(key)), 200)
+            raise UsageError(f"unknown key {path}{hint} ({get_kind(cls)} allows: {', '.join(known) or 'nothing'})")
     missing = [name for name, field in known.items() if field.default is None and name not in data]
     if missing:
-        raise UsageError(f"{where or 'config'}: missing {', '.join(map(repr, missing))} of {article(kind(cls))}")
+        raise UsageError(
+            f"{location or 'config'}: missing {', '.join(map(repr, missing))} of {add_article(get_kind(cls))}"
+        )
     values = {
-        name: _read(field.annotation, data[name], join(where, name), depth + 1)
+        name: _read_value(field.annotation, data[name], join_path(location, name), depth + 1)
         for name, field in known.items()
         if name in data
     }
     try:
         return cls(**values)
     except PretuneError as error:
-        raise type(error)(f"{where}: {error}" if where else str(error)) from error
+        raise type(error)(f"{location}: {error}" if location else str(error)) from error
     except (ValueError, ArithmeticError) as error:  # a check of the spec's own that tripped over a value
-        raise UsageError(f"{where or 'config'}: {error}") from error
+        raise UsageError(f"{location or 'config'}: {error}") from error
 
 
-def _tuple(allowed: Members, value: list[Any] | tuple[Any, ...], where: str, depth: int) -> tuple[Any, ...]:
-    for annotation in allowed.tuples:
-        inner = items(annotation, len(value))
+def _read_tuple(
+    field_type: FieldType, value: list[Any] | tuple[Any, ...], location: str, depth: int
+) -> tuple[Any, ...]:
+    for annotation in field_type.tuples:
+        inner = get_item_types(annotation, len(value))
         if inner is not None:
             pairs = zip(inner, value, strict=True)
-            return tuple(_read(part, item, join(where, i), depth + 1) for i, (part, item) in enumerate(pairs))
-    sizes = " or ".join(str(len(annotation.__args__)) for annotation in allowed.tuples)
-    raise UsageError(f"{where}: expected {sizes} items, found {len(value)}")
+            return tuple(
+                _read_value(part, item, join_path(location, i), depth + 1) for i, (part, item) in enumerate(pairs)
+            )
+    sizes = " or ".join(str(len(annotation.__args__)) for annotation in field_type.tuples)
+    raise UsageError(f"{location}: expected {sizes} items, found {len(value)}")
 
 
-def _scalar(allowed: Members, value: bool | int | float | str, where: str) -> bool | int | float | str:
+def _read_scalar(field_type: FieldType, value: bool | int | float | str, location: str) -> bool | int | float | str:
     # NOTE: bool is a subclass of int and 1 == 1.0 == True, so types are compared before values.
-    for literal in allowed.literals:
+    for literal in field_type.literals:
         if type(literal) is type(value) and literal == value:
             return value
-    if type(value) in (bool, str) and type(value) in allowed.scalars:
+    if type(value) in (bool, str) and type(value) in field_type.scalars:
         return value
-    if type(value) is int and (int in allowed.scalars or float in allowed.scalars):
-        if abs(value) > LARGEST:
-            raise UsageError(f"{where}: {shown(value)} is too large")
-        return value if int in allowed.scalars else float(value)
-    if type(value) is float and float in allowed.scalars:
+    if type(value) is int and (int in field_type.scalars or float in field_type.scalars):
+        if abs(value) > MAX_INTEGER:
+            raise UsageError(f"{location}: {format_value(value)} is too large")
+        return value if int in field_type.scalars else float(value)
+    if type(value) is float and float in field_type.scalars:
         if not math.isfinite(value):
-            raise UsageError(f"{where}: expected a finite number, found {value}")
+            raise UsageError(f"{location}: expected a finite number, found {value}")
         return value
-    if isinstance(value, str) and allowed.literals:
-        words = [literal for literal in allowed.literals if isinstance(literal, str)]
-        raise UsageError(f"{where}: {shown(value)} is not allowed{nearest(value, words)} (allowed: {allowed})")
-    raise UsageError(f"{where}: expected {allowed}, found {shown(value)}")
+    if isinstance(value, str) and field_type.literals:
+        words = [literal for literal in field_type.literals if isinstance(literal, str)]
+        raise UsageError(
+            f"{location}: {format_value(value)} is not allowed{suggest(value, words)} (allowed: {field_type})"
+        )
+    raise UsageError(f"{location}: expected {field_type}, found {format_value(value)}")

@@ -20,8 +20,8 @@ import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
 
-from pretune.core.config.read import LARGEST, from_dict, join, shown
-from pretune.core.errors import PretuneError, nearest
+from pretune.core.config.read import MAX_INTEGER, format_value, from_dict, join_path
+from pretune.core.errors import PretuneError, suggest
 from pretune.core.io import open_regular, parse_json, read_json
 
 T = TypeVar("T")
@@ -50,25 +50,25 @@ def read_records(cls: type[T], path: str | os.PathLike[str], error: type[Pretune
     where = os.fspath(path)
     try:
         with io.BufferedReader(open_regular(path)) as file:
-            return [_line(cls, line, error, f"{where}:{number}") for number, line in enumerate(file, start=1)]
+            return [_read_line(cls, line, error, f"{where}:{number}") for number, line in enumerate(file, start=1)]
     except OSError as fault:
         raise error(f"{where}: cannot be read: {fault.strerror}") from fault
 
 
-def _line(cls: type[T], line: bytes, error: type[PretuneError], where: str) -> T:
+def _read_line(cls: type[T], line: bytes, error: type[PretuneError], location: str) -> T:
     try:
         text = line.decode()
     except UnicodeDecodeError as fault:
-        raise error(f"{where}: not UTF-8 at byte {fault.start}") from None
-    return check_record(cls, parse_json(text, error, where), error, where)
+        raise error(f"{location}: not UTF-8 at byte {fault.start}") from None
+    return check_record(cls, parse_json(text, error, location), error, location)
 
 
-def check_record(cls: type[T], data: object, error: type[PretuneError], where: str) -> T:
+def check_record(cls: type[T], data: object, error: type[PretuneError], location: str) -> T:
     """Return data as a record (`TypedDict`) where every declared field has its type; else raise `error`."""
     try:
-        _check(cls, data, "")
+        _check_value(cls, data, "")
     except _FieldError as fault:
-        raise error(f"{where}: {fault}; the file is damaged or of another release") from None
+        raise error(f"{location}: {fault}; the file is damaged or of another release") from None
     return cast(T, data)
 
 
@@ -76,7 +76,7 @@ def read_spec(cls: type[T], path: str | os.PathLike[str], error: type[PretuneErr
     """Read a JSON file of ours as a spec; any fault is raised as `error`, with the file and the field."""
     data = read_json(path, error)
     try:
-        return from_dict(cls, data, where=os.fspath(path))
+        return from_dict(cls, data, location=os.fspath(path))
     except PretuneError as fault:
         raise error(str(fault)) from None
 
@@ -85,8 +85,8 @@ class _FieldError(Exception):
     """A field that is missing or not of its type."""
 
 
-def _check(annotation: Any, value: object, path: str) -> None:
-    annotation, bounds = _bare(annotation)
+def _check_value(annotation: Any, value: object, path: str) -> None:
+    annotation, bounds = _unwrap_annotation(annotation)
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
         _check_union(typing.get_args(annotation), value, path)
@@ -96,20 +96,22 @@ def _check(annotation: Any, value: object, path: str) -> None:
         _check_fields(annotation, value, path)
     elif origin is dict and isinstance(value, dict):
         for key, inner in value.items():
-            _check(typing.get_args(annotation)[1], inner, join(path, key))
+            _check_value(typing.get_args(annotation)[1], inner, join_path(path, key))
     elif origin is tuple and isinstance(value, list | tuple) and len(value) == len(typing.get_args(annotation)):
         for i, (part, inner) in enumerate(zip(typing.get_args(annotation), value, strict=True)):
-            _check(part, inner, join(path, i))
+            _check_value(part, inner, join_path(path, i))
     elif origin is list and isinstance(value, list):
         for i, inner in enumerate(value):
-            _check(typing.get_args(annotation)[0], inner, join(path, i))
+            _check_value(typing.get_args(annotation)[0], inner, join_path(path, i))
     elif dataclasses.is_dataclass(annotation) and isinstance(value, Mapping):
         _check_spec(annotation, value, path)
     elif annotation in (int, float) and _is_number(annotation, value):
         if bounds is not None and not bounds.low <= cast(float, value) <= bounds.high:
-            raise _FieldError(f"{_name(path)} is {shown(value)}, not from {bounds.low:g} to {bounds.high:g}")
+            raise _FieldError(
+                f"{_format_field(path)} is {format_value(value)}, not from {bounds.low:g} to {bounds.high:g}"
+            )
     elif annotation not in (str, bool, types.NoneType, None) or type(value) is not (annotation or types.NoneType):
-        raise _FieldError(f"{_name(path)} is {shown(value)}, expected {_noun(annotation)}")
+        raise _FieldError(f"{_format_field(path)} is {format_value(value)}, expected {_describe_type(annotation)}")
 
 
 def _check_union(options: tuple[Any, ...], value: object, path: str) -> None:
@@ -117,35 +119,35 @@ def _check_union(options: tuple[Any, ...], value: object, path: str) -> None:
     faults = []
     for option in options:
         try:
-            return _check(option, value, path)
+            return _check_value(option, value, path)
         except _FieldError as fault:
             faults.append(str(fault))
-    inside = [fault for fault in faults if not fault.startswith(f"{_name(path)} is ")]
-    expected = " or ".join(_noun(option) for option in options)
-    raise _FieldError(inside[0] if inside else f"{_name(path)} is {shown(value)}, expected {expected}")
+    inside = [fault for fault in faults if not fault.startswith(f"{_format_field(path)} is ")]
+    expected = " or ".join(_describe_type(option) for option in options)
+    raise _FieldError(inside[0] if inside else f"{_format_field(path)} is {format_value(value)}, expected {expected}")
 
 
 def _check_fields(cls: Any, data: dict[str, Any], path: str) -> None:
-    for name, annotation in _hints(cls).items():
+    for name, annotation in _get_hints(cls).items():
         if name in data:
-            _check(annotation, data[name], join(path, name))
+            _check_value(annotation, data[name], join_path(path, name))
         elif name in cls.__required_keys__:
-            raise _FieldError(f"{_name(join(path, name))} is missing{nearest(name, data)}")
+            raise _FieldError(f"{_format_field(join_path(path, name))} is missing{suggest(name, data)}")
 
 
 def _check_spec(cls: Any, data: object, path: str) -> None:
     try:
-        from_dict(cls, data, where=path)
+        from_dict(cls, data, location=path)
     except PretuneError as fault:
         raise _FieldError(str(fault)) from None
 
 
 @functools.cache
-def _hints(cls: type) -> dict[str, Any]:
+def _get_hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls, include_extras=True)
 
 
-def _bare(annotation: Any) -> tuple[Any, Bounds | None]:
+def _unwrap_annotation(annotation: Any) -> tuple[Any, Bounds | None]:
     """Take `NotRequired` and `Annotated` off an annotation."""
     bounds = None
     while (origin := typing.get_origin(annotation)) in (typing.NotRequired, typing.Required, Annotated):
@@ -160,17 +162,17 @@ def _is_number(annotation: type, value: object) -> bool:
         return False
     if isinstance(value, float):
         return annotation is float and math.isfinite(value)
-    return abs(value) <= LARGEST
+    return abs(value) <= MAX_INTEGER
 
 
-def _name(path: str) -> str:
-    return shown(path) if path else "the content"
+def _format_field(path: str) -> str:
+    return format_value(path) if path else "the content"
 
 
-def _noun(annotation: Any) -> str:
-    annotation, _ = _bare(annotation)
+def _describe_type(annotation: Any) -> str:
+    annotation, _ = _unwrap_annotation(annotation)
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return " or ".join(_noun(option) for option in typing.get_args(annotation))
+        return " or ".join(_describe_type(option) for option in typing.get_args(annotation))
     if typing.get_origin(annotation) is Literal:
         return " or ".join(map(repr, typing.get_args(annotation)))
     nouns = {int: "an integer", float: "a number", str: "a text", bool: "true or false", types.NoneType: "null"}

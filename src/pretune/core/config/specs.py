@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar, dataclass_transform
 
-from pretune.core.errors import UsageError, nearest
+from pretune.core.errors import UsageError, suggest
 
 T = TypeVar("T")
 
@@ -34,11 +34,11 @@ def spec(cls: type[T]) -> type[T]:
 
 def check_literals(spec: Any) -> None:
     """Refuse a value that a field of literals does not list; what is read from files is checked more strictly."""
-    for name, allowed in _literals(type(spec)).items():
+    for name, allowed in _get_literals(type(spec)).items():
         value = getattr(spec, name)
         if not any(type(value) is type(one) and value == one for one in allowed):
             words = [one for one in allowed if isinstance(one, str)]
-            hint = nearest(value, words) if isinstance(value, str) else ""
+            hint = suggest(value, words) if isinstance(value, str) else ""
             options = ", ".join(map(repr, allowed))
             raise UsageError(f"{type(spec).__name__}: {name} cannot be {str(value)[:60]!r}{hint} (allowed: {options})")
 
@@ -46,7 +46,7 @@ def check_literals(spec: Any) -> None:
 _LITERALS: dict[type, dict[str, tuple[Any, ...]]] = {}
 
 
-def _literals(cls: type) -> dict[str, tuple[Any, ...]]:
+def _get_literals(cls: type) -> dict[str, tuple[Any, ...]]:
     """The fields of a spec class that hold literals or None and nothing else, with what each allows."""
     if cls not in _LITERALS:
         _LITERALS[cls] = _find_literals(cls)
@@ -55,7 +55,7 @@ def _literals(cls: type) -> dict[str, tuple[Any, ...]]:
 
 def _find_literals(cls: type) -> dict[str, tuple[Any, ...]]:
     found: dict[str, tuple[Any, ...]] = {}
-    for name, field in fields(cls).items():
+    for name, field in get_fields(cls).items():
         parts = _flatten(field.annotation)
         listed = [part for part in parts if typing.get_origin(part) is Literal]
         if listed and all(part in (None, types.NoneType) or part in listed for part in parts):
@@ -64,7 +64,7 @@ def _find_literals(cls: type) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-def kind(spec: object) -> str:
+def get_kind(spec: object) -> str:
     """The snake_case name of a spec's class, given the class or an instance: LayerNorm -> 'layer_norm'."""
     name = spec.__name__ if isinstance(spec, type) else type(spec).__name__
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
@@ -76,20 +76,20 @@ def is_spec(value: object) -> bool:
 
 
 def to_dict(spec: object) -> dict[str, Any]:
-    """The plain, JSON-ready form: `kind` first, then every field; tuples become lists."""
+    """The plain, JSON-ready form: `get_kind` first, then every field; tuples become lists."""
     if not is_spec(spec):
         raise TypeError(f"expected a spec, found {type(spec).__name__}")
-    return {KIND: kind(spec), **{name: plain(getattr(spec, name)) for name in fields(type(spec))}}
+    return {KIND: get_kind(spec), **{name: to_plain(getattr(spec, name)) for name in get_fields(type(spec))}}
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """The plain form of any field's value; never shares what can be changed with the value."""
     if is_spec(value):
         return to_dict(value)
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [plain(item) for item in value]
+        return [to_plain(item) for item in value]
     return value
 
 
@@ -103,7 +103,7 @@ class Field(NamedTuple):
 _FIELDS: dict[type, dict[str, Field]] = {}
 
 
-def fields(cls: type) -> dict[str, Field]:
+def get_fields(cls: type) -> dict[str, Field]:
     """The fields of a spec class that its constructor takes, in order."""
     if cls not in _FIELDS:
         _FIELDS[cls] = _find_fields(cls)
@@ -118,33 +118,33 @@ def _find_fields(cls: Any) -> dict[str, Field]:
             continue
         default: Callable[[], Any] | None = None
         if field.default is not dataclasses.MISSING:
-            default = functools.partial(_same, field.default)
+            default = functools.partial(_return_value, field.default)
         elif field.default_factory is not dataclasses.MISSING:
             default = field.default_factory
         found[field.name] = Field(hints[field.name], default)
     return found
 
 
-class Members(NamedTuple):
+class FieldType(NamedTuple):
     """An annotation taken apart: what a field may hold."""
 
     scalars: tuple[type, ...]  # of int, float, str, bool
     literals: tuple[Any, ...]
     specs: dict[str, type]  # by kind
     tuples: tuple[Any, ...]  # the tuple annotations
-    none: bool
+    is_optional: bool
 
     def __str__(self) -> str:
         words = [scalar.__name__ for scalar in self.scalars]
         words += [repr(literal) for literal in self.literals]
         words += list(self.specs)
         words += ["a list"] if self.tuples else []
-        words += ["null"] if self.none else []
+        words += ["null"] if self.is_optional else []
         return " or ".join(words)
 
 
 @functools.cache
-def members(annotation: Any) -> Members:
+def parse_annotation(annotation: Any) -> FieldType:
     """Take an annotation apart; one that specs do not support is a TypeError, for it is a bug in the spec."""
     scalars: list[type] = []
     literals: list[Any] = []
@@ -161,14 +161,14 @@ def members(annotation: Any) -> Members:
         elif typing.get_origin(part) is tuple:
             tuples.append(part)
         elif isinstance(part, type) and dataclasses.is_dataclass(part):
-            if specs.setdefault(kind(part), part) is not part:
-                raise TypeError(f"two specs of kind '{kind(part)}' in {annotation}")
+            if specs.setdefault(get_kind(part), part) is not part:
+                raise TypeError(f"two specs of kind '{get_kind(part)}' in {annotation}")
         else:
             raise TypeError(f"a spec field cannot be annotated with {part}")
-    return Members(tuple(scalars), tuple(literals), specs, tuple(tuples), none)
+    return FieldType(tuple(scalars), tuple(literals), specs, tuple(tuples), none)
 
 
-def items(annotation: Any, count: int) -> list[Any] | None:
+def get_item_types(annotation: Any, count: int) -> list[Any] | None:
     """The annotations of the items of a tuple of `count` items; None where the count does not fit."""
     arguments = typing.get_args(annotation)
     if len(arguments) == 2 and arguments[1] is Ellipsis:
@@ -184,5 +184,5 @@ def _flatten(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def _same(value: Any) -> Any:
+def _return_value(value: Any) -> Any:
     return value

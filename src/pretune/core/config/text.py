@@ -6,42 +6,42 @@ Text that fits none of the field's types is passed on as it is: reading it then 
 import re
 from typing import Any
 
-from pretune.core.config.specs import KIND, Members, members
+from pretune.core.config.specs import KIND, FieldType, parse_annotation
 from pretune.core.errors import UsageError
 from pretune.core.io import parse_json
 
 _INTEGER = re.compile(r"[+-]?\d+(_\d+)*")
 _FLOAT = re.compile(r"[+-]?(\d+(_\d+)*\.?(\d+(_\d+)*)?|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
-_LONGEST_NUMBER = 40  # int() is quadratic in the number of digits; none that fits 64 bits is longer
+_MAX_NUMBER_LENGTH = 40  # int() is quadratic in the number of digits; none that fits 64 bits is longer
 
 
-def parse(annotation: Any, text: str, where: str) -> Any:
+def parse_value(annotation: Any, text: str, location: str) -> Any:
     """The plain value that a text stands for in a field.
 
     Integers may be written 30_000 or 3e4; true, false, null and none in any case; specs and lists as JSON, or a spec
     by its kind alone: `norm=rms_norm`.
     """
-    allowed = members(annotation)
+    allowed = parse_annotation(annotation)
     word = text.strip()
     if text in allowed.literals:
         return text
-    if allowed.none and word.lower() in ("null", "none"):
+    if allowed.is_optional and word.lower() in ("null", "none"):
         return None
-    scalar = _scalar(allowed, word)
+    scalar = _parse_scalar(allowed, word)
     if scalar is not None:
         return scalar
     if (word.startswith("{") and allowed.specs) or (word.startswith("[") and allowed.tuples):
-        return parse_json(word, UsageError, where)
+        return parse_json(word, UsageError, location)
     if allowed.specs and str not in allowed.scalars and (word in allowed.specs or not allowed.literals):
         return {KIND: word}
     return text
 
 
-def _scalar(allowed: Members, word: str) -> bool | int | float | None:
-    wanted = {*allowed.scalars, *(type(literal) for literal in allowed.literals)}
+def _parse_scalar(field_type: FieldType, word: str) -> bool | int | float | None:
+    wanted = {*field_type.scalars, *(type(literal) for literal in field_type.literals)}
     if bool in wanted and word.lower() in ("true", "false"):
         return word.lower() == "true"
-    if len(word) > _LONGEST_NUMBER or not _FLOAT.fullmatch(word):
+    if len(word) > _MAX_NUMBER_LENGTH or not _FLOAT.fullmatch(word):
         return None
     if int in wanted and _INTEGER.fullmatch(word):
         return int(word)

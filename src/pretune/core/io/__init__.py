@@ -4,7 +4,7 @@ Every write of the package that matters goes through here, so a full disk or a k
 final name, and the same fault always gives the same one-line error.
 """
 
-from pretune.core.io.atomic import MANIFEST, atomic_directory, atomic_write, writing
+from pretune.core.io.atomic import MANIFEST, atomic_directory, atomic_write, translate_write_errors
 from pretune.core.io.manifest import check_manifest, sha256, write_manifest
 from pretune.core.io.paths import is_file_name, open_in_place, open_regular, read_bounded, resolve_inside
 from pretune.core.io.removal import remove, sweep
@@ -29,5 +29,5 @@ __all__ = [
     "sweep",
     "write_json",
     "write_manifest",
-    "writing",
+    "translate_write_errors",
 ]

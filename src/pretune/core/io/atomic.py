@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pretune.core.errors import PretuneError, ResourceError, UsageError
-from pretune.core.io.temporary import TEMPORARY, fresh_name, remove_abandoned, temporary_directory
+from pretune.core.io.temporary import TEMPORARY_PREFIX, make_temporary_name, remove_abandoned, temporary_directory
 
 MANIFEST = "MANIFEST.json"
 """The last file to appear in a directory and the first to go: without it the directory is not complete."""
 
-_RESOURCE = {
+_RESOURCE_MESSAGES = {
     errno.ENOSPC: "the disk is full; free some space or choose another place",
     errno.EDQUOT: "the disk quota is used up; free some space or choose another place",
     errno.EROFS: "the file system is read-only; choose another place",
@@ -24,7 +24,7 @@ _RESOURCE = {
     errno.EIO: "the device reports an input/output error; check the disk",
     errno.EMFILE: "too many open files; raise `ulimit -n`",
 }
-_USAGE = {
+_USAGE_MESSAGES = {
     errno.ENOENT: "no such directory; make it first",
     errno.ENOTDIR: "a part of the path is a file, not a directory; choose another place",
     errno.EISDIR: "it is a directory, not a file; choose another name",
@@ -36,18 +36,18 @@ _USAGE = {
 
 
 @contextlib.contextmanager
-def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+def translate_write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn the faults of the system while something is written to `path` into one-line errors."""
     try:
         yield
     except PretuneError:
         raise
     except Exception as error:
-        number = _errno(error)
-        if number in _RESOURCE:
-            raise ResourceError(f"cannot write '{os.fspath(path)}': {_RESOURCE[number]}") from error
-        if number in _USAGE:
-            raise UsageError(f"cannot write '{os.fspath(path)}': {_USAGE[number]}") from error
+        number = _get_errno(error)
+        if number in _RESOURCE_MESSAGES:
+            raise ResourceError(f"cannot write '{os.fspath(path)}': {_RESOURCE_MESSAGES[number]}") from error
+        if number in _USAGE_MESSAGES:
+            raise UsageError(f"cannot write '{os.fspath(path)}': {_USAGE_MESSAGES[number]}") from error
         raise
 
 
@@ -55,8 +55,8 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | str) -> None:
     """Write a file so that its name shows either what was there before or all of `data`, also after a power cut."""
     target = Path(path)
     content = data.encode() if isinstance(data, str) else data
-    temporary = target.parent / fresh_name()
-    with writing(target):
+    temporary = target.parent / make_temporary_name()
+    with translate_write_errors(target):
         try:
             # NOTE: not tempfile.mkstemp, which makes files that only their owner can read, whatever the umask says.
             with temporary.open("xb") as file:
@@ -80,14 +80,14 @@ def atomic_directory(path: str | os.PathLike[str], overwrite: bool = False) -> I
     a directory that is seen to be incomplete. There the temporary directory lies inside, since `path` may be a mount.
     What an earlier writer of `path` left when it was killed is removed first.
     """
-    with writing(path):
+    with translate_write_errors(path):
         target = Path(path).resolve()
         if target.exists() and not target.is_dir():
             raise UsageError(f"cannot write '{os.fspath(path)}': it is a file, not a directory; choose another place")
         if file := next((above for above in target.parents if above.is_file()), None):
             raise UsageError(f"cannot write '{os.fspath(path)}': '{file}' is a file, not a directory; move it away")
         exists = target.is_dir()
-        if exists and not overwrite and any(not child.name.startswith(TEMPORARY) for child in target.iterdir()):
+        if exists and not overwrite and any(not child.name.startswith(TEMPORARY_PREFIX) for child in target.iterdir()):
             raise UsageError(f"cannot write '{os.fspath(path)}': it exists and is not empty; choose another place")
         new = [above for above in target.parents if not above.exists()]  # the innermost first
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ def sync(path: Path) -> None:
             os.close(descriptor)
 
 
-def _errno(error: Exception) -> int | None:
+def _get_errno(error: Exception) -> int | None:
     """The number of a fault; the Rust libraries (safetensors, tokenizers) give it only in their text."""
     if isinstance(error, OSError):
         return error.errno

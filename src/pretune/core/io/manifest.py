@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pretune.core.errors import CheckpointError, explain_missing, nearest
+from pretune.core.errors import CheckpointError, explain_missing, suggest
 from pretune.core.io.atomic import MANIFEST
 from pretune.core.io.paths import is_file_name, open_regular, resolve_inside
 from pretune.core.io.strict_json import read_json, write_json
@@ -45,12 +45,12 @@ def check_manifest(directory: str | os.PathLike[str], hashes: bool = True) -> di
     Without `hashes` only presence and size are checked, which is fast for any size.
     """
     try:
-        return _check(Path(directory), hashes)
+        return _check_folder(Path(directory), hashes)
     except OSError as fault:
         raise CheckpointError(f"{fault.filename or directory}: cannot be read: {fault.strerror}") from fault
 
 
-def _check(folder: Path, hashes: bool) -> dict[str, Any]:
+def _check_folder(folder: Path, hashes: bool) -> dict[str, Any]:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: {explain_missing(folder, 'directory')}")
     where = folder / MANIFEST
@@ -59,24 +59,24 @@ def _check(folder: Path, hashes: bool) -> dict[str, Any]:
     manifest = read_json(where, CheckpointError)
     files = manifest.get("files")
     if not isinstance(files, dict):
-        raise CheckpointError(f"{where}: 'files' is missing or not an object{nearest('files', manifest)}")
+        raise CheckpointError(f"{where}: 'files' is missing or not an object{suggest('files', manifest)}")
     for name, entry in files.items():
         file = resolve_inside(folder, name, CheckpointError, where)
         if name == MANIFEST:
             raise CheckpointError(f"{where}: lists itself, which no manifest does; copy or make the directory again")
-        size, digest = _entry(entry, name, where)
+        size, digest = _read_entry(entry, name, where)
         _check_file(file, size, digest if hashes else None, where)
     return manifest
 
 
-def _entry(entry: object, name: str, where: Path) -> tuple[int, str]:
+def _read_entry(entry: object, name: str, location: Path) -> tuple[int, str]:
     match entry:
         case {"size": int(size), "sha256": str(digest)} if size >= 0 and size is not True and _HASH.fullmatch(digest):
             return size, digest
-    raise CheckpointError(f"{where}: the entry of '{name}' needs a 'size' in bytes and a 'sha256' of 64 digits")
+    raise CheckpointError(f"{location}: the entry of '{name}' needs a 'size' in bytes and a 'sha256' of 64 digits")
 
 
-def _check_file(file: Path, size: int, digest: str | None, where: Path) -> None:
+def _check_file(file: Path, size: int, digest: str | None, location: Path) -> None:
     remedy = "copy or make the directory again"
     if not file.is_file():
         raise CheckpointError(f"{file}: missing, though {MANIFEST} lists it; {remedy}")

@@ -5,7 +5,7 @@ import os
 import stat
 from pathlib import Path
 
-from pretune.core.errors import PretuneError, UsageError, nearest_file
+from pretune.core.errors import PretuneError, UsageError, suggest_file
 
 MAX_NAME = 255
 """Bytes of a file name that every file system takes."""
@@ -33,7 +33,7 @@ def resolve_inside(
         found = repr(name[:60]) if isinstance(name, str) else f"a {type(name).__name__}"
         raise error(f"{where}: {found} is not a plain file name; it must name one in the same directory")
     path = Path(directory, *map(str, parts))
-    if (nested or path.is_symlink()) and not _within(path, Path(directory)):
+    if (nested or path.is_symlink()) and not _is_within(path, Path(directory)):
         raise error(f"{where}: '{name}' is a symbolic link out of its directory; put the file itself there")
     return path
 
@@ -45,7 +45,7 @@ def is_file_name(name: object) -> bool:
     return name.isprintable() and not set(name) & set("/\\:")
 
 
-def _within(link: Path, directory: Path) -> bool:
+def _is_within(link: Path, directory: Path) -> bool:
     home, target = Path(os.path.realpath(directory)), Path(os.path.realpath(link))
     blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
     return target.is_relative_to(home) or target.is_relative_to(blobs)
@@ -90,7 +90,7 @@ def read_bounded(path: str | os.PathLike[str], error: type[PretuneError], limit:
                 raise error(f"{name}: {size} bytes are more than the {limit} allowed here")
             content = file.read(limit + 1) or b""  # not the size above: files grow, and those of /proc have none
     except FileNotFoundError:
-        raise error(f"{name}: no such file{nearest_file(name)}") from None
+        raise error(f"{name}: no such file{suggest_file(name)}") from None
     except (OSError, ValueError) as fault:  # ValueError: a null byte in the name
         raise error(f"{name}: cannot be read: {getattr(fault, 'strerror', None) or fault}") from fault
     if len(content) > limit:

@@ -5,15 +5,15 @@ import os
 import shutil
 from pathlib import Path
 
-from pretune.core.io.atomic import sync, writing
-from pretune.core.io.temporary import TEMPORARY, fresh_name
+from pretune.core.io.atomic import sync, translate_write_errors
+from pretune.core.io.temporary import TEMPORARY_PREFIX, make_temporary_name
 
 
 def remove(path: str | os.PathLike[str]) -> None:
     """Take a file or a whole directory away; a kill in between leaves all of it or only what `sweep` removes."""
     target = Path(path)
-    with writing(target):
-        hidden = target.parent / fresh_name()
+    with translate_write_errors(target):
+        hidden = target.parent / make_temporary_name()
         try:
             target.rename(hidden)
         except FileNotFoundError:
@@ -27,9 +27,9 @@ def sweep(directory: str | os.PathLike[str]) -> int:
 
     NOTE: for the only writer there is: what another one is just writing looks the same.
     """
-    with writing(directory):
+    with translate_write_errors(directory):
         try:
-            left = [child for child in Path(directory).iterdir() if child.name.startswith(TEMPORARY)]
+            left = [child for child in Path(directory).iterdir() if child.name.startswith(TEMPORARY_PREFIX)]
         except FileNotFoundError:
             return 0
         for child in left:

@@ -10,12 +10,12 @@ from pretune.core.errors import PretuneError
 from pretune.core.io.atomic import atomic_write
 from pretune.core.io.paths import read_bounded
 
-LIMIT = 64 * 2**20
+MAX_BYTES = 64 * 2**20
 MAX_DEPTH = 100
 """Levels of nesting: far more than any file of ours has, far fewer than recursion would survive."""
 
 
-def read_json(path: str | os.PathLike[str], error: type[PretuneError], limit: int = LIMIT) -> dict[str, Any]:
+def read_json(path: str | os.PathLike[str], error: type[PretuneError], limit: int = MAX_BYTES) -> dict[str, Any]:
     """Read a file that holds one JSON object; any fault is raised as `error`."""
     name, content = os.fspath(path), read_bounded(path, error, limit)
     try:
@@ -24,7 +24,7 @@ def read_json(path: str | os.PathLike[str], error: type[PretuneError], limit: in
         raise error(f"{name}: not UTF-8 at byte {fault.start}") from None
     data = parse_json(text, error, name)
     if not isinstance(data, dict):
-        raise error(f"{name}: expected a JSON object at the top level, found {_noun(data)}")
+        raise error(f"{name}: expected a JSON object at the top level, found {_describe_type(data)}")
     return data
 
 
@@ -33,11 +33,11 @@ def write_json(path: str | os.PathLike[str], data: Any) -> None:
     atomic_write(path, json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def parse_json(text: str, error: type[PretuneError], where: str) -> Any:
+def parse_json(text: str, error: type[PretuneError], location: str) -> Any:
     """Parse strict JSON text of any type; `where` names it in errors."""
 
     def refuse(constant: str) -> NoReturn:
-        raise error(f"{where}: {constant} is not a JSON number")
+        raise error(f"{location}: {constant} is not a JSON number")
 
     def number(digits: str) -> float:
         value = float(digits)
@@ -50,19 +50,19 @@ def parse_json(text: str, error: type[PretuneError], where: str) -> Any:
         if len(table) < len(pairs):
             counts = Counter(key for key, _ in pairs)
             twice = next(key for key, count in counts.items() if count > 1)
-            raise error(f"{where}: the key {twice[:60]!r} is given twice")
+            raise error(f"{location}: the key {twice[:60]!r} is given twice")
         return table
 
     try:
         data = json.loads(text, parse_constant=refuse, parse_float=number, object_pairs_hook=unique)
     except json.JSONDecodeError as fault:
-        raise error(f"{where}: bad JSON at {fault.lineno}:{fault.colno}: {fault.msg}") from None
+        raise error(f"{location}: bad JSON at {fault.lineno}:{fault.colno}: {fault.msg}") from None
     except RecursionError:
-        raise error(f"{where}: bad JSON: nested too deeply") from None
+        raise error(f"{location}: bad JSON: nested too deeply") from None
     except ValueError:  # Python refuses to convert integers of thousands of digits
-        raise error(f"{where}: bad JSON: a number has too many digits") from None
+        raise error(f"{location}: bad JSON: a number has too many digits") from None
     if _is_deep(data):
-        raise error(f"{where}: bad JSON: nested too deeply (more than {MAX_DEPTH} levels)")
+        raise error(f"{location}: bad JSON: nested too deeply (more than {MAX_DEPTH} levels)")
     return data
 
 
@@ -77,5 +77,5 @@ def _is_deep(data: object) -> bool:
     return True
 
 
-def _noun(data: object) -> str:
+def _describe_type(data: object) -> str:
     return {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}.get(type(data), "a number")

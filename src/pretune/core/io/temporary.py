@@ -14,22 +14,22 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-TEMPORARY = ".tmp-"
+TEMPORARY_PREFIX = ".tmp-"
 """How the names of what is being written, or being removed, begin."""
 
-_held: set[int] = set()  # descriptors of the directories this process has locked
+_locked_descriptors: set[int] = set()  # descriptors of the directories this process has locked
 
 
-def fresh_name() -> str:
+def make_temporary_name() -> str:
     """A name that nobody has, for what is not finished."""
-    return TEMPORARY + secrets.token_hex(6)
+    return TEMPORARY_PREFIX + secrets.token_hex(6)
 
 
 @contextlib.contextmanager
-def temporary_directory(place: Path, target: Path) -> Iterator[Path]:
+def temporary_directory(parent: Path, target: Path) -> Iterator[Path]:
     """Make a directory in `place` to be filled and renamed to `target`, and hold its lock during the block."""
     while True:
-        path = place / f"{_prefix(target)}{secrets.token_hex(6)}"
+        path = parent / f"{_make_prefix(target)}{secrets.token_hex(6)}"
         path.mkdir()
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -38,11 +38,11 @@ def temporary_directory(place: Path, target: Path) -> Iterator[Path]:
         if _lock(descriptor) is not False and path.exists():
             break
         os.close(descriptor)
-    _held.add(descriptor)
+    _locked_descriptors.add(descriptor)
     try:
         yield path
     finally:
-        _held.discard(descriptor)
+        _locked_descriptors.discard(descriptor)
         os.close(descriptor)
 
 
@@ -50,7 +50,7 @@ def remove_abandoned(target: Path) -> bool:
     """Remove what dead writers of `target` left beside it and inside it; return whether something lay inside."""
     target = target.resolve()
     removed = {
-        place: [_remove(path) for path in place.glob(f"{_prefix(target)}*")] for place in (target.parent, target)
+        place: [_remove(path) for path in place.glob(f"{_make_prefix(target)}*")] for place in (target.parent, target)
     }
     return any(removed[target])
 
@@ -70,8 +70,8 @@ def _remove(path: Path) -> bool:
         os.close(descriptor)
 
 
-def _prefix(target: Path) -> str:
-    return f"{TEMPORARY}{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:12]}-"
+def _make_prefix(target: Path) -> str:
+    return f"{TEMPORARY_PREFIX}{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:12]}-"
 
 
 def _lock(descriptor: int) -> bool | None:
@@ -87,9 +87,9 @@ def _lock(descriptor: int) -> bool | None:
 
 def _release_in_child() -> None:
     """A forked worker must not hold the locks of its parent, which it may outlive."""
-    for descriptor in _held:
+    for descriptor in _locked_descriptors:
         os.close(descriptor)
-    _held.clear()
+    _locked_descriptors.clear()
 
 
 os.register_at_fork(after_in_child=_release_in_child)

@@ -11,7 +11,7 @@
 The bytes that come out depend on the text, the tokenizer and the settings; not on the number of workers or slices.
 """
 
-from pretune.data.prepare.prepared_data import Data
+from pretune.data.prepare.prepared_data import PreparedData
 from pretune.data.prepare.run import merge, prepare
 
-__all__ = ["Data", "merge", "prepare"]
+__all__ = ["PreparedData", "merge", "prepare"]

@@ -11,22 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from pretune import __version__
-from pretune.core.counted import counted
+from pretune.core.counted import format_count
 from pretune.core.io import atomic_write, write_json
-from pretune.data.prepare.dedup_split import Settled, SplitFacts, lacking
-from pretune.data.prepare.settings import MIN_VALID_DOCUMENTS, MIN_VALID_TOKENS, VALID, Recipe
-from pretune.data.prepare.stage import Stage
+from pretune.data.prepare.dedup_split import SplitFacts, SplitResult, describe_shortfall
+from pretune.data.prepare.settings import MAX_VALID_TOKENS, MIN_VALID_DOCUMENTS, MIN_VALID_TOKENS, Recipe
+from pretune.data.prepare.stage import StageReader
 from pretune.data.shards import Shards
-from pretune.text.corpora import Source
+from pretune.text.corpora import CorpusSource
 from pretune.text.tokenizer import Tokenizer
 
-JSON, MARKDOWN = "card.json", "card.md"
-_SAMPLES = 3
+CARD_JSON, CARD_MARKDOWN = "card.json", "card.md"
+_SAMPLE_COUNT = 3
 _SAMPLE_TOKENS = 64
 _SAMPLE_LENGTH = 300
 
 
-def describe(sources: Sequence[Source]) -> list[dict[str, Any]]:
+def describe_sources(sources: Sequence[CorpusSource]) -> list[dict[str, Any]]:
     """What is known about sources, JSON-ready."""
     return [
         {"name": one.name, "kind": one.kind, "files": len(one.items), "bytes": one.bytes, "licence": one.licence}
@@ -34,14 +34,16 @@ def describe(sources: Sequence[Source]) -> list[dict[str, Any]]:
     ]
 
 
-def write_card(folder: Path, stages: Sequence[Stage], settled: Settled, recipe: Recipe, tokenizer: Tokenizer) -> None:
+def write_card(
+    folder: Path, stages: Sequence[StageReader], result: SplitResult, recipe: Recipe, tokenizer: Tokenizer
+) -> None:
     """Write both files into a directory that has its data.json and its shards."""
-    card = _card(folder, stages, settled, recipe, tokenizer)
-    write_json(folder / JSON, card)
-    atomic_write(folder / MARKDOWN, markdown(card))
+    card = _build_card(folder, stages, result, recipe, tokenizer)
+    write_json(folder / CARD_JSON, card)
+    atomic_write(folder / CARD_MARKDOWN, render_markdown(card))
 
 
-def command(recipe: Recipe) -> str:
+def format_command(recipe: Recipe) -> str:
     """The command that makes this data again, beside the tokenizer it was made with."""
     chosen = recipe.settings
     words = [
@@ -63,8 +65,8 @@ def command(recipe: Recipe) -> str:
     return shlex.join(words)
 
 
-def _card(
-    folder: Path, stages: Sequence[Stage], settled: Settled, recipe: Recipe, tokenizer: Tokenizer
+def _build_card(
+    folder: Path, stages: Sequence[StageReader], result: SplitResult, recipe: Recipe, tokenizer: Tokenizer
 ) -> dict[str, Any]:
     counts = sum((stage.counts for stage in stages), stages[0].counts.__class__())
     languages = sum((stage.languages for stage in stages), stages[0].languages.__class__())
@@ -78,13 +80,13 @@ def _card(
     opened = stages[0].facts["opened"]
     return {
         "pretune": __version__,
-        "command": command(recipe),
+        "command": format_command(recipe),
         "fingerprint": recipe.fingerprint,
         "tokenizer": {
             "sha256": tokenizer.sha256,
             "vocab": tokenizer.vocab,
         },
-        "sources": _sources(stages[0].facts["sources"], recipe, settled.facts),
+        "sources": _merge_source_facts(stages[0].facts["sources"], recipe, result.facts),
         "languages": {
             lang: round(count / total, 4)
             for lang, count in sorted(languages.items(), key=lambda one: (-one[1], one[0]))
@@ -92,26 +94,26 @@ def _card(
         "documents_read": counts["documents"],
         "skipped": {name: count for name, count in sorted({**opened, **skipped}.items()) if count},
         "filters": filters,
-        "dropped": settled.dropped,
-        "splits": {name: _split(facts) for name, facts in settled.facts.items()},
-        "lacking": lacking(settled.facts, recipe),  # of the validation split
-        "samples": _samples(folder, tokenizer),
-        "settings": {name: value for name, value in recipe.plain().items() if name != "corpus"},
+        "dropped": result.dropped,
+        "splits": {name: _describe_split(facts) for name, facts in result.facts.items()},
+        "lacking": describe_shortfall(result.facts, recipe),  # of the validation split
+        "samples": _sample_documents(folder, tokenizer),
+        "settings": {name: value for name, value in recipe.to_dict().items() if name != "corpus"},
     }
 
 
-def _sources(
-    described: Sequence[Mapping[str, Any]], recipe: Recipe, facts: Mapping[str, SplitFacts]
+def _merge_source_facts(
+    descriptions: Sequence[Mapping[str, Any]], recipe: Recipe, facts: Mapping[str, SplitFacts]
 ) -> list[dict[str, Any]]:
     """What was known before, the hash of the content, and what came out of it in each split."""
     digests = [digest for _, digest in (*recipe.train, *recipe.valid)]
     return [
         {**known, "sha256": digest, **{name: split.sources[number] for name, split in facts.items()}}
-        for number, (known, digest) in enumerate(zip(described, digests, strict=True))
+        for number, (known, digest) in enumerate(zip(descriptions, digests, strict=True))
     ]
 
 
-def _split(facts: SplitFacts) -> dict[str, Any]:
+def _describe_split(facts: SplitFacts) -> dict[str, Any]:
     tokens = max(facts.tokens, 1)
     return {
         **{name: value for name, value in dataclasses.asdict(facts).items() if name != "sources"},
@@ -121,29 +123,29 @@ def _split(facts: SplitFacts) -> dict[str, Any]:
     }
 
 
-def _samples(folder: Path, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def _sample_documents(folder: Path, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """The beginnings of a few documents, spread over the training data, as the tokenizer gives them back."""
     shards = Shards.open(folder, "train", verify=False)
     count = len(shards.documents) - 1
     found = []
-    for number in sorted({count * part // _SAMPLES for part in range(_SAMPLES)}):
+    for number in sorted({count * part // _SAMPLE_COUNT for part in range(_SAMPLE_COUNT)}):
         start, stop = (int(value) for value in shards.documents[number : number + 2])
-        text = tokenizer.decode([int(one) for one in shards.tokens(start, min(stop, start + _SAMPLE_TOKENS))])
+        text = tokenizer.decode([int(one) for one in shards.read_tokens(start, min(stop, start + _SAMPLE_TOKENS))])
         cut = stop - start > _SAMPLE_TOKENS or len(text) > _SAMPLE_LENGTH
         text = " ".join(text[:_SAMPLE_LENGTH].split()) + (" …" if cut else "")
         found.append({"document": number, "source": shards.index.sources[shards.sources[number]], "text": text})
     return found
 
 
-def markdown(card: Mapping[str, Any]) -> str:
+def render_markdown(card: Mapping[str, Any]) -> str:
     """The card in words."""
     splits, settings = card["splits"], card["settings"]
     train = splits["train"]
     lines = [
         "# Data card",
         "",
-        f"{counted(train['tokens'], 'tokens')} to train on, in {counted(train['documents'], 'documents')} "
-        f"({_megabytes(train['bytes'])} of text), with a vocabulary of {card['tokenizer']['vocab']:,}.",
+        f"{format_count(train['tokens'], 'tokens')} to train on, in {format_count(train['documents'], 'documents')} "
+        f"({_format_megabytes(train['bytes'])} of text), with a vocabulary of {card['tokenizer']['vocab']:,}.",
         "",
         "```",
         card["command"],
@@ -151,7 +153,7 @@ def markdown(card: Mapping[str, Any]) -> str:
         "",
         "## Splits",
         "",
-        *_table(
+        *_render_table(
             ["split", "documents", "tokens", "bytes", "sentences", "bytes/token", "tokens/word", "unknown tokens"],
             [
                 [
@@ -165,32 +167,32 @@ def markdown(card: Mapping[str, Any]) -> str:
             ],
         ),
         "",
-        *_pairs(splits),
-        _held_out(card),
+        *_render_pairs(splits),
+        _render_held_out(card),
         "",
         "Tokens per document:",
         "",
-        *_table(
+        *_render_table(
             ["split", *({"0%": "shortest", "50%": "median", "100%": "longest"}.get(q, q) for q in train["lengths"])],
             [[name, *(f"{value:,}" for value in one["lengths"].values())] for name, one in splits.items()],
         ),
         "",
         "## Sources",
         "",
-        *_table(
+        *_render_table(
             ["source", "kind", "licence", "files", "size", *(f"{name} tokens" for name in splits)],
             [
                 [
-                    _cell(one["name"]),
+                    _escape_cell(one["name"]),
                     one["kind"],
-                    _cell(one["licence"] or "not stated"),
+                    _escape_cell(one["licence"] or "not stated"),
                     f"{one['files']:,}",
-                    "unknown" if one["bytes"] is None else _megabytes(one["bytes"]),
+                    "unknown" if one["bytes"] is None else _format_megabytes(one["bytes"]),
                     *(f"{one[name]['tokens']:,}" for name in splits),
                 ]
                 for one in card["sources"]
             ],
-            words=3,
+            text_columns=3,
         ),
         "",
         "Languages, by a guess: "
@@ -201,7 +203,7 @@ def markdown(card: Mapping[str, Any]) -> str:
         "",
         f"Documents read: {card['documents_read']:,}.",
         "",
-        *_left_out(card),
+        *_render_left_out(card),
         "",
         "## Samples",
         "",
@@ -210,27 +212,27 @@ def markdown(card: Mapping[str, Any]) -> str:
     ]
     for sample in card["samples"]:
         lines += [
-            f"> {_cell(sample['text'])}",
+            f"> {_escape_cell(sample['text'])}",
             ">",
-            f"> (document {sample['document']}, {_cell(sample['source'])})",
+            f"> (document {sample['document']}, {_escape_cell(sample['source'])})",
             "",
         ]
     lines += [
         "## Settings",
         "",
-        *_table(["setting", "value"], [[name, _value(settings[name])] for name in settings], 2),
+        *_render_table(["setting", "value"], [[name, _format_value(settings[name])] for name in settings], 2),
     ]
     lines += ["", f"Tokenizer `{card['tokenizer']['sha256'][:16]}…`, data `{card['fingerprint'][:16]}…`, "]
     lines[-1] += f"pretune {card['pretune']}."
     return "\n".join(lines) + "\n"
 
 
-def _pairs(splits: Mapping[str, Any]) -> list[str]:
+def _render_pairs(splits: Mapping[str, Any]) -> list[str]:
     told = [f"{one['pairs']:,} in {name}" for name, one in splits.items() if one["pairs"]]
     return [f"Documents of two sides: {', '.join(told)}.", ""] if told else []
 
 
-def _held_out(card: Mapping[str, Any]) -> str:
+def _render_held_out(card: Mapping[str, Any]) -> str:
     share, lack = card["settings"]["holdout"], card["lacking"]
     if lack:
         return f"{lack[:1].upper()}{lack[1:]}."
@@ -241,43 +243,43 @@ def _held_out(card: Mapping[str, Any]) -> str:
             "The validation split was given by name; text of it that was also in the training text is left out there."
         )
     return (
-        f"Held out: whole documents by a hash of their content, {share:.2%} of them and at most {VALID:,} tokens; at "
+        f"Held out: whole documents by a hash of their content, {share:.2%} of them and at most {MAX_VALID_TOKENS:,} tokens; at "
         f"least {MIN_VALID_DOCUMENTS} documents with {MIN_VALID_TOKENS:,} tokens, where a tenth of the text has them."
     )
 
 
-def _left_out(card: Mapping[str, Any]) -> list[str]:
-    rows = [[_words(name), "", "", f"{count:,}"] for name, count in card["skipped"].items()]
+def _render_left_out(card: Mapping[str, Any]) -> list[str]:
+    rows = [[_split_name(name), "", "", f"{count:,}"] for name, count in card["skipped"].items()]
     rows += [
         [f"filter {name}", *(f"{one[key]:,}" for key in ("kept", "changed", "dropped"))]
         for name, one in card["filters"].items()
     ]
-    rows += [[_words(name), "", "", f"{count:,}"] for name, count in card["dropped"].items()]
-    return _table(["what", "kept", "changed", "left out"], rows)
+    rows += [[_split_name(name), "", "", f"{count:,}"] for name, count in card["dropped"].items()]
+    return _render_table(["what", "kept", "changed", "left out"], rows)
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> list[str]:
+def _render_table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> list[str]:
     """A table whose first columns are `words`, the others numbers."""
-    rule = [*["---"] * words, *["---:"] * (len(header) - words)]
+    rule = [*["---"] * text_columns, *["---:"] * (len(header) - text_columns)]
     return ["| " + " | ".join(cells) + " |" for cells in (header, rule, *rows)]
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     """Text that cannot leave its cell, nor be taken for Markdown or HTML."""
     for special in "\\`*_[]<>|#":
         text = text.replace(special, "\\" + special)
     return " ".join(text.split())
 
 
-def _words(name: str) -> str:
+def _split_name(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _value(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
     return "none" if value is None else str(value)
 
 
-def _megabytes(size: int) -> str:
+def _format_megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} bytes"

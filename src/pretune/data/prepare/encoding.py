@@ -12,19 +12,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pretune.data.prepare.work_units import Unit
-from pretune.text.cleaning import Filter, content_key, named_filters
-from pretune.text.corpora import held_out
-from pretune.text.corpora.document import pieces
-from pretune.text.corpora.pairs import HALF
+from pretune.data.prepare.work_units import WorkUnit
+from pretune.text.cleaning import Filter, hash_content, resolve_filters
+from pretune.text.corpora import is_held_out
+from pretune.text.corpora.document import split_pieces
+from pretune.text.corpora.pairs import HALF_PAIRS
 from pretune.text.language import guess_language
 from pretune.text.neardup import NearDuplicates
 from pretune.text.sentences import SPLITTERS
 from pretune.text.tokenizer import Tokenizer
 
-_BLOCK = 2**19  # characters of one text tokenised at once
-_LOOK = 600  # characters by which a language is guessed,
-_EVERY = 8_000  # and characters after which it is guessed again
+_BLOCK_CHARS = 2**19  # characters of one text tokenised at once
+_DETECTION_CHARS = 600  # characters by which a language is guessed,
+_DETECTION_INTERVAL = 8_000  # and characters after which it is guessed again
 
 Ints = NDArray[np.int64]
 
@@ -40,18 +40,18 @@ class Chunk:
     words: NDArray[np.uint8]  # [ceil(T / 8)] bits: the token starts a word
     sources: NDArray[np.uint16]  # [D]
     keys: NDArray[np.uint64]  # [D, 2] hash of the content
-    held: NDArray[np.bool_]  # [D] for validation
+    is_held_out: NDArray[np.bool_]  # [D] for validation
     sizes: Ints  # [D] bytes of text
     signatures: NDArray[np.uint32] | None  # [D, permutations] where near duplicates are looked for
-    more: bool  # the last document goes on in the next chunk
+    is_unfinished: bool  # the last document goes on in the next chunk
     counts: Counter[str]
     languages: Counter[str]  # characters in each, by a guess
     size: int  # of the unit, on the disk
-    read: int  # characters of text
+    characters: int  # characters of text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class EncoderSetup:
     """What a process must know to encode units."""
 
     tokenizer: Path
@@ -62,45 +62,48 @@ class Setup:
     sentences: str
     holdout: float  # 0 where validation text was given by name
 
-    def start(self) -> Callable[[Unit], Chunk]:
+    def start(self) -> Callable[[WorkUnit], Chunk]:
         """Load the tokenizer and the filters."""
-        return Encoder(self)
+        return UnitEncoder(self)
 
 
-class Encoder:
+class UnitEncoder:
     """Turns units into chunks; it remembers nothing that changes what comes out."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: EncoderSetup) -> None:
         self._setup = setup
         self._tokenizer = Tokenizer.load(setup.tokenizer)
-        self._filters: list[tuple[str, Filter]] = [pair for name in setup.clean for pair in named_filters(name)]
-        self._near = None if setup.near is None else NearDuplicates(setup.near)
-        self._split = SPLITTERS.get(setup.sentences)
+        self._filters: list[tuple[str, Filter]] = [pair for name in setup.clean for pair in resolve_filters(name)]
+        self._near_duplicates = None if setup.near is None else NearDuplicates(setup.near)
+        self._splitter = SPLITTERS.get(setup.sentences)
 
-    def __call__(self, unit: Unit) -> Chunk:
+    def __call__(self, unit: WorkUnit) -> Chunk:
         counts, languages = Counter[str](), Counter[str]()
-        piece = unit.more or unit.continues
-        found = _Found()
-        for source, run in unit.runs(counts):
-            guesses = (_Languages(self._setup.lang), _Languages(self._setup.lang))  # each side has its own
+        piece = unit.is_unfinished or unit.is_continuation
+        found = _UnitDocuments()
+        for source, run in unit.iter_documents(counts):
+            guesses = (
+                _LanguageDetector(self._setup.lang),
+                _LanguageDetector(self._setup.lang),
+            )  # each side has its own
             for sides in run:
-                found.read += sum(map(len, sides))
+                found.characters += sum(map(len, sides))
                 cleaned = tuple(self._clean(text, counts) for text in sides)
                 if all(cleaned) or piece:  # a piece that is dropped is empty, and still a piece
-                    langs = tuple(lang.of(text) for text, lang in zip(cleaned, guesses, strict=False))
+                    langs = tuple(lang.detect(text) for text, lang in zip(cleaned, guesses, strict=False))
                     found.add(cleaned, langs, source)
                     for text, lang in zip(cleaned, langs, strict=True):
                         languages[lang] += len(text)
-                counts["documents"] += not unit.more
+                counts["documents"] += not unit.is_unfinished
         lengths, ids, words, begins = self._tokenise(found.texts)
-        if found.halves(lengths):
-            counts[HALF] += found.drop(found.halves(lengths))
+        if found.find_half_empty(lengths):
+            counts[HALF_PAIRS] += found.drop(found.find_half_empty(lengths))
             lengths, ids, words, begins = self._tokenise(found.texts)
-        positions = self._sentences(found.texts, found.langs, begins)
-        if unit.continues and len(positions) and positions[0] == 0:
+        positions = self._find_sentences(found.texts, found.langs, begins)
+        if unit.is_continuation and len(positions) and positions[0] == 0:
             positions = positions[1:]  # it began in an earlier unit
-        ends, firsts = found.joined(lengths)
-        wholes = found.wholes
+        ends, firsts = found.compute_bounds(lengths)
+        wholes = found.joined_texts
         return Chunk(
             ids=ids,
             ends=ends,
@@ -108,15 +111,15 @@ class Encoder:
             sentences=positions,
             words=np.packbits(words),
             sources=np.array(found.sources, dtype=np.uint16),
-            keys=_keys(map(_piece_key if piece else content_key, wholes)),
-            held=np.array([unit.valid or held_out(text, self._setup.holdout) for text in wholes], dtype=bool),
+            keys=_digests_to_keys(map(_hash_piece if piece else hash_content, wholes)),
+            is_held_out=np.array([unit.valid or is_held_out(text, self._setup.holdout) for text in wholes], dtype=bool),
             sizes=np.array([sum(len(text.encode()) for text in sides) for sides in found.sides], dtype=np.int64),
-            signatures=self._signatures(wholes),
-            more=unit.more,
+            signatures=self._compute_signatures(wholes),
+            is_unfinished=unit.is_unfinished,
             counts=counts,
             languages=languages,
             size=unit.size,
-            read=found.read,
+            characters=found.characters,
         )
 
     def _clean(self, text: str, counts: Counter[str]) -> str:
@@ -136,7 +139,7 @@ class Encoder:
         blocks: list[str] = []
         owner: list[int] = []
         for number, text in enumerate(texts):
-            for block, _ in pieces(text, _BLOCK):
+            for block, _ in split_pieces(text, _BLOCK_CHARS):
                 blocks.append(block)
                 owner.append(number)
         encoded = self._tokenizer.encode_batch(blocks, literal=True)  # '[MASK]' in a corpus is text
@@ -146,12 +149,12 @@ class Encoder:
         begins = np.maximum.accumulate(encoded.starts + np.repeat(before, per_block))
         return lengths, encoded.ids.astype(self._setup.dtype), encoded.word_start, begins
 
-    def _sentences(self, texts: list[str], langs: list[str], begins: Ints) -> Ints:
+    def _find_sentences(self, texts: list[str], langs: list[str], begins: Ints) -> Ints:
         """The tokens with which sentences start."""
         places: list[int] = []
         before = 0
         for text, lang in zip(texts, langs, strict=True):
-            for start in self._split(text, lang):
+            for start in self._splitter(text, lang):
                 # A tokenizer may count white space as part of the token after it, or as a token: whatever begins after
                 # the last letter of the sentence before belongs to this one.
                 while start and text[start - 1].isspace():
@@ -161,18 +164,18 @@ class Encoder:
         found = np.unique(np.searchsorted(begins, np.array(places, dtype=np.int64)))
         return found[found < len(begins)]
 
-    def _signatures(self, texts: list[str]) -> NDArray[np.uint32] | None:
-        if self._near is None:
+    def _compute_signatures(self, texts: list[str]) -> NDArray[np.uint32] | None:
+        if self._near_duplicates is None:
             return None
-        made = [self._near.signature(text) for text in texts]
+        made = [self._near_duplicates.compute_signature(text) for text in texts]
         return np.array(made, dtype=np.uint32).reshape(len(texts), -1)
 
 
-class _Found:
+class _UnitDocuments:
     """The documents of a unit: each a text, or two sides of one."""
 
     def __init__(self) -> None:
-        self.read = 0  # characters, those left out too
+        self.characters = 0  # characters, those left out too
         self.sides: list[tuple[str, ...]] = []
         self.sources: list[int] = []
         self._langs: list[tuple[str, ...]] = []
@@ -193,49 +196,49 @@ class _Found:
         return [lang for langs in self._langs for lang in langs]
 
     @property
-    def wholes(self) -> list[str]:
+    def joined_texts(self) -> list[str]:
         """Every document as one text, which is another where it is parted elsewhere."""
         return ["\0".join(sides) for sides in self.sides]
 
-    def joined(self, lengths: Ints) -> tuple[Ints, Ints]:
+    def compute_bounds(self, lengths: Ints) -> tuple[Ints, Ints]:
         """Given the tokens of each text: [D] where documents end, [D] the tokens of the first of two sides, or 0."""
         counts = np.array([len(sides) for sides in self.sides], dtype=np.int64)
         last = np.cumsum(counts) - 1
         return np.cumsum(lengths)[last], np.where(counts == 2, lengths[last - 1], 0) if len(last) else last
 
-    def halves(self, lengths: Ints) -> list[int]:
+    def find_half_empty(self, lengths: Ints) -> list[int]:
         """The documents that have tokens on one side of two."""
-        ends, firsts = self.joined(lengths)
+        ends, firsts = self.compute_bounds(lengths)
         whole = np.diff(ends, prepend=0)
         two = np.array([len(sides) == 2 for sides in self.sides], dtype=bool)
         return np.flatnonzero(two & (whole > 0) & ((firsts == 0) | (firsts == whole))).tolist()
 
-    def drop(self, which: list[int]) -> int:
+    def drop(self, numbers: list[int]) -> int:
         """Leave some out; how many they were."""
-        for number in reversed(which):
+        for number in reversed(numbers):
             for column in (self.sides, self.sources, self._langs):
                 del column[number]
-        return len(which)
+        return len(numbers)
 
 
-class _Languages:
+class _LanguageDetector:
     """The language of texts that follow each other, looked at anew from time to time."""
 
-    def __init__(self, given: str) -> None:
-        self._fixed = given != "auto"
-        self._lang, self._since = given, _EVERY
+    def __init__(self, lang: str) -> None:
+        self._is_fixed = lang != "auto"
+        self._lang, self._chars_since_detection = lang, _DETECTION_INTERVAL
 
-    def of(self, text: str) -> str:
-        if not self._fixed and self._since >= _EVERY:
-            self._lang, self._since = guess_language(text[:_LOOK]), 0
-        self._since += len(text)
+    def detect(self, text: str) -> str:
+        if not self._is_fixed and self._chars_since_detection >= _DETECTION_INTERVAL:
+            self._lang, self._chars_since_detection = guess_language(text[:_DETECTION_CHARS]), 0
+        self._chars_since_detection += len(text)
         return self._lang
 
 
-def _piece_key(text: str) -> bytes:
+def _hash_piece(text: str) -> bytes:
     """The hash of a piece of a long document: of every character, for a normal form of it would take much memory."""
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-def _keys(digests: Iterable[bytes]) -> NDArray[np.uint64]:
+def _digests_to_keys(digests: Iterable[bytes]) -> NDArray[np.uint64]:
     return np.frombuffer(b"".join(digests), dtype=">u8").reshape(-1, 2).astype(np.uint64)

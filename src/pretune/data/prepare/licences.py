@@ -8,7 +8,7 @@ import fnmatch
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pretune.core.errors import UsageError, nearest
+from pretune.core.errors import UsageError, suggest
 
 
 def state_licences(sources: Sequence[Mapping[str, Any]], statements: Sequence[str]) -> list[dict[str, Any]]:
@@ -27,7 +27,7 @@ def state_licences(sources: Sequence[Mapping[str, Any]], statements: Sequence[st
             raise UsageError(f"licence '{statement[:60]}' has no text; write TEXT, or PATTERN=TEXT for some sources")
         matched = [number for number, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)]
         if not matched:
-            hint = nearest(pattern, names) or "; write *=TEXT for all"
+            hint = suggest(pattern, names) or "; write *=TEXT for all"
             raise UsageError(f"licence '{statement[:60]}': no source is called '{pattern[:60]}'{hint}")
         for number in matched:
             if equals or sources[number]["licence"] is None:

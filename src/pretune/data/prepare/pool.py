@@ -18,27 +18,32 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from pretune.core.errors import PretuneError, ResourceError
-from pretune.core.remote_error import Fault
+from pretune.core.remote_error import RemoteError
 
-_FULL = "out of memory; use fewer workers, or a larger machine"
+_MEMORY_HINT = "out of memory; use fewer workers, or a larger machine"
 
 T = TypeVar("T", contravariant=True)
 R = TypeVar("R", covariant=True)
 
-_AHEAD = 4  # results that may wait for an earlier one, per worker
-_PATIENCE = 5.0  # seconds a worker has to end by itself
-_THREADS = "TOKENIZERS_PARALLELISM"
+_MAX_PENDING = 4  # results that may wait for an earlier one, per worker
+_EXIT_TIMEOUT = 5.0  # seconds a worker has to end by itself
+_PARALLELISM_VARIABLE = "TOKENIZERS_PARALLELISM"
 
 
-class Setup(Protocol[T, R]):
+class WorkerSetup(Protocol[T, R]):
     """What a worker is made of; it travels to its process and is started there, once."""
 
     def start(self) -> Callable[[T], R]:
         """Load what is needed, and return the function that does one task."""
 
 
-def ordered(
-    tasks: Iterable[T], setup: Setup[T, R], workers: int, *, label: Callable[[T], str] = str, method: str | None = None
+def map_ordered(
+    tasks: Iterable[T],
+    setup: WorkerSetup[T, R],
+    workers: int,
+    *,
+    label: Callable[[T], str] = str,
+    method: str | None = None,
 ) -> Generator[R, None, None]:
     """The result of every task, in order; `workers` 0 does them here. Close the iterator to end the workers.
 
@@ -47,30 +52,30 @@ def ordered(
     if workers == 0 or multiprocessing.current_process().daemon:  # a daemon may have no children
         yield from map(setup.start(), tasks)
         return
-    with _Workers(setup, workers, label, method) as pool:
+    with _WorkerPool(setup, workers, label, method) as pool:
         yield from pool.run(tasks)
 
 
-class _Workers(Generic[T, R]):
+class _WorkerPool(Generic[T, R]):
     """The processes, from the first task to the last."""
 
-    def __init__(self, setup: Setup[T, R], count: int, label: Callable[[T], str], method: str | None) -> None:
+    def __init__(self, setup: WorkerSetup[T, R], count: int, label: Callable[[T], str], method: str | None) -> None:
         self._setup, self._count, self._label = setup, count, label
         self._context: Any = multiprocessing.get_context(method)
         self._processes: dict[Connection, BaseProcess] = {}
-        self._busy: dict[Connection, tuple[int, T]] = {}
+        self._running: dict[Connection, tuple[int, T]] = {}
 
-    def __enter__(self) -> "_Workers[T, R]":
+    def __enter__(self) -> "_WorkerPool[T, R]":
         return self
 
     def __exit__(self, *reason: object) -> None:
         """End all processes: by closing their pipes when they have nothing to do, by force when they have."""
         for connection, process in self._processes.items():
-            if connection in self._busy:
+            if connection in self._running:
                 process.kill()
             connection.close()
         for process in self._processes.values():
-            process.join(_PATIENCE)
+            process.join(_EXIT_TIMEOUT)
             if process.is_alive():
                 process.kill()
                 process.join()
@@ -78,13 +83,13 @@ class _Workers(Generic[T, R]):
 
     def run(self, tasks: Iterable[T]) -> Iterator[R]:
         """Results in the order of tasks."""
-        coming = _guarded(tasks)
+        coming = _iter_tasks(tasks)
         task = next(coming, None)
-        done: dict[int, R | Fault] = {}
+        done: dict[int, R | RemoteError] = {}
         sent = given = 0
         while True:
-            while task is not None and sent - given < self._count * _AHEAD:
-                if isinstance(task, Fault):
+            while task is not None and sent - given < self._count * _MAX_PENDING:
+                if isinstance(task, RemoteError):
                     done[sent] = task
                 elif not self._send(sent, task):
                     break
@@ -92,56 +97,56 @@ class _Workers(Generic[T, R]):
                 task = next(coming, None)  # read ahead while the workers work
             if given in done:
                 result = done.pop(given)
-                if isinstance(result, Fault):
+                if isinstance(result, RemoteError):
                     result.throw()
                 yield result
                 given += 1
-            elif self._busy:
+            elif self._running:
                 self._receive(done)
             elif task is None:
                 return
 
     def _send(self, number: int, task: T) -> bool:
         """Give a task to a worker that has none, made new if need be; False when all have one."""
-        idle = next((one for one in self._processes if one not in self._busy), None)
+        idle = next((one for one in self._processes if one not in self._running), None)
         if idle is None:
             if len(self._processes) == self._count:
                 return False
             idle = self._start()
-        self._busy[idle] = (number, task)
+        self._running[idle] = (number, task)
         try:
             idle.send((number, task))
         except (BrokenPipeError, ConnectionResetError):
-            self._mourn(idle)
+            self._raise_worker_death(idle)
         return True
 
-    def _receive(self, done: dict[int, Any]) -> None:
+    def _receive(self, results: dict[int, Any]) -> None:
         """Wait for results, and take those that are there."""
-        for ready in wait(list(self._busy)):
+        for ready in wait(list(self._running)):
             assert isinstance(ready, Connection)
             try:
                 number, result = ready.recv()
             except (EOFError, ConnectionResetError):
-                self._mourn(ready)
-            done[number] = result
-            del self._busy[ready]
+                self._raise_worker_death(ready)
+            results[number] = result
+            del self._running[ready]
 
     def _start(self) -> Connection:
         ours: Connection
         ours, theirs = self._context.Pipe()
         forked = self._context.get_start_method() == "fork"
         others = (*self._processes, ours) if forked else ()  # a forked process has copies of these, and must close them
-        process = self._context.Process(target=_serve, args=(theirs, self._setup, others), daemon=True)
-        with _quietly():
+        process = self._context.Process(target=_serve_tasks, args=(theirs, self._setup, others), daemon=True)
+        with _block_interrupts():
             process.start()
         theirs.close()
         self._processes[ours] = process
         return ours
 
-    def _mourn(self, connection: Connection) -> NoReturn:
+    def _raise_worker_death(self, connection: Connection) -> NoReturn:
         """Say what a worker died of."""
-        process, (_, task) = self._processes[connection], self._busy[connection]
-        process.join(_PATIENCE)
+        process, (_, task) = self._processes[connection], self._running[connection]
+        process.join(_EXIT_TIMEOUT)
         code = process.exitcode
         why = f"exit code {code}"
         if code is not None and code < 0:
@@ -152,21 +157,23 @@ class _Workers(Generic[T, R]):
         raise ResourceError(f"a worker process died ({why}) while it worked on {self._label(task)}; {hint}")
 
 
-def _guarded(tasks: Iterable[T]) -> Iterator[T | Fault]:
+def _iter_tasks(tasks: Iterable[T]) -> Iterator[T | RemoteError]:
     """The tasks; an error of ours in making one takes its place in the order, and is the last."""
     try:
         yield from tasks
     except PretuneError as error:
-        yield Fault.of(error, memory=_FULL)
+        yield RemoteError.from_exception(error, memory_message=_MEMORY_HINT)
 
 
-def _serve(connection: Connection, setup: Setup[Any, Any], others: Iterable[Connection]) -> None:
+def _serve_tasks(
+    connection: Connection, setup: WorkerSetup[Any, Any], inherited_connections: Iterable[Connection]
+) -> None:
     """What a worker does: take a task, send its result, until the pipe is closed."""
-    for other in others:
+    for other in inherited_connections:
         other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to everybody at the terminal: the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.environ[_THREADS] = "false"
+    os.environ[_PARALLELISM_VARIABLE] = "false"
     work: Callable[[Any], Any] | None = None
     while True:
         try:
@@ -177,7 +184,7 @@ def _serve(connection: Connection, setup: Setup[Any, Any], others: Iterable[Conn
             work = work or setup.start()
             result = work(task)
         except Exception as error:
-            result = Fault.of(error, memory=_FULL)
+            result = RemoteError.from_exception(error, memory_message=_MEMORY_HINT)
         try:
             connection.send((number, result))
         except OSError:
@@ -185,18 +192,18 @@ def _serve(connection: Connection, setup: Setup[Any, Any], others: Iterable[Conn
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def _block_interrupts() -> Iterator[None]:
     """While a process starts: no Ctrl-C for it, and no word from tokenizers about having been forked."""
-    before = os.environ.get(_THREADS)
+    before = os.environ.get(_PARALLELISM_VARIABLE)
     main = threading.current_thread() is threading.main_thread()
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
-    os.environ[_THREADS] = "false"
+    os.environ[_PARALLELISM_VARIABLE] = "false"
     try:
         yield
     finally:
         if before is None:
-            del os.environ[_THREADS]
+            del os.environ[_PARALLELISM_VARIABLE]
         else:
-            os.environ[_THREADS] = before
+            os.environ[_PARALLELISM_VARIABLE] = before
         if main and handler is not None:  # None: set by something that is not Python
             signal.signal(signal.SIGINT, handler)

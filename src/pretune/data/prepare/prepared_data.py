@@ -1,4 +1,4 @@
-"""`Data`: prepared data on disk, as `prepare` gives it back and `pretrain` takes it."""
+"""`PreparedData`: prepared data on disk, as `prepare` gives it back and `pretrain` takes it."""
 
 import os
 from dataclasses import dataclass, field
@@ -7,10 +7,10 @@ from typing import Any, NotRequired, TypedDict
 
 from pretune.core.config import Count, Number, read_record
 from pretune.core.errors import DataError
-from pretune.data.prepare.card import JSON
-from pretune.data.prepare.stage import FILE as SLICE
+from pretune.data.prepare.card import CARD_JSON
+from pretune.data.prepare.stage import SLICE_FILE as SLICE
 from pretune.data.prepare.stage import SliceFile
-from pretune.data.shards import Index, Shards, read_index
+from pretune.data.shards import DataIndex, Shards, read_index
 
 
 class CardSplit(TypedDict):
@@ -21,7 +21,7 @@ class CardSplit(TypedDict):
     bytes: Count
 
 
-class Amounts(TypedDict, total=False):
+class SourceAmounts(TypedDict, total=False):
     """The amount of a source that is trained on."""
 
     documents: Count
@@ -33,10 +33,10 @@ class CardSource(TypedDict):
 
     name: str
     licence: NotRequired[str | None]
-    train: NotRequired[Amounts]
+    train: NotRequired[SourceAmounts]
 
 
-class Vocabulary(TypedDict):
+class CardTokenizer(TypedDict):
     """The tokenizer of prepared data."""
 
     vocab: Count
@@ -50,13 +50,13 @@ class CardFile(TypedDict):
     languages: NotRequired[dict[str, Number] | None]
     skipped: NotRequired[dict[str, Any] | None]
     dropped: NotRequired[dict[str, Any] | None]
-    tokenizer: NotRequired[Vocabulary | None]
+    tokenizer: NotRequired[CardTokenizer | None]
     command: NotRequired[str]
     fingerprint: NotRequired[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Data(os.PathLike[str]):
+class PreparedData(os.PathLike[str]):
     """A directory of prepared data; it can be given wherever its path can.
 
     data = pt.prepare(["books/"], tokenizer=tok, out="data/books")
@@ -64,17 +64,17 @@ class Data(os.PathLike[str]):
     """
 
     path: Path
-    index: Index
-    made: bool = field(default=True, compare=False)  # False where it was there already, up to date
+    index: DataIndex
+    is_new: bool = field(default=True, compare=False)  # False where it was there already, up to date
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, made: bool = False) -> "Data":
+    def open(cls, path: str | os.PathLike[str], *, is_new: bool = False) -> "PreparedData":
         """Open what was prepared before; sizes and types of all files are checked."""
         folder = Path(path)
         index = read_index(folder)
         for split in index.splits:
             Shards.open(folder, split, verify=False)
-        return cls(folder, index, made)
+        return cls(folder, index, is_new)
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -103,7 +103,7 @@ class Data(os.PathLike[str]):
     @property
     def card(self) -> dict[str, Any]:
         """The content of card.json."""
-        return {**read_record(CardFile, self.path / JSON, DataError)}
+        return {**read_record(CardFile, self.path / CARD_JSON, DataError)}
 
     @property
     def slice(self) -> str | None:
@@ -112,16 +112,16 @@ class Data(os.PathLike[str]):
             return None
         return "/".join(str(number) for number in read_record(SliceFile, self.path / SLICE, DataError)["shard"])
 
-    def shards(self, split: str = "train") -> Shards:
+    def open_shards(self, split: str = "train") -> Shards:
         """The tokens of a split."""
         return Shards.open(self.path, split)
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """What a caller wants to know at once, JSON-ready."""
         counts = ("documents", "tokens", "sentences", "bytes", "pairs")
         return {
             "path": str(self.path),
-            "made": self.made,
+            "made": self.is_new,
             "slice": self.slice,
             "fingerprint": self.fingerprint,
             "vocab": self.vocab,

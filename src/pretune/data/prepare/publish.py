@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pretune.core.errors import UsageError
 from pretune.core.io import MANIFEST, atomic_directory, remove_abandoned
-from pretune.data.shards.index import FILE as INDEX
+from pretune.data.shards.index import INDEX_FILE as INDEX
 
-_OURS = re.compile(
+_DATA_FILES = re.compile(
     r"data\.json|slice\.json|card\.(json|md)|MANIFEST\.json|tokenizer/[\w.-]+|units-\d+\.bin"
     r"|(keys|lengths|sizes|sources|held|signatures|sides)\.npy"
     r"|(train|valid)/(MANIFEST\.json|\d+\.(tokens|documents|sentences|words|sources|sides)\.npy)"
@@ -18,14 +18,14 @@ _OURS = re.compile(
 
 
 @contextlib.contextmanager
-def publishing(out: Path, overwrite: bool) -> Iterator[Path]:
+def publish_directory(out: Path, overwrite: bool) -> Iterator[Path]:
     """A directory to fill, which becomes `out`; what is left of older data goes first, other files never.
 
     Without `overwrite` there may be nothing in `out`, but for the files of a writer that was killed while it published.
     """
     abandoned = remove_abandoned(out) and not (out / MANIFEST).exists()
-    old = _files(out) if overwrite or abandoned else set()
-    foreign = sorted(name for name in old if not _OURS.fullmatch(name))
+    old = _list_files(out) if overwrite or abandoned else set()
+    foreign = sorted(name for name in old if not _DATA_FILES.fullmatch(name))
     overwrite = overwrite or (abandoned and not foreign)
     if foreign and overwrite:
         raise UsageError(
@@ -36,13 +36,13 @@ def publishing(out: Path, overwrite: bool) -> Iterator[Path]:
         # Without these files the directory is seen not to be data while the new files take the places of the old.
         for name in (MANIFEST, INDEX) if old else ():
             (out / name).unlink(missing_ok=True)
-        for name in sorted(old - _files(folder), reverse=True):
+        for name in sorted(old - _list_files(folder), reverse=True):
             (out / name).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # not empty
                 (out / name).parent.rmdir()
 
 
-def _files(folder: Path) -> set[str]:
+def _list_files(folder: Path) -> set[str]:
     """The files below a directory, those of an unfinished run aside."""
     found: set[str] = set()
     for place, folders, names in os.walk(folder):

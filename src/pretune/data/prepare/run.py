@@ -10,43 +10,43 @@ from pathlib import Path
 from typing import cast
 
 from pretune.core import log
-from pretune.core.counted import counted
+from pretune.core.counted import format_count
 from pretune.core.errors import DataError, UsageError
 from pretune.core.io import MANIFEST, remove_abandoned, write_manifest
-from pretune.data.prepare.card import describe, write_card
-from pretune.data.prepare.dedup_split import settle
-from pretune.data.prepare.encoding import Setup
+from pretune.data.prepare.card import describe_sources, write_card
+from pretune.data.prepare.dedup_split import write_splits
+from pretune.data.prepare.encoding import EncoderSetup
 from pretune.data.prepare.licences import state_licences
-from pretune.data.prepare.pool import ordered
-from pretune.data.prepare.prepared_data import Data
-from pretune.data.prepare.publish import publishing
-from pretune.data.prepare.settings import Recipe, Settings, share
-from pretune.data.prepare.stage import Stage, StageWriter
-from pretune.data.prepare.work_units import Place, places, slice_of, units
-from pretune.data.shards import Index, Split, read_index, token_dtype, write_index
-from pretune.data.shards.index import FILE as INDEX
+from pretune.data.prepare.pool import map_ordered
+from pretune.data.prepare.prepared_data import PreparedData
+from pretune.data.prepare.publish import publish_directory
+from pretune.data.prepare.settings import PrepareConfig, Recipe, parse_share
+from pretune.data.prepare.stage import StageReader, StageWriter
+from pretune.data.prepare.work_units import SplitPart, iter_units, list_parts, select_slice
+from pretune.data.shards import DataIndex, ShardSplit, choose_token_dtype, read_index, write_index
+from pretune.data.shards.index import INDEX_FILE as INDEX
 from pretune.text.corpora import Corpus, open_corpus
 from pretune.text.corpora.decoding import Errors
-from pretune.text.corpora.formats import By
-from pretune.text.corpora.items import Item
-from pretune.text.corpora.snapshot import Snapshot
+from pretune.text.corpora.formats import DocumentBoundary
+from pretune.text.corpora.items import CorpusItem
+from pretune.text.corpora.snapshot import FileSnapshot
 from pretune.text.tokenizer import Tokenizer
 
 Names = Sequence[str | os.PathLike[str]]
-Inputs = Sequence[str | os.PathLike[str] | Item]
+Inputs = Sequence[str | os.PathLike[str] | CorpusItem]
 Progress = Callable[[float, int, int], None]
 """Told the share that is done (0 to 1), the characters read and the tokens made so far."""
 
-SHORT = 512
+MIN_TRAIN_TOKENS = 512
 """Tokens below which a corpus does not fill one sequence of a usual length."""
 
-SOURCES = 2**16
+MAX_SOURCES = 2**16
 """The most sources that documents can be of."""
 
-_STAGE = "stage"
-_HOLDOUT = "1%"
-_LONG = 2 * 2**30  # bytes that take a while to hash
-_SMALL = 4 * 2**20  # bytes of text below which starting processes costs more than it gains
+_STAGE_FOLDER = "stage"
+_DEFAULT_HOLDOUT = "1%"
+_SLOW_HASH_BYTES = 2 * 2**30  # bytes that take a while to hash
+_MIN_PARALLEL_BYTES = 4 * 2**20  # bytes of text below which starting processes costs more than it gains
 
 
 def prepare(
@@ -55,7 +55,7 @@ def prepare(
     tokenizer: Tokenizer | str | os.PathLike[str],
     out: str | os.PathLike[str],
     valid: Inputs | None = None,
-    holdout: str | float = _HOLDOUT,
+    holdout: str | float = _DEFAULT_HOLDOUT,
     by: str = "auto",
     field: str | None = None,
     errors: str = "strict",
@@ -68,7 +68,7 @@ def prepare(
     shard: str | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
-) -> Data:
+) -> PreparedData:
     """Turn text into memory-mapped token shards with the splits `train` and `valid`, and a card that describes them.
 
     `inputs`, `by`, `field` and `errors` are those of `open_corpus`. Validation text is what `valid` names, else the
@@ -80,44 +80,46 @@ def prepare(
     What is there already and was made of the same things stays as it is; other data is an error without `overwrite`.
     """
     target, valid = Path(out), valid or None
-    settings = Settings(
+    settings = PrepareConfig(
         by=by,
         field=field,
         errors=errors,
         clean=tuple([clean] if isinstance(clean, str) else clean),
         near=near,
-        holdout=_share(holdout, valid),
+        holdout=_parse_holdout(holdout, valid),
         lang=lang,
         sentences=sentences,
         licence=tuple([licence] if isinstance(licence, str) else licence),
     )
     settings.check()
-    number, count = _slice(shard)
-    processes = _workers(workers)
+    number, count = _parse_slice(shard)
+    processes = _count_workers(workers)
     reader = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(Path(tokenizer))
-    corpus, held = _open(inputs, settings), _open(valid, settings) if valid else None
-    if len(corpus.sources) + (len(held.sources) if held else 0) > SOURCES:
-        raise UsageError(f"more than {SOURCES:,} inputs cannot be told apart; name the folder they are in, or a glob")
-    sources = [*describe(corpus.sources), *(describe(held.sources) if held else [])]
+    corpus, held = _open_inputs(inputs, settings), _open_inputs(valid, settings) if valid else None
+    if len(corpus.sources) + (len(held.sources) if held else 0) > MAX_SOURCES:
+        raise UsageError(
+            f"more than {MAX_SOURCES:,} inputs cannot be told apart; name the folder they are in, or a glob"
+        )
+    sources = [*describe_sources(corpus.sources), *(describe_sources(held.sources) if held else [])]
     known = state_licences(sources, settings.licence)
-    if (corpus.bytes or 0) > _LONG:
-        log.say(f"hashing {(corpus.bytes or 0) / 1e9:.1f} GB, to notice later whether they have changed")
-    snapshot = Snapshot([*corpus.stamps(), *(held.stamps() if held else ())])
+    if (corpus.bytes or 0) > _SLOW_HASH_BYTES:
+        log.info(f"hashing {(corpus.bytes or 0) / 1e9:.1f} GB, to notice later whether they have changed")
+    snapshot = FileSnapshot([*corpus.list_stamps(), *(held.list_stamps() if held else ())])
     with snapshot.guard():
-        recipe = Recipe.of(settings, reader.sha256, corpus, held)
-    if _up_to_date(target, recipe, shard and f"{number}/{count}", overwrite):
-        return Data.open(target)
+        recipe = Recipe.from_corpus(settings, reader.sha256, corpus, held)
+    if _is_up_to_date(target, recipe, shard and f"{number}/{count}", overwrite):
+        return PreparedData.open(target)
     with snapshot.guard():
-        work = slice_of(places(corpus, held), number, count)
-    if workers is None and sum(place.text for place in work) < _SMALL:
+        work = select_slice(list_parts(corpus, held), number, count)
+    if workers is None and sum(place.text_bytes for place in work) < _MIN_PARALLEL_BYTES:
         processes = 0
-    with publishing(target, overwrite) as folder:
+    with publish_directory(target, overwrite) as folder:
         reader.save(folder / "tokenizer")
-        stage = folder if shard else folder / _STAGE
+        stage = folder if shard else folder / _STAGE_FOLDER
         stage.mkdir(exist_ok=True)
-        setup = Setup(
+        setup = EncoderSetup(
             tokenizer=folder / "tokenizer",
-            dtype=token_dtype(reader.vocab),
+            dtype=choose_token_dtype(reader.vocab),
             clean=settings.clean,
             near=near,
             lang=lang,
@@ -126,31 +128,31 @@ def prepare(
         )
         with StageWriter(stage) as writer:
             with snapshot.guard():  # what is published is what was hashed
-                _encode(work, setup, processes, writer, progress)
+                _encode_parts(work, setup, processes, writer, progress)
             opened = Counter(corpus.counts) + Counter(held.counts if held else {})
             writer.close({"shard": [number, count], "sources": known, "opened": dict(opened)})
         if shard:
-            write_index(folder, _index(recipe, reader, {}))
-            _seal(folder)
+            write_index(folder, _build_index(recipe, reader, {}))
+            _write_manifests(folder)
         else:
-            _settle([Stage(stage)], folder, recipe, reader, remove=True)
+            _write_data([StageReader(stage)], folder, recipe, reader, remove=True)
             shutil.rmtree(stage)
-            _seal(folder)
-    return _checked(Data.open(target, made=True))
+            _write_manifests(folder)
+    return _check_size(PreparedData.open(target, is_new=True))
 
 
-def merge(slices: Names, *, out: str | os.PathLike[str], overwrite: bool = False) -> Data:
+def merge(slices: Names, *, out: str | os.PathLike[str], overwrite: bool = False) -> PreparedData:
     """Join the slices that `prepare(…, shard="i/n")` made: the same bytes as had they been prepared in one go."""
     if isinstance(slices, str) or not slices:
         raise UsageError("slices must be a list of the directories that `prepare` made with --shard")
     target, folders = Path(out), [Path(one) for one in slices]
-    stages = [Stage.open(folder) for folder in folders]
+    stages = [StageReader.open(folder) for folder in folders]
     recipes = []
     for folder in folders:
         index = read_index(folder)
-        recipes.append(Recipe.read(index.settings, index.tokenizer_sha256, str(folder / INDEX)))
+        recipes.append(Recipe.from_dict(index.settings, index.tokenizer_sha256, str(folder / INDEX)))
     for folder, stage, recipe in zip(folders, stages, recipes, strict=True):
-        change = recipe.change(recipes[0])
+        change = recipe.describe_change(recipes[0])
         if change is None and stage.count != stages[0].count:
             change = f"it is one of {stage.count} slices, not of {stages[0].count}"
         if change is not None:
@@ -161,72 +163,78 @@ def merge(slices: Names, *, out: str | os.PathLike[str], overwrite: bool = False
     if twice or missing:
         found = f"slice {twice[0]} is given twice" if twice else f"slice {missing[0]} is missing"
         raise DataError(f"{folders[0]}: {found}; all slices from 1 to {stages[0].count} are needed, each once")
-    if _up_to_date(target, recipes[0], None, overwrite):
-        return Data.open(target)
+    if _is_up_to_date(target, recipes[0], None, overwrite):
+        return PreparedData.open(target)
     reader = Tokenizer.load(folders[0] / "tokenizer")
     if reader.sha256 != recipes[0].tokenizer:
         raise DataError(f"{folders[0] / 'tokenizer'}: not the tokenizer the slice was made with; copy the slice again")
     in_order = sorted(stages, key=lambda stage: stage.number)
-    with publishing(target, overwrite) as folder:
+    with publish_directory(target, overwrite) as folder:
         reader.save(folder / "tokenizer")
-        _settle(in_order, folder, recipes[0], reader, remove=False)
-        _seal(folder)
-    return _checked(Data.open(target, made=True))
+        _write_data(in_order, folder, recipes[0], reader, remove=False)
+        _write_manifests(folder)
+    return _check_size(PreparedData.open(target, is_new=True))
 
 
-def _encode(work: Sequence[Place], setup: Setup, workers: int, writer: StageWriter, progress: Progress | None) -> None:
+def _encode_parts(
+    parts: Sequence[SplitPart], setup: EncoderSetup, workers: int, writer: StageWriter, progress: Progress | None
+) -> None:
     """Send all units through the workers and onto the stage."""
-    total, done = sum(place.size for place in work), 0
+    total, done = sum(place.size for place in parts), 0
     with contextlib.closing(
-        ordered(units(work, writer.counts), setup, workers, label=lambda unit: unit.where)
+        map_ordered(iter_units(parts, writer.counts), setup, workers, label=lambda unit: unit.location)
     ) as chunks:
         for chunk in chunks:
             writer.add(chunk)
             done += chunk.size
             if progress is not None:
-                progress(done / max(total, 1), writer.read, writer.tokens)
+                progress(done / max(total, 1), writer.characters, writer.tokens)
 
 
-def _settle(stages: Sequence[Stage], folder: Path, recipe: Recipe, tokenizer: Tokenizer, *, remove: bool) -> None:
+def _write_data(
+    stages: Sequence[StageReader], folder: Path, recipe: Recipe, tokenizer: Tokenizer, *, remove: bool
+) -> None:
     """Write splits, index and card."""
-    settled = settle(
+    settled = write_splits(
         stages,
         folder,
         recipe,
-        dtype=token_dtype(tokenizer.vocab),
+        dtype=choose_token_dtype(tokenizer.vocab),
         vocab=tokenizer.vocab,
         unknown=tokenizer.special.get("unk"),
         remove=remove,
     )
-    write_index(folder, _index(recipe, tokenizer, settled.splits))
+    write_index(folder, _build_index(recipe, tokenizer, settled.splits))
     write_card(folder, stages, settled, recipe, tokenizer)
 
 
-def _index(recipe: Recipe, tokenizer: Tokenizer, splits: dict[str, Split]) -> Index:
-    return Index(
+def _build_index(recipe: Recipe, tokenizer: Tokenizer, splits: dict[str, ShardSplit]) -> DataIndex:
+    return DataIndex(
         tokenizer_sha256=tokenizer.sha256,
         vocab=tokenizer.vocab,
-        dtype=token_dtype(tokenizer.vocab),
+        dtype=choose_token_dtype(tokenizer.vocab),
         fingerprint=recipe.fingerprint,
         sources=recipe.names,
         splits=splits,
-        settings=recipe.plain(),
+        settings=recipe.to_dict(),
     )
 
 
-def _seal(folder: Path) -> None:
+def _write_manifests(folder: Path) -> None:
     """A manifest in every directory, the outermost last."""
     for place in (*(one for one in sorted(folder.iterdir()) if one.is_dir() and one.name != "tokenizer"), folder):
         write_manifest(place, [one.name for one in place.iterdir() if one.is_file() and one.name != MANIFEST])
 
 
-def _up_to_date(target: Path, recipe: Recipe, part: str | None, overwrite: bool) -> bool:
+def _is_up_to_date(target: Path, recipe: Recipe, part: str | None, overwrite: bool) -> bool:
     """Whether what is asked for is there; an error where something else is."""
     if not (target / INDEX).is_file() or not (target / MANIFEST).is_file():  # one that was killed may leave either
         return False
     try:
-        data = Data.open(target)
-        change = recipe.change(Recipe.read(data.index.settings, data.index.tokenizer_sha256, str(target / INDEX)))
+        data = PreparedData.open(target)
+        change = recipe.describe_change(
+            Recipe.from_dict(data.index.settings, data.index.tokenizer_sha256, str(target / INDEX))
+        )
         if change is None and data.slice != part:
             change = f"it holds {f'slice {data.slice}' if data.slice else 'all of it'}"
         if change is None and Tokenizer.load(data.tokenizer).sha256 != recipe.tokenizer:
@@ -242,11 +250,11 @@ def _up_to_date(target: Path, recipe: Recipe, part: str | None, overwrite: bool)
     return change is None
 
 
-def _checked(data: Data) -> Data:
+def _check_size(data: PreparedData) -> PreparedData:
     """Warn of what is allowed and yet hardly meant."""
-    if data.slice is None and data.tokens < SHORT:
+    if data.slice is None and data.tokens < MIN_TRAIN_TOKENS:
         log.warn(
-            f"{data}: only {counted(data.tokens, 'tokens')} to train "
+            f"{data}: only {format_count(data.tokens, 'tokens')} to train "
             f"on, less than one sequence of usual length; give more text"
         )
     if data.slice is None and data.card["lacking"]:
@@ -254,36 +262,36 @@ def _checked(data: Data) -> Data:
     return data
 
 
-def _open(inputs: Inputs, settings: Settings) -> Corpus:
-    names = inputs if isinstance(inputs, str) else [_name(one) for one in inputs]
-    by, errors = cast(By, settings.by), cast(Errors, settings.errors)
+def _open_inputs(inputs: Inputs, settings: PrepareConfig) -> Corpus:
+    names = inputs if isinstance(inputs, str) else [_to_name(one) for one in inputs]
+    by, errors = cast(DocumentBoundary, settings.by), cast(Errors, settings.errors)
     return open_corpus(names, by=by, field=settings.field, errors=errors)
 
 
-def _name(given: str | os.PathLike[str] | Item) -> str | Item:
-    return os.fspath(given) if isinstance(given, str | os.PathLike) else given
+def _to_name(source: str | os.PathLike[str] | CorpusItem) -> str | CorpusItem:
+    return os.fspath(source) if isinstance(source, str | os.PathLike) else source
 
 
-def _share(holdout: str | float, valid: Inputs | None) -> float:
+def _parse_holdout(holdout: str | float, valid: Inputs | None) -> float:
     if valid is None:
-        return share(holdout)
-    if holdout != _HOLDOUT:
+        return parse_share(holdout)
+    if holdout != _DEFAULT_HOLDOUT:
         raise UsageError("holdout and valid exclude each other: the validation text is held out already")
     return 0.0
 
 
-def _slice(shard: str | None) -> tuple[int, int]:
+def _parse_slice(shard: str | None) -> tuple[int, int]:
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", "1/1" if shard is None else shard)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise UsageError(f"the shard is i/n with i from 1 to n, such as '1/4', found '{str(shard)[:40]}'")
     return int(found[1]), int(found[2])
 
 
-def _workers(given: int | None) -> int:
-    if given is not None:
-        if given < 0:
-            raise UsageError(f"workers is a number of processes, 0 for none, found {given}")
-        return given
+def _count_workers(workers: int | None) -> int:
+    if workers is not None:
+        if workers < 0:
+            raise UsageError(f"workers is a number of processes, 0 for none, found {workers}")
+        return workers
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 
 from pretune.core.config import Count, read_record
 from pretune.core.errors import CheckpointError, DataError
-from pretune.core.io import check_manifest, resolve_inside, write_json, writing
+from pretune.core.io import check_manifest, resolve_inside, translate_write_errors, write_json
 from pretune.data.prepare.encoding import Chunk, Ints
-from pretune.data.shards.npy import Appender, open_npy
+from pretune.data.shards.npy import NpyWriter, open_npy
 
-FILE = "slice.json"
-_ROLL = 2**28  # bytes after which a file of units ends: what has been settled is deleted file by file
+SLICE_FILE = "slice.json"
+_MAX_FILE_BYTES = 2**28  # bytes after which a file of units ends: what has been settled is deleted file by file
 _COLUMNS = {"keys": "<u8", "lengths": "<i8", "sizes": "<i8", "sources": "<u2", "held": "|b1", "signatures": "<u4"}
-_SIDES = "sides"  # a column that is there only where some document has two
+_SIDES_COLUMN = "sides"  # a column that is there only where some document has two
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Piece:
     ends: Ints
     sentences: Ints
     words: NDArray[np.bool_]
-    more: bool
+    is_unfinished: bool
 
 
 class StageWriter:
@@ -49,50 +49,52 @@ class StageWriter:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.documents = self.tokens = self.read = 0
+        self.documents = self.tokens = self.characters = 0
         self.counts: Counter[str] = Counter()
         self.languages: Counter[str] = Counter()
-        self._columns = {name: Appender(folder / f"{name}.npy", kind) for name, kind in _COLUMNS.items()}
+        self._columns = {name: NpyWriter(folder / f"{name}.npy", kind) for name, kind in _COLUMNS.items()}
         self._names: list[str] = []
-        self._file = self._next()
-        self._open: _Long | None = None  # a document of which more is to come
+        self._file = self._open_next_file()
+        self._long_document: _LongDocument | None = None  # a document of which more is to come
 
     def add(self, chunk: Chunk) -> None:
         """Append a chunk."""
-        if self._file.tell() >= _ROLL:
-            with writing(self.folder / self._names[-1]):
+        if self._file.tell() >= _MAX_FILE_BYTES:
+            with translate_write_errors(self.folder / self._names[-1]):
                 self._file.close()
-            self._file = self._next()
+            self._file = self._open_next_file()
         # NOTE: not straight into the file: there numpy says of a full disk neither what it is nor where.
         buffer = io.BytesIO()
-        for values in (np.array([chunk.more]), chunk.ids, chunk.ends, chunk.sentences, chunk.words):
+        for values in (np.array([chunk.is_unfinished]), chunk.ids, chunk.ends, chunk.sentences, chunk.words):
             np.save(buffer, values, allow_pickle=False)
-        with writing(self.folder / self._names[-1]):
+        with translate_write_errors(self.folder / self._names[-1]):
             self._file.write(buffer.getbuffer())
         self.counts += chunk.counts
         self.languages += chunk.languages
         self.tokens += len(chunk.ids)
-        self.read += chunk.read
+        self.characters += chunk.characters
         lengths = np.diff(chunk.ends, prepend=0)
-        if chunk.more or self._open:
-            self._open = self._open or _Long(chunk)
-            self._open.add(chunk)
-            if not chunk.more:
-                self._append(self._open.columns())
-                self._open = None
+        if chunk.is_unfinished or self._long_document:
+            self._long_document = self._long_document or _LongDocument(chunk)
+            self._long_document.add(chunk)
+            if not chunk.is_unfinished:
+                self._append(self._long_document.to_columns())
+                self._long_document = None
         else:
             rows = {"keys": chunk.keys, "lengths": lengths, "sizes": chunk.sizes, "sources": chunk.sources}
-            self._append({**rows, "held": chunk.held, "signatures": chunk.signatures, _SIDES: chunk.sides})
+            self._append(
+                {**rows, "held": chunk.is_held_out, "signatures": chunk.signatures, _SIDES_COLUMN: chunk.sides}
+            )
 
     def close(self, facts: dict[str, Any]) -> None:
         """Complete all files; `facts` are what the caller wants to find in slice.json."""
-        with writing(self.folder / self._names[-1]):
+        with translate_write_errors(self.folder / self._names[-1]):
             self._file.close()
         for column in self._columns.values():
             column.close()
         own: dict[str, Any] = {"documents": self.documents, "tokens": self.tokens, "units": self._names}
         own |= {"counts": dict(sorted(self.counts.items())), "languages": dict(sorted(self.languages.items()))}
-        write_json(self.folder / FILE, {**own, **facts})
+        write_json(self.folder / SLICE_FILE, {**own, **facts})
 
     def __enter__(self) -> "StageWriter":
         return self
@@ -106,36 +108,36 @@ class StageWriter:
             with contextlib.suppress(OSError):  # of a full disk, which was told before
                 self._file.close()
 
-    def _next(self) -> Any:
+    def _open_next_file(self) -> Any:
         self._names.append(f"units-{len(self._names):05}.bin")
         path = self.folder / self._names[-1]
-        with writing(path):
+        with translate_write_errors(path):
             return path.open("xb")
 
     def _append(self, rows: dict[str, NDArray[Any] | None]) -> None:
         """Columns of some documents; that of sides begins with the first document that has two."""
-        sides = rows.pop(_SIDES)
-        if sides is not None and sides.any() and _SIDES not in self._columns:
-            self._columns[_SIDES] = Appender(self.folder / f"{_SIDES}.npy", "<i8")
-            self._columns[_SIDES].append(np.zeros(self.documents, dtype=np.int64))
+        sides = rows.pop(_SIDES_COLUMN)
+        if sides is not None and sides.any() and _SIDES_COLUMN not in self._columns:
+            self._columns[_SIDES_COLUMN] = NpyWriter(self.folder / f"{_SIDES_COLUMN}.npy", "<i8")
+            self._columns[_SIDES_COLUMN].append(np.zeros(self.documents, dtype=np.int64))
         lengths = rows["lengths"]
         assert lengths is not None
         self.documents += len(lengths)
-        if _SIDES in self._columns:
-            rows[_SIDES] = np.zeros_like(lengths) if sides is None else sides
+        if _SIDES_COLUMN in self._columns:
+            rows[_SIDES_COLUMN] = np.zeros_like(lengths) if sides is None else sides
         for name, values in rows.items():
             if values is not None:
                 self._columns[name].append(values.ravel())
 
 
-class _Long:
+class _LongDocument:
     """The row of a document that comes in several chunks."""
 
-    def __init__(self, first: Chunk) -> None:
-        self._first = first
+    def __init__(self, first_chunk: Chunk) -> None:
+        self._first_chunk = first_chunk
         self._keys: list[NDArray[np.uint64]] = []
         self._length = self._size = 0
-        self._signature = first.signatures
+        self._signature = first_chunk.signatures
 
     def add(self, chunk: Chunk) -> None:
         self._keys.append(chunk.keys)
@@ -145,13 +147,19 @@ class _Long:
             # The least hashes of a union of sets are the least of theirs.
             self._signature = np.minimum(self._signature, chunk.signatures)
 
-    def columns(self) -> dict[str, NDArray[Any] | None]:
+    def to_columns(self) -> dict[str, NDArray[Any] | None]:
         """Its row: the hash of the whole is that of the hashes of its pieces."""
         joined = hashlib.blake2b(np.concatenate(self._keys).astype(">u8").tobytes(), digest_size=16).digest()
         key = np.frombuffer(joined, dtype=">u8").astype(np.uint64).reshape(1, 2)
         length, size = np.array([self._length]), np.array([self._size])
-        row = {"keys": key, "lengths": length, "sizes": size, "sources": self._first.sources, "held": self._first.held}
-        return {**row, "signatures": self._signature, _SIDES: None}
+        row = {
+            "keys": key,
+            "lengths": length,
+            "sizes": size,
+            "sources": self._first_chunk.sources,
+            "held": self._first_chunk.is_held_out,
+        }
+        return {**row, "signatures": self._signature, _SIDES_COLUMN: None}
 
 
 class SliceFile(TypedDict):
@@ -166,24 +174,24 @@ class SliceFile(TypedDict):
     opened: NotRequired[dict[str, Any]]
 
 
-class Stage:
+class StageReader:
     """A stage, to be read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        found = read_record(SliceFile, folder / FILE, DataError)
+        found = read_record(SliceFile, folder / SLICE_FILE, DataError)
         self.facts: dict[str, Any] = {**found}
         self.documents, self.counts = found["documents"], Counter(found["counts"])
         self.languages = Counter(found["languages"])
         self.number, self.count = found["shard"]
-        self._units = [resolve_inside(folder, name, DataError, folder / FILE) for name in found["units"]]
+        self._units = [resolve_inside(folder, name, DataError, folder / SLICE_FILE) for name in found["units"]]
 
     @classmethod
-    def open(cls, folder: Path) -> "Stage":
+    def open(cls, folder: Path) -> "StageReader":
         """Open a slice that has travelled: every file is checked against the manifest."""
-        if not (folder / FILE).is_file():
+        if not (folder / SLICE_FILE).is_file():
             raise DataError(
-                f"{folder}: no {FILE} in it, so it is no slice; make one with `pretune prepare --shard i/n`"
+                f"{folder}: no {SLICE_FILE} in it, so it is no slice; make one with `pretune prepare --shard i/n`"
             )
         try:
             check_manifest(folder)
@@ -191,12 +199,12 @@ class Stage:
             raise DataError(f"{fault}; or prepare the slice again") from None
         return cls(folder)
 
-    def column(self, name: str) -> NDArray[Any]:
+    def read_column(self, name: str) -> NDArray[Any]:
         """One value per document (of keys and signatures, one row)."""
         path = self.folder / f"{name}.npy"
         if name == "keys":
             return open_npy(path, _COLUMNS[name], 2 * self.documents).reshape(self.documents, 2)
-        if name == _SIDES:
+        if name == _SIDES_COLUMN:
             there = path.is_file()
             return open_npy(path, "<i8", self.documents) if there else np.zeros(self.documents, dtype=np.int64)
         if name == "signatures":
@@ -204,7 +212,7 @@ class Stage:
             return values.reshape(self.documents, len(values) // max(self.documents, 1))
         return open_npy(path, _COLUMNS[name], self.documents)
 
-    def pieces(self, *, remove: bool = False) -> Iterator[Piece]:
+    def iter_pieces(self, *, remove: bool = False) -> Iterator[Piece]:
         """All chunks in order; with `remove` a file goes when it has been read."""
         for path in self._units:
             size = path.stat().st_size

@@ -10,66 +10,68 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pretune.core.errors import UsageError
-from pretune.text.corpora import Corpus, Document, Part
-from pretune.text.corpora.document import pieces
-from pretune.text.corpora.items import File
+from pretune.text.corpora import Corpus, CorpusPart, Document
+from pretune.text.corpora.document import split_pieces
+from pretune.text.corpora.items import CorpusFile
 
-UNIT = 2**20
+UNIT_BYTES = 2**20
 """Bytes after which a unit ends."""
 
-_LARGE = 4 * UNIT  # a part above this is read here; far below LONGEST, so that no document in a part comes in pieces
-_PACKED = 4  # a guess of how much text a compressed byte holds; for the progress only
+_MAX_PART_BYTES = (
+    4 * UNIT_BYTES
+)  # a part above this is read here; far below LONGEST, so that no document in a part comes in pieces
+_COMPRESSION_RATIO = 4  # a guess of how much text a compressed byte holds; for the progress only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class WorkUnit:
     """Some documents of a split: where to find them, or their texts."""
 
-    parts: tuple[Part, ...] = ()
+    parts: tuple[CorpusPart, ...] = ()
     texts: tuple[tuple[str, ...], ...] = ()  # of one source, each with its sides; `Document` would cost more to send
     source: int = 0
-    where: str  # the place of the first document, for messages
+    location: str  # the place of the first document, for messages
     valid: bool  # they are validation data by choice of the user
     size: int  # bytes on the disk, roughly
-    continues: bool = False  # the document, which is the only one, began in an earlier unit,
-    more: bool = False  # or goes on in the next one
+    is_continuation: bool = False  # the document, which is the only one, began in an earlier unit,
+    is_unfinished: bool = False  # or goes on in the next one
 
-    def runs(self, counts: Counter[str]) -> Iterator[tuple[int, Iterator[tuple[str, ...]]]]:
+    def iter_documents(self, counts: Counter[str]) -> Iterator[tuple[int, Iterator[tuple[str, ...]]]]:
         """The source of every part, and the text or two sides of its documents; what readers leave out is counted."""
         if self.texts:
             yield self.source, iter(self.texts)
         for part in self.parts:
-            yield part.source, (document.sides for document in part.documents(counts))
+            yield part.source, (document.sides for document in part.read_documents(counts))
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SplitPart:
     """A part of a corpus, and which split it was given for."""
 
-    part: Part
+    part: CorpusPart
     valid: bool
     size: int  # bytes on the disk, roughly
 
     @property
-    def text(self) -> int:
+    def text_bytes(self) -> int:
         """Bytes of text, roughly."""
-        return self.size * _packed(self.part)
+        return self.size * _get_compression_ratio(self.part)
 
 
-def places(corpus: Corpus, valid: Corpus | None) -> list[Place]:
+def list_parts(corpus: Corpus, valid: Corpus | None) -> list[SplitPart]:
     """Everything there is to do, in order: validation text first, so that training text can be checked against it."""
-    found: list[Place] = []
+    found: list[SplitPart] = []
     if valid is not None:
-        found += _places(valid, True, len(corpus.sources))
-    return [*found, *_places(corpus, False, 0)]
+        found += _iter_parts(valid, True, len(corpus.sources))
+    return [*found, *_iter_parts(corpus, False, 0)]
 
 
-def slice_of(found: Sequence[Place], number: int, count: int) -> list[Place]:
+def select_slice(parts: Sequence[SplitPart], number: int, count: int) -> list[SplitPart]:
     """The `number`th of `count` contiguous slices (from 1) of about equal size."""
     if not 1 <= number <= count:
         raise UsageError(f"the shard is i/n with i from 1 to n, found {number}/{count}")
-    total, done, mine = sum(place.size for place in found) or 1, 0, list[Place]()
-    for place in found:
+    total, done, mine = sum(place.size for place in parts) or 1, 0, list[SplitPart]()
+    for place in parts:
         middle = done + place.size / 2
         if min(int(middle * count / total), count - 1) == number - 1:
             mine.append(place)
@@ -77,91 +79,93 @@ def slice_of(found: Sequence[Place], number: int, count: int) -> list[Place]:
     return mine
 
 
-def units(found: Sequence[Place], counts: Counter[str]) -> Iterator[Unit]:
+def iter_units(parts: Sequence[SplitPart], counts: Counter[str]) -> Iterator[WorkUnit]:
     """The work in order; what the readers leave out of what is read here is counted."""
-    waiting: list[Place] = []
-    for place in found:
-        known = text_size(place.part)
-        small = known is not None and known <= _LARGE
-        full = sum(one.size for one in waiting) >= UNIT
+    waiting: list[SplitPart] = []
+    for place in parts:
+        known = get_max_text_bytes(place.part)
+        small = known is not None and known <= _MAX_PART_BYTES
+        full = sum(one.size for one in waiting) >= UNIT_BYTES
         if waiting and (full or not small or waiting[0].valid != place.valid):
-            yield _named(waiting)
+            yield _build_named_unit(waiting)
             waiting = []
         if small:
             waiting.append(place)
         else:
-            yield from _read(place, counts)
+            yield from _read_units(place, counts)
     if waiting:
-        yield _named(waiting)
+        yield _build_named_unit(waiting)
 
 
-def _places(corpus: Corpus, valid: bool, shift: int) -> Iterator[Place]:
-    parts = corpus.parts(UNIT)
+def _iter_parts(corpus: Corpus, valid: bool, shift: int) -> Iterator[SplitPart]:
+    parts = corpus.plan_parts(UNIT_BYTES)
     shares = Counter(id(part.item) for part in parts)
     for part in parts:
-        size = text_size(part)
+        size = get_max_text_bytes(part)
         if size is None:
             size = (part.item.bytes or 0) // shares[id(part.item)]
-        yield Place(replace(part, source=part.source + shift), valid, max(size, 1))
+        yield SplitPart(replace(part, source=part.source + shift), valid, max(size, 1))
 
 
-def text_size(part: Part) -> int | None:
+def get_max_text_bytes(part: CorpusPart) -> int | None:
     """The most bytes of text a part can have; None where its size on the disk says nothing about it."""
     item, (start, stop, _) = part.item, part.span
-    if not isinstance(item, File) or item.format.compression or item.format.kind == "parquet":
+    if not isinstance(item, CorpusFile) or item.format.compression or item.format.kind == "parquet":
         return None
     return (item.bytes if stop is None else stop) - start
 
 
-def _packed(part: Part) -> int:
-    return _PACKED if text_size(part) is None else 1
+def _get_compression_ratio(part: CorpusPart) -> int:
+    return _COMPRESSION_RATIO if get_max_text_bytes(part) is None else 1
 
 
-def _named(group: Sequence[Place]) -> Unit:
+def _build_named_unit(group: Sequence[SplitPart]) -> WorkUnit:
     parts = tuple(place.part for place in group)
-    return Unit(parts=parts, where=parts[0].item.name, valid=group[0].valid, size=sum(place.size for place in group))
+    return WorkUnit(
+        parts=parts, location=parts[0].item.name, valid=group[0].valid, size=sum(place.size for place in group)
+    )
 
 
-def _finer(documents: Iterator[Document]) -> Iterator[Document]:
+def _split_long_documents(documents: Iterator[Document]) -> Iterator[Document]:
     """Documents, those that come in pieces in smaller ones, which need less memory and keep more processes busy."""
     open_ = False
     for document in documents:
-        if document.more or open_:
-            for text, more in pieces(document.text, UNIT):
-                yield replace(document, text=text, more=more or document.more)
+        if document.is_continued or open_:
+            for text, more in split_pieces(document.text, UNIT_BYTES):
+                yield replace(document, text=text, is_continued=more or document.is_continued)
         else:
             yield document
-        open_ = document.more
+        open_ = document.is_continued
 
 
-def _read(place: Place, counts: Counter[str]) -> Iterator[Unit]:
+def _read_units(place: SplitPart, counts: Counter[str]) -> Iterator[WorkUnit]:
     """The documents of a part that is large, or may be; a piece of a long one is a unit of its own."""
     left, size = place.size, 0
     held: list[Document] = []
     open_ = False  # the last piece given goes on
 
-    def unit() -> Unit:
+    def unit() -> WorkUnit:
         nonlocal left, held, size
-        share = min(left, size // _packed(place.part))
-        made = Unit(
+        share = min(left, size // _get_compression_ratio(place.part))
+        made = WorkUnit(
             texts=tuple(document.sides for document in held),
             source=place.part.source,
-            where=held[0].where,
+            location=held[0].location,
             valid=place.valid,
             size=share,
-            continues=open_,
-            more=held[-1].more,
+            is_continuation=open_,
+            is_unfinished=held[-1].is_continued,
         )
         left, held, size = left - share, [], 0
         return made
 
-    for document in _finer(place.part.documents(counts)):
-        if held and (document.more or size >= UNIT):
+    for document in _split_long_documents(place.part.read_documents(counts)):
+        if held and (document.is_continued or size >= UNIT_BYTES):
             yield unit()
         held.append(document)
         size += sum(map(len, document.sides))
-        if document.more or open_:
+        if document.is_continued or open_:
             yield unit()
-        open_ = document.more
+        open_ = document.is_continued
     if held:
         yield unit()

@@ -18,8 +18,17 @@
 A document lies in one shard. Positions are those of one stream that goes through all shards in order.
 """
 
-from pretune.data.shards.index import Index, ShardFacts, Split, read_index, token_dtype, write_index
+from pretune.data.shards.index import DataIndex, ShardFacts, ShardSplit, choose_token_dtype, read_index, write_index
 from pretune.data.shards.reader import Shards
 from pretune.data.shards.writer import ShardWriter
 
-__all__ = ["Index", "ShardFacts", "ShardWriter", "Shards", "Split", "read_index", "token_dtype", "write_index"]
+__all__ = [
+    "DataIndex",
+    "ShardFacts",
+    "ShardWriter",
+    "Shards",
+    "ShardSplit",
+    "read_index",
+    "choose_token_dtype",
+    "write_index",
+]

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from pretune.core.errors import DataError, UsageError, explain_missing, nearest
+from pretune.core.errors import DataError, UsageError, explain_missing, suggest
 from pretune.core.io import read_json, write_json
 
-FILE = "data.json"
+INDEX_FILE = "data.json"
 FORMAT = 1
 DTYPES = ("uint16", "uint32")
 
@@ -19,10 +19,10 @@ _REMEDY = "prepare the data again"
 _SHARD = re.compile(r"\d{5,9}")
 
 
-def token_dtype(vocab: int) -> str:
+def choose_token_dtype(vocab: int) -> str:
     """The narrowest type that holds the ids of a vocabulary.
 
-    >>> token_dtype(30_522), token_dtype(65_536), token_dtype(250_002)
+    >>> choose_token_dtype(30_522), choose_token_dtype(65_536), choose_token_dtype(250_002)
     ('uint16', 'uint16', 'uint32')
     """
     if not 0 < vocab <= 2**32:
@@ -42,7 +42,7 @@ class ShardFacts:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class ShardSplit:
     """The shards of one split, in order; `bytes` is the size of the text they were made from."""
 
     shards: tuple[ShardFacts, ...]
@@ -66,7 +66,7 @@ class Split:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Index:
+class DataIndex:
     """The content of data.json."""
 
     tokenizer_sha256: str
@@ -74,11 +74,11 @@ class Index:
     dtype: str
     fingerprint: str
     sources: tuple[str, ...]
-    splits: Mapping[str, Split]
+    splits: Mapping[str, ShardSplit]
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def write_index(directory: Path, index: Index) -> None:
+def write_index(directory: Path, index: DataIndex) -> None:
     """Write data.json into a directory of shards; `read_index` gives the same value back."""
     splits = {
         name: {
@@ -86,80 +86,82 @@ def write_index(directory: Path, index: Index) -> None:
             "tokens": split.tokens,
             "sentences": split.sentences,
             "bytes": split.bytes,
-            "shards": [_plain(shard) for shard in split.shards],
+            "shards": [_to_json(shard) for shard in split.shards],
         }
         for name, split in index.splits.items()
     }
     data = {field.name: getattr(index, field.name) for field in dataclasses.fields(index)}
     data |= {"sources": list(index.sources), "settings": dict(index.settings), "splits": splits}
-    write_json(directory / FILE, {"format": FORMAT, **data})
+    write_json(directory / INDEX_FILE, {"format": FORMAT, **data})
 
 
-def _plain(shard: ShardFacts) -> dict[str, Any]:
+def _to_json(shard: ShardFacts) -> dict[str, Any]:
     """As JSON; of documents without sides nothing is said of them."""
     return {name: value for name, value in dataclasses.asdict(shard).items() if name != "pairs" or value}
 
 
-def read_index(directory: Path) -> Index:
+def read_index(directory: Path) -> DataIndex:
     """Read data.json; whatever is not as `write_index` writes it is a DataError that names the field."""
-    where = directory / FILE
+    where = directory / INDEX_FILE
     if not directory.is_dir():
         raise DataError(f"{directory}: {explain_missing(directory, 'directory', '; give one of `pretune prepare`')}")
     if not where.is_file():
-        raise DataError(f"{directory}: no {FILE} in it, so it is no prepared data; make some with `pretune prepare`")
+        raise DataError(
+            f"{directory}: no {INDEX_FILE} in it, so it is no prepared data; make some with `pretune prepare`"
+        )
     data = read_json(where, DataError)
     if data.get("format") != FORMAT:
         raise DataError(f"{where}: has format {data.get('format')!r:.40}, this version reads {FORMAT}; {_REMEDY}")
-    dtype = _field(data, "dtype", str, where)
+    dtype = _read_field(data, "dtype", str, where)
     if dtype not in DTYPES:
         raise DataError(f"{where}: 'dtype' is {dtype[:40]!r}; allowed: {', '.join(DTYPES)}")
-    vocab = _count(data, "vocab", where)
+    vocab = _read_count(data, "vocab", where)
     if not 0 < vocab <= np.iinfo(dtype).max + 1:
         raise DataError(f"{where}: 'vocab' is {vocab}, which does not go with ids of {dtype}")
-    sources = _field(data, "sources", list, where)
+    sources = _read_field(data, "sources", list, where)
     if not all(isinstance(name, str) for name in sources):
         raise DataError(f"{where}: 'sources' is not a list of names")
-    splits = _field(data, "splits", dict, where)
-    return Index(
-        tokenizer_sha256=_field(data, "tokenizer_sha256", str, where),
+    splits = _read_field(data, "splits", dict, where)
+    return DataIndex(
+        tokenizer_sha256=_read_field(data, "tokenizer_sha256", str, where),
         vocab=vocab,
         dtype=dtype,
-        fingerprint=_field(data, "fingerprint", str, where),
+        fingerprint=_read_field(data, "fingerprint", str, where),
         sources=tuple(sources),
-        splits={name: _split(splits[name], name, where) for name in splits},
-        settings=_field(data, "settings", dict, where),
+        splits={name: _read_split(splits[name], name, where) for name in splits},
+        settings=_read_field(data, "settings", dict, where),
     )
 
 
-def _split(data: object, name: str, where: Path) -> Split:
+def _read_split(data: object, name: str, path: Path) -> ShardSplit:
     if not name.isidentifier() or not isinstance(data, dict):
-        raise DataError(f"{where}: 'splits' has {name[:40]!r}, which is no split")
-    shards = tuple(_shard(shard, name, where) for shard in _field(data, "shards", list, where))
-    split = Split(shards=shards, bytes=_count(data, "bytes", where))
+        raise DataError(f"{path}: 'splits' has {name[:40]!r}, which is no split")
+    shards = tuple(_read_shard(shard, name, path) for shard in _read_field(data, "shards", list, path))
+    split = ShardSplit(shards=shards, bytes=_read_count(data, "bytes", path))
     for field in ("documents", "tokens", "sentences"):
-        said, summed = _count(data, field, where), getattr(split, field)
+        said, summed = _read_count(data, field, path), getattr(split, field)
         if said != summed:
-            raise DataError(f"{where}: split '{name}' has {said} {field}, but its shards have {summed}; {_REMEDY}")
+            raise DataError(f"{path}: split '{name}' has {said} {field}, but its shards have {summed}; {_REMEDY}")
     return split
 
 
-def _shard(data: object, split: str, where: Path) -> ShardFacts:
+def _read_shard(data: object, split: str, path: Path) -> ShardFacts:
     if not isinstance(data, dict) or not _SHARD.fullmatch(str(data.get("name"))):
-        raise DataError(f"{where}: a shard of split '{split}' has no number as its 'name'")
+        raise DataError(f"{path}: a shard of split '{split}' has no number as its 'name'")
     told = ("documents", "tokens", "sentences", *(("pairs",) if "pairs" in data else ()))
-    counts = {field: _count(data, field, where) for field in told}
+    counts = {field: _read_count(data, field, path) for field in told}
     return ShardFacts(name=data["name"], **counts)
 
 
-def _field(data: dict[str, Any], name: str, kind: type, where: Path) -> Any:
+def _read_field(data: dict[str, Any], name: str, kind: type, path: Path) -> Any:
     if not isinstance(data.get(name), kind):
-        hint = "" if name in data else nearest(name, data)
-        raise DataError(f"{where}: '{name}' is missing or of the wrong type{hint}; {_REMEDY}")
+        hint = "" if name in data else suggest(name, data)
+        raise DataError(f"{path}: '{name}' is missing or of the wrong type{hint}; {_REMEDY}")
     return data[name]
 
 
-def _count(data: dict[str, Any], name: str, where: Path) -> int:
-    value: int = _field(data, name, int, where)
+def _read_count(data: dict[str, Any], name: str, path: Path) -> int:
+    value: int = _read_field(data, name, int, path)
     if isinstance(value, bool) or not 0 <= value < 2**60:
-        raise DataError(f"{where}: '{name}' is {value!r:.40}, not a count")
+        raise DataError(f"{path}: '{name}' is {value!r:.40}, not a count")
     return value

@@ -1,6 +1,6 @@
 """.npy files: appended to without knowing the length, mapped only when they are what they should be.
 
-`numpy.load` reads what `Appender` writes. `open_npy` reads the header by a pattern and evaluates nothing, so that a
+`numpy.load` reads what `NpyWriter` writes. `open_npy` reads the header by a pattern and evaluates nothing, so that a
 damaged or hostile file costs one line and no memory.
 """
 
@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from pretune.core.errors import DataError
-from pretune.core.io import open_regular, writing
+from pretune.core.io import open_regular, translate_write_errors
 
-HEADER = 128
+HEADER_BYTES = 128
 """Bytes before the data: a multiple of 64, as the format asks, with room for any length."""
 
 _MAGIC = b"\x93NUMPY\x01\x00"
@@ -26,26 +26,26 @@ _PATTERN = re.compile(
 _REMEDY = "prepare the data again, or copy the directory again"
 
 
-class Appender:
+class NpyWriter:
     """An array on disk that grows; its length is written into the header when it is closed."""
 
     def __init__(self, path: Path, dtype: DTypeLike) -> None:
         self.path, self.dtype, self.count = path, np.dtype(dtype), 0
-        with writing(path):
+        with translate_write_errors(path):
             self._file = path.open("xb")
-            self._write(_header(self.dtype, 0))
+            self._write(_build_header(self.dtype, 0))
 
     def append(self, values: NDArray[np.generic]) -> None:
         """Write values at the end; they are cast without a check of their range."""
-        with writing(self.path):
+        with translate_write_errors(self.path):
             self._write(np.ascontiguousarray(values, dtype=self.dtype).data)
         self.count += len(values)
 
     def close(self) -> None:
         """Put the length into the header; the file is now complete."""
-        with writing(self.path):
+        with translate_write_errors(self.path):
             self._file.seek(0)
-            self._write(_header(self.dtype, self.count))
+            self._write(_build_header(self.dtype, self.count))
             self._file.close()
 
     def abandon(self) -> None:
@@ -56,7 +56,7 @@ class Appender:
     def _write(self, data: bytes | memoryview) -> None:
         self._file.write(data)
 
-    def __enter__(self) -> "Appender":
+    def __enter__(self) -> "NpyWriter":
         return self
 
     def __exit__(
@@ -104,7 +104,7 @@ def open_npy(
     return np.memmap(path, wanted, mode="r", offset=10 + length, shape=sizes).view(np.ndarray)
 
 
-def _header(dtype: np.dtype[np.generic], count: int) -> bytes:
+def _build_header(dtype: np.dtype[np.generic], count: int) -> bytes:
     text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({count},), }}"
-    room = HEADER - len(_MAGIC) - 2
+    room = HEADER_BYTES - len(_MAGIC) - 2
     return _MAGIC + room.to_bytes(2, "little") + text.ljust(room - 1).encode() + b"\n"

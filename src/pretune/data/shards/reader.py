@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pretune.core.errors import DataError, nearest
+from pretune.core.errors import DataError, suggest
 from pretune.core.io import resolve_inside
 from pretune.data.ragged import Bools, Ints, spread
-from pretune.data.shards.index import FILE, Index, ShardFacts, read_index
+from pretune.data.shards.index import INDEX_FILE, DataIndex, ShardFacts, read_index
 from pretune.data.shards.npy import open_npy
 
 _REMEDY = "prepare the data again, or copy the directory again"
@@ -23,10 +23,10 @@ class Shards:
     Positions count tokens from the start of the first shard to the end of the last.
     """
 
-    def __init__(self, directory: Path, split: str, index: Index, *, verify: bool = True) -> None:
+    def __init__(self, directory: Path, split: str, index: DataIndex, *, verify: bool = True) -> None:
         self.directory, self.split, self.index = directory, split, index
-        folder = resolve_inside(directory, split, DataError, directory / FILE)
-        self._parts = [_Part(folder, facts, index.dtype) for facts in index.splits[split].shards]
+        folder = resolve_inside(directory, split, DataError, directory / INDEX_FILE)
+        self._parts = [_MappedShard(folder, facts, index.dtype) for facts in index.splits[split].shards]
         self._starts = np.cumsum([0, *(part.facts.tokens for part in self._parts)], dtype=np.int64)
         if verify:
             for part in self._parts:
@@ -39,7 +39,7 @@ class Shards:
         index = read_index(folder)
         if split not in index.splits:
             known = ", ".join(index.splits) or "none"
-            raise DataError(f"{folder / FILE}: no split '{split}'{nearest(split, index.splits)} (there: {known})")
+            raise DataError(f"{folder / INDEX_FILE}: no split '{split}'{suggest(split, index.splits)} (there: {known})")
         return cls(folder, split, index, verify=verify)
 
     def __reduce__(self) -> tuple[Callable[..., "Shards"], tuple[Any, ...]]:
@@ -90,7 +90,7 @@ class Shards:
         """[D] the tokens of each document's first side, 0 where it has only one."""
         return np.concatenate([np.empty(0, dtype=np.int64), *(part.sides for part in self._parts)])
 
-    def tokens(self, start: int, stop: int) -> NDArray[np.unsignedinteger]:
+    def read_tokens(self, start: int, stop: int) -> NDArray[np.unsignedinteger]:
         """The tokens of one stretch; not copied where it lies in one shard."""
         cuts = [
             part.tokens[max(start - first, 0) : max(stop - first, 0)]
@@ -99,23 +99,23 @@ class Shards:
         ]
         return cuts[0] if len(cuts) == 1 else np.concatenate([np.empty(0, dtype=self.index.dtype), *cuts])
 
-    def word_starts(self, start: int, stop: int) -> Bools:
+    def read_word_starts(self, start: int, stop: int) -> Bools:
         """Of each token of one stretch, whether it starts a word."""
         return self.take_words(np.array([start]), np.array([stop - start]))
 
     def take(self, starts: Ints, lengths: Ints) -> NDArray[np.unsignedinteger]:
         """The tokens of many stretches, one after another."""
-        return self._gather(starts, lengths, _Part.take_tokens, np.dtype(self.index.dtype))
+        return self._gather(starts, lengths, _MappedShard.take_tokens, np.dtype(self.index.dtype))
 
     def take_words(self, starts: Ints, lengths: Ints) -> Bools:
         """Of each token of many stretches, whether it starts a word."""
-        return self._gather(starts, lengths, _Part.take_words, np.dtype(bool))
+        return self._gather(starts, lengths, _MappedShard.take_words, np.dtype(bool))
 
     def check(
         self, *, tokenizer_sha256: str | None = None, vocab: int | None = None, fingerprint: str | None = None
     ) -> None:
         """Refuse what does not belong to this data: another tokenizer, a model too small for it, a changed corpus."""
-        where = self.directory / FILE
+        where = self.directory / INDEX_FILE
         if tokenizer_sha256 is not None and tokenizer_sha256 != self.tokenizer_sha256:
             raise DataError(
                 f"{where}: made with the tokenizer {self.tokenizer_sha256[:12]}…, not with {tokenizer_sha256[:12]}…; "
@@ -133,7 +133,7 @@ class Shards:
             )
 
     def _gather(
-        self, starts: Ints, lengths: Ints, take: Callable[["_Part", Ints], NDArray[Any]], dtype: np.dtype[Any]
+        self, starts: Ints, lengths: Ints, take: Callable[["_MappedShard", Ints], NDArray[Any]], dtype: np.dtype[Any]
     ) -> NDArray[Any]:
         """Values at many stretches, each from its shard."""
         index = spread(starts, lengths)
@@ -151,7 +151,7 @@ class Shards:
         return out
 
 
-class _Part:
+class _MappedShard:
     """One shard, mapped."""
 
     def __init__(self, folder: Path, facts: ShardFacts, dtype: str) -> None:
@@ -174,32 +174,34 @@ class _Part:
         """The boundaries are those of these tokens. Reads all of the small files and none of the tokens."""
         total = self.facts.tokens
         if self.documents[0] != 0 or self.documents[-1] != total or (np.diff(self.documents) < 0).any():
-            raise self._bad("documents", f"the boundaries do not ascend from 0 to {total}")
+            raise self._build_error("documents", f"the boundaries do not ascend from 0 to {total}")
         if (np.diff(self.sentences) <= 0).any():
-            raise self._bad("sentences", "the boundaries do not ascend")
+            raise self._build_error("sentences", "the boundaries do not ascend")
         if total and (not len(self.sentences) or self.sentences[0] != 0 or self.sentences[-1] >= total):
-            raise self._bad("sentences", f"the boundaries do not go from 0 to below {total}")
+            raise self._build_error("sentences", f"the boundaries do not go from 0 to below {total}")
         firsts = self.documents[:-1][np.diff(self.documents) > 0]
         if not np.isin(firsts, self.sentences, assume_unique=True).all():
-            raise self._bad("sentences", "a document's first token starts no sentence")
+            raise self._build_error("sentences", "a document's first token starts no sentence")
         if (self.sides > 0).sum() != self.facts.pairs or (self.sides < 0).any():
-            raise self._bad("sides", f"not the {self.facts.pairs} pairs of {FILE}")
+            raise self._build_error("sides", f"not the {self.facts.pairs} pairs of {INDEX_FILE}")
         two = self.sides > 0
         seconds = (self.documents[:-1] + self.sides)[two]
         if (seconds >= self.documents[1:][two]).any() or not np.isin(seconds, self.sentences).all():
-            raise self._bad("sides", "a second side starts no sentence of its document")
+            raise self._build_error("sides", "a second side starts no sentence of its document")
         if len(self.sources) and self.sources.max() >= sources:
-            raise self._bad("sources", f"source {self.sources.max()} is not one of the {sources} in {FILE}")
+            raise self._build_error(
+                "sources", f"source {self.sources.max()} is not one of the {sources} in {INDEX_FILE}"
+            )
 
     def _open(self, part: str, dtype: str, count: int) -> NDArray[Any]:
-        path = self._path(part)
+        path = self._get_path(part)
         return open_npy(resolve_inside(self.folder, path.name, DataError, path), dtype, count)
 
-    def _path(self, part: str) -> Path:
+    def _get_path(self, part: str) -> Path:
         return self.folder / f"{self.facts.name}.{part}.npy"
 
-    def _bad(self, part: str, what: str) -> DataError:
-        return DataError(f"{self._path(part)}: {what}; {_REMEDY}")
+    def _build_error(self, part: str, problem: str) -> DataError:
+        return DataError(f"{self._get_path(part)}: {problem}; {_REMEDY}")
 
 
 def _reopen(directory: Path, split: str) -> Shards:

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pretune.core.errors import DataError, UsageError
-from pretune.core.io import writing
+from pretune.core.io import translate_write_errors
 from pretune.data.shards.index import DTYPES, ShardFacts
-from pretune.data.shards.npy import Appender
+from pretune.data.shards.npy import NpyWriter
 
-FULL = 2**27
+SHARD_TOKENS = 2**27
 """Tokens after which a shard ends (with the document that reaches it)."""
 
 Ints = NDArray[np.int64]
@@ -26,17 +26,23 @@ class ShardWriter:
     """
 
     def __init__(
-        self, directory: Path, dtype: str, *, vocab: int | None = None, full: int = FULL, sided: bool = False
+        self,
+        directory: Path,
+        dtype: str,
+        *,
+        vocab: int | None = None,
+        max_tokens: int = SHARD_TOKENS,
+        has_sides: bool = False,
     ) -> None:
         if dtype not in DTYPES:
             raise UsageError(f"tokens cannot be stored as {dtype!r}; allowed: {', '.join(DTYPES)}")
-        self.directory, self.dtype, self.full, self.sided = Path(directory), dtype, full, sided
+        self.directory, self.dtype, self.max_tokens, self.has_sides = Path(directory), dtype, max_tokens, has_sides
         self.vocab = min(vocab or 2**32, np.iinfo(dtype).max + 1)
         self.shards: list[ShardFacts] = []
-        self._shard: _Shard | None = None
-        self._open = False  # the last document goes on in the next call
-        self._begun = False  # and has tokens already
-        with writing(self.directory):
+        self._shard: _ShardFiles | None = None
+        self._is_unfinished = False  # the last document goes on in the next call
+        self._has_tokens = False  # and has tokens already
+        with translate_write_errors(self.directory):
             self.directory.mkdir(exist_ok=True)
 
     def add(
@@ -48,17 +54,17 @@ class ShardWriter:
         sentences: ArrayLike = (),
         sources: int | Sequence[int] | NDArray[np.integer] = 0,
         sides: ArrayLike | None = None,
-        more: bool = False,
+        is_unfinished: bool = False,
     ) -> None:
         """Add whole documents: their tokens one after another, and where each starts and the last ends.
 
         `words` says of each token whether it starts a word; `sentences` are the positions in `tokens` at which
         sentences start, those at the start of a document or of a second side being understood. `sides` has the tokens
-        of the first side of each document that has two, and 0 for others; a writer is told beforehand (`sided`). With
+        of the first side of each document that has two, and 0 for others; a writer is told beforehand (`has_sides`). With
         `more` the last document goes on: the first one of the next call is its continuation.
         """
         ids = np.asarray(tokens)
-        ends = np.asarray([len(ids)]) if offsets is None else self._ends(np.asarray(offsets), len(ids))
+        ends = np.asarray([len(ids)]) if offsets is None else self._parse_ends(np.asarray(offsets), len(ids))
         starts = np.asarray(words, dtype=bool)
         if len(starts) != len(ids):
             raise UsageError(f"got word starts for {len(starts)} of {len(ids)} tokens")
@@ -73,20 +79,20 @@ class ShardWriter:
             raise UsageError(f"sentence starts must ascend from 0 and stay below {len(ids)}")
         begins = np.concatenate(([0], ends[:-1]))
         firsts = begins < ends  # an empty document has no first token
-        firsts[0] &= not self._begun
-        first = self._sides(sides, begins, ends)
+        firsts[0] &= not self._has_tokens
+        first = self._check_sides(sides, begins, ends)
         positions = np.union1d(positions, np.concatenate((begins[firsts], (begins + first)[first > 0])))
         origins = np.broadcast_to(np.asarray(sources, dtype=np.int64), ends.shape)
         if len(origins) and not (origins.min() >= 0 and origins.max() < 2**16):
             raise UsageError("a source is a number from 0 to 65535")
-        self._write(ids, ends, starts, positions, np.stack((origins, first)), more)
-        self._begun = more and bool(begins[-1] < ends[-1] or (self._begun and len(ends) == 1))
+        self._write(ids, ends, starts, positions, np.stack((origins, first)), is_unfinished)
+        self._has_tokens = is_unfinished and bool(begins[-1] < ends[-1] or (self._has_tokens and len(ends) == 1))
 
     def close(self) -> tuple[ShardFacts, ...]:
         """Complete the last shard, and tell what was written."""
-        if self._open:
+        if self._is_unfinished:
             raise UsageError("the last document was said to go on, but nothing followed")
-        self._finish()
+        self._finish_shard()
         return tuple(self.shards)
 
     def __enter__(self) -> "ShardWriter":
@@ -101,7 +107,7 @@ class ShardWriter:
             self._shard.abandon()
 
     def _write(
-        self, ids: Ints, ends: Ints, words: NDArray[np.bool_], sentences: Ints, columns: Ints, more: bool
+        self, ids: Ints, ends: Ints, words: NDArray[np.bool_], sentences: Ints, columns: Ints, is_unfinished: bool
     ) -> None:
         """Spread documents over shards; in this call, `at` tokens and `done` documents are written.
 
@@ -110,9 +116,9 @@ class ShardWriter:
         at = done = 0
         while done < len(ends):
             if self._shard is None:
-                self._shard = _Shard(self.directory, f"{len(self.shards):05}", self.dtype, self.sided)
-            whole = len(ends) - more  # documents that end in this call
-            last = done + int(np.searchsorted(ends[done:whole], at + self.full - self._shard.tokens))
+                self._shard = _ShardFiles(self.directory, f"{len(self.shards):05}", self.dtype, self.has_sides)
+            whole = len(ends) - is_unfinished  # documents that end in this call
+            last = done + int(np.searchsorted(ends[done:whole], at + self.max_tokens - self._shard.tokens))
             full = last < whole
             stop = last + 1 if full else len(ends)
             end = int(ends[stop - 1])
@@ -122,43 +128,43 @@ class ShardWriter:
                 ends[done : stop if full else max(done, whole)] - at,
                 words[at:end],
                 sentences[first:after] - at,
-                *columns[:, done + int(self._open) : stop],
+                *columns[:, done + int(self._is_unfinished) : stop],
             )
-            self._open = more and not full
+            self._is_unfinished = is_unfinished and not full
             at, done = end, stop
             if full:
-                self._finish()
+                self._finish_shard()
 
-    def _finish(self) -> None:
+    def _finish_shard(self) -> None:
         if self._shard is not None:
             self.shards.append(self._shard.close())
             self._shard = None
 
-    def _sides(self, given: ArrayLike | None, begins: Ints, ends: Ints) -> Ints:
-        if given is None:
+    def _check_sides(self, sides: ArrayLike | None, begins: Ints, ends: Ints) -> Ints:
+        if sides is None:
             return np.zeros_like(ends)
-        first = np.asarray(given, dtype=np.int64)
-        good = self.sided and first.shape == ends.shape
+        first = np.asarray(sides, dtype=np.int64)
+        good = self.has_sides and first.shape == ends.shape
         if not good or (first < 0).any() or (first >= np.maximum(ends - begins, 1)).any():
             raise UsageError("sides are for a writer that was told of them; a first has fewer tokens than its document")
         return first
 
-    def _ends(self, offsets: NDArray[np.generic], tokens: int) -> Ints:
+    def _parse_ends(self, offsets: NDArray[np.generic], tokens: int) -> Ints:
         good = offsets.ndim == 1 and len(offsets) and offsets.dtype.kind in "ui"
         if not good or offsets[0] != 0 or offsets[-1] != tokens or (np.diff(offsets.astype(np.int64)) < 0).any():
             raise UsageError(f"offsets of documents must ascend from 0 to the {tokens} tokens")
         return offsets[1:].astype(np.int64)
 
 
-class _Shard:
+class _ShardFiles:
     """The files of one shard while they are written."""
 
-    def __init__(self, directory: Path, name: str, dtype: str, sided: bool) -> None:
+    def __init__(self, directory: Path, name: str, dtype: str, has_sides: bool) -> None:
         self.name, self.tokens = name, 0
         kinds = {"tokens": dtype, "documents": "<i8", "sentences": "<i8", "words": "|u1", "sources": "<u2"}
-        kinds |= {"sides": "<i8"} if sided else {}
+        kinds |= {"sides": "<i8"} if has_sides else {}
         self.pairs = 0
-        self._files = {part: Appender(directory / f"{name}.{part}.npy", kind) for part, kind in kinds.items()}
+        self._files = {part: NpyWriter(directory / f"{name}.{part}.npy", kind) for part, kind in kinds.items()}
         self._files["documents"].append(np.zeros(1))
         self._bits = np.empty(0, dtype=bool)  # word starts that do not fill a byte yet
 

@@ -19,11 +19,11 @@ BASELINES: "Registry[type[Baseline]]" = Registry(
     {
         "majority": "pretune.evaluation.baselines.majority:Majority",
         "svm": "pretune.evaluation.baselines.linear:SVM",
-        "vectors": "pretune.evaluation.baselines.static_vectors:Averaged",
-        "logistic": "pretune.evaluation.baselines.linear:Logistic",
-        "bilstm": "pretune.evaluation.baselines.bilstm:Recurrent",
+        "vectors": "pretune.evaluation.baselines.static_vectors:AveragedVectors",
+        "logistic": "pretune.evaluation.baselines.linear:LogisticBaseline",
+        "bilstm": "pretune.evaluation.baselines.bilstm:BiLSTMBaseline",
     },
 )
 
-DEFAULT = ("majority", "svm", "vectors")
+DEFAULT_BASELINES = ("majority", "svm", "vectors")
 """Those that stand beside every result unless others are asked for."""

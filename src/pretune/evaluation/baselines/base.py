@@ -13,18 +13,18 @@ Text = str | tuple[str, str]
 
 Label = int | str
 
-Predict = Callable[[Sequence[Text]], list[Label]]
+Predictor = Callable[[Sequence[Text]], list[Label]]
 """From texts to the labels that a baseline gives them."""
 
 
 class Baseline(Protocol):
     """A spec with the settings of one simple method."""
 
-    def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predict:
+    def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predictor:
         """Learn from labelled texts (or pairs); the same seed gives the same predictions."""
 
 
-def sides(texts: Sequence[Text]) -> tuple[list[str], list[str] | None]:
+def split_pairs(texts: Sequence[Text]) -> tuple[list[str], list[str] | None]:
     """First texts and second texts; None for the second where these are no pairs."""
     first = [text if isinstance(text, str) else text[0] for text in texts]
     second = [text[1] for text in texts if not isinstance(text, str)]
@@ -33,7 +33,7 @@ def sides(texts: Sequence[Text]) -> tuple[list[str], list[str] | None]:
     return first, second or None
 
 
-def numbered(labels: Sequence[Label]) -> tuple[list[Label], Ints]:
+def encode_labels(labels: Sequence[Label]) -> tuple[list[Label], Ints]:
     """The different labels in order, and each label as its place among them."""
     classes = sorted(set(labels), key=lambda label: (str(type(label)), label))
     place = {label: i for i, label in enumerate(classes)}

@@ -13,27 +13,27 @@ from torch import Tensor, nn
 
 from pretune.adaptation.static.word2vec import Word2Vec
 from pretune.core.config import spec
-from pretune.core.seed import generator, mix
-from pretune.core.types import IGNORE, Batch, Loss
+from pretune.core.seed import make_generator, mix
+from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.layout import batch
 from pretune.data.ragged import Ints
-from pretune.evaluation.baselines.base import Label, Predict, Text, numbered
+from pretune.evaluation.baselines.base import Label, Predictor, Text, encode_labels
 from pretune.evaluation.baselines.majority import Majority
-from pretune.inference.word_vectors import Vectors, words_of
+from pretune.inference.word_vectors import WordVectors, split_words
 from pretune.nn.recurrent import AdditiveAttention, BiLSTM
-from pretune.training.batch_stats import Tally
+from pretune.training.batch_stats import BatchStats
 from pretune.training.distributed import Ranks
 from pretune.training.loop import Loop
-from pretune.training.loss_module import Trainee
-from pretune.training.optim import AdamW, parameter_groups
-from pretune.training.train_state import State
+from pretune.training.loss_module import ModelWithLoss
+from pretune.training.optim import AdamW, build_parameter_groups
+from pretune.training.train_state import TrainState
 
-UNKNOWN, BETWEEN, FIRST = 0, 1, 2
+UNKNOWN, SEPARATOR, FIRST_WORD = 0, 1, 2
 """The token of unknown words (and of a text without any), the one between the texts of a pair, the first word's."""
 
 
 @spec
-class Recurrent:
+class BiLSTMBaseline:
     """A BiLSTM with attention over word vectors, trained on the task's texts, a tenth of which chooses the epoch."""
 
     hidden: int = 64
@@ -45,61 +45,65 @@ class Recurrent:
     optim: AdamW = AdamW(lr=2e-3)
     start: Word2Vec = Word2Vec(width=64, least=2)  # the vectors it begins with
 
-    def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predict:
+    def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predictor:
         """Learn from labelled texts (or pairs, read one after the other with a mark between them)."""
-        classes, y = numbered(labels)
+        classes, y = encode_labels(labels)
         if len(classes) < 2:
             return Majority().fit(texts, labels)
         both = [part for text in texts for part in ([text] if isinstance(text, str) else text)]
         vectors = self.start.train(both, seed=seed)
-        tokens = [self._tokens(text, vectors) for text in texts]
-        order = generator(seed, 0).permutation(len(texts))
+        tokens = [self._encode(text, vectors) for text in texts]
+        order = make_generator(seed, 0).permutation(len(texts))
         held, rest = np.split(order, [len(order) // 10])
         with torch.random.fork_rng(devices=[]):  # what it draws is its own: nobody else's numbers change
             torch.manual_seed(mix(seed, 1) >> 1)
-            model = Reader(self, vectors, len(classes))
-            self._train(model, _Epochs(tokens, y, rest, self.size, seed), lambda: _right(model, tokens, y, held))
+            model = BiLSTMClassifier(self, vectors, len(classes))
+            self._train(
+                model,
+                _EpochBatches(tokens, y, rest, self.size, seed),
+                lambda: _compute_accuracy(model, tokens, y, held),
+            )
 
         def predict(texts: Sequence[Text]) -> list[Label]:
-            return [classes[i] for i in _said(model, [self._tokens(text, vectors) for text in texts])]
+            return [classes[i] for i in _predict_classes(model, [self._encode(text, vectors) for text in texts])]
 
         return predict
 
-    def _train(self, model: "Reader", epochs: "_Epochs", judge: Callable[[], float]) -> None:
+    def _train(self, model: "BiLSTMClassifier", epochs: "_EpochBatches", evaluate: Callable[[], float]) -> None:
         """Train for all epochs, and go back to the first of those with the most held-out texts right."""
         rounds = max(self.epochs, -(-self.steps // epochs.steps))
         steps = epochs.steps * rounds
         loop = Loop(
-            trainee=Trainee(model, _Work()),
-            optimizer=self.optim.build(parameter_groups(model)),
+            module=ModelWithLoss(model, _ClassificationLoss()),
+            optimizer=self.optim.build(build_parameter_groups(model)),
             batches=epochs,
-            state=State(),
+            state=TrainState(),
             ranks=Ranks(torch.device("cpu")),
-            rate=lambda state: 1 - state.step / steps,
-            until=partial(_over, 0),
+            lr_factor=lambda state: 1 - state.step / steps,
+            should_stop=partial(_is_over, 0),
             seed=epochs.seed,
         )
         best, kept = -math.inf, model.state_dict()
         for epoch in range(1, rounds + 1):
-            loop.until = partial(_over, epoch * epochs.steps)
+            loop.should_stop = partial(_is_over, epoch * epochs.steps)
             loop.run()
-            found = judge()
+            found = evaluate()
             if found > best:
                 best, kept = found, copy.deepcopy(model.state_dict())
         model.load_state_dict(kept)
 
-    def _tokens(self, text: Text, vectors: Vectors) -> list[int]:
+    def _encode(self, text: Text, vectors: WordVectors) -> list[int]:
         if not isinstance(text, str):
-            return [*self._tokens(text[0], vectors), BETWEEN, *self._tokens(text[1], vectors)]
-        unknown = UNKNOWN - FIRST
-        found = [vectors.index.get(word, unknown) + FIRST for word in words_of(text)[: self.words]]
+            return [*self._encode(text[0], vectors), SEPARATOR, *self._encode(text[1], vectors)]
+        unknown = UNKNOWN - FIRST_WORD
+        found = [vectors.index.get(word, unknown) + FIRST_WORD for word in split_words(text)[: self.words]]
         return found or [UNKNOWN]
 
 
-class Reader(nn.Module):
+class BiLSTMClassifier(nn.Module):
     """Tokens to one row of logits for each cell `[C, classes]`."""
 
-    def __init__(self, spec: Recurrent, vectors: Vectors, classes: int) -> None:
+    def __init__(self, spec: BiLSTMBaseline, vectors: WordVectors, classes: int) -> None:
         super().__init__()
         lstm = BiLSTM(hidden=spec.hidden)
         rows = np.concatenate((vectors.unknown[None], np.zeros_like(vectors.unknown[None]), vectors.matrix))
@@ -115,67 +119,67 @@ class Reader(nn.Module):
         return out
 
 
-class _Work:
+class _ClassificationLoss:
     """Cross-entropy at the labels of cells."""
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         assert batch.labels is not None
-        return {"loss": (batch.labels != IGNORE).sum()}
+        return {"loss": (batch.labels != IGNORE_INDEX).sum()}
 
-    def loss(self, model: Reader, batch: Batch) -> Loss:
+    def loss(self, model: BiLSTMClassifier, batch: Batch) -> Loss:
         assert batch.labels is not None
-        total = F.cross_entropy(model(batch), batch.labels, ignore_index=IGNORE, reduction="sum")
-        return Loss(sum=total, count=(batch.labels != IGNORE).sum())
+        total = F.cross_entropy(model(batch), batch.labels, ignore_index=IGNORE_INDEX, reduction="sum")
+        return Loss(sum=total, count=(batch.labels != IGNORE_INDEX).sum())
 
 
-class _Epochs:
+class _EpochBatches:
     """Batches of labelled texts, every epoch in another order."""
 
-    waited = 0.0
+    wait_seconds = 0.0
 
     def __init__(self, tokens: list[list[int]], y: Ints, rows: Ints, size: int, seed: int) -> None:
         self.tokens, self.y, self.rows, self.size, self.seed = tokens, y, rows, size, seed
         self.steps = -(-len(rows) // size)
-        self.seen = Tally()
+        self.stats = BatchStats()
         self._step = 0
 
     def __next__(self) -> list[Batch]:
         epoch, at = divmod(self._step, self.steps)
-        order = generator(self.seed, 2, epoch).permutation(self.rows)
+        order = make_generator(self.seed, 2, epoch).permutation(self.rows)
         take = order[at * self.size : (at + 1) * self.size]
         self._step += 1
-        return [_packed([self.tokens[i] for i in take], self.y[take])]
+        return [_pack_batch([self.tokens[i] for i in take], self.y[take])]
 
     def split(self, micro: int) -> None:
         """Texts this short fit as they are."""
 
 
-def _packed(tokens: list[list[int]], y: Ints | None = None) -> Batch:
+def _pack_batch(tokens: list[list[int]], y: Ints | None = None) -> Batch:
     """Texts in one row, without filler, so that the first cells are the texts in their order."""
     made = batch(tokens, row=sum(map(len, tokens)))
-    labels = torch.full((made.cells,), IGNORE)
+    labels = torch.full((made.cells,), IGNORE_INDEX)
     if y is not None:
         labels[: len(tokens)] = torch.from_numpy(y)
     return replace(made, labels=labels)
 
 
-def _over(end: int, state: State) -> bool:
+def _is_over(end: int, state: TrainState) -> bool:
     return state.step >= end
 
 
 @torch.no_grad()
-def _said(model: Reader, tokens: list[list[int]], size: int = 128) -> list[int]:
+def _predict_classes(model: BiLSTMClassifier, tokens: list[list[int]], size: int = 128) -> list[int]:
     """The likeliest class of each text."""
     model.eval()
     found: list[int] = []
     for at in range(0, len(tokens), size):
         part = tokens[at : at + size]
-        found += model(_packed(part))[: len(part)].argmax(1).tolist()
+        found += model(_pack_batch(part))[: len(part)].argmax(1).tolist()
     model.train()
     return found
 
 
-def _right(model: Reader, tokens: list[list[int]], y: Ints, rows: Ints) -> float:
+def _compute_accuracy(model: BiLSTMClassifier, tokens: list[list[int]], y: Ints, rows: Ints) -> float:
     """The share of held-out texts that are right; with none to look at the first epoch is as good as any."""
-    said = np.array(_said(model, [tokens[i] for i in rows]), dtype=np.int64)
+    said = np.array(_predict_classes(model, [tokens[i] for i in rows]), dtype=np.int64)
     return float((said == y[rows]).mean()) if len(rows) else 0.0

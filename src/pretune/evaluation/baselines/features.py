@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pretune.evaluation.baselines.base import Text, sides
-from pretune.inference.word_vectors import Vectors, words_of
+from pretune.evaluation.baselines.base import Text, split_pairs
+from pretune.inference.word_vectors import WordVectors, split_words
 
 
 class TfIdf:
@@ -21,64 +21,66 @@ class TfIdf:
     def __init__(self, texts: Sequence[Text]) -> None:
         from sklearn.feature_extraction.text import TfidfVectorizer
 
-        first, second = sides(texts)
-        self._table = TfidfVectorizer(analyzer=ngrams, sublinear_tf=True, min_df=least(len(texts)), dtype=np.float32)
+        first, second = split_pairs(texts)
+        self._table = TfidfVectorizer(
+            analyzer=extract_ngrams, sublinear_tf=True, min_df=compute_min_df(len(texts)), dtype=np.float32
+        )
         self._table.fit(first if second is None else [*first, *second])
 
     def __call__(self, texts: Sequence[Text]) -> Any:
         """A sparse matrix, a row for each text."""
         from scipy import sparse  # type: ignore[import-untyped]
 
-        first, second = sides(texts)
+        first, second = split_pairs(texts)
         a = self._table.transform(first)
         if second is None:
             return a
         b = self._table.transform(second)
-        return sparse.hstack([a, b, a.multiply(b), sparse.csr_matrix(overlap(first, second))], format="csr")
+        return sparse.hstack([a, b, a.multiply(b), sparse.csr_matrix(compute_overlap(first, second))], format="csr")
 
 
-class Counted:
+class NgramCounts:
     """The words and word pairs of many texts, counted once, so that TF-IDF of some of them takes little more time."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         from sklearn.feature_extraction.text import CountVectorizer
 
-        self._counts = CountVectorizer(analyzer=ngrams, dtype=np.float32).fit_transform(texts)
+        self._counts = CountVectorizer(analyzer=extract_ngrams, dtype=np.float32).fit_transform(texts)
 
-    def weighted(self, train: Sequence[int], test: Sequence[int]) -> tuple[Any, Any]:
+    def compute_tfidf(self, train: Sequence[int], test: Sequence[int]) -> tuple[Any, Any]:
         """What `TfIdf` makes of the texts of these numbers, fitted on the first."""
         from sklearn.feature_extraction.text import TfidfTransformer
 
         some, other = self._counts[np.asarray(train)], self._counts[np.asarray(test)]
-        kept = np.flatnonzero(np.bincount(some.indices, minlength=some.shape[1]) >= least(len(train)))
+        kept = np.flatnonzero(np.bincount(some.indices, minlength=some.shape[1]) >= compute_min_df(len(train)))
         weigh = TfidfTransformer(sublinear_tf=True)
         return weigh.fit_transform(some[:, kept]), weigh.transform(other[:, kept])
 
 
-def least(texts: int) -> int:
+def compute_min_df(texts: int) -> int:
     """In how many of so many texts a word has to be."""
     return 2 if texts >= 1000 else 1
 
 
-def ngrams(text: str) -> list[str]:
+def extract_ngrams(text: str) -> list[str]:
     """Words and pairs of neighbouring words; a text without words has one that says so.
 
-    >>> ngrams("Not good")
+    >>> extract_ngrams("Not good")
     ['not', 'good', 'not good']
     """
-    words = words_of(text)
+    words = split_words(text)
     return [*words, *(" ".join(two) for two in itertools.pairwise(words))] or [""]
 
 
-def overlap(first: Sequence[str], second: Sequence[str]) -> NDArray[np.float32]:
+def compute_overlap(first: Sequence[str], second: Sequence[str]) -> NDArray[np.float32]:
     """Six numbers a pair: how much of each is in the other, Jaccard of words and of word pairs, how lengths compare.
 
-    >>> overlap(["a b"], ["a c d e"]).astype(float).round(2).tolist()
+    >>> compute_overlap(["a b"], ["a c d e"]).astype(float).round(2).tolist()
     [[0.5, 0.25, 0.2, 0.0, 0.5, 1.0]]
     """
     rows = []
     for one, other in zip(first, second, strict=True):
-        a, b = words_of(one), words_of(other)
+        a, b = split_words(one), split_words(other)
         left, right = set(a), set(b)
         two, more = set(itertools.pairwise(a)), set(itertools.pairwise(b))
         common = len(left & right)
@@ -95,11 +97,11 @@ def overlap(first: Sequence[str], second: Sequence[str]) -> NDArray[np.float32]:
     return np.array(rows, dtype=np.float32).reshape(-1, 6)
 
 
-def averages(vectors: Vectors, texts: Sequence[Text]) -> NDArray[np.float32]:
+def average_vectors(vectors: WordVectors, texts: Sequence[Text]) -> NDArray[np.float32]:
     """The mean vector of a text; of a pair both, |a - b|, a * b (as in InferSent) and the overlap."""
-    first, second = sides(texts)
+    first, second = split_pairs(texts)
     a = vectors.average(first)
     if second is None:
         return a
     b = vectors.average(second)
-    return np.concatenate((a, b, np.abs(a - b), a * b, overlap(first, second)), axis=1)
+    return np.concatenate((a, b, np.abs(a - b), a * b, compute_overlap(first, second)), axis=1)

@@ -7,7 +7,7 @@ import numpy as np
 
 from pretune.core.config import spec
 from pretune.data.ragged import Ints
-from pretune.evaluation.baselines.base import Label, Predict, Text, numbered
+from pretune.evaluation.baselines.base import Label, Predictor, Text, encode_labels
 from pretune.evaluation.baselines.features import TfIdf
 from pretune.evaluation.baselines.majority import Majority
 
@@ -19,37 +19,37 @@ class SVM:
     choices: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0)  # of C
     folds: int = 3
 
-    def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predict:
+    def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predictor:
         """Learn from labelled texts (or pairs)."""
         from sklearn.svm import LinearSVC
 
         if len(set(labels)) < 2:
             return Majority().fit(texts, labels)
-        features, (classes, y) = TfIdf(texts), numbered(labels)
-        model = tuned(LinearSVC(random_state=seed), features(texts), y, self.choices, self.folds, seed)
+        features, (classes, y) = TfIdf(texts), encode_labels(labels)
+        model = fit_best_c(LinearSVC(random_state=seed), features(texts), y, self.choices, self.folds, seed)
         return lambda texts: [classes[i] for i in model.predict(features(texts))] if texts else []
 
 
 @spec
-class Logistic:
+class LogisticBaseline:
     """TF-IDF of words and word pairs, logistic regression."""
 
     choices: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0)  # of C
     folds: int = 3
 
-    def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predict:
+    def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predictor:
         """Learn from labelled texts (or pairs)."""
         from sklearn.linear_model import LogisticRegression
 
         if len(set(labels)) < 2:
             return Majority().fit(texts, labels)
-        features, (classes, y) = TfIdf(texts), numbered(labels)
+        features, (classes, y) = TfIdf(texts), encode_labels(labels)
         model = LogisticRegression(max_iter=300, random_state=seed)
-        found = tuned(model, features(texts), y, self.choices, self.folds, seed)
+        found = fit_best_c(model, features(texts), y, self.choices, self.folds, seed)
         return lambda texts: [classes[i] for i in found.predict(features(texts))] if texts else []
 
 
-def tuned(model: Any, x: Any, y: Ints, choices: tuple[float, ...], folds: int, seed: int) -> Any:
+def fit_best_c(model: Any, x: Any, y: Ints, choices: tuple[float, ...], folds: int, seed: int) -> Any:
     """The model with the best C of the choices by stratified cross-validation, fitted on everything.
 
     A label with fewer examples than folds makes the folds fewer; with one alone nothing can be held out, and the choice

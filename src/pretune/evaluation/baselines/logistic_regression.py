@@ -18,14 +18,14 @@ from torch import Tensor
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
-ROUNDS, ASK = 1000, 10
+MAX_ITERATIONS, CHECK_EVERY = 1000, 10
 """Rounds at most, and after how many it is asked whether to go on."""
-CLOSE = 1e-4
+TOLERANCE = 1e-4
 """The largest slope that is left at the end, as scikit-learn has it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LinearClassifier:
     """A linear classifier."""
 
     classes: Ints  # [K]
@@ -40,9 +40,9 @@ class Line:
         return found
 
 
-def fit_line(
+def fit_logistic_regression(
     x: Floats, y: Ints, choices: Sequence[float], *, folds: int = 3, seed: int = 0, device: torch.device | str = "cpu"
-) -> Line:
+) -> LinearClassifier:
     """The classifier with the best C, fitted on everything; columns of `x` should have the mean 0 and like spreads.
 
     A label with fewer examples than folds makes the folds fewer; with one alone nothing can be held out, and the choice
@@ -59,12 +59,12 @@ def fit_line(
         for fold, (_, out) in enumerate(StratifiedKFold(folds, shuffle=True, random_state=seed).split(labels, labels)):
             held[fold, out] = True
         out = torch.from_numpy(held.repeat(len(choices), axis=0).T).to(problem.device)  # [N, P], fold by fold
-        right = problem.right(problem.solve([*choices] * folds, ~out))
+        right = problem.mark_correct(problem.solve([*choices] * folds, ~out))
         share = (right & out).sum(0) / out.sum(0)
         best = choices[int(share.view(folds, -1).mean(0).argmax())]
     found = problem.solve([best], torch.ones(len(x), 1, dtype=torch.bool, device=problem.device))[:, 0]
     weight = (problem.axes @ found[:-1]).T.cpu().numpy()
-    return Line(classes, weight, found[-1].cpu().numpy(), best)
+    return LinearClassifier(classes, weight, found[-1].cpu().numpy(), best)
 
 
 class _Problem:
@@ -82,22 +82,22 @@ class _Problem:
             self.labels[:, None].float() if self.binary else torch.nn.functional.one_hot(self.labels, classes).float()
         )
 
-    def right(self, w: Tensor) -> Tensor:
+    def mark_correct(self, w: Tensor) -> Tensor:
         """Which examples `[N, P]` each solution `[W+1, P, K]` gets right."""
         scores = torch.einsum("nw,wpk->npk", self.rows, w)
         said = (scores[..., 0] > 0).long() if self.binary else scores.argmax(-1)
         return said == self.labels[:, None]
 
-    def solve(self, choices: Sequence[float], used: Tensor) -> Tensor:
+    def solve(self, choices: Sequence[float], train_mask: Tensor) -> Tensor:
         """The weights `[W+1, P, K]` of P problems: each has a C, and examples `[N, P]` that it learns from."""
-        count = used.sum(0)
+        count = train_mask.sum(0)
         penalty = 1 / (torch.tensor(choices, device=self.device) * count)
         penalty = torch.cat([penalty.expand(len(self.spread) - 1, -1), torch.zeros_like(penalty)[None]])[..., None]
-        share = (used / count)[..., None]
+        share = (train_mask / count)[..., None]
         bound = (0.25 if self.binary else 0.5) * self.spread[:, None, None] / count[:, None] + penalty
         w = torch.zeros(len(self.spread), len(choices), self.target.shape[1], device=self.device)
         ahead, pace = w, torch.ones(len(choices), 1, device=self.device)
-        for number in range(1, ROUNDS + 1):
+        for number in range(1, MAX_ITERATIONS + 1):
             scores = torch.einsum("nw,wpk->npk", self.rows, ahead)
             said = scores.sigmoid() if self.binary else scores.softmax(-1)
             slope = torch.einsum("nw,npk->wpk", self.rows, share * (said - self.target[:, None])) + penalty * ahead
@@ -106,6 +106,6 @@ class _Problem:
             pace = torch.where(uphill, 1.0, pace)
             next_pace = (1 + (1 + 4 * pace**2).sqrt()) / 2
             w, ahead, pace = new, new + (pace - 1) / next_pace * (new - w), next_pace
-            if number % ASK == 0 and float(slope.abs().max()) < CLOSE:
+            if number % CHECK_EVERY == 0 and float(slope.abs().max()) < TOLERANCE:
                 break
         return w

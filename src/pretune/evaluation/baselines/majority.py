@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pretune.core.config import spec
-from pretune.evaluation.baselines.base import Label, Predict, Text
+from pretune.evaluation.baselines.base import Label, Predictor, Text
 
 
 @spec
 class Majority:
     """The most frequent label for everything; of equally frequent ones the first as text."""
 
-    def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predict:
+    def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predictor:
         """Count the labels."""
         counts = Counter(labels)
         most = min(counts, key=lambda label: (-counts[label], str(label)))

@@ -7,18 +7,18 @@ import numpy as np
 
 from pretune.adaptation.static.word2vec import Word2Vec
 from pretune.core.config import spec
-from pretune.evaluation.baselines.base import Text, sides
-from pretune.evaluation.baselines.features import TfIdf, averages
-from pretune.inference.word_vectors import Vectors
+from pretune.evaluation.baselines.base import Text, split_pairs
+from pretune.evaluation.baselines.features import TfIdf, average_vectors
+from pretune.inference.word_vectors import WordVectors
 
-Valued = Callable[[Sequence[Text]], list[float]]
+ValuePredictor = Callable[[Sequence[Text]], list[float]]
 
 
 @spec
 class Mean:
     """The mean score for everything."""
 
-    def fit(self, texts: Sequence[Text], values: Sequence[float], *, seed: int = 0) -> Valued:
+    def fit(self, texts: Sequence[Text], values: Sequence[float], *, seed: int = 0) -> ValuePredictor:
         """Average the scores."""
         mean = float(np.mean(values))
         return lambda texts: [mean] * len(texts)
@@ -30,11 +30,11 @@ class Ridge:
 
     choices: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
 
-    def fit(self, texts: Sequence[Text], values: Sequence[float], *, seed: int = 0) -> Valued:
+    def fit(self, texts: Sequence[Text], values: Sequence[float], *, seed: int = 0) -> ValuePredictor:
         """Learn from texts (or pairs) with scores; predictions stay within those seen."""
         if len(texts) < 6:
             return Mean().fit(texts, values)
-        return _ridge(TfIdf(texts), texts, values, self.choices, seed)
+        return _fit_ridge(TfIdf(texts), texts, values, self.choices, seed)
 
 
 @spec
@@ -45,26 +45,28 @@ class RidgeVectors:
     trained: Word2Vec = Word2Vec(epochs=10, least=2)
     choices: tuple[float, ...] = (1.0, 10.0, 100.0, 1000.0)
 
-    def fit(self, texts: Sequence[Text], values: Sequence[float], *, seed: int = 0) -> Valued:
+    def fit(self, texts: Sequence[Text], values: Sequence[float], *, seed: int = 0) -> ValuePredictor:
         """Learn from texts (or pairs) with scores; without a file the vectors are trained on these texts."""
         from sklearn.preprocessing import StandardScaler
 
-        first, second = sides(texts)
+        first, second = split_pairs(texts)
         words = [text for text in [*first, *(second or [])] if text.strip()]
         if len(texts) < 6 or not words:
             return Mean().fit(texts, values)
-        vectors = Vectors.load(self.vectors) if self.vectors else self.trained.train(words, seed=seed)
-        scale = StandardScaler().fit(averages(vectors, texts))
-        return _ridge(lambda texts: scale.transform(averages(vectors, texts)), texts, values, self.choices, seed)
+        vectors = WordVectors.load(self.vectors) if self.vectors else self.trained.train(words, seed=seed)
+        scale = StandardScaler().fit(average_vectors(vectors, texts))
+        return _fit_ridge(
+            lambda texts: scale.transform(average_vectors(vectors, texts)), texts, values, self.choices, seed
+        )
 
 
-def _ridge(
+def _fit_ridge(
     features: Callable[[Sequence[Text]], Any],
     texts: Sequence[Text],
     values: Sequence[float],
     choices: Sequence[float],
     seed: int,
-) -> Valued:
+) -> ValuePredictor:
     from sklearn.linear_model import Ridge as Model
     from sklearn.model_selection import GridSearchCV, KFold
 

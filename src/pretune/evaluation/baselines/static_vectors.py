@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 from pretune.adaptation.static.word2vec import Word2Vec
 from pretune.core.config import spec
-from pretune.evaluation.baselines.base import Label, Predict, Text, numbered, sides
-from pretune.evaluation.baselines.features import averages
-from pretune.evaluation.baselines.linear import tuned
+from pretune.evaluation.baselines.base import Label, Predictor, Text, encode_labels, split_pairs
+from pretune.evaluation.baselines.features import average_vectors
+from pretune.evaluation.baselines.linear import fit_best_c
 from pretune.evaluation.baselines.majority import Majority
-from pretune.inference.word_vectors import Vectors
+from pretune.inference.word_vectors import WordVectors
 
 
 @spec
-class Averaged:
+class AveragedVectors:
     """The mean word vector of a text, logistic regression on top; the vectors are read from a file or trained here."""
 
     vectors: str | None = None  # a file in word2vec's or GloVe's text format; None: trained on the task's own texts
@@ -20,7 +20,7 @@ class Averaged:
     choices: tuple[float, ...] = (0.03, 0.3, 3.0, 30.0)  # of C
     folds: int = 3
 
-    def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predict:
+    def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predictor:
         """Learn from labelled texts (or pairs)."""
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
@@ -28,18 +28,18 @@ class Averaged:
 
         if len(set(labels)) < 2:
             return Majority().fit(texts, labels)
-        vectors = Vectors.load(self.vectors) if self.vectors else self._train(texts, seed)
-        x, (classes, y) = averages(vectors, texts), numbered(labels)
+        vectors = WordVectors.load(self.vectors) if self.vectors else self._train(texts, seed)
+        x, (classes, y) = average_vectors(vectors, texts), encode_labels(labels)
         scale = StandardScaler().fit(x)
         model = LogisticRegression(max_iter=300, random_state=seed)
-        found = make_pipeline(scale, tuned(model, scale.transform(x), y, self.choices, self.folds, seed))
+        found = make_pipeline(scale, fit_best_c(model, scale.transform(x), y, self.choices, self.folds, seed))
 
         def predict(texts: Sequence[Text]) -> list[Label]:
-            return [classes[i] for i in found.predict(averages(vectors, texts))] if texts else []
+            return [classes[i] for i in found.predict(average_vectors(vectors, texts))] if texts else []
 
         return predict
 
-    def _train(self, texts: Sequence[Text], seed: int) -> Vectors:
-        first, second = sides(texts)
+    def _train(self, texts: Sequence[Text], seed: int) -> WordVectors:
+        first, second = split_pairs(texts)
         words = [text for text in [*first, *(second or [])] if text.strip()]
         return self.trained.train(words, seed=seed)

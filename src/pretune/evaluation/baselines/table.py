@@ -4,14 +4,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pretune.core.counted import counted
+from pretune.core.counted import format_count
 from pretune.core.errors import UsageError
-from pretune.core.seed import generator
-from pretune.evaluation.baselines import BASELINES, DEFAULT
+from pretune.core.seed import make_generator
+from pretune.evaluation.baselines import BASELINES, DEFAULT_BASELINES
 from pretune.evaluation.baselines.base import Label, Text
 from pretune.metrics.classification import accuracy
 
-MOST = 20_000
+MAX_TRAIN_EXAMPLES = 20_000
 """Training rows that baselines see, unless told otherwise."""
 
 Metric = Callable[[Sequence[Label], Sequence[Label]], float | Mapping[str, float]]
@@ -19,29 +19,29 @@ Metric = Callable[[Sequence[Label], Sequence[Label]], float | Mapping[str, float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class BaselineScore:
     """One baseline."""
 
     method: str
     score: float
     seconds: float  # by the clock, for learning and predicting
-    predicted: tuple[Label, ...]
+    predictions: tuple[Label, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class BaselineTable:
     """What was run, in its order, and what was not."""
 
-    rows: tuple[Row, ...]
-    left_out: tuple[str, ...]
-    trained_on: int  # rows
-    of: int  # rows there were
+    rows: tuple[BaselineScore, ...]
+    skipped: tuple[str, ...]
+    train_rows: int  # rows
+    total_rows: int  # rows there were
 
     def __str__(self) -> str:
         lines = [f"{'method':<10} {'score':>7} {'seconds':>8}"]
         lines += [f"{row.method:<10} {row.score:>7.4f} {row.seconds:>8.1f}" for row in self.rows]
-        seen = f"trained on {self.trained_on:,} of {counted(self.of, 'rows')}"
-        return "\n".join([*lines, f"{seen}; not run: {', '.join(self.left_out) or 'none'}"])
+        seen = f"trained on {self.train_rows:,} of {format_count(self.total_rows, 'rows')}"
+        return "\n".join([*lines, f"{seen}; not run: {', '.join(self.skipped) or 'none'}"])
 
 
 def compare(
@@ -50,11 +50,11 @@ def compare(
     test: Sequence[Text],
     gold: Sequence[Label],
     *,
-    names: Sequence[str] = DEFAULT,
+    names: Sequence[str] = DEFAULT_BASELINES,
     metric: Metric = accuracy,
-    most: int | None = MOST,
+    max_train_examples: int | None = MAX_TRAIN_EXAMPLES,
     seed: int = 0,
-) -> Table:
+) -> BaselineTable:
     """Fit baselines on labelled texts (or pairs), `most` of them at most, and score them on others."""
     if len(texts) != len(labels) or len(test) != len(gold) or not texts or not test:
         raise UsageError(
@@ -63,8 +63,8 @@ def compare(
         )
     chosen = [BASELINES.get(name) for name in names]
     take: Sequence[int] = range(len(texts))
-    if most is not None and len(texts) > most:
-        take = sorted(generator(seed, 0).permutation(len(texts))[:most].tolist())
+    if max_train_examples is not None and len(texts) > max_train_examples:
+        take = sorted(make_generator(seed, 0).permutation(len(texts))[:max_train_examples].tolist())
     some, theirs = [texts[i] for i in take], [labels[i] for i in take]
     rows = []
     for name, baseline in zip(names, chosen, strict=True):
@@ -73,6 +73,6 @@ def compare(
         seconds = time.perf_counter() - begun
         found = metric(gold, predicted)
         score = next(iter(found.values())) if isinstance(found, Mapping) else found
-        rows.append(Row(method=name, score=score, seconds=seconds, predicted=predicted))
+        rows.append(BaselineScore(method=name, score=score, seconds=seconds, predictions=predicted))
     left_out = tuple(name for name in BASELINES if name not in names)
-    return Table(rows=tuple(rows), left_out=left_out, trained_on=len(some), of=len(texts))
+    return BaselineTable(rows=tuple(rows), skipped=left_out, train_rows=len(some), total_rows=len(texts))

@@ -27,9 +27,9 @@ class FrequentTag:
                     seen[form][tag] += 1
         if not seen:
             raise DataError("no word has a tag; give at least one sentence")
-        table = {word: _most(found) for word, found in seen.items()}
+        table = {word: _find_most_frequent(found) for word, found in seen.items()}
         rare = [table[word] for word, found in seen.items() if found.total() == 1]
-        unknown = _most(Counter(rare or table.values()))
+        unknown = _find_most_frequent(Counter(rare or table.values()))
 
         def predict(sentences: Sequence[Sequence[str]]) -> list[list[str]]:
             return [[table.get(word) or table.get(word.lower()) or unknown for word in words] for words in sentences]
@@ -55,17 +55,17 @@ class WindowTags:
             return FrequentTag().fit(sentences, tags)
         table = FeatureHasher(self.size, input_type="string", alternate_sign=False)
         model = SGDClassifier(alpha=self.penalty, max_iter=self.epochs, tol=None, average=True, random_state=seed).fit(
-            table.transform(_features(sentences)), y
+            table.transform(_extract_features(sentences)), y
         )
 
         def predict(sentences: Sentences) -> list[list[str]]:
-            said = iter(model.predict(table.transform(_features(sentences))).tolist() if any(sentences) else [])
+            said = iter(model.predict(table.transform(_extract_features(sentences))).tolist() if any(sentences) else [])
             return [[next(said) for _ in words] for words in sentences]
 
         return predict
 
 
-def _features(sentences: Sentences) -> Iterator[list[str]]:
+def _extract_features(sentences: Sentences) -> Iterator[list[str]]:
     """What is known of each word."""
     for words in sentences:
         low = ["", "", *(word.lower() for word in words), "", ""]
@@ -79,5 +79,5 @@ def _features(sentences: Sentences) -> Iterator[list[str]]:
             ]  # fmt: skip
 
 
-def _most(counts: Counter[str]) -> str:
+def _find_most_frequent(counts: Counter[str]) -> str:
     return min(counts, key=lambda tag: (-counts[tag], tag))

@@ -4,7 +4,21 @@ score(model, ["The cat is asleep.", "The cat are asleep."])         # log-probab
 judge(model, passages(tokenizer, texts, stretches)).logs            # of every token of the stretches
 """
 
-from pretune.inference.scoring.logprobs import PLAIN, Asking, Judged, judge, score
-from pretune.inference.scoring.passages import Passages, passages
+from pretune.inference.scoring.logprobs import (
+    DEFAULT_SCORING,
+    ScoringConfig,
+    TokenLogProbs,
+    compute_token_logprobs,
+    score,
+)
+from pretune.inference.scoring.passages import Passages, encode_passages
 
-__all__ = ["PLAIN", "Asking", "Judged", "Passages", "judge", "passages", "score"]
+__all__ = [
+    "DEFAULT_SCORING",
+    "ScoringConfig",
+    "TokenLogProbs",
+    "Passages",
+    "compute_token_logprobs",
+    "encode_passages",
+    "score",
+]

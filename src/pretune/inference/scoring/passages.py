@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pretune.core.errors import DataError
-from pretune.data.ragged import Bools, Ints, bounds, spread
+from pretune.data.ragged import Bools, Ints, compute_offsets, spread
 from pretune.text.tokenizer import Tokenizer
 
-Stretch = tuple[int, int]
+CharacterSpan = tuple[int, int]
 """Where a part of a text starts and ends, in characters."""
 
 
@@ -24,8 +24,8 @@ class Passages:
     offsets: Ints  # [S + 1]
     start: Ints  # [S] the first judged token of each, counted from its own first
     stop: Ints  # [S] the one after the last
-    units: Bools  # [T] starts a unit
-    cut: int = 0  # texts that have lost tokens
+    unit_starts: Bools  # [T] starts a unit
+    truncated_texts: int = 0  # texts that have lost tokens
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -36,32 +36,32 @@ class Passages:
         return np.diff(self.offsets)
 
     @property
-    def judged(self) -> Ints:
+    def span_lengths(self) -> Ints:
         """[S] how many tokens of each are judged."""
         return self.stop - self.start
 
-    def take(self, which: Ints) -> "Passages":
+    def take(self, indices: Ints) -> "Passages":
         """Some of them, in the order asked for."""
-        lengths = self.lengths[which]
-        index = spread(self.offsets[:-1][which], lengths)
+        lengths = self.lengths[indices]
+        index = spread(self.offsets[:-1][indices], lengths)
         return replace(
             self,
             tokens=self.tokens[index],
-            offsets=bounds(lengths),
-            start=self.start[which],
-            stop=self.stop[which],
-            units=self.units[index],
+            offsets=compute_offsets(lengths),
+            start=self.start[indices],
+            stop=self.stop[indices],
+            unit_starts=self.unit_starts[index],
         )
 
-    def fit(self, room: int | None) -> "Passages":
+    def fit(self, max_length: int | None) -> "Passages":
         """Those that are longer than `room` cut: what is before the judged stretch is lost first, then its end."""
-        long = None if room is None else self.lengths > room
-        if room is None or long is None or not long.any():
+        long = None if max_length is None else self.lengths > max_length
+        if max_length is None or long is None or not long.any():
             return self
-        lengths = np.minimum(self.lengths, room)
+        lengths = np.minimum(self.lengths, max_length)
         away = np.minimum(self.lengths - lengths, self.start)  # from the beginning
-        index, offsets = spread(self.offsets[:-1] + away, lengths), bounds(lengths)
-        units = self.units[index]
+        index, offsets = spread(self.offsets[:-1] + away, lengths), compute_offsets(lengths)
+        units = self.unit_starts[index]
         units[offsets[:-1]] = True
         return replace(
             self,
@@ -69,15 +69,19 @@ class Passages:
             offsets=offsets,
             start=self.start - away,
             stop=np.minimum(self.stop - away, lengths),
-            units=units,
-            cut=self.cut + int(long.sum()),
+            unit_starts=units,
+            truncated_texts=self.truncated_texts + int(long.sum()),
         )
 
 
-def passages(
-    tokenizer: Tokenizer, texts: Sequence[str], judged: Sequence[Stretch] | None = None, *, whole: bool = False
+def encode_passages(
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    spans: Sequence[CharacterSpan] | None = None,
+    *,
+    single_unit: bool = False,
 ) -> Passages:
-    """Texts as tokens; `judged` are the stretches to judge, in characters, all of each text by default.
+    """Texts as tokens; `span_lengths` are the stretches to judge, in characters, all of each text by default.
 
     A stretch begins with the white space before it. With `whole` it is one unit, not as many as it has words. Special
     tokens spelled out in a text are text.
@@ -87,9 +91,9 @@ def passages(
     start, stop = np.zeros(len(texts), dtype=np.int64), lengths.copy()
     units = found.word_start.copy()
     units[found.offsets[:-1][lengths > 0]] = True
-    for at, stretch in enumerate(judged or ()):
-        start[at], stop[at] = found.tokens_at(at, stretch)
-        if whole:
+    for at, stretch in enumerate(spans or ()):
+        start[at], stop[at] = found.find_tokens(at, stretch)
+        if single_unit:
             first = int(found.offsets[at])
             units[first + start[at] : first + stop[at]] = False
             units[first + start[at]] = True
@@ -98,4 +102,4 @@ def passages(
     if (stop <= start).any():
         at = int((stop <= start).argmax())
         raise DataError(f"text {at + 1}, {texts[at][:60]!r}: there is no token in it to judge; leave it out")
-    return Passages(tokens=found.ids.astype(np.int64), offsets=found.offsets, start=start, stop=stop, units=units)
+    return Passages(tokens=found.ids.astype(np.int64), offsets=found.offsets, start=start, stop=stop, unit_starts=units)

@@ -70,7 +70,7 @@ SIZES: dict[str, tuple[str, ...]] = {
 """The names of each family's sizes, for who may not wait for torch (a shell that completes a line); a test holds them
 to the families' own."""
 
-STYLED = {"cls-sep": "bert", "s-mask": "roberta", "endoftext": "gpt", "sentinels": "t5", "cls-last": "xlnet"}
+STYLE_FAMILIES = {"cls-sep": "bert", "s-mask": "roberta", "endoftext": "gpt", "sentinels": "t5", "cls-last": "xlnet"}
 """A style of special tokens -> the first family whose paper trained on it; held by the same test."""
 
 MODEL_TYPES = {

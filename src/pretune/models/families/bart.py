@@ -5,11 +5,11 @@ from functools import partial
 from typing import Any
 
 from pretune.models.families.bert import ACTIVATIONS
-from pretune.models.family import ADAM, Family, Size, Training
-from pretune.models.hf.checks import size, take
-from pretune.models.hf.config import Entry, Fixed, Key, Layout, Odd, both, look
-from pretune.models.hf.heads import headed, tokenwise
-from pretune.models.hf.weights import Row, Rule, rules
+from pretune.models.family import ADAM, Family, PaperDefaults, Size
+from pretune.models.hf.checks import check_size, read_key
+from pretune.models.hf.config import CustomKey, Entry, FixedKey, Key, Layout, expand_sides, get_path
+from pretune.models.hf.heads import define_head, define_token_heads
+from pretune.models.hf.weights import RowPacking, Rule, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
@@ -22,7 +22,7 @@ from pretune.nn.positions import Learned
 from pretune.nn.stack import Stack
 
 
-def recipe(
+def build_spec(
     *,
     width: int = 768,
     depth: int = 6,
@@ -68,7 +68,7 @@ def recipe(
     )
 
 
-def _keys(side: str) -> tuple[Entry, ...]:
+def _build_keys(side: str) -> tuple[Entry, ...]:
     first = side == "encoder"  # which the names without a side mean
     attentions = [f"{side}.blocks.*.attention"] + ([] if first else [f"{side}.blocks.*.cross"])
     heads = tuple(f"{path}.heads" for path in attentions)
@@ -76,35 +76,35 @@ def _keys(side: str) -> tuple[Entry, ...]:
         Key(f"{side}_layers", (f"{side}.depth",), 12, aliases=("num_hidden_layers",) if first else ()),
         Key(f"{side}_ffn_dim", (f"{side}.blocks.*.feedforward.hidden",), 4096),
         Key(f"{side}_attention_heads", heads, 16, aliases=("num_attention_heads",) if first else ()),
-        Fixed(f"{side}_layerdrop", (0, 0.0)),
+        FixedKey(f"{side}_layerdrop", (0, 0.0)),
     )
 
 
-def _read_positions(found: Mapping[str, Any]) -> dict[str, Any]:
-    rows = take(found, "max_position_embeddings", check=size, default=1024) + 2
-    return dict.fromkeys(both(["position.rows"]), rows)
+def _read_positions(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    rows = read_key(hf_config, "max_position_embeddings", check=check_size, default=1024) + 2
+    return dict.fromkeys(expand_sides(["position.rows"]), rows)
 
 
 def _write_positions(spec: Model) -> dict[str, Any]:
-    return {"max_position_embeddings": look(spec, "encoder.position.rows") - 2}
+    return {"max_position_embeddings": get_path(spec, "encoder.position.rows") - 2}
 
 
 _ENTRIES: tuple[Entry, ...] = (
-    *_keys("encoder"),
-    *_keys("decoder"),
+    *_build_keys("encoder"),
+    *_build_keys("decoder"),
     Key("vocab_size", ("vocab",), 50265),
     Key("d_model", ("width",), 1024, aliases=("hidden_size",)),
-    Odd(("max_position_embeddings",), _read_positions, _write_positions),
-    Key("activation_function", both(["blocks.*.feedforward.activation"]), "gelu", ACTIVATIONS),
-    Key("dropout", both(["embed.dropout", "blocks.*.dropout"]), 0.1),
-    Key("attention_dropout", (*both(["blocks.*.attention.dropout"]), "decoder.blocks.*.cross.dropout"), 0.0),
-    Key("activation_dropout", both(["blocks.*.feedforward.dropout"]), 0.0),
+    CustomKey(("max_position_embeddings",), _read_positions, _write_positions),
+    Key("activation_function", expand_sides(["blocks.*.feedforward.activation"]), "gelu", ACTIVATIONS),
+    Key("dropout", expand_sides(["embed.dropout", "blocks.*.dropout"]), 0.1),
+    Key("attention_dropout", (*expand_sides(["blocks.*.attention.dropout"]), "decoder.blocks.*.cross.dropout"), 0.0),
+    Key("activation_dropout", expand_sides(["blocks.*.feedforward.dropout"]), 0.0),
     Key("init_std", ("init.std",), 0.02),
-    Key("scale_embedding", both(["embed.scale"]), False),
+    Key("scale_embedding", expand_sides(["embed.scale"]), False),
 )
 
 
-def _rules(slot: str) -> tuple[Rule, ...]:
+def _build_rules(slot: str) -> tuple[Rule, ...]:
     table = {"tokens.weight": "model.shared.weight", "head.weight": "lm_head.weight"}
     for side in ("encoder", "decoder"):
         layer = f"model.{side}.layers.{{i}}"
@@ -119,50 +119,52 @@ def _rules(slot: str) -> tuple[Rule, ...]:
         table[f"{side}.position.table.weight"] = f"model.{side}.embed_positions.weight"
         table[f"{side}.embed.norm.{{p}}"] = f"model.{side}.layernorm_embedding.{{p}}"
         table[f"{side}.norm.{{p}}"] = f"model.{side}.layer_norm.{{p}}"
-    return (*rules(table), Rule("head.bias", "final_logits_bias", Row()))
+    return (*make_rules(table), Rule("head.bias", "final_logits_bias", RowPacking()))
 
 
-LAST = Reading(at="last", layer="own")
+LAST_TOKEN = Reading(at="last", layer="own")
 """The decoder's last state, with the text on both sides (section 3.1 of the paper), through a dense layer."""
 
 
-def _layout(model_type: str, name: str, slot: str) -> Layout:
+def _build_layout(model_type: str, name: str, slot: str) -> Layout:
     return Layout(
         model_type=model_type,
-        template=partial(recipe, pre_norm=slot == "pre", family=model_type),
+        template=partial(build_spec, pre_norm=slot == "pre", family=model_type),
         entries=(
             *_ENTRIES,
             # Early releases said here what is now the difference between the two classes.
-            Fixed("normalize_before", (slot == "pre",)),
-            Fixed("add_final_layer_norm", (slot == "pre",)),
-            Fixed("normalize_embedding", (True,)),
-            Fixed("static_position_embeddings", (False,)),
-            Fixed("extra_pos_embeddings", (2,)),
-            Fixed("add_bias_logits", (False,)),
+            FixedKey("normalize_before", (slot == "pre",)),
+            FixedKey("add_final_layer_norm", (slot == "pre",)),
+            FixedKey("normalize_embedding", (True,)),
+            FixedKey("static_position_embeddings", (False,)),
+            FixedKey("extra_pos_embeddings", (2,)),
+            FixedKey("add_bias_logits", (False,)),
         ),
         prefix="model.",
         classes={f"{name}ForConditionalGeneration": frozenset({"head"}), f"{name}Model": frozenset()},
-        headed={
-            f"{name}ForSequenceClassification": headed(
-                "classification", {"dense": "classification_head.dense", "out": "classification_head.out_proj"}, LAST
+        task_heads={
+            f"{name}ForSequenceClassification": define_head(
+                "classification",
+                {"dense": "classification_head.dense", "out": "classification_head.out_proj"},
+                LAST_TOKEN,
             ),
-            **tokenwise(name, tags=None),
+            **define_token_heads(name, tags=None),
         },
         head="lm_head.weight",
         copies=("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
         zeros=("final_logits_bias",),
-        rules=_rules(slot),
+        rules=_build_rules(slot),
     )
 
 
-BART = _layout("bart", "Bart", "post")
+BART_LAYOUT = _build_layout("bart", "Bart", "post")
 
 bart = Family(
-    recipe=recipe,
+    build_spec=build_spec,
     shape="encoder-decoder",
-    reading=LAST,
+    pooling=LAST_TOKEN,
     default="base",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "denoising"},
         batch_tokens=4_096_000,
         lr=6e-4,
@@ -175,16 +177,16 @@ bart = Family(
         "base": Size({}, 139_420_416),
         "large": Size({"width": 1024, "depth": 12, "heads": 16}, 406_291_456),
     },
-    layout=BART,
+    layout=BART_LAYOUT,
 )
 """BART: an encoder-decoder that restores corrupted text (Lewis et al., 2020)."""
 
 mbart = Family(
-    recipe=partial(recipe, pre_norm=True, scale=True, vocab=250027, family="mbart"),
+    build_spec=partial(build_spec, pre_norm=True, scale=True, vocab=250027, family="mbart"),
     shape="encoder-decoder",
-    reading=LAST,
+    pooling=LAST_TOKEN,
     default="large",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "denoising"},
         batch_tokens=32_768_000,  # 128K on each of 256 devices
         lr=3e-4,
@@ -194,16 +196,16 @@ mbart = Family(
         tokenizer=("unigram", "s-mask", 250_027),
     ),
     sizes={"large": Size({"width": 1024, "depth": 12, "heads": 16}, 610_851_840)},
-    layout=_layout("mbart", "MBart", "pre"),
+    layout=_build_layout("mbart", "MBart", "pre"),
 )
 """mBART: BART over 25 languages, pre-norm (Liu et al., 2020)."""
 
 mass = Family(
-    recipe=partial(recipe, vocab=30522, positions=512, family="mass"),
+    build_spec=partial(build_spec, vocab=30522, positions=512, family="mass"),
     shape="encoder-decoder",
-    reading=LAST,
+    pooling=LAST_TOKEN,
     default="base",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "masked_seq2seq"},
         batch_tokens=12_000,
         lr=1e-4,
@@ -216,6 +218,6 @@ mass = Family(
         "base": Size({}, 123_471_360),  # "123M"
         "middle": Size({"width": 1024, "heads": 16}, 208_668_672),  # "213M"
     },
-    layout=BART,
+    layout=BART_LAYOUT,
 )
 """MASS: the encoder reads text with a hole, the decoder writes what was in it (Song et al., 2019)."""

@@ -1,9 +1,9 @@
 """BERT (Devlin et al., 2019): a bidirectional encoder trained to fill masked words and to judge sentence pairs."""
 
-from pretune.models.family import Family, Size, Training
-from pretune.models.hf.config import Fixed, Key, Layout
-from pretune.models.hf.heads import headed, tokenwise
-from pretune.models.hf.weights import rules
+from pretune.models.family import Family, PaperDefaults, Size
+from pretune.models.hf.config import FixedKey, Key, Layout
+from pretune.models.hf.heads import define_head, define_token_heads
+from pretune.models.hf.weights import make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
@@ -28,7 +28,7 @@ ACTIVATIONS = {
 }
 
 
-def recipe(
+def build_spec(
     *,
     width: int = 768,
     depth: int = 12,
@@ -80,9 +80,9 @@ ENCODER_KEYS = (
         ("encoder.embed.norm.eps", "encoder.blocks.*.norms.post.eps", "head.transform.norm.eps"),
         1e-12,
     ),
-    Fixed("position_embedding_type", ("absolute",)),
-    Fixed("is_decoder", (False,)),
-    Fixed("add_cross_attention", (False,)),
+    FixedKey("position_embedding_type", ("absolute",)),
+    FixedKey("is_decoder", (False,)),
+    FixedKey("add_cross_attention", (False,)),
 )
 LAYER = {
     "encoder.{i}.attention.q.{p}": "encoder.layer.{i}.attention.self.query.{p}",
@@ -100,16 +100,16 @@ LAYER = {
     "pooler.dense.{p}": "pooler.dense.{p}",
 }
 
-POOLED_NAMES = {"dense": "bert.pooler.dense", "out": "classifier"}
-POOLED = Reading(at="first", layer="pooler")
+POOLER_NAMES = {"dense": "bert.pooler.dense", "out": "classifier"}
+POOLER = Reading(at="first", layer="pooler")
 """[CLS] through the pooler (section 3.2 of the paper)."""
 
 bert = Family(
-    recipe=recipe,
+    build_spec=build_spec,
     shape="encoder",
-    reading=POOLED,
+    pooling=POOLER,
     default="base",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "next_sentence"},
         lengths=(128, 512),
         batch_tokens=131_072,
@@ -131,7 +131,7 @@ bert = Family(
     },
     layout=Layout(
         model_type="bert",
-        template=recipe,
+        template=build_spec,
         entries=(
             *ENCODER_KEYS,
             Key("vocab_size", ("vocab",), 30522),
@@ -144,22 +144,22 @@ bert = Family(
             "BertForNextSentencePrediction": frozenset({"pooler", "pair"}),
             "BertModel": frozenset({"pooler"}),
         },
-        headed={
-            "BertForSequenceClassification": headed("classification", POOLED_NAMES, POOLED),
-            "BertForMultipleChoice": headed("choice", POOLED_NAMES, POOLED),
-            **tokenwise("Bert"),
+        task_heads={
+            "BertForSequenceClassification": define_head("classification", POOLER_NAMES, POOLER),
+            "BertForMultipleChoice": define_head("choice", POOLER_NAMES, POOLER),
+            **define_token_heads("Bert"),
         },
-        marks={
+        presence_keys={
             "pooler": "bert.pooler.dense.weight",
             "pair": "cls.seq_relationship.weight",
             "head": "cls.predictions.bias",
         },
         head="cls.predictions.decoder.weight",
-        twins={"cls.predictions.bias": "cls.predictions.decoder.bias"},
-        skipped=(r".*embeddings\.position_ids",),
+        duplicates={"cls.predictions.bias": "cls.predictions.decoder.bias"},
+        skipped_tensors=(r".*embeddings\.position_ids",),
         rules=(
-            *rules({ours: f"bert.{theirs}" for ours, theirs in LAYER.items()}),
-            *rules(
+            *make_rules({ours: f"bert.{theirs}" for ours, theirs in LAYER.items()}),
+            *make_rules(
                 {
                     "head.transform.dense.{p}": "cls.predictions.transform.dense.{p}",
                     "head.transform.norm.{p}": "cls.predictions.transform.LayerNorm.{p}",

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pretune.models.family import ADAM, Family, Size, Training
-from pretune.models.hf.checks import size, take
-from pretune.models.hf.config import Key, Layout, Odd
-from pretune.models.hf.heads import scored
-from pretune.models.hf.weights import Fused, Rule, Turned, rules
+from pretune.models.family import ADAM, Family, PaperDefaults, Size
+from pretune.models.hf.checks import check_size, read_key
+from pretune.models.hf.config import CustomKey, Key, Layout
+from pretune.models.hf.heads import define_score_head
+from pretune.models.hf.weights import FusedPacking, Rule, TransposedPacking, make_rules
 from pretune.models.init import Normal
 from pretune.models.spec import Model
 from pretune.nn.attention import Attention
@@ -20,7 +20,7 @@ from pretune.nn.positions import Learned
 from pretune.nn.stack import Stack
 
 
-def recipe(
+def build_spec(
     *,
     width: int = 768,
     depth: int = 12,
@@ -54,24 +54,26 @@ def recipe(
     )
 
 
-def block_rules(body: str, norm: str) -> tuple[Rule, ...]:
+def build_block_rules(body: str, norm: str) -> tuple[Rule, ...]:
     """Tensors of one layer, shared with GPT-2: matrices stored input first, queries, keys and values together."""
     ours, theirs = "decoder.{i}", body + "h.{i}"
     return (
         Rule(
-            tuple(f"{ours}.attention.{part}.{{p}}" for part in "qkv"), f"{theirs}.attn.c_attn.{{p}}", Fused(turned=True)
+            tuple(f"{ours}.attention.{part}.{{p}}" for part in "qkv"),
+            f"{theirs}.attn.c_attn.{{p}}",
+            FusedPacking(is_transposed=True),
         ),
-        Rule(f"{ours}.attention.out.{{p}}", f"{theirs}.attn.c_proj.{{p}}", Turned()),
-        Rule(f"{ours}.feedforward.up.{{p}}", f"{theirs}.mlp.c_fc.{{p}}", Turned()),
-        Rule(f"{ours}.feedforward.down.{{p}}", f"{theirs}.mlp.c_proj.{{p}}", Turned()),
+        Rule(f"{ours}.attention.out.{{p}}", f"{theirs}.attn.c_proj.{{p}}", TransposedPacking()),
+        Rule(f"{ours}.feedforward.up.{{p}}", f"{theirs}.mlp.c_fc.{{p}}", TransposedPacking()),
+        Rule(f"{ours}.feedforward.down.{{p}}", f"{theirs}.mlp.c_proj.{{p}}", TransposedPacking()),
         Rule(f"{ours}.attention_norm.{norm}.{{p}}", f"{theirs}.ln_1.{{p}}"),
         Rule(f"{ours}.feedforward_norm.{norm}.{{p}}", f"{theirs}.ln_2.{{p}}"),
     )
 
 
-def width_of(found: Mapping[str, Any]) -> int:
+def read_width(hf_config: Mapping[str, Any]) -> int:
     """The width a config states, from which other sizes follow."""
-    width: int = take(found, "n_embd", "hidden_size", check=size, default=768)
+    width: int = read_key(hf_config, "n_embd", "hidden_size", check=check_size, default=768)
     return width
 
 
@@ -86,10 +88,10 @@ DECODER_KEYS = (
 )
 
 gpt = Family(
-    recipe=recipe,
+    build_spec=build_spec,
     shape="decoder",
     default="base",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "causal"},
         samples="blocks",
         lengths=(512,),
@@ -101,10 +103,10 @@ gpt = Family(
         tokenizer=("bpe", "endoftext", 40_478),
     ),
     sizes={"base": Size({}, 116_534_784)},  # "117M"
-    task_tokens=True,
+    adds_task_tokens=True,
     layout=Layout(
         model_type="openai-gpt",
-        template=recipe,
+        template=build_spec,
         entries=(
             *DECODER_KEYS,
             Key("vocab_size", ("vocab",), 40478),
@@ -117,17 +119,19 @@ gpt = Family(
                 {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"},
             ),
             Key("layer_norm_epsilon", ("decoder.blocks.*.norms.post.eps",), 1e-5),
-            Odd((), lambda found: {"decoder.blocks.*.feedforward.hidden": 4 * width_of(found)}, lambda spec: {}),
+            CustomKey(
+                (), lambda found: {"decoder.blocks.*.feedforward.hidden": 4 * read_width(found)}, lambda spec: {}
+            ),
         ),
         prefix="transformer.",
-        caches=False,
+        supports_cache=False,
         classes={"OpenAIGPTLMHeadModel": frozenset({"head"}), "OpenAIGPTModel": frozenset()},
-        headed=scored("OpenAIGPT"),
+        task_heads=define_score_head("OpenAIGPT"),
         head="lm_head.weight",
-        skipped=(r".*\.attn\.bias", r".*position_ids"),
+        skipped_tensors=(r".*\.attn\.bias", r".*position_ids"),
         rules=(
-            *block_rules("transformer.", "post"),
-            *rules(
+            *build_block_rules("transformer.", "post"),
+            *make_rules(
                 {
                     "tokens.weight": "transformer.tokens_embed.weight",
                     "decoder.position.table.weight": "transformer.positions_embed.weight",

@@ -6,13 +6,13 @@ from functools import partial
 from typing import Any
 
 from pretune.models.families.bert import ACTIVATIONS
-from pretune.models.families.gpt import DECODER_KEYS, block_rules, width_of
-from pretune.models.families.gpt import recipe as gpt
-from pretune.models.family import ADAM_LARGE, Family, Size, Training
-from pretune.models.hf.checks import optional, size, take
-from pretune.models.hf.config import Fixed, Key, Layout, Odd
-from pretune.models.hf.heads import scored, tokenwise
-from pretune.models.hf.weights import rules
+from pretune.models.families.gpt import DECODER_KEYS, build_block_rules, read_width
+from pretune.models.families.gpt import build_spec as gpt
+from pretune.models.family import ADAM_LARGE, Family, PaperDefaults, Size
+from pretune.models.hf.checks import allow_null, check_size, read_key
+from pretune.models.hf.config import CustomKey, FixedKey, Key, Layout
+from pretune.models.hf.heads import define_score_head, define_token_heads
+from pretune.models.hf.weights import make_rules
 from pretune.models.init import Normal
 from pretune.models.spec import Model, Special
 from pretune.nn.block import Norms
@@ -20,7 +20,7 @@ from pretune.nn.norm import LayerNorm
 from pretune.nn.stack import Stack
 
 
-def recipe(
+def build_spec(
     *,
     width: int = 768,
     depth: int = 12,
@@ -45,18 +45,18 @@ def recipe(
     )
 
 
-def _read_inner(found: Mapping[str, Any]) -> dict[str, Any]:
-    inner = take(found, "n_inner", check=optional(size), default=None)
-    return {"decoder.blocks.*.feedforward.hidden": 4 * width_of(found) if inner is None else inner}
+def _read_inner(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    inner = read_key(hf_config, "n_inner", check=allow_null(check_size), default=None)
+    return {"decoder.blocks.*.feedforward.hidden": 4 * read_width(hf_config) if inner is None else inner}
 
 
 def _write_inner(spec: Model) -> dict[str, Any]:
-    return {"n_inner": spec.last.blocks[0].feedforward.hidden}
+    return {"n_inner": spec.last_stack.blocks[0].feedforward.hidden}
 
 
 LAYOUT = Layout(
     model_type="gpt2",
-    template=recipe,
+    template=build_spec,
     entries=(
         *DECODER_KEYS,
         Key("vocab_size", ("vocab",), 50257),
@@ -68,20 +68,20 @@ LAYOUT = Layout(
             {"gelu_new": "gelu_tanh", **ACTIVATIONS},
         ),
         Key("layer_norm_epsilon", ("decoder.blocks.*.norms.pre.eps", "decoder.norm.eps"), 1e-5),
-        Odd(("n_inner",), _read_inner, _write_inner),
-        Fixed("scale_attn_weights", (True,)),
-        Fixed("scale_attn_by_inverse_layer_idx", (False,)),
-        Fixed("reorder_and_upcast_attn", (False,)),
-        Fixed("add_cross_attention", (False,)),
+        CustomKey(("n_inner",), _read_inner, _write_inner),
+        FixedKey("scale_attn_weights", (True,)),
+        FixedKey("scale_attn_by_inverse_layer_idx", (False,)),
+        FixedKey("reorder_and_upcast_attn", (False,)),
+        FixedKey("add_cross_attention", (False,)),
     ),
     prefix="transformer.",
     classes={"GPT2LMHeadModel": frozenset({"head"}), "GPT2Model": frozenset()},
-    headed={**scored("GPT2"), **tokenwise("GPT2")},
+    task_heads={**define_score_head("GPT2"), **define_token_heads("GPT2")},
     head="lm_head.weight",
-    skipped=(r".*\.attn\.(masked_)?bias",),
+    skipped_tensors=(r".*\.attn\.(masked_)?bias",),
     rules=(
-        *block_rules("transformer.", "pre"),
-        *rules(
+        *build_block_rules("transformer.", "pre"),
+        *make_rules(
             {
                 "tokens.weight": "transformer.wte.weight",
                 "decoder.position.table.weight": "transformer.wpe.weight",
@@ -93,10 +93,10 @@ LAYOUT = Layout(
 )
 
 gpt2 = Family(
-    recipe=recipe,
+    build_spec=build_spec,
     shape="decoder",
     default="small",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "causal"},
         samples="blocks",
         lengths=(1024,),
@@ -119,16 +119,16 @@ gpt2 = Family(
 """GPT-2: pre-norm left-to-right decoder (Radford et al., 2019)."""
 
 
-def _gpt3(width: int, depth: int, heads: int, head_width: int, params: int) -> Size:
+def _make_size(width: int, depth: int, heads: int, head_width: int, params: int) -> Size:
     odd = {"head_width": head_width} if heads * head_width != width else {}
     return Size({"width": width, "depth": depth, "heads": heads, **odd}, params)
 
 
 gpt3 = Family(
-    recipe=partial(recipe, positions=2048, dropout=0.0, family="gpt3"),
+    build_spec=partial(build_spec, positions=2048, dropout=0.0, family="gpt3"),
     shape="decoder",
     default="125m",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "causal"},
         samples="blocks",
         lengths=(2048,),
@@ -142,14 +142,14 @@ gpt3 = Family(
     # Table 2.1 of the paper; no weights were released, so the counts are of these shapes. Attention is dense in every
     # layer here; the paper alternates with banded sparse layers whose width it does not give.
     sizes={
-        "125m": _gpt3(768, 12, 12, 64, 125_226_240),
-        "350m": _gpt3(1024, 24, 16, 64, 355_871_744),
-        "760m": _gpt3(1536, 24, 16, 96, 760_300_032),
-        "1.3b": _gpt3(2048, 24, 24, 128, 1_517_123_584),
-        "2.7b": _gpt3(2560, 32, 32, 80, 2_651_553_280),
-        "6.7b": _gpt3(4096, 32, 32, 128, 6_658_404_352),
-        "13b": _gpt3(5140, 40, 40, 128, 12_936_488_380),
-        "175b": _gpt3(12288, 96, 96, 128, 174_604_259_328),
+        "125m": _make_size(768, 12, 12, 64, 125_226_240),
+        "350m": _make_size(1024, 24, 16, 64, 355_871_744),
+        "760m": _make_size(1536, 24, 16, 96, 760_300_032),
+        "1.3b": _make_size(2048, 24, 24, 128, 1_517_123_584),
+        "2.7b": _make_size(2560, 32, 32, 80, 2_651_553_280),
+        "6.7b": _make_size(4096, 32, 32, 128, 6_658_404_352),
+        "13b": _make_size(5140, 40, 40, 128, 12_936_488_380),
+        "175b": _make_size(12288, 96, 96, 128, 174_604_259_328),
     },
     layout=LAYOUT,
 )

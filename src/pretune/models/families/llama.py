@@ -5,14 +5,23 @@ from functools import partial
 from typing import Any
 
 from pretune.core.config import to_dict
-from pretune.core.config.read import shown
+from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
 from pretune.models.families.bert import ACTIVATIONS
-from pretune.models.family import ADAM_LARGE, Family, Size, Training
-from pretune.models.hf.checks import Check, choice, inside, optional, positive, rate, size, take
-from pretune.models.hf.config import Fixed, Key, Layout, Odd
-from pretune.models.hf.heads import headed, scored, tokenwise
-from pretune.models.hf.weights import rules
+from pretune.models.family import ADAM_LARGE, Family, PaperDefaults, Size
+from pretune.models.hf.checks import (
+    Check,
+    allow_null,
+    check_choice,
+    check_positive,
+    check_rate,
+    check_size,
+    read_key,
+    read_object,
+)
+from pretune.models.hf.config import CustomKey, FixedKey, Key, Layout
+from pretune.models.hf.heads import define_head, define_score_head, define_token_heads
+from pretune.models.hf.weights import make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
@@ -26,7 +35,7 @@ NORM = RMSNorm(eps=1e-6)
 ROTARY = Rotary()
 
 
-def recipe(
+def build_spec(
     *,
     width: int = 4096,
     depth: int = 32,
@@ -66,38 +75,40 @@ def recipe(
     )
 
 
-STRETCHES = {"default": (), "linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
+ROPE_SCALINGS = {"default": (), "linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
 """The kinds of scaling, and the numbers each must give; the last may also state the original length."""
 
 
-def rope(theta: float = 10000.0, fraction: float = 1.0, old: tuple[str, ...] = ()) -> Odd:
+def build_rope_key(theta: float = 10000.0, fraction: float = 1.0, old_names: tuple[str, ...] = ()) -> CustomKey:
     """Rotary positions in old and new spelling: rope_theta and rope_scaling, or both inside rope_parameters.
 
     `old` are a family's own first names for the base and for the turned fraction of a head.
     """
 
     def read(found: Mapping[str, Any]) -> dict[str, Any]:
-        inner = inside(found, "rope_parameters") | inside(found, "rope_scaling")
+        inner = read_object(found, "rope_parameters") | read_object(found, "rope_scaling")
         every = {**found, **inner}
 
         def get(name: str, check: Check, *others: str) -> Any:
             names = (f"rope_parameters.{name}", f"rope_scaling.{name}", *others)
-            return take(every, *names, check=optional(check), default=None)
+            return read_key(every, *names, check=allow_null(check), default=None)
 
-        kind = get("rope_type", _kind, "rope_parameters.type", "rope_scaling.type") or "default"
-        known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *STRETCHES[kind]}
+        kind = get("rope_type", _check_rope_type, "rope_parameters.type", "rope_scaling.type") or "default"
+        known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *ROPE_SCALINGS[kind]}
         known |= {"original_max_position_embeddings"} if kind == "llama3" else set()
         for name, value in inner.items():
             if name.partition(".")[2] not in known and value is not None:
-                raise CheckpointError(f"key {shown(name)} is not known for rope_type '{kind}'")
-        base = get("rope_theta", positive, "rope_theta", *old[:1])
-        part = get("partial_rotary_factor", rate, "partial_rotary_factor", *old[1:])
-        if not old:  # the reference then turns whole heads, whatever the file says
-            Fixed("partial_rotary_factor", (1.0,)).read({"partial_rotary_factor": part})
+                raise CheckpointError(f"key {format_value(name)} is not known for rope_type '{kind}'")
+        base = get("rope_theta", check_positive, "rope_theta", *old_names[:1])
+        part = get("partial_rotary_factor", check_rate, "partial_rotary_factor", *old_names[1:])
+        if not old_names:  # the reference then turns whole heads, whatever the file says
+            FixedKey("partial_rotary_factor", (1.0,)).read({"partial_rotary_factor": part})
         rotary = Rotary(
             theta=theta if base is None else base,
             fraction=fraction if part is None else part,
-            scaling=_scaling(kind, get, take(found, "max_position_embeddings", check=size, default=2048)),
+            scaling=_read_scaling(
+                kind, get, read_key(found, "max_position_embeddings", check=check_size, default=2048)
+            ),
         )
         return {"decoder.position": to_dict(rotary)}
 
@@ -119,16 +130,16 @@ def rope(theta: float = 10000.0, fraction: float = 1.0, old: tuple[str, ...] = (
             }
         return {"rope_parameters": out}
 
-    names = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", *old)
-    return Odd(names, read, write)
+    names = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", *old_names)
+    return CustomKey(names, read, write)
 
 
-def _kind(key: str, value: Any) -> str:
-    return str(choice(key, value, {name: name for name in STRETCHES}))
+def _check_rope_type(key: str, value: Any) -> str:
+    return str(check_choice(key, value, {name: name for name in ROPE_SCALINGS}))
 
 
-def _scaling(kind: str, get: Callable[[str, Check], Any], context: int) -> Linear | Banded | None:
-    numbers = {name: get(name, positive) for name in STRETCHES[kind]}
+def _read_scaling(kind: str, get: Callable[[str, Check], Any], context: int) -> Linear | Banded | None:
+    numbers = {name: get(name, check_positive) for name in ROPE_SCALINGS[kind]}
     for name, value in numbers.items():
         if value is None:
             raise CheckpointError(f"key 'rope_parameters.{name}' is missing, which rope_type '{kind}' needs")
@@ -140,13 +151,13 @@ def _scaling(kind: str, get: Callable[[str, Check], Any], context: int) -> Linea
         factor=numbers["factor"],
         low=numbers["low_freq_factor"],
         high=numbers["high_freq_factor"],
-        original=get("original_max_position_embeddings", size) or context,
+        original=get("original_max_position_embeddings", check_size) or context,
     )
 
 
-def keys(
+def build_keys(
     vocab: int = 32000, hidden: int = 11008, kv_heads: int | None = None, context: int = 2048
-) -> tuple[Key | Odd, ...]:
+) -> tuple[Key | CustomKey, ...]:
     """The keys that all the rotary decoders share."""
     return (
         Key("vocab_size", ("vocab",), vocab),
@@ -154,7 +165,7 @@ def keys(
         Key("intermediate_size", ("decoder.blocks.*.feedforward.hidden",), hidden),
         Key("num_hidden_layers", ("decoder.depth",), 32),
         Key("num_attention_heads", ("decoder.blocks.*.attention.heads",), 32),
-        Odd(("num_key_value_heads",), partial(_read_groups, kv_heads), _write_groups),
+        CustomKey(("num_key_value_heads",), partial(_read_groups, kv_heads), _write_groups),
         Key("hidden_act", ("decoder.blocks.*.feedforward.activation",), "silu", {"silu": "silu", **ACTIVATIONS}),
         Key("attention_dropout", ("decoder.blocks.*.attention.dropout",), 0.0),
         Key("initializer_range", ("init.std",), 0.02),
@@ -162,29 +173,29 @@ def keys(
     )
 
 
-def _read_groups(default: int | None, found: Mapping[str, Any]) -> dict[str, Any]:
-    heads = take(found, "num_attention_heads", check=size, default=32)
-    groups = take(found, "num_key_value_heads", check=optional(size), default=default)
+def _read_groups(default: int | None, hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    heads = read_key(hf_config, "num_attention_heads", check=check_size, default=32)
+    groups = read_key(hf_config, "num_key_value_heads", check=allow_null(check_size), default=default)
     return {"decoder.blocks.*.attention.kv_heads": None if groups in (None, heads) else groups}
 
 
 def _write_groups(spec: Model) -> dict[str, Any]:
-    attention = spec.last.blocks[0].attention
+    attention = spec.last_stack.blocks[0].attention
     return {"num_key_value_heads": attention.kv_heads or attention.heads}
 
 
-def _read_head(found: Mapping[str, Any]) -> dict[str, Any]:
-    width = take(found, "hidden_size", check=size, default=4096)
-    heads = take(found, "num_attention_heads", check=size, default=32)
-    head = take(found, "head_dim", check=optional(size), default=None)
+def _read_head(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    width = read_key(hf_config, "hidden_size", check=check_size, default=4096)
+    heads = read_key(hf_config, "num_attention_heads", check=check_size, default=32)
+    head = read_key(hf_config, "head_dim", check=allow_null(check_size), default=None)
     return {"decoder.blocks.*.attention.head_width": None if head is None or heads * head == width else head}
 
 
 def _write_head(spec: Model) -> dict[str, Any]:
-    return {"head_dim": spec.last.blocks[0].attention.shape(width=spec.width)[2]}
+    return {"head_dim": spec.last_stack.blocks[0].attention.resolve_shape(width=spec.width)[2]}
 
 
-HEAD_WIDTH = Odd(("head_dim",), _read_head, _write_head)
+HEAD_WIDTH = CustomKey(("head_dim",), _read_head, _write_head)
 NORM_EPS = Key("rms_norm_eps", ("decoder.blocks.*.norms.pre.eps", "decoder.norm.eps"), 1e-6)
 LAYER = {
     **{f"decoder.{{i}}.attention.{part}.{{p}}": f"model.layers.{{i}}.self_attn.{part}_proj.{{p}}" for part in "qkv"},
@@ -203,10 +214,10 @@ PRE_NORM = {
 
 LAYOUT = Layout(
     model_type="llama",
-    template=recipe,
+    template=build_spec,
     entries=(
-        *keys(),
-        rope(),
+        *build_keys(),
+        build_rope_key(),
         HEAD_WIDTH,
         NORM_EPS,
         Key("attention_bias", ("decoder.blocks.*.attention.bias",), False),
@@ -214,22 +225,22 @@ LAYOUT = Layout(
     ),
     prefix="model.",
     classes={"LlamaForCausalLM": frozenset({"head"}), "LlamaModel": frozenset()},
-    headed={
-        **scored("Llama"),
-        **tokenwise("Llama", tags="score", spans=None),
-        "LlamaForQuestionAnswering": headed("span", {"out": "qa_outputs"}, prefix="transformer."),
+    task_heads={
+        **define_score_head("Llama"),
+        **define_token_heads("Llama", tags="score", spans=None),
+        "LlamaForQuestionAnswering": define_head("span", {"out": "qa_outputs"}, prefix="transformer."),
     },
     head="lm_head.weight",
-    skipped=(r".*rotary_emb\.inv_freq",),
-    rules=rules({**LAYER, **PRE_NORM}),
+    skipped_tensors=(r".*rotary_emb\.inv_freq",),
+    rules=make_rules({**LAYER, **PRE_NORM}),
 )
 
 _13B = {"width": 5120, "depth": 40, "heads": 40, "hidden": 13824}
 llama = Family(
-    recipe=recipe,
+    build_spec=build_spec,
     shape="decoder",
     default="7b",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "causal"},
         samples="blocks",
         lengths=(2048,),
@@ -251,10 +262,10 @@ llama = Family(
 """LLaMA: RMSNorm, rotary positions, SwiGLU (Touvron et al., 2023)."""
 
 llama2 = Family(
-    recipe=partial(recipe, family="llama2", norm=RMSNorm(eps=1e-5), context=4096),
+    build_spec=partial(build_spec, family="llama2", norm=RMSNorm(eps=1e-5), context=4096),
     shape="decoder",
     default="7b",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "causal"},
         samples="blocks",
         lengths=(4096,),
@@ -274,10 +285,10 @@ llama2 = Family(
 )
 """Llama 2: longer context, grouped-query attention in the largest (Touvron et al., 2023)."""
 
-_FAR = Rotary(theta=500000.0, scaling=Banded(factor=32.0, low=1.0, high=4.0, original=8192))
+_LONG_CONTEXT_ROTARY = Rotary(theta=500000.0, scaling=Banded(factor=32.0, low=1.0, high=4.0, original=8192))
 llama3 = Family(
-    recipe=partial(
-        recipe,
+    build_spec=partial(
+        build_spec,
         family="llama3",
         vocab=128256,
         kv_heads=8,
@@ -288,7 +299,7 @@ llama3 = Family(
     ),
     shape="decoder",
     default="8b",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "causal"},
         samples="blocks",
         lengths=(8192,),
@@ -302,7 +313,14 @@ llama3 = Family(
     sizes={
         # 3.2 (text): tied heads and stretched positions.
         "1b": Size(
-            {"width": 2048, "depth": 16, "hidden": 8192, "tied": True, "position": _FAR, "context": 131072},
+            {
+                "width": 2048,
+                "depth": 16,
+                "hidden": 8192,
+                "tied": True,
+                "position": _LONG_CONTEXT_ROTARY,
+                "context": 131072,
+            },
             1_235_814_400,
         ),
         "3b": Size(
@@ -312,7 +330,7 @@ llama3 = Family(
                 "heads": 24,
                 "hidden": 8192,
                 "tied": True,
-                "position": _FAR,
+                "position": _LONG_CONTEXT_ROTARY,
                 "context": 131072,
             },
             3_212_749_824,

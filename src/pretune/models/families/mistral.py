@@ -3,16 +3,16 @@
 from dataclasses import replace
 
 from pretune.models.families import llama
-from pretune.models.family import ADAM_LARGE, Family, Size, Training
-from pretune.models.hf.checks import optional, size
+from pretune.models.family import ADAM_LARGE, Family, PaperDefaults, Size
+from pretune.models.hf.checks import allow_null, check_size
 from pretune.models.hf.config import Key, Layout
-from pretune.models.hf.heads import scored, tokenwise
-from pretune.models.hf.weights import rules
+from pretune.models.hf.heads import define_score_head, define_token_heads
+from pretune.models.hf.weights import make_rules
 from pretune.models.spec import Model
 from pretune.nn.norm import RMSNorm
 
 
-def recipe(
+def build_spec(
     *,
     width: int = 4096,
     depth: int = 32,
@@ -23,7 +23,7 @@ def recipe(
     window: int | None = 4096,
 ) -> Model:
     """Every layer sees `window` tokens back."""
-    base = llama.recipe(
+    base = llama.build_spec(
         width=width,
         depth=depth,
         heads=heads,
@@ -41,10 +41,10 @@ def recipe(
 
 
 mistral = Family(
-    recipe=recipe,
+    build_spec=build_spec,
     shape="decoder",
     default="7b",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "causal"},
         samples="blocks",
         lengths=(8192,),
@@ -58,21 +58,21 @@ mistral = Family(
     sizes={"7b": Size({}, 7_241_732_096)},
     layout=Layout(
         model_type="mistral",
-        template=recipe,
+        template=build_spec,
         entries=(
-            *llama.keys(hidden=14336, kv_heads=8, context=131072),
-            llama.rope(),
+            *llama.build_keys(hidden=14336, kv_heads=8, context=131072),
+            llama.build_rope_key(),
             llama.HEAD_WIDTH,
             llama.NORM_EPS,
             # NOTE: an explicit null means no window, silence the class default.
-            Key("sliding_window", ("decoder.blocks.*.attention.window",), 4096, check=optional(size)),
+            Key("sliding_window", ("decoder.blocks.*.attention.window",), 4096, check=allow_null(check_size)),
         ),
         prefix="model.",
         classes={"MistralForCausalLM": frozenset({"head"}), "MistralModel": frozenset()},
-        headed={**scored("Mistral"), **tokenwise("Mistral", tags="score")},
+        task_heads={**define_score_head("Mistral"), **define_token_heads("Mistral", tags="score")},
         head="lm_head.weight",
-        skipped=(r".*rotary_emb\.inv_freq",),
-        rules=rules({**llama.LAYER, **llama.PRE_NORM}),
+        skipped_tensors=(r".*rotary_emb\.inv_freq",),
+        rules=make_rules({**llama.LAYER, **llama.PRE_NORM}),
     ),
 )
 """Mistral: Llama with a sliding window and grouped-query attention (Jiang et al., 2023)."""

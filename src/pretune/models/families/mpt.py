@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pretune.core.config.read import shown
+from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
-from pretune.models.family import ADAM_LARGE, Family, Size, Training
-from pretune.models.hf.checks import inside, optional, positive, rate, size, take
-from pretune.models.hf.config import IGNORED, Fixed, Key, Layout, Odd
-from pretune.models.hf.heads import scored, tokenwise
-from pretune.models.hf.weights import Fused, Rule, rules
+from pretune.models.family import ADAM_LARGE, Family, PaperDefaults, Size
+from pretune.models.hf.checks import allow_null, check_positive, check_rate, check_size, read_key, read_object
+from pretune.models.hf.config import IGNORED_KEYS, CustomKey, FixedKey, Key, Layout
+from pretune.models.hf.heads import define_score_head, define_token_heads
+from pretune.models.hf.weights import FusedPacking, Rule, make_rules
 from pretune.models.spec import Model
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
@@ -20,7 +20,7 @@ from pretune.nn.positions import Alibi
 from pretune.nn.stack import Stack
 
 
-def recipe(
+def build_spec(
     *,
     width: int = 4096,
     depth: int = 32,
@@ -54,24 +54,39 @@ def recipe(
     )
 
 
-_FIXED = {"attn_type": "multihead_attention", "prefix_lm": False, "qk_ln": False, "alibi": True, "alibi_bias_max": 8}
-_KNOWN = {"attn_impl", "attn_uses_sequence_id", "clip_qkv", "softmax_scale", "attn_pdrop", *_FIXED, *IGNORED}
+_FIXED_VALUES = {
+    "attn_type": "multihead_attention",
+    "prefix_lm": False,
+    "qk_ln": False,
+    "alibi": True,
+    "alibi_bias_max": 8,
+}
+_KNOWN_KEYS = {
+    "attn_impl",
+    "attn_uses_sequence_id",
+    "clip_qkv",
+    "softmax_scale",
+    "attn_pdrop",
+    *_FIXED_VALUES,
+    *IGNORED_KEYS,
+}
 
 
-def _read_attention(found: Mapping[str, Any]) -> dict[str, Any]:
-    given = inside(found, "attn_config")
-    for name, value in _FIXED.items():
-        Fixed(f"attn_config.{name}", (value,)).read(given)
+def _read_attention(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    given = read_object(hf_config, "attn_config")
+    for name, value in _FIXED_VALUES.items():
+        FixedKey(f"attn_config.{name}", (value,)).read(given)
     for name, value in given.items():
-        if name.removeprefix("attn_config.") not in _KNOWN and value not in (None, False, {}, []):
-            raise CheckpointError(f"key {shown(name)} is not known; what it changes cannot be reproduced")
-    dropout = take(given, "attn_config.attn_pdrop", check=rate, default=0.0)
+        if name.removeprefix("attn_config.") not in _KNOWN_KEYS and value not in (None, False, {}, []):
+            raise CheckpointError(f"key {format_value(name)} is not known; what it changes cannot be reproduced")
+    dropout = read_key(given, "attn_config.attn_pdrop", check=check_rate, default=0.0)
     clip, scale = (
-        take(given, f"attn_config.{name}", check=optional(positive), default=None)
+        read_key(given, f"attn_config.{name}", check=allow_null(check_positive), default=None)
         for name in ("clip_qkv", "softmax_scale")
     )
     return {
-        "decoder.blocks.*.feedforward.hidden": 4 * take(found, "d_model", "hidden_size", check=size, default=2048),
+        "decoder.blocks.*.feedforward.hidden": 4
+        * read_key(hf_config, "d_model", "hidden_size", check=check_size, default=2048),
         "decoder.blocks.*.attention.clip": clip,
         "decoder.blocks.*.attention.scale": scale,
         "decoder.blocks.*.attention.dropout": dropout,
@@ -84,14 +99,14 @@ def _write_attention(spec: Model) -> dict[str, Any]:
     attention = spec.decoder.blocks[0].attention
     # NOTE: the reference takes only whole numbers for this rate; any other is kept in our own key.
     rate = {"attn_pdrop": int(attention.dropout)} if float(attention.dropout).is_integer() else {}
-    return {"attn_config": {**_FIXED, "clip_qkv": attention.clip, "softmax_scale": attention.scale, **rate}}
+    return {"attn_config": {**_FIXED_VALUES, "clip_qkv": attention.clip, "softmax_scale": attention.scale, **rate}}
 
 
 mpt = Family(
-    recipe=recipe,
+    build_spec=build_spec,
     shape="decoder",
     default="7b",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "causal"},
         samples="blocks",
         lengths=(2048,),
@@ -109,7 +124,7 @@ mpt = Family(
     },
     layout=Layout(
         model_type="mpt",
-        template=recipe,
+        template=build_spec,
         entries=(
             Key("vocab_size", ("vocab",), 50368),
             Key("d_model", ("width",), 2048, aliases=("hidden_size",)),
@@ -118,14 +133,14 @@ mpt = Family(
             Key("max_seq_len", ("context",), 2048),
             Key("layer_norm_epsilon", ("decoder.blocks.*.norms.pre.eps", "decoder.norm.eps"), 1e-5),
             Key("initializer_range", ("init.std",), 0.02),
-            Odd(("attn_config",), _read_attention, _write_attention),
-            Fixed("expansion_ratio", (4,)),
-            Fixed("no_bias", (True,)),
-            Fixed("logit_scale", (None,)),
-            Fixed("embedding_fraction", (1, 1.0)),
+            CustomKey(("attn_config",), _read_attention, _write_attention),
+            FixedKey("expansion_ratio", (4,)),
+            FixedKey("no_bias", (True,)),
+            FixedKey("logit_scale", (None,)),
+            FixedKey("embedding_fraction", (1, 1.0)),
         ),
         # The reference computes the same whatever these say.
-        ignored=frozenset(
+        ignored_keys=frozenset(
             {"learned_pos_emb", "norm_type", "resid_pdrop", "emb_pdrop", "init_config", "tokenizer_name"}
         ),
         prefix="transformer.",
@@ -135,15 +150,15 @@ mpt = Family(
             "MPTForCausalLM": frozenset({"head"}),
             "MptModel": frozenset(),
         },
-        headed={**scored("Mpt"), **tokenwise("Mpt")},
+        task_heads={**define_score_head("Mpt"), **define_token_heads("Mpt")},
         head="lm_head.weight",
         rules=(
             Rule(
                 tuple(f"decoder.{{i}}.attention.{part}.weight" for part in "qkv"),
                 "transformer.blocks.{i}.attn.Wqkv.weight",
-                Fused(),
+                FusedPacking(),
             ),
-            *rules(
+            *make_rules(
                 {
                     "decoder.{i}.attention.out.weight": "transformer.blocks.{i}.attn.out_proj.weight",
                     "decoder.{i}.attention_norm.pre.weight": "transformer.blocks.{i}.norm_1.weight",

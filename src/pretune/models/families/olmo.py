@@ -3,18 +3,18 @@
 from dataclasses import replace
 
 from pretune.models.families import llama
-from pretune.models.family import ADAM_LARGE, Family, Size, Training
-from pretune.models.hf.checks import optional, positive
+from pretune.models.family import ADAM_LARGE, Family, PaperDefaults, Size
+from pretune.models.hf.checks import allow_null, check_positive
 from pretune.models.hf.config import Key, Layout
-from pretune.models.hf.heads import scored
-from pretune.models.hf.weights import rules
+from pretune.models.hf.heads import define_score_head
+from pretune.models.hf.weights import make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.block import Norms
 from pretune.nn.norm import LayerNorm, RMSNorm
 from pretune.nn.positions import Rotary
 
 
-def recipe(
+def build_spec(
     *,
     width: int = 4096,
     depth: int = 32,
@@ -26,7 +26,7 @@ def recipe(
 ) -> Model:
     """Layer norms without any weights."""
     return replace(
-        llama.recipe(
+        llama.build_spec(
             width=width,
             depth=depth,
             heads=heads,
@@ -41,7 +41,7 @@ def recipe(
     )
 
 
-def recipe2(
+def build_olmo2_spec(
     *,
     width: int = 4096,
     depth: int = 32,
@@ -53,7 +53,7 @@ def recipe2(
 ) -> Model:
     """The norm moves behind each sublayer, and queries and keys get one."""
     norm = RMSNorm(eps=1e-6)
-    base = llama.recipe(
+    base = llama.build_spec(
         width=width,
         depth=depth,
         heads=heads,
@@ -73,13 +73,13 @@ def recipe2(
     return replace(base, decoder=decoder, special=Special(pad=100277, eos=(100257,)))
 
 
-BIAS = Key("attention_bias", ("decoder.blocks.*.attention.bias",), False)
+BIAS_KEY = Key("attention_bias", ("decoder.blocks.*.attention.bias",), False)
 
 olmo = Family(
-    recipe=recipe,
+    build_spec=build_spec,
     shape="decoder",
     default="1b",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "causal"},
         samples="blocks",
         lengths=(2048,),
@@ -96,29 +96,29 @@ olmo = Family(
     },
     layout=Layout(
         model_type="olmo",
-        template=recipe,
+        template=build_spec,
         entries=(
-            *llama.keys(vocab=50304),
-            llama.rope(),
-            BIAS,
-            Key("clip_qkv", ("decoder.blocks.*.attention.clip",), None, check=optional(positive)),
+            *llama.build_keys(vocab=50304),
+            llama.build_rope_key(),
+            BIAS_KEY,
+            Key("clip_qkv", ("decoder.blocks.*.attention.clip",), None, check=allow_null(check_positive)),
         ),
         prefix="model.",
         classes={"OlmoForCausalLM": frozenset({"head"}), "OlmoModel": frozenset()},
-        headed=scored("Olmo"),
+        task_heads=define_score_head("Olmo"),
         head="lm_head.weight",
-        skipped=(r".*rotary_emb\.inv_freq",),
-        rules=rules(llama.LAYER),
+        skipped_tensors=(r".*rotary_emb\.inv_freq",),
+        rules=make_rules(llama.LAYER),
     ),
 )
 """OLMo: an open decoder with weightless layer norms (Groeneveld et al., 2024)."""
 
 _EPS = ("blocks.*.norms.out.eps", "blocks.*.attention.norm.eps", "norm.eps")
 olmo2 = Family(
-    recipe=recipe2,
+    build_spec=build_olmo2_spec,
     shape="decoder",
     default="7b",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "causal"},
         samples="blocks",
         lengths=(4096,),
@@ -136,19 +136,19 @@ olmo2 = Family(
     },
     layout=Layout(
         model_type="olmo2",
-        template=lambda: replace(recipe2(), special=recipe().special),
+        template=lambda: replace(build_olmo2_spec(), special=build_spec().special),
         entries=(
-            *llama.keys(vocab=50304),
-            llama.rope(),
-            BIAS,
+            *llama.build_keys(vocab=50304),
+            llama.build_rope_key(),
+            BIAS_KEY,
             Key("rms_norm_eps", tuple(f"decoder.{path}" for path in _EPS), 1e-5),
         ),
         prefix="model.",
         classes={"Olmo2ForCausalLM": frozenset({"head"}), "Olmo2Model": frozenset()},
-        headed=scored("Olmo2"),
+        task_heads=define_score_head("Olmo2"),
         head="lm_head.weight",
-        skipped=(r".*rotary_emb\.inv_freq",),
-        rules=rules(
+        skipped_tensors=(r".*rotary_emb\.inv_freq",),
+        rules=make_rules(
             {
                 **llama.LAYER,
                 "decoder.{i}.attention.q_norm.{p}": "model.layers.{i}.self_attn.q_norm.{p}",

@@ -6,12 +6,12 @@ from typing import Any
 
 from pretune.core.config import to_dict
 from pretune.models.families.bert import ACTIVATIONS
-from pretune.models.families.gpt2 import recipe as gpt2
-from pretune.models.family import ADAM_LARGE, Family, Size, Training
-from pretune.models.hf.checks import flag, optional, size, take
-from pretune.models.hf.config import Fixed, Key, Layout, Odd, look
-from pretune.models.hf.heads import scored, tokenwise
-from pretune.models.hf.weights import rules
+from pretune.models.families.gpt2 import build_spec as gpt2
+from pretune.models.family import ADAM_LARGE, Family, PaperDefaults, Size
+from pretune.models.hf.checks import allow_null, check_flag, check_size, read_key
+from pretune.models.hf.config import CustomKey, FixedKey, Key, Layout, get_path
+from pretune.models.hf.heads import define_score_head, define_token_heads
+from pretune.models.hf.weights import make_rules
 from pretune.models.init import Normal
 from pretune.models.spec import Model, Special
 from pretune.nn.block import Norms
@@ -22,7 +22,7 @@ from pretune.nn.norm import LayerNorm
 from pretune.nn.positions import Learned
 
 
-def recipe(
+def build_spec(
     *,
     width: int = 768,
     depth: int = 12,
@@ -63,10 +63,12 @@ def recipe(
     )
 
 
-def _read_norms(found: Mapping[str, Any]) -> dict[str, Any]:
-    norm = to_dict(LayerNorm(scale=take(found, "layer_norm_elementwise_affine", check=flag, default=True)))
-    pre = take(found, "do_layer_norm_before", check=flag, default=True)
-    final = pre and not take(found, "_remove_final_layer_norm", check=flag, default=False)
+def _read_norms(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    norm = to_dict(
+        LayerNorm(scale=read_key(hf_config, "layer_norm_elementwise_affine", check=check_flag, default=True))
+    )
+    pre = read_key(hf_config, "do_layer_norm_before", check=check_flag, default=True)
+    final = pre and not read_key(hf_config, "_remove_final_layer_norm", check=check_flag, default=False)
     return {
         "decoder.blocks.*.norms": {"kind": "norms", "pre" if pre else "post": norm},
         "decoder.norm": norm if final else None,
@@ -74,18 +76,18 @@ def _read_norms(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_norms(spec: Model) -> dict[str, Any]:
-    norms = spec.last.blocks[0].norms
+    norms = spec.last_stack.blocks[0].norms
     norm = norms.pre or norms.post
     return {
         "do_layer_norm_before": norms.pre is not None,
-        "_remove_final_layer_norm": norms.pre is not None and spec.last.norm is None,
+        "_remove_final_layer_norm": norms.pre is not None and spec.last_stack.norm is None,
         "layer_norm_elementwise_affine": isinstance(norm, LayerNorm) and norm.scale,
     }
 
 
-def _read_table(found: Mapping[str, Any]) -> dict[str, Any]:
-    width = take(found, "hidden_size", check=size, default=768)
-    table = take(found, "word_embed_proj_dim", check=optional(size), default=None)
+def _read_table(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    width = read_key(hf_config, "hidden_size", check=check_size, default=768)
+    table = read_key(hf_config, "word_embed_proj_dim", check=allow_null(check_size), default=None)
     if table in (None, width):
         return {}
     return {
@@ -94,15 +96,15 @@ def _read_table(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read_positions(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {"decoder.position.rows": take(found, "max_position_embeddings", check=size, default=2048) + 2}
+def _read_positions(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"decoder.position.rows": read_key(hf_config, "max_position_embeddings", check=check_size, default=2048) + 2}
 
 
 opt = Family(
-    recipe=recipe,
+    build_spec=build_spec,
     shape="decoder",
     default="125m",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "causal"},
         samples="blocks",
         lengths=(2048,),
@@ -125,7 +127,7 @@ opt = Family(
     },
     layout=Layout(
         model_type="opt",
-        template=recipe,
+        template=build_spec,
         entries=(
             Key("vocab_size", ("vocab",), 50272),
             Key("hidden_size", ("width",), 768),
@@ -137,25 +139,25 @@ opt = Family(
             Key("attention_dropout", ("decoder.blocks.*.attention.dropout",), 0.0),
             Key("enable_bias", ("decoder.blocks.*.attention.bias", "decoder.blocks.*.feedforward.bias"), True),
             Key("init_std", ("init.std",), 0.02),
-            Odd(
+            CustomKey(
                 ("do_layer_norm_before", "_remove_final_layer_norm", "layer_norm_elementwise_affine"),
                 _read_norms,
                 _write_norms,
             ),
-            Odd(("word_embed_proj_dim",), _read_table, lambda spec: {"word_embed_proj_dim": spec.table}),
-            Odd(
+            CustomKey(("word_embed_proj_dim",), _read_table, lambda spec: {"word_embed_proj_dim": spec.table}),
+            CustomKey(
                 ("max_position_embeddings",),
                 _read_positions,
-                lambda spec: {"max_position_embeddings": look(spec, "decoder.position.rows") - 2},
+                lambda spec: {"max_position_embeddings": get_path(spec, "decoder.position.rows") - 2},
             ),
-            Fixed("layerdrop", (0, 0.0)),
-            Fixed("activation_dropout", (0, 0.0)),
+            FixedKey("layerdrop", (0, 0.0)),
+            FixedKey("activation_dropout", (0, 0.0)),
         ),
         prefix="model.",
         classes={"OPTForCausalLM": frozenset({"head"}), "OPTModel": frozenset()},
-        headed={**scored("OPT"), **tokenwise("OPT", tags=None)},
+        task_heads={**define_score_head("OPT"), **define_token_heads("OPT", tags=None)},
         head="lm_head.weight",
-        rules=rules(
+        rules=make_rules(
             {
                 **{
                     f"decoder.{{i}}.attention.{ours}.{{p}}": f"model.decoder.layers.{{i}}.self_attn.{theirs}_proj.{{p}}"

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from pretune.models.families import llama
 from pretune.models.families.bert import ACTIVATIONS
-from pretune.models.family import ADAM_LARGE, Family, Size, Training
+from pretune.models.family import ADAM_LARGE, Family, PaperDefaults, Size
 from pretune.models.hf.config import Key, Layout
-from pretune.models.hf.heads import scored, tokenwise
-from pretune.models.hf.weights import Interleaved, Rule, rules
+from pretune.models.hf.heads import define_score_head, define_token_heads
+from pretune.models.hf.weights import InterleavedPacking, Rule, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
@@ -18,7 +18,7 @@ from pretune.nn.positions import Rotary
 from pretune.nn.stack import Stack
 
 
-def recipe(
+def build_spec(
     *,
     width: int = 768,
     depth: int = 12,
@@ -52,15 +52,15 @@ def recipe(
     )
 
 
-def _size(width: int, depth: int, heads: int, params: int, vocab: int = 50304) -> Size:
+def _make_size(width: int, depth: int, heads: int, params: int, vocab: int = 50304) -> Size:
     return Size({"width": width, "depth": depth, "heads": heads, "vocab": vocab}, params)
 
 
 pythia = Family(
-    recipe=recipe,
+    build_spec=build_spec,
     shape="decoder",
     default="160m",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "causal"},
         samples="blocks",
         lengths=(2048,),
@@ -73,20 +73,20 @@ pythia = Family(
     ),
     # The vocabulary was padded to a multiple of what the training ran on.
     sizes={
-        "14m": _size(128, 6, 4, 14_067_712),
-        "31m": _size(256, 6, 8, 30_494_720),
-        "70m": _size(512, 6, 8, 70_426_624),
-        "160m": _size(768, 12, 12, 162_322_944),
-        "410m": _size(1024, 24, 16, 405_334_016),
-        "1b": _size(2048, 16, 8, 1_011_781_632),
-        "1.4b": _size(2048, 24, 16, 1_414_647_808),
-        "2.8b": _size(2560, 32, 32, 2_775_208_960),
-        "6.9b": _size(4096, 32, 32, 6_857_302_016, 50432),
-        "12b": _size(5120, 36, 40, 11_846_072_320, 50688),
+        "14m": _make_size(128, 6, 4, 14_067_712),
+        "31m": _make_size(256, 6, 8, 30_494_720),
+        "70m": _make_size(512, 6, 8, 70_426_624),
+        "160m": _make_size(768, 12, 12, 162_322_944),
+        "410m": _make_size(1024, 24, 16, 405_334_016),
+        "1b": _make_size(2048, 16, 8, 1_011_781_632),
+        "1.4b": _make_size(2048, 24, 16, 1_414_647_808),
+        "2.8b": _make_size(2560, 32, 32, 2_775_208_960),
+        "6.9b": _make_size(4096, 32, 32, 6_857_302_016, 50432),
+        "12b": _make_size(5120, 36, 40, 11_846_072_320, 50688),
     },
     layout=Layout(
         model_type="gpt_neox",
-        template=lambda: replace(recipe(), special=Special(bos=0, eos=(2,))),
+        template=lambda: replace(build_spec(), special=Special(bos=0, eos=(2,))),
         entries=(
             Key("vocab_size", ("vocab",), 50432),
             Key("hidden_size", ("width",), 6144),
@@ -101,20 +101,20 @@ pythia = Family(
             Key("attention_bias", ("decoder.blocks.*.attention.bias",), True),
             Key("initializer_range", ("init.std",), 0.02),
             Key("max_position_embeddings", ("context",), 2048),
-            llama.rope(fraction=0.25, old=("rotary_emb_base", "rotary_pct")),
+            llama.build_rope_key(fraction=0.25, old_names=("rotary_emb_base", "rotary_pct")),
         ),
         prefix="gpt_neox.",
         classes={"GPTNeoXForCausalLM": frozenset({"head"}), "GPTNeoXModel": frozenset()},
-        headed={**scored("GPTNeoX"), **tokenwise("GPTNeoX")},
+        task_heads={**define_score_head("GPTNeoX"), **define_token_heads("GPTNeoX")},
         head="embed_out.weight",
-        skipped=(r".*\.attention\.(masked_)?bias", r".*rotary_emb\.inv_freq"),
+        skipped_tensors=(r".*\.attention\.(masked_)?bias", r".*rotary_emb\.inv_freq"),
         rules=(
             Rule(
                 tuple(f"decoder.{{i}}.attention.{part}.{{p}}" for part in "qkv"),
                 "gpt_neox.layers.{i}.attention.query_key_value.{p}",
-                Interleaved(),
+                InterleavedPacking(),
             ),
-            *rules(
+            *make_rules(
                 {
                     "decoder.{i}.attention.out.{p}": "gpt_neox.layers.{i}.attention.dense.{p}",
                     "decoder.{i}.attention_norm.pre.{p}": "gpt_neox.layers.{i}.input_layernorm.{p}",

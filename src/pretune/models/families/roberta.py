@@ -3,12 +3,12 @@
 from dataclasses import replace
 from functools import partial
 
-from pretune.models.families.bert import ACTIVATION, ACTIVATIONS, ENCODER_KEYS, LAYER, POOLED
-from pretune.models.families.bert import recipe as bert
-from pretune.models.family import ADAM, Family, Size, Training
-from pretune.models.hf.config import Fixed, Key, Layout
-from pretune.models.hf.heads import headed, tokenwise
-from pretune.models.hf.weights import rules
+from pretune.models.families.bert import ACTIVATION, ACTIVATIONS, ENCODER_KEYS, LAYER, POOLER
+from pretune.models.families.bert import build_spec as bert
+from pretune.models.family import ADAM, Family, PaperDefaults, Size
+from pretune.models.hf.config import FixedKey, Key, Layout
+from pretune.models.hf.heads import define_head, define_token_heads
+from pretune.models.hf.weights import make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.block import Norms
 from pretune.nn.heads import Transform
@@ -18,7 +18,7 @@ from pretune.nn.positions import Learned
 from pretune.nn.stack import Stack
 
 
-def recipe(
+def build_spec(
     *,
     width: int = 768,
     depth: int = 12,
@@ -49,43 +49,43 @@ def recipe(
     )
 
 
-FIRST = Reading(at="first", layer="own")
+FIRST_TOKEN = Reading(at="first", layer="own")
 """<s> through a dense layer of the head: there is no pooler that was trained."""
 
 
-def layout(model_type: str, name: str, vocab: int) -> Layout:
+def build_layout(model_type: str, name: str, vocab: int) -> Layout:
     """The layout of RoBERTa and XLM-R: only the class names differ, and the vocabulary of a silent config."""
     # NOTE: positions are counted from the padding id, so any other id would shift them. The head is always gelu.
     return Layout(
         model_type=model_type,
-        template=partial(recipe, family=model_type),
+        template=partial(build_spec, family=model_type),
         entries=(
             *ENCODER_KEYS,
             Key("vocab_size", ("vocab",), vocab),
             Key("hidden_act", (ACTIVATION,), "gelu", ACTIVATIONS),
-            Fixed("pad_token_id", (1,)),
+            FixedKey("pad_token_id", (1,)),
         ),
         prefix="roberta.",
         classes={
             f"{name}ForMaskedLM": frozenset({"head"}),
             f"{name}Model": frozenset({"pooler"}),
         },
-        headed={
-            f"{name}ForSequenceClassification": headed(
-                "classification", {"dense": "classifier.dense", "out": "classifier.out_proj"}, FIRST
+        task_heads={
+            f"{name}ForSequenceClassification": define_head(
+                "classification", {"dense": "classifier.dense", "out": "classifier.out_proj"}, FIRST_TOKEN
             ),
-            f"{name}ForMultipleChoice": headed(
-                "choice", {"dense": "roberta.pooler.dense", "out": "classifier"}, POOLED
+            f"{name}ForMultipleChoice": define_head(
+                "choice", {"dense": "roberta.pooler.dense", "out": "classifier"}, POOLER
             ),
-            **tokenwise(name),
+            **define_token_heads(name),
         },
-        marks={"pooler": "roberta.pooler.dense.weight", "head": "lm_head.dense.weight"},
+        presence_keys={"pooler": "roberta.pooler.dense.weight", "head": "lm_head.dense.weight"},
         head="lm_head.decoder.weight",
-        twins={"lm_head.bias": "lm_head.decoder.bias"},
-        skipped=(r".*embeddings\.position_ids",),
+        duplicates={"lm_head.bias": "lm_head.decoder.bias"},
+        skipped_tensors=(r".*embeddings\.position_ids",),
         rules=(
-            *rules({ours: f"roberta.{theirs}" for ours, theirs in LAYER.items()}),
-            *rules(
+            *make_rules({ours: f"roberta.{theirs}" for ours, theirs in LAYER.items()}),
+            *make_rules(
                 {
                     "head.transform.dense.{p}": "lm_head.dense.{p}",
                     "head.transform.norm.{p}": "lm_head.layer_norm.{p}",
@@ -97,16 +97,16 @@ def layout(model_type: str, name: str, vocab: int) -> Layout:
     )
 
 
-LARGE = {"width": 1024, "depth": 24, "heads": 16}
-ROBERTA = layout("roberta", "Roberta", 50265)
+LARGE_SETTINGS = {"width": 1024, "depth": 24, "heads": 16}
+ROBERTA_LAYOUT = build_layout("roberta", "Roberta", 50265)
 
 roberta = Family(
-    recipe=recipe,
+    build_spec=build_spec,
     shape="encoder",
-    reading=FIRST,
-    choosing=POOLED,
+    pooling=FIRST_TOKEN,
+    choice_pooling=POOLER,
     default="base",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "masked"},
         lengths=(512,),
         batch_tokens=4_194_304,
@@ -118,19 +118,19 @@ roberta = Family(
     ),
     sizes={
         "base": Size({}, 124_645_632, "body_with_pooler"),  # "125M"
-        "large": Size(LARGE, 355_359_744, "body_with_pooler"),  # "355M"
+        "large": Size(LARGE_SETTINGS, 355_359_744, "body_with_pooler"),  # "355M"
     },
-    layout=ROBERTA,
+    layout=ROBERTA_LAYOUT,
 )
 """RoBERTa: BERT trained longer, without sentence pairs (Liu et al., 2019)."""
 
 xlm_roberta = Family(
-    recipe=partial(recipe, vocab=250002, family="xlm-roberta"),
+    build_spec=partial(build_spec, vocab=250002, family="xlm-roberta"),
     shape="encoder",
-    reading=FIRST,
-    choosing=POOLED,
+    pooling=FIRST_TOKEN,
+    choice_pooling=POOLER,
     default="base",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "masked"},
         lengths=(512,),
         batch_tokens=4_194_304,
@@ -143,19 +143,21 @@ xlm_roberta = Family(
     ),
     sizes={
         "base": Size({}, 278_043_648, "body_with_pooler"),  # "270M"
-        "large": Size(LARGE, 559_890_432, "body_with_pooler"),  # "550M"
+        "large": Size(LARGE_SETTINGS, 559_890_432, "body_with_pooler"),  # "550M"
     },
-    layout=layout("xlm-roberta", "XLMRoberta", 30522),
+    layout=build_layout("xlm-roberta", "XLMRoberta", 30522),
 )
 """XLM-R: RoBERTa over a hundred languages and one vocabulary (Conneau et al., 2020)."""
 
 babyberta = Family(
-    recipe=partial(recipe, width=256, depth=8, heads=8, hidden=1024, vocab=8192, positions=512, family="babyberta"),
+    build_spec=partial(
+        build_spec, width=256, depth=8, heads=8, hidden=1024, vocab=8192, positions=512, family="babyberta"
+    ),
     shape="encoder",
-    reading=FIRST,
-    choosing=POOLED,
+    pooling=FIRST_TOKEN,
+    choice_pooling=POOLER,
     default="base",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "masked", "split": (0.9, 0.1, 0.0)},
         samples="sentences",
         lengths=(128,),
@@ -167,17 +169,17 @@ babyberta = Family(
         tokenizer=("bpe", "s-mask", 8_192),
     ),
     sizes={"base": Size({}, 8_613_376, "body_with_pooler")},  # "8M"
-    layout=ROBERTA,
+    layout=ROBERTA_LAYOUT,
 )
 """BabyBERTa: a RoBERTa for five million words of child-directed speech (Huebner et al., 2021)."""
 
 miniberta = Family(
-    recipe=partial(recipe, family="miniberta"),
+    build_spec=partial(build_spec, family="miniberta"),
     shape="encoder",
-    reading=FIRST,
-    choosing=POOLED,
+    pooling=FIRST_TOKEN,
+    choice_pooling=POOLER,
     default="base",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "masked"},
         lengths=(512,),
         batch_tokens=262_144,
@@ -191,6 +193,6 @@ miniberta = Family(
         "base": Size({}, 124_645_632, "body_with_pooler"),  # 10M to 1B words
         "med-small": Size({"width": 512, "depth": 6, "heads": 8, "hidden": 2048}, 45_177_344, "body_with_pooler"),  # 1M
     },
-    layout=ROBERTA,
+    layout=ROBERTA_LAYOUT,
 )
 """MiniBERTas: RoBERTa on one million to one billion words (Warstadt et al., 2020)."""

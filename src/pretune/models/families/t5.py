@@ -5,11 +5,11 @@ from functools import partial
 from typing import Any
 
 from pretune.models.families.bert import ACTIVATIONS
-from pretune.models.family import Family, Size, Training
-from pretune.models.hf.checks import choice, flag, optional, size, take
-from pretune.models.hf.config import Entry, Fixed, Key, Layout, Odd, both
-from pretune.models.hf.heads import headed, tokenwise
-from pretune.models.hf.weights import Rule, rules
+from pretune.models.family import Family, PaperDefaults, Size
+from pretune.models.hf.checks import allow_null, check_choice, check_flag, check_size, read_key
+from pretune.models.hf.config import CustomKey, Entry, FixedKey, Key, Layout, expand_sides
+from pretune.models.hf.heads import define_head, define_token_heads
+from pretune.models.hf.weights import Rule, make_rules
 from pretune.models.init import FanIn
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
@@ -23,7 +23,7 @@ from pretune.nn.positions import RelativeBias
 from pretune.nn.stack import Stack
 
 
-def stack(
+def build_stack(
     *,
     width: int,
     depth: int,
@@ -60,7 +60,7 @@ def stack(
     )
 
 
-def recipe(
+def build_spec(
     *,
     width: int = 768,
     depth: int = 12,
@@ -75,7 +75,7 @@ def recipe(
 ) -> Model:
     """Encoder and decoder over one table. A tied head reads states divided by sqrt(width); mT5's never are."""
     make = partial(
-        stack,
+        build_stack,
         width=width,
         depth=depth,
         heads=heads,
@@ -105,34 +105,40 @@ GATES = {
 }
 
 
-def _read_gate(usual: str, found: Mapping[str, Any]) -> dict[str, Any]:
-    gated, activation = choice("feed_forward_proj", found.get("feed_forward_proj", usual), GATES)
+def _read_gate(default: str, hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    gated, activation = check_choice("feed_forward_proj", hf_config.get("feed_forward_proj", default), GATES)
     # What newer releases derive from it and write beside it.
-    Fixed("is_gated_act", (gated,)).read(found)
-    Fixed("dense_act_fn", tuple(theirs for theirs, ours in ACTIVATIONS.items() if ours == activation)).read(found)
-    places = both(["blocks.*.feedforward.gated"]), both(["blocks.*.feedforward.activation"])
+    FixedKey("is_gated_act", (gated,)).read(hf_config)
+    FixedKey("dense_act_fn", tuple(theirs for theirs, ours in ACTIVATIONS.items() if ours == activation)).read(
+        hf_config
+    )
+    places = expand_sides(["blocks.*.feedforward.gated"]), expand_sides(["blocks.*.feedforward.activation"])
     return {**dict.fromkeys(places[0], gated), **dict.fromkeys(places[1], activation)}
 
 
 def _write_gate(spec: Model) -> dict[str, Any]:
-    layer = spec.last.blocks[0].feedforward
+    layer = spec.last_stack.blocks[0].feedforward
     return {"feed_forward_proj": next(name for name, gate in GATES.items() if gate == (layer.gated, layer.activation))}
 
 
-def _read_scale(found: Mapping[str, Any]) -> dict[str, Any]:
-    scaled = take(found, "scale_decoder_outputs", check=optional(flag), default=None)
+def _read_scale(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    scaled = read_key(hf_config, "scale_decoder_outputs", check=allow_null(check_flag), default=None)
     if scaled is None:
-        scaled = take(found, "tie_word_embeddings", check=optional(flag), default=None) is not False
-    return {"head.scale": take(found, "d_model", "hidden_size", check=size, default=512) ** -0.5 if scaled else None}
+        scaled = read_key(hf_config, "tie_word_embeddings", check=allow_null(check_flag), default=None) is not False
+    return {
+        "head.scale": read_key(hf_config, "d_model", "hidden_size", check=check_size, default=512) ** -0.5
+        if scaled
+        else None
+    }
 
 
 def _write_scale(spec: Model) -> dict[str, Any]:
     return {"scale_decoder_outputs": spec.head is not None and spec.head.scale is not None}
 
 
-def _read_depth(usual: int, found: Mapping[str, Any]) -> dict[str, Any]:
-    depth = take(found, "num_layers", "num_hidden_layers", check=size, default=usual)
-    after = take(found, "num_decoder_layers", check=optional(size), default=None)
+def _read_depth(default: int, hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    depth = read_key(hf_config, "num_layers", "num_hidden_layers", check=check_size, default=default)
+    after = read_key(hf_config, "num_decoder_layers", check=allow_null(check_size), default=None)
     return {"encoder.depth": depth, "decoder.depth": depth if after is None else after}
 
 
@@ -151,29 +157,29 @@ _DROPOUT = (
 )
 
 
-def _keys(vocab: int, depth: int, heads: int, hidden: int, gate: str) -> tuple[Entry, ...]:
+def _build_keys(vocab: int, depth: int, heads: int, hidden: int, gate: str) -> tuple[Entry, ...]:
     return (
         Key("vocab_size", ("vocab",), vocab),
         Key("d_model", ("width",), 512, aliases=("hidden_size",)),
         Key("d_kv", tuple(f"{path}.head_width" for path in _ATTENTION), 64, aliases=("head_dim",)),
         Key("num_heads", tuple(f"{path}.heads" for path in _ATTENTION), heads, aliases=("num_attention_heads",)),
-        Key("d_ff", both(["blocks.*.feedforward.hidden"]), hidden),
-        Odd(("num_layers", "num_decoder_layers", "num_hidden_layers"), partial(_read_depth, depth), _write_depth),
-        Key("relative_attention_num_buckets", both(["position.buckets"]), 32),
-        Key("relative_attention_max_distance", both(["position.far"]), 128),
-        Key("dropout_rate", (*both(_DROPOUT), "decoder.blocks.*.cross.dropout"), 0.1),
-        Key("layer_norm_epsilon", both(["norm.eps", "blocks.*.norms.pre.eps"]), 1e-6),
+        Key("d_ff", expand_sides(["blocks.*.feedforward.hidden"]), hidden),
+        CustomKey(("num_layers", "num_decoder_layers", "num_hidden_layers"), partial(_read_depth, depth), _write_depth),
+        Key("relative_attention_num_buckets", expand_sides(["position.buckets"]), 32),
+        Key("relative_attention_max_distance", expand_sides(["position.far"]), 128),
+        Key("dropout_rate", (*expand_sides(_DROPOUT), "decoder.blocks.*.cross.dropout"), 0.1),
+        Key("layer_norm_epsilon", expand_sides(["norm.eps", "blocks.*.norms.pre.eps"]), 1e-6),
         Key("initializer_factor", ("init.factor",), 1.0),
-        Odd(("feed_forward_proj", "is_gated_act", "dense_act_fn"), partial(_read_gate, gate), _write_gate),
+        CustomKey(("feed_forward_proj", "is_gated_act", "dense_act_fn"), partial(_read_gate, gate), _write_gate),
         Key("n_positions", ("context",), 512),
     )
 
 
-_SCALE = Odd(("scale_decoder_outputs", "tie_word_embeddings"), _read_scale, _write_scale)
+_SCALE = CustomKey(("scale_decoder_outputs", "tie_word_embeddings"), _read_scale, _write_scale)
 
 
-def _rules(spec: Model) -> tuple[Rule, ...]:
-    gated = spec.last.blocks[0].feedforward.gated
+def _build_rules(spec: Model) -> tuple[Rule, ...]:
+    gated = spec.last_stack.blocks[0].feedforward.gated
     table = {"tokens.weight": "shared.weight", "head.weight": "lm_head.weight"}
     for side, last in (("encoder", 1), ("decoder", 2)):
         layer = f"{side}.block.{{i}}.layer"
@@ -192,48 +198,48 @@ def _rules(spec: Model) -> tuple[Rule, ...]:
         table[f"{side}.{{i}}.feedforward_norm.pre.weight"] = f"{layer}.{last}.layer_norm.weight"
         table[f"{side}.position.table.weight"] = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         table[f"{side}.norm.weight"] = f"{side}.final_layer_norm.weight"
-    return rules(table)
+    return make_rules(table)
 
 
-LAST = Reading(at="last", layer="own")
+LAST_TOKEN = Reading(at="last", layer="own")
 """Where a head is wanted at all (the paper has every task answer in text): the decoder's last state, as of BART."""
 
 
-def _layout(model_type: str, name: str, *entries: Entry) -> Layout:
+def _build_layout(model_type: str, name: str, *entries: Entry) -> Layout:
     return Layout(
         model_type=model_type,
-        template=partial(recipe, family=model_type),
+        template=partial(build_spec, family=model_type),
         entries=entries,
         classes={
             f"{name}ForConditionalGeneration": frozenset({"head"}),
             f"{name}WithLMHeadModel": frozenset({"head"}),  # its first name
             f"{name}Model": frozenset(),
         },
-        headed={
-            f"{name}ForSequenceClassification": headed(
+        task_heads={
+            f"{name}ForSequenceClassification": define_head(
                 "classification",
                 {"dense": "classification_head.dense", "out": "classification_head.out_proj"},
-                LAST,
+                LAST_TOKEN,
                 prefix="transformer.",
             ),
-            **tokenwise(name, tags=None),
+            **define_token_heads(name, tags=None),
         },
         head="lm_head.weight",
         copies=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
         # NOTE: an old release saved a position table of the attention to the source that was never used.
-        skipped=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
-        rules=_rules,
+        skipped_tensors=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
+        rules=_build_rules,
     )
 
 
-LAYOUT = _layout("t5", "T5", *_keys(vocab=32128, depth=6, heads=8, hidden=2048, gate="relu"), _SCALE)
+LAYOUT = _build_layout("t5", "T5", *_build_keys(vocab=32128, depth=6, heads=8, hidden=2048, gate="relu"), _SCALE)
 
 t5 = Family(
-    recipe=recipe,
+    build_spec=build_spec,
     shape="encoder-decoder",
-    reading=LAST,
+    pooling=LAST_TOKEN,
     default="base",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "span_corruption"},
         batch_tokens=65_536,
         lr=0.01,
@@ -261,16 +267,16 @@ _V1_1 = {
 }
 
 
-def _sizes(*params: int) -> dict[str, Size]:
+def _make_sizes(*params: int) -> dict[str, Size]:
     return {name: Size(settings, count) for (name, settings), count in zip(_V1_1.items(), params, strict=True)}
 
 
 t5_v1_1 = Family(
-    recipe=partial(recipe, gated=True, tied=False, family="t5v1.1"),
+    build_spec=partial(build_spec, gated=True, tied=False, family="t5v1.1"),
     shape="encoder-decoder",
-    reading=LAST,
+    pooling=LAST_TOKEN,
     default="base",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "span_corruption"},
         batch_tokens=65_536,
         lr=0.01,
@@ -278,17 +284,17 @@ t5_v1_1 = Family(
         schedule={"kind": "inverse_square_root", "hold": 10_000},
         tokenizer=("unigram", "sentinels", 32_100),
     ),
-    sizes=_sizes(76_961_152, 247_577_856, 783_150_080, 2_849_757_184, 11_135_332_352),
+    sizes=_make_sizes(76_961_152, 247_577_856, 783_150_080, 2_849_757_184, 11_135_332_352),
     layout=LAYOUT,
 )
 """T5 v1.1: GEGLU, a head of its own (Shazeer, 2020)."""
 
 mt5 = Family(
-    recipe=partial(recipe, vocab=250112, gated=True, tied=False, family="mt5"),
+    build_spec=partial(build_spec, vocab=250112, gated=True, tied=False, family="mt5"),
     shape="encoder-decoder",
-    reading=LAST,
+    pooling=LAST_TOKEN,
     default="base",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "span_corruption"},
         lengths=(1024,),
         batch_tokens=1_048_576,
@@ -297,7 +303,7 @@ mt5 = Family(
         schedule={"kind": "inverse_square_root", "hold": 10_000},
         tokenizer=("unigram", "sentinels", 250_112),
     ),
-    sizes=_sizes(300_176_768, 582_401_280, 1_229_581_312, 3_742_619_648, 12_921_057_280),
-    layout=_layout("mt5", "MT5", *_keys(vocab=250112, depth=8, heads=6, hidden=1024, gate="gated-gelu")),
+    sizes=_make_sizes(300_176_768, 582_401_280, 1_229_581_312, 3_742_619_648, 12_921_057_280),
+    layout=_build_layout("mt5", "MT5", *_build_keys(vocab=250112, depth=8, heads=6, hidden=1024, gate="gated-gelu")),
 )
 """mT5: T5 v1.1 over a hundred languages (Xue et al., 2021)."""

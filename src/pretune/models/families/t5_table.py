@@ -8,15 +8,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from pretune.models.families.t5 import LAYOUT, stack
-from pretune.models.families.t5 import recipe as t5
-from pretune.models.family import Family, Size, Training
+from pretune.models.families.t5 import LAYOUT, build_stack
+from pretune.models.families.t5 import build_spec as t5
+from pretune.models.family import Family, PaperDefaults, Size
 from pretune.models.init import FanIn
 from pretune.models.spec import Model, Special
 from pretune.nn.heads import Head
 
 
-def recipe(
+def build_spec(
     *,
     shape: str = "enc-dec",
     width: int = 768,
@@ -31,19 +31,21 @@ def recipe(
     return make(width=width, depth=depth, heads=heads, vocab=vocab, hidden=hidden or 4 * width, dropout=dropout)
 
 
-def _pair(
+def _build_encoder_decoder(
     *, shared: bool = False, width: int, depth: int, heads: int, vocab: int, hidden: int, dropout: float
 ) -> Model:
     made = t5(width=width, depth=depth, heads=heads, vocab=vocab, hidden=hidden, dropout=dropout, family="t5-table")
     return replace(made, shared=shared)
 
 
-def _decoder(*, both_ways: bool, width: int, depth: int, heads: int, vocab: int, hidden: int, dropout: float) -> Model:
+def _build_decoder(
+    *, both_ways: bool, width: int, depth: int, heads: int, vocab: int, hidden: int, dropout: float
+) -> Model:
     return Model(
         family="t5-table",
         vocab=vocab,
         width=width,
-        decoder=stack(
+        decoder=build_stack(
             width=width,
             depth=depth,
             heads=heads,
@@ -61,18 +63,18 @@ def _decoder(*, both_ways: bool, width: int, depth: int, heads: int, vocab: int,
 
 
 SHAPES: dict[str, Callable[..., Model]] = {
-    "enc-dec": _pair,
-    "enc-dec-shared": partial(_pair, shared=True),
-    "enc-dec-half": _pair,
-    "lm": partial(_decoder, both_ways=False),
-    "prefix-lm": partial(_decoder, both_ways=True),  # sees its whole prefix, so keys lie on both sides of a query
+    "enc-dec": _build_encoder_decoder,
+    "enc-dec-shared": partial(_build_encoder_decoder, shared=True),
+    "enc-dec-half": _build_encoder_decoder,
+    "lm": partial(_build_decoder, both_ways=False),
+    "prefix-lm": partial(_build_decoder, both_ways=True),  # sees its whole prefix, so keys lie on both sides of a query
 }
 
 t5_table = Family(
-    recipe=recipe,
+    build_spec=build_spec,
     shape="encoder-decoder or decoder",
     default="enc-dec",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "span_corruption"},
         batch_tokens=65_536,
         lr=0.01,

@@ -7,11 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from pretune.models.families.bert import ACTIVATIONS
-from pretune.models.family import Family, Size, Training
-from pretune.models.hf.checks import size, take, unsupported
-from pretune.models.hf.config import Fixed, Key, Layout, Odd
-from pretune.models.hf.heads import headed, tokenwise
-from pretune.models.hf.weights import Rule, rules
+from pretune.models.family import Family, PaperDefaults, Size
+from pretune.models.hf.checks import check_size, make_unsupported_error, read_key
+from pretune.models.hf.config import CustomKey, FixedKey, Key, Layout
+from pretune.models.hf.heads import define_head, define_token_heads
+from pretune.models.hf.weights import Rule, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.block import Norms
 from pretune.nn.embeddings import Embed
@@ -23,7 +23,7 @@ from pretune.nn.relative_attention import RelativeAttention
 from pretune.nn.two_stream import TwoStream, TwoStreamBlock
 
 
-def recipe(
+def build_spec(
     *,
     width: int = 768,
     depth: int = 12,
@@ -61,22 +61,22 @@ def recipe(
 
 
 @dataclass(frozen=True)
-class ByHead:
-    """A matrix whose second axis is stored as two, heads and the width of a head; `turned`: input first."""
+class HeadPacking:
+    """A matrix whose second axis is stored as two, heads and the width of a head; `is_transposed`: input first."""
 
-    turned: bool = True
+    is_transposed: bool = True
 
     def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
         joined = tensor.flatten(1)
-        return [joined.t() if self.turned else joined]
+        return [joined.t() if self.is_transposed else joined]
 
     def pack(self, tensors: list[Tensor], spec: Model) -> Tensor:
-        joined = tensors[0].t() if self.turned else tensors[0]
-        return joined.reshape(joined.shape[0], spec.last.blocks[0].attention.heads, -1)
+        joined = tensors[0].t() if self.is_transposed else tensors[0]
+        return joined.reshape(joined.shape[0], spec.last_stack.blocks[0].attention.heads, -1)
 
 
 @dataclass(frozen=True)
-class Deep:
+class LeadingAxisPacking:
     """A matrix of one row with one more axis before it."""
 
     def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
@@ -86,17 +86,17 @@ class Deep:
         return tensors[0][None]
 
 
-def _read_head(found: Mapping[str, Any]) -> dict[str, Any]:
+def _read_head(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     """The width of a head can only be the one that follows."""
-    width = take(found, "d_model", "hidden_size", check=size, default=1024)
-    heads = take(found, "n_head", "num_attention_heads", check=size, default=16)
-    if found.get("d_head") is not None and size("d_head", found["d_head"]) != width // heads:
-        raise unsupported("d_head", found["d_head"], [width // heads])
+    width = read_key(hf_config, "d_model", "hidden_size", check=check_size, default=1024)
+    heads = read_key(hf_config, "n_head", "num_attention_heads", check=check_size, default=16)
+    if hf_config.get("d_head") is not None and check_size("d_head", hf_config["d_head"]) != width // heads:
+        raise make_unsupported_error("d_head", hf_config["d_head"], [width // heads])
     return {}
 
 
 def _write_head(spec: Model) -> dict[str, Any]:
-    return {"d_head": spec.width // spec.last.blocks[0].attention.heads}
+    return {"d_head": spec.width // spec.last_stack.blocks[0].attention.heads}
 
 
 DROPOUTS = (
@@ -109,22 +109,22 @@ DROPOUTS = (
 LAYER = "transformer.layer.{i}"
 ATTENTION = f"{LAYER}.rel_attn"
 
-LAST = Reading(at="last", layer="own")
+LAST_TOKEN = Reading(at="last", layer="own")
 """<cls>, which comes last, through a dense layer."""
 SUMMARY_NAMES = {"dense": "sequence_summary.summary", "out": "logits_proj"}
-SUMMARY = (
-    Fixed("summary_type", ("last",)),
-    Fixed("summary_activation", ("tanh",)),
-    Fixed("summary_use_proj", (True,)),
-    Fixed("summary_proj_to_labels", (False,)),
+SUMMARY_KEYS = (
+    FixedKey("summary_type", ("last",)),
+    FixedKey("summary_activation", ("tanh",)),
+    FixedKey("summary_use_proj", (True,)),
+    FixedKey("summary_proj_to_labels", (False,)),
 )
 
 xlnet = Family(
-    recipe=recipe,
+    build_spec=build_spec,
     shape="two-stream",
-    reading=LAST,
+    pooling=LAST_TOKEN,
     default="base",
-    training=Training(
+    training=PaperDefaults(
         objective={"kind": "permuted"},
         batch_tokens=4_194_304,
         lr=4e-4,
@@ -138,7 +138,7 @@ xlnet = Family(
     },
     layout=Layout(
         model_type="xlnet",
-        template=recipe,
+        template=build_spec,
         entries=(
             Key("vocab_size", ("vocab",), 32000, aliases=("n_token",)),
             Key("d_model", ("width",), 1024, aliases=("hidden_size",)),
@@ -149,34 +149,36 @@ xlnet = Family(
             Key("initializer_range", ("init.std",), 0.02),
             Key("layer_norm_eps", ("encoder.blocks.*.norms.post.eps",), 1e-12),
             Key("dropout", tuple(f"encoder.{place}" for place in DROPOUTS), 0.1),
-            Odd(("d_head",), _read_head, _write_head),
-            Fixed("attn_type", ("bi",)),
-            Fixed("bi_data", (False,)),
-            Fixed("clamp_len", (-1, 0)),
-            Fixed("same_length", (False,)),
-            Fixed("untie_r", (True,)),
+            CustomKey(("d_head",), _read_head, _write_head),
+            FixedKey("attn_type", ("bi",)),
+            FixedKey("bi_data", (False,)),
+            FixedKey("clamp_len", (-1, 0)),
+            FixedKey("same_length", (False,)),
+            FixedKey("untie_r", (True,)),
         ),
         # How much memory a caller may keep, and the heads of tasks: nothing that one pass computes with.
-        ignored=frozenset(
+        ignored_keys=frozenset(
             {"mem_len", "reuse_len", "use_mems", "use_mems_eval", "use_mems_train", "start_n_top", "end_n_top"}
             | {"summary_last_dropout"}
         ),
         prefix="transformer.",
         classes={"XLNetLMHeadModel": frozenset({"head"}), "XLNetModel": frozenset()},
-        headed={
-            "XLNetForSequenceClassification": headed("classification", SUMMARY_NAMES, LAST, keys=SUMMARY),
-            "XLNetForMultipleChoice": headed("choice", SUMMARY_NAMES, LAST, keys=SUMMARY),
-            "XLNetForQuestionAnsweringSimple": headed("span", {"out": "qa_outputs"}),
-            **tokenwise("XLNet", spans=None),
+        task_heads={
+            "XLNetForSequenceClassification": define_head(
+                "classification", SUMMARY_NAMES, LAST_TOKEN, keys=SUMMARY_KEYS
+            ),
+            "XLNetForMultipleChoice": define_head("choice", SUMMARY_NAMES, LAST_TOKEN, keys=SUMMARY_KEYS),
+            "XLNetForQuestionAnsweringSimple": define_head("span", {"out": "qa_outputs"}),
+            **define_token_heads("XLNet", spans=None),
         },
-        marks={"head": "lm_loss.bias"},
+        presence_keys={"head": "lm_loss.bias"},
         head="lm_loss.weight",
         rules=(
-            *(Rule(f"encoder.{{i}}.attention.{p}.weight", f"{ATTENTION}.{p}", ByHead()) for p in "qkvr"),
-            Rule("encoder.{i}.attention.out.weight", f"{ATTENTION}.o", ByHead(turned=False)),
-            Rule("encoder.{i}.attention.segments", f"{ATTENTION}.seg_embed", ByHead(turned=False)),
-            Rule("encoder.query", "transformer.mask_emb", Deep()),
-            *rules(
+            *(Rule(f"encoder.{{i}}.attention.{p}.weight", f"{ATTENTION}.{p}", HeadPacking()) for p in "qkvr"),
+            Rule("encoder.{i}.attention.out.weight", f"{ATTENTION}.o", HeadPacking(is_transposed=False)),
+            Rule("encoder.{i}.attention.segments", f"{ATTENTION}.seg_embed", HeadPacking(is_transposed=False)),
+            Rule("encoder.query", "transformer.mask_emb", LeadingAxisPacking()),
+            *make_rules(
                 {
                     "encoder.{i}.attention.content": f"{ATTENTION}.r_w_bias",
                     "encoder.{i}.attention.position": f"{ATTENTION}.r_r_bias",

@@ -11,14 +11,25 @@ from functools import cached_property
 from typing import Any
 
 from pretune.core import config
-from pretune.core.config.read import shown
-from pretune.core.errors import CheckpointError, PretuneError, nearest
-from pretune.models.hf.checks import Check, choice, flag, number, optional, rate, size, take, token, unsupported
-from pretune.models.hf.heads import HEAD, Headed
+from pretune.core.config.read import format_value
+from pretune.core.errors import CheckpointError, PretuneError, suggest
+from pretune.models.hf.checks import (
+    Check,
+    allow_null,
+    check_choice,
+    check_flag,
+    check_number,
+    check_rate,
+    check_size,
+    check_token,
+    make_unsupported_error,
+    read_key,
+)
+from pretune.models.hf.heads import HEAD_KEY, HeadLayout
 from pretune.models.hf.weights import Rule
 from pretune.models.spec import PARTS, Model
 
-IGNORED = frozenset(
+IGNORED_KEYS = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels architectures
     attn_implementation bad_words_ids begin_suppress_tokens chunk_size_feed_forward classif_dropout
@@ -37,10 +48,10 @@ IGNORED = frozenset(
 )
 """Keys that do not change what the model computes: labels, generation, training, bookkeeping of old releases."""
 
-CODE = ("auto_map", "custom_generate", "custom_pipelines", "trust_remote_code")
+CODE_KEYS = ("auto_map", "custom_generate", "custom_pipelines", "trust_remote_code")
 """Keys that name code to run."""
 
-ROLES = {"pad_token_id": "special.pad", "bos_token_id": "special.bos", "decoder_start_token_id": "special.start"}
+TOKEN_ROLES = {"pad_token_id": "special.pad", "bos_token_id": "special.bos", "decoder_start_token_id": "special.start"}
 
 
 @dataclass(frozen=True)
@@ -61,27 +72,27 @@ class Key:
     def names(self) -> tuple[str, ...]:
         return (self.name, *self.aliases)
 
-    def read(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        value = take(found, *self.names, check=self.check or self._usual, default=self.default)
+    def read(self, hf_config: Mapping[str, Any]) -> dict[str, Any]:
+        value = read_key(hf_config, *self.names, check=self.check or self._check_by_type, default=self.default)
         return dict.fromkeys(self.paths, value)
 
     def write(self, spec: Model) -> dict[str, Any]:
-        value = look(spec, self.paths[0])
+        value = get_path(spec, self.paths[0])
         if self.values is not None:
             value = next((theirs for theirs, ours in self.values.items() if ours == value), value)
         return {self.name: value}
 
-    def _usual(self, key: str, value: Any) -> Any:
+    def _check_by_type(self, key: str, value: Any) -> Any:
         if self.values is not None:
-            return choice(key, value, self.values)
+            return check_choice(key, value, self.values)
         if self.paths[0].endswith("dropout"):
-            return rate(key, value)
-        check: Check = {bool: flag, int: size, float: number}[type(self.default)]
+            return check_rate(key, value)
+        check: Check = {bool: check_flag, int: check_size, float: check_number}[type(self.default)]
         return check(key, value)
 
 
 @dataclass(frozen=True)
-class Fixed:
+class FixedKey:
     """A key we support only at some values; absent or null is fine."""
 
     name: str
@@ -91,13 +102,13 @@ class Fixed:
     def names(self) -> tuple[str, ...]:
         return (self.name,)
 
-    def read(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        value = found.get(self.name)
+    def read(self, hf_config: Mapping[str, Any]) -> dict[str, Any]:
+        value = hf_config.get(self.name)
         # NOTE: types first: 1 is not true, nor 0 false.
         if value is not None and not any(
             value == other and isinstance(value, bool) == isinstance(other, bool) for other in self.allowed
         ):
-            raise unsupported(self.name, value, self.allowed)
+            raise make_unsupported_error(self.name, value, self.allowed)
         return {}
 
     def write(self, spec: Model) -> dict[str, Any]:
@@ -105,7 +116,7 @@ class Fixed:
 
 
 @dataclass(frozen=True)
-class Odd:
+class CustomKey:
     """Keys that need a word of their own: several keys for one place, or one key for several."""
 
     names: tuple[str, ...]
@@ -113,7 +124,7 @@ class Odd:
     write: Callable[[Model], dict[str, Any]]
 
 
-Entry = Key | Fixed | Odd
+Entry = Key | FixedKey | CustomKey
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,45 +139,47 @@ class Layout:
     prefix: str = ""  # of the body's tensors in every class but the bare one
     head: str | None = None  # the tensor of the vocabulary matrix, kept only where it is not the token table's
     copies: tuple[str, ...] = ()  # other names under which the token table may appear
-    ignored: frozenset[str] = frozenset()  # keys that do not matter in this family
-    skipped: tuple[str, ...] = ()  # patterns of tensors that are not weights
-    twins: Mapping[str, str] = field(default_factory=dict)  # tensor -> a second one that the reference computes with
+    ignored_keys: frozenset[str] = frozenset()  # keys that do not matter in this family
+    skipped_tensors: tuple[str, ...] = ()  # patterns of tensors that are not weights
+    duplicates: Mapping[str, str] = field(
+        default_factory=dict
+    )  # tensor -> a second one that the reference computes with
     zeros: tuple[str, ...] = ()  # tensors that are zero where they are missing
-    marks: Mapping[str, str] = field(default_factory=dict)  # part -> the tensor that shows it is there
-    headed: Mapping[str, Headed] = field(default_factory=dict)  # class with a head for a task -> what it has
-    caches: bool = True  # whether the reference's classes take keys and values that were computed before
+    presence_keys: Mapping[str, str] = field(default_factory=dict)  # part -> the tensor that shows it is there
+    task_heads: Mapping[str, HeadLayout] = field(default_factory=dict)  # class with a head for a task -> what it has
+    supports_cache: bool = True  # whether the reference's classes take keys and values that were computed before
 
     @cached_property
     def base(self) -> Model:
         """What a silent config stands for, but for the sizes that its keys give."""
         return self.template()
 
-    def claims(self, found: Mapping[str, Any]) -> tuple[frozenset[str] | None, bool]:
+    def read_claims(self, hf_config: Mapping[str, Any]) -> tuple[frozenset[str] | None, bool]:
         """What a config promises of its tensors: the parts (None: it names no class), and that the head is tied."""
-        name = _class(found)
-        if name is not None and (not isinstance(name, str) or name not in {**self.classes, **self.headed}):
-            raise unsupported("architectures", name, [*self.classes, *self.headed])
+        name = _read_class(hf_config)
+        if name is not None and (not isinstance(name, str) or name not in {**self.classes, **self.task_heads}):
+            raise make_unsupported_error("architectures", name, [*self.classes, *self.task_heads])
         usual = self.base.head is not None and self.base.head.tied
-        tied = take(found, "tie_word_embeddings", check=optional(flag), default=None)
+        tied = read_key(hf_config, "tie_word_embeddings", check=allow_null(check_flag), default=None)
         parts = None if name is None else self.classes.get(name, frozenset())
         return parts, usual if tied is None else tied
 
-    def task(self, found: Mapping[str, Any]) -> Headed | None:
+    def find_task_head(self, hf_config: Mapping[str, Any]) -> HeadLayout | None:
         """What the class that a config names has for a task, where it has something."""
-        name = _class(found)
-        task = self.headed.get(name) if isinstance(name, str) else None
+        name = _read_class(hf_config)
+        task = self.task_heads.get(name) if isinstance(name, str) else None
         for key in task.keys if task else ():
-            key.read(found)
+            key.read(hf_config)
         return task
 
-    def read(self, found: Mapping[str, Any], parts: frozenset[str], *, tied: bool) -> Model:
+    def read(self, hf_config: Mapping[str, Any], parts: frozenset[str], *, tied: bool) -> Model:
         """The spec of a config, with the parts and the tying that its tensors show."""
-        self._refuse_unknown(found)
-        changes, keys = _roles(found), {}
+        self._refuse_unknown(hf_config)
+        changes, keys = _read_token_roles(hf_config), {}
         for entry in self.entries:
-            named = [name for name in entry.names if name in found] or [*entry.names]
-            for path, value in entry.read(found).items():
-                for place in spread(self.base, path):
+            named = [name for name in entry.names if name in hf_config] or [*entry.names]
+            for path, value in entry.read(hf_config).items():
+                for place in expand_path(self.base, path):
                     changes[place], keys[place] = value, named[:1]
         for part in PARTS:
             if part in self.base.parts and part not in parts:
@@ -177,24 +190,24 @@ class Layout:
         try:
             return config.replace(self.base, changes)
         except PretuneError as error:
-            raise CheckpointError(f"{_blamed(str(error), keys)}{error}") from None
+            raise CheckpointError(f"{_name_keys(str(error), keys)}{error}") from None
 
     def write(self, spec: Model) -> dict[str, Any]:
         """The config of a spec. It may say less than the spec does: read it back and compare."""
-        out: dict[str, Any] = {"architectures": [self.best_class(spec.parts)], "model_type": self.model_type}
+        out: dict[str, Any] = {"architectures": [self.choose_class(spec.parts)], "model_type": self.model_type}
         for entry in self.entries:
             out.update(entry.write(spec))
-        out.update({name: look(spec, place) for name, place in ROLES.items()})
+        out.update({name: get_path(spec, place) for name, place in TOKEN_ROLES.items()})
         eos = spec.special.eos
         out["eos_token_id"] = None if not eos else eos[0] if len(eos) == 1 else list(eos)
         if spec.head is not None:
             out.setdefault("tie_word_embeddings", spec.head.tied)
         return out
 
-    def rules_of(self, spec: Model) -> tuple[Rule, ...]:
+    def get_rules(self, spec: Model) -> tuple[Rule, ...]:
         return self.rules(spec) if callable(self.rules) else self.rules
 
-    def best_class(self, parts: frozenset[str]) -> str:
+    def choose_class(self, parts: frozenset[str]) -> str:
         """The class that has the most of these parts and no others."""
         fitting = [name for name, has in self.classes.items() if has <= parts]
         if not fitting and not parts:  # NOTE: the bare class may be saved without its pooler
@@ -203,37 +216,37 @@ class Layout:
             raise CheckpointError(f"no class of model_type '{self.model_type}' has these parts: {', '.join(parts)}")
         return max(fitting, key=lambda name: len(self.classes[name]))
 
-    def _refuse_unknown(self, found: Mapping[str, Any]) -> None:
+    def _refuse_unknown(self, hf_config: Mapping[str, Any]) -> None:
         known = {name for entry in self.entries for name in entry.names}
-        known |= {*ROLES, "eos_token_id", "tie_word_embeddings", "pretune", HEAD}
-        for name, value in found.items():
-            if name not in known | IGNORED | self.ignored and value not in (None, False, {}, []):
+        known |= {*TOKEN_ROLES, "eos_token_id", "tie_word_embeddings", "pretune", HEAD_KEY}
+        for name, value in hf_config.items():
+            if name not in known | IGNORED_KEYS | self.ignored_keys and value not in (None, False, {}, []):
                 raise CheckpointError(
-                    f"key {shown(name)} = {shown(value)} is not known for model_type '{self.model_type}'"
-                    f"{nearest(name, known)}; what it changes cannot be reproduced"
+                    f"key {format_value(name)} = {format_value(value)} is not known for model_type '{self.model_type}'"
+                    f"{suggest(name, known)}; what it changes cannot be reproduced"
                 )
 
 
-def refuse_code(found: Mapping[str, Any]) -> None:
+def refuse_code(hf_config: Mapping[str, Any]) -> None:
     """Config is data: keys that name code are refused whatever they say, and never followed."""
     remedy = "which is never run; remove the key to read the directory without that code"
-    for name in CODE:
-        if name in found:
+    for name in CODE_KEYS:
+        if name in hf_config:
             raise CheckpointError(f"key '{name}' names code, {remedy}")
     for name in ("_attn_implementation", "attn_implementation"):
-        if isinstance(found.get(name), str) and "/" in found[name]:  # a kernel to fetch
-            raise CheckpointError(f"key '{name}' = {shown(found[name])} names code, {remedy}")
-    if found.get("quantization_config") is not None:
+        if isinstance(hf_config.get(name), str) and "/" in hf_config[name]:  # a kernel to fetch
+            raise CheckpointError(f"key '{name}' = {format_value(hf_config[name])} names code, {remedy}")
+    if hf_config.get("quantization_config") is not None:
         raise CheckpointError("key 'quantization_config': quantised weights are not supported; use the original ones")
 
 
-def _class(found: Mapping[str, Any]) -> Any:
+def _read_class(hf_config: Mapping[str, Any]) -> Any:
     """What a config gives as its class; None: nothing."""
-    classes = found.get("architectures") or [None]
+    classes = hf_config.get("architectures") or [None]
     return classes[0] if isinstance(classes, list) else classes
 
 
-def look(spec: object, path: str) -> Any:
+def get_path(spec: object, path: str) -> Any:
     """The value at a path; of `*` the first; None where a part on the way is absent."""
     for part in path.split("."):
         if spec is None:
@@ -242,41 +255,47 @@ def look(spec: object, path: str) -> Any:
     return spec
 
 
-def spread(spec: object, path: str) -> list[str]:
+def expand_path(spec: object, path: str) -> list[str]:
     """The paths a path with `*` stands for."""
     before, star, after = path.partition("*")
     if not star:
         return [path]
-    return [f"{before}{i}{after}" for i in range(len(look(spec, before.rstrip("."))))]
+    return [f"{before}{i}{after}" for i in range(len(get_path(spec, before.rstrip("."))))]
 
 
-def same(a: Model, b: Model) -> bool:
+def is_equivalent(a: Model, b: Model) -> bool:
     """Whether two specs compute the same: names, dropout, initialisation and token roles aside."""
-    return bool(_bare(config.to_dict(a)) == _bare(config.to_dict(b)))
+    return bool(_strip_irrelevant(config.to_dict(a)) == _strip_irrelevant(config.to_dict(b)))
 
 
-def both(paths: Iterable[str]) -> tuple[str, ...]:
+def expand_sides(paths: Iterable[str]) -> tuple[str, ...]:
     """Paths in the encoder and in the decoder."""
     return tuple(f"{stack}.{path}" for path in paths for stack in ("encoder", "decoder"))
 
 
-def _bare(tree: Any) -> Any:
+def _strip_irrelevant(tree: Any) -> Any:
     if isinstance(tree, dict):
-        return {key: _bare(value) for key, value in tree.items() if key not in ("dropout", "init", "family", "special")}
-    return [_bare(value) for value in tree] if isinstance(tree, list) else tree
+        return {
+            key: _strip_irrelevant(value)
+            for key, value in tree.items()
+            if key not in ("dropout", "init", "family", "special")
+        }
+    return [_strip_irrelevant(value) for value in tree] if isinstance(tree, list) else tree
 
 
-def _roles(found: Mapping[str, Any]) -> dict[str, Any]:
+def _read_token_roles(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     """Which tokens have a meaning; an explicit null means none."""
-    roles: dict[str, Any] = {place: token(name, found[name]) for name, place in ROLES.items() if name in found}
-    if "eos_token_id" in found:
-        given = found["eos_token_id"]
-        ends = [token("eos_token_id", end) for end in (given if isinstance(given, list) else [given])]
+    roles: dict[str, Any] = {
+        place: check_token(name, hf_config[name]) for name, place in TOKEN_ROLES.items() if name in hf_config
+    }
+    if "eos_token_id" in hf_config:
+        given = hf_config["eos_token_id"]
+        ends = [check_token("eos_token_id", end) for end in (given if isinstance(given, list) else [given])]
         roles["special.eos"] = tuple(end for end in ends if end is not None)
     return roles
 
 
-def _blamed(error: str, keys: Mapping[str, list[str]]) -> str:
+def _name_keys(error: str, keys: Mapping[str, list[str]]) -> str:
     """The keys that set the places an error speaks of."""
     words = set(re.findall(r"\w+", error))
     blamed = {f"'{name}'" for place, names in keys.items() if place.rpartition(".")[2] in words for name in names}

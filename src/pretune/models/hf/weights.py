@@ -4,7 +4,7 @@ A rule names our parameters and their tensor, with `{i}` for a layer's number an
 
     Rule("encoder.{i}.attention.q.{p}", "encoder.layer.{i}.attention.self.query.{p}")
 
-Several of ours may lie in one of theirs (`Fused`, `Interleaved`), or turned (`Turned`).
+Several of ours may lie in one of theirs (`FusedPacking`, `InterleavedPacking`), or turned (`TransposedPacking`).
 """
 
 import re
@@ -27,7 +27,7 @@ class Packing(Protocol):
 
 
 @dataclass(frozen=True)
-class Same:
+class IdentityPacking:
     """As it is."""
 
     def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
@@ -38,7 +38,7 @@ class Same:
 
 
 @dataclass(frozen=True)
-class Turned:
+class TransposedPacking:
     """A matrix stored input first."""
 
     def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
@@ -49,7 +49,7 @@ class Turned:
 
 
 @dataclass(frozen=True)
-class Row:
+class RowPacking:
     """A vector stored as a matrix of one row."""
 
     def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
@@ -60,31 +60,31 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Fused:
-    """Queries, keys and values one after the other, input first if `turned`."""
+class FusedPacking:
+    """Queries, keys and values one after the other, input first if `is_transposed`."""
 
-    turned: bool = False
+    is_transposed: bool = False
 
     def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
-        tensor = tensor.t() if self.turned and tensor.dim() == 2 else tensor
+        tensor = tensor.t() if self.is_transposed and tensor.dim() == 2 else tensor
         return list(torch.split(tensor, sizes))
 
     def pack(self, tensors: list[Tensor], spec: Model) -> Tensor:
         joined = torch.cat(tensors)
-        return joined.t() if self.turned and joined.dim() == 2 else joined
+        return joined.t() if self.is_transposed and joined.dim() == 2 else joined
 
 
 @dataclass(frozen=True)
-class Interleaved:
+class InterleavedPacking:
     """Head by head: the query, key and value of head 0, then those of head 1, …"""
 
     def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
-        heads = spec.last.blocks[0].attention.heads
+        heads = spec.last_stack.blocks[0].attention.heads
         parts = tensor.view(heads, len(sizes), -1, *tensor.shape[1:])
         return [parts[:, i].reshape(size, *tensor.shape[1:]) for i, size in enumerate(sizes)]
 
     def pack(self, tensors: list[Tensor], spec: Model) -> Tensor:
-        heads = spec.last.blocks[0].attention.heads
+        heads = spec.last_stack.blocks[0].attention.heads
         parts = [tensor.view(heads, -1, *tensor.shape[1:]) for tensor in tensors]
         return torch.stack(parts, dim=1).flatten(0, 2)
 
@@ -93,37 +93,37 @@ class Interleaved:
 class Rule:
     """Our parameter or parameters, their tensor, and how ours lie in it."""
 
-    ours: str | tuple[str, ...]
-    theirs: str
-    packing: Packing = Same()
+    param_names: str | tuple[str, ...]
+    tensor_name: str
+    packing: Packing = IdentityPacking()
 
 
 @dataclass(frozen=True)
 class Move:
     """A rule applied: concrete names."""
 
-    ours: tuple[str, ...]
-    theirs: str
+    param_names: tuple[str, ...]
+    tensor_name: str
     packing: Packing
 
 
-def plan(names: Iterable[str], rules: Iterable[Rule]) -> list[Move]:
+def plan_moves(names: Iterable[str], rules: Iterable[Rule]) -> list[Move]:
     """The moves that bring every one of our parameters from or to theirs. Each name must have exactly one rule."""
     left = dict.fromkeys(names)
     moves = []
     for rule in rules:
-        ours = (rule.ours,) if isinstance(rule.ours, str) else rule.ours
-        for match in _matches(ours[0], left):
+        ours = (rule.param_names,) if isinstance(rule.param_names, str) else rule.param_names
+        for match in _match_names(ours[0], left):
             found = tuple(our.format(**match) for our in ours)
             for name in found:
                 left.pop(name, None)
-            moves.append(Move(found, rule.theirs.format(**match), rule.packing))
+            moves.append(Move(found, rule.tensor_name.format(**match), rule.packing))
     if left:
         raise KeyError(f"no rule for {next(iter(left))}")
     return moves
 
 
-def _matches(pattern: str, names: Collection[str]) -> list[dict[str, str]]:
+def _match_names(pattern: str, names: Collection[str]) -> list[dict[str, str]]:
     """What the placeholders of a pattern stand for in each of the names that it fits."""
     if "{" not in pattern:
         return [{}] if pattern in names else []
@@ -131,6 +131,6 @@ def _matches(pattern: str, names: Collection[str]) -> list[dict[str, str]]:
     return [match.groupdict() for name in names if (match := form.fullmatch(name))]
 
 
-def rules(table: Mapping[str, str]) -> tuple[Rule, ...]:
+def make_rules(table: Mapping[str, str]) -> tuple[Rule, ...]:
     """Rules of a plain table, ours -> theirs."""
     return tuple(Rule(ours, theirs) for ours, theirs in table.items())

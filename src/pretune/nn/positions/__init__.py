@@ -1,6 +1,6 @@
 """How a stack knows where a token stands. One slot, filled by one of these or by nothing.
 
-Each kind acts in one place, its `acts`: on the `input` (a vector added to the embedding), by `rotation` of queries and
+Each kind acts in one place, its `mechanism`: on the `input` (a vector added to the embedding), by `rotation` of queries and
 keys, or as a `bias` on attention scores. All modules are stateless but for learned tables.
 """
 

@@ -15,7 +15,7 @@ class Alibi:
 
     steepest: float = 8.0
 
-    acts: ClassVar[str] = "bias"
+    mechanism: ClassVar[str] = "bias"
 
     def build(self, *, width: int, heads: int, head_width: int) -> nn.Module:
         return AlibiPositions(self, heads)
@@ -24,7 +24,7 @@ class Alibi:
         return 0
 
     @property
-    def longest(self) -> None:
+    def max_length(self) -> None:
         return None
 
 

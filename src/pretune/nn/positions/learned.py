@@ -15,7 +15,7 @@ class Learned:
     rows: int
     offset: int = 0
 
-    acts: ClassVar[str] = "input"
+    mechanism: ClassVar[str] = "input"
 
     def __post_init__(self) -> None:
         if not 0 <= self.offset < self.rows:
@@ -28,7 +28,7 @@ class Learned:
         return self.rows * width
 
     @property
-    def longest(self) -> int:
+    def max_length(self) -> int:
         """The longest sequence it can place."""
         return self.rows - self.offset
 

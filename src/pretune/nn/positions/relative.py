@@ -18,15 +18,17 @@ class RelativeBias:
     far: int = 128
     both_ways: bool = True  # half of the buckets for keys after the query; otherwise those count as distance 0
 
-    acts: ClassVar[str] = "bias"
+    mechanism: ClassVar[str] = "bias"
 
     def __post_init__(self) -> None:
         least = 4 if self.both_ways else 2
-        if self.buckets < least or self.far <= self.near:
-            raise UsageError(f"buckets {self.buckets} must be at least {least}, and far {self.far} beyond {self.near}")
+        if self.buckets < least or self.far <= self.max_exact:
+            raise UsageError(
+                f"buckets {self.buckets} must be at least {least}, and far {self.far} beyond {self.max_exact}"
+            )
 
     @property
-    def near(self) -> int:
+    def max_exact(self) -> int:
         """Distances below this have a bucket each."""
         return (self.buckets // 2 if self.both_ways else self.buckets) // 2
 
@@ -37,7 +39,7 @@ class RelativeBias:
         return self.buckets * heads
 
     @property
-    def longest(self) -> None:
+    def max_length(self) -> None:
         return None
 
 
@@ -49,10 +51,10 @@ class RelativePositions(nn.Module):
 
     def forward(self, distance: Tensor) -> Tensor:
         """Bias `[H, …]` for key position minus query position `[…]`."""
-        out: Tensor = self.table(self.bucket(distance)).movedim(-1, 0)
+        out: Tensor = self.table(self.compute_bucket(distance)).movedim(-1, 0)
         return out
 
-    def bucket(self, distance: Tensor) -> Tensor:
+    def compute_bucket(self, distance: Tensor) -> Tensor:
         """The bucket of each distance."""
         buckets, first = self.spec.buckets, torch.zeros_like(distance)
         if self.spec.both_ways:
@@ -61,7 +63,7 @@ class RelativePositions(nn.Module):
             distance = distance.abs()
         else:
             distance = (-distance).clamp(min=0)
-        near = self.spec.near
+        near = self.spec.max_exact
         far = torch.log(distance.clamp(min=1).float() / near) / math.log(self.spec.far / near) * (buckets - near)
         far = (near + far.to(torch.long)).clamp(max=buckets - 1)
         return first + torch.where(distance < near, distance, far)

@@ -15,7 +15,7 @@ class Linear:
 
     factor: float
 
-    def stretch(self, frequencies: Tensor) -> Tensor:
+    def scale_frequencies(self, frequencies: Tensor) -> Tensor:
         return frequencies / self.factor
 
 
@@ -31,7 +31,7 @@ class Banded:
     high: float
     original: int
 
-    def stretch(self, frequencies: Tensor) -> Tensor:
+    def scale_frequencies(self, frequencies: Tensor) -> Tensor:
         waves = 2 * math.pi / frequencies
         blend = (self.original / waves - self.low) / (self.high - self.low)
         blend = blend.clamp(0, 1)
@@ -46,7 +46,7 @@ class Rotary:
     fraction: float = 1.0
     scaling: Linear | Banded | None = None
 
-    acts: ClassVar[str] = "rotation"
+    mechanism: ClassVar[str] = "rotation"
 
     def build(self, *, width: int, heads: int, head_width: int) -> nn.Module:
         return RotaryPositions(self, head_width)
@@ -55,21 +55,21 @@ class Rotary:
         return 0
 
     @property
-    def longest(self) -> None:
+    def max_length(self) -> None:
         return None
 
 
 class RotaryPositions(nn.Module):
     def __init__(self, spec: Rotary, head_width: int) -> None:
         super().__init__()
-        self.spec, self.turned = spec, int(head_width * spec.fraction)
+        self.spec, self.rotary_width = spec, int(head_width * spec.fraction)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine of every token's angles: two `[N, 1, turned]`, always in fp32."""
-        steps = torch.arange(0, self.turned, 2, device=positions.device, dtype=torch.float32) / self.turned
+        steps = torch.arange(0, self.rotary_width, 2, device=positions.device, dtype=torch.float32) / self.rotary_width
         frequencies = 1.0 / (self.spec.theta**steps)
         if self.spec.scaling is not None:
-            frequencies = self.spec.scaling.stretch(frequencies)
+            frequencies = self.spec.scaling.scale_frequencies(frequencies)
         angle = positions[:, None, None].float() * frequencies
         angle = torch.cat((angle, angle), dim=-1)
         return angle.cos(), angle.sin()

@@ -15,7 +15,7 @@ class Sinusoidal:
 
     base: float = 10000.0
 
-    acts: ClassVar[str] = "input"
+    mechanism: ClassVar[str] = "input"
 
     def build(self, *, width: int, heads: int, head_width: int) -> nn.Module:
         return SinusoidalPositions(self, width)
@@ -24,7 +24,7 @@ class Sinusoidal:
         return 0
 
     @property
-    def longest(self) -> None:
+    def max_length(self) -> None:
         return None
 
 

@@ -18,47 +18,47 @@ from typing import Any
 
 import torch
 
-from pretune.adaptation.contrastive import Compared, Comparing, Comparison
+from pretune.adaptation.contrastive import ContrastiveLoss, ContrastiveModel, ContrastiveObjective
 from pretune.core import config, io, log
 from pretune.core.config import spec
-from pretune.core.counted import counted
+from pretune.core.counted import format_count
 from pretune.core.errors import CheckpointError, DataError, UsageError
-from pretune.evaluation.similarity import cosines, triplet_accuracy
+from pretune.evaluation.similarity import compute_cosines, triplet_accuracy
 from pretune.inference import sentence_modules
 from pretune.inference.embed import Embedder
-from pretune.inference.sentence_modules import encoder_of
+from pretune.inference.sentence_modules import build_encoder
 from pretune.metrics.correlation import spearman
 from pretune.models.hf import checkpoint
 from pretune.models.verify import check_weights
-from pretune.runs.build_config import device_of
-from pretune.runs.defaults import RUN
-from pretune.runs.embedding.batches import stream_of
-from pretune.runs.embedding.pair_dataset import Lessons, fitted, read
-from pretune.runs.output_dir import own
-from pretune.runs.pretrain_run import CHECKPOINTS, free
+from pretune.runs.build_config import resolve_device
+from pretune.runs.defaults import RUN_FILE
+from pretune.runs.embedding.batches import build_text_stream
+from pretune.runs.embedding.pair_dataset import PairDataset, read_dataset, select_loss
+from pretune.runs.output_dir import check_output_dir
+from pretune.runs.pretrain_run import CHECKPOINTS_DIR, check_no_run
 from pretune.runs.restore import check_model
-from pretune.runs.run_dir import COST
+from pretune.runs.run_dir import COST_FILE
 from pretune.tasks import TASKS
-from pretune.training.checkpointing import Saver, restore
-from pretune.training.checkpoints import Found, Lock, Store
-from pretune.training.dataloader import Feed
-from pretune.training.distributed import Ranks, ranks
-from pretune.training.guards import Stop, Watch
+from pretune.training.checkpointing import CheckpointHook, restore_checkpoint
+from pretune.training.checkpoints import Checkpoint, CheckpointManager, RunLock
+from pretune.training.dataloader import DataLoader
+from pretune.training.distributed import Ranks, init_distributed
+from pretune.training.guards import DivergenceGuard, GracefulShutdown
 from pretune.training.loop import Loop
-from pretune.training.loss_module import Trainee
-from pretune.training.optim import parameter_groups
+from pretune.training.loss_module import ModelWithLoss
+from pretune.training.optim import build_parameter_groups
 from pretune.training.optim.adamw import AdamW
-from pretune.training.rank_zero import alone
-from pretune.training.records import FoundFile
-from pretune.training.run_logger import Journal
+from pretune.training.rank_zero import run_on_rank_zero
+from pretune.training.records import ResumeFile
+from pretune.training.run_logger import RunLogger
 from pretune.training.schedules import Linear
-from pretune.training.train_state import State
+from pretune.training.train_state import TrainState
 
-SCORES = "scores.json"
+SCORES_FILE = "scores.json"
 
 
 @spec
-class Teaching:
+class EmbeddingTrainConfig:
     """How vectors are learnt; the numbers are those of S-BERT, but for the batch, which in-batch negatives want large.
 
     `loss`: triplet, in_batch, classes or cosine; None: what the examples allow. `pooling`, `normalise` and `length` are
@@ -87,7 +87,7 @@ class Teaching:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained(os.PathLike[str]):
+class TrainedEmbeddings(os.PathLike[str]):
     """Where the model lies, and how good its vectors are; it can be given wherever its path can."""
 
     path: Path
@@ -111,102 +111,108 @@ def train_embeddings(
     resume: bool = False,
     device: str | None = None,
     **settings: Any,
-) -> Trained:
+) -> TrainedEmbeddings:
     """Teach a model which texts belong together, from a task or a file `train`, and leave it in `out`.
 
-    `dev` is a file or the name of a task to judge by. `settings` are those of `Teaching`. What was killed goes on with
+    `dev` is a file or the name of a task to judge by. `settings` are those of `EmbeddingTrainConfig`. What was killed goes on with
     `resume=True` and the same settings.
     """
     where = Path(out)
     given = {name: value for name, value in settings.items() if value is not None}
-    teaching = config.replace(Teaching(), given)  # text, as `--set` gives it, is typed by the field
-    stop = Stop("go on with the same command and --resume", begun=resume)
-    with stop.listening():
-        if resume and (where / COST).is_file():
+    teaching = config.replace(EmbeddingTrainConfig(), given)  # text, as `--set` gives it, is typed by the field
+    stop = GracefulShutdown("go on with the same command and --resume", has_checkpoint=resume)
+    with stop.handle_signals():
+        if resume and (where / COST_FILE).is_file():
             check_model(where)
-            log.say(f"{where}: is finished; there is nothing to resume")
-            return Trained(where, io.read_json(where / SCORES, CheckpointError))
+            log.info(f"{where}: is finished; there is nothing to resume")
+            return TrainedEmbeddings(where, io.read_json(where / SCORES_FILE, CheckpointError))
         if not resume:
-            own(where)
-            free(where)
+            check_output_dir(where)
+            check_no_run(where)
         if model is None:
             raise UsageError("missing MODEL: the directory whose vectors are to be taught")
-        lessons = read(task=task, train=train, data=data, loss=teaching.loss)
-        judged = None if dev is None else _held(dev, data)
-        with ranks(device_of(device)) as many:
+        lessons = read_dataset(task=task, train=train, data=data, loss=teaching.loss)
+        judged = None if dev is None else _read_dev(dev, data)
+        with init_distributed(resolve_device(device)) as many:
             if teaching.batch < many.world:
                 raise UsageError(f"batch {teaching.batch}: fewer examples than the {many.world} ranks; raise it")
-            return _Lesson(Path(model), teaching, lessons, judged, where, many, stop).run(resume=resume)
+            return EmbeddingRun(Path(model), teaching, lessons, judged, where, many, stop).run(resume=resume)
 
 
-class _Lesson:
+class EmbeddingRun:
     """A run at work."""
 
     def __init__(
-        self, model: Path, teaching: Teaching, lessons: Lessons, judged: Lessons | None, where: Path, many: Ranks,
-        stop: Stop,
+        self, model: Path, settings: EmbeddingTrainConfig, dataset: PairDataset, dev: PairDataset | None, run_dir: Path, ranks: Ranks,
+        shutdown: GracefulShutdown,
     ) -> None:  # fmt: skip
-        self.teaching, self.lessons, self.judged, self.where, self.ranks, self.stop = (
-            teaching, lessons, judged, where, many, stop
+        self.settings, self.dataset, self.dev, self.run_dir, self.ranks, self.shutdown = (
+            settings, dataset, dev, run_dir, ranks, shutdown
         )  # fmt: skip
-        body = checkpoint.load(model, device=many.device)
+        body = checkpoint.load(model, device=ranks.device)
         check_weights(body, model)
-        longest = body.spec.longest
-        length = min((limit for limit in (teaching.length, longest) if limit is not None), default=None)
-        how = {"pooling": teaching.pooling, "normalise": teaching.normalise, "length": length}
-        self.encoder = encoder_of(body, **how)
-        self.loss: Comparison = fitted(lessons, teaching.loss)
-        self.model = Compared(self.encoder, self.loss, columns=lessons.columns, seed=teaching.seed)
+        longest = body.spec.max_length
+        length = min((limit for limit in (settings.length, longest) if limit is not None), default=None)
+        how = {"pooling": settings.pooling, "normalise": settings.normalise, "length": length}
+        self.encoder = build_encoder(body, **how)
+        self.loss: ContrastiveLoss = select_loss(dataset, settings.loss)
+        self.model = ContrastiveModel(self.encoder, self.loss, columns=dataset.columns, seed=settings.seed)
         ready = Embedder(self.encoder)
         self.tokenizer = ready.tokenizer
-        self.stream, made = stream_of(
-            lessons, ready.tokenizer, length=ready.length, prompt=self.encoder.how.prompt, size=teaching.batch,
-            seed=teaching.seed, ranks=many.world,
+        self.stream, made = build_text_stream(
+            dataset, ready.tokenizer, length=ready.length, prompt=self.encoder.config.prompt, batch_size=settings.batch,
+            seed=settings.seed, ranks=ranks.world,
         )  # fmt: skip
         if (made.sequences.lengths == 0).any():
             raise DataError("a text has no token in this tokenizer; leave empty texts out")
-        if made.cut:
-            log.warn(f"{made.cut:,} of {counted(len(made.sequences), 'texts')} cut to {ready.length} tokens")
-        self.steps = teaching.steps or max(1, round(self.stream.epoch * teaching.epochs))
-        self.expect = {
-            "config": hashlib.sha256(repr((teaching, self.loss, self.encoder.how)).encode()).hexdigest(),
-            "data": hashlib.sha256(repr((lessons.texts, lessons.gold)).encode("utf-8", "surrogatepass")).hexdigest(),
+        if made.truncated_texts:
+            log.warn(
+                f"{made.truncated_texts:,} of {format_count(len(made.sequences), 'texts')} cut to {ready.length} tokens"
+            )
+        self.steps = settings.steps or max(1, round(self.stream.steps_per_epoch * settings.epochs))
+        self.fingerprints = {
+            "config": hashlib.sha256(repr((settings, self.loss, self.encoder.config)).encode()).hexdigest(),
+            "data": hashlib.sha256(repr((dataset.texts, dataset.gold)).encode("utf-8", "surrogatepass")).hexdigest(),
             "tokenizer": ready.tokenizer.sha256,
         }
 
-    def run(self, *, resume: bool) -> Trained:
+    def run(self, *, resume: bool) -> TrainedEmbeddings:
         with contextlib.ExitStack() as stack:
             store = None
-            if self.ranks.first:
-                lock = stack.enter_context(Lock(self.where, on_note=log.warn))
-                io.sweep(self.where)
-                store = Store(self.where / CHECKPOINTS, keep=2, on_note=log.warn)
-                store.tidy(lock)
-            log.say(
-                f"{counted(len(self.lessons.texts), 'examples')} of "
-                f"{self.lessons.columns} texts, {config.kind(self.loss)}, "
-                f"{counted(self.steps, 'steps')}"
+            if self.ranks.is_first:
+                lock = stack.enter_context(RunLock(self.run_dir, on_warning=log.warn))
+                io.sweep(self.run_dir)
+                store = CheckpointManager(self.run_dir / CHECKPOINTS_DIR, max_checkpoints=2, on_warning=log.warn)
+                store.remove_unfinished(lock)
+            log.info(
+                f"{format_count(len(self.dataset.texts), 'examples')} of "
+                f"{self.dataset.columns} texts, {config.get_kind(self.loss)}, "
+                f"{format_count(self.steps, 'steps')}"
             )
             return self._train(stack, store, resume)
 
-    def _train(self, stack: contextlib.ExitStack, store: Store | None, resume: bool) -> Trained:
-        fit = self.teaching
-        optimizer = AdamW(lr=fit.lr, weight_decay=fit.weight_decay).build(parameter_groups(self.model))
-        found: Found | None = self.ranks.share(store.latest(self.expect) if resume and store else None)
-        if resume and found is None:
-            raise CheckpointError(f"{self.where / CHECKPOINTS}: no checkpoint yet; start it again without --resume")
-        before = (
-            config.read_record(FoundFile, self.where / RUN, CheckpointError).get("before", {})
-            if found
-            else self._judge()
+    def _train(self, stack: contextlib.ExitStack, store: CheckpointManager | None, resume: bool) -> TrainedEmbeddings:
+        fit = self.settings
+        optimizer = AdamW(lr=fit.lr, weight_decay=fit.weight_decay).build(build_parameter_groups(self.model))
+        found: Checkpoint | None = self.ranks.broadcast_object(
+            store.find_latest(self.fingerprints) if resume and store else None
         )
-        state = State() if found is None else restore(found, self.model, optimizer)
-        self.ranks.alike(self.model.parameters())
+        if resume and found is None:
+            raise CheckpointError(
+                f"{self.run_dir / CHECKPOINTS_DIR}: no checkpoint yet; start it again without --resume"
+            )
+        before = (
+            config.read_record(ResumeFile, self.run_dir / RUN_FILE, CheckpointError).get("before", {})
+            if found
+            else self._evaluate()
+        )
+        state = TrainState() if found is None else restore_checkpoint(found, self.model, optimizer)
+        self.ranks.broadcast_tensors(self.model.parameters())
         schedule = Linear(warmup=fit.warmup)
         loop = Loop(
-            trainee=Trainee(self.model, Comparing(self.lessons.columns, self.ranks)).train(),
+            module=ModelWithLoss(self.model, ContrastiveObjective(self.dataset.columns, self.ranks)).train(),
             optimizer=optimizer,
-            batches=Feed(
+            batches=DataLoader(
                 self.stream,
                 start=state.step,
                 stop=self.steps,
@@ -216,82 +222,82 @@ class _Lesson:
             ),
             state=state,
             ranks=self.ranks,
-            rate=lambda state: schedule.factor(state.step, self.steps),
-            until=lambda state: state.step >= self.steps,
+            lr_factor=lambda state: schedule.compute_factor(state.step, self.steps),
+            should_stop=lambda state: state.step >= self.steps,
             seed=fit.seed,
             clip=fit.clip,
             precision=torch.bfloat16 if self.ranks.device.type == "cuda" else None,
-            begun=time.monotonic() - state.elapsed,
+            start_time=time.monotonic() - state.elapsed,
         )
         tree = {"embedding": config.to_dict(fit), "loss": config.to_dict(self.loss), "before": before}
         journal = stack.enter_context(
-            Journal(
-                self.where,
-                title=self.where.name,
+            RunLogger(
+                self.run_dir,
+                title=self.run_dir.name,
                 models=(self.encoder.model.spec,),
                 loop=loop,
-                resumed=found is not None,
+                is_resumed=found is not None,
                 total=self.steps,
                 budget=None,
                 settings=tree,
             )
         )
-        saver = Saver(store, self.expect, before=journal.settle)
-        loop.hooks = [Watch(journal.note), journal, saver, self.stop]
-        self.stop.ready(loop, lambda loop: saver.save(loop, wait=True))
-        if found is None and self.ranks.first:
-            io.write_json(self.where / RUN, tree)
+        saver = CheckpointHook(store, self.fingerprints, on_save=journal.flush)
+        loop.hooks = [DivergenceGuard(journal.warn), journal, saver, self.shutdown]
+        self.shutdown.arm(loop, lambda loop: saver.save(loop, wait=True))
+        if found is None and self.ranks.is_first:
+            io.write_json(self.run_dir / RUN_FILE, tree)
         if found is not None:
             saver.last_step, saver.last_time = state.step, state.elapsed
         saver.save(loop, wait=True)
         loop.run()
         saver.save(loop, wait=True)
-        loop.asked = self.ranks.most(loop.asked)
-        self.stop.rest()
-        state.elapsed = time.monotonic() - loop.begun
-        return self._finish(journal.summary(loop), before)
+        loop.stop_signal = self.ranks.max(loop.stop_signal)
+        self.shutdown.disarm()
+        state.elapsed = time.monotonic() - loop.start_time
+        return self._finish(journal.summarize(loop), before)
 
-    def _judge(self) -> dict[str, float]:
+    def _evaluate(self) -> dict[str, float]:
         """How good the vectors are where there is something to judge by: what the first rank finds, on all."""
-        found: dict[str, float] = self.ranks.share(alone(self.ranks, self._judged))
+        found: dict[str, float] = self.ranks.broadcast_object(run_on_rank_zero(self.ranks, self._compute_scores))
         return found
 
-    def _judged(self) -> dict[str, float]:
-        if self.judged is None:
+    def _compute_scores(self) -> dict[str, float]:
+        if self.dev is None:
             return {}
         ready = Embedder(self.encoder)
-        if self.judged.scored:
-            pairs = [(one, other) for one, other, *_ in self.judged.texts]
-            return {"spearman": spearman(self.judged.gold, cosines(ready, pairs).tolist())}
-        triplets = [(one, near, far) for one, near, far in self.judged.texts]
+        if self.dev.is_scored:
+            pairs = [(one, other) for one, other, *_ in self.dev.texts]
+            return {"spearman": spearman(self.dev.gold, compute_cosines(ready, pairs).tolist())}
+        triplets = [(one, near, far) for one, near, far in self.dev.texts]
         return {"triplet_accuracy": float(triplet_accuracy(ready, triplets)["accuracy"])}
 
-    def _finish(self, summary: dict[str, Any], before: dict[str, float]) -> Trained:
+    def _finish(self, summary: dict[str, Any], initial_scores: dict[str, float]) -> TrainedEmbeddings:
         """The model with the files of sentence-transformers beside it, the scores, and last of all the cost."""
-        after = self._judge()
-        scores = {"before": before, "after": after, "steps": summary["steps"], "loss": summary["loss"]}
-        if not self.ranks.first:
-            return Trained(self.where, scores)
+        after = self._evaluate()
+        scores = {"before": initial_scores, "after": after, "steps": summary["steps"], "loss": summary["loss"]}
+        if not self.ranks.is_first:
+            return TrainedEmbeddings(self.run_dir, scores)
         body = self.encoder.model.eval()
-        body.assets.files = {**body.assets.files, **_measured(self.encoder.how.length, self.tokenizer.files())}
-        body.assets.modules = sentence_modules.write(self.encoder)
-        checkpoint.save(body, self.where, overwrite=True)
-        io.write_json(self.where / SCORES, scores)
+        body.assets.files = {**body.assets.files, **_add_max_length(self.encoder.config.length, self.tokenizer.files())}
+        body.assets.modules = sentence_modules.write_modules(self.encoder)
+        checkpoint.save(body, self.run_dir, overwrite=True)
+        io.write_json(self.run_dir / SCORES_FILE, scores)
         about = {name: value for name, value in summary.items() if name != "cost"}
-        io.write_json(self.where / COST, {**summary["cost"], "run": about})
-        return Trained(self.where, scores)
+        io.write_json(self.run_dir / COST_FILE, {**summary["cost"], "run": about})
+        return TrainedEmbeddings(self.run_dir, scores)
 
 
-def _held(dev: str | os.PathLike[str], data: str | os.PathLike[str] | None) -> Lessons:
+def _read_dev(dev: str | os.PathLike[str], data: str | os.PathLike[str] | None) -> PairDataset:
     """What is judged by: scored pairs, or triplets."""
     name = os.fspath(dev)
-    found = read(task=name, data=data, split="dev") if name in TASKS else read(train=name)
-    if not found.scored and found.columns != 3:
+    found = read_dataset(task=name, data=data, split="dev") if name in TASKS else read_dataset(train=name)
+    if not found.is_scored and found.columns != 3:
         raise UsageError(f"'{name}': vectors are judged by scored pairs or by triplets")
     return found
 
 
-def _measured(length: int | None, files: dict[str, bytes]) -> dict[str, bytes]:
+def _add_max_length(length: int | None, files: dict[str, bytes]) -> dict[str, bytes]:
     """The tokenizer's files with the longest text, which sentence-transformers looks for there."""
     name = "tokenizer_config.json"
     if length is None:

@@ -5,22 +5,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretune.adaptation import METHODS, MORE
+from pretune.adaptation import METHOD_PRESETS, METHODS
 from pretune.core import config, io
 from pretune.core.config.yaml import read_yaml
-from pretune.core.errors import UsageError, nearest
-from pretune.core.hub import located
+from pretune.core.errors import UsageError, suggest
+from pretune.core.hub import resolve_path
 from pretune.models.hf import checkpoint
 from pretune.models.spec import Model
-from pretune.runs.config import optimizer_of, rates_of, refuse_conflicts
-from pretune.runs.defaults import RUN
-from pretune.runs.finetune.adapted_model import ADAPTER, base_model
-from pretune.runs.finetune.config import SECTIONS, Base, Cut, Fit, Tune, Tuning, Wanted, read_method
+from pretune.runs.config import find_rates, read_optimizer, refuse_conflicts
+from pretune.runs.defaults import RUN_FILE
+from pretune.runs.finetune.adapted_model import ADAPTER_FILE, load_base_model
+from pretune.runs.finetune.config import (
+    SECTIONS,
+    AdaptationConfig,
+    BaseConfig,
+    FinetuneConfig,
+    FinetuneTrainConfig,
+    SequenceConfig,
+    TaskConfig,
+    read_method,
+)
 from pretune.training.optim import AdamW
 
-WHOLE = ("full", "gradual")
+FULL_METHODS = ("full", "gradual")
 """Methods that train the body itself: narrow bodies learn at higher rates."""
-WIDTH, POWER, HIGHEST = 768, 1.5, 5e-4
+REFERENCE_WIDTH, WIDTH_EXPONENT, MAX_RATE = 768, 1.5, 5e-4
 """The width that their usual rate is for, how it grows for narrower ones (Turc et al., 2019, take up to ten times more
 for widths of 128 and 256), and the highest that is given."""
 ULMFIT = {"tune.decay": 1 / 2.6, "train.schedule": {"kind": "slanted"}, "train.lr": 3e-3}
@@ -30,36 +39,36 @@ MIX_RATE = 1e-3
 """Of a reader of mixed layers (Peters et al., 2018)."""
 LAST_RATE = 1e-3
 """Of the topmost block and the head: a head that was just drawn learns too little at the rate of a whole model."""
-EXTRA = 2
+EXTRA_LAYERS = 2
 """Blocks that are put on top of a frozen model."""
-LAYERS = ("first", "last", "extra", "frozen")
+LAYER_CHOICES = ("first", "last", "extra", "frozen")
 """Of these a run has one."""
-FASTER = {"first": 2.0, "random": 3.0}
+RATE_FACTORS = {"first": 2.0, "random": 3.0}
 """How much faster than a whole pre-trained model its upper half learns, and new weights do."""
 
-RATED = config.kind(AdamW)
+RATE_OPTIMIZER = config.get_kind(AdamW)
 """The optimizer that all of these rates, and those of the methods, are for."""
 
-FIELDS = ("task", "type", "train", "dev", "test", "text", "pair", "label", "data", "force")
+TASK_OPTIONS = ("task", "type", "train", "dev", "test", "text", "pair", "label", "data", "force")
 
 
-def choose(
+def build_finetune_config(
     model: str | os.PathLike[str] | None = None,
     *,
     method: str | None = None,
     lr: float | None = None,
     epochs: float | None = None,
     steps: int | None = None,
-    settings: Mapping[str, Any] | Tuning | str | os.PathLike[str] | None = None,
+    settings: Mapping[str, Any] | FinetuneConfig | str | os.PathLike[str] | None = None,
     changes: Mapping[str, Any] | None = None,
     **task: Any,
-) -> Tuning:
+) -> FinetuneConfig:
     """The settings of a run. `task` holds what is given of: task, type, train, dev, test, text, pair, label,
     data, force.
 
     `settings` may be a tree, or the file with one: a run.json, or YAML. Other wishes go before it, `changes` too.
     """
-    wishes = _task(task)
+    wishes = _read_task_options(task)
     given = dict(changes or {})
     options = {"base.path": model, "train.lr": lr, "train.epochs": epochs, "train.steps": steps}
     refuse_conflicts(options | {f"task.{name}": value for name, value in wishes.items()}, given)
@@ -72,29 +81,31 @@ def choose(
     if all(isinstance(tree.get(name), Mapping) for name in SECTIONS):
         if model is not None:
             given["base.path"] = os.fspath(model)
-        found = Tuning.of(tree).changed({**given, **{f"task.{name}": value for name, value in wishes.items()}})
-        return found if method is None else _resolved(found, method, given)
+        found = FinetuneConfig.from_dict(tree).replace(
+            {**given, **{f"task.{name}": value for name, value in wishes.items()}}
+        )
+        return found if method is None else _apply_method(found, method, given)
     if tree:
         raise UsageError(f"settings need the sections {', '.join(SECTIONS)}; `--dry-run` shows a whole tree")
     if model is None:
         raise UsageError("a run needs a model: a run, or a Hugging Face directory")
     path = given.pop("base.path", os.fspath(model))
-    plain = Tuning(
-        base=Base(path=path),
-        task=config.from_dict(Wanted, wishes, where="task"),
+    plain = FinetuneConfig(
+        base=BaseConfig(path=path),
+        task=config.from_dict(TaskConfig, wishes, location="task"),
         method=read_method("full"),
-        tune=Tune(),
-        data=Cut(),
-        train=Fit(lr=1e-4),
+        tune=AdaptationConfig(),
+        data=SequenceConfig(),
+        train=FinetuneTrainConfig(lr=1e-4),
     )
-    return _resolved(plain, "full" if method is None else method, given)
+    return _apply_method(plain, "full" if method is None else method, given)
 
 
-def _resolved(tuning: Tuning, name: str, given: Mapping[str, Any]) -> Tuning:
+def _apply_method(tuning: FinetuneConfig, name: str, overrides: Mapping[str, Any]) -> FinetuneConfig:
     """The settings with a method by its name, and the learning rate that goes with it."""
-    spec = spec_of(tuning.base.path)
-    chosen, changes = named(name, spec)
-    made = Tuning(
+    spec = read_base_spec(tuning.base.path)
+    chosen, changes = parse_method(name, spec)
+    made = FinetuneConfig(
         base=tuning.base,
         task=tuning.task,
         method=read_method(chosen),
@@ -102,23 +113,23 @@ def _resolved(tuning: Tuning, name: str, given: Mapping[str, Any]) -> Tuning:
         data=tuning.data,
         train=tuning.train,
     )
-    defaults = {"train.lr": usual_rate(chosen, spec), **changes}
-    train = {path.removeprefix("train."): value for path, value in given.items() if path.startswith("train.")}
-    kind = optimizer_of(train).get("kind", config.kind(tuning.train.optimizer))
-    if rates_of(train) or kind != RATED:
+    defaults = {"train.lr": compute_default_rate(chosen, spec), **changes}
+    train = {path.removeprefix("train."): value for path, value in overrides.items() if path.startswith("train.")}
+    kind = read_optimizer(train).get("kind", config.get_kind(tuning.train.optimizer))
+    if find_rates(train) or kind != RATE_OPTIMIZER:
         del defaults["train.lr"]
-    return made.changed({**defaults, **given})
+    return made.replace({**defaults, **overrides})
 
 
-def explain_rate(tuning: Tuning) -> str:
+def explain_rate(tuning: FinetuneConfig) -> str:
     """The learning rate of a run and its source, in a line."""
-    train, kind = tuning.train, config.kind(tuning.train.optimizer)
-    if kind != RATED and train.lr == type(train.optimizer)().lr:
-        return f"learning rate {train.lr:g}: the default of {kind}; that of the method is for {RATED}"
+    train, kind = tuning.train, config.get_kind(tuning.train.optimizer)
+    if kind != RATE_OPTIMIZER and train.lr == type(train.optimizer)().lr:
+        return f"learning rate {train.lr:g}: the default of {kind}; that of the method is for {RATE_OPTIMIZER}"
     return f"learning rate {train.lr:g} ({kind})"
 
 
-def named(name: str, spec: Model) -> tuple[str, dict[str, Any]]:
+def parse_method(name: str, spec: Model) -> tuple[str, dict[str, Any]]:
     """A method and what else a name stands for; several go together with `+`: lora+gradual, full+last."""
     methods: list[str] = []
     changes: dict[str, Any] = {}
@@ -129,7 +140,7 @@ def named(name: str, spec: Model) -> tuple[str, dict[str, Any]]:
         elif part == "last":
             changes["tune.trained"] = {"kind": "last_only"}
         elif part == "extra":
-            changes |= {"base.extra": EXTRA, "tune.trained": {"kind": "last_only", "layers": EXTRA}}
+            changes |= {"base.extra": EXTRA_LAYERS, "tune.trained": {"kind": "last_only", "layers": EXTRA_LAYERS}}
         elif part == "ulmfit":
             changes |= ULMFIT
             methods.append("gradual")
@@ -140,9 +151,9 @@ def named(name: str, spec: Model) -> tuple[str, dict[str, Any]]:
         elif part in METHODS:
             methods.append(part)
         else:
-            known = [*METHODS.names(), *MORE]
-            raise UsageError(f"unknown method '{part[:40]}'{nearest(part, known)} (allowed: {', '.join(known)})")
-    layers = [part for part in parts if part in LAYERS or (part in ("gradual", "ulmfit") and len(methods) > 1)]
+            known = [*METHODS.list_names(), *METHOD_PRESETS]
+            raise UsageError(f"unknown method '{part[:40]}'{suggest(part, known)} (allowed: {', '.join(known)})")
+    layers = [part for part in parts if part in LAYER_CHOICES or (part in ("gradual", "ulmfit") and len(methods) > 1)]
     if len(layers) > 1:
         raise UsageError(f"'{name[:60]}': keep one of {' and '.join(layers)}: each says which layers are trained")
     if "gradual" in methods and len(methods) == 2:
@@ -151,7 +162,7 @@ def named(name: str, spec: Model) -> tuple[str, dict[str, Any]]:
     if "mix" in parts and not methods and not layers:
         methods.append("frozen")
     if (methods or ["full"]) == ["full"]:
-        changes |= _quicker(parts, spec)
+        changes |= _choose_rate(parts, spec)
     elif "mix" in parts and methods != ["gradual"]:
         changes["train.lr"] = MIX_RATE
     if len(methods) > 1:
@@ -159,62 +170,64 @@ def named(name: str, spec: Model) -> tuple[str, dict[str, Any]]:
     return (methods or ["full"])[0], changes
 
 
-def _quicker(parts: Sequence[str], spec: Model) -> dict[str, float]:
+def _choose_rate(parts: Sequence[str], spec: Model) -> dict[str, float]:
     """The rate where not all of a pre-trained model learns at once, if any."""
-    times = max((FASTER.get(part, 1.0) for part in parts), default=1.0)
+    times = max((RATE_FACTORS.get(part, 1.0) for part in parts), default=1.0)
     if "last" in parts:
         return {"train.lr": LAST_RATE}
     if "extra" in parts:
-        return {"train.lr": HIGHEST}
-    return {"train.lr": float(f"{min(times * usual_rate('full', spec), HIGHEST):.3g}")} if times > 1 else {}
+        return {"train.lr": MAX_RATE}
+    return {"train.lr": float(f"{min(times * compute_default_rate('full', spec), MAX_RATE):.3g}")} if times > 1 else {}
 
 
-def usual_rate(method: str, spec: Model) -> float:
+def compute_default_rate(method: str, spec: Model) -> float:
     """The learning rate of a method; where the body is trained, higher for narrow models."""
     rate: float = METHODS.get(method).rate
-    if method in WHOLE and spec.width < WIDTH:
-        rate = min(rate * (WIDTH / spec.width) ** POWER, HIGHEST)
+    if method in FULL_METHODS and spec.width < REFERENCE_WIDTH:
+        rate = min(rate * (REFERENCE_WIDTH / spec.width) ** WIDTH_EXPONENT, MAX_RATE)
     return float(f"{rate:.3g}")
 
 
-def spec_of(path: str | os.PathLike[str]) -> Model:
+def read_base_spec(path: str | os.PathLike[str]) -> Model:
     """The spec of a base, without reading its weights where that can be."""
-    folder = located(path)
-    if (folder / ADAPTER).is_file():
-        return base_model(Base(path=str(folder)), seed=0).spec
-    return checkpoint.inspect(folder)[0]
+    folder = resolve_path(path)
+    if (folder / ADAPTER_FILE).is_file():
+        return load_base_model(BaseConfig(path=str(folder)), seed=0).spec
+    return checkpoint.inspect_checkpoint(folder)[0]
 
 
-def read_tree(settings: Mapping[str, Any] | Tuning | str | os.PathLike[str] | None) -> dict[str, Any]:
+def read_tree(settings: Mapping[str, Any] | FinetuneConfig | str | os.PathLike[str] | None) -> dict[str, Any]:
     """A tree of settings, from wherever it is."""
-    if isinstance(settings, Tuning):
-        return settings.plain()
+    if isinstance(settings, FinetuneConfig):
+        return settings.to_dict()
     if settings is None or isinstance(settings, Mapping):
         return dict(settings or {})
-    file = Path(settings) / RUN if Path(settings).is_dir() else Path(settings)
+    file = Path(settings) / RUN_FILE if Path(settings).is_dir() else Path(settings)
     return io.read_json(file, UsageError) if file.suffix == ".json" else read_yaml(file)
 
 
-def _task(given: Mapping[str, Any]) -> dict[str, Any]:
-    unknown = [name for name in given if name not in FIELDS]
+def _read_task_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    unknown = [name for name in options if name not in TASK_OPTIONS]
     if unknown:
-        raise UsageError(f"unknown wish '{unknown[0]}'{nearest(unknown[0], FIELDS)}; of a task: {', '.join(FIELDS)}")
-    found = {"name" if name == "task" else name: value for name, value in given.items() if value is not None}
+        raise UsageError(
+            f"unknown wish '{unknown[0]}'{suggest(unknown[0], TASK_OPTIONS)}; of a task: {', '.join(TASK_OPTIONS)}"
+        )
+    found = {"name" if name == "task" else name: value for name, value in options.items() if value is not None}
     return {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in found.items()}
 
 
-def numbers(text: str, what: str) -> tuple[float, ...]:
+def parse_numbers(text: str, option: str) -> tuple[float, ...]:
     """Numbers with commas between them, as `--lr 2e-5,3e-5` has them."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise UsageError(f"cannot read {what} '{text[:40]}'; write numbers with commas: 2e-5,3e-5") from None
+        raise UsageError(f"cannot read {option} '{text[:40]}'; write numbers with commas: 2e-5,3e-5") from None
 
 
-def label_counts(text: str) -> tuple[int | None, ...]:
+def parse_label_counts(text: str) -> tuple[int | None, ...]:
     """Numbers of labels with commas between them; `all` is None.
 
-    >>> label_counts("50,200,all")
+    >>> parse_label_counts("50,200,all")
     (50, 200, None)
     """
     parts: Sequence[str] = text.split(",")

@@ -18,7 +18,7 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.nn.attention_mask import Backend
 from pretune.nn.pooling import Reading
-from pretune.runs.config import Train, edited
+from pretune.runs.config import TrainConfig, apply_changes
 from pretune.tasks.task import Type
 from pretune.training.cost import Tariff
 from pretune.training.optim import AdamW, Optim
@@ -28,7 +28,7 @@ SECTIONS = ("base", "task", "method", "tune", "data", "train")
 
 
 @spec
-class Base:
+class BaseConfig:
     """What is adapted: the directory of a run or a Hugging Face model, with its weights or with new ones."""
 
     path: str
@@ -42,13 +42,13 @@ class Base:
             raise UsageError(f"base.extra {self.extra} must be 0 or more: how many new blocks are put on top")
 
     @property
-    def changed(self) -> str | None:
+    def changed_field(self) -> str | None:
         """What is done to the base before it is adapted, if anything."""
         return next((name for name in ("extra", "tokenizer", "positions") if getattr(self, name)), None)
 
 
 @spec
-class Wanted:
+class TaskConfig:
     """The task: one of ours by `name`, or files of one's own by `train` and columns."""
 
     name: str | None = None
@@ -85,7 +85,7 @@ class Wanted:
 
 
 @spec
-class Tune:
+class AdaptationConfig:
     """What is trained beside what the method says, and how the head is made."""
 
     trained: Full | FirstFrozen | LastOnly | Gradual = Full()  # of what the method leaves to be trained
@@ -106,7 +106,7 @@ class Tune:
 
 
 @spec
-class Cut:
+class SequenceConfig:
     """How examples become sequences; None: what the model and the kind of task allow."""
 
     max_length: int | None = None  # special tokens included
@@ -115,7 +115,7 @@ class Cut:
 
 
 @spec
-class Fit:
+class FinetuneTrainConfig:
     """How it learns. `steps` or `epochs` say how long."""
 
     steps: int | None = None
@@ -157,9 +157,9 @@ class Fit:
         if self.keep < 2 and self.keep != 0:
             raise UsageError(f"train.keep {self.keep} must be 0 (no checkpoints), or at least 2")
 
-    def running(self) -> Train:
+    def to_train_config(self) -> TrainConfig:
         """What pre-training's settings say of how a step is computed."""
-        return Train(
+        return TrainConfig(
             lr=self.lr,
             optimizer=self.optimizer,
             micro_tokens=self.micro_tokens,
@@ -173,7 +173,7 @@ class Fit:
         )
 
 
-HARMLESS = frozenset(
+MUTABLE_ON_RESUME = frozenset(
     {f"train.{name}" for name in ("workers", "checkpoint_every", "keep", "log_every", "micro_tokens", "trackers")}
     | {"train.tariff", "train.graphs", "task.data", "task.force"}
 )
@@ -181,85 +181,85 @@ HARMLESS = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tuning:
+class FinetuneConfig:
     """The tree, typed."""
 
-    base: Base
-    task: Wanted
+    base: BaseConfig
+    task: TaskConfig
     method: AnyMethod
-    tune: Tune
-    data: Cut
-    train: Fit
+    tune: AdaptationConfig
+    data: SequenceConfig
+    train: FinetuneTrainConfig
 
     def __post_init__(self) -> None:
         """What is saved of a method is a small file beside the base, which has to be there as it was."""
         if isinstance(self.method, Full | Frozen | Gradual):
             return
-        name = config.kind(self.method)
+        name = config.get_kind(self.method)
         if self.base.weights == "random":
             raise UsageError(f"'{name}' on new weights: its file would have no base to go with; use --method random")
-        if self.base.changed == "extra":
+        if self.base.changed_field == "extra":
             raise UsageError(
                 f"base.extra {self.base.extra}: a file of '{name}' has no room for new blocks; use --method extra, "
                 "full, frozen or gradual"
             )
-        if self.base.changed is not None:
+        if self.base.changed_field is not None:
             raise UsageError(
-                f"base.{self.base.changed}: a file of '{name}' goes with the base as it is; save the changed one first "
+                f"base.{self.base.changed_field}: a file of '{name}' goes with the base as it is; save the changed one first "
                 "(docs/adaptation.md, Surgery), or use --method full, frozen or gradual"
             )
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON."""
         return {name: config.to_dict(getattr(self, name)) for name in SECTIONS}
 
     @classmethod
-    def of(cls, tree: Mapping[str, Any], where: str = "run.json") -> "Tuning":
+    def from_dict(cls, tree: Mapping[str, Any], source: str = "run.json") -> "FinetuneConfig":
         """From JSON."""
         for name in SECTIONS:
             if not isinstance(tree.get(name), Mapping):
-                raise UsageError(f"{where}: the section '{name}' is missing; it has: {', '.join(SECTIONS)}")
+                raise UsageError(f"{source}: the section '{name}' is missing; it has: {', '.join(SECTIONS)}")
         return cls(
-            base=config.from_dict(Base, tree["base"], where="base"),
-            task=config.from_dict(Wanted, tree["task"], where="task"),
+            base=config.from_dict(BaseConfig, tree["base"], location="base"),
+            task=config.from_dict(TaskConfig, tree["task"], location="task"),
             method=read_method(tree["method"]),
-            tune=config.from_dict(Tune, tree["tune"], where="tune"),
-            data=config.from_dict(Cut, tree["data"], where="data"),
-            train=config.from_dict(Fit, tree["train"], where="train"),
+            tune=config.from_dict(AdaptationConfig, tree["tune"], location="tune"),
+            data=config.from_dict(SequenceConfig, tree["data"], location="data"),
+            train=config.from_dict(FinetuneTrainConfig, tree["train"], location="train"),
         )
 
-    def changed(self, changes: Mapping[str, Any]) -> "Tuning":
+    def replace(self, changes: Mapping[str, Any]) -> "FinetuneConfig":
         """With values at some paths replaced: `train.lr`, `method.rank`, `tune.decay`."""
-        return replace(self, **edited({name: getattr(self, name) for name in SECTIONS}, changes))
+        return replace(self, **apply_changes({name: getattr(self, name) for name in SECTIONS}, changes))
 
-    def differences(self, other: "Tuning") -> dict[str, tuple[Any, Any]]:
+    def diff(self, other: "FinetuneConfig") -> dict[str, tuple[Any, Any]]:
         """The paths at which two runs differ in what is learnt."""
         found = {
             f"{name}.{path}": pair
             for name in SECTIONS
             for path, pair in config.diff(getattr(self, name), getattr(other, name)).items()
         }
-        return {path: pair for path, pair in found.items() if not _harmless(path)}
+        return {path: pair for path, pair in found.items() if not _is_mutable(path)}
 
     def sha256(self) -> str:
         """A hash of all that changes what is learnt."""
         tree = {
-            name: {key: value for key, value in part.items() if not _harmless(f"{name}.{key}")}
-            for name, part in self.plain().items()
+            name: {key: value for key, value in part.items() if not _is_mutable(f"{name}.{key}")}
+            for name, part in self.to_dict().items()
         }
         return hashlib.sha256(json.dumps(tree, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
-def _harmless(path: str) -> bool:
-    return ".".join(path.split(".")[:2]) in HARMLESS
+def _is_mutable(path: str) -> bool:
+    return ".".join(path.split(".")[:2]) in MUTABLE_ON_RESUME
 
 
 def read_method(tree: Mapping[str, Any] | str) -> AnyMethod:
     """A method from its name, or from JSON with its name as `kind`."""
     given = {"kind": tree} if isinstance(tree, str) else dict(tree)
-    kinds = {config.kind(METHODS.get(name)): METHODS.get(name) for name in METHODS}
+    kinds = {config.get_kind(METHODS.get(name)): METHODS.get(name) for name in METHODS}
     known, name = {**kinds, **{name: METHODS.get(name) for name in METHODS}}, given.get("kind")
     if not isinstance(name, str) or name not in known:
-        raise UsageError(f"method: unknown kind '{str(name)[:40]}' (allowed: {', '.join(METHODS.names())})")
-    found: AnyMethod = config.from_dict(known[name], {**given, "kind": config.kind(known[name])}, where="method")
+        raise UsageError(f"method: unknown kind '{str(name)[:40]}' (allowed: {', '.join(METHODS.list_names())})")
+    found: AnyMethod = config.from_dict(known[name], {**given, "kind": config.get_kind(known[name])}, location="method")
     return found

@@ -2,29 +2,29 @@
 
 import math
 
-from pretune.runs.finetune.config import Fit
+from pretune.runs.finetune.config import FinetuneTrainConfig
 
-EPOCHS, STEPS, MOST = 3.0, 300, 30.0
+DEFAULT_EPOCHS, MIN_STEPS, MAX_EPOCHS = 3.0, 300, 30.0
 """Three epochs (Devlin et al., 2019), or more where examples are few (Mosbach et al., 2021): 300 steps or 30 epochs."""
-EVALUATIONS, LONG = 10, 500
+EVALUATIONS_PER_RUN, LONG_EPOCH_STEPS = 10, 500
 """Epochs of more than LONG steps are not waited for: a run is then judged so many times."""
 
 
-def lasting(fit: Fit, epoch: int, *, few: bool) -> int:
+def count_steps(train_config: FinetuneTrainConfig, steps_per_epoch: int, *, is_parameter_efficient: bool) -> int:
     """Steps of a run whose epoch has so many; where `few` parameters are trained it is twice as long."""
-    if fit.steps is not None:
-        return fit.steps
-    if fit.epochs is not None:
-        return max(math.ceil(fit.epochs * epoch), 1)
-    usual = max(EPOCHS * epoch, min(STEPS, MOST * epoch))
-    return math.ceil(usual * (2 if few else 1))
+    if train_config.steps is not None:
+        return train_config.steps
+    if train_config.epochs is not None:
+        return max(math.ceil(train_config.epochs * steps_per_epoch), 1)
+    usual = max(DEFAULT_EPOCHS * steps_per_epoch, min(MIN_STEPS, MAX_EPOCHS * steps_per_epoch))
+    return math.ceil(usual * (2 if is_parameter_efficient else 1))
 
 
-def evaluations(epoch: int, steps: int) -> int:
+def compute_eval_interval(steps_per_epoch: int, steps: int) -> int:
     """Steps between two looks at dev: an epoch, or a tenth of the run where that is less or epochs are very short.
 
-    >>> evaluations(100, 300), evaluations(2000, 6000), evaluations(2, 300)
+    >>> compute_eval_interval(100, 300), compute_eval_interval(2000, 6000), compute_eval_interval(2, 300)
     (100, 600, 30)
     """
-    tenth = max(steps // EVALUATIONS, 1)
-    return tenth if epoch > LONG or epoch < tenth else epoch
+    tenth = max(steps // EVALUATIONS_PER_RUN, 1)
+    return tenth if steps_per_epoch > LONG_EPOCH_STEPS or steps_per_epoch < tenth else steps_per_epoch

@@ -4,66 +4,68 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pretune.core.errors import DataError
-from pretune.runs.finetune.saved_task import Kept
+from pretune.runs.finetune.saved_task import SavedTask
 from pretune.tasks.example import Example
-from pretune.tasks.user_table import PAIRS, TEXT, pair_columns
-from pretune.tasks.user_types import choices_of
+from pretune.tasks.user_table import PAIR_COLUMNS, TEXT_COLUMNS, find_pair_columns
+from pretune.tasks.user_types import read_choices
 
-NAMES = {
-    "text": (*TEXT, "text_a", "text1", "sentence_a"),
-    "pair": ("pair", *(second for _, second in PAIRS if second != "sentence")),
+FIELD_NAMES = {
+    "text": (*TEXT_COLUMNS, "text_a", "text1", "sentence_a"),
+    "pair": ("pair", *(second for _, second in PAIR_COLUMNS if second != "sentence")),
 }
 """Fields of an input that are taken for an example's, the first that is there."""
 
 
-def example_of(given: Any, kept: Kept, where: str) -> Example:
+def build_example(raw_input: Any, saved_task: SavedTask, source: str) -> Example:
     """An input as an example: a text, two texts, or a mapping with the fields that training had (or text and pair)."""
-    if isinstance(given, Example):
-        return given
-    if isinstance(given, str):
-        given = {"text": given}
-    elif isinstance(given, Sequence) and len(given) == 2 and all(isinstance(part, str) for part in given):
-        given = {"text": given[0], "pair": given[1]}
-    if not isinstance(given, Mapping):
-        raise DataError(f"{where}: found a {type(given).__name__}; give a text, two texts, or a mapping with fields")
-    words = _listed(given, "words", where) or _listed(given, "tokens", where)
-    columns = kept.text, kept.pair
-    if columns == (None, None) and kept.kind_of in ("pair", "regression"):
-        columns = pair_columns(map(str, given)) or columns
-    text = _field(given, columns[0], NAMES["text"], where)
-    if kept.kind_of == "tagging":
+    if isinstance(raw_input, Example):
+        return raw_input
+    if isinstance(raw_input, str):
+        raw_input = {"text": raw_input}
+    elif isinstance(raw_input, Sequence) and len(raw_input) == 2 and all(isinstance(part, str) for part in raw_input):
+        raw_input = {"text": raw_input[0], "pair": raw_input[1]}
+    if not isinstance(raw_input, Mapping):
+        raise DataError(
+            f"{source}: found a {type(raw_input).__name__}; give a text, two texts, or a mapping with fields"
+        )
+    words = _read_list(raw_input, "words", source) or _read_list(raw_input, "tokens", source)
+    columns = saved_task.text, saved_task.pair
+    if columns == (None, None) and saved_task.kind_of in ("pair", "regression"):
+        columns = find_pair_columns(map(str, raw_input)) or columns
+    text = _read_field(raw_input, columns[0], FIELD_NAMES["text"], source)
+    if saved_task.kind_of == "tagging":
         words = words or tuple((text or "").split())
         text = text if text is not None else " ".join(words)
     if text is None:
-        there = ", ".join(map(str, given))[:100]
+        there = ", ".join(map(str, raw_input))[:100]
         raise DataError(
-            f"{where}: no field '{kept.text or 'text'}' (it has {there or 'none'}); name the column that is the text "
+            f"{source}: no field '{saved_task.text or 'text'}' (it has {there or 'none'}); name the column that is the text "
             "(`pretune predict --text COL`, --text 1 where the file has no header)"
         )
-    pair = _field(given, columns[1], NAMES["pair"], where)
-    if pair is None and (kept.pair is not None or kept.kind_of in ("pair", "span")):
-        what = kept.pair or ("context" if kept.kind_of == "span" else "pair")
-        raise DataError(f"{where}: this task reads two texts; give the second as '{what}', or after a tab")
-    choices = choices_of(given, where) if kept.kind_of == "choice" else ()
-    if kept.kind_of == "choice" and len(choices) < 2:
-        raise DataError(f"{where}: this task chooses among options; give at least two as the list 'choices'")
-    facts = {str(name): str(value) for name, value in given.items() if isinstance(value, str)}
-    return Example(text=text, pair=pair, words=words, choices=choices, id=str(given.get("id", "")), facts=facts)
+    pair = _read_field(raw_input, columns[1], FIELD_NAMES["pair"], source)
+    if pair is None and (saved_task.pair is not None or saved_task.kind_of in ("pair", "span")):
+        what = saved_task.pair or ("context" if saved_task.kind_of == "span" else "pair")
+        raise DataError(f"{source}: this task reads two texts; give the second as '{what}', or after a tab")
+    choices = read_choices(raw_input, source) if saved_task.kind_of == "choice" else ()
+    if saved_task.kind_of == "choice" and len(choices) < 2:
+        raise DataError(f"{source}: this task chooses among options; give at least two as the list 'choices'")
+    facts = {str(name): str(value) for name, value in raw_input.items() if isinstance(value, str)}
+    return Example(text=text, pair=pair, words=words, choices=choices, id=str(raw_input.get("id", "")), facts=facts)
 
 
-def _field(given: Mapping[str, Any], column: str | None, usual: Sequence[str], where: str) -> str | None:
-    alike = {str(name).strip().lower(): name for name in reversed([*given])}
-    names = [column, *(alike[name] for name in usual if name in alike)]
-    name = next((name for name in names if name in given), None)
+def _read_field(fields: Mapping[str, Any], column: str | None, default_names: Sequence[str], source: str) -> str | None:
+    alike = {str(name).strip().lower(): name for name in reversed([*fields])}
+    names = [column, *(alike[name] for name in default_names if name in alike)]
+    name = next((name for name in names if name in fields), None)
     if name is None:
         return None
-    if not isinstance(given[name], str):
-        raise DataError(f"{where}: '{name}' holds a {type(given[name]).__name__}; text is expected")
-    return str(given[name])
+    if not isinstance(fields[name], str):
+        raise DataError(f"{source}: '{name}' holds a {type(fields[name]).__name__}; text is expected")
+    return str(fields[name])
 
 
-def _listed(given: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
-    found = given.get(name, ())
+def _read_list(fields: Mapping[str, Any], name: str, source: str) -> tuple[str, ...]:
+    found = fields.get(name, ())
     if isinstance(found, str) or not isinstance(found, Sequence) or not all(isinstance(one, str) for one in found):
-        raise DataError(f"{where}: '{name}' must be a list of texts")
+        raise DataError(f"{source}: '{name}' must be a list of texts")
     return tuple(found)

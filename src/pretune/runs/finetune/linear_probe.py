@@ -10,59 +10,59 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pretune.adaptation.adapted import Adapted, adapt
+from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.freeze import Full
 from pretune.core.types import Batch
-from pretune.evaluation.baselines.linear import tuned
-from pretune.nn.pooling import summary
-from pretune.runs.finetune.adapted_model import base_model, encoder_for, head_for
-from pretune.runs.finetune.config import Tune, Tuning
+from pretune.evaluation.baselines.linear import fit_best_c
+from pretune.nn.pooling import pool_states
+from pretune.runs.finetune.adapted_model import build_encoder, build_task_head, load_base_model
+from pretune.runs.finetune.config import AdaptationConfig, FinetuneConfig
 from pretune.tasks.decode import Prediction
-from pretune.tasks.decode.logits import Floats, logits_of
+from pretune.tasks.decode.logits import Floats, compute_logits
 from pretune.tasks.encode import TaskEncoder
 from pretune.tasks.example import Example
 from pretune.tasks.task import Task
 
-KINDS = ("classification", "pair", "regression")
-CHOICES = (0.01, 0.1, 1.0, 10.0, 100.0)
+TASK_KINDS = ("classification", "pair", "regression")
+PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0)
 """Of C, or of the penalty."""
-TOKENS = 16_384
+BATCH_TOKENS = 16_384
 
 
-class Features(nn.Module):
+class MeanFeatures(nn.Module):
     """The mean of a sequence's last states."""
 
-    def __init__(self, model: Adapted) -> None:
+    def __init__(self, model: ModelWithHead) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, batch: Batch) -> Tensor:
         """`[C, W]`, a row for each cell."""
-        return summary(self.model.states(batch), batch, "mean")
+        return pool_states(self.model.states(batch), batch, "mean")
 
 
-def probe(
-    tuning: Tuning, task: Task, train: Sequence[Example], judged: Sequence[Example], device: torch.device
+def predict_with_probe(
+    tuning: FinetuneConfig, task: Task, train: Sequence[Example], test: Sequence[Example], device: torch.device
 ) -> list[Prediction]:
     """What a linear model over the base's features says of examples, learnt from others."""
-    body = base_model(tuning.base, seed=tuning.train.seed)
-    model = adapt(body, head_for(task, body, body.tokenizer, Tune(text=False))).eval().to(device)
-    encoder = encoder_for(replace(tuning, method=Full()), task, model, [*train])  # without slots for a prompt
-    x, z = (_features(model, encoder, some) for some in (train, judged))
+    body = load_base_model(tuning.base, seed=tuning.train.seed)
+    model = adapt(body, build_task_head(task, body, body.tokenizer, AdaptationConfig(text=False))).eval().to(device)
+    encoder = build_encoder(replace(tuning, method=Full()), task, model, [*train])  # without slots for a prompt
+    x, z = (_compute_features(model, encoder, some) for some in (train, test))
     mean, std = x.mean(0), x.std(0) + 1e-6
     x, z = (x - mean) / std, (z - mean) / std
     if task.kind == "regression":
         from sklearn.linear_model import RidgeCV
 
-        fitted = RidgeCV(alphas=[10 / choice for choice in CHOICES]).fit(x, [float(one.label or 0) for one in train])
+        fitted = RidgeCV(alphas=[10 / choice for choice in PENALTIES]).fit(x, [float(one.label or 0) for one in train])
         return [Prediction(value=float(value)) for value in fitted.predict(z)]
     from sklearn.linear_model import LogisticRegression
 
     y = np.array([int(one.label or 0) for one in train])
-    found = tuned(LogisticRegression(max_iter=500), x, y, CHOICES, 3, tuning.train.seed)
+    found = fit_best_c(LogisticRegression(max_iter=500), x, y, PENALTIES, 3, tuning.train.seed)
     return [Prediction(label=int(label)) for label in found.predict(z)]
 
 
-def _features(model: Adapted, encoder: TaskEncoder, examples: Sequence[Example]) -> Floats:
+def _compute_features(model: ModelWithHead, encoder: TaskEncoder, examples: Sequence[Example]) -> Floats:
     items = encoder.encode(examples, training=False)
-    return logits_of(Features(model), items, every=False, tokens=TOKENS)
+    return compute_logits(MeanFeatures(model), items, per_token=False, tokens=BATCH_TOKENS)

@@ -6,34 +6,41 @@ from typing import Any
 from pretune.core import config
 from pretune.reports import facts
 from pretune.reports.facts import HEADER
-from pretune.reports.facts import score_rows as rows
-from pretune.runs.finetune.config import Tuning
-from pretune.runs.model_card import cost_rows, plain, table
+from pretune.reports.facts import build_score_rows as rows
+from pretune.runs.finetune.config import FinetuneConfig
+from pretune.runs.model_card import build_cost_rows, escape_markdown, format_table
 
-__all__ = ["HEADER", "card", "rows", "told"]
+__all__ = ["HEADER", "build_card", "rows", "format_notes"]
 
 Facts = Mapping[str, Any]
 
 
-def card(name: str, tuning: Tuning, scores: Facts, cost: Facts) -> str:
+def build_card(name: str, tuning: FinetuneConfig, scores: Facts, cost: Facts) -> str:
     """The text of README.md."""
-    method = config.kind(tuning.method)
+    method = config.get_kind(tuning.method)
     return "\n".join(
         [
-            *("---", "library_name: pretune", f"tags: [{scores['kind']}, {method}]", "---", f"# {plain(name)}", ""),
-            f"`{plain(tuning.base.path)}` fine-tuned on `{plain(scores['task'])}` by "
+            *(
+                "---",
+                "library_name: pretune",
+                f"tags: [{scores['kind']}, {method}]",
+                "---",
+                f"# {escape_markdown(name)}",
+                "",
+            ),
+            f"`{escape_markdown(tuning.base.path)}` fine-tuned on `{escape_markdown(scores['task'])}` by "
             "[pretune](https://pypi.org/project/pretune/).",
             "",
             "## Scores",
             *("", "| | " + " | ".join(HEADER) + " |", "|---|" + "---|" * len(HEADER)),
-            *("| " + " | ".join(map(plain, row)) + " |" for row in rows(scores)),
-            *("", *(f"{note}" for note in told(scores))),
+            *("| " + " | ".join(map(escape_markdown, row)) + " |" for row in rows(scores)),
+            *("", *(f"{note}" for note in format_notes(scores))),
             "",
             "## How",
-            *table(facts.tuned(tuning.plain(), scores)),
+            *format_table(facts.build_finetuning_rows(tuning.to_dict(), scores)),
             "",
             "## What it cost",
-            *table(cost_rows(cost)),
+            *format_table(build_cost_rows(cost)),
             "",
             "The whole configuration is in `run.json`; `pretune finetune --config run.json --out DIR` repeats the run.",
             "",
@@ -41,7 +48,7 @@ def card(name: str, tuning: Tuning, scores: Facts, cost: Facts) -> str:
     )
 
 
-def told(scores: Facts) -> Iterator[str]:
+def format_notes(scores: Facts) -> Iterator[str]:
     """What has to be said beside the numbers, as a list."""
-    notes = [plain(note) for note in scores["notes"]]
-    return (f"- {line}" for line in facts.told({**scores, "notes": notes}))
+    notes = [escape_markdown(note) for note in scores["notes"]]
+    return (f"- {line}" for line in facts.build_notes({**scores, "notes": notes}))

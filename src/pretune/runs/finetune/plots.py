@@ -6,27 +6,27 @@ from typing import Any
 
 from pretune.core import io
 
-FORMS = ("png", "svg")
+FORMATS = ("png", "svg")
 
 
-def draw(where: Path, scores: Mapping[str, Any]) -> None:
+def draw_plots(run_dir: Path, scores: Mapping[str, Any]) -> None:
     """Whatever there is to show; nothing for a run of one size that forgot nothing."""
     if scores["curve"]:
-        _save(where / "curve", _curve(scores))
+        _save_figure(run_dir / "curve", _plot_curve(scores))
     if scores["forgetting"]:
-        _save(where / "forgetting", _forgetting(scores["forgetting"]))
+        _save_figure(run_dir / "forgetting", _plot_forgetting(scores["forgetting"]))
 
 
-def _figure(width: float = 6.0, height: float = 4.0) -> tuple[Any, Any]:
+def _build_figure(width: float = 6.0, height: float = 4.0) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
-def _curve(scores: Mapping[str, Any]) -> Any:
+def _plot_curve(scores: Mapping[str, Any]) -> Any:
     """The official metric by number of labels, with the interval over seeds, and the baselines."""
-    figure, axes = _figure()
+    figure, axes = _build_figure()
     points = scores["curve"]
     labels = [point["labels"] for point in points]
     axes.plot(labels, [point["score"] for point in points], marker="o", label="this model")
@@ -39,21 +39,21 @@ def _curve(scores: Mapping[str, Any]) -> Any:
     return figure
 
 
-def _forgetting(found: Mapping[str, Any]) -> Any:
+def _plot_forgetting(forgetting: Mapping[str, Any]) -> Any:
     """How far each part moved; the title tells the losses."""
-    figure, axes = _figure()
-    names = list(found["by_part"])
-    axes.barh(names, [found["by_part"][name] for name in names])
+    figure, axes = _build_figure()
+    names = list(forgetting["by_part"])
+    axes.barh(names, [forgetting["by_part"][name] for name in names])
     axes.invert_yaxis()
-    before, after = found["before"]["loss"], found["after"]["loss"]
+    before, after = forgetting["before"]["loss"], forgetting["after"]["loss"]
     axes.set(xlabel="distance moved / length", title=f"pre-training loss {before:.3f} before, {after:.3f} after")
     return figure
 
 
-def _save(path: Path, figure: Any) -> None:
+def _save_figure(path: Path, figure: Any) -> None:
     import io as memory
 
-    for form in FORMS:
+    for form in FORMATS:
         made = memory.BytesIO()
         about = {"Date": None} if form == "svg" else {"Software": None}
         figure.savefig(made, format=form, metadata=about, dpi=120)

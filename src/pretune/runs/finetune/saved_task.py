@@ -1,4 +1,4 @@
-"""What a run remembers of its task, so that new text is read as the old was: `task.json`."""
+"""What a run remembers of its task, so that new text is read as the old was: `build_task.json`."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,14 +7,14 @@ from pretune.core import config, io
 from pretune.core.config import spec
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.tasks import TASKS
-from pretune.tasks.task import Kind, Task, Type, type_of
+from pretune.tasks.task import Kind, Task, Type, get_task_type
 from pretune.tasks.template import Template
 
-TASK = "task.json"
+TASK_FILE = "task.json"
 
 
 @spec
-class Member:
+class TaskMember:
     """One of several tasks, each with a head of its own."""
 
     name: str
@@ -24,7 +24,7 @@ class Member:
 
 
 @spec
-class Kept:
+class SavedTask:
     """A task, the columns of its files, and how its examples become sequences."""
 
     name: str
@@ -41,20 +41,20 @@ class Kept:
     new_tokens: int | None = None
     slots: int = 0
     threshold: float | None = None  # above which no answer is given
-    members: tuple[Member, ...] = ()  # tasks that were learnt together, in the order of their heads
+    members: tuple[TaskMember, ...] = ()  # tasks that were learnt together, in the order of their heads
 
     def write(self, run: Path) -> None:
         """Into a run's directory."""
-        io.write_json(run / TASK, config.to_dict(self))
+        io.write_json(run / TASK_FILE, config.to_dict(self))
 
     @classmethod
-    def read(cls, run: Path) -> "Kept":
+    def read(cls, run: Path) -> "SavedTask":
         """From a run's directory."""
-        if not (run / TASK).is_file():
-            raise CheckpointError(f"{run}: has no {TASK}: not a fine-tuned run; make one with `pretune finetune`")
-        return config.read_spec(cls, run / TASK, CheckpointError)
+        if not (run / TASK_FILE).is_file():
+            raise CheckpointError(f"{run}: has no {TASK_FILE}: not a fine-tuned run; make one with `pretune finetune`")
+        return config.read_spec(cls, run / TASK_FILE, CheckpointError)
 
-    def of(self, name: str | None) -> tuple[int, "Kept"]:
+    def select(self, name: str | None) -> tuple[int, "SavedTask"]:
         """The number of a task among those learnt together, and what is known of it alone."""
         names = [member.name for member in self.members]
         if name not in names:
@@ -66,7 +66,7 @@ class Kept:
             self,
             name=name,
             kind_of=task.kind,
-            type=type_of(task.kind),
+            type=get_task_type(task.kind),
             labels=task.labels,
             metrics=task.metrics,
             template=task.template,
@@ -82,7 +82,7 @@ class Kept:
         names = self.name.split(",") if "," in self.name else []
         return frozenset(TASKS.get(name).kind for name in names if name in TASKS) or frozenset({self.kind_of})
 
-    def task(self) -> Task:
+    def build_task(self) -> Task:
         """The task: ours by its name, or what is known of one's own."""
         if self.name in TASKS and TASKS.get(self.name).labels == self.labels:
             return TASKS.get(self.name)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.runs.finetune.config import Tuning
+from pretune.runs.finetune.config import FinetuneConfig
 
-TRIALS = "trials"
+TRIALS_DIR = "trials"
 
 
 @spec
-class Plan:
+class SweepPlan:
     """Rates are tried with the first seed and all labels, on dev; the other seeds and counts follow with the best."""
 
     rates: tuple[float, ...]
@@ -27,36 +27,36 @@ class Plan:
                 raise UsageError(f"{name} {', '.join(map(str, values))}: give at least one, and each once")
 
     @property
-    def alone(self) -> bool:
+    def is_single(self) -> bool:
         """Whether there is one trial, which then is the run itself."""
         return len(self.rates) == len(self.seeds) == len(self.labels) == 1
 
     @property
-    def count(self) -> int:
+    def trial_count(self) -> int:
         """The number of trials."""
         return len(self.rates) - 1 + len(self.seeds) * len(self.labels)
 
     @property
-    def most(self) -> int | None:
+    def max_labels(self) -> int | None:
         """The largest number of labels: that of the result."""
         return None if None in self.labels else max(count for count in self.labels if count is not None)
 
-    def where(self, run: Path, tuning: Tuning) -> Path:
+    def get_trial_dir(self, run: Path, tuning: FinetuneConfig) -> Path:
         """The directory of a trial."""
-        if self.alone:
+        if self.is_single:
             return run
         fit = tuning.train
-        return run / TRIALS / f"labels-{tuning.task.labels or 'all'}-lr-{fit.lr:g}-seed-{fit.seed}"
+        return run / TRIALS_DIR / f"labels-{tuning.task.labels or 'all'}-lr-{fit.lr:g}-seed-{fit.seed}"
 
-    def rated(self, tuning: Tuning) -> Iterator[Tuning]:
+    def list_rate_trials(self, tuning: FinetuneConfig) -> Iterator[FinetuneConfig]:
         """The trials that choose a learning rate; with one rate, its first trial."""
         for rate in self.rates:
-            yield tuning.changed({"train.lr": rate, "train.seed": self.seeds[0], "task.labels": self.most})
+            yield tuning.replace({"train.lr": rate, "train.seed": self.seeds[0], "task.labels": self.max_labels})
 
-    def rest(self, tuning: Tuning, rate: float) -> Iterator[Tuning]:
+    def list_remaining_trials(self, tuning: FinetuneConfig, rate: float) -> Iterator[FinetuneConfig]:
         """All others, with the rate that was chosen."""
-        counts = [self.most, *(count for count in self.labels if count != self.most)]
+        counts = [self.max_labels, *(count for count in self.labels if count != self.max_labels)]
         for count in counts:
             for seed in self.seeds:
-                if count != self.most or seed != self.seeds[0]:
-                    yield tuning.changed({"train.lr": rate, "train.seed": seed, "task.labels": count})
+                if count != self.max_labels or seed != self.seeds[0]:
+                    yield tuning.replace({"train.lr": rate, "train.seed": seed, "task.labels": count})

@@ -17,194 +17,235 @@ from typing import Any
 import torch
 from torch import nn
 
-from pretune.adaptation.finetune_flops import Spending
-from pretune.adaptation.peft.base import sample
+from pretune.adaptation.finetune_flops import FlopsCounter
+from pretune.adaptation.peft.base import sample_weight
 from pretune.core import config, io, log
 from pretune.core.errors import CheckpointError, DivergedError, NonFiniteError
-from pretune.runs.finetune.adapted_model import base_model, begin
-from pretune.runs.finetune.build_config import WHOLE
-from pretune.runs.finetune.config import Tuning
-from pretune.runs.finetune.default_steps import evaluations, lasting
-from pretune.runs.finetune.early_stopping import Judging, judge
-from pretune.runs.finetune.forgetting import Memory
-from pretune.runs.finetune.prediction_rows import line
-from pretune.runs.finetune.probe_init import center, fit_head
-from pretune.runs.finetune.task_data import Opened, balance, scored, tasks_of
-from pretune.runs.finetune.task_encoders import Reader, counted
-from pretune.runs.finetune.time_estimate import Rest, TrialOutlook
-from pretune.runs.initial_model import precision_of
-from pretune.runs.micro_batch import micro_batches, replay
-from pretune.runs.pretrain_run import CHECKPOINTS
-from pretune.tasks.decode import Prediction, answer_perplexity, no_answer_threshold, with_threshold
+from pretune.runs.finetune.adapted_model import build_adapted_model, load_base_model
+from pretune.runs.finetune.build_config import FULL_METHODS
+from pretune.runs.finetune.config import FinetuneConfig
+from pretune.runs.finetune.default_steps import compute_eval_interval, count_steps
+from pretune.runs.finetune.early_stopping import EarlyStopping, skip_when_stopping
+from pretune.runs.finetune.forgetting import ForgettingMeter
+from pretune.runs.finetune.prediction_rows import build_row
+from pretune.runs.finetune.probe_init import center_dropout, fit_head
+from pretune.runs.finetune.task_data import TaskData, compute_scores, count_labels, find_tasks
+from pretune.runs.finetune.task_encoders import TaskEncoders, sum_counts
+from pretune.runs.finetune.time_estimate import RemainingWork, TrialOutlook
+from pretune.runs.initial_model import resolve_precision
+from pretune.runs.micro_batch import build_cuda_graph, count_micro_batches
+from pretune.runs.pretrain_run import CHECKPOINTS_DIR
+from pretune.tasks.decode import Prediction, answer_perplexity, apply_threshold, find_no_answer_threshold
 from pretune.tasks.encode import Items
 from pretune.tasks.example import Example
-from pretune.tasks.splits import subset
-from pretune.training.checkpointing import Saver, restore, weights
-from pretune.training.checkpoints import Found, Lock, Store
-from pretune.training.dataloader import Feed
+from pretune.tasks.splits import sample_subset
+from pretune.training.checkpointing import CheckpointHook, collect_weights, restore_checkpoint
+from pretune.training.checkpoints import Checkpoint, CheckpointManager, RunLock
+from pretune.training.dataloader import DataLoader
 from pretune.training.distributed import Ranks
-from pretune.training.guards import Stop, Watch
+from pretune.training.guards import DivergenceGuard, GracefulShutdown
 from pretune.training.loop import Hook, Loop
-from pretune.training.loss_module import Trainee
-from pretune.training.rank_zero import alone
+from pretune.training.loss_module import ModelWithLoss
+from pretune.training.rank_zero import run_on_rank_zero
 from pretune.training.records import TrialFile
-from pretune.training.run_logger import Journal
-from pretune.training.train_state import State
-from pretune.training.validation import Evaluate, warn_of_few_evaluations
+from pretune.training.run_logger import RunLogger
+from pretune.training.train_state import TrainState
+from pretune.training.validation import ValidationHook, warn_of_few_evaluations
 
 Facts = dict[str, Any]
-DONE = "trial.json"
-PREDICTIONS = "predictions.jsonl"
-JUDGED, WRITTEN = 2000, 200
+TRIAL_FILE = "trial.json"
+PREDICTIONS_FILE = "predictions.jsonl"
+EVAL_EXAMPLES, GENERATION_EVAL_EXAMPLES = 2000, 200
 """Examples of dev that choices are made on; fewer where the answer is text, which takes long to write."""
 
 
-class Trial:
+class FinetuneTrial:
     """Everything is opened and checked, then it is trained."""
 
     def __init__(
         self,
-        tuning: Tuning,
-        opened: Opened,
-        where: Path,
+        tuning: FinetuneConfig,
+        task_data: TaskData,
+        run_dir: Path,
         ranks: Ranks,
-        stop: Stop,
+        shutdown: GracefulShutdown,
         *,
-        encoded: dict[int | None, tuple[Items, ...]] | None = None,
+        encoded_items: dict[int | None, tuple[Items, ...]] | None = None,
         forgetting: str | None = None,
-        rest: Rest = Rest(),  # noqa: B008 (a frozen value)
+        remaining_work: RemainingWork = RemainingWork(),  # noqa: B008 (a frozen value)
     ) -> None:
-        self.tuning, self.opened, self.where, self.ranks, self.stop = tuning, opened, where, ranks, stop
-        self.task, fit = opened.task, tuning.train
-        self.train = opened.limited(tuning.task.labels, tuning.task.split)
-        self.precision = precision_of(fit.running(), ranks)
+        self.tuning, self.task_data, self.run_dir, self.ranks, self.shutdown = (
+            tuning,
+            task_data,
+            run_dir,
+            ranks,
+            shutdown,
+        )
+        self.task, fit = task_data.task, tuning.train
+        self.train_examples = task_data.select_train(tuning.task.labels, tuning.task.split)
+        self.precision = resolve_precision(fit.to_train_config(), ranks)
         if ranks.device.type == "cuda":
             gc.collect()  # NOTE: a trial before may be held by cycles, which Python has no reason to look for
             torch.cuda.init()  # type: ignore[no-untyped-call]  # NOTE: nothing has used it where the precision is given
             torch.cuda.reset_peak_memory_stats(ranks.device)
-        self.begun = begin(tuning, self.task, ranks, epoch=1.0)
-        self.model = self.begun.model
-        self.reader = Reader.of(tuning, opened, self.model, self.train)
-        known = {} if encoded is None else encoded  # of trials before, by the number of labels
+        self.adapted_model = build_adapted_model(tuning, self.task, ranks, steps_per_epoch=1.0)
+        self.model = self.adapted_model.model
+        self.encoders = TaskEncoders.from_model(tuning, task_data, self.model, self.train_examples)
+        known = {} if encoded_items is None else encoded_items  # of trials before, by the number of labels
         if tuning.task.labels not in known:
-            known[tuning.task.labels] = self.reader.encode(self.train)
-        self.notes = self.reader.unknown(self.train)
-        for note in self.notes if len(known) == 1 and encoded is not None and ranks.first else ():
+            known[tuning.task.labels] = self.encoders.encode(self.train_examples)
+        self.notes = self.encoders.find_unknown_tokens(self.train_examples)
+        for note in self.notes if len(known) == 1 and encoded_items is not None and ranks.is_first else ():
             log.warn(note)
         self.items = known[tuning.task.labels]
         if tuning.tune.head == "probe":
             fitted = lambda: fit_head(self.model, self.items[0], seed=fit.seed, precision=self.precision)  # noqa: E731
-            center(self.model, ranks.share(alone(ranks, fitted)))
-        ranks.alike(self.begun.trained.values())
-        self.stream = self.reader.stream(self.items, tuning, fixed=ranks.device.type == "cuda")
-        self.epoch = len(self.stream.steps(0))
-        self.steps = lasting(fit, self.epoch, few=config.kind(tuning.method) not in WHOLE)
-        self.every = fit.eval_every or evaluations(self.epoch, self.steps)
-        parts = opened.parts
+            center_dropout(self.model, ranks.broadcast_object(run_on_rank_zero(ranks, fitted)))
+        ranks.broadcast_tensors(self.adapted_model.trainable_parameters.values())
+        self.stream = self.encoders.build_stream(self.items, tuning, fixed=ranks.device.type == "cuda")
+        self.steps_per_epoch = len(self.stream.steps(0))
+        self.steps = count_steps(
+            fit, self.steps_per_epoch, is_parameter_efficient=config.get_kind(tuning.method) not in FULL_METHODS
+        )
+        self.eval_every = fit.eval_every or compute_eval_interval(self.steps_per_epoch, self.steps)
+        parts = task_data.parts
         self.outlook = TrialOutlook(
             steps=self.steps,
-            every=self.every,
-            judged=min(len(parts.dev), self._most()),
-            last=len(parts.dev) + (len(parts.test) if opened.headline == "test" else 0),
+            eval_every=self.eval_every,
+            eval_examples=min(len(parts.dev), self._limit_eval_examples()),
+            final_examples=len(parts.dev) + (len(parts.test) if task_data.headline_split == "test" else 0),
             batch=fit.batch,
-            rest=rest,
+            remaining_work=remaining_work,
         )
-        for hook in self.begun.unfreezing:
-            hook.epoch, hook.steps = self.epoch, self.steps  # NOTE: known only now: examples are encoded for a model
-        fit.schedule.factor(0, self.steps)  # whether it fits
+        for hook in self.adapted_model.unfreezing:
+            hook.epoch, hook.steps = (
+                self.steps_per_epoch,
+                self.steps,
+            )  # NOTE: known only now: examples are encoded for a model
+        fit.schedule.compute_factor(0, self.steps)  # whether it fits
         tokenizer, lone = self.model.tokenizer, Ranks(ranks.device)
-        self.memory = None
+        self.forgetting_meter = None
         if forgetting is not None:
-            plain = base_model(replace(tuning.base, extra=0), seed=fit.seed)
-            self.memory = Memory(self.begun.body, plain, forgetting, lone, self.precision, tuning.method)
-        self.expect = {
+            plain = load_base_model(replace(tuning.base, extra=0), seed=fit.seed)
+            self.forgetting_meter = ForgettingMeter(
+                self.adapted_model.body, plain, forgetting, lone, self.precision, tuning.method
+            )
+        self.fingerprints = {
             "config": tuning.sha256(),
-            "data": fingerprint([*self.train, *opened.parts.dev]),
+            "data": hash_examples([*self.train_examples, *task_data.parts.dev]),
             "tokenizer": tokenizer.sha256,
         }
-        trained = frozenset(self.begun.trained)
+        trained = frozenset(self.adapted_model.trainable_parameters)
         every = trained >= {name for name, _ in self.model.named_parameters()}
-        self.only = None if every else trained  # what checkpoints hold of the model: the rest is the base's
+        self.trained_names = None if every else trained  # what checkpoints hold of the model: the rest is the base's
         if not every:
-            self.expect["base"] = fixed(self.model, trained)
+            self.fingerprints["base"] = hash_frozen_weights(self.model, trained)
 
-    def run(self, lock: Lock | None, *, resume: bool) -> Facts:
+    def run(self, lock: RunLock | None, *, resume: bool) -> Facts:
         """Train from the beginning, or from the newest checkpoint that is whole; the same facts on all ranks.
 
         `lock` is that of the directory, where the first rank has it already.
         """
         with contextlib.ExitStack() as stack:
             store = None
-            if self.ranks.first:
-                held = lock or stack.enter_context(Lock(self.where, on_note=log.warn))
+            if self.ranks.is_first:
+                held = lock or stack.enter_context(RunLock(self.run_dir, on_warning=log.warn))
                 if self.tuning.train.keep:
-                    store = Store(self.where / CHECKPOINTS, keep=self.tuning.train.keep, on_note=log.warn)
-                    store.tidy(held)
-            facts: Facts = self.ranks.share(self._train(stack, store, resume))
+                    store = CheckpointManager(
+                        self.run_dir / CHECKPOINTS_DIR, max_checkpoints=self.tuning.train.keep, on_warning=log.warn
+                    )
+                    store.remove_unfinished(held)
+            facts: Facts = self.ranks.broadcast_object(self._train(stack, store, resume))
             return facts
 
-    def _train(self, stack: contextlib.ExitStack, store: Store | None, resume: bool) -> Facts:
+    def _train(self, stack: contextlib.ExitStack, store: CheckpointManager | None, resume: bool) -> Facts:
         fit = self.tuning.train
-        trainee = Trainee(self.model, self.model.spec).train()
-        optimizer = fit.optimizer.build(self.begun.groups)
-        judging = Judging(trained=self.begun.trained, unfreezing=self.begun.unfreezing, patience=fit.patience)
-        found: Found | None = self.ranks.share(store.latest(self.expect) if resume and store else None)
-        state = State() if found is None else restore(found, self.model, optimizer, self.only)
+        trainee = ModelWithLoss(self.model, self.model.spec).train()
+        optimizer = fit.optimizer.build(self.adapted_model.groups)
+        judging = EarlyStopping(
+            parameters=self.adapted_model.trainable_parameters,
+            unfreezing=self.adapted_model.unfreezing,
+            patience=fit.patience,
+        )
+        found: Checkpoint | None = self.ranks.broadcast_object(
+            store.find_latest(self.fingerprints) if resume and store else None
+        )
+        state = TrainState() if found is None else restore_checkpoint(found, self.model, optimizer, self.trained_names)
         if found is not None:
             judging.restore(found)
         if fit.compile:
             self.model.compile(dynamic=False)
         loop = Loop(
-            trainee=trainee,
+            module=trainee,
             optimizer=optimizer,
-            batches=Feed(self.stream, stop=0),
+            batches=DataLoader(self.stream, stop=0),
             state=state,
             ranks=self.ranks,
-            rate=lambda state: fit.schedule.factor(state.step, self.steps),
-            until=lambda state: state.step >= self.steps or judging.over(),
+            lr_factor=lambda state: fit.schedule.compute_factor(state.step, self.steps),
+            should_stop=lambda state: state.step >= self.steps or judging.should_stop(),
             seed=fit.seed,
             clip=fit.clip,
             precision=self.precision,
-            begun=time.monotonic() - state.elapsed,
+            start_time=time.monotonic() - state.elapsed,
         )
-        journal = stack.enter_context(self._journal(loop, resumed=found is not None))
-        saver = Saver(
-            store, self.expect, every=fit.checkpoint_every, before=journal.settle, more=judging.kept, only=self.only
+        journal = stack.enter_context(self._build_logger(loop, is_resumed=found is not None))
+        saver = CheckpointHook(
+            store,
+            self.fingerprints,
+            every=fit.checkpoint_every,
+            on_save=journal.flush,
+            extra_groups=judging.state_dict,
+            tensor_names=self.trained_names,
         )
 
         def told(loop: Loop, found: dict[str, float]) -> None:
-            judging.told(loop, found)
-            journal.evaluated(loop, found)
+            judging.record(loop, found)
+            journal.log_evaluation(loop, found)
             journal.observe(loop, -judging.scores[-1][1])
 
-        every = self.every
-        evaluate = Evaluate(judge(self._judged), every, told, left=self.stop.end)
-        warn_of_few_evaluations(fit.optimizer, -(-self.steps // every), journal.note)
-        watch = Watch(journal.note)
-        loop.hooks = [watch, journal, _Later(evaluate), *self.begun.unfreezing, saver, self.stop]
-        self.stop.ready(loop, lambda loop: saver.save(loop, wait=True))
+        every = self.eval_every
+        evaluate = ValidationHook(skip_when_stopping(self._evaluate), every, told, on_abort=self.shutdown.stop)
+        warn_of_few_evaluations(fit.optimizer, -(-self.steps // every), journal.warn)
+        watch = DivergenceGuard(journal.warn)
+        loop.hooks = [
+            watch,
+            journal,
+            _DelayedEvaluation(evaluate),
+            *self.adapted_model.unfreezing,
+            saver,
+            self.shutdown,
+        ]
+        self.shutdown.arm(loop, lambda loop: saver.save(loop, wait=True))
         if found is not None:
             saver.last_step, saver.last_time = state.step, state.elapsed
-            undone: list[Hook] = [_Later(evaluate), *self.begun.unfreezing]  # when it was asked to stop
+            undone: list[Hook] = [
+                _DelayedEvaluation(evaluate),
+                *self.adapted_model.unfreezing,
+            ]  # when it was asked to stop
             for hook in undone:
                 hook(loop, [])
         saver.save(loop)
-        self._steps(loop)
-        evaluate.now(loop)
+        self._run_steps(loop)
+        evaluate.run(loop)
         saver.save(loop, wait=True)
-        loop.asked = self.ranks.most(loop.asked)
-        self.stop.rest()
-        state.elapsed = time.monotonic() - loop.begun
-        judging.take_best()
-        loop.hooks, loop.replay = (), None  # which hold one another, and memory of the device, until they are found
+        loop.stop_signal = self.ranks.max(loop.stop_signal)
+        self.shutdown.disarm()
+        state.elapsed = time.monotonic() - loop.start_time
+        judging.restore_best_weights()
+        loop.hooks, loop.graph_runner = (
+            (),
+            None,
+        )  # which hold one another, and memory of the device, until they are found
         return self._finish(loop, journal, judging)
 
-    def _steps(self, loop: Loop) -> None:
+    def _run_steps(self, loop: Loop) -> None:
         fit = self.tuning.train
-        running, state, shape, spec = fit.running(), loop.state, self.stream.shape, self.model.model.spec
-        state.micro = micro_batches(shape, spec, running, self.ranks, self.precision, least=state.least)
-        loop.replay = replay(shape, spec, running, self.ranks, loop.trainee, micro=state.micro)
-        feed = Feed(
+        running, state, shape, spec = fit.to_train_config(), loop.state, self.stream.shape, self.model.model.spec
+        state.micro = count_micro_batches(
+            shape, spec, running, self.ranks, self.precision, min_micro_batches=state.least
+        )
+        loop.graph_runner = build_cuda_graph(shape, spec, running, self.ranks, loop.module, micro=state.micro)
+        feed = DataLoader(
             self.stream,
             start=state.step,
             stop=self.steps,
@@ -217,122 +258,122 @@ class Trial:
         with feed:
             loop.batches = feed
             loop.run()
-            state.waited += feed.waited
+            state.waited += feed.wait_seconds
 
-    def _journal(self, loop: Loop, *, resumed: bool) -> Journal:
+    def _build_logger(self, loop: Loop, *, is_resumed: bool) -> RunLogger:
         fit = self.tuning.train
-        return Journal(
-            self.where,
-            title=self.where.name,
-            models=Spending(self.model, lambda: sum(hook.opened for hook in self.begun.unfreezing)),
+        return RunLogger(
+            self.run_dir,
+            title=self.run_dir.name,
+            models=FlopsCounter(self.model, lambda: sum(hook.num_unfrozen for hook in self.adapted_model.unfreezing)),
             loop=loop,
-            resumed=resumed,
+            is_resumed=is_resumed,
             total=self.steps,
             budget=None,
             every=fit.log_every,
             trackers=fit.trackers,
             tariff=fit.tariff,
-            settings=self.tuning.plain(),
-            outlook=self.outlook,
+            settings=self.tuning.to_dict(),
+            overhead=self.outlook,
         )
 
-    def _most(self) -> int:
+    def _limit_eval_examples(self) -> int:
         """Examples of dev that choices are made on, at most."""
-        return self.tuning.train.judge or (WRITTEN if self.reader.written else JUDGED)
+        return self.tuning.train.judge or (GENERATION_EVAL_EXAMPLES if self.encoders.is_generative else EVAL_EXAMPLES)
 
-    def _judged(self) -> dict[str, float]:
+    def _evaluate(self) -> dict[str, float]:
         """The score on dev, or on as much of it as choices are made on."""
-        dev = self.opened.parts.dev
-        most = self._most()
-        groups = self.opened.groups(dev)
-        some = subset(dev, most, self.tuning.task.split, groups) if len(dev) > most else dev
-        return scored(self.opened, some, self._predict(some))
+        dev = self.task_data.parts.dev
+        most = self._limit_eval_examples()
+        groups = self.task_data.find_groups(dev)
+        some = sample_subset(dev, most, self.tuning.task.split, groups) if len(dev) > most else dev
+        return compute_scores(self.task_data, some, self._predict(some))
 
     def _predict(self, examples: Sequence[Example]) -> list[Prediction]:
         """What the model says of examples: every rank is asked about its share, and all know every answer."""
         rank, world = self.ranks.rank, self.ranks.world
         mine, begun = examples[rank::world], time.monotonic()
         try:
-            predictions = self.reader.predict(self.model, mine, self.precision) if mine else []
+            predictions = self.encoders.predict(self.model, mine, self.precision) if mine else []
         except NonFiniteError:  # the base was finite: training made it so
             raise DivergedError("the fine-tuned model's outputs are not finite; lower the learning rate") from None
-        said = self.ranks.gather(predictions)
-        self.outlook.add(len(examples), time.monotonic() - begun)
+        said = self.ranks.gather_objects(predictions)
+        self.outlook.add_predictions(len(examples), time.monotonic() - begun)
         return [said[at % world][at // world] for at in range(len(examples))]
 
-    def _finish(self, loop: Loop, journal: Journal, judging: Judging) -> Facts:
+    def _finish(self, loop: Loop, logger: RunLogger, early_stopping: EarlyStopping) -> Facts:
         """Judge the best weights on all of dev and test, and write what they said."""
-        parts, summary = self.opened.parts, journal.summary(loop)
+        parts, summary = self.task_data.parts, logger.summarize(loop)
         said = {"dev": self._predict(parts.dev)}
-        if self.opened.headline == "test":
+        if self.task_data.headline_split == "test":
             said["test"] = self._predict(parts.test)
         threshold = None
-        if self.task.metrics[0] == "squad2" and not self.reader.written:  # who writes says it in words
-            threshold = no_answer_threshold(parts.dev, said["dev"])
-            said = {split: with_threshold(some, threshold) for split, some in said.items()}
-        if self.ranks.first:
-            self._write(said)
-        headline = self.opened.headline
+        if self.task.metrics[0] == "squad2" and not self.encoders.is_generative:  # who writes says it in words
+            threshold = find_no_answer_threshold(parts.dev, said["dev"])
+            said = {split: apply_threshold(some, threshold) for split, some in said.items()}
+        if self.ranks.is_first:
+            self._write_predictions(said)
+        headline = self.task_data.headline_split
         return {
             "lr": self.tuning.train.lr,
             "seed": self.tuning.train.seed,
-            "labels": len(self.train),
+            "labels": len(self.train_examples),
             "steps": loop.state.step,
-            "epoch": self.epoch,
-            "best_step": judging.best_step,
-            "course": [{"step": step, "dev": value} for step, value in judging.scores],
-            "scores": {split: self._scores(getattr(parts, split), some) for split, some in said.items()},
-            "trained": sum(parameter.numel() for parameter in self.begun.trained.values()),
+            "epoch": self.steps_per_epoch,
+            "best_step": early_stopping.best_step,
+            "course": [{"step": step, "dev": value} for step, value in early_stopping.scores],
+            "scores": {split: self._compute_scores(getattr(parts, split), some) for split, some in said.items()},
+            "trained": sum(parameter.numel() for parameter in self.adapted_model.trainable_parameters.values()),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-            "counts": config.to_dict(counted(self.items)),
-            "balance": balance(self.task, self.train),
+            "counts": config.to_dict(sum_counts(self.items)),
+            "balance": count_labels(self.task, self.train_examples),
             "notes": self.notes,
-            "memory": _memory(self.ranks),
+            "memory": _measure_memory(self.ranks),
             "threshold": threshold,
-            "forgetting": None if self.memory is None else self.memory.compare(),
+            "forgetting": None if self.forgetting_meter is None else self.forgetting_meter.compare(),
             "summary": {name: value for name, value in summary.items() if name not in ("best", "held_out")},
-            "said": {headline: [_compact(one) for one in said[headline]]},
+            "said": {headline: [_compact_prediction(one) for one in said[headline]]},
         }
 
-    def _scores(self, examples: Sequence[Example], said: Sequence[Prediction]) -> dict[str, float]:
+    def _compute_scores(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
         """The official score; of written answers also how likely the right ones are, which the first rank finds out."""
-        found = scored(self.opened, examples, said)
-        if self.task.kind == "generation" and not self.opened.members and self.ranks.first:
-            encoder = self.reader.encoders[0]
+        found = compute_scores(self.task_data, examples, predictions)
+        if self.task.kind == "generation" and not self.task_data.members and self.ranks.is_first:
+            encoder = self.encoders.encoders[0]
             found["perplexity"] = answer_perplexity(self.model, encoder, examples, precision=self.precision)
         return found
 
-    def _write(self, said: Mapping[str, Sequence[Prediction]]) -> None:
+    def _write_predictions(self, predictions: Mapping[str, Sequence[Prediction]]) -> None:
         lines: list[Facts] = []
-        for split, some in said.items():
-            examples: list[Example] = getattr(self.opened.parts, split)
-            tasks = tasks_of(self.opened, examples)
+        for split, some in predictions.items():
+            examples: list[Example] = getattr(self.task_data.parts, split)
+            tasks = find_tasks(self.task_data, examples)
             for number, (task, example, one) in enumerate(zip(tasks, examples, some, strict=True)):
-                name = {"task": task.name} if self.opened.members else {}
-                lines.append({**line(split, example.id or str(number), task, example, one), **name})
+                name = {"task": task.name} if self.task_data.members else {}
+                lines.append({**build_row(split, example.id or str(number), task, example, one), **name})
         text = "".join(json.dumps(one, ensure_ascii=False, allow_nan=False) + "\n" for one in lines)
-        io.atomic_write(self.where / PREDICTIONS, text)
+        io.atomic_write(self.run_dir / PREDICTIONS_FILE, text)
 
 
-class _Later:
+class _DelayedEvaluation:
     """Evaluates after steps, and not before the first: a head that was just drawn has nothing to say."""
 
-    def __init__(self, evaluate: Evaluate) -> None:
+    def __init__(self, evaluate: ValidationHook) -> None:
         self.evaluate = evaluate
 
-    def __call__(self, loop: Loop, reports: Sequence[Any]) -> None:
+    def __call__(self, loop: Loop, metrics: Sequence[Any]) -> None:
         if loop.state.step:
-            self.evaluate(loop, reports)
+            self.evaluate(loop, metrics)
 
 
-def done(where: Path) -> dict[str, Any] | None:
+def read_finished_trial(run_dir: Path) -> dict[str, Any] | None:
     """What is known of a trial that has come to its end."""
-    if not (where / DONE).is_file():
+    if not (run_dir / TRIAL_FILE).is_file():
         return None
-    return {**config.read_record(TrialFile, where / DONE, CheckpointError)}
+    return {**config.read_record(TrialFile, run_dir / TRIAL_FILE, CheckpointError)}
 
 
-def fingerprint(examples: Sequence[Example]) -> str:
+def hash_examples(examples: Sequence[Example]) -> str:
     """A hash of what examples say."""
     digest = hashlib.sha256()
     for example in examples:
@@ -340,21 +381,27 @@ def fingerprint(examples: Sequence[Example]) -> str:
     return digest.hexdigest()
 
 
-def fixed(model: nn.Module, trained: Collection[str]) -> str:
+def hash_frozen_weights(model: nn.Module, trained_names: Collection[str]) -> str:
     """A hash of what is not trained: names, shapes, and some numbers of each tensor."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(weights(model).items()):
-        if name not in trained:
-            digest.update(f"{name}{list(tensor.shape)}".encode() + sample(tensor))
+    for name, tensor in sorted(collect_weights(model).items()):
+        if name not in trained_names:
+            digest.update(f"{name}{list(tensor.shape)}".encode() + sample_weight(tensor))
     return digest.hexdigest()
 
 
-def _compact(said: Prediction) -> Facts:
+def _compact_prediction(prediction: Prediction) -> Facts:
     """As much of a prediction as metrics ask for."""
-    found = {"label": said.label, "value": said.value, "tags": said.tags, "text": said.text, "scores": said.scores}
+    found = {
+        "label": prediction.label,
+        "value": prediction.value,
+        "tags": prediction.tags,
+        "text": prediction.text,
+        "scores": prediction.scores,
+    }
     return {name: value for name, value in found.items() if value is not None and value != ()}
 
 
-def _memory(ranks: Ranks) -> int | None:
+def _measure_memory(ranks: Ranks) -> int | None:
     """The most bytes that a GPU held."""
     return torch.cuda.max_memory_allocated(ranks.device) if ranks.device.type == "cuda" else None

@@ -3,12 +3,12 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Kind = Literal["text", "special", "mask", "random", "kept", "sentinel"]
+TokenKind = Literal["text", "special", "mask", "random", "kept", "sentinel"]
 """What a token that is read is: random and kept ones are to be predicted, and do not look like it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TokenRow:
     """A line under the tokens: a value for each, "" where there is none."""
 
     name: str
@@ -16,17 +16,17 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class ModelSide:
     """What one model, or one side of it, reads, and what stands under every token."""
 
     name: str
     tokens: tuple[str, ...]
-    kinds: tuple[Kind, ...]
-    rows: tuple[Row, ...]
+    kinds: tuple[TokenKind, ...]
+    rows: tuple[TokenRow, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class AttentionMap:
     """Who may attend to whom: a row for every token that looks, a column for every token that may be seen."""
 
     name: str
@@ -38,7 +38,7 @@ class Sight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Term:
+class LossTerm:
     """A part of the loss: an average over so many targets, times its weight."""
 
     name: str
@@ -47,20 +47,20 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class ShownSequence:
     """One sequence as a lesson."""
 
     title: str  # "" where there is only one
     reads: str
     says: str
-    sides: tuple[Side, ...]
-    sights: tuple[Sight, ...]
+    sides: tuple[ModelSide, ...]
+    sights: tuple[AttentionMap, ...]
     facts: tuple[str, ...]
-    terms: tuple[Term, ...]
+    terms: tuple[LossTerm, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Example:
+class BatchExample:
     """What an objective does to a text."""
 
     objective: str
@@ -70,9 +70,9 @@ class Example:
     shape: str
     seed: int
     text: tuple[str, ...]
-    drawn: tuple[Drawn, ...]
+    drawn: tuple[ShownSequence, ...]
     notes: tuple[str, ...]
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON."""
         return asdict(self)

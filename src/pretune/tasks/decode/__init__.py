@@ -3,22 +3,23 @@
     predictions = predict(model, encoder, parts.dev)
     score(task, parts.dev, predictions)                  # {'f1': 0.88, 'exact_match': 0.81}: the headline first
 
-Read `prediction` first; `logits`, `read`, `spans` and `texts` make them, `score` judges them.
+Read `prediction` first; `logits`, `read`, `predict_spans` and `generate_texts` make them, `score` judges them.
 """
 
+from pretune.metrics.averages import compute_suite_averages
 from pretune.tasks.decode.likelihood import answer_perplexity
 from pretune.tasks.decode.predict import predict
-from pretune.tasks.decode.prediction import Found, Prediction
-from pretune.tasks.decode.score import group_average, score
-from pretune.tasks.decode.spans import no_answer_threshold, with_threshold
+from pretune.tasks.decode.prediction import AnswerCandidate, Prediction
+from pretune.tasks.decode.score import score
+from pretune.tasks.decode.spans import apply_threshold, find_no_answer_threshold
 
 __all__ = [
-    "Found",
+    "AnswerCandidate",
     "Prediction",
     "answer_perplexity",
-    "group_average",
-    "no_answer_threshold",
+    "compute_suite_averages",
+    "find_no_answer_threshold",
     "predict",
     "score",
-    "with_threshold",
+    "apply_threshold",
 ]

@@ -11,11 +11,13 @@ from pretune.tasks.encode.encoder import TaskEncoder
 from pretune.tasks.encode.items import Items
 from pretune.tasks.example import Example
 
-OUTSIDE = "O"
+OUTSIDE_TAG = "O"
 """The tag of a word that is in no entity."""
 
 
-def classes(encoder: TaskEncoder, examples: Sequence[Example], items: Items, logits: Floats) -> list[Prediction]:
+def predict_classes(
+    encoder: TaskEncoder, examples: Sequence[Example], items: Items, logits: Floats
+) -> list[Prediction]:
     """The likeliest class of each example, and how likely all are."""
     return [
         Prediction(label=int(row.argmax()), probabilities=tuple(softmax(row).tolist()), scores=tuple(row.tolist()))
@@ -23,12 +25,14 @@ def classes(encoder: TaskEncoder, examples: Sequence[Example], items: Items, log
     ]
 
 
-def values(encoder: TaskEncoder, examples: Sequence[Example], items: Items, logits: Floats) -> list[Prediction]:
+def predict_values(encoder: TaskEncoder, examples: Sequence[Example], items: Items, logits: Floats) -> list[Prediction]:
     """The score of each example."""
-    return [Prediction(value=encoder.rules.score(float(row[0]))) for row in logits]
+    return [Prediction(value=encoder.rules.denormalise_score(float(row[0]))) for row in logits]
 
 
-def options(encoder: TaskEncoder, examples: Sequence[Example], items: Items, logits: Floats) -> list[Prediction]:
+def predict_choices(
+    encoder: TaskEncoder, examples: Sequence[Example], items: Items, logits: Floats
+) -> list[Prediction]:
     """The best option of each example."""
     ends = np.cumsum([len(example.choices) for example in examples])[:-1]
     found = np.split(logits[:, 0], ends)
@@ -38,21 +42,21 @@ def options(encoder: TaskEncoder, examples: Sequence[Example], items: Items, log
     ]
 
 
-def tags(encoder: TaskEncoder, examples: Sequence[Example], items: Items, logits: Floats) -> list[Prediction]:
+def predict_tags(encoder: TaskEncoder, examples: Sequence[Example], items: Items, logits: Floats) -> list[Prediction]:
     """A tag for every word: what its first token says; a word without a token is outside, or has the usual tag."""
-    assert items.marks is not None
+    assert items.alignment is not None
     names, offsets = encoder.labels, items.sequences.offsets
     best = logits.argmax(axis=1)
-    marked = items.marks >= 0
-    usual = OUTSIDE
-    if OUTSIDE not in names:
+    marked = items.alignment >= 0
+    usual = OUTSIDE_TAG
+    if OUTSIDE_TAG not in names:
         seen = Counter(best[marked].tolist())
         usual = names[seen.most_common(1)[0][0]] if seen else names[0]
     found: list[Prediction] = []
     for example, low, high in zip(examples, offsets[:-1], offsets[1:], strict=True):
         said = [usual] * len(example.words)
         for at in low + np.flatnonzero(marked[low:high]):
-            said[items.marks[at]] = names[best[at]]
+            said[items.alignment[at]] = names[best[at]]
         found.append(Prediction(tags=tuple(said)))
     return found
 

@@ -4,44 +4,44 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from pretune.adaptation.adapted import Adapted
+from pretune.adaptation.adapted import ModelWithHead
 from pretune.core.errors import UsageError
 from pretune.tasks.decode import labels
-from pretune.tasks.decode.generated import texts
-from pretune.tasks.decode.logits import Tell, logits_of
+from pretune.tasks.decode.generated import generate_texts
+from pretune.tasks.decode.logits import ProgressCallback, compute_logits
 from pretune.tasks.decode.prediction import Prediction
-from pretune.tasks.decode.spans import spans
+from pretune.tasks.decode.spans import predict_spans
 from pretune.tasks.encode.encoder import TaskEncoder
 from pretune.tasks.example import Example
 
-TOKENS = 16384
+BATCH_TOKENS = 16384
 """Of a batch."""
 
-_KINDS: dict[str, Callable[..., list[Prediction]]] = {
-    "classification": labels.classes,
-    "pair": labels.classes,
-    "regression": labels.values,
-    "tagging": labels.tags,
-    "choice": labels.options,
-    "span": spans,
+_PREDICTORS: dict[str, Callable[..., list[Prediction]]] = {
+    "classification": labels.predict_classes,
+    "pair": labels.predict_classes,
+    "regression": labels.predict_values,
+    "tagging": labels.predict_tags,
+    "choice": labels.predict_choices,
+    "span": predict_spans,
 }
 
 
 def predict(
-    model: Adapted,
+    model: ModelWithHead,
     encoder: TaskEncoder,
     examples: Sequence[Example],
     *,
-    tokens: int = TOKENS,
+    tokens: int = BATCH_TOKENS,
     precision: torch.dtype | None = None,
     beams: int = 1,
-    tell: Tell | None = None,
+    on_progress: ProgressCallback | None = None,
 ) -> list[Prediction]:
     """One prediction for each example, in order; labels are not looked at. `beams` is for answers that are written."""
-    if beams < 1 or (beams > 1 and not encoder.written):
+    if beams < 1 or (beams > 1 and not encoder.is_generative):
         raise UsageError(f"beams {beams}: at least 1, and more than one only where answers are written")
-    if encoder.written:
-        return texts(model, encoder, examples, beams=beams, precision=precision, tell=tell)
+    if encoder.is_generative:
+        return generate_texts(model, encoder, examples, beams=beams, precision=precision, on_progress=on_progress)
     items, every = encoder.encode(examples, training=False), encoder.task.kind in ("tagging", "span")
-    logits = logits_of(model, items, every=every, tokens=tokens, precision=precision, tell=tell)
-    return _KINDS[encoder.task.kind](encoder, examples, items, logits)
+    logits = compute_logits(model, items, per_token=every, tokens=tokens, precision=precision, on_progress=on_progress)
+    return _PREDICTORS[encoder.task.kind](encoder, examples, items, logits)

@@ -17,7 +17,7 @@ from pretune.tasks.task import Task
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class AnswerCandidate:
     """An answer in a passage."""
 
     text: str
@@ -36,10 +36,10 @@ class Prediction:
     tags: tuple[str, ...] = ()
     text: str | None = None
     span: tuple[int, int] | None = None
-    null: float | None = None  # by how much no answer scores higher than the best one
-    best: tuple[Found, ...] = ()  # answers, the best first
+    null_score_diff: float | None = None  # by how much no answer scores higher than the best one
+    candidates: tuple[AnswerCandidate, ...] = ()  # answers, the best first
 
-    def shown(self, task: Task) -> dict[str, Any]:
+    def to_dict(self, task: Task) -> dict[str, Any]:
         """What there is to tell, by name, for JSON."""
         found: dict[str, Any] = {}
         if self.label is not None:
@@ -58,6 +58,6 @@ class Prediction:
             found["text"] = self.text
         if self.span is not None:
             found["span"] = list(self.span)
-        if self.null is not None:
-            found["no_answer"] = round(self.null, 6)
+        if self.null_score_diff is not None:
+            found["no_answer"] = round(self.null_score_diff, 6)
         return found

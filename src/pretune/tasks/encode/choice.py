@@ -11,36 +11,36 @@ from dataclasses import replace
 
 import numpy as np
 
-from pretune.adaptation.heads.choice import group_labels
+from pretune.adaptation.heads.choice import build_group_labels
 from pretune.core.errors import DataError
 from pretune.core.seed import mix
-from pretune.data.ragged import Ints, bounds
-from pretune.tasks.encode.base import Rules, classes, name_of
-from pretune.tasks.encode.items import Counts, Items, made
+from pretune.data.ragged import Ints, compute_offsets
+from pretune.tasks.encode.base import EncodingRules, format_example, read_classes
+from pretune.tasks.encode.items import Counts, Items, build_items
 from pretune.tasks.example import Example
 
-MOST = 8
+MAX_OPTIONS = 8
 """Options of a question that are trained on: the right one, and others that are drawn. All are read for an answer."""
 
-GAP = "@placeholder"
-BLANK = re.compile(r"(?<![\w_])_(?![\w_])")
+PLACEHOLDER = "@placeholder"
+BLANK_PATTERN = re.compile(r"(?<![\w_])_(?![\w_])")
 
 
-def encode(rules: Rules, examples: Sequence[Example], *, training: bool) -> Items:
+def encode(rules: EncodingRules, examples: Sequence[Example], *, training: bool) -> Items:
     """The options of each example; while training those of one question are one item."""
     count = len(examples)
     for number, example in enumerate(examples):
         if not example.choices:
-            raise DataError(f"task '{rules.task.name}': example {number} ({name_of(example)}) has no choices")
-    right = classes(rules.task, examples) if training else np.zeros(count, dtype=np.int64)
+            raise DataError(f"task '{rules.task.name}': example {number} ({format_example(example)}) has no choices")
+    right = read_classes(rules.task, examples) if training else np.zeros(count, dtype=np.int64)
     kept = [
-        _kept(len(example.choices), int(label), number) if training else [*range(len(example.choices))]
+        _sample_options(len(example.choices), int(label), number) if training else [*range(len(example.choices))]
         for number, (example, label) in enumerate(zip(examples, right, strict=True))
     ]
-    parts = [split(example) for example in examples]
+    parts = [split_context(example) for example in examples]
     sizes = np.array([len(one) for one in kept], dtype=np.int64)
     owner = np.repeat(np.arange(count), sizes)
-    pool = rules.pool(
+    pool = rules.tokenize(
         [*(first for first, _ in parts), *(parts[at][1][option] for at, some in enumerate(kept) for option in some)]
     )
     laid, lost = rules.fit(pool, owner, count + np.arange(len(owner)))
@@ -53,35 +53,37 @@ def encode(rules: Rules, examples: Sequence[Example], *, training: bool) -> Item
         empty=int((text == 0).sum()),
         options_left=sum(len(example.choices) for example in examples) - len(owner),
     )
-    found = rules.segmented(laid.sequences)
+    found = rules.set_segments(laid.sequences)
     if not training:
-        return made(found, examples=owner, counts=counts)
+        return build_items(found, examples=owner, counts=counts)
     places = np.array([some.index(int(label)) for some, label in zip(kept, right, strict=True)], dtype=np.int64)
-    return made(replace(found, labels=group_labels(sizes, places)), examples=owner, sizes=sizes, counts=counts)
+    return build_items(
+        replace(found, labels=build_group_labels(sizes, places)), examples=owner, sizes=sizes, counts=counts
+    )
 
 
-def options_of(items: Items, values: Ints) -> list[Ints]:
+def group_by_example(items: Items, values: Ints) -> list[Ints]:
     """Values of sequences gathered by example."""
-    return np.split(values, bounds(np.bincount(items.examples))[1:-1])
+    return np.split(values, compute_offsets(np.bincount(items.examples))[1:-1])
 
 
-def split(example: Example) -> tuple[str, list[str]]:
+def split_context(example: Example) -> tuple[str, list[str]]:
     """The text that all options share, and what each of them has for itself.
 
-    >>> split(Example(text="The ball broke the table as _ was made of steel.", choices=("the ball", "the table")))
+    >>> split_context(Example(text="The ball broke the table as _ was build_items of steel.", choices=("the ball", "the table")))
     ('The ball broke the table as', ['the ball was made of steel.', 'the table was made of steel.'])
     """
-    if example.pair and GAP in example.pair:
-        return example.text, [example.pair.replace(GAP, option) for option in example.choices]
-    if example.pair is None and len(BLANK.findall(example.text)) == 1:
-        before, after = BLANK.split(example.text)
+    if example.pair and PLACEHOLDER in example.pair:
+        return example.text, [example.pair.replace(PLACEHOLDER, option) for option in example.choices]
+    if example.pair is None and len(BLANK_PATTERN.findall(example.text)) == 1:
+        before, after = BLANK_PATTERN.split(example.text)
         return before.strip(), [option + after for option in example.choices]
     return f"{example.text} {example.pair}" if example.pair else example.text, [*example.choices]
 
 
-def _kept(options: int, right: int, number: int) -> list[int]:
+def _sample_options(options: int, correct: int, number: int) -> list[int]:
     """Which options are trained on, in their order; those that are left out follow from the example's number."""
-    if options <= MOST:
+    if options <= MAX_OPTIONS:
         return [*range(options)]
-    others = sorted((option for option in range(options) if option != right), key=lambda at: mix(number, at))
-    return sorted([right, *others[: MOST - 1]])
+    others = sorted((option for option in range(options) if option != correct), key=lambda at: mix(number, at))
+    return sorted([correct, *others[: MAX_OPTIONS - 1]])

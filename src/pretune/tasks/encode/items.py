@@ -8,7 +8,7 @@ import numpy as np
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.data.ragged import Ints, begins, bounds, spread
+from pretune.data.ragged import Ints, compute_offsets, compute_starts, spread
 from pretune.data.sequences import PER_TOKEN, Sequences, join
 
 
@@ -28,7 +28,7 @@ class Counts:
     options_left: int = 0  # wrong options of a choice that are not trained on
 
     @property
-    def share(self) -> float:
+    def truncated_share(self) -> float:
         """The share of examples that were cut."""
         return self.cut / max(self.examples, 1)
 
@@ -48,7 +48,9 @@ class Items:
     sizes: Ints  # [I] sequences of each item
     examples: Ints  # [S] which example a sequence is of
     counts: Counts
-    marks: Ints | None = None  # [T] which word a token is the first of, or which token of its passage it is; else -1
+    alignment: Ints | None = (
+        None  # [T] which word a token is the first of, or which token of its passage it is; else -1
+    )
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -57,21 +59,21 @@ class Items:
     def lengths(self) -> tuple[Ints, Ints | None]:
         """[I] tokens of each item, and on the encoder's side."""
         source = self.sequences.source
-        return self._summed(self.sequences.lengths), None if source is None else self._summed(source.lengths)
+        return self._sum_by_item(self.sequences.lengths), None if source is None else self._sum_by_item(source.lengths)
 
-    def take(self, which: Ints) -> Sequences:
+    def take(self, items: Ints) -> Sequences:
         """The sequences of some items, in the order asked for, each with its example as its sample."""
-        index = which
+        index = items
         if len(self.sizes) < len(self.examples):
-            index = spread(begins(self.sizes)[which], self.sizes[which])
+            index = spread(compute_starts(self.sizes)[items], self.sizes[items])
         return replace(self.sequences.take(index), samples=self.examples[index])
 
-    def _summed(self, lengths: Ints) -> Ints:
-        return np.diff(bounds(lengths)[bounds(self.sizes)])
+    def _sum_by_item(self, lengths: Ints) -> Ints:
+        return np.diff(compute_offsets(lengths)[compute_offsets(self.sizes)])
 
 
-def made(
-    sequences: Sequences, *, examples: Ints | None = None, sizes: Ints | None = None, counts: Counts, **more: Any
+def build_items(
+    sequences: Sequences, *, examples: Ints | None = None, sizes: Ints | None = None, counts: Counts, **extra: Any
 ) -> Items:
     """Items of some sequences; one each, and one for each example, where nothing else is said."""
     number = np.arange(len(sequences)) if examples is None else examples
@@ -79,12 +81,12 @@ def made(
         sequences=compact(sequences),
         sizes=np.ones(len(sequences), dtype=np.int64) if sizes is None else sizes,
         examples=number,
-        counts=replace(counts, sequences=len(sequences), **_sums(sequences)),
-        **more,
+        counts=replace(counts, sequences=len(sequences), **_measure_sequences(sequences)),
+        **extra,
     )
 
 
-def _sums(sequences: Sequences) -> dict[str, int]:
+def _measure_sequences(sequences: Sequences) -> dict[str, int]:
     sides = [sequences] if sequences.source is None else [sequences, sequences.source]
     return {
         "tokens": sum(len(side.tokens) for side in sides),
@@ -103,7 +105,7 @@ def compact(sequences: Sequences) -> Sequences:
     return replace(sequences, **small, source=source)
 
 
-def mixed(parts: Sequence[Items]) -> Items:
+def mix_items(parts: Sequence[Items]) -> Items:
     """Several tasks with one head, to be read together; each is a source of its own, for a mixture to weigh."""
     if not parts:
         raise UsageError("a mixture needs at least one task")
@@ -114,7 +116,7 @@ def mixed(parts: Sequence[Items]) -> Items:
         replace(part.sequences, special=None, sources=np.full(len(part.sequences), number))
         for number, part in enumerate(parts)
     ]
-    shifts = begins(np.array([part.counts.examples for part in parts]))
+    shifts = compute_starts(np.array([part.counts.examples for part in parts]))
     return Items(
         sequences=join(numbered),
         sizes=np.concatenate([part.sizes for part in parts]),

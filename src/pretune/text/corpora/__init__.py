@@ -10,8 +10,17 @@ cut into documents (`splitting`, `tables`). Opening checks what can be checked; 
 and the byte or line.
 """
 
-from pretune.text.corpora.corpus import Corpus, Part, Source, open_corpus
-from pretune.text.corpora.document import LONGEST, Document
-from pretune.text.corpora.heldout import held_out, split_off
+from pretune.text.corpora.corpus import Corpus, CorpusPart, CorpusSource, open_corpus
+from pretune.text.corpora.document import MAX_CHARACTERS, Document
+from pretune.text.corpora.heldout import flag_held_out, is_held_out
 
-__all__ = ["LONGEST", "Corpus", "Document", "Part", "Source", "held_out", "open_corpus", "split_off"]
+__all__ = [
+    "MAX_CHARACTERS",
+    "Corpus",
+    "Document",
+    "CorpusPart",
+    "CorpusSource",
+    "is_held_out",
+    "open_corpus",
+    "flag_held_out",
+]

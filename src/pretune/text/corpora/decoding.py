@@ -19,10 +19,10 @@ from pretune.core.errors import DataError
 Errors = Literal["strict", "replace"]
 """What to do with bytes that are not text: stop, or put U+FFFD and count `replaced_characters`."""
 
-HEAD = 8 * 2**10
+HEAD_BYTES = 8 * 2**10
 """How many first bytes decide between text and binary."""
 
-_MARKS = [  # NOTE: in this order, for the mark of UTF-16-LE begins that of UTF-32-LE
+_BYTE_ORDER_MARKS = [  # NOTE: in this order, for the mark of UTF-16-LE begins that of UTF-32-LE
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
@@ -37,9 +37,9 @@ _DECODERS: dict[str, Callable[[bytes, str, bool], tuple[str, int]]] = {
     "utf-32-be": codecs.utf_32_be_decode,
 }
 _ASCII = bytes([9, 10, 13, *range(32, 127)])
-_WIDTH = {"utf-8": 1, "utf-16-le": 2, "utf-16-be": 2, "utf-32-le": 4, "utf-32-be": 4}
+_UNIT_BYTES = {"utf-8": 1, "utf-16-le": 2, "utf-16-be": 2, "utf-32-le": 4, "utf-32-be": 4}
 _EAST_ASIAN = {"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "IDEOGRAPHIC", "HANGUL", "BOPOMOFO"}
-_BINARY = (
+_BINARY_SIGNATURES = (
     b"%PDF-",
     b"PK\x03\x04",
     b"7z\xbc\xaf\x27\x1c",
@@ -51,27 +51,27 @@ _BINARY = (
 )
 
 
-def encoding_of(head: bytes) -> tuple[str, int] | None:
+def detect_encoding(head: bytes) -> tuple[str, int] | None:
     """The encoding that a file's first bytes show, with the length of the mark to skip; None when they are no text.
 
-    >>> encoding_of("naïve".encode()), encoding_of("naïve".encode("utf-16-le")), encoding_of(b"\\x00\\x01\\x02\\x03")
+    >>> detect_encoding("naïve".encode()), detect_encoding("naïve".encode("utf-16-le")), detect_encoding(b"\\x00\\x01\\x02\\x03")
     (('utf-8', 0), ('utf-16-le', 0), None)
     """
-    for mark, encoding in _MARKS:
+    for mark, encoding in _BYTE_ORDER_MARKS:
         if head.startswith(mark):
             return encoding, len(mark)
-    head = head[:HEAD]
-    if head.startswith(_BINARY):
+    head = head[:HEAD_BYTES]
+    if head.startswith(_BINARY_SIGNATURES):
         return None
     if b"\0" not in head:
         return "utf-8", 0
     if len(head.translate(None, _ASCII)) < len(head) // 4:
         return None  # text with stray zeros; read as UTF-16 it would be Chinese
-    found = [(share, encoding) for encoding in _DECODERS if (share := _plausible(head, encoding)) > 0]
+    found = [(share, encoding) for encoding in _DECODERS if (share := _score_encoding(head, encoding)) > 0]
     return (max(found)[1], 0) if found else None
 
 
-def _plausible(head: bytes, encoding: str) -> float:
+def _score_encoding(head: bytes, encoding: str) -> float:
     """How much of `head` is ASCII when read in an encoding; 0 where it cannot be text in that encoding."""
     try:
         text, _ = _DECODERS[encoding](head, "strict", False)
@@ -79,17 +79,17 @@ def _plausible(head: bytes, encoding: str) -> float:
         return 0.0
     if not text or any(unicodedata.category(c) in ("Cc", "Cn", "Co", "Cs") and c not in "\t\n\r\f\v" for c in text):
         return 0.0
-    return sum(c < "\x80" for c in text) / len(text) if _coherent(text) else 0.0
+    return sum(c < "\x80" for c in text) / len(text) if _is_coherent(text) else 0.0
 
 
-def _coherent(text: str) -> bool:
+def _is_coherent(text: str) -> bool:
     """Whether letters are mostly of the same script as the letter before them; in numbers read as text they are not."""
-    scripts = [_script(c) if c.isalpha() else "" for c in text]
+    scripts = [_get_script(c) if c.isalpha() else "" for c in text]
     changes = [one != other for one, other in itertools.pairwise(scripts) if one and other]
     return sum(changes) <= 1 + len(changes) // 4
 
 
-def _script(letter: str) -> str:
+def _get_script(letter: str) -> str:
     """The script of a letter, which its name begins with; those that East Asian languages mix are one."""
     if "\u3400" <= letter < "\u4e00":
         return "rare CJK"  # what ASCII becomes when two bytes are read as one character
@@ -111,7 +111,7 @@ def decode(
     `skip` is the length of the byte order mark, `offset` where in the file the first chunk lies.
     """
     decoder, pending, carriage = _DECODERS[encoding], b"", False
-    for chunk in _and_the_end(data):
+    for chunk in _append_none(data):
         final = chunk is None
         block = pending + chunk if chunk else pending
         if skip:
@@ -121,10 +121,12 @@ def decode(
             text, used = decoder(block, "strict", final)
         except UnicodeDecodeError as fault:
             if errors == "strict":
-                raise _broken(fault, encoding, name, offset) from None
+                raise _make_decode_error(fault, encoding, name, offset) from None
             text, used = decoder(block, "replace", final)
             if counts is not None:
-                counts["replaced_characters"] += text.count("\ufffd") - _genuine(block[:used], encoding)
+                counts["replaced_characters"] += text.count("\ufffd") - _count_replacement_characters(
+                    block[:used], encoding
+                )
         pending = block[used:]
         offset += used
         if carriage:
@@ -138,22 +140,22 @@ def decode(
             yield text
 
 
-def _and_the_end(data: Iterable[bytes]) -> Iterator[bytes | None]:
+def _append_none(data: Iterable[bytes]) -> Iterator[bytes | None]:
     yield from data
     yield None
 
 
-def _genuine(block: bytes, encoding: str) -> int:
+def _count_replacement_characters(block: bytes, encoding: str) -> int:
     """How often the replacement character stands in the bytes themselves."""
-    width, sign = _WIDTH[encoding], "\ufffd".encode(encoding)
+    width, sign = _UNIT_BYTES[encoding], "\ufffd".encode(encoding)
     if width == 1:
         return block.count(sign)
     return sum(block[at : at + width] == sign for at in range(0, len(block), width))
 
 
-def _broken(fault: UnicodeDecodeError, encoding: str, name: str, offset: int) -> DataError:
+def _make_decode_error(fault: UnicodeDecodeError, encoding: str, name: str, offset: int) -> DataError:
     found = fault.object[fault.start : fault.end].hex(" ")[:11]
-    likely = _single_byte(fault.object[fault.start :])
+    likely = _guess_single_byte(fault.object[fault.start :])
     return DataError(
         f"{name}: byte {offset + fault.start} (hex {found}) is not valid {encoding.upper()}: {fault.reason}; "
         f"convert it to UTF-8 (from {likely}: `iconv -f {likely} -t utf-8 {shlex.quote(name)} > NEW`); of a corpus, "
@@ -161,12 +163,12 @@ def _broken(fault: UnicodeDecodeError, encoding: str, name: str, offset: int) ->
     )
 
 
-def _single_byte(data: bytes) -> str:
+def _guess_single_byte(data: bytes) -> str:
     """The encoding of one byte per character that bytes may be in.
 
     Latin-1 has control characters, which no text has, where Windows has quotation marks, dashes and the euro sign.
 
-    >>> _single_byte("na\u00efve".encode("latin1")), _single_byte("\u201cna\u00efve\u201d".encode("cp1252"))
+    >>> _guess_single_byte("na\u00efve".encode("latin1")), _guess_single_byte("\u201cna\u00efve\u201d".encode("cp1252"))
     ('latin1', 'cp1252')
     """
     return (

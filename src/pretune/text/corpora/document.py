@@ -1,9 +1,9 @@
 """A document, and how a long one is cut into pieces.
 
-A document has no newlines at its ends and keeps everything between them. No piece is longer than `LONGEST` characters,
+A document has no newlines at its ends and keeps everything between them. No piece is longer than `MAX_CHARACTERS` characters,
 so a line of two gigabytes needs no more memory than one of eight megabytes:
 
-    >>> [(piece, more) for piece, more in pieces("one two three", longest=8)]
+    >>> [(piece, is_continued) for piece, is_continued in split_pieces("one two three", longest=8)]
     [('one two', True), (' three', False)]
 
 Joined, the pieces are the document; a cut goes before a space, so that tokenizers which attach a space to the word
@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-LONGEST = 8 * 2**20
+MAX_CHARACTERS = 8 * 2**20
 """The most characters of one `Document.text`; what is longer comes in pieces."""
 
 _WINDOW = 4096  # how far before the limit a space is looked for
@@ -27,8 +27,8 @@ class Document:
 
     text: str
     source: int  # index into `Corpus.sources`
-    where: str  # "file:line" or "file:row 7", for messages
-    more: bool = False  # the document goes on in the next piece
+    location: str  # "file:line" or "file:row 7", for messages
+    is_continued: bool = False  # the document goes on in the next piece
     pair: str | None = None  # its other side, where it has two: a translation, or what is to be written
 
     @property
@@ -37,25 +37,27 @@ class Document:
         return (self.text,) if self.pair is None else (self.text, self.pair)
 
 
-def cut(text: str, longest: int) -> int:
+def find_cut(text: str, max_characters: int) -> int:
     """Where to cut a text of more than `longest` characters: before a space near the limit, else at the limit.
 
     The answer depends on the first `longest + 1` characters alone, so it does not matter how a text was read.
     """
-    low = max(1, longest - _WINDOW)
-    for at in range(longest, low - 1, -1):
+    low = max(1, max_characters - _WINDOW)
+    for at in range(max_characters, low - 1, -1):
         if text[at].isspace():
             return at
-    for at in range(longest, max(low, longest - 64) - 1, -1):  # no space: at least not inside a character of several
+    for at in range(
+        max_characters, max(low, max_characters - 64) - 1, -1
+    ):  # no space: at least not inside a character of several
         if not unicodedata.combining(text[at]) and text[at] not in _JOINERS and text[at - 1] != _JOINERS[0]:
             return at
-    return longest
+    return max_characters
 
 
-def pieces(text: str, longest: int = LONGEST) -> Iterator[tuple[str, bool]]:
+def split_pieces(text: str, max_characters: int = MAX_CHARACTERS) -> Iterator[tuple[str, bool]]:
     """A text in pieces of at most `longest` characters, each with whether more follows."""
-    while len(text) > longest:
-        at = cut(text, longest)
+    while len(text) > max_characters:
+        at = find_cut(text, max_characters)
         yield text[:at], True
         text = text[at:]
     yield text, False

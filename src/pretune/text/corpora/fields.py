@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from pretune.core.errors import DataError, nearest
+from pretune.core.errors import DataError, suggest
 
-NAMES = (
+TEXT_FIELDS = (
     "text",
     "content",
     "contents",
@@ -22,7 +22,7 @@ NAMES = (
 )
 """Names a text field goes by, the surest first; capitals do not matter."""
 
-_SHOWN = 20
+_MAX_LISTED = 20
 
 
 class UnfitError(DataError):
@@ -37,19 +37,19 @@ class UnfitError(DataError):
 
 
 def choose_field(columns: Mapping[str, bool], field: str | None, name: str) -> str:
-    """The asked-for field, else the first of `NAMES`, else the only one with text (the values of `columns`).
+    """The asked-for field, else the first of `TEXT_FIELDS`, else the only one with text (the values of `columns`).
 
     >>> choose_field({"id": False, "Text": True, "label": True}, None, "a.csv")
     'Text'
     """
-    listed = ", ".join(f"'{column[:60]}'" for column in list(columns)[:_SHOWN]) or "none"
-    listed += ", …" if len(columns) > _SHOWN else ""
+    listed = ", ".join(f"'{column[:60]}'" for column in list(columns)[:_MAX_LISTED]) or "none"
+    listed += ", …" if len(columns) > _MAX_LISTED else ""
     if field is not None:
         if field not in columns:
-            raise DataError(f"{name}: no field '{field}'{nearest(field, columns)} (fields: {listed})")
+            raise DataError(f"{name}: no field '{field}'{suggest(field, columns)} (fields: {listed})")
         return field
     by_lower = {column.lower(): column for column, is_text in reversed([*columns.items()]) if is_text}
-    for option in NAMES:
+    for option in TEXT_FIELDS:
         if option in by_lower:
             return by_lower[option]
     texts = [column for column, is_text in columns.items() if is_text]

@@ -16,35 +16,37 @@ from dataclasses import replace
 from pathlib import PurePath
 
 from pretune.core.errors import DataError
-from pretune.text.corpora.decoding import Errors, decode, encoding_of
-from pretune.text.corpora.fields import NAMES, UnfitError, choose_field
-from pretune.text.corpora.formats import ROW, By, Delimited, Format
-from pretune.text.corpora.parquet import parquet_columns
-from pretune.text.corpora.streams import chunks, compression_of
-from pretune.text.corpora.tables import UnclosedQuoteError, delimited_rows, jsonl_rows
+from pretune.text.corpora.decoding import Errors, decode, detect_encoding
+from pretune.text.corpora.fields import TEXT_FIELDS, UnfitError, choose_field
+from pretune.text.corpora.formats import MAX_ROW_CHARACTERS, DelimitedFormat, DocumentBoundary, FileFormat
+from pretune.text.corpora.parquet import list_parquet_columns
+from pretune.text.corpora.streams import detect_compression, read_chunks
+from pretune.text.corpora.tables import UnclosedQuoteError, iter_delimited_rows, iter_jsonl_rows
 
-_HEAD = 2**18
-_ROWS = 100  # rows looked at to choose a field, or to see that a table is one
-_COMPRESSED = {".gz", ".xz", ".zst", ".bz2"}
+_HEAD_BYTES = 2**18
+_MAX_ROWS = 100  # rows looked at to choose a field, or to see that a table is one
+_COMPRESSION_SUFFIXES = {".gz", ".xz", ".zst", ".bz2"}
 _DELIMITERS = {".csv": ",;\t|", ".tsv": "\t", ".tab": "\t"}
 _OBJECT = re.compile(r'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:')
 _NUMBER = re.compile(r"\s*[+-]?[\d.,:/%-]+(?:e[+-]?\d+)?\s*|true|false|nan|null|none|", re.IGNORECASE)
-_QUOTED = re.compile(r'"(?:[^"]|"")*"')
-_LONGEST_NAME = 200
+_QUOTED_CELL = re.compile(r'"(?:[^"]|"")*"')
+_MAX_NAME_LENGTH = 200
 
 
-def recognise(path: str, name: str, by: By = "auto", field: str | None = None, errors: Errors = "strict") -> Format:
+def detect_format(
+    path: str, name: str, by: DocumentBoundary = "auto", field: str | None = None, errors: Errors = "strict"
+) -> FileFormat:
     """How to read a file; `UnfitError` when it has no text for us, `DataError` when it is broken."""
-    first = b"".join(chunks(path, name, "", 0, 16))
+    first = b"".join(read_chunks(path, name, "", 0, 16))
     if first.startswith(b"PAR1"):
         if by not in ("auto", "field"):
             raise DataError(f"{name}: a Parquet file has one document per row, not per {by}; leave by=… away")
-        return Format(kind="parquet", by="field", field=_parquet_field(path, name, field))
-    compression = compression_of(first)
-    head, cut = _head(path, name, compression)
+        return FileFormat(kind="parquet", unit="field", field=_choose_parquet_field(path, name, field))
+    compression = detect_compression(first)
+    head, cut = _read_head(path, name, compression)
     if head.startswith(b"PAR1"):
         raise DataError(f"{name}: Parquet inside {compression} cannot be read; decompress it first")
-    found = encoding_of(head)
+    found = detect_encoding(head)
     if found is None:
         raise UnfitError("binary_files", f"{name}: a binary file; text in UTF-8, UTF-16 or UTF-32 is expected")
     encoding, mark = found
@@ -52,42 +54,47 @@ def recognise(path: str, name: str, by: By = "auto", field: str | None = None, e
     text = next(start, "") if cut else "".join(start)
 
     def whole() -> Iterator[str]:
-        return decode(chunks(path, name, compression), encoding, name, errors, skip=mark)
+        return decode(read_chunks(path, name, compression), encoding, name, errors, skip=mark)
 
     if not text.strip() and all(not more.strip() for more in whole()):
         state = "has only white space" if head else "is empty"
         raise UnfitError("empty_files", f"{name}: the file {state}; leave it out")
-    plain = Format(kind="text", by="block", compression=compression, encoding=encoding, mark=mark)
+    plain = FileFormat(kind="text", unit="block", compression=compression, encoding=encoding, bom_bytes=mark)
     if by in ("file", "block", "line"):
-        return replace(plain, by=by)
-    return _table(text, cut, whole, name, plain, field) or _prose(name, plain, by, field)
+        return replace(plain, unit=by)
+    return _detect_table(text, cut, whole, name, plain, field) or _detect_prose(name, plain, by, field)
 
 
-def _prose(name: str, plain: Format, by: By, field: str | None) -> Format:
+def _detect_prose(name: str, text_format: FileFormat, by: DocumentBoundary, field: str | None) -> FileFormat:
     if by == "field" or field is not None:
         asked = f"a field '{field}'" if field is not None else "a field"
         raise UnfitError(
             "plain_text_files", f"{name}: plain text, though {asked} was asked for; use JSONL, CSV or Parquet"
         )
-    return replace(plain, by="file" if _ending(name) in (".md", ".markdown") else "block")
+    return replace(text_format, unit="file" if _get_suffix(name) in (".md", ".markdown") else "block")
 
 
-def _table(
-    text: str, cut: bool, whole: Callable[[], Iterator[str]], name: str, plain: Format, field: str | None
-) -> Format | None:
+def _detect_table(
+    text: str,
+    is_truncated: bool,
+    read_text: Callable[[], Iterator[str]],
+    name: str,
+    text_format: FileFormat,
+    field: str | None,
+) -> FileFormat | None:
     """The format of JSONL, CSV and TSV; None when the text is none of them."""
-    ending = _ending(name)
-    if ending in (".jsonl", ".ndjson") or _looks_like_jsonl(text, cut):
+    ending = _get_suffix(name)
+    if ending in (".jsonl", ".ndjson") or _looks_like_jsonl(text, is_truncated):
         columns: dict[str, bool] = {}
-        for _, row in itertools.islice(jsonl_rows(whole(), name), _ROWS):
+        for _, row in itertools.islice(iter_jsonl_rows(read_text(), name), _MAX_ROWS):
             for column, value in row.items():
                 columns[column] = columns.get(column, False) or isinstance(value, str)
-        return replace(plain, kind="jsonl", by="field", field=choose_field(columns, field, name))
-    if cut and "\n" not in text and (ending in _DELIMITERS or field is not None):
-        text, cut = _first_line(whole())
+        return replace(text_format, kind="jsonl", unit="field", field=choose_field(columns, field, name))
+    if is_truncated and "\n" not in text and (ending in _DELIMITERS or field is not None):
+        text, is_truncated = _read_first_line(read_text())
     if ending in _DELIMITERS:
-        how, rows = _delimited(text, cut, _DELIMITERS[ending], name)
-    elif field is not None and (found := _with_field(text, cut, field, name)):
+        how, rows = _detect_delimited(text, is_truncated, _DELIMITERS[ending], name)
+    elif field is not None and (found := _detect_with_field(text, is_truncated, field, name)):
         how, rows = found
     else:
         return None
@@ -97,24 +104,24 @@ def _table(
     chosen = choose_field(columns, field, name)
     if how.header.count(chosen) > 1:
         raise DataError(f"{name}: the header has the column '{chosen}' twice; rename one")
-    return replace(plain, kind="csv", by="field", field=chosen, delimited=how)
+    return replace(text_format, kind="csv", unit="field", field=chosen, delimited_format=how)
 
 
-def _first_line(parts: Iterator[str]) -> tuple[str, bool]:
+def _read_first_line(parts: Iterator[str]) -> tuple[str, bool]:
     """A first line that is longer than what is usually looked at, and some of what follows; and whether it is cut."""
     found: list[str] = []
     size = 0
     for part in parts:
         found.append(part)
         size += len(part)
-        if "\n" in part or size > ROW:
+        if "\n" in part or size > MAX_ROW_CHARACTERS:
             return "".join(found), True
     return "".join(found), False
 
 
-def _looks_like_jsonl(text: str, cut: bool) -> bool:
+def _looks_like_jsonl(text: str, is_truncated: bool) -> bool:
     lines = text.split("\n")
-    whole = [line for line in (lines[:-1] if cut else lines) if line.strip()][:10]
+    whole = [line for line in (lines[:-1] if is_truncated else lines) if line.strip()][:10]
     if not whole:  # the first line is longer than what we look at
         return bool(_OBJECT.match(text))
     found = [_is_object(line) for line in whole]
@@ -128,13 +135,15 @@ def _is_object(line: str) -> bool:
         return False
 
 
-def _delimited(text: str, cut: bool, delimiters: str, name: str) -> tuple[Delimited, Sequence[Sequence[str]]]:
+def _detect_delimited(
+    text: str, is_truncated: bool, delimiters: str, name: str
+) -> tuple[DelimitedFormat, Sequence[Sequence[str]]]:
     """How a file that is called a table is written, with its first rows."""
     single, unclosed = None, None
     for delimiter in delimiters:
-        for quoted in _quoting(text, delimiter):
+        for quoted in _list_quoting(text, delimiter):
             try:
-                numbered = _sample(text, cut, delimiter, quoted, name)
+                numbered = _read_sample(text, is_truncated, delimiter, quoted, name)
             except UnclosedQuoteError as fault:
                 unclosed = unclosed or fault
                 break  # NOTE: without quotes the row would be read as it is, with a quote in its text
@@ -145,7 +154,7 @@ def _delimited(text: str, cut: bool, delimiters: str, name: str) -> tuple[Delimi
                 raise DataError(
                     f"{name}: the first row is no header of column names; add one, or read it with by='line'"
                 )
-            found = Delimited(delimiter=delimiter, quoted=quoted, header=tuple(rows[0])), rows[1:]
+            found = DelimitedFormat(delimiter=delimiter, has_quotes=quoted, header=tuple(rows[0])), rows[1:]
             if len(rows[0]) > 1:
                 return found
             single = single or (found if not set(rows[0][0]) & set(delimiters) else None)
@@ -153,71 +162,75 @@ def _delimited(text: str, cut: bool, delimiters: str, name: str) -> tuple[Delimi
         raise unclosed
     if single:
         return single
-    raise _uneven(_sample(text, cut, delimiters[0], delimiters[0] != "\t", name), name)
+    raise _make_uneven_error(_read_sample(text, is_truncated, delimiters[0], delimiters[0] != "\t", name), name)
 
 
-def _uneven(rows: Sequence[tuple[int, Sequence[str]]], name: str) -> DataError:
+def _make_uneven_error(rows: Sequence[tuple[int, Sequence[str]]], name: str) -> DataError:
     """The error of a table with rows of different length; inside a folder it counts only if it may have been meant."""
     header = rows[0][1] if rows else []
     line, row = next(((line, row) for line, row in rows if len(row) != len(header)), (1, header))
     found = f"the row has {len(row)} columns, the header {len(header)}" if rows else "its quotes do not match"
     message = f"{name}:{line}: {found}; mend the table, or read it as text with by='line'"
-    if any(cell.lower() in NAMES for cell in header):
+    if any(cell.lower() in TEXT_FIELDS for cell in header):
         return DataError(message)
     return UnfitError("tables_without_text_field", message)
 
 
-def _with_field(text: str, cut: bool, field: str, name: str) -> tuple[Delimited, Sequence[Sequence[str]]] | None:
+def _detect_with_field(
+    text: str, is_truncated: bool, field: str, name: str
+) -> tuple[DelimitedFormat, Sequence[Sequence[str]]] | None:
     """How a file is written if it is a table with this field; None when it is none."""
     unclosed = None
     for delimiter in ",\t;|":
-        for quoted in _quoting(text, delimiter):
+        for quoted in _list_quoting(text, delimiter):
             try:
-                rows = [row for _, row in _sample(text, cut, delimiter, quoted, name)]
+                rows = [row for _, row in _read_sample(text, is_truncated, delimiter, quoted, name)]
             except UnclosedQuoteError as fault:
                 unclosed = unclosed or (fault if field in text.partition("\n")[0].split(delimiter) else None)
                 break
             if len(rows) > 1 and field in rows[0] and all(len(row) == len(rows[0]) for row in rows):
-                return Delimited(delimiter=delimiter, quoted=quoted, header=tuple(rows[0])), rows[1:]
+                return DelimitedFormat(delimiter=delimiter, has_quotes=quoted, header=tuple(rows[0])), rows[1:]
     if unclosed:
         raise unclosed
     return None
 
 
-def _sample(text: str, cut: bool, delimiter: str, quoted: bool, name: str) -> list[tuple[int, list[str]]]:
+def _read_sample(
+    text: str, is_truncated: bool, delimiter: str, has_quotes: bool, name: str
+) -> list[tuple[int, list[str]]]:
     """The first rows; a row that was cut off is left out, and none are given when the quotes make no sense.
 
     A quote that is never closed is an error, except in TSV, where it is mostly a character like others.
     """
     rows: list[tuple[int, list[str]]] = []
     try:
-        for row in delimited_rows([text], delimiter, quoted, name):
+        for row in iter_delimited_rows([text], delimiter, has_quotes, name):
             rows.append(row)
-            if len(rows) > _ROWS:
+            if len(rows) > _MAX_ROWS:
                 return rows
     except UnclosedQuoteError:
-        if cut or delimiter == "\t":
-            return rows if cut else []
+        if is_truncated or delimiter == "\t":
+            return rows if is_truncated else []
         raise
     except DataError:
-        return rows if cut else []
-    return rows[:-1] if cut and len(rows) > 1 else rows
+        return rows if is_truncated else []
+    return rows[:-1] if is_truncated and len(rows) > 1 else rows
 
 
-def _quoting(text: str, delimiter: str) -> tuple[bool, ...]:
+def _list_quoting(text: str, delimiter: str) -> tuple[bool, ...]:
     """Whether to try quotes, in order. TSV is mostly written without: a quote is then a character like others."""
     if delimiter != "\t":
         return True, False
-    cells = [cell for line in text.split("\n")[:_ROWS] for cell in line.split("\t") if cell.startswith('"')]
-    return (True, False) if cells and all(_QUOTED.fullmatch(cell) for cell in cells) else (False, True)
+    cells = [cell for line in text.split("\n")[:_MAX_ROWS] for cell in line.split("\t") if cell.startswith('"')]
+    return (True, False) if cells and all(_QUOTED_CELL.fullmatch(cell) for cell in cells) else (False, True)
 
 
 def _is_header(row: Sequence[str]) -> bool:
-    return any(row) and all(len(cell) <= _LONGEST_NAME and (not cell or not _NUMBER.fullmatch(cell)) for cell in row)
+    return any(row) and all(len(cell) <= _MAX_NAME_LENGTH and (not cell or not _NUMBER.fullmatch(cell)) for cell in row)
 
 
-def _parquet_field(path: str, name: str, field: str | None) -> str:
-    columns = parquet_columns(path, name)
+def _choose_parquet_field(path: str, name: str, field: str | None) -> str:
+    columns = list_parquet_columns(path, name)
     chosen = choose_field(columns, field, name)
     if not columns[chosen]:
         texts = ", ".join(f"'{column}'" for column, is_text in columns.items() if is_text)
@@ -225,17 +238,17 @@ def _parquet_field(path: str, name: str, field: str | None) -> str:
     return chosen
 
 
-def _head(path: str, name: str, compression: str) -> tuple[bytes, bool]:
+def _read_head(path: str, name: str, compression: str) -> tuple[bytes, bool]:
     """The first bytes, decompressed, and whether there are more."""
     data = b""
-    for chunk in chunks(path, name, compression, 0, None if compression else _HEAD + 1):
+    for chunk in read_chunks(path, name, compression, 0, None if compression else _HEAD_BYTES + 1):
         data += chunk
-        if len(data) > _HEAD:
+        if len(data) > _HEAD_BYTES:
             break
-    return data[:_HEAD], len(data) > _HEAD
+    return data[:_HEAD_BYTES], len(data) > _HEAD_BYTES
 
 
-def _ending(name: str) -> str:
+def _get_suffix(name: str) -> str:
     """The ending of a name, that of a compression left aside, in lower case."""
     path = PurePath(name.lower())
-    return PurePath(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
+    return PurePath(path.stem).suffix if path.suffix in _COMPRESSION_SUFFIXES else path.suffix

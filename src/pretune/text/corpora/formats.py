@@ -3,30 +3,30 @@
 from dataclasses import dataclass
 from typing import Literal
 
-By = Literal["auto", "file", "block", "line", "field"]
+DocumentBoundary = Literal["auto", "file", "block", "line", "field"]
 """What makes a document; `auto` decides by content."""
 
-ROW = 64 * 2**20
+MAX_ROW_CHARACTERS = 64 * 2**20
 """The most characters of one row of a table: rows are parsed whole, so this bounds the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delimited:
+class DelimitedFormat:
     """How the rows of a CSV or TSV file are written."""
 
     delimiter: str
-    quoted: bool  # fields may stand in double quotes, and then hold delimiters and newlines
+    has_quotes: bool  # fields may stand in double quotes, and then hold delimiters and newlines
     header: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
+class FileFormat:
     """How to read one file."""
 
     kind: Literal["text", "jsonl", "csv", "parquet"]
-    by: By  # not "auto" any more
+    unit: DocumentBoundary  # not "auto" any more
     compression: str = ""
     encoding: str = "utf-8"
-    mark: int = 0  # bytes of the byte order mark
+    bom_bytes: int = 0  # bytes of the byte order mark
     field: str | None = None
-    delimited: Delimited | None = None
+    delimited_format: DelimitedFormat | None = None

@@ -19,14 +19,14 @@ from pretune.core.hub import is_repository
 from pretune.text.corpora.decoding import Errors
 from pretune.text.corpora.document import Document
 from pretune.text.corpora.fields import choose_field
-from pretune.text.corpora.items import WHOLE, Span, rows
+from pretune.text.corpora.items import FULL_SPAN, Span, make_documents
 from pretune.text.corpora.snapshot import Stamp
 
 PREFIX = "hf:"
 
 
 @dataclass(frozen=True, slots=True)
-class Hub:
+class HubDataset:
     """A data set, as the Hub knows it, and the column to read."""
 
     name: str  # as it was typed
@@ -40,19 +40,19 @@ class Hub:
     def bytes(self) -> None:
         """Nobody knows before all of it has come."""
 
-    def documents(self, source: int, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[Document]:
-        return rows(self._texts(), source, f"{self.name}:row ", counts)
+    def read_documents(self, source: int, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[Document]:
+        return make_documents(self._read_texts(), source, f"{self.name}:row ", counts)
 
-    def spans(self, n_bytes: int) -> list[Span]:
-        return [WHOLE]
+    def plan_spans(self, n_bytes: int) -> list[Span]:
+        return [FULL_SPAN]
 
-    def identity(self) -> list[object]:
+    def compute_identity(self) -> list[object]:
         return [self.name, self.path, self.config, self.split, self.column, *self.facts]
 
-    def stamps(self) -> list[Stamp]:
+    def list_stamps(self) -> list[Stamp]:
         return []
 
-    def _texts(self) -> Iterator[tuple[str, int]]:
+    def _read_texts(self) -> Iterator[tuple[str, int]]:
         number = 0
         try:
             for number, row in enumerate(_load(self.path, self.config, self.split), 1):
@@ -63,22 +63,22 @@ class Hub:
         except PretuneError:
             raise
         except Exception as fault:  # the network, in all its forms
-            raise DataError(f"{self.name}: reading stopped after row {number}: {_one_line(fault)}") from fault
+            raise DataError(f"{self.name}: reading stopped after row {number}: {_format_fault(fault)}") from fault
 
 
-def parse(given: str) -> tuple[list[tuple[str, str | None]], str, str | None]:
+def parse_address(address: str) -> tuple[list[tuple[str, str | None]], str, str | None]:
     """The data sets a name may mean, as (path, config) to be tried in turn, then the split and the column.
 
-    >>> parse("hf:owner/name/config:train:text")
+    >>> parse_address("hf:owner/name/config:train:text")
     ([('owner/name', 'config')], 'train', 'text')
-    >>> parse("hf:one/two")
+    >>> parse_address("hf:one/two")
     ([('one/two', None), ('one', 'two')], 'train', None)
     """
-    name, *rest = given.removeprefix(PREFIX).split(":")
+    name, *rest = address.removeprefix(PREFIX).split(":")
     parts = name.split("/")
     if len(parts) > 3 or len(rest) > 2 or not all(is_repository(part) for part in parts):
         raise UsageError(
-            f"'{given}': expected 'hf:name/config:split:column', such as 'hf:roneneldan/TinyStories:train'"
+            f"'{address}': expected 'hf:name/config:split:column', such as 'hf:roneneldan/TinyStories:train'"
         )
     options: list[tuple[str, str | None]] = [(name, None)]
     if len(parts) == 2:
@@ -89,9 +89,9 @@ def parse(given: str) -> tuple[list[tuple[str, str | None]], str, str | None]:
     return options, split or "train", column or None
 
 
-def open_hub(given: str, field: str | None) -> Hub:
+def open_hub_dataset(address: str, field: str | None) -> HubDataset:
     """Find a data set and its column; nothing but its description is loaded."""
-    options, split, column = parse(given)
+    options, split, column = parse_address(address)
     faults: list[str] = []
     for path, config in options:
         try:
@@ -99,10 +99,12 @@ def open_hub(given: str, field: str | None) -> Hub:
         except PretuneError:
             raise
         except Exception as fault:  # the library has dozens of kinds, and the network more
-            faults.append(f"'{path}'{f' ({config})' if config else ''}: {_one_line(fault)}")
+            faults.append(f"'{path}'{f' ({config})' if config else ''}: {_format_fault(fault)}")
             continue
-        return Hub(given, path, config, split, _column(found, column or field, given), _facts(found, split))
-    raise DataError(f"{given}: cannot be opened; {'; '.join(faults)}")
+        return HubDataset(
+            address, path, config, split, _choose_column(found, column or field, address), _get_facts(found, split)
+        )
+    raise DataError(f"{address}: cannot be opened; {'; '.join(faults)}")
 
 
 def _load(path: str, config: str | None, split: str) -> Iterable[Mapping[str, Any]]:
@@ -118,23 +120,23 @@ def _load(path: str, config: str | None, split: str) -> Iterable[Mapping[str, An
     return found
 
 
-def _column(found: Iterable[Mapping[str, Any]], column: str | None, given: str) -> str:
-    features = getattr(found, "features", None)
+def _choose_column(dataset: Iterable[Mapping[str, Any]], column: str | None, address: str) -> str:
+    features = getattr(dataset, "features", None)
     if features:
         columns = {name: getattr(kind, "dtype", None) in ("string", "large_string") for name, kind in features.items()}
     else:
-        columns = {name: isinstance(value, str) for name, value in next(iter(found), {}).items()}
-    chosen = choose_field(columns, column, given)
+        columns = {name: isinstance(value, str) for name, value in next(iter(dataset), {}).items()}
+    chosen = choose_field(columns, column, address)
     if not columns[chosen]:
-        raise DataError(f"{given}: column '{chosen}' does not hold text")
+        raise DataError(f"{address}: column '{chosen}' does not hold text")
     return chosen
 
 
-def _facts(found: Any, split: str) -> tuple[str, ...]:
-    info = getattr(found, "info", None)
+def _get_facts(dataset: Any, split: str) -> tuple[str, ...]:
+    info = getattr(dataset, "info", None)
     known = (getattr(info, "splits", None) or {}).get(split)
     return str(getattr(info, "version", None)), str(getattr(known, "num_examples", None))
 
 
-def _one_line(fault: Exception) -> str:
+def _format_fault(fault: Exception) -> str:
     return f"{type(fault).__name__}: {' '.join(str(fault).split())[:200]}"

@@ -15,30 +15,30 @@ from dataclasses import dataclass
 
 from pretune.core.errors import DataError, UsageError
 from pretune.text.corpora.decoding import Errors
-from pretune.text.corpora.document import LONGEST, Document
-from pretune.text.corpora.file_discovery import Finder
-from pretune.text.corpora.items import WHOLE, File, Span
+from pretune.text.corpora.document import MAX_CHARACTERS, Document
+from pretune.text.corpora.file_discovery import FileFinder
+from pretune.text.corpora.items import FULL_SPAN, CorpusFile, Span
 from pretune.text.corpora.snapshot import Stamp
 
 PREFIX = "pair:"
-HALF = "half_pairs"
+HALF_PAIRS = "half_pairs"
 """What a row with one blank side is counted as."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class ParallelFiles:
     """Two files of equally many rows, or two columns of one."""
 
     name: str
-    first: File
-    second: File
+    first: CorpusFile
+    second: CorpusFile
 
     @property
     def bytes(self) -> int:
         return self.first.bytes + (self.second.bytes if self.second.path != self.first.path else 0)
 
-    def documents(self, source: int, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[Document]:
-        sides = (_rows(self.first, errors, counts), _rows(self.second, errors, Counter()))
+    def read_documents(self, source: int, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[Document]:
+        sides = (_read_rows(self.first, errors, counts), _read_rows(self.second, errors, Counter()))
         for number, (one, other) in enumerate(itertools.zip_longest(*sides), 1):
             where = f"{self.name}:{number}"
             if one is None or other is None:
@@ -46,47 +46,47 @@ class Pairs:
                 if not (one or other or "").strip():
                     continue  # blank lines at the end
                 raise DataError(f"{where}: {short.name} ends before this row; the two sides must have equally many")
-            yield from pair(one, other, source, where, counts)
+            yield from make_pair_document(one, other, source, where, counts)
 
-    def spans(self, n_bytes: int) -> list[Span]:
-        return [WHOLE]
+    def plan_spans(self, n_bytes: int) -> list[Span]:
+        return [FULL_SPAN]
 
-    def identity(self) -> list[object]:
-        return [self.name, self.first.identity(), self.second.identity()]
+    def compute_identity(self) -> list[object]:
+        return [self.name, self.first.compute_identity(), self.second.compute_identity()]
 
-    def stamps(self) -> list[Stamp]:
-        return [*self.first.stamps(), *self.second.stamps()]
+    def list_stamps(self) -> list[Stamp]:
+        return [*self.first.list_stamps(), *self.second.list_stamps()]
 
 
-def pair(one: str, other: str, source: int, where: str, counts: Counter[str]) -> Iterator[Document]:
+def make_pair_document(first: str, second: str, source: int, location: str, counts: Counter[str]) -> Iterator[Document]:
     """The document of a row, if both of its sides have text."""
-    texts = [text.replace("\r\n", "\n").replace("\r", "\n").strip("\n") for text in (one, other)]
+    texts = [text.replace("\r\n", "\n").replace("\r", "\n").strip("\n") for text in (first, second)]
     blank = [not text or text.isspace() for text in texts]
     if all(blank):
         counts["empty_documents"] += 1
     elif any(blank):
-        counts[HALF] += 1
-    elif max(map(len, texts)) > LONGEST:
-        raise DataError(f"{where}: a side of more than {LONGEST:,} characters is too long for a pair; cut it")
+        counts[HALF_PAIRS] += 1
+    elif max(map(len, texts)) > MAX_CHARACTERS:
+        raise DataError(f"{location}: a side of more than {MAX_CHARACTERS:,} characters is too long for a pair; cut it")
     else:
-        yield Document(texts[0], source, where, pair=texts[1])
+        yield Document(texts[0], source, location, pair=texts[1])
 
 
-def open_pairs(given: str, errors: Errors) -> Pairs:
+def open_pairs(address: str, errors: Errors) -> ParallelFiles:
     """Find and check both sides of `pair:SIDE,SIDE`."""
-    sides = given.removeprefix(PREFIX).split(",")
+    sides = address.removeprefix(PREFIX).split(",")
     if len(sides) != 2 or not all(sides):
-        raise UsageError(f"'{given}': expected 'pair:FILE,FILE' or 'pair:TABLE:COLUMN,COLUMN'")
-    path, column = _side(sides[0])
-    other = _side(sides[1])
+        raise UsageError(f"'{address}': expected 'pair:FILE,FILE' or 'pair:TABLE:COLUMN,COLUMN'")
+    path, column = _parse_side(sides[0])
+    other = _parse_side(sides[1])
     if column is not None and other[1] is None and not os.path.lexists(other[0]):
         other = path, sides[1]  # a column of the same table
     if (path, column) == other:
-        raise UsageError(f"'{given}': both sides are the same; name two")
-    return Pairs(given, _file(path, column, errors), _file(*other, errors))
+        raise UsageError(f"'{address}': both sides are the same; name two")
+    return ParallelFiles(address, _open_side(path, column, errors), _open_side(*other, errors))
 
 
-def _side(text: str) -> tuple[str, str | None]:
+def _parse_side(text: str) -> tuple[str, str | None]:
     """The path of a side, and its column if it is one of a table."""
     path, colon, column = text.rpartition(":")
     if not colon or os.path.lexists(os.path.expanduser(text)):  # noqa: PTH111
@@ -94,27 +94,27 @@ def _side(text: str) -> tuple[str, str | None]:
     return path, column
 
 
-def _file(path: str, column: str | None, errors: Errors) -> File:
+def _open_side(path: str, column: str | None, errors: Errors) -> CorpusFile:
     """A finder of its own for each: what is looked for is not the same, and a table may be both sides."""
-    kind, files = Finder("line" if column is None else "field", column, errors).files(path)
+    kind, files = FileFinder("line" if column is None else "field", column, errors).find_files(path)
     if kind != "file":
         raise UsageError(f"'{path}': a {kind}; a side of a pair is one file, or a column of one")
     return files[0]
 
 
-def _rows(file: File, errors: Errors, counts: Counter[str]) -> Iterator[str]:
+def _read_rows(file: CorpusFile, errors: Errors, counts: Counter[str]) -> Iterator[str]:
     """The text of every row, blank ones too."""
     if file.format.kind != "text":
-        yield from (text for text, _ in file.rows(WHOLE, errors, counts))
+        yield from (text for text, _ in file.read_rows(FULL_SPAN, errors, counts))
         return
     rest, number = "", 0
-    for chunk in file.text(WHOLE, errors, counts):  # `split` would leave out blank lines at the end
+    for chunk in file.read_text(FULL_SPAN, errors, counts):  # `split` would leave out blank lines at the end
         *whole, rest = (rest + chunk).split("\n")
         yield from whole
         number += len(whole)
-        if len(rest) > LONGEST:
+        if len(rest) > MAX_CHARACTERS:
             raise DataError(
-                f"{file.name}:{number + 1}: a line of more than {LONGEST:,} characters is too long for a pair"
+                f"{file.name}:{number + 1}: a line of more than {MAX_CHARACTERS:,} characters is too long for a pair"
             )
     if rest:
         yield rest

@@ -5,36 +5,36 @@ from typing import Any
 
 from pretune.core.errors import DataError, UsageError
 
-_BATCH = 256  # rows held at a time
+_BATCH_ROWS = 256  # rows held at a time
 
 
 def read_parquet(path: str, field: str, name: str, start: int, stop: int | None, row: int) -> Iterator[tuple[str, int]]:
     """(text, row) of every row of the row groups from `start` to before `stop`; `row` is the number of the first."""
-    pyarrow = _pyarrow(name)
+    pyarrow = _import_pyarrow(name)
     try:
         with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:
             groups = [*range(start, file.num_row_groups if stop is None else stop)]
-            for batch in file.iter_batches(_BATCH, groups, [field], use_threads=False):
+            for batch in file.iter_batches(_BATCH_ROWS, groups, [field], use_threads=False):
                 for text in batch.column(0).to_pylist():
                     yield text or "", row
                     row += 1
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as fault:
-        raise DataError(f"{name}: damaged Parquet at row {row}: {_first_line(fault)}") from fault
+        raise DataError(f"{name}: damaged Parquet at row {row}: {_get_first_line(fault)}") from fault
 
 
-def parquet_columns(path: str, name: str) -> dict[str, bool]:
+def list_parquet_columns(path: str, name: str) -> dict[str, bool]:
     """The columns of a file, each with whether it holds text."""
-    pyarrow = _pyarrow(name)
+    pyarrow = _import_pyarrow(name)
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             return {column.name: _is_text(pyarrow, column.type) for column in file.schema_arrow}
     except (pyarrow.ArrowException, OSError) as fault:
-        raise DataError(f"{name}: damaged Parquet: {_first_line(fault)}") from fault
+        raise DataError(f"{name}: damaged Parquet: {_get_first_line(fault)}") from fault
 
 
-def parquet_spans(path: str, name: str, n_bytes: int) -> list[tuple[int, int | None, int]]:
+def plan_parquet_spans(path: str, name: str, n_bytes: int) -> list[tuple[int, int | None, int]]:
     """Stretches of whole row groups (first group, group to stop before, number of the first row)."""
-    pyarrow = _pyarrow(name)
+    pyarrow = _import_pyarrow(name)
     with pyarrow.parquet.ParquetFile(path) as file:
         groups = [file.metadata.row_group(index) for index in range(file.num_row_groups)]
     starts, size, row = [(0, 1)], 0, 1
@@ -55,7 +55,7 @@ def _is_text(pyarrow: Any, kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
-def _pyarrow(name: str) -> Any:
+def _import_pyarrow(name: str) -> Any:
     try:
         import pyarrow as pa
         import pyarrow.parquet
@@ -64,5 +64,5 @@ def _pyarrow(name: str) -> Any:
     return pa
 
 
-def _first_line(fault: Exception) -> str:
+def _get_first_line(fault: Exception) -> str:
     return str(fault).partition("\n")[0][:200]

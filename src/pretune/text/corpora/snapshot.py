@@ -16,13 +16,13 @@ Stamp = tuple[str, int, int]
 """Path, size in bytes and modification time in nanoseconds of a file."""
 
 
-def stamp(path: str | os.PathLike[str]) -> Stamp:
+def stamp_file(path: str | os.PathLike[str]) -> Stamp:
     """Return the stamp of a file as it is now."""
     status = Path(path).stat()
     return os.fspath(path), status.st_size, status.st_mtime_ns
 
 
-class Snapshot:
+class FileSnapshot:
     """The stamps of some files, to be compared with later ones."""
 
     def __init__(self, stamps: Iterable[Stamp]) -> None:
@@ -33,7 +33,7 @@ class Snapshot:
         for before in self._stamps:
             path, size, _ = before
             try:
-                now = stamp(path)
+                now = stamp_file(path)
             except OSError as fault:
                 raise DataError(f"{path}: was there at first and cannot be read now: {fault.strerror}") from None
             if now != before:

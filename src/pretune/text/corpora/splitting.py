@@ -6,18 +6,18 @@ lines between the paragraphs of one document.
 
 from collections.abc import Iterable, Iterator
 
-from pretune.text.corpora.document import LONGEST, cut
+from pretune.text.corpora.document import MAX_CHARACTERS, find_cut
 
 SEPARATORS = {"file": "", "block": "\n\n", "line": "\n"}
 """What ends a document, for each way to cut plain text."""
 
 
-def split(
-    chunks: Iterable[str], separator: str, line: int = 1, longest: int = LONGEST
+def split_documents(
+    chunks: Iterable[str], separator: str, line: int = 1, max_characters: int = MAX_CHARACTERS
 ) -> Iterator[tuple[str, int, bool]]:
     """Documents as (text, line it starts on, whether it goes on in the next one); texts may be empty or blank.
 
-    >>> list(split(["one\\ntwo", "\\n\\nthree"], "\\n\\n"))
+    >>> list(split_documents(["one\\ntwo", "\\n\\nthree"], "\\n\\n"))
     [('one\\ntwo', 1, False), ('three', 4, False)]
 
     The result does not depend on how the text is cut into chunks. `line` is the number of the first line.
@@ -33,8 +33,10 @@ def split(
             continue
         after = len(chunk) - len(body)
         if held:
-            line += max(0, held - longest)  # NOTE: megabytes of newlines are cut short, or they would fill the memory
-            body = "\n" * min(held, longest) + body
+            line += max(
+                0, held - max_characters
+            )  # NOTE: megabytes of newlines are cut short, or they would fill the memory
+            body = "\n" * min(held, max_characters) + body
         held = after
         texts = body.split(separator) if separator else [body]
         last = len(texts) - 1
@@ -48,16 +50,16 @@ def split(
                 if separator != "\n":
                     whole = text.lstrip("\n")
                 start = line + len(text) - len(whole)
-                if index < last and len(whole) <= longest:  # the common case: all of a document at once
+                if index < last and len(whole) <= max_characters:  # the common case: all of a document at once
                     if whole or separator == "\n":
                         yield whole, start, False
                     line += 1 if separator == "\n" else text.count("\n") + 2
                     continue
                 parts, size = [whole], len(whole)
             line += text.count("\n")
-            while size > longest:
+            while size > max_characters:
                 joined = "".join(parts)
-                at = cut(joined, longest)
+                at = find_cut(joined, max_characters)
                 yield joined[:at], start, True
                 start += joined.count("\n", 0, at)
                 parts, size = [joined[at:]], size - at

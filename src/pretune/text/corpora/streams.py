@@ -13,19 +13,19 @@ import zlib
 from collections.abc import Iterator
 from typing import Protocol
 
-from pretune.core.errors import DataError, UsageError, nearest_file
+from pretune.core.errors import DataError, UsageError, suggest_file
 from pretune.core.io import open_regular
 
-CHUNK = 2**20
+CHUNK_BYTES = 2**20
 """How many bytes are read, and handed on, at a time."""
 
-_XZ_MEMORY = 2**28  # `xz -9` needs 65 MiB
-_ZSTD_WINDOW = 2**27  # what `zstd` itself accepts without `--long`
-_ZSTD_SIP = 2048  # 3 bytes of zstd can stand for 128 KiB: what is fed at once bounds what comes out at once
-_BZIP2 = re.compile(rb"BZh[1-9](?:\x31\x41\x59\x26\x53\x59|\x17\x72\x45\x38\x50\x90)")
+_MAX_XZ_MEMORY = 2**28  # `xz -9` needs 65 MiB
+_MAX_ZSTD_WINDOW = 2**27  # what `zstd` itself accepts without `--long`
+_ZSTD_INPUT_BYTES = 2048  # 3 bytes of zstd can stand for 128 KiB: what is fed at once bounds what comes out at once
+_BZIP2_SIGNATURE = re.compile(rb"BZh[1-9](?:\x31\x41\x59\x26\x53\x59|\x17\x72\x45\x38\x50\x90)")
 
 
-class _Damaged(Exception):
+class _DamagedStreamError(Exception):
     """What an optional library says of a bad stream."""
 
 
@@ -33,10 +33,10 @@ class _Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-def compression_of(head: bytes) -> str:
+def detect_compression(head: bytes) -> str:
     """What a file with these first bytes (10 are enough) is compressed with; "" for nothing.
 
-    >>> compression_of(gzip.compress(b"text")), compression_of(b"BZh9 is how bzip2 begins")
+    >>> detect_compression(gzip.compress(b"text")), detect_compression(b"BZh9 is how bzip2 begins")
     ('gzip', '')
     """
     if head.startswith(b"\x1f\x8b\x08"):
@@ -45,94 +45,98 @@ def compression_of(head: bytes) -> str:
         return "xz"
     if head.startswith(b"\x28\xb5\x2f\xfd") or re.match(rb"[\x50-\x5f]\x2a\x4d\x18", head):
         return "zstd"
-    return "bzip2" if _BZIP2.match(head) else ""
+    return "bzip2" if _BZIP2_SIGNATURE.match(head) else ""
 
 
-def chunks(path: str, name: str, compression: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-    """The bytes of a file, decompressed, at most `CHUNK` at a time; `start` and `stop` are for plain files."""
+def read_chunks(path: str, name: str, compression: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+    """The bytes of a file, decompressed, at most `CHUNK_BYTES` at a time; `start` and `stop` are for plain files."""
     try:
         with open_regular(path) as file:
             match compression:
                 case "":
-                    yield from _plain(file, start, stop)
+                    yield from _read_plain(file, start, stop)
                 case "gzip":
-                    yield from _reads(gzip.GzipFile(fileobj=file))
+                    yield from _read_all(gzip.GzipFile(fileobj=file))
                 case "bzip2":
-                    yield from _reads(bz2.BZ2File(file))
+                    yield from _read_all(bz2.BZ2File(file))
                 case "xz":
-                    yield from _xz(file)
+                    yield from _read_xz(file)
                 case _:
-                    yield from _zstd(file, name)
+                    yield from _read_zstd(file, name)
     except EOFError as fault:
         raise DataError(f"{name}: the {compression} data end too early; copy or make the file again") from fault
-    except (zlib.error, lzma.LZMAError, gzip.BadGzipFile, _Damaged) as fault:
+    except (zlib.error, lzma.LZMAError, gzip.BadGzipFile, _DamagedStreamError) as fault:
         raise DataError(f"{name}: damaged {compression} data ({fault}); copy or make the file again") from fault
     except OSError as fault:
         if fault.strerror is None:  # bz2 has no error of its own
             raise DataError(f"{name}: damaged {compression} data ({fault}); copy or make the file again") from fault
-        hint = nearest_file(name) if isinstance(fault, FileNotFoundError) else ""
+        hint = suggest_file(name) if isinstance(fault, FileNotFoundError) else ""
         raise DataError(f"{name}: cannot be read: {fault.strerror}{hint}") from fault
 
 
-def _plain(file: io.FileIO, start: int, stop: int | None) -> Iterator[bytes]:
+def _read_plain(file: io.FileIO, start: int, stop: int | None) -> Iterator[bytes]:
     file.seek(start)
-    left = CHUNK if stop is None else stop - start
-    while left > 0 and (data := file.read(min(left, CHUNK))):
+    left = CHUNK_BYTES if stop is None else stop - start
+    while left > 0 and (data := file.read(min(left, CHUNK_BYTES))):
         yield data
         left -= len(data) if stop is not None else 0
 
 
-def _reads(file: _Readable) -> Iterator[bytes]:
-    while data := file.read(CHUNK):
+def _read_all(file: _Readable) -> Iterator[bytes]:
+    while data := file.read(CHUNK_BYTES):
         yield data
 
 
-def _xz(file: io.FileIO) -> Iterator[bytes]:
-    stream, begun = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY), False
-    data = file.read(CHUNK)
+def _read_xz(file: io.FileIO) -> Iterator[bytes]:
+    stream, begun = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_XZ_MEMORY), False
+    data = file.read(CHUNK_BYTES)
     while data or begun:
         if not data and stream.needs_input:
             raise EOFError
-        out = stream.decompress(data, CHUNK)
+        out = stream.decompress(data, CHUNK_BYTES)
         begun = not stream.eof
         if out:
             yield out
         if stream.eof:  # several streams may follow each other, with zeros between them
-            data = (stream.unused_data or file.read(CHUNK)).lstrip(b"\0")
-            while not data and (more := file.read(CHUNK)):
+            data = (stream.unused_data or file.read(CHUNK_BYTES)).lstrip(b"\0")
+            while not data and (more := file.read(CHUNK_BYTES)):
                 data = more.lstrip(b"\0")
-            stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+            stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_XZ_MEMORY)
         else:
-            data = file.read(CHUNK) if stream.needs_input else b""
+            data = file.read(CHUNK_BYTES) if stream.needs_input else b""
 
 
-def _zstd(file: io.FileIO, name: str) -> Iterator[bytes]:
+def _read_zstd(file: io.FileIO, name: str) -> Iterator[bytes]:
     try:
         import zstandard
     except ImportError:
         raise UsageError(f"{name}: reading zstd needs the extra 'zstd': pip install 'pretune[zstd]'") from None
-    machine = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
+    machine = zstandard.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW)
     stream, begun, ready, size = machine.decompressobj(), False, list[bytes](), 0
-    for sip in (block[at : at + _ZSTD_SIP] for block in _reads(file) for at in range(0, len(block), _ZSTD_SIP)):
+    for sip in (
+        block[at : at + _ZSTD_INPUT_BYTES]
+        for block in _read_all(file)
+        for at in range(0, len(block), _ZSTD_INPUT_BYTES)
+    ):
         data = sip
         while data:  # several frames may follow each other
             try:
                 out = stream.decompress(data)
             except zstandard.ZstdError as fault:
-                raise _Damaged(fault) from fault
+                raise _DamagedStreamError(fault) from fault
             data, begun = b"", not stream.eof
             if stream.eof:
                 data, stream = stream.unused_data, machine.decompressobj()
             ready.append(out)
             size += len(out)
-        if size >= CHUNK:
-            yield from _even(b"".join(ready))
+        if size >= CHUNK_BYTES:
+            yield from _split_chunks(b"".join(ready))
             ready, size = [], 0
     if begun:
         raise EOFError
-    yield from _even(b"".join(ready))
+    yield from _split_chunks(b"".join(ready))
 
 
-def _even(data: bytes) -> Iterator[bytes]:
-    for at in range(0, len(data), CHUNK):
-        yield data[at : at + CHUNK]
+def _split_chunks(data: bytes) -> Iterator[bytes]:
+    for at in range(0, len(data), CHUNK_BYTES):
+        yield data[at : at + CHUNK_BYTES]

@@ -12,8 +12,8 @@ from typing import Any
 
 from pretune.core.errors import DataError
 from pretune.text.corpora.decoding import Errors
-from pretune.text.corpora.formats import ROW, Delimited
-from pretune.text.corpora.splitting import split
+from pretune.text.corpora.formats import MAX_ROW_CHARACTERS, DelimitedFormat
+from pretune.text.corpora.splitting import split_documents
 
 
 class UnclosedQuoteError(DataError):
@@ -24,7 +24,7 @@ def read_jsonl(
     chunks: Iterable[str], field: str, name: str, line: int, errors: Errors, counts: Counter[str]
 ) -> Iterator[tuple[str, int]]:
     """(text, line) of every row of a JSONL file."""
-    for number, row in jsonl_rows(chunks, name, line):
+    for number, row in iter_jsonl_rows(chunks, name, line):
         where = f"{name}:{number}"
         if field not in row:
             raise DataError(
@@ -34,13 +34,13 @@ def read_jsonl(
         if text is None:
             text = ""
         elif not isinstance(text, str):
-            raise DataError(f"{where}: field '{field}' holds {_noun(text)}, not text")
-        yield _without_surrogates(text, where, errors, counts), number
+            raise DataError(f"{where}: field '{field}' holds {_describe_type(text)}, not text")
+        yield _replace_surrogates(text, where, errors, counts), number
 
 
-def jsonl_rows(chunks: Iterable[str], name: str, line: int = 1) -> Iterator[tuple[int, dict[str, Any]]]:
+def iter_jsonl_rows(chunks: Iterable[str], name: str, line: int = 1) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line, object) of every line that is not blank."""
-    for number, text in _lines(chunks, name, line):
+    for number, text in _iter_lines(chunks, name, line):
         if not text or text.isspace():
             continue
         try:
@@ -50,29 +50,33 @@ def jsonl_rows(chunks: Iterable[str], name: str, line: int = 1) -> Iterator[tupl
         except (RecursionError, ValueError):  # ValueError: an integer of thousands of digits
             raise DataError(f"{name}:{number}: bad JSON: nested too deeply, or a number of too many digits") from None
         if not isinstance(row, dict):
-            raise DataError(f"{name}:{number}: expected a JSON object on each line, found {_noun(row)}")
+            raise DataError(f"{name}:{number}: expected a JSON object on each line, found {_describe_type(row)}")
         yield number, row
 
 
-def read_delimited(chunks: Iterable[str], how: Delimited, field: str, name: str) -> Iterator[tuple[str, int]]:
+def read_delimited(
+    chunks: Iterable[str], table_format: DelimitedFormat, field: str, name: str
+) -> Iterator[tuple[str, int]]:
     """(text, line) of every row of a CSV or TSV file, its header left out."""
-    column = how.header.index(field)
-    rows = delimited_rows(chunks, how.delimiter, how.quoted, name)
+    column = table_format.header.index(field)
+    rows = iter_delimited_rows(chunks, table_format.delimiter, table_format.has_quotes, name)
     next(rows, None)
     for number, row in rows:
-        if len(row) != len(how.header):
-            raise DataError(f"{name}:{number}: the row has {len(row)} columns, the header {len(how.header)}")
+        if len(row) != len(table_format.header):
+            raise DataError(f"{name}:{number}: the row has {len(row)} columns, the header {len(table_format.header)}")
         yield row[column], number
 
 
-def delimited_rows(chunks: Iterable[str], delimiter: str, quoted: bool, name: str) -> Iterator[tuple[int, list[str]]]:
+def iter_delimited_rows(
+    chunks: Iterable[str], delimiter: str, has_quotes: bool, name: str
+) -> Iterator[tuple[int, list[str]]]:
     """(line, cells) of every row that is not blank; a row in quotes may have several lines."""
-    lines = _lines(chunks, name, 1)
-    if not quoted:
+    lines = _iter_lines(chunks, name, 1)
+    if not has_quotes:
         yield from ((number, text.split(delimiter)) for number, text in lines if text.strip(" "))
         return
     # NOTE: a setting of the whole process, and 128 KiB by default. It only ever grows here.
-    csv.field_size_limit(max(csv.field_size_limit(), ROW))
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_ROW_CHARACTERS))
     reader = csv.reader((text + "\n" for _, text in lines), delimiter=delimiter, strict=True)
     before = 0
     try:
@@ -89,14 +93,16 @@ def delimited_rows(chunks: Iterable[str], delimiter: str, quoted: bool, name: st
         raise DataError(f"{where}: {fault}") from None
 
 
-def _lines(chunks: Iterable[str], name: str, line: int) -> Iterator[tuple[int, str]]:
-    for text, number, more in split(chunks, "\n", line, ROW):
+def _iter_lines(chunks: Iterable[str], name: str, line: int) -> Iterator[tuple[int, str]]:
+    for text, number, more in split_documents(chunks, "\n", line, MAX_ROW_CHARACTERS):
         if more:
-            raise DataError(f"{name}:{number}: the line has more than {ROW} characters, too long for a row of a table")
+            raise DataError(
+                f"{name}:{number}: the line has more than {MAX_ROW_CHARACTERS} characters, too long for a row of a table"
+            )
         yield number, text
 
 
-def _without_surrogates(text: str, where: str, errors: Errors, counts: Counter[str]) -> str:
+def _replace_surrogates(text: str, location: str, errors: Errors, counts: Counter[str]) -> str:
     """JSON can escape half a character ("\\ud800"), which no encoder takes."""
     if text.isascii():
         return text
@@ -104,13 +110,13 @@ def _without_surrogates(text: str, where: str, errors: Errors, counts: Counter[s
         text.encode()
     except UnicodeEncodeError as fault:
         if errors == "strict":
-            raise DataError(f"{where}: character {fault.start} is half of a surrogate pair; mend the row") from None
+            raise DataError(f"{location}: character {fault.start} is half of a surrogate pair; mend the row") from None
         clean = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         counts["replaced_characters"] += clean.count("\ufffd") - text.count("\ufffd")
         return clean
     return text
 
 
-def _noun(value: object) -> str:
+def _describe_type(value: object) -> str:
     names = {list: "an array", str: "a string", bool: "a boolean", dict: "an object", type(None): "null"}
     return names.get(type(value), "a number")

@@ -9,10 +9,10 @@ from typing import Any
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Raw
 
-from pretune.core.config.read import shown
+from pretune.core.config.read import format_value
 from pretune.core.errors import DataError, UsageError
-from pretune.text.tokenizer.errors import told_as
-from pretune.text.tokenizer.units import valid
+from pretune.text.tokenizer.errors import translate_errors
+from pretune.text.tokenizer.units import replace_surrogates
 
 
 class LibraryTokenizer:
@@ -29,8 +29,8 @@ class LibraryTokenizer:
 
     def encode(self, sequence: str, pair: str | None = None, *, add_special_tokens: bool = True) -> Encoding:
         """Return the tokens of a text, or of a pair of texts, with the special tokens around them."""
-        first, second = _checked(sequence), None if pair is None else _checked(pair)
-        with told_as(DataError, "this tokenizer has no tokens for a text"):
+        first, second = _check_text(sequence), None if pair is None else _check_text(pair)
+        with translate_errors(DataError, "this tokenizer has no tokens for a text"):
             return self.raw.encode(first, second, add_special_tokens=add_special_tokens)
 
     def encode_batch(
@@ -39,9 +39,9 @@ class LibraryTokenizer:
         """Return the same for every text, or pair of texts, of a list."""
         check_list(texts)
         valid_texts = [
-            tuple(map(_checked, text)) if isinstance(text, tuple | list) else _checked(text) for text in texts
+            tuple(map(_check_text, text)) if isinstance(text, tuple | list) else _check_text(text) for text in texts
         ]
-        with told_as(DataError, "this tokenizer has no tokens for a text"):
+        with translate_errors(DataError, "this tokenizer has no tokens for a text"):
             return self.raw.encode_batch(valid_texts, add_special_tokens=add_special_tokens)
 
     def __getattr__(self, name: str) -> Any:
@@ -56,7 +56,7 @@ class LibraryTokenizer:
 def check_type(text: object) -> None:
     """Refuse what is no text."""
     if not isinstance(text, str):
-        raise UsageError(f"a tokenizer takes text, found {_described(text)}")
+        raise UsageError(f"a tokenizer takes text, found {_describe_value(text)}")
 
 
 def check_list(texts: object) -> None:
@@ -64,13 +64,13 @@ def check_list(texts: object) -> None:
     if isinstance(texts, str):
         raise UsageError("encode_batch takes a list of texts, found one text; put it into a list")
     if not hasattr(texts, "__len__") or not hasattr(texts, "__getitem__"):
-        raise UsageError(f"encode_batch takes a list of texts, found {_described(texts)}")
+        raise UsageError(f"encode_batch takes a list of texts, found {_describe_value(texts)}")
 
 
-def _described(value: object) -> str:
-    return f"{shown(value)} ({type(value).__name__})"
+def _describe_value(value: object) -> str:
+    return f"{format_value(value)} ({type(value).__name__})"
 
 
-def _checked(text: str) -> str:
+def _check_text(text: str) -> str:
     check_type(text)
-    return valid(text)
+    return replace_surrogates(text)

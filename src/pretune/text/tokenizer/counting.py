@@ -5,18 +5,18 @@ from collections.abc import Iterable, Mapping, Set
 
 from tokenizers import Tokenizer as Raw
 
-MOST = 2_000_000
+MAX_WORDS = 2_000_000
 """Distinct words kept while counting; when there are more, those seen once so far are forgotten."""
-COVERED = 0.9999
+ALPHABET_COVERAGE = 0.9999
 """The share of all characters that the alphabet covers, unless its size is given."""
 
 
-def words(blocks: Iterable[str], raw: Raw) -> Counter[str]:
+def count_words(blocks: Iterable[str], raw: Raw) -> Counter[str]:
     """How often each word occurs, as the tokenizer's normaliser and pre-tokenizer give them."""
     rough: Counter[str] = Counter()
     for block in blocks:
         rough.update(block.split())
-        if len(rough) > MOST:
+        if len(rough) > MAX_WORDS:
             rough = Counter({word: count for word, count in rough.items() if count > 1})
     found: Counter[str] = Counter()
     for word, count in rough.items():
@@ -26,7 +26,7 @@ def words(blocks: Iterable[str], raw: Raw) -> Counter[str]:
     return found
 
 
-def characters(blocks: Iterable[str], raw: Raw) -> Counter[str]:
+def count_characters(blocks: Iterable[str], raw: Raw) -> Counter[str]:
     """How often each character occurs, white space included."""
     found: Counter[str] = Counter()
     for block in blocks:
@@ -34,12 +34,12 @@ def characters(blocks: Iterable[str], raw: Raw) -> Counter[str]:
     return found
 
 
-def ranked(counts: Mapping[str, int], least: int = 1) -> list[str]:
+def rank_by_count(counts: Mapping[str, int], min_count: int = 1) -> list[str]:
     """The most frequent first, and equally frequent ones in the order of their characters."""
-    return [key for key, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])) if count >= least]
+    return [key for key, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])) if count >= min_count]
 
 
-def alphabet(
+def choose_alphabet(
     counts: Mapping[str, int], room: int, size: int | None, prices: Mapping[str, int] | None = None
 ) -> list[str]:
     """The characters to have pieces for, most frequent first: `size` of them, or enough to cover nearly all text.
@@ -52,9 +52,9 @@ def alphabet(
             letters[letter] += count
     total, covered = sum(letters.values()), 0
     found: list[str] = []
-    for letter in ranked(letters):
+    for letter in rank_by_count(letters):
         price = 1 if prices is None else prices.get(letter, 1)
-        if price > room or (covered >= COVERED * total if size is None else len(found) >= size):
+        if price > room or (covered >= ALPHABET_COVERAGE * total if size is None else len(found) >= size):
             break
         found.append(letter)
         room -= price
@@ -62,6 +62,6 @@ def alphabet(
     return found
 
 
-def inner(counts: Iterable[str]) -> Set[str]:
+def find_inner_characters(counts: Iterable[str]) -> Set[str]:
     """The characters that occur other than first in a word."""
     return {letter for word in counts for letter in word[1:]}

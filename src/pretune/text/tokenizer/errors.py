@@ -7,7 +7,7 @@ from pretune.core.errors import PretuneError
 
 
 @contextlib.contextmanager
-def told_as(error: type[PretuneError], what: str) -> Iterator[None]:
+def translate_errors(error: type[PretuneError], message: str) -> Iterator[None]:
     """Turn the library's exceptions into one line: `what` failed, and why."""
     try:
         yield
@@ -18,4 +18,4 @@ def told_as(error: type[PretuneError], what: str) -> Iterator[None]:
         if not isinstance(fault, Exception) and type(fault).__name__ != "PanicException":
             raise
         words = " ".join(str(fault).split())[:200] or type(fault).__name__
-        raise error(f"{what} ({''.join(c if c.isprintable() else '?' for c in words)})") from None
+        raise error(f"{message} ({''.join(c if c.isprintable() else '?' for c in words)})") from None

@@ -14,27 +14,27 @@ from tokenizers import PreTokenizedString, Token
 from tokenizers import Tokenizer as Raw
 
 from pretune.core import io
-from pretune.core.errors import CheckpointError, nearest_file
-from pretune.core.hub import located
-from pretune.text.templates import Special, Template, Text
-from pretune.text.tokenizer.errors import told_as
+from pretune.core.errors import CheckpointError, suggest_file
+from pretune.core.hub import resolve_path
+from pretune.text.templates import SpecialPart, TextPart, TokenTemplate
+from pretune.text.tokenizer.errors import translate_errors
 
 if TYPE_CHECKING:
     from pretune.text.tokenizer.tokenizer import Tokenizer
 
-TOKENIZER, CONFIG, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
-LIMIT = 256 * 2**20
+TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+MAX_BYTES = 256 * 2**20
 
 
-def contents(tokenizer: "Tokenizer") -> dict[str, bytes]:
+def build_files(tokenizer: "Tokenizer") -> dict[str, bytes]:
     """The files by their names."""
-    tokens: dict[str, Any] = {f"{role}_token": tokenizer.token(i) for role, i in tokenizer.special.items()}
+    tokens: dict[str, Any] = {f"{role}_token": tokenizer.get_token(i) for role, i in tokenizer.special.items()}
     mask = tokenizer.special.get("mask")
     added = tokenizer.raw.get_added_tokens_decoder().get(mask) if mask is not None else None
     if added is not None and added.lstrip:  # a plain string would be read as one that leaves the space alone
         names = ("content", "lstrip", "normalized", "rstrip", "single_word")
         tokens["mask_token"] = {name: getattr(added, name) for name in names}
-    extra = [tokenizer.token(i) for i in tokenizer.sentinels]
+    extra = [tokenizer.get_token(i) for i in tokenizer.sentinels]
     segments = any(part.segment for part in (*tokenizer.template.single, *tokenizer.template.pair))
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -51,69 +51,71 @@ def contents(tokenizer: "Tokenizer") -> dict[str, bytes]:
     }
     special = {**tokens, **({"additional_special_tokens": extra} if extra else {})}
     raw = tokenizer.raw.to_str(pretty=True)
-    return {TOKENIZER: raw.encode(), CONFIG: _json(config), SPECIAL: _json(special)}
+    return {TOKENIZER_FILE: raw.encode(), CONFIG_FILE: _to_json(config), SPECIAL_TOKENS_FILE: _to_json(special)}
 
 
-def _json(data: object) -> bytes:
+def _to_json(data: object) -> bytes:
     return (json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Raw, dict[str, Any]]:
+def read_tokenizer(path: str | os.PathLike[str]) -> tuple[Raw, dict[str, Any]]:
     """The library's tokenizer of a directory or a `tokenizer.json`, and what the files beside it say."""
-    given = located(path)
-    file = given / TOKENIZER if given.is_dir() else given
+    given = resolve_path(path)
+    file = given / TOKENIZER_FILE if given.is_dir() else given
     if given.is_dir() and not file.is_file():
-        raise CheckpointError(f"{given}: no {TOKENIZER} here; give the directory of a tokenizer or of a model with one")
+        raise CheckpointError(
+            f"{given}: no {TOKENIZER_FILE} here; give the directory of a tokenizer or of a model with one"
+        )
     said: dict[str, Any] = {}
-    for name in (SPECIAL, CONFIG):  # the later counts
+    for name in (SPECIAL_TOKENS_FILE, CONFIG_FILE):  # the later counts
         beside = file.with_name(name)
         if beside.is_file():
             said |= io.read_json(beside, CheckpointError)
-    return parse(read_bytes(file), str(file)), said
+    return parse_tokenizer(read_bytes(file), str(file)), said
 
 
 def read_bytes(file: Path) -> bytes:
     """Return the content of a `tokenizer.json`."""
     try:
         if not file.is_file():
-            remedy = nearest_file(file) or "; make one with `pretune tokenizer`"
+            remedy = suggest_file(file) or "; make one with `pretune tokenizer`"
             what = "not a regular file" if file.exists() else f"no such file or directory{remedy}"
             raise CheckpointError(f"{file}: {what}")
-        return io.read_bounded(file, CheckpointError, LIMIT)
+        return io.read_bounded(file, CheckpointError, MAX_BYTES)
     except (OSError, ValueError) as fault:  # ValueError: a null byte in the name
         raise CheckpointError(f"{file}: cannot be read: {getattr(fault, 'strerror', None) or fault}") from fault
 
 
-def parse(data: bytes, where: str) -> Raw:
+def parse_tokenizer(data: bytes, location: str) -> Raw:
     """The library's tokenizer from its JSON, with the padding and truncation that some files ask for switched off."""
-    with told_as(CheckpointError, f"{where}: not a readable tokenizer"):
+    with translate_errors(CheckpointError, f"{location}: not a readable tokenizer"):
         raw = Raw.from_buffer(data)
         raw.no_padding()
         raw.no_truncation()
         return raw
 
 
-def template_of(raw: Raw) -> Template:
+def extract_template(raw: Raw) -> TokenTemplate:
     """The layouts that a tokenizer's post-processor makes, found by trying it, whatever class it is of."""
 
-    def layout(pair: bool) -> tuple[Special | Text, ...]:
-        done = raw.post_process(_one_token(), _one_token() if pair else None)
+    def layout(pair: bool) -> tuple[SpecialPart | TextPart, ...]:
+        done = raw.post_process(_make_token(), _make_token() if pair else None)
         facts = zip(done.ids, done.type_ids, done.sequence_ids, strict=True)
         return tuple(
-            Special(token=i, segment=segment) if which is None else Text(which="ab"[which], segment=segment)  # type: ignore[arg-type]
+            SpecialPart(token=i, segment=segment) if which is None else TextPart(which="ab"[which], segment=segment)  # type: ignore[arg-type]
             for i, segment, which in facts
         )
 
-    return Template(single=layout(False), pair=layout(True))
+    return TokenTemplate(single=layout(False), pair=layout(True))
 
 
-def _one_token() -> Any:
+def _make_token() -> Any:
     text = PreTokenizedString("x")
     text.tokenize(lambda _: [Token(0, "x", (0, 1))])
     return text.to_encoding()
 
 
-def number(said: Mapping[str, Any], name: str, most: int) -> int | None:
+def read_number(config: Mapping[str, Any], name: str, max_value: int) -> int | None:
     """A whole number of 1 to `most` that the files give, or None."""
-    value = said.get(name)
-    return value if type(value) is int and 0 < value <= most else None
+    value = config.get(name)
+    return value if type(value) is int and 0 < value <= max_value else None

@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Short = NDArray[np.int32]
 
-SPAN = 64
+MAX_LENGTH = 64
 """More than the longest piece and the longest word have characters; a group's key is end * SPAN + length."""
 
 
@@ -38,7 +38,7 @@ class Lattice:
         tails = np.cumsum(lengths + 1) - 1
         heads = tails - lengths
         inside = np.arange(int(tails[-1]) + 1 if len(tails) else 0) - np.repeat(heads, lengths + 1)
-        key = ((inside[begin] + length) * SPAN + length).astype(np.int16)
+        key = ((inside[begin] + length) * MAX_LENGTH + length).astype(np.int16)
         order = np.argsort(key, kind="stable")
         return cls(heads, tails, begin[order], piece[order], key[order])
 
@@ -47,17 +47,17 @@ class Lattice:
         good = alive[self.piece]
         return Lattice(self.heads, self.tails, self.begin[good], self.piece[good], self.key[good])
 
-    def groups(self) -> list[tuple[slice, int]]:
+    def list_groups(self) -> list[tuple[slice, int]]:
         """The stretches of arcs that end at the same place in their words and have the same length."""
         if not len(self.key):
             return []
         cuts = np.flatnonzero(np.diff(self.key)) + 1
         bounds = [0, *cuts.tolist(), len(self.key)]
-        return [(slice(a, b), int(self.key[a]) % SPAN) for a, b in pairwise(bounds)]
+        return [(slice(a, b), int(self.key[a]) % MAX_LENGTH) for a, b in pairwise(bounds)]
 
-    def expect(self, probability: Floats, counts: Floats) -> Floats:
+    def compute_expected_counts(self, probability: Floats, counts: Floats) -> Floats:
         """How often each piece is used on average over all segmentations (forward-backward), [V]."""
-        groups = self.groups()
+        groups = self.list_groups()
         nodes = int(self.tails[-1]) + 1
         forward, backward = np.zeros(nodes), np.zeros(nodes)
         forward[self.heads] = 1.0
@@ -73,7 +73,7 @@ class Lattice:
             np.add.at(expected, piece, flow * forward[begin])
         return expected
 
-    def best(self, score: Floats) -> tuple[Floats, Short]:
+    def find_best(self, score: Floats) -> tuple[Floats, Short]:
         """The score of the best segmentation of every word, [W], and the piece it reaches every node by, [N].
 
         The score is -inf where there is none.
@@ -81,7 +81,7 @@ class Lattice:
         nodes = int(self.tails[-1]) + 1 if len(self.tails) else 0
         reached, by = np.full(nodes, -np.inf), np.full(nodes, -1, np.int32)
         reached[self.heads] = 0.0
-        for stretch, length in self.groups():
+        for stretch, length in self.list_groups():
             begin, piece = self.begin[stretch], self.piece[stretch]
             offered = reached[begin] + score[piece]
             better = offered > reached[begin + length]
@@ -90,20 +90,20 @@ class Lattice:
             by[end] = piece[better]
         return reached[self.tails], by
 
-    def inside(self, examples: Ints, sizes: Ints) -> "Lattice":
+    def build_sublattice(self, examples: Ints, sizes: Ints) -> "Lattice":
         """The lattice of stretches of this one as words, without the arcs that span a whole stretch.
 
         `examples` are the nodes at which the stretches start and `sizes` their characters, [S].
         """
         wanted = np.zeros(int(self.tails[-1]) + 1, bool)
-        wanted[ragged(examples, sizes)] = True
+        wanted[expand_ranges(examples, sizes)] = True
         near = np.flatnonzero(wanted[self.begin])
         near = near[np.argsort(self.begin[near], kind="stable")]
-        begin, size = self.begin[near], self.key[near] % SPAN
-        nodes = ragged(examples, sizes)  # one row per stretch and character from here on
+        begin, size = self.begin[near], self.key[near] % MAX_LENGTH
+        nodes = expand_ranges(examples, sizes)  # one row per stretch and character from here on
         first, last = np.searchsorted(begin, nodes), np.searchsorted(begin, nodes, "right")
         row = np.repeat(np.arange(len(nodes)), last - first)
-        arc = ragged(first, last - first)
+        arc = expand_ranges(first, last - first)
         at = np.arange(len(nodes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # inside the stretch
         room = np.repeat(sizes, sizes) - at
         fits = (size[arc] <= room[row]) & ~((at[row] == 0) & (size[arc] == room[row]))
@@ -111,12 +111,12 @@ class Lattice:
         own = np.arange(len(nodes)) + np.repeat(np.arange(len(sizes)), sizes)  # a word has one node more
         return Lattice.build(sizes, own[row].astype(np.int32), self.piece[near[arc]], size[arc])
 
-    def walk(self, by: Short, sizes: Ints) -> Iterator[tuple[Ints, Ints]]:
+    def walk(self, backpointers: Short, sizes: Ints) -> Iterator[tuple[Ints, Ints]]:
         """The best segmentations backwards, all words in step: which words are still on their way, and their piece."""
         word = np.arange(len(self.tails))
         node = self.tails.copy()
         while True:
-            piece = by[node].astype(np.int64)
+            piece = backpointers[node].astype(np.int64)
             on = (node > self.heads[word]) & (piece >= 0)
             word, node, piece = word[on], node[on], piece[on]
             if not len(word):
@@ -125,10 +125,10 @@ class Lattice:
             node = node - sizes[piece]
 
 
-def ragged(starts: Ints, counts: Ints) -> Ints:
+def expand_ranges(starts: Ints, counts: Ints) -> Ints:
     """The numbers start, start + 1, … of every stretch, one stretch after the other.
 
-    >>> ragged(np.array([5, 0, 7]), np.array([2, 0, 3])).tolist()
+    >>> expand_ranges(np.array([5, 0, 7]), np.array([2, 0, 3])).tolist()
     [5, 6, 7, 8, 9]
     """
     ends = np.cumsum(counts)

@@ -7,7 +7,7 @@ from tokenizers.decoders import Decoder
 from tokenizers.normalizers import Normalizer
 from tokenizers.pre_tokenizers import PreTokenizer
 
-from pretune.text.styles import Kind, Style
+from pretune.text.styles import TokenizerKind, TokenizerStyle
 
 _IDEOGRAPHS = "[一-鿿㐀-䶿豈-﫿\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f]"
 
@@ -45,7 +45,7 @@ DECODERS: Mapping[str, Callable[[], Decoder]] = {
 }
 
 
-def normaliser(kind: Kind, style: Style, lowercase: bool, accents: bool) -> Normalizer | None:
+def build_normaliser(kind: TokenizerKind, style: TokenizerStyle, lowercase: bool, accents: bool) -> Normalizer | None:
     """All normalisation in its order, or None; `accents` says whether they are kept."""
     names = [*(["quotes"] if style.quotes and kind.normalise else []), *kind.normalise]
     extra = [*([] if accents else ["accents"]), *(["lowercase"] if lowercase else [])]
@@ -54,13 +54,13 @@ def normaliser(kind: Kind, style: Style, lowercase: bool, accents: bool) -> Norm
     return normalizers.Sequence(steps) if steps else None
 
 
-def splitter(kind: Kind) -> PreTokenizer:
+def build_splitter(kind: TokenizerKind) -> PreTokenizer:
     """The pre-tokenizer: what it gives are the words that no piece crosses."""
     parts = [SPLITTERS[name]() for name in kind.split]
     return parts[0] if len(parts) == 1 else pre_tokenizers.Sequence(parts)
 
 
-def decoder(kind: Kind) -> Decoder | None:
+def build_decoder(kind: TokenizerKind) -> Decoder | None:
     """The way back; without one, tokens are joined by spaces."""
     parts = [DECODERS[name]() for name in kind.decode]
     return (parts[0] if len(parts) == 1 else decoders.Sequence(parts)) if parts else None

@@ -14,14 +14,14 @@ from tokenizers import Tokenizer as Raw
 
 from pretune.core import io
 from pretune.core.errors import CheckpointError, DataError, UsageError
-from pretune.text.templates import Template
+from pretune.text.templates import TokenTemplate
 from pretune.text.tokenizer import files, roles
 from pretune.text.tokenizer.backend import check_list, check_type
-from pretune.text.tokenizer.encode import Encoded, Encoder
-from pretune.text.tokenizer.errors import told_as
-from pretune.text.tokenizer.units import valid
+from pretune.text.tokenizer.encode import TokenizedTexts, TokenizerEncoder
+from pretune.text.tokenizer.errors import translate_errors
+from pretune.text.tokenizer.units import replace_surrogates
 
-MOST = 2**24
+MAX_VOCAB = 2**24
 """Ids are below this; a larger one in a file is a fault or an attack, for somebody would make a table of that size."""
 
 
@@ -36,38 +36,38 @@ class Tokenizer:
     Padding and truncation that a file asks for are switched off: they belong to a batch, not to a text.
     """
 
-    def __init__(self, raw: Raw, said: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, raw: Raw, config: Mapping[str, Any] | None = None) -> None:
         """`said` is what the files beside a tokenizer say, in their words."""
-        said = dict(said or {})
+        config = dict(config or {})
         raw.no_padding()
         raw.no_truncation()
         vocabulary = raw.get_vocab(with_added_tokens=True)
         added = raw.get_added_tokens_decoder()
         self.raw = raw
         self.vocab: int = max(vocabulary.values(), default=-1) + 1
-        if self.vocab > MOST:  # NOTE: said before the library writes its JSON, which tries every number up to it
-            raise UsageError(f"a token has the id {self.vocab - 1}, at most {MOST - 1} is allowed")
-        self.template: Template = files.template_of(raw)
-        found = roles.find(vocabulary, [token.content for token in added.values()], said, self.template)
+        if self.vocab > MAX_VOCAB:  # NOTE: said before the library writes its JSON, which tries every number up to it
+            raise UsageError(f"a token has the id {self.vocab - 1}, at most {MAX_VOCAB - 1} is allowed")
+        self.template: TokenTemplate = files.extract_template(raw)
+        found = roles.find_roles(vocabulary, [token.content for token in added.values()], config, self.template)
         self.special: Mapping[str, int] = MappingProxyType(found.special)
         self.sentinels: tuple[int, ...] = found.sentinels
         marked = {i for i, token in added.items() if token.special}
         self.special_ids: frozenset[int] = frozenset({*marked, *found.special.values(), *found.sentinels})
-        self.padding: Literal["right", "left"] = "left" if said.get("padding_side") == "left" else "right"
-        self.pad_segment: int = files.number(said, "pad_token_type_id", 255) or 0
-        self.length: int | None = files.number(said, "model_max_length", 10**9)
+        self.padding: Literal["right", "left"] = "left" if config.get("padding_side") == "left" else "right"
+        self.pad_segment: int = files.read_number(config, "pad_token_type_id", 255) or 0
+        self.length: int | None = files.read_number(config, "model_max_length", 10**9)
         self.sha256: str = hashlib.sha256(raw.to_str().encode()).hexdigest()
-        self._said = said
-        self._encoders: dict[bool, Encoder] = {}
+        self._config = config
+        self._encoders: dict[bool, TokenizerEncoder] = {}
         self._lock = threading.Lock()
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
         """Read a directory that has a `tokenizer.json`, or such a file."""
-        raw, said = files.read(path)
+        raw, said = files.read_tokenizer(path)
         what = f"{os.fspath(path)}: a tokenizer that cannot be used"
         try:
-            with told_as(CheckpointError, what):
+            with translate_errors(CheckpointError, what):
                 return cls(raw, said)
         except UsageError as error:
             raise CheckpointError(f"{what}: {error}") from None
@@ -75,21 +75,21 @@ class Tokenizer:
     def save(self, directory: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the files that `AutoTokenizer` reads, all of them or none."""
         with io.atomic_directory(directory, overwrite=overwrite) as folder:
-            for name, content in self.files().items():
+            for name, content in self.build_files().items():
                 io.atomic_write(folder / name, content)
 
-    def files(self) -> dict[str, bytes]:
+    def build_files(self) -> dict[str, bytes]:
         """What `save` writes, by name."""
-        return files.contents(self)
+        return files.build_files(self)
 
     def with_tokens(self, tokens: Mapping[str, str]) -> "Tokenizer":
         """Return a copy with new special tokens, role -> spelling; their ids come after all others."""
-        raw = files.parse(self.raw.to_str().encode(), "tokenizer")
+        raw = files.parse_tokenizer(self.raw.to_str().encode(), "tokenizer")
         raw.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in tokens.values()])
-        known = {role: self.token(i) for role, i in self.special.items()} | dict(tokens)
-        return Tokenizer(raw, {**self._said, **{f"{role}_token": text for role, text in known.items()}})
+        known = {role: self.get_token(i) for role, i in self.special.items()} | dict(tokens)
+        return Tokenizer(raw, {**self._config, **{f"{role}_token": text for role, text in known.items()}})
 
-    def encode_batch(self, texts: Sequence[str], *, literal: bool = False) -> Encoded:
+    def encode_batch(self, texts: Sequence[str], *, literal: bool = False) -> TokenizedTexts:
         """The tokens of texts as flat arrays, without special tokens around them.
 
         A special token spelled out in a text ("[MASK]") is that token; with `literal` it is text like any other, as it
@@ -99,15 +99,15 @@ class Tokenizer:
         for text in texts:
             check_type(text)
         with self._lock:
-            return self._encoder(literal).encode(texts)
+            return self._get_encoder(literal).encode(texts)
 
     def encode(self, text: str, *, literal: bool = False) -> list[int]:
         """The ids of one text, as `encode_batch` gives them."""
         check_type(text)
         with self._lock:
-            raw = self._encoder(literal).raw
-        with told_as(DataError, "this tokenizer has no tokens for a text"):
-            return raw.encode(valid(text), add_special_tokens=False).ids
+            raw = self._get_encoder(literal).raw
+        with translate_errors(DataError, "this tokenizer has no tokens for a text"):
+            return raw.encode(replace_surrogates(text), add_special_tokens=False).ids
 
     def decode(self, ids: ArrayLike, *, special: bool = True) -> str:
         """The text of ids, without the special tokens if `special` is false.
@@ -119,7 +119,7 @@ class Tokenizer:
             raise UsageError("ids must be whole numbers of 0 or more")
         return self.raw.decode(found[found < self.vocab].tolist(), skip_special_tokens=not special)
 
-    def token(self, i: int) -> str:
+    def get_token(self, i: int) -> str:
         """The spelling of a token in the vocabulary ("##ing", "Ġthe", "▁the")."""
         found = self.raw.id_to_token(i) if 0 <= i < self.vocab else None
         if found is None:
@@ -133,17 +133,17 @@ class Tokenizer:
         return f"Tokenizer({type(self.raw.model).__name__}, {self.vocab} tokens, {self.sha256[:12]})"
 
     def __reduce__(self) -> tuple[Callable[..., "Tokenizer"], tuple[str, dict[str, Any]]]:
-        return _revive, (self.raw.to_str(), self._said)
+        return _revive, (self.raw.to_str(), self._config)
 
-    def _encoder(self, literal: bool) -> Encoder:
+    def _get_encoder(self, literal: bool) -> TokenizerEncoder:
         if literal not in self._encoders:
             raw = self.raw
             if literal:  # NOTE: a property of the library's object, so a second one is needed
-                raw = files.parse(self.raw.to_str().encode(), "tokenizer")
+                raw = files.parse_tokenizer(self.raw.to_str().encode(), "tokenizer")
                 raw.encode_special_tokens = True
-            self._encoders[literal] = Encoder(raw, literal)
+            self._encoders[literal] = TokenizerEncoder(raw, literal)
         return self._encoders[literal]
 
 
-def _revive(text: str, said: dict[str, Any]) -> Tokenizer:
-    return Tokenizer(files.parse(text.encode(), "tokenizer"), said)
+def _revive(text: str, config: dict[str, Any]) -> Tokenizer:
+    return Tokenizer(files.parse_tokenizer(text.encode(), "tokenizer"), config)

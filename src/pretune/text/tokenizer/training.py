@@ -20,20 +20,20 @@ from tokenizers.models import Model
 from pretune.core.errors import DataError, UsageError
 from pretune.text.corpora import open_corpus
 from pretune.text.corpora.decoding import Errors
-from pretune.text.corpora.formats import By
-from pretune.text.styles import SENTINEL, Kind, Style, kind_of, style_of
+from pretune.text.corpora.formats import DocumentBoundary
+from pretune.text.styles import SENTINEL, TokenizerKind, TokenizerStyle, get_tokenizer_kind, get_tokenizer_style
 from pretune.text.tokenizer import counting, pipeline, unigram
-from pretune.text.tokenizer.sample import Sample
-from pretune.text.tokenizer.tokenizer import MOST, Tokenizer
+from pretune.text.tokenizer.sample import TextSample
+from pretune.text.tokenizer.tokenizer import MAX_VOCAB, Tokenizer
 
-_PART = 2**24
-BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+_PART_BYTES = 2**24
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 """How bytes are spelled where a character has no piece."""
-_UNLIKELY = -1000.0
+_UNLIKELY_SCORE = -1000.0
 """The score of special tokens and bytes in a unigram model: text that spells one out is likelier anything else."""
 
 
-class Options(TypedDict, total=False):
+class TokenizerOptions(TypedDict, total=False):
     """What may be said of a tokenizer beside its kind and size."""
 
     style: str | None
@@ -46,7 +46,7 @@ class Options(TypedDict, total=False):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class TokenizerConfig:
     """A tokenizer to be trained.
 
     `strip_accents` follows `lowercase` by default for the kinds that normalise. `alphabet` is the number of characters
@@ -65,36 +65,36 @@ class Plan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        kind, style = self.parts()
+        kind, style = self.get_tables()
         if kind.unknown and not any("unk" in mark.roles for mark in style.marks):
             raise UsageError(f"style '{self.style}' has no token for unknown text, which '{self.kind}' needs")
         fixed = len(style.marks) + style.sentinels
-        letters = len(_spelling([mark.text for mark in style.marks])) if self.kind == "unigram" else 0
-        least = fixed + (len(BYTES) + letters if kind.bytes else 2)
-        if not least <= self.vocab <= MOST:
-            what = f"{fixed} special tokens" + (f", {len(BYTES)} bytes" * kind.bytes)
+        letters = len(_list_required_letters([mark.text for mark in style.marks])) if self.kind == "unigram" else 0
+        least = fixed + (len(BYTE_TOKENS) + letters if kind.bytes else 2)
+        if not least <= self.vocab <= MAX_VOCAB:
+            what = f"{fixed} special tokens" + (f", {len(BYTE_TOKENS)} bytes" * kind.bytes)
             what += f", {letters} letters to spell them" * bool(letters)
-            raise UsageError(f"vocab must be from {least} ({what}) to {MOST}, found {self.vocab}")
+            raise UsageError(f"vocab must be from {least} ({what}) to {MAX_VOCAB}, found {self.vocab}")
         for name, value in (("min_frequency", self.min_frequency), ("sample_bytes", self.sample_bytes)):
             if value < 1:
                 raise UsageError(f"{name} must be 1 or more, found {value}")
         if self.alphabet is not None and self.alphabet < 1:
             raise UsageError(f"alphabet must be 1 or more, found {self.alphabet}")
 
-    def parts(self) -> tuple[Kind, Style]:
+    def get_tables(self) -> tuple[TokenizerKind, TokenizerStyle]:
         """The rows of the two tables."""
-        kind = kind_of(self.kind)
-        return kind, style_of(self.style or kind.style)
+        kind = get_tokenizer_kind(self.kind)
+        return kind, get_tokenizer_style(self.style or kind.style)
 
 
-class _Work(NamedTuple):
+class _TrainingInputs(NamedTuple):
     """What a learner is given: the sample, the library's tokenizer without a model, and how much room there is."""
 
-    plan: Plan
-    sample: Sample
+    config: TokenizerConfig
+    sample: TextSample
     raw: Raw
-    front: list[str]  # the special tokens that come before all pieces
-    unknown: str | None
+    leading_tokens: list[str]  # the special tokens that come before all pieces
+    unk_token: str | None
     size: int  # the pieces, with those of the front
 
 
@@ -103,30 +103,30 @@ def train(
     texts: Iterable[str],
     *,
     vocab: int,
-    tell: Callable[[int], None] | None = None,
-    **options: Unpack[Options],
+    progress: Callable[[int], None] | None = None,
+    **options: Unpack[TokenizerOptions],
 ) -> Tokenizer:
-    """Train a tokenizer on texts; `tell` hears how many bytes have been read. See `Plan` for the options.
+    """Train a tokenizer on texts; `tell` hears how many bytes have been read. See `TokenizerConfig` for the options.
 
     A small corpus may give fewer than `vocab` tokens.
     """
-    plan = Plan(kind=kind, vocab=vocab, **options)
-    made, style = plan.parts()
-    sample = Sample(texts, plan.sample_bytes, plan.seed, tell)
-    if not sample.kept:
+    plan = TokenizerConfig(kind=kind, vocab=vocab, **options)
+    made, style = plan.get_tables()
+    sample = TextSample(texts, plan.sample_bytes, plan.seed, progress)
+    if not sample.sample_bytes:
         raise DataError(
-            "cannot train a tokenizer: the corpus has no text" + (" that fits the sample" * bool(sample.seen))
+            "cannot train a tokenizer: the corpus has no text" + (" that fits the sample" * bool(sample.total_bytes))
         )
     accents = not (plan.strip_accents if plan.strip_accents is not None else plan.lowercase and bool(made.normalise))
     raw = Raw(models.WordLevel({}, unk_token=""))
-    raw.normalizer = pipeline.normaliser(made, style, plan.lowercase, accents)
-    raw.pre_tokenizer = pipeline.splitter(made)
+    raw.normalizer = pipeline.build_normaliser(made, style, plan.lowercase, accents)
+    raw.pre_tokenizer = pipeline.build_splitter(made)
     front = [mark.text for mark in style.marks if not mark.last]
     after = len(style.marks) - len(front) + style.sentinels
     unknown = next((mark.text for mark in style.marks if "unk" in mark.roles), None)
-    raw.model = _LEARNERS[kind](_Work(plan, sample, raw, front, unknown, vocab - after))
-    raw.decoder = pipeline.decoder(made)
-    return Tokenizer(raw, _dress(raw, style))
+    raw.model = _TRAINERS[kind](_TrainingInputs(plan, sample, raw, front, unknown, vocab - after))
+    raw.decoder = pipeline.build_decoder(made)
+    return Tokenizer(raw, _add_special_tokens(raw, style))
 
 
 def train_tokenizer(
@@ -134,38 +134,38 @@ def train_tokenizer(
     inputs: str | Path | Sequence[str | Path],
     *,
     vocab: int,
-    by: By = "auto",
+    by: DocumentBoundary = "auto",
     field: str | None = None,
     errors: Errors = "strict",
     progress: Callable[[float, int], None] | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[TokenizerOptions],
 ) -> Tokenizer:
     """Train a tokenizer on a corpus: files, folders, globs or built-in names, as `open_corpus` takes them.
 
         tokenizer = pt.train_tokenizer("wordpiece", ["books/"], vocab=8192, lowercase=True)
 
     Kinds: wordpiece, bpe (byte-level), unigram, characters, words. Options: style, lowercase, strip_accents,
-    min_frequency, alphabet, sample_bytes, seed (see `Plan`). `progress` hears the share and the bytes of text read.
+    min_frequency, alphabet, sample_bytes, seed (see `TokenizerConfig`). `progress` hears the share and the bytes of text read.
     """
-    Plan(kind=kind, vocab=vocab, **options)  # what is wrong with it is said before anything is read
+    TokenizerConfig(kind=kind, vocab=vocab, **options)  # what is wrong with it is said before anything is read
     names = [os.fspath(name) for name in ([inputs] if isinstance(inputs, str | Path) else inputs)]
-    parts = open_corpus(names, by=by, field=field, errors=errors).parts(_PART)
+    parts = open_corpus(names, by=by, field=field, errors=errors).plan_parts(_PART_BYTES)
     done = 0
 
     def texts() -> Iterator[str]:
         nonlocal done
         for part in parts:
-            yield from (text for document in part.documents() for text in document.sides)
+            yield from (text for document in part.read_documents() for text in document.sides)
             done += 1
 
     def tell(read: int) -> None:
         if progress is not None:
             progress(done / max(len(parts), 1), read)
 
-    return train(kind, texts(), vocab=vocab, tell=tell, **options)
+    return train(kind, texts(), vocab=vocab, progress=tell, **options)
 
 
-def _dress(raw: Raw, style: Style) -> dict[str, str | int]:
+def _add_special_tokens(raw: Raw, style: TokenizerStyle) -> dict[str, str | int]:
     """Give the special tokens and the template to a tokenizer, and say what its files shall say of them."""
     order = sorted(style.marks, key=lambda mark: mark.last)
     marks = [AddedToken(mark.text, lstrip=mark.strip, normalized=False, special=True) for mark in order]
@@ -179,87 +179,89 @@ def _dress(raw: Raw, style: Style) -> dict[str, str | int]:
     return {**said, "padding_side": style.padding, "pad_token_type_id": style.pad_segment}
 
 
-def _wordpiece(work: _Work) -> Model:
+def _train_wordpiece(inputs: _TrainingInputs) -> Model:
     """Pairs merged by frequency inside words, as for byte pairs, with ## before all but the first part of a word."""
-    counts = counting.words(work.sample, work.raw)
-    inner = counting.inner(counts)
+    counts = counting.count_words(inputs.sample, inputs.raw)
+    inner = counting.find_inner_characters(counts)
     prices = dict.fromkeys(inner, 2)
-    letters = sorted(counting.alphabet(counts, _room(work), work.plan.alphabet, prices))
+    letters = sorted(counting.choose_alphabet(counts, _get_alphabet_room(inputs), inputs.config.alphabet, prices))
     # NOTE: the trainer numbers the parts with ## in the order of a hash table, which differs from run to run and
     # decides between equally frequent pairs. Given as special tokens they have their numbers beforehand.
     fixed = [*letters, *(f"##{letter}" for letter in letters if letter in inner)]
     trainer = trainers.WordPieceTrainer(
-        vocab_size=work.size,
-        min_frequency=work.plan.min_frequency,
-        special_tokens=[*work.front, *fixed],
+        vocab_size=inputs.size,
+        min_frequency=inputs.config.min_frequency,
+        special_tokens=[*inputs.leading_tokens, *fixed],
         initial_alphabet=letters,
         limit_alphabet=len(letters),
         show_progress=False,
     )
-    draft = Raw(models.WordPiece(unk_token=work.unknown or ""))
-    draft.normalizer, draft.pre_tokenizer = work.raw.normalizer, work.raw.pre_tokenizer
-    draft.train_from_iterator(iter(work.sample), trainer)
-    return models.WordPiece(draft.get_vocab(), unk_token=work.unknown or "")
+    draft = Raw(models.WordPiece(unk_token=inputs.unk_token or ""))
+    draft.normalizer, draft.pre_tokenizer = inputs.raw.normalizer, inputs.raw.pre_tokenizer
+    draft.train_from_iterator(iter(inputs.sample), trainer)
+    return models.WordPiece(draft.get_vocab(), unk_token=inputs.unk_token or "")
 
 
-def _bpe(work: _Work) -> Model:
+def _train_bpe(inputs: _TrainingInputs) -> Model:
     """Byte pairs (Sennrich et al., 2016), on bytes (Radford et al., 2019)."""
     trainer = trainers.BpeTrainer(
-        vocab_size=work.size,
-        min_frequency=work.plan.min_frequency,
-        special_tokens=work.front,
+        vocab_size=inputs.size,
+        min_frequency=inputs.config.min_frequency,
+        special_tokens=inputs.leading_tokens,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     draft = Raw(models.BPE())
-    draft.normalizer, draft.pre_tokenizer = work.raw.normalizer, work.raw.pre_tokenizer
-    draft.train_from_iterator(iter(work.sample), trainer)
+    draft.normalizer, draft.pre_tokenizer = inputs.raw.normalizer, inputs.raw.pre_tokenizer
+    draft.train_from_iterator(iter(inputs.sample), trainer)
     model: Model = draft.model
     return model
 
 
-def _unigram(work: _Work) -> Model:
+def _train_unigram(inputs: _TrainingInputs) -> Model:
     """Pieces with probabilities (Kudo, 2018)."""
-    counts = counting.words(work.sample, work.raw)
-    fixed = [*work.front, *BYTES]
-    free = work.size - len(fixed)
-    letters = counting.alphabet(counts, free if work.plan.alphabet is not None else free // 2, work.plan.alphabet)
-    needed = [*dict.fromkeys([*_spelling(work.front), *letters])][:free]
-    pieces = unigram.learn(counts, free, needed, work.plan.min_frequency)
-    vocabulary = [*((token, _UNLIKELY) for token in fixed), *pieces]
-    return models.Unigram(vocabulary, unk_id=work.front.index(work.unknown or ""), byte_fallback=True)
+    counts = counting.count_words(inputs.sample, inputs.raw)
+    fixed = [*inputs.leading_tokens, *BYTE_TOKENS]
+    free = inputs.size - len(fixed)
+    letters = counting.choose_alphabet(
+        counts, free if inputs.config.alphabet is not None else free // 2, inputs.config.alphabet
+    )
+    needed = [*dict.fromkeys([*_list_required_letters(inputs.leading_tokens), *letters])][:free]
+    pieces = unigram.train_unigram(counts, free, needed, inputs.config.min_frequency)
+    vocabulary = [*((token, _UNLIKELY_SCORE) for token in fixed), *pieces]
+    return models.Unigram(vocabulary, unk_id=inputs.leading_tokens.index(inputs.unk_token or ""), byte_fallback=True)
 
 
-def _spelling(marks: Sequence[str]) -> list[str]:
+def _list_required_letters(special_tokens: Sequence[str]) -> list[str]:
     """The letters that a unigram vocabulary must have: text that spells out what is fixed is made of these."""
-    return sorted({*"▁".join([*marks, *BYTES])})
+    return sorted({*"▁".join([*special_tokens, *BYTE_TOKENS])})
 
 
-def _characters(work: _Work) -> Model:
+def _train_characters(inputs: _TrainingInputs) -> Model:
     """One token per character; what has none is spelled in bytes, so that every text comes back as it was."""
-    found = counting.ranked(counting.characters(work.sample, work.raw), work.plan.min_frequency)
-    most = work.size - len(work.front) - len(BYTES)
-    tokens = [*work.front, *BYTES, *found[: min(most, work.plan.alphabet or most)]]
+    found = counting.rank_by_count(counting.count_characters(inputs.sample, inputs.raw), inputs.config.min_frequency)
+    most = inputs.size - len(inputs.leading_tokens) - len(BYTE_TOKENS)
+    tokens = [*inputs.leading_tokens, *BYTE_TOKENS, *found[: min(most, inputs.config.alphabet or most)]]
     return models.BPE({token: i for i, token in enumerate(tokens)}, [], byte_fallback=True)
 
 
-def _words(work: _Work) -> Model:
+def _train_words(inputs: _TrainingInputs) -> Model:
     """The most frequent words."""
-    found = counting.ranked(counting.words(work.sample, work.raw), work.plan.min_frequency)
-    tokens = [*work.front, *(word for word in found if word not in work.front)][: work.size]
-    return models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=work.unknown or "")
+    found = counting.rank_by_count(counting.count_words(inputs.sample, inputs.raw), inputs.config.min_frequency)
+    tokens = [*inputs.leading_tokens, *(word for word in found if word not in inputs.leading_tokens)][: inputs.size]
+    return models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=inputs.unk_token or "")
 
 
-def _room(work: _Work) -> int:
+def _get_alphabet_room(inputs: _TrainingInputs) -> int:
     """How many pieces single characters may take."""
-    room = work.size - len(work.front)
-    return room if work.plan.alphabet is not None else (room + 1) // 2
+    room = inputs.size - len(inputs.leading_tokens)
+    return room if inputs.config.alphabet is not None else (room + 1) // 2
 
 
-_LEARNERS: dict[str, Callable[[_Work], Model]] = {
-    "wordpiece": _wordpiece,
-    "bpe": _bpe,
-    "unigram": _unigram,
-    "characters": _characters,
-    "words": _words,
+_TRAINERS: dict[str, Callable[[_TrainingInputs], Model]] = {
+    "wordpiece": _train_wordpiece,
+    "bpe": _train_bpe,
+    "unigram": _train_unigram,
+    "characters": _train_characters,
+    "words": _train_words,
 }

@@ -23,39 +23,43 @@ from tokenizers import pre_tokenizers
 from pretune.text.tokenizer import seeds
 from pretune.text.tokenizer.lattice import Floats, Ints, Lattice
 
-LONGEST_WORD = 32
+MAX_WORD_LENGTH = 32
 """Longer words are cut: a product of so many probabilities of 1e-9 is still a float64."""
-CHARACTERS = 2_000_000
+MAX_CHARACTERS = 2_000_000
 """How many characters of distinct words are looked at, the most frequent words first: some 400 MB of memory at most."""
-SEEDS = 10
+SEED_FACTOR = 10
 """The pieces at the start are so many times the size asked for."""
-KEPT = 0.75
-ROUNDS = 2
-_LEAST = 1e-9
+KEEP_SHARE = 0.75
+EM_ROUNDS = 2
+_MIN_PROBABILITY = 1e-9
 _SCRIPTS = pre_tokenizers.UnicodeScripts()  # Hiragana, Katakana and Han count as one
 _SPACE = "▁"
 _JOINERS = "\u200c\u200d"
 
 
-def learn(words: Mapping[str, int], size: int, alphabet: Sequence[str], least: int = 2) -> list[tuple[str, float]]:
+def train_unigram(
+    words: Mapping[str, int], size: int, alphabet: Sequence[str], min_count: int = 2
+) -> list[tuple[str, float]]:
     """The best `size` pieces for words with their counts, the likeliest first, the whole alphabet among them.
 
     Words are cut at characters outside the alphabet; substrings seen less than `least` times are never pieces.
     """
     letters = sorted(alphabet)
-    counted = select(words, set(letters))
+    counted = select_words(words, set(letters))
     if not counted:
         return []
     counts = np.array([count for _, count in counted], np.float64)
-    most = max(SEEDS * size, 10_000)
-    pieces, seen, example, whole = seeds.find([word for word, _ in counted], counts, letters, most, least)
+    most = max(SEED_FACTOR * size, 10_000)
+    pieces, seen, example, whole = seeds.find_seed_pieces(
+        [word for word, _ in counted], counts, letters, most, min_count
+    )
     sizes = np.array([len(piece) for piece in pieces], np.int64)
     score = np.log(np.maximum(seen, 0.5) / seen.sum())
     alive = np.ones(len(pieces), bool)
     goal = max(int(size * 1.1), len(letters))
     while True:
-        for _ in range(ROUNDS):
-            expected = whole.expect(np.maximum(np.exp(score), _LEAST), counts)
+        for _ in range(EM_ROUNDS):
+            expected = whole.compute_expected_counts(np.maximum(np.exp(score), _MIN_PROBABILITY), counts)
             alive &= expected >= 0.5
             alive[: len(letters)] = True  # else a word would have no segmentation
             whole = whole.keep(alive)
@@ -65,9 +69,11 @@ def learn(words: Mapping[str, int], size: int, alphabet: Sequence[str], least: i
             break
         long = np.flatnonzero(alive & (sizes > 1))
         cost = np.full(len(pieces), -np.inf)
-        cost[long] = _costs(whole, whole.inside(example[long], sizes[long]), long, score, counts, sizes)
+        cost[long] = _compute_costs(
+            whole, whole.build_sublattice(example[long], sizes[long]), long, score, counts, sizes
+        )
         cost[: len(letters)] = np.inf
-        alive[np.argsort(-cost, kind="stable")[max(goal, int(left * KEPT)) :]] = False
+        alive[np.argsort(-cost, kind="stable")[max(goal, int(left * KEEP_SHARE)) :]] = False
         whole = whole.keep(alive)
         score[~alive] = -np.inf
     order = [i for i in np.argsort(-score, kind="stable").tolist() if alive[i] and i >= len(letters)]
@@ -77,7 +83,7 @@ def learn(words: Mapping[str, int], size: int, alphabet: Sequence[str], least: i
     return sorted(found, key=lambda pair: (-pair[1], pair[0]))
 
 
-def select(words: Mapping[str, int], alphabet: set[str]) -> list[tuple[str, int]]:
+def select_words(words: Mapping[str, int], alphabet: set[str]) -> list[tuple[str, int]]:
     """The stretches of the alphabet's characters in the words, at most CHARACTERS in all, with their counts.
 
     A stretch holds one script (`split_scripts`).
@@ -86,12 +92,12 @@ def select(words: Mapping[str, int], alphabet: set[str]) -> list[tuple[str, int]
     for word, count in words.items():
         known = word if alphabet.issuperset(word) else "".join(c if c in alphabet else "\0" for c in word)
         for part in (run for stretch in known.split("\0") for run in split_scripts(stretch)):
-            for i in range(0, len(part), LONGEST_WORD):
-                stretch = part[i : i + LONGEST_WORD]
+            for i in range(0, len(part), MAX_WORD_LENGTH):
+                stretch = part[i : i + MAX_WORD_LENGTH]
                 found[stretch] = found.get(stretch, 0) + count
     # Among equally frequent ones a hash decides: their own order would take those of the first letter or script.
     ordered = sorted(found.items(), key=lambda pair: (-pair[1], crc32(pair[0].encode()), pair[0]))
-    within = np.cumsum([len(word) for word, _ in ordered]) <= CHARACTERS
+    within = np.cumsum([len(word) for word, _ in ordered]) <= MAX_CHARACTERS
     return ordered[: int(within.sum())]
 
 
@@ -135,22 +141,24 @@ def _digamma(x: Floats) -> Floats:
     )
 
 
-def _costs(whole: Lattice, other: Lattice, which: Ints, score: Floats, counts: Floats, sizes: Ints) -> Floats:
+def _compute_costs(
+    lattice: Lattice, sublattice: Lattice, piece_ids: Ints, score: Floats, counts: Floats, sizes: Ints
+) -> Floats:
     """How much log-likelihood the pieces `which` are worth: what it costs if other pieces take their place.
 
     `other` has these pieces as its words. The count of a piece goes to the parts of its own best segmentation. A piece
     that its parts explain better than it does itself, or that no best segmentation uses, is worth nothing.
     """
     used = np.zeros(len(score))
-    for word, piece in whole.walk(whole.best(score)[1], sizes):
+    for word, piece in lattice.walk(lattice.find_best(score)[1], sizes):
         np.add.at(used, piece, counts[word])
-    total, own = used.sum(), used[which]
-    alternative, by = other.best(score)
-    parts, logs = np.zeros(len(which)), np.zeros(len(which))
-    for owner, piece in other.walk(by, sizes):
+    total, own = used.sum(), used[piece_ids]
+    alternative, by = sublattice.find_best(score)
+    parts, logs = np.zeros(len(piece_ids)), np.zeros(len(piece_ids))
+    for owner, piece in sublattice.walk(by, sizes):
         parts[owner] += 1
-        logs[owner] += np.log(np.maximum(used[piece] + own[owner], _LEAST))
+        logs[owner] += np.log(np.maximum(used[piece] + own[owner], _MIN_PROBABILITY))
     instead = logs - parts * np.log(total + own * np.maximum(parts - 1, 0))
-    cost = own * (np.log(np.maximum(own, _LEAST)) - np.log(total) - instead)
-    cost[(own == 0) | (alternative > score[which])] = -1.0
+    cost = own * (np.log(np.maximum(own, _MIN_PROBABILITY)) - np.log(total) - instead)
+    cost[(own == 0) | (alternative > score[piece_ids])] = -1.0
     return np.asarray(cost)

@@ -10,29 +10,29 @@ import re
 from itertools import product
 
 _SPACE = " \t\n\r"
-_STRANGE = (
+_CONTROL_CLASS = (
     "\0-\x08\x0b\x0c\x0e-\x1f\x7f-\xa0\xad\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff\ufff9-\ufffd"
 )
-_UNIT = re.compile(f"[{_SPACE}]*(?:[^{_SPACE}{_STRANGE}]+|[{_STRANGE}][{_SPACE}]*)+|[{_SPACE}]+")
-_CUT = re.compile(f"[^{_SPACE}{_STRANGE}](?=[{_SPACE}])")
+_UNIT = re.compile(f"[{_SPACE}]*(?:[^{_SPACE}{_CONTROL_CLASS}]+|[{_CONTROL_CLASS}][{_SPACE}]*)+|[{_SPACE}]+")
+_CUT_POINT = re.compile(f"[^{_SPACE}{_CONTROL_CLASS}](?=[{_SPACE}])")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def split(text: str) -> list[str]:
+def split_units(text: str) -> list[str]:
     """The units of a text; joined they are the text.
 
-    >>> split("Two  words,\\nthree.")
+    >>> split_units("Two  words,\\nthree.")
     ['Two', '  words,', '\\nthree.']
     """
     return _UNIT.findall(text)
 
 
-def split_simply(text: str) -> list[str] | None:
+def split_simple_units(text: str) -> list[str] | None:
     """The units of most texts in a fraction of the time, or None: single spaces and line breaks, nothing strange.
 
     All but the first lack the space they start with; those that start with a line break are whole.
 
-    >>> split_simply("Two words,\\nthree."), split_simply("Two  words")
+    >>> split_simple_units("Two words,\\nthree."), split_simple_units("Two  words")
     (['Two', 'words,', '\\nthree.'], None)
     """
     flat = text.replace("\n", " ")
@@ -41,11 +41,11 @@ def split_simply(text: str) -> list[str] | None:
     return (text if flat == text else text.replace("\n", " \n")).split(" ")
 
 
-def pieces(text: str, size: int) -> list[str]:
+def split_pieces(text: str, size: int) -> list[str]:
     """A text in stretches of about `size` characters that begin where a unit begins."""
     found, start = [], 0
     while len(text) - start > size:
-        cut = _CUT.search(text, start + size)
+        cut = _CUT_POINT.search(text, start + size)
         if cut is None:
             break
         found.append(text[start : cut.end()])
@@ -53,13 +53,13 @@ def pieces(text: str, size: int) -> list[str]:
     return [*found, text[start:]]
 
 
-def follows(before: str, unit: str) -> bool:
+def is_separate(previous: str, unit: str) -> bool:
     """Whether two units stay two when one is put after the other."""
-    last = before[-1]
+    last = previous[-1]
     return unit[0] in _SPACE and last != " " and last < "\ufff0" and last.isprintable()
 
 
-def valid(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """The text with U+FFFD in place of lone surrogates, which no UTF-8 can hold."""
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
@@ -69,7 +69,7 @@ _RUNS = ("  ", " \n", "\n\n", "\u00a0 ", " \u00a0")
 _SENTENCES = ("It's  here,\n\n\tthere - 3.14 (or 1,000)... \n\n  \n", "  don't\r\nstop \u3000 中文 text 👩‍👩‍👧 ")
 
 
-def probes() -> list[str]:
+def make_probes() -> list[str]:
     """Every short mix of awkward characters, to try a tokenizer on."""
     short = ["".join(letters) for n in (1, 2, 3) for letters in product(_ALPHABET, repeat=n)]
     runs = [f"{a}{run}{b}" for run in _RUNS for a, b in product(_ALPHABET, repeat=2)]

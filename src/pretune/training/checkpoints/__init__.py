@@ -15,12 +15,12 @@
         store.wait()
 
 Where several processes train together, only rank 0 locks, saves, waits and tidies. The others take part in gathering
-the tensors before `save` (which is the barrier), and all may read what `latest` finds.
+the tensors before `save` (which is the barrier), and all may read what `find_latest` finds.
 """
 
-from pretune.training.checkpoints.checkpoint import Found, listed
-from pretune.training.checkpoints.lock import Lock
-from pretune.training.checkpoints.manager import Store
+from pretune.training.checkpoints.checkpoint import Checkpoint, list_checkpoints
+from pretune.training.checkpoints.lock import RunLock
+from pretune.training.checkpoints.manager import CheckpointManager
 from pretune.training.checkpoints.verify import verify_checkpoints
 
-__all__ = ["Found", "Lock", "Store", "listed", "verify_checkpoints"]
+__all__ = ["Checkpoint", "RunLock", "CheckpointManager", "list_checkpoints", "verify_checkpoints"]

@@ -8,27 +8,27 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TensorSnapshot:
     """Tensors as they were: their copies by group and name, and the names that share one (name -> the one stored)."""
 
     groups: dict[str, dict[str, Tensor]]
     tied: dict[str, dict[str, str]]
     events: list[torch.cuda.Event]
 
-    def ready(self) -> None:
+    def wait(self) -> None:
         """Wait until a device has delivered all of them."""
         for event in self.events:
             event.synchronize()
 
 
-class Snapshot:
+class SnapshotBuffers:
     """Takes copies, into the same memory every time: the last ones must be written before new ones are taken."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[object, ...], Tensor] = {}
 
     @torch.no_grad()
-    def take(self, groups: Mapping[str, Mapping[str, Tensor]]) -> Taken:
+    def copy(self, groups: Mapping[str, Mapping[str, Tensor]]) -> TensorSnapshot:
         """Copy all tensors; those of a CUDA device arrive later, in the order of its current stream.
 
         NOTE: on that stream itself, not one beside it: whatever comes after may then change or free the tensors.
@@ -39,7 +39,7 @@ class Snapshot:
         for group, tensors in groups.items():
             seen: dict[tuple[object, ...], str] = {}
             for name, tensor in tensors.items():
-                first = seen.setdefault(_place(tensor), name) if tensor.numel() else name
+                first = seen.setdefault(_build_memory_key(tensor), name) if tensor.numel() else name
                 if first != name:
                     tied.setdefault(group, {})[name] = first
                     continue
@@ -50,15 +50,15 @@ class Snapshot:
                 taken[group][name] = used[key] = buffer.copy_(tensor, non_blocking=tensor.is_cuda)
         self._buffers = used
         devices = {tensor.device for tensors in groups.values() for tensor in tensors.values() if tensor.is_cuda}
-        return Taken(taken, tied, [_marked(device) for device in devices])
+        return TensorSnapshot(taken, tied, [_record_event(device) for device in devices])
 
 
-def _place(tensor: Tensor) -> tuple[object, ...]:
+def _build_memory_key(tensor: Tensor) -> tuple[object, ...]:
     """Equal for tensors that are the same memory, seen in the same way."""
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
-def _marked(device: torch.device) -> torch.cuda.Event:
+def _record_event(device: torch.device) -> torch.cuda.Event:
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return event

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from pretune.core.counted import counted
+from pretune.core.counted import format_count
 from pretune.core.errors import CheckpointError
-from pretune.training.checkpoints.checkpoint import Found, check, listed, step_of
+from pretune.training.checkpoints.checkpoint import Checkpoint, list_checkpoints, open_checkpoint, parse_step
 
-FOLDER = "checkpoints"
+CHECKPOINT_DIR = "checkpoints"
 """Where a run has them."""
 
 
@@ -15,12 +15,18 @@ def verify_checkpoints(directory: Path) -> list[str]:
 
     All are looked at: one CheckpointError names the damaged part of every damaged one.
     """
-    whole: list[Found] = []
+    whole: list[Checkpoint] = []
     faults: list[str] = []
-    one = step_of(directory.absolute()) is not None
-    for folder in [directory] if one else listed(directory / FOLDER) if (directory / FOLDER).is_dir() else []:
+    one = parse_step(directory.absolute()) is not None
+    for folder in (
+        [directory]
+        if one
+        else list_checkpoints(directory / CHECKPOINT_DIR)
+        if (directory / CHECKPOINT_DIR).is_dir()
+        else []
+    ):
         try:
-            whole.append(check(folder))
+            whole.append(open_checkpoint(folder))
         except CheckpointError as fault:
             if folder.exists():  # the run may have removed it just now
                 faults.append(str(fault))
@@ -28,11 +34,13 @@ def verify_checkpoints(directory: Path) -> list[str]:
         good = f"; whole: {', '.join(found.folder.name for found in whole) or 'none'}"
         raise CheckpointError("; also ".join(faults) + good)
     best = min((found.score for found in whole if found.score is not None), default=None)
-    return [_line(found, best) for found in whole]
+    return [_format_line(found, best) for found in whole]
 
 
-def _line(found: Found, best: float | None) -> str:
-    line = f"{FOLDER}/{found.folder.name}: {counted(len(found.groups) + 1, 'files')} of the sizes and SHA-256 it says"
-    if found.score is None:
+def _format_line(checkpoint: Checkpoint, best_score: float | None) -> str:
+    line = f"{CHECKPOINT_DIR}/{checkpoint.folder.name}: {format_count(len(checkpoint.groups) + 1, 'files')} of the sizes and SHA-256 it says"
+    if checkpoint.score is None:
         return line
-    return f"{line}, held-out loss {found.score:.4f}{', the best so far' if found.score == best else ''}"
+    return (
+        f"{line}, held-out loss {checkpoint.score:.4f}{', the best so far' if checkpoint.score == best_score else ''}"
+    )

@@ -6,19 +6,19 @@
     norm = clip(model.parameters(), 1.0)
     step(optimizer, norm.isfinite())                     # skipped on the device where the norm is not finite
 
-All state is there from the start, lies in tensors and is known by parameter names (`state_tensors`, `load_state`).
+All state is there from the start, lies in tensors and is known by parameter names (`get_state_tensors`, `load_state`).
 """
 
 from pretune.training.optim.adafactor import Adafactor
 from pretune.training.optim.adamw import AdamW
-from pretune.training.optim.asgd import ASGD, AveragedDescent, averaged
-from pretune.training.optim.clip import clip
-from pretune.training.optim.conditional_step import set_rates, step
-from pretune.training.optim.groups import Group, parameter_groups, parts
+from pretune.training.optim.asgd import ASGD, AveragedDescent, use_averages
+from pretune.training.optim.clip import clip_gradients
+from pretune.training.optim.conditional_step import set_rates, step_if
+from pretune.training.optim.groups import ParameterGroup, build_parameter_groups, split_parts
 from pretune.training.optim.lamb import Lamb
 from pretune.training.optim.muon import Muon
 from pretune.training.optim.sgd import SGD
-from pretune.training.optim.state import load_state, state_tensors
+from pretune.training.optim.state import get_state_tensors, load_state
 
 Optim = AdamW | Adafactor | Lamb | Muon | SGD | ASGD
 
@@ -28,16 +28,16 @@ __all__ = [
     "AdamW",
     "Adafactor",
     "AveragedDescent",
-    "Group",
+    "ParameterGroup",
     "Lamb",
     "Muon",
     "Optim",
-    "averaged",
-    "clip",
+    "use_averages",
+    "clip_gradients",
     "load_state",
-    "parameter_groups",
-    "parts",
+    "build_parameter_groups",
+    "split_parts",
     "set_rates",
-    "state_tensors",
-    "step",
+    "get_state_tensors",
+    "step_if",
 ]

@@ -10,9 +10,15 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from pretune.core.config import spec
-from pretune.training.optim.checks import not_negative, positive
-from pretune.training.optim.conditional_step import chunks, counter, gradients, settle, taken
-from pretune.training.optim.groups import Group
+from pretune.training.optim.checks import check_not_negative, check_positive
+from pretune.training.optim.conditional_step import (
+    create_counter,
+    get_gradients,
+    get_step_condition,
+    iter_chunks,
+    write_if,
+)
+from pretune.training.optim.groups import ParameterGroup
 
 
 @spec
@@ -35,10 +41,10 @@ class Adafactor:
     scaled: bool = True  # rates are relative to each weight's own size
 
     def __post_init__(self) -> None:
-        not_negative(lr=self.lr, weight_decay=self.weight_decay)
-        positive(decay=self.decay, clip=self.clip, **{f"eps.{i}": eps for i, eps in enumerate(self.eps)})
+        check_not_negative(lr=self.lr, weight_decay=self.weight_decay)
+        check_positive(decay=self.decay, clip=self.clip, **{f"eps.{i}": eps for i, eps in enumerate(self.eps)})
 
-    def build(self, groups: Sequence[Group]) -> "FactoredMoments":
+    def build(self, groups: Sequence[ParameterGroup]) -> "FactoredMoments":
         return FactoredMoments(self, groups)
 
 
@@ -50,14 +56,14 @@ class FactoredMoments(Optimizer):
 
     _step_supports_amp_scaling = True
 
-    def __init__(self, spec: Adafactor, groups: Sequence[Group]) -> None:
-        super().__init__([group.described(lr=spec.lr, weight_decay=spec.weight_decay) for group in groups], {})
+    def __init__(self, spec: Adafactor, groups: Sequence[ParameterGroup]) -> None:
+        super().__init__([group.to_param_group(lr=spec.lr, weight_decay=spec.weight_decay) for group in groups], {})
         self.spec = spec
         for group in groups:
             for weight in group.parameters:
-                self.state[weight] = {"step": counter(weight), **self._moments(weight)}
+                self.state[weight] = {"step": create_counter(weight), **self._init_moments(weight)}
 
-    def _moments(self, weight: Tensor) -> dict[str, Tensor]:
+    def _init_moments(self, weight: Tensor) -> dict[str, Tensor]:
         squares = torch.zeros_like(weight).detach()
         if self.spec.factored and weight.ndim >= 2:
             return {"rows": squares.mean(-1), "columns": squares.mean(-2)}
@@ -66,29 +72,29 @@ class FactoredMoments(Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step over all weights that have a gradient."""
-        ok = taken(self)
+        ok = get_step_condition(self)
         for group in self.param_groups:
-            for weights in chunks(group, alike=True):
+            for weights in iter_chunks(group, same_shape=True):
                 # NOTE: sharded weights go one at a time: stacking them would move them between devices.
                 for some in [[weight] for weight in weights] if isinstance(weights[0], DTensor) else [weights]:
                     self._step(some, group, ok)
 
     def _step(self, weights: list[Tensor], group: dict[str, Any], ok: Tensor | None) -> None:
         states = [self.state[weight] for weight in weights]
-        slopes = _stack(gradients(weights))
+        slopes = _stack(get_gradients(weights))
         counts = torch.stack([state["step"] for state in states]) + 1
-        new, change = self._moved(states, slopes, counts)
-        rates: Tensor = group["lr"] * (self._sizes(weights) if self.spec.scaled else torch.ones_like(counts))
-        updated = torch._foreach_sub(weights, _unstack(change.mul_(_beside(rates, change))))
+        new, change = self._update_moments(states, slopes, counts)
+        rates: Tensor = group["lr"] * (self._compute_sizes(weights) if self.spec.scaled else torch.ones_like(counts))
+        updated = torch._foreach_sub(weights, _unstack(change.mul_(_expand_to(rates, change))))
         if group["weight_decay"]:
             shrunk = _unstack(rates * group["weight_decay"])
             updated = torch._foreach_sub(updated, [w * share for w, share in zip(weights, shrunk, strict=True)])
         for key, values in new.items():
-            settle(ok, [state[key] for state in states], _unstack(values))
-        settle(ok, [state["step"] for state in states], _unstack(counts))
-        settle(ok, weights, updated)
+            write_if(ok, [state[key] for state in states], _unstack(values))
+        write_if(ok, [state["step"] for state in states], _unstack(counts))
+        write_if(ok, weights, updated)
 
-    def _moved(self, states: list[Any], slopes: Tensor, counts: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    def _update_moments(self, states: list[Any], slopes: Tensor, counts: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """The moments after these gradients, and the clipped direction."""
         squares = slopes.square().add_(self.spec.eps[0])
         keep = 1 - counts**-self.spec.decay
@@ -96,7 +102,7 @@ class FactoredMoments(Optimizer):
         new = {}
         for key, along in parts.items():
             old, now = _stack([state[key] for state in states]), squares if along is None else squares.mean(along)
-            share = _beside(keep, now)
+            share = _expand_to(keep, now)
             new[key] = old * share + now * (1 - share)
         if "rows" in new:
             rows, columns = new["rows"], new["columns"]
@@ -104,20 +110,20 @@ class FactoredMoments(Optimizer):
             change.mul_(columns.rsqrt()[..., None, :])
         else:
             change = new["squares"].rsqrt().mul_(slopes)
-        return new, change.div_(_beside((_rms(change) / self.spec.clip).clamp(min=1), change))
+        return new, change.div_(_expand_to((_compute_rms(change) / self.spec.clip).clamp(min=1), change))
 
-    def _sizes(self, weights: list[Tensor]) -> Tensor:
+    def _compute_sizes(self, weights: list[Tensor]) -> Tensor:
         """[k] the root mean square of each weight."""
-        norms = torch.stack([_whole(norm) for norm in torch._foreach_norm(weights)])
+        norms = torch.stack([_unshard(norm) for norm in torch._foreach_norm(weights)])
         return norms.div(math.sqrt(weights[0].numel())).clamp(min=self.spec.eps[1])
 
 
-def _rms(values: Tensor) -> Tensor:
+def _compute_rms(values: Tensor) -> Tensor:
     """[k] of [k, …]"""
     if values.ndim == 1:
         return values.abs()
     norms = torch.linalg.vector_norm(values, dim=tuple(range(1, values.ndim)))
-    return _whole(norms).div(math.sqrt(values[0].numel()))
+    return _unshard(norms).div(math.sqrt(values[0].numel()))
 
 
 def _stack(values: Sequence[Tensor]) -> Tensor:
@@ -128,10 +134,10 @@ def _unstack(values: Tensor) -> list[Tensor]:
     return list(values.unbind(0)) if values.shape[0] > 1 else [values.squeeze(0)]
 
 
-def _beside(numbers: Tensor, values: Tensor) -> Tensor:
+def _expand_to(numbers: Tensor, values: Tensor) -> Tensor:
     """[k] as [k, 1, …], to be multiplied with [k, …]."""
     return numbers.view(-1, *[1] * (values.ndim - 1))
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _unshard(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 
 from pretune.core.config import spec
-from pretune.training.optim.checks import below_one, not_negative
-from pretune.training.optim.conditional_step import counter
-from pretune.training.optim.groups import Group
+from pretune.training.optim.checks import check_below_one, check_not_negative
+from pretune.training.optim.conditional_step import create_counter
+from pretune.training.optim.groups import ParameterGroup
 
 
 @spec
@@ -28,19 +28,19 @@ class AdamW:
     bias_correction: bool = True
 
     def __post_init__(self) -> None:
-        not_negative(lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
-        below_one(**{f"betas.{i}": beta for i, beta in enumerate(self.betas)})
+        check_not_negative(lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
+        check_below_one(**{f"betas.{i}": beta for i, beta in enumerate(self.betas)})
 
-    def build(self, groups: Sequence[Group]) -> torch.optim.AdamW:
+    def build(self, groups: Sequence[ParameterGroup]) -> torch.optim.AdamW:
         """The optimiser of these weights, which must already lie where they are trained."""
-        described = [group.described(lr=self.lr, weight_decay=self.weight_decay) for group in groups]
+        described = [group.to_param_group(lr=self.lr, weight_decay=self.weight_decay) for group in groups]
         optimizer = torch.optim.AdamW(described, betas=self.betas, eps=self.eps, fused=True)
         # NOTE: the correction is 1 - beta^steps: after infinitely many steps it is exactly 1, which is none at all.
         begun = 0.0 if self.bias_correction else math.inf
         for group in groups:
             for weight in group.parameters:
                 optimizer.state[weight] = {
-                    "step": counter(weight, begun),
+                    "step": create_counter(weight, begun),
                     "exp_avg": torch.zeros_like(weight),
                     "exp_avg_sq": torch.zeros_like(weight),
                 }

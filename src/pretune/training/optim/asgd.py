@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pretune.core.config import spec
-from pretune.training.optim.checks import not_negative
-from pretune.training.optim.conditional_step import chunks, counter, settle, taken
-from pretune.training.optim.groups import Group
-from pretune.training.optim.sgd import decayed
+from pretune.training.optim.checks import check_not_negative
+from pretune.training.optim.conditional_step import create_counter, get_step_condition, iter_chunks, write_if
+from pretune.training.optim.groups import ParameterGroup
+from pretune.training.optim.sgd import add_weight_decay
 
 
 @spec
@@ -31,13 +31,13 @@ class ASGD:
     nonmonotone_interval: int = 5  # evaluations
 
     def __post_init__(self) -> None:
-        not_negative(lr=self.lr, weight_decay=self.weight_decay, nonmonotone_interval=self.nonmonotone_interval)
+        check_not_negative(lr=self.lr, weight_decay=self.weight_decay, nonmonotone_interval=self.nonmonotone_interval)
 
     def can_trigger(self, evaluations: int) -> bool:
         """Tell if a run of so many evaluations, the last at its end, may come to average weights."""
         return evaluations > self.nonmonotone_interval + 2
 
-    def build(self, groups: Sequence[Group]) -> "AveragedDescent":
+    def build(self, groups: Sequence[ParameterGroup]) -> "AveragedDescent":
         return AveragedDescent(self, groups)
 
 
@@ -49,18 +49,18 @@ class AveragedDescent(Optimizer):
 
     _step_supports_amp_scaling = True
 
-    def __init__(self, spec: ASGD, groups: Sequence[Group]) -> None:
-        super().__init__([group.described(lr=spec.lr, weight_decay=spec.weight_decay) for group in groups], {})
+    def __init__(self, spec: ASGD, groups: Sequence[ParameterGroup]) -> None:
+        super().__init__([group.to_param_group(lr=spec.lr, weight_decay=spec.weight_decay) for group in groups], {})
         self.interval = spec.nonmonotone_interval
         self.losses: list[float] = []
-        self.triggered = False
+        self.is_triggered = False
         for group in groups:
             for weight in group.parameters:
-                self.state[weight] = {"since": counter(weight), "average": weight.detach().clone()}
+                self.state[weight] = {"since": create_counter(weight), "average": weight.detach().clone()}
 
     def observe(self, loss: float) -> bool:
         """Add the validation loss of an evaluation; True where it triggers averaging."""
-        if self.triggered:
+        if self.is_triggered:
             return False
         earlier = self.losses[: max(len(self.losses) - self.interval, 0)]
         self.losses.append(loss if loss == loss else math.inf)  # NOTE: the minimum of NaN and a number may be either
@@ -71,12 +71,12 @@ class AveragedDescent(Optimizer):
 
     def trigger(self) -> None:
         """Begin to average; where that has begun, nothing happens."""
-        self.triggered = True
+        self.is_triggered = True
         for state in self.state.values():
             state["since"].clamp_(min=1)
 
     @contextmanager
-    def averaged(self) -> Iterator[None]:
+    def use_averages(self) -> Iterator[None]:
         """Inside, the model has the averaged weights, and `average` has those of the last step."""
         self.swap()
         try:
@@ -84,28 +84,28 @@ class AveragedDescent(Optimizer):
         finally:
             self.swap()
 
-    def trigger_state(self) -> dict[str, Tensor]:
+    def get_trigger_state(self) -> dict[str, Tensor]:
         """The part of the state that belongs to no parameter, for a checkpoint."""
-        return {"losses": torch.tensor(self.losses, dtype=torch.float64), "triggered": torch.tensor(self.triggered)}
+        return {"losses": torch.tensor(self.losses, dtype=torch.float64), "triggered": torch.tensor(self.is_triggered)}
 
     def load_trigger_state(self, tensors: dict[str, Tensor]) -> None:
-        """Put `trigger_state` back."""
-        self.losses, self.triggered = tensors["losses"].tolist(), bool(tensors["triggered"])
+        """Put `get_trigger_state` back."""
+        self.losses, self.is_triggered = tensors["losses"].tolist(), bool(tensors["triggered"])
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step over all weights that have a gradient."""
-        ok = taken(self)
+        ok = get_step_condition(self)
         for group in self.param_groups:
-            for weights in chunks(group):
-                change = decayed(weights, group["weight_decay"])
+            for weights in iter_chunks(group):
+                change = add_weight_decay(weights, group["weight_decay"])
                 new = torch._foreach_sub(weights, change, alpha=group["lr"])
                 averages = [self.state[weight]["average"] for weight in weights]
                 since = [self.state[weight]["since"] for weight in weights]
                 shares = [1 / (count - 1).clamp(min=1) for count in since]
-                settle(ok, averages, [a.lerp(w, share) for a, w, share in zip(averages, new, shares, strict=True)])
-                settle(ok, since, [count + (count > 0) for count in since])
-                settle(ok, weights, new)
+                write_if(ok, averages, [a.lerp(w, share) for a, w, share in zip(averages, new, shares, strict=True)])
+                write_if(ok, since, [count + (count > 0) for count in since])
+                write_if(ok, weights, new)
 
     @torch.no_grad()
     def swap(self) -> None:
@@ -116,6 +116,6 @@ class AveragedDescent(Optimizer):
             state["average"].copy_(kept)
 
 
-def averaged(optimizer: Optimizer) -> AbstractContextManager[None]:
+def use_averages(optimizer: Optimizer) -> AbstractContextManager[None]:
     """A context in which the model has the weights that are evaluated and saved: averages where there are any."""
-    return optimizer.averaged() if isinstance(optimizer, AveragedDescent) else nullcontext()
+    return optimizer.use_averages() if isinstance(optimizer, AveragedDescent) else nullcontext()

@@ -3,21 +3,21 @@
 from pretune.core.errors import UsageError
 
 
-def positive(**values: float) -> None:
+def check_positive(**values: float) -> None:
     """Refuse what is not above zero."""
     for name, value in values.items():
         if not value > 0:
             raise UsageError(f"{name} {value} must be greater than 0")
 
 
-def not_negative(**values: float) -> None:
+def check_not_negative(**values: float) -> None:
     """Refuse what is below zero."""
     for name, value in values.items():
         if not value >= 0:
             raise UsageError(f"{name} {value} must be at least 0")
 
 
-def below_one(**values: float) -> None:
+def check_below_one(**values: float) -> None:
     """Refuse what does not lie in [0, 1)."""
     for name, value in values.items():
         if not 0 <= value < 1:

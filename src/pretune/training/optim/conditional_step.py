@@ -1,7 +1,7 @@
 """One step of any optimiser, or none: whether it is taken is a tensor that the host never looks at.
 
 torch's fused optimisers leave weights and state alone where their attribute `found_inf` is 1 (it is there for loss
-scaling). Ours keep to the same convention: they compute what would be new and `settle` writes it, or the old again.
+scaling). Ours keep to the same convention: they compute what would be new and `write_if` writes it, or the old again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,11 +14,11 @@ from torch.optim import Optimizer
 
 from pretune.core.errors import UsageError
 
-CHUNK = 2**26
+CHUNK_SIZE = 2**26
 """Elements of weights worked on at once: it bounds the memory of what is computed beside them."""
 
 
-def step(optimizer: Optimizer, ok: Tensor) -> None:
+def step_if(optimizer: Optimizer, ok: Tensor) -> None:
     """Take a step where `ok` (one bool or number, on the weights' device) is true; otherwise change not one bit."""
     if not getattr(optimizer, "_step_supports_amp_scaling", False):
         name = type(optimizer).__name__
@@ -37,33 +37,33 @@ def set_rates(optimizer: Optimizer, factor: float) -> None:
         group["lr"] = group["peak"] * factor
 
 
-def taken(optimizer: Optimizer) -> Tensor | None:
+def get_step_condition(optimizer: Optimizer) -> Tensor | None:
     """Inside one of our own optimisers' steps: a bool on the device, or None where nobody asked."""
     found: Tensor | None = getattr(optimizer, "found_inf", None)
     return None if found is None else found == 0
 
 
 @torch.no_grad()
-def settle(ok: Tensor | None, old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+def write_if(ok: Tensor | None, old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
     """Write the new values over the old ones where `ok`. A choice, not a product: 0 x NaN is NaN, and -0 + 0 is 0."""
-    for was, now in zip(map(_local, old), map(_local, new), strict=True):
+    for was, now in zip(map(_to_local, old), map(_to_local, new), strict=True):
         if ok is None:
             was.copy_(now)
         else:
             torch.where(ok, now, was, out=was)
 
 
-def chunks(group: dict[str, Any], *, alike: bool = False) -> Iterator[list[Tensor]]:
+def iter_chunks(group: dict[str, Any], *, same_shape: bool = False) -> Iterator[list[Tensor]]:
     """The group's weights that have a gradient, some at a time; with `alike` only such of one shape together."""
     lists: dict[Any, list[Tensor]] = {}
     for parameter in group["params"]:
         if parameter.grad is not None:
-            lists.setdefault(tuple(parameter.shape) if alike else None, []).append(parameter)
+            lists.setdefault(tuple(parameter.shape) if same_shape else None, []).append(parameter)
     for weights in lists.values():
         chunk: list[Tensor] = []
         size = 0
         for weight in weights:
-            if chunk and size + weight.numel() > CHUNK:
+            if chunk and size + weight.numel() > CHUNK_SIZE:
                 yield chunk
                 chunk, size = [], 0
             chunk.append(weight)
@@ -71,15 +71,15 @@ def chunks(group: dict[str, Any], *, alike: bool = False) -> Iterator[list[Tenso
         yield chunk
 
 
-def gradients(weights: Sequence[Tensor]) -> list[Tensor]:
+def get_gradients(weights: Sequence[Tensor]) -> list[Tensor]:
     """The gradients of weights that have one."""
     return [weight.grad for weight in weights if weight.grad is not None]
 
 
-def counter(weight: Tensor, value: float = 0.0) -> Tensor:
+def create_counter(weight: Tensor, value: float = 0.0) -> Tensor:
     """A number that belongs to a weight and lives on its device: a count of steps, exact up to 2^24."""
     return torch.full((), value, dtype=torch.float32, device=weight.device)
 
 
-def _local(tensor: Tensor) -> Tensor:
+def _to_local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -7,9 +7,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pretune.core.config import spec
-from pretune.training.optim.checks import below_one, not_negative
-from pretune.training.optim.conditional_step import chunks, counter, gradients, settle, taken
-from pretune.training.optim.groups import Group
+from pretune.training.optim.checks import check_below_one, check_not_negative
+from pretune.training.optim.conditional_step import (
+    create_counter,
+    get_gradients,
+    get_step_condition,
+    iter_chunks,
+    write_if,
+)
+from pretune.training.optim.groups import ParameterGroup
 
 Tensors = tuple[Tensor, ...] | list[Tensor]
 
@@ -31,10 +37,10 @@ class Lamb:
     bias_correction: bool = True
 
     def __post_init__(self) -> None:
-        not_negative(lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
-        below_one(**{f"betas.{i}": beta for i, beta in enumerate(self.betas)})
+        check_not_negative(lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
+        check_below_one(**{f"betas.{i}": beta for i, beta in enumerate(self.betas)})
 
-    def build(self, groups: Sequence[Group]) -> "LayerwiseMoments":
+    def build(self, groups: Sequence[ParameterGroup]) -> "LayerwiseMoments":
         return LayerwiseMoments(self, groups)
 
 
@@ -43,16 +49,17 @@ class LayerwiseMoments(Optimizer):
 
     _step_supports_amp_scaling = True
 
-    def __init__(self, spec: Lamb, groups: Sequence[Group]) -> None:
+    def __init__(self, spec: Lamb, groups: Sequence[ParameterGroup]) -> None:
         described = [
-            group.described(lr=spec.lr, weight_decay=spec.weight_decay) | {"trust": group.decay} for group in groups
+            group.to_param_group(lr=spec.lr, weight_decay=spec.weight_decay) | {"trust": group.has_decay}
+            for group in groups
         ]
         super().__init__(described, {})
         self.spec = spec
         for group in groups:
             for weight in group.parameters:
                 self.state[weight] = {
-                    "step": counter(weight),
+                    "step": create_counter(weight),
                     "exp_avg": torch.zeros_like(weight),
                     "exp_avg_sq": torch.zeros_like(weight),
                 }
@@ -60,30 +67,30 @@ class LayerwiseMoments(Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step over all weights that have a gradient."""
-        ok = taken(self)
+        ok = get_step_condition(self)
         for group in self.param_groups:
-            for weights in chunks(group):
+            for weights in iter_chunks(group):
                 steps, means, squares = (
                     [self.state[weight][key] for weight in weights] for key in ("step", "exp_avg", "exp_avg_sq")
                 )
-                slopes = gradients(weights)
+                slopes = get_gradients(weights)
                 counts = torch._foreach_add(steps, 1)
                 mean = torch._foreach_lerp(means, slopes, 1 - self.spec.betas[0])
                 square = torch._foreach_mul(squares, self.spec.betas[1])
                 torch._foreach_addcmul_(square, slopes, slopes, 1 - self.spec.betas[1])
-                change = self._direction(mean, square, counts)
+                change = self._compute_direction(mean, square, counts)
                 if group["weight_decay"]:
                     torch._foreach_add_(change, weights, alpha=group["weight_decay"])
                 if group["trust"]:
-                    torch._foreach_mul_(change, _trust(weights, change))
-                settle(ok, steps, counts)
-                settle(ok, means, mean)
-                settle(ok, squares, square)
+                    torch._foreach_mul_(change, _compute_trust_ratios(weights, change))
+                write_if(ok, steps, counts)
+                write_if(ok, means, mean)
+                write_if(ok, squares, square)
                 torch._foreach_mul_(change, -group["lr"])
                 torch._foreach_add_(change, weights)
-                settle(ok, weights, change)
+                write_if(ok, weights, change)
 
-    def _direction(self, mean: Tensors, square: Tensors, counts: Tensors) -> list[Tensor]:
+    def _compute_direction(self, mean: Tensors, square: Tensors, counts: Tensors) -> list[Tensor]:
         """Adam's."""
         spread = torch._foreach_sqrt(square)
         if not self.spec.bias_correction:
@@ -97,7 +104,7 @@ class LayerwiseMoments(Optimizer):
         return list(change)
 
 
-def _trust(weights: Tensors, change: Tensors) -> list[Tensor]:
+def _compute_trust_ratios(weights: Tensors, change: Tensors) -> list[Tensor]:
     """|w| / |r|, and 1 where either is zero."""
     longs, rs = torch._foreach_norm(weights), torch._foreach_norm(change)
     return [torch.where((w > 0) & (r > 0), w / r, 1.0) for w, r in zip(longs, rs, strict=True)]

@@ -12,11 +12,11 @@ from torch.optim import Optimizer
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.training.optim.adamw import AdamW
-from pretune.training.optim.checks import below_one, not_negative
-from pretune.training.optim.conditional_step import chunks, gradients, settle, step, taken
-from pretune.training.optim.groups import Group
+from pretune.training.optim.checks import check_below_one, check_not_negative
+from pretune.training.optim.conditional_step import get_gradients, get_step_condition, iter_chunks, step_if, write_if
+from pretune.training.optim.groups import ParameterGroup
 
-QUINTIC = (3.4445, -4.7750, 2.0315)
+QUINTIC_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Jordan's polynomial: steepest at zero, at the price of singular values between about 0.7 and 1.2 instead of 1."""
 
 
@@ -28,7 +28,7 @@ class Muon:
     w = (1 - lr weight_decay) w - lr s O(u),  O(u) the nearest (semi-)orthogonal matrix
 
     `scale` is s: "rms" 0.2 √max(rows, columns) (Liu et al., 2025) gives steps as large as AdamW's, so that its rates
-    and decay can be used (here and in `rest`); "shape" √max(1, rows / columns) is Jordan's, with lr 0.02 and no decay.
+    and decay can be used (here and in `rest_optimizer`); "shape" √max(1, rows / columns) is Jordan's, with lr 0.02 and no decay.
     torch.optim.Muon has the same rule; ours can skip on the device, works on all matrices of one shape at once and, on
     CPU, in float32. A sharded matrix is gathered for its step.
     """
@@ -42,70 +42,72 @@ class Muon:
     rest: AdamW | None = None  # None: with this lr and weight decay, betas (0.9, 0.95)
 
     def __post_init__(self) -> None:
-        not_negative(lr=self.lr, weight_decay=self.weight_decay, iterations=self.iterations)
-        below_one(momentum=self.momentum)
+        check_not_negative(lr=self.lr, weight_decay=self.weight_decay, iterations=self.iterations)
+        check_below_one(momentum=self.momentum)
 
     @property
-    def others(self) -> AdamW:
+    def rest_spec(self) -> AdamW:
         """The optimiser of what is no matrix."""
         return self.rest or AdamW(lr=self.lr, betas=(0.9, 0.95), weight_decay=self.weight_decay)
 
-    def build(self, groups: Sequence[Group]) -> "Orthogonalised":
-        return Orthogonalised(self, groups)
+    def build(self, groups: Sequence[ParameterGroup]) -> "OrthogonalizedMomentum":
+        return OrthogonalizedMomentum(self, groups)
 
-    def size(self, rows: int, columns: int) -> float:
+    def compute_scale(self, rows: int, columns: int) -> float:
         """The factor s on the rate of a matrix."""
         return 0.2 * math.sqrt(max(rows, columns)) if self.scale == "rms" else math.sqrt(max(1, rows / columns))
 
 
-class Orthogonalised(Optimizer):
+class OrthogonalizedMomentum(Optimizer):
     """The optimiser of `Muon`; state: `momentum` of matrices, AdamW's of the rest. It holds the groups of both."""
 
     _step_supports_amp_scaling = True
 
-    def __init__(self, spec: Muon, groups: Sequence[Group]) -> None:
-        matrices = [group for group in groups if group.matrix]
-        others = [group for group in groups if not group.matrix]
+    def __init__(self, spec: Muon, groups: Sequence[ParameterGroup]) -> None:
+        matrices = [group for group in groups if group.is_matrix]
+        others = [group for group in groups if not group.is_matrix]
         self.spec = spec
-        self.rest = spec.others.build(others) if others else None
+        self.rest_optimizer = spec.rest_spec.build(others) if others else None
         if not matrices:
             raise UsageError("muon is for the matrices of blocks, and none of them is trained; use adam_w")
-        super().__init__([group.described(lr=spec.lr, weight_decay=spec.weight_decay) for group in matrices], {})
+        super().__init__([group.to_param_group(lr=spec.lr, weight_decay=spec.weight_decay) for group in matrices], {})
         for group in matrices:
             for weight in group.parameters:
                 self.state[weight] = {"momentum": torch.zeros_like(weight)}
-        self.own = list(self.param_groups)
-        if self.rest is not None:  # the same groups and the same state, so that rates and checkpoints reach both
-            self.param_groups.extend(self.rest.param_groups)
-            self.state.update(self.rest.state)
-            self.rest.state = self.state
+        self.matrix_groups = list(self.param_groups)
+        if (
+            self.rest_optimizer is not None
+        ):  # the same groups and the same state, so that rates and checkpoints reach both
+            self.param_groups.extend(self.rest_optimizer.param_groups)
+            self.state.update(self.rest_optimizer.state)
+            self.rest_optimizer.state = self.state
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step over all weights that have a gradient."""
-        ok = taken(self)
-        for group in self.own:
-            for weights in chunks(group, alike=True):
+        ok = get_step_condition(self)
+        for group in self.matrix_groups:
+            for weights in iter_chunks(group, same_shape=True):
                 moving = [self.state[weight]["momentum"] for weight in weights]
-                slopes = gradients(weights)
+                slopes = get_gradients(weights)
                 moved = torch._foreach_lerp(moving, slopes, 1 - self.spec.momentum)
                 ahead = torch._foreach_lerp(slopes, moved, self.spec.momentum) if self.spec.nesterov else moved
-                turned = _turned(list(ahead), self.spec.iterations)
+                turned = _orthogonalize_updates(list(ahead), self.spec.iterations)
                 new = torch._foreach_mul(weights, 1 - group["lr"] * group["weight_decay"])
-                torch._foreach_add_(new, turned, alpha=-group["lr"] * self.spec.size(*weights[0].shape))
-                settle(ok, moving, moved)
-                settle(ok, weights, new)
-        if self.rest is None:
+                torch._foreach_add_(new, turned, alpha=-group["lr"] * self.spec.compute_scale(*weights[0].shape))
+                write_if(ok, moving, moved)
+                write_if(ok, weights, new)
+        if self.rest_optimizer is None:
             return
         if ok is None:
-            self.rest.step()
+            self.rest_optimizer.step()
         else:
-            step(self.rest, ok)
+            step_if(self.rest_optimizer, ok)
 
 
-def orthogonal(matrices: Tensor, iterations: int, dtype: torch.dtype) -> Tensor:
+def orthogonalize(matrices: Tensor, iterations: int, dtype: torch.dtype) -> Tensor:
     """[k, m, n] with every singular value brought near 1, by products alone."""
-    a, b, c = QUINTIC
+    a, b, c = QUINTIC_COEFFICIENTS
     x = matrices.to(dtype)
     wide = x.shape[-2] <= x.shape[-1]
     x = x if wide else x.mT
@@ -116,10 +118,10 @@ def orthogonal(matrices: Tensor, iterations: int, dtype: torch.dtype) -> Tensor:
     return x if wide else x.mT
 
 
-def _turned(updates: list[Tensor], iterations: int) -> list[Tensor]:
+def _orthogonalize_updates(updates: list[Tensor], iterations: int) -> list[Tensor]:
     """The orthogonal matrices of updates of one shape, laid out as these are."""
     whole = torch.stack([update.full_tensor() if isinstance(update, DTensor) else update for update in updates])
-    found = orthogonal(whole, iterations, torch.bfloat16 if whole.is_cuda else torch.float32).to(whole.dtype)
+    found = orthogonalize(whole, iterations, torch.bfloat16 if whole.is_cuda else torch.float32).to(whole.dtype)
     return [
         distribute_tensor(matrix, update.device_mesh, update.placements, src_data_rank=None)
         if isinstance(update, DTensor)

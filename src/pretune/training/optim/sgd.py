@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pretune.core.config import spec
-from pretune.training.optim.checks import below_one, not_negative
-from pretune.training.optim.conditional_step import chunks, gradients, settle, taken
-from pretune.training.optim.groups import Group
+from pretune.training.optim.checks import check_below_one, check_not_negative
+from pretune.training.optim.conditional_step import get_gradients, get_step_condition, iter_chunks, write_if
+from pretune.training.optim.groups import ParameterGroup
 
 
 @spec
@@ -24,20 +24,20 @@ class SGD:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        not_negative(lr=self.lr, weight_decay=self.weight_decay)
-        below_one(momentum=self.momentum)
+        check_not_negative(lr=self.lr, weight_decay=self.weight_decay)
+        check_below_one(momentum=self.momentum)
 
-    def build(self, groups: Sequence[Group]) -> "Descent":
-        return Descent(self, groups)
+    def build(self, groups: Sequence[ParameterGroup]) -> "MomentumDescent":
+        return MomentumDescent(self, groups)
 
 
-class Descent(Optimizer):
+class MomentumDescent(Optimizer):
     """The optimiser of `SGD`; state: `momentum`, where there is any."""
 
     _step_supports_amp_scaling = True
 
-    def __init__(self, spec: SGD, groups: Sequence[Group]) -> None:
-        described = [group.described(lr=spec.lr, weight_decay=spec.weight_decay) for group in groups]
+    def __init__(self, spec: SGD, groups: Sequence[ParameterGroup]) -> None:
+        described = [group.to_param_group(lr=spec.lr, weight_decay=spec.weight_decay) for group in groups]
         super().__init__(described, {"momentum": spec.momentum})
         for group in groups if spec.momentum else ():
             for weight in group.parameters:
@@ -46,18 +46,18 @@ class Descent(Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step over all weights that have a gradient."""
-        ok = taken(self)
+        ok = get_step_condition(self)
         for group in self.param_groups:
-            for weights in chunks(group):
-                change = decayed(weights, group["weight_decay"])
+            for weights in iter_chunks(group):
+                change = add_weight_decay(weights, group["weight_decay"])
                 if group["momentum"]:
                     moving = [self.state[weight]["momentum"] for weight in weights]
                     change = list(torch._foreach_add(change, moving, alpha=group["momentum"]))
-                    settle(ok, moving, change)
-                settle(ok, weights, torch._foreach_sub(weights, change, alpha=group["lr"]))
+                    write_if(ok, moving, change)
+                write_if(ok, weights, torch._foreach_sub(weights, change, alpha=group["lr"]))
 
 
-def decayed(weights: Sequence[Tensor], weight_decay: float) -> list[Tensor]:
+def add_weight_decay(weights: Sequence[Tensor], weight_decay: float) -> list[Tensor]:
     """Gradients with that of the penalty added."""
-    found = gradients(weights)
+    found = get_gradients(weights)
     return list(torch._foreach_add(found, list(weights), alpha=weight_decay)) if weight_decay else found

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from pretune.core.errors import CheckpointError, UsageError
 
 
-def state_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
+def get_state_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """Every tensor of the optimiser's state, counts of steps included, in the model's order. Nothing is copied."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     held = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
@@ -30,7 +30,7 @@ def state_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
 @torch.no_grad()
 def load_state(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Put saved state back. What is missing, left over or of another form is an error, and then nothing is changed."""
-    wanted = state_tensors(optimizer, model)
+    wanted = get_state_tensors(optimizer, model)
     for name, tensor in wanted.items():
         if name not in tensors:
             raise CheckpointError(
@@ -38,7 +38,9 @@ def load_state(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Ten
             )
         found = tensors[name]
         if (found.shape, found.dtype) != (tensor.shape, tensor.dtype):
-            raise CheckpointError(f"optimiser state '{name}' is {_form(found)}; this run needs {_form(tensor)}")
+            raise CheckpointError(
+                f"optimiser state '{name}' is {_describe_tensor(found)}; this run needs {_describe_tensor(tensor)}"
+            )
     for name in tensors:
         if name not in wanted:
             raise CheckpointError(f"optimiser state '{name}' is not known here; the checkpoint is of another run")
@@ -50,5 +52,5 @@ def load_state(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Ten
             tensor.copy_(tensors[name])
 
 
-def _form(tensor: Tensor) -> str:
+def _describe_tensor(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
