@@ -87,10 +87,10 @@ class TestErrors:
             ("Stopped", 75, "pretune: told"),
             ("Interrupted", 130, "pretune: told"),
             ("interrupt", 130, "pretune: interrupted"),
-            ("memory", 6, "pretune: error: out of memory; use a smaller model or batch, or a larger machine"),
-            ("cuda", 6, "pretune: error: out of memory; use a smaller model or batch, or a larger machine"),
-            ("cpu", 6, "pretune: error: out of memory; use a smaller model or batch, or a larger machine"),
-            ("disk", 6, "pretune: error: /runs/a: No space left on device; free some space"),
+            ("memory", 6, "pretune: error: out of memory"),
+            ("cuda", 6, "pretune: error: out of memory"),
+            ("cpu", 6, "pretune: error: out of memory"),
+            ("disk", 6, "pretune: error: /runs/a: No space left on device"),
             ("lines", 3, "pretune: error: two lines and \\u001b[31m colour"),
         ],
     )
@@ -98,25 +98,25 @@ class TestErrors:
         self, capsys: pytest.CaptureFixture[str], how: str, code: int, line: str
     ) -> None:
         assert main(["end", how]) == code
-        assert capsys.readouterr() == ("", line + "\n")
+        out, err = capsys.readouterr()
+        assert out == "" and err.partition(";")[0].rstrip("\n") == line and err.count("\n") == 1
 
     @pytest.mark.parametrize(
-        ("arguments", "line"),
+        ("arguments", "parts"),
         [
-            (["edn"], "pretune: error: unknown verb 'edn'; did you mean 'end'? (known: end, talk)"),
-            (["--dbug", "end"], "pretune: error: no such option: --dbug"),
-            (["end", "bug", "--hwo"], "pretune: error: no such option: --hwo"),
-            (["end"], "pretune: error: missing argument"),
-            (["talk", "--times", "x"], "pretune: error: invalid value for '--times'"),
-            (["end", "a", "b"], "pretune: error: got unexpected extra argument"),
+            (["edn"], ["'edn'", "'end'", "end, talk"]),
+            (["--dbug", "end"], ["--dbug"]),
+            (["end", "bug", "--hwo"], ["--hwo"]),
+            (["end"], ["argument"]),
+            (["talk", "--times", "x"], ["'--times'", "'x'"]),
+            (["end", "a", "b"], ["b"]),
         ],
     )
-    def test_bad_usage(self, capsys: pytest.CaptureFixture[str], arguments: list[str], line: str) -> None:
+    def test_bad_usage(self, capsys: pytest.CaptureFixture[str], arguments: list[str], parts: list[str]) -> None:
         assert main(arguments) == 2
         out, err = capsys.readouterr()
-        assert out == ""
-        assert err.startswith(line)
-        assert err.count("\n") == 1
+        assert out == "" and err.startswith("pretune: error: ") and err.count("\n") == 1
+        assert [part for part in parts if part not in err] == [], err
 
     def test_an_extra_is_installed_by_the_interpreter_at_work(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -124,7 +124,7 @@ class TestErrors:
         """Also in a clone whose environment is not activated, where `pip` is another one."""
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "executable", str(tmp_path / "my env/bin/python"))
-        wrong = UsageError("the hub needs the extra 'hub': pip install 'pretune[hub]'; or give a directory")
+        wrong = UsageError("extra 'hub': pip install 'pretune[hub]'; or")
         for where, told in (("other", "'my env/bin/python' -m pip"), ("my env", "pip"), (None, "'my env/bin/python'")):
             found = None if where is None else str(tmp_path / where / "bin/pip")
             monkeypatch.setattr("shutil.which", lambda _, found=found: found)
@@ -140,8 +140,9 @@ class TestErrors:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         assert main(["end", "bug"]) == 1
         (kept,) = tmp_path.glob("pretune-*.txt")
-        line = f"pretune: error: internal error: KeyError: 'depth' (the traceback is in {kept})\n"
-        assert capsys.readouterr() == ("", line)
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith("pretune: error: ") and err.count("\n") == 1
+        assert "KeyError: 'depth'" in err and str(kept) in err
         assert "Traceback" in (text := kept.read_text())
         assert text.endswith("KeyError: 'depth'\n")
 
@@ -150,8 +151,8 @@ class TestErrors:
     ) -> None:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
         assert main(["end", "bug"]) == 1
-        line = "pretune: error: internal error: KeyError: 'depth' (run again with --debug)\n"
-        assert capsys.readouterr() == ("", line)
+        out, err = capsys.readouterr()
+        assert out == "" and "KeyError: 'depth'" in err and "--debug" in err and err.count("\n") == 1
 
     def test_an_exit_code_of_typer_is_kept(self) -> None:
         assert main(["end", "exit"]) == 9
@@ -163,7 +164,7 @@ class TestErrors:
         assert main(arguments) == 1
         err = capsys.readouterr().err
         assert "Traceback" in err
-        assert err.endswith("pretune: error: internal error: KeyError: 'depth'\n")
+        assert err.endswith("KeyError: 'depth'\n") and err.splitlines()[-1].startswith("pretune: error: ")
 
     @pytest.mark.parametrize(("value", "shown"), [("1", True), ("0", False), ("", False)])
     def test_debug_by_environment(
@@ -178,7 +179,7 @@ class TestErrors:
     ) -> None:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         assert main(["end", "--", "--debug"]) == 1
-        assert capsys.readouterr().err.startswith("pretune: error: internal error: KeyError: '--debug'")
+        assert "KeyError: '--debug'" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("verbs")
@@ -238,9 +239,7 @@ class TestProcess:
                 env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
                 timeout=300,
             )
-        assert (
-            done.stderr.splitlines()[0] == "pretune: error: standard output: No space left on device; free some space"
-        )
+        assert done.stderr.startswith("pretune: error: ") and "No space left on device" in done.stderr
         assert done.returncode == 6
 
     def test_ctrl_c(self, tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ def test_an_array(model: str, lines: str, tmp_path: Path, capsys: pytest.Capture
     assert main(["embed", model, "--input", lines, "--out", str(out), "--device", "cpu"]) == 0
     np.testing.assert_allclose(np.load(out), pt.embed(model, TEXTS), atol=1e-6)
     told = capsys.readouterr()
-    assert told.out == f"{out}: 8 vectors of 32 numbers\n"
-    assert "1 empty text" in told.err and "next: pretune index" in told.err
+    assert told.out.startswith(f"{out}: 8 vectors") and "32" in told.out
+    assert "1 empty" in told.err and "next: pretune index" in told.err
 
 
 def test_formats_agree(model: str, lines: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +70,8 @@ def test_a_table(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     table.write_text('id,note\n7,the cat\n8,"the dog, too"\n')
     arguments = ["embed", model, "--input", str(table), "--out", out, "--device", "cpu"]
     assert main(arguments) == 3
-    assert "t.csv: no column 'text' (it has id, note); name the column" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert all(part in error for part in ("t.csv", "'text'", "id, note", "--field")), error
     assert main([*arguments, "--field", "note"]) == 0
     np.testing.assert_allclose(np.load(out), pt.embed(model, ["the cat", "the dog, too"]), atol=1e-6)
     assert f"--input {table} --field note --out " in capsys.readouterr().err

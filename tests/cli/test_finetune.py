@@ -36,9 +36,9 @@ def test_a_dry_run_shows_all_and_touches_nothing(base: Path, table: Path, tmp_pa
     said = capsys.readouterr()
     tree = yaml.safe_load(said.out)
     assert tree["plan"]["seeds"] == [0, 1] and tree["plan"]["labels"] == [20, None]
-    assert "# labels: bad 24, good 24" in said.out and "of the examples are cut at 64 (" in said.out
-    assert "# the text is 'text', the label 'label'" in said.out
-    assert "# 4 trials" in said.out and "h200" in said.out
+    assert "bad 24, good 24" in said.out and " 64 (" in said.out
+    assert "'text'" in said.out and "'label'" in said.out
+    assert "4 trials" in said.out and "h200" in said.out
     assert main([*given, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["forecast"]["examples"] == {"train": 48, "dev": 6, "test": 6} and not [*tmp_path.iterdir()]
@@ -48,8 +48,8 @@ def test_a_dry_run_shows_all_and_touches_nothing(base: Path, table: Path, tmp_pa
 def test_the_result_is_a_table_or_json(run: Path, capsys: Capture) -> None:
     assert main(["finetune", f"--out={run}", "--resume"]) == 0
     said = capsys.readouterr()
-    assert "this run (accuracy, test)" in said.out and "majority" in said.out and "p" in said.out
-    assert "is finished" in said.err and f"pretune predict {run}" in said.err
+    assert "(accuracy, test)" in said.out and "majority" in said.out
+    assert f"{run}: " in said.err and f"pretune predict {run}" in said.err
     assert main(["--quiet", "finetune", f"--out={run}", "--resume", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["result"]["split"] == "test"
 
@@ -74,12 +74,12 @@ def test_chunks_do_not_change_what_is_said(run: Path, table: Path, capsys: Captu
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        (["--task=sst2"], "missing option '--out'"),
+        (["--task=sst2"], "'--out'"),
         (["--out=x"], "--task NAME"),
-        (["--task=sst2", "--train=x.csv", "--out=x"], "found 'sst2' and 'x.csv'"),
-        (["--task=sst2", "--out=x", "--baselines=svn"], "unknown baseline 'svn'; did you mean 'svm'?"),
-        (["--task=sst2", "--out=x", "--lr=fast"], "cannot read --lr 'fast'"),
-        (["--task=sst2", "--out=x", "--seeds=0"], "--seeds 0 must be at least 1"),
+        (["--task=sst2", "--train=x.csv", "--out=x"], "'sst2' and 'x.csv'"),
+        (["--task=sst2", "--out=x", "--baselines=svn"], "'svn'"),
+        (["--task=sst2", "--out=x", "--lr=fast"], "--lr 'fast'"),
+        (["--task=sst2", "--out=x", "--seeds=0"], "--seeds 0"),
     ],
 )
 def test_a_wrong_wish_is_one_line(base: Path, capsys: Capture, more: list[str], told: str) -> None:

@@ -120,19 +120,19 @@ def test_too_little_text_leads_to_no_training(workshop: Path, tmp_path: Path, ca
         (tmp_path / "a.txt").write_text("the house by the sea.\n\nthe wind.")
         assert main(["prepare", str(tmp_path), "--tokenizer=tok", "--workers=0", f"--out={tmp_path / 'data'}"]) == 0
         told = capsys.readouterr().err
-        assert "give more text" in told and "next: " not in told and "or: pretune prepare TEXTS/ --tokenizer " in told
+        assert "next: " not in told and "or: pretune prepare TEXTS/ --tokenizer " in told
 
 
 def test_a_run_on_a_table_is_not_judged_by_what_it_knows(workshop: Path, capsys: Capture) -> None:
     with world.inside(workshop):
         assert main(["evaluate", "my runs/tuned"]) == 2
         told = capsys.readouterr().err
-        assert "was fine-tuned on a table, and my runs/tuned/scores.json has its scores" in told and "--test" in told
+        assert "my runs/tuned/scores.json" in told and "--test" in told
         assert main(["evaluate", "my runs/tuned", "--test", "my table.csv"]) == 0
-        assert "warning: my table.csv: the run was trained on it" in capsys.readouterr().err
+        assert "warning: my table.csv: " in capsys.readouterr().err
         Path("other table.csv").write_text(Path("my table.csv").read_text())
         assert main(["evaluate", "my runs/tuned", "--test", "other table.csv"]) == 0
-        assert "was trained on it" not in capsys.readouterr().err
+        assert "warning: " not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("style", ["cls-sep", "s-mask", "endoftext", "sentinels", "cls-last"])

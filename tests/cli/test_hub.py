@@ -105,11 +105,11 @@ def test_a_copy_is_used_where_the_hub_is_out_of_reach(snapshot: Path, monkeypatc
 @pytest.mark.parametrize(
     ("fault", "error", "told"),
     [
-        ("ConnectError", ResourceError, "cannot be reached (ConnectError), and no copy of it is in the cache"),
-        ("LocalEntryNotFoundError", ResourceError, "cannot be reached"),
-        ("OfflineModeIsEnabled", ResourceError, "or give the directory of a model"),
-        ("RepositoryNotFoundError", UsageError, "the hub has no such model"),
-        ("RevisionNotFoundError", UsageError, "no such revision"),
+        ("ConnectError", ResourceError, "ConnectError"),
+        ("LocalEntryNotFoundError", ResourceError, "directory"),
+        ("OfflineModeIsEnabled", ResourceError, "directory"),
+        ("RepositoryNotFoundError", UsageError, "hub"),
+        ("RevisionNotFoundError", UsageError, "revision"),
         ("GatedRepoError", UsageError, "hf auth login"),
     ],
 )
@@ -147,7 +147,7 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -
     ],
 )
 def test_what_is_no_name(hub_library: Library, name: str) -> None:
-    with pytest.raises(UsageError, match="is no name on the hub; write hf:OWNER/NAME"):
+    with pytest.raises(UsageError, match="hf:OWNER/NAME"):
         hub.resolve_path(name)
     assert not hub_library.asked
 
@@ -159,7 +159,7 @@ def test_a_model_without_safetensors(snapshot: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "models--someone--old" / "refs").mkdir()
     (tmp_path / "models--someone--old" / "refs" / "main").write_text(COMMIT)
     monkeypatch.setitem(sys.modules, "huggingface_hub", Library(tmp_path, None))
-    with pytest.raises(UsageError, match="has no safetensors"):
+    with pytest.raises(UsageError, match="safetensors"):
         hub.resolve_path("hf:someone/old")
 
 
@@ -190,5 +190,5 @@ def test_the_library_itself_finds_the_copy(snapshot: Path, monkeypatch: pytest.M
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(snapshot.parents[2]))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert hub.resolve_path(NAME) == snapshot
-    with pytest.raises(ResourceError, match="cannot be reached"):
+    with pytest.raises(ResourceError, match="hf:someone/absent"):
         hub.resolve_path("hf:someone/absent")

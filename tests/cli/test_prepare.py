@@ -29,19 +29,20 @@ def test_text_to_shards(capsys: Capture, tmp_path: Path, given: str, tokenizer: 
     data = PreparedData.open(out)
     train, valid = data.index.splits["train"], data.index.splits["valid"]
     assert train.documents + valid.documents == 50
-    said = "; ".join(
-        f"{name} {one.tokens:,} tokens in {one.documents} documents (0.0 MB)"
-        for name, one in (("train", train), ("valid", valid))
-    )
+    parts = [
+        f"{name} {split.tokens:,} tokens in {split.documents} documents (0.0 MB)"
+        for name, split in (("train", train), ("valid", valid))
+    ]
     follows = f"next: pretune pretrain bert-tiny --data {out} --epochs 10 --out runs/base\n"
-    few = f"warning: {out}: {data.card['lacking']}; name text with --valid, or hold out more with --holdout SHARE\n"
-    assert capsys.readouterr() == (
-        f"{out}: {said}\n",
-        f"{few}left out: exact duplicates 1 (see {out}/card.md)\n{follows}",
-    )
+    result, err = capsys.readouterr()
+    assert result.startswith(f"{out}: ") and all(part in result for part in parts) and result.count("\n") == 1
+    warning, dropped, last = err.splitlines(keepends=True)
+    assert warning.startswith(f"warning: {out}: ") and "--valid" in warning and "--holdout" in warning
+    assert "exact duplicates 1" in dropped and f"{out}/card.md" in dropped and last == follows
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     assert main(["prepare", given, "--tokenizer", tokenizer, "--out", str(out), "--holdout", "10%"]) == 0
-    assert capsys.readouterr() == (f"{out}: up to date, {said}\n", follows)
+    result, err = capsys.readouterr()
+    assert result.startswith(f"{out}: ") and all(part in result for part in parts) and err == follows
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*")}
 
 
@@ -90,32 +91,33 @@ def test_slices(capsys: Capture, tmp_path: Path, given: str, tokenizer: str, mon
         out = tmp_path / f"s{number}"
         options = ["--tokenizer", tokenizer, "--out", str(out), "--shard", f"{number}/2"]
         assert main(["prepare", given, *options]) == 0
-        said = f"{out}: slice {number}/2; join all with `pretune prepare --merge`\n"
-        assert capsys.readouterr().out.endswith(said)
+        result = capsys.readouterr().out.splitlines()[-1]
+        assert result.startswith(f"{out}: ") and f"{number}/2" in result and "`pretune prepare --merge`" in result
     merge = ["prepare", "--merge", str(tmp_path / "s1"), str(tmp_path / "s2"), "--out", str(tmp_path / "merged")]
     assert main(merge) == 0
     assert tree(tmp_path / "merged") == tree(tmp_path / "whole")
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "merged").rglob("*")}
     assert main(merge) == 0
-    assert "up to date" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "merged").rglob("*")} == times
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        (["a.txt", "--out", "x"], 2, "missing option '--tokenizer'; train one with `pretune tokenizer`"),
-        (["a.txt", "--tokenizer", "t"], 2, "missing option '--out'"),
-        (["--tokenizer", "t", "--out", "x"], 2, "missing argument"),
-        (["s1", "--merge", "--tokenizer", "t", "--out", "x"], 2, "--merge takes slices and --out"),
+        (["a.txt", "--out", "x"], 2, "`pretune tokenizer`"),
+        (["a.txt", "--tokenizer", "t"], 2, "'--out'"),
+        (["--tokenizer", "t", "--out", "x"], 2, "CORPUS"),
+        (["s1", "--merge", "--tokenizer", "t", "--out", "x"], 2, "--merge"),
         (["a.txt", "--tokenizer", "t", "--out", "x", "--by", "word"], 2, "'--by'"),
-        (["a.txt", "--tokenizer", "t", "--out", "x", "--holdout", "half"], 2, "holdout is a share"),
-        (["a.txt", "--tokenizer", "t", "--out", "x", "--holdout", "2%", "--valid", "v"], 2, "exclude each other"),
+        (["a.txt", "--tokenizer", "t", "--out", "x", "--holdout", "half"], 2, "'half'"),
+        (["a.txt", "--tokenizer", "t", "--out", "x", "--holdout", "2%", "--valid", "v"], 2, "valid"),
         (
             ["a.txt", "--tokenizer", "t", "--out", "x", "--clean", "nfd"],
             2,
-            "unknown cleaner 'nfd'; did you mean 'nfc'?",
+            "'nfd'",
         ),
-        (["a.txt", "--tokenizer", "t", "--out", "x", "--shard", "3/2"], 2, "the shard is i/n"),
-        (["s1", "--merge", "--out", "x"], 3, "so it is no slice"),
+        (["a.txt", "--tokenizer", "t", "--out", "x", "--shard", "3/2"], 2, "3/2"),
+        (["s1", "--merge", "--out", "x"], 3, "s1"),
     ],
 )
 def test_refusals(
@@ -133,7 +135,8 @@ def test_other_data_is_refused(capsys: Capture, tmp_path: Path, given: str, toke
     arguments = ["prepare", given, "--tokenizer", tokenizer, "--out", str(tmp_path / "data")]
     assert main(arguments) == 0
     assert main([*arguments, "--near", "0.8"]) == 3
-    assert "near is 0.8, it was none; use --overwrite or another --out\n" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert all(part in error for part in ("near", "0.8", "--overwrite", "--out")), error
     assert main([*arguments, "--near", "0.8", "--overwrite", "--quiet"]) == 0
     assert capsys.readouterr().err == ""
 
@@ -148,7 +151,7 @@ class TestProgress:
                 tell(step / 40, f"{step} MB")
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 10
-        assert lines[0] == "preparing: 10%, 4 MB, 1:30 left"
+        assert all(part in lines[0] for part in ("preparing", "10%", "4 MB", "1:30"))
 
     def test_nothing_when_quiet(self, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(_progress, "_SECONDS_BETWEEN_LINES", 0)

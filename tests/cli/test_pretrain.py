@@ -39,20 +39,20 @@ def test_results_on_stdout_and_the_rest_on_stderr(capsys: Capture, data: str, tm
     assert main(arguments(data, "--steps=3", "--objective=masked", f"--out={out}")) == 0
     said, told = capsys.readouterr()
     held = json.loads((tmp_path / "run/cost.json").read_text())["run"]["held_out"]["loss"]
-    assert said.startswith(f"{out}: 3 steps, ") and said.endswith(f" tokens, held-out loss {held:.4f}\n")
+    assert said.startswith(f"{out}: 3 steps, ") and said.endswith(f" {held:.4f}\n")
     assert said.count("\n") == 1
-    for part in ("step 0: held-out loss", "run: step 1/3, loss", "accuracy", "price ", "next: pretune fill "):
+    for part in ("step 0: ", "run: step 1/3, loss", "accuracy", "$", "next: pretune fill "):
         assert part in told
     assert main(["pretrain", "--out", out, "--resume"]) == 0
-    assert capsys.readouterr() == (
-        said,
-        f"{out}: is finished; there is nothing to resume\nnext: pretune fill {out} 'This is the ___ of it.'\n"
-        f"or: pretune finetune {out} --train TABLE.csv --out {out}-tuned  (a table with texts and labels)\n",
-    )
-    again = arguments(data, "--objective=masked", f"--out={out}", "--resume")  # its length need not be typed again
-    assert main(again) == 0 and "is finished" in capsys.readouterr().err
-    assert main([*again, "--steps=4"]) == 4
-    assert "train.steps was 3 and cannot become 4" in capsys.readouterr().err
+    again, told = capsys.readouterr()
+    finished, fill, finetune = told.splitlines()
+    assert again == said and finished.startswith(f"{out}: ") and fill.startswith(f"next: pretune fill {out} '")
+    assert finetune.startswith(f"or: pretune finetune {out} --train TABLE.csv --out {out}-tuned")
+    words = arguments(data, "--objective=masked", f"--out={out}", "--resume")  # its length need not be typed again
+    assert main(words) == 0 and finished in capsys.readouterr().err
+    assert main([*words, "--steps=4"]) == 4
+    error = capsys.readouterr().err
+    assert "train.steps" in error and "3" in error and "4" in error
     assert main(["verify", out]) == 0
 
 
@@ -70,7 +70,7 @@ def test_dry_run_touches_nothing_and_can_be_run(
     assert main(arguments(data, "--tokens=1k", "--objective=masked", "--dry-run")) == 0
     out, err = capsys.readouterr()
     assert err == "" and [*tmp_path.iterdir()] == []
-    assert "# 4 steps, 1,024 tokens, " in out and "#   h100 " in out and out.rstrip().splitlines()[-1].startswith("#")
+    assert "4 steps, 1,024 tokens" in out and "#   h100 " in out and out.rstrip().splitlines()[-1].startswith("#")
     assert yaml.safe_load(out)["train"]["tokens"] == 1000
     (tmp_path / "run.yaml").write_text(out)
     assert main(arguments(data, "--tokens=1k", "--objective=masked", "--dry-run", "--json")) == 0
@@ -86,18 +86,18 @@ def test_dry_run_touches_nothing_and_can_be_run(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["bert-tiny", "--data=DATA"], "missing option '--out': where the run goes"),
-        (["bert-tiny", "--out=OUT"], "a run needs a model and --data"),
-        (["brt-tiny", "--data=DATA", "--out=OUT"], "unknown model 'brt-tiny'; did you mean 'bert-tiny'?"),
-        (["bert-tiny", "--data=DATA", "--out=OUT", "--set=train.lrr=1"], "did you mean 'lr'?"),
-        (["bert-tiny", "--data=DATA", "--out=OUT", "--set=train.lr"], "expected path=value"),
-        (["bert-tiny", "--data=DATA", "--out=OUT", "--steps=2", "--budget=9s"], "found steps and budget; keep one"),
-        (["bert-tiny", "--data=DATA", "--out=OUT", "--tokens=many"], "--tokens 'many' is not a number"),
-        (["bert-tiny", "--data=DATA", "--out=OUT", "--budget=soon"], "cannot read the time 'soon'"),
-        (["bert-tiny", "--data=DATA", "--out=OUT", "--objective=causal"], "trains models of the shape decoder"),
-        (["bert-tiny", "--data=DATA", "--out=OUT", "--config=none.yaml"], "none.yaml: no such file"),
-        (["bert-tiny", "--data=DATA", "--out=OUT", "--device=tpu"], "unknown device 'tpu'; there are cpu and cuda"),
-        (["gpt2-small", "--data=DATA", "--out=OUT", "--objective=masked"], "trains models of the shape encoder"),
+        (["bert-tiny", "--data=DATA"], "'--out'"),
+        (["bert-tiny", "--out=OUT"], "--data"),
+        (["brt-tiny", "--data=DATA", "--out=OUT"], "'bert-tiny'"),
+        (["bert-tiny", "--data=DATA", "--out=OUT", "--set=train.lrr=1"], "'lr'"),
+        (["bert-tiny", "--data=DATA", "--out=OUT", "--set=train.lr"], "path=value"),
+        (["bert-tiny", "--data=DATA", "--out=OUT", "--steps=2", "--budget=9s"], "steps and budget"),
+        (["bert-tiny", "--data=DATA", "--out=OUT", "--tokens=many"], "--tokens 'many'"),
+        (["bert-tiny", "--data=DATA", "--out=OUT", "--budget=soon"], "'soon'"),
+        (["bert-tiny", "--data=DATA", "--out=OUT", "--objective=causal"], "decoder"),
+        (["bert-tiny", "--data=DATA", "--out=OUT", "--config=none.yaml"], "none.yaml"),
+        (["bert-tiny", "--data=DATA", "--out=OUT", "--device=tpu"], "'tpu'"),
+        (["gpt2-small", "--data=DATA", "--out=OUT", "--objective=masked"], "encoder"),
     ],
 )
 def test_what_was_meant(capsys: Capture, data: str, tmp_path: Path, words: list[str], told: str) -> None:
@@ -110,17 +110,13 @@ def test_what_was_meant(capsys: Capture, data: str, tmp_path: Path, words: list[
 
 def test_exit_codes(capsys: Capture, data: str, tmp_path: Path) -> None:
     out = f"--out={tmp_path / 'run'}"
-    assert "no such directory; give one of `pretune prepare`" in refused(
-        capsys, 3, *arguments(str(tmp_path / "none"), out)
-    )
+    assert "`pretune prepare`" in refused(capsys, 3, *arguments(str(tmp_path / "none"), out))
     text = blocks(tmp_path / "short.txt", ["The old house."])
     prepare([text], tokenizer=f"{data}/tokenizer", out=tmp_path / "short", holdout=0, workers=0)
     capsys.readouterr()
-    assert "less than one sequence" in refused(
-        capsys, 3, *arguments(str(tmp_path / "short"), out, "--objective=masked")
-    )
-    assert "no run to resume" in refused(capsys, 4, "pretrain", out, "--resume")
-    assert "no such directory" in refused(capsys, 4, *arguments(data, out, f"--from={tmp_path}/no", name=None))
+    assert str(tmp_path / "short") in refused(capsys, 3, *arguments(str(tmp_path / "short"), out, "--objective=masked"))
+    assert str(tmp_path / "run") in refused(capsys, 4, "pretrain", out, "--resume")
+    assert f"{tmp_path}/no" in refused(capsys, 4, *arguments(data, out, f"--from={tmp_path}/no", name=None))
 
 
 @pytest.mark.parametrize("more", [["--dry-run"], []])

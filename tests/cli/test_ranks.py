@@ -20,7 +20,7 @@ def ranked(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_the_others_have_nothing_to_do(ranked: pytest.MonkeyPatch, capsys: Capture) -> None:
     assert main(["list", "objectives"]) == 0
     said = capsys.readouterr()
-    assert said.out == "" and said.err == "rank 1 of 2 has nothing to do: list runs in one process, the first\n"
+    assert said.out == "" and said.err.startswith("rank 1 of 2 ") and "list" in said.err
     assert main(["list", "objectives", "--quiet"]) == 0
     assert capsys.readouterr().err == ""
 

@@ -62,14 +62,14 @@ def test_an_export_answers_as_the_run_does(base: Path, tmp_path: Path, capsys: C
 def test_what_cannot_be_merged_is_told(base: Path, tmp_path: Path, capsys: Capture) -> None:
     run = tuned(base, tmp_path / "run", "prompt")
     assert main(["export", str(run), "--to", "hf", "--out", str(tmp_path / "out")]) == 2
-    assert "cannot be merged" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert str(run) in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_an_adapter_is_verified(base: Path, tmp_path: Path, capsys: Capture) -> None:
     run = tuned(base, tmp_path / "run", "lora")
     assert main(["verify", str(run)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any("adapter.json: lora for its base model, of the family 'bert'" in line for line in lines)
+    assert any("adapter.json" in line and "lora" in line and "'bert'" in line for line in lines)
     assert any(line.startswith("ok  values: ") for line in lines)
     file = run / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\x7f")

@@ -11,7 +11,12 @@ from pretune.runs.finetune.config import AdaptationConfig, FinetuneTrainConfig
 from pretune.text.styles import KINDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text(encoding="utf-8")
-ROWS = [line.split("|")[1:4] for line in PAGE.splitlines() if line.startswith("| ") and "they say" not in line]
+LINES = PAGE.splitlines()
+ROWS = [
+    line.split("|")[1:4]
+    for line, after in zip(LINES, [*LINES[1:], ""], strict=True)
+    if line.startswith("| ") and not after.startswith("|-")  # a header
+]
 
 
 def test_every_name_is_explained() -> None:
