@@ -123,20 +123,26 @@ def _print_answers(texts: list[str], answers: list[Any], hits: "list[list[Hit]]"
     rows = zip(texts, answers, hits, strict=True)
     if as_csv:
         read = (
-            " ".join(hit.id for hit in found[: one.read]) for _, one, found in zip(texts, answers, hits, strict=True)
+            " ".join(hit.id for hit in found[: one.hits_read])
+            for _, one, found in zip(texts, answers, hits, strict=True)
         )
         print_csv(("query", "answer", "read"), zip(texts, (one.text for one in answers), read, strict=True))
         return
     if as_json:
         told = [
-            {"query": text, "answer": one.text, "read": [hit.id for hit in found[: one.read]], "prompt": one.prompt}
+            {
+                "query": text,
+                "answer": one.text,
+                "read": [hit.id for hit in found[: one.hits_read]],
+                "prompt": one.prompt,
+            }
             for text, one, found in rows
         ]
         log.print_json(told)
         return
     for _, one, found in rows:
         log.print_result(one.text)
-        log.info(f"from: {', '.join(hit.id for hit in found[: one.read]) or 'nothing'}")
+        log.info(f"from: {', '.join(hit.id for hit in found[: one.hits_read]) or 'nothing'}")
 
 
 def _print_extracted(texts: list[str], answers: "list[ExtractedAnswer]", as_json: bool, as_csv: bool) -> None:

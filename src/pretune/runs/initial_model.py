@@ -36,10 +36,10 @@ def configure_model(model: Any, train: TrainConfig, ranks: Ranks) -> Any:
         model.attention_backend = model.attention_backend or "rows"
     narrow = resolve_precision(train, ranks) if train.residual != "fp32" else None
     for part in model.modules():
-        if hasattr(part, "recompute"):
-            part.recompute = train.recompute
-        if hasattr(part, "stream"):
-            part.stream = narrow
+        if hasattr(part, "activation_checkpointing"):
+            part.activation_checkpointing = train.recompute
+        if hasattr(part, "residual_dtype"):
+            part.residual_dtype = narrow
     return model
 
 
@@ -62,7 +62,7 @@ def load_initial_weights(model: Any, directory: Path) -> None:
 
     A model of two parts is begun with both where the directory has both, and otherwise with the one that is kept.
     """
-    parts = model.folders() if hasattr(model, "folders") else {"": model}
+    parts = model.get_models_by_folder() if hasattr(model, "get_models_by_folder") else {"": model}
     for folder, part in parts.items():
         if not folder or (directory / folder / "config.json").is_file():
             _copy_weights(part, directory / folder)

@@ -61,7 +61,7 @@ def write_run(
     """Write what a run leaves behind: the model, its card, its cost. `epochs` are those of each source."""
     summary = {"parameters": model.spec.params().total, **logger.summarize(loop), "epochs": dict(epochs)}
     model = unshard(model)
-    for part in getattr(model, "folders", lambda: {"": model})().values():
+    for part in getattr(model, "get_models_by_folder", lambda: {"": model})().values():
         part.assets.files = source.tokenizer.build_files()
     if loop.ranks.is_first:
         checkpoint.save(model, run_dir, overwrite=True)

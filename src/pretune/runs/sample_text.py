@@ -59,7 +59,7 @@ def _take_prompt(row: Batch) -> list[int]:
 def continue_texts(model: Any, texts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> list[str]:
     """Texts, and what is likeliest to follow each, token by token: all of them at once, everything read anew."""
     writer = getattr(model, "forwards", model)
-    longest, device = writer.spec.longest, writer.tokens.weight.device
+    longest, device = writer.spec.max_length, writer.tokens.weight.device
     whole = [[*text] for text in texts]
     for _ in range(NEW_TOKENS):
         if longest is not None and max(map(len, whole)) >= longest:

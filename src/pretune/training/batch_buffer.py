@@ -41,7 +41,7 @@ class BufferLayout:
 
     def read(self, memory: Tensor) -> list[Batch]:
         """The batches that lie in a flat uint8 tensor, as views of it."""
-        return [_map_parts(batch, _TensorSlot, lambda place: place.of(memory)) for batch in self.batches]
+        return [_map_parts(batch, _TensorSlot, lambda place: place.view(memory)) for batch in self.batches]
 
 
 @dataclass(frozen=True, slots=True)

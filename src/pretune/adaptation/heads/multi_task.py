@@ -45,7 +45,7 @@ class Several:
         return self.heads[batch.task].counts(batch)
 
     def loss(self, model: Any, batch: Batch) -> Loss:
-        return self.heads[batch.task].loss(_SingleHeadView(model, model.head.part(batch.task)), batch)
+        return self.heads[batch.task].loss(_SingleHeadView(model, model.head.get_head(batch.task)), batch)
 
 
 class MultiTaskHeads(nn.Module):
