@@ -52,7 +52,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the backgro
 sys.argv[1:] = {arguments!r}
 from pretune.cli import main
 from pretune.cli._signals import INTERRUPTED
-from pretune.core.errors import Interrupted
+from pretune.core.errors import UserInterruptError
 sys.exit(main())
 """
 

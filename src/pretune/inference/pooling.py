@@ -85,7 +85,7 @@ def compute_states(model: LanguageModel, batch: Batch, layer: int | None = None)
     if model.prompt is not None:
         raise UsageError("a model with a learned prompt gives no vectors; embed with the model below it")
     rows = F.embedding(batch.tokens, model.tokens.weight)
-    found = _get_stack(model)(rows, batch, ask=OutputFlags(hidden=layer is not None, backend=model.attention_backend))
+    found = _get_stack(model)(rows, batch, flags=OutputFlags(hidden=layer is not None, backend=model.attention_backend))
     out: Tensor = found.states if layer is None else found.hidden[layer]
     return out
 

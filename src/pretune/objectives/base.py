@@ -95,7 +95,7 @@ class PretrainingModel(Protocol):
     def pool(self, states: Tensor, batch: Batch) -> Tensor:
         """[C, W]"""
 
-    def span_loss(self, left: Tensor, right: Tensor, place: Tensor, labels: Tensor) -> Loss:
+    def compute_span_loss(self, left: Tensor, right: Tensor, place: Tensor, labels: Tensor) -> Loss:
         """The span head's summed loss, from the states [M, W] at the edges of spans and the places inside them [M]."""
 
 

@@ -57,7 +57,7 @@ class RecordingModel:
         """[C, 1]"""
         return states.new_zeros(batch.cells, 1)
 
-    def span_loss(self, left: Tensor, right: Tensor, place: Tensor, labels: Tensor) -> Loss:
+    def compute_span_loss(self, left: Tensor, right: Tensor, place: Tensor, labels: Tensor) -> Loss:
         """The states are places, so those of the edges are known."""
         self.edges = RecordedEdges(left[:, 0].long(), right[:, 0].long(), place, labels)
         return Loss(sum=torch.zeros(()), count=(labels != IGNORE_INDEX).sum())
