@@ -24,7 +24,7 @@ import pretune as pt
 from pretune.adaptation.peft import nf4
 from pretune.adaptation.peft.base import TARGETS, PeftMethod, find_linears
 from pretune.adaptation.peft.lora import Lora
-from pretune.adaptation.peft.prefix import Prefix
+from pretune.adaptation.peft.prefix import PrefixTuning
 from pretune.adaptation.peft.qlora import Qlora, compute_footprint
 from pretune.core.errors import UsageError
 from pretune.models.model import LanguageModel
@@ -64,7 +64,7 @@ def main() -> None:
         "lora": Lora(targets=TARGETS),
         "qlora": Qlora(),
         "qlora, torch alone": Qlora(),
-        "prefix": Prefix(count=20),
+        "prefix": PrefixTuning(count=20),
     }
     found["rows"] = {}
     for name, method in every.items():
@@ -114,7 +114,7 @@ def compare_dequantized(base: LanguageModel) -> float:
 def compare_backends(base: LanguageModel, gpu: bool) -> dict[str, float]:
     """A prefix in every backend against the plainest, in fp32, short and long rows."""
     model = copy.deepcopy(base)
-    for name in Prefix(count=5).apply(model):
+    for name in PrefixTuning(count=5).apply(model):
         model.get_parameter(name).add_(0.1 * torch.randn_like(model.get_parameter(name)))
     found: dict[str, float] = {}
     longest = model.spec.max_length or 1024

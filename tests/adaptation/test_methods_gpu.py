@@ -8,7 +8,7 @@ import torch
 
 import pretune as pt
 from pretune.adaptation.peft.nf4 import build_scale_table, build_value_table, dequantise, quantise
-from pretune.adaptation.peft.prefix import Prefix
+from pretune.adaptation.peft.prefix import PrefixTuning
 from pretune.adaptation.peft.qlora import Qlora
 from pretune.core.errors import UsageError
 from pretune.models.catalog import build
@@ -53,7 +53,7 @@ def alike(found: Any, expected: Any, tolerance: float) -> None:
 def test_a_prefix_in_every_backend(family: str, lengths: tuple[int, ...], row: int | None) -> None:
     torch.compiler.reset()
     model = build(family, **SMALL, **MORE.get(family, {}))
-    for name in Prefix(count=7).apply(model):
+    for name in PrefixTuning(count=7).apply(model):
         with torch.no_grad():
             model.get_parameter(name).add_(0.2 * torch.randn(model.get_parameter(name).shape))
     model.eval()

@@ -10,7 +10,7 @@ import torch
 
 import pretune as pt
 from pretune.adaptation.peft.io import load_adapter, save_adapter
-from pretune.adaptation.peft.prefix import Prefix
+from pretune.adaptation.peft.prefix import PrefixTuning
 from pretune.core.errors import UsageError
 from pretune.core.types import Targets
 from pretune.models.model import LanguageModel
@@ -23,7 +23,7 @@ P = 4
 
 def stirred(case: str, size: float = 0.3, **settings: Any) -> LanguageModel:
     model = copy.deepcopy(model_of(case))
-    names = Prefix(count=P, **settings).apply(model)
+    names = PrefixTuning(count=P, **settings).apply(model)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for name in names:
@@ -40,7 +40,7 @@ def test_a_prefix_of_real_tokens_is_those_tokens(case: str) -> None:
     model = copy.deepcopy(model_of(case))
     sentences, tokens = text(4, 6, 3), (11, 7, 40, 2)
     expected = [found[P:] for found in read(model, [[*tokens, *sentence] for sentence in sentences], row=21)]
-    Prefix(count=P, tokens=tokens).apply(model)
+    PrefixTuning(count=P, tokens=tokens).apply(model)
     equal(torch.cat(read(model, sentences, row=9)), torch.cat(expected))
     laws.cache_is_no_cache(model, (4, 1, 3))
 
@@ -93,7 +93,9 @@ def test_attention_dropout_reaches_the_prefix(case: str) -> None:
     loud = model(batch).logits
     assert (loud - quiet).abs().max() > 1e-3
     loud.sum().backward()
-    assert all(model.get_parameter(name).grad.abs().sum() > 0 for name in Prefix(count=P).list_trainable_names(model))
+    assert all(
+        model.get_parameter(name).grad.abs().sum() > 0 for name in PrefixTuning(count=P).list_trainable_names(model)
+    )
 
 
 def test_queries_of_two_streams_see_it() -> None:
@@ -110,8 +112,8 @@ def test_queries_of_two_streams_see_it() -> None:
 @pytest.mark.parametrize("case", ["bert-base", "t5-base", "xlnet-base"])
 def test_a_network_makes_it_and_is_folded(case: str, tmp_path: Path) -> None:
     plain = copy.deepcopy(model_of(case))
-    Prefix(count=P).apply(plain, seed=4)
-    model, method = copy.deepcopy(model_of(case)), Prefix(count=P, hidden=5)
+    PrefixTuning(count=P).apply(plain, seed=4)
+    model, method = copy.deepcopy(model_of(case)), PrefixTuning(count=P, hidden=5)
     names = method.apply(model, seed=4)
     sentences = text(6, 3, 8)
     equal(torch.cat(read(model, sentences)), torch.cat(read(plain, sentences)), 0.0)  # it starts at the same place
@@ -121,16 +123,16 @@ def test_a_network_makes_it_and_is_folded(case: str, tmp_path: Path) -> None:
     expected = torch.cat(read(model, sentences))
     save_adapter(model, method, tmp_path / "adapter")
     again = copy.deepcopy(model_of(case))
-    assert load_adapter(again, tmp_path / "adapter") == Prefix(count=P)
+    assert load_adapter(again, tmp_path / "adapter") == PrefixTuning(count=P)
     equal(torch.cat(read(again, sentences)), expected, 1e-6)
 
 
 def test_a_side_may_be_left_out() -> None:
     model = copy.deepcopy(model_of("t5-base"))
-    names = Prefix(count=P, sides=("decoder",)).apply(model)
+    names = PrefixTuning(count=P, sides=("decoder",)).apply(model)
     assert names and all(name.startswith("decoder.") for name in names)
     with pytest.raises(UsageError, match="decoder"):
-        Prefix(sides=("decoder",)).apply(copy.deepcopy(model_of("bert-base")))
+        PrefixTuning(sides=("decoder",)).apply(copy.deepcopy(model_of("bert-base")))
 
 
 def test_positions_run_out_in_words() -> None:
@@ -142,6 +144,6 @@ def test_positions_run_out_in_words() -> None:
     with pytest.raises(UsageError, match=r"\b21\b.*\b24\b"):
         model.new_cache(1, 21)
     with pytest.raises(UsageError, match=r"\b24\b"):
-        Prefix(count=24).apply(copy.deepcopy(model_of("bert-base")))
+        PrefixTuning(count=24).apply(copy.deepcopy(model_of("bert-base")))
     with pytest.raises(UsageError, match=r"-1\b"):
-        Prefix(count=-1)
+        PrefixTuning(count=-1)

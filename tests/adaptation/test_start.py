@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from pretune.adaptation.peft.prefix import Prefix, compute_keys_values, list_stacks
+from pretune.adaptation.peft.prefix import PrefixTuning, compute_keys_values, list_stacks
 from pretune.adaptation.peft.prompt import Prompt
 from pretune.adaptation.peft.token_init import NUM_COMMON_TOKENS, choose_tokens
 from pretune.models.catalog import resolve
@@ -43,7 +43,7 @@ def test_a_prefix_starts_as_the_keys_and_values_of_what_is_drawn(case: str) -> N
     """In every block of every side, by default."""
     model = copy.deepcopy(model_of(case))
     expected = compute_keys_values(model, choose_tokens(model, 3, None, seed=6))
-    Prefix(count=3).apply(model, seed=6)
+    PrefixTuning(count=3).apply(model, seed=6)
     layers = [layer.attention for _, stack in list_stacks(model) for layer in stack]
     assert len(layers) == sum(len(stack.layers) for stack in model.spec.stacks)
     for attention in layers:

@@ -27,7 +27,7 @@ from pretune.nn.embeddings import Embed, Factor
 from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head, Transform
 from pretune.nn.norm import LayerNorm, RMSNorm
-from pretune.nn.positions import Alibi, Linear, RelativeBias, Rotary, Sinusoidal
+from pretune.nn.positions import Alibi, LinearScaling, RelativeBias, Rotary, Sinusoidal
 from pretune.nn.stack import Stack
 
 VOCAB = 61
@@ -140,7 +140,7 @@ def _made() -> dict[str, Model]:
                 depth=4,
                 share=2,
                 causal=True,
-                position=Rotary(scaling=Linear(factor=2.0), fraction=0.5),
+                position=Rotary(scaling=LinearScaling(factor=2.0), fraction=0.5),
                 blocks=(
                     Block(
                         attention=Attention(heads=4, kv_heads=2),

@@ -463,3 +463,18 @@ def test_a_check_of_a_spec_runs_after_that_of_its_literals() -> None:
         Checked(mode="b")
     with pytest.raises(UsageError, match="mode"):
         Checked(mode="c")  # type: ignore[arg-type]
+
+
+def test_kinds_are_free_of_class_names():
+    @spec(kind="prefix")
+    class PrefixSomething:
+        count: int = 1
+
+    @spec(tagged=False)
+    class Section:
+        part: PrefixSomething = PrefixSomething()
+
+    assert get_kind(PrefixSomething) == get_kind(PrefixSomething()) == "prefix" and get_kind(Section) == "section"
+    assert to_dict(Section()) == {"part": {"kind": "prefix", "count": 1}}
+    assert from_dict(Section, to_dict(Section())) == Section()
+    assert replace(Section(), {"part.count": "2"}).part.count == 2

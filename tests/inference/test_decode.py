@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretune.adaptation.adapted import adapt
 from pretune.adaptation.heads.generation import Generation
-from pretune.adaptation.peft.prefix import Prefix
+from pretune.adaptation.peft.prefix import PrefixTuning
 from pretune.adaptation.peft.prompt import Prompt
 from pretune.core.errors import UsageError
 from pretune.data.layout import batch
@@ -53,7 +53,7 @@ def test_with_a_cache_as_without(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [DECODERS[0], PAIRS[0], "llama-7b"])
-@pytest.mark.parametrize("method", [Prompt(count=3), Prefix(count=3)], ids=["prompt", "prefix"])
+@pytest.mark.parametrize("method", [Prompt(count=3), PrefixTuning(count=3)], ids=["prompt", "prefix"])
 def test_with_a_method_on_the_model(name: str, method: Any) -> None:
     model, prompts = deepcopy(model_of(name)), text(5, 2)
     method.apply(model)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretune.nn.positions import Alibi, Banded, Learned, Linear, Position, RelativeBias, Rotary, Sinusoidal
+from pretune.nn.positions import Alibi, Banded, Learned, LinearScaling, Position, RelativeBias, Rotary, Sinusoidal
 from pretune.nn.positions.rotary import rotate
 
 SIZES = {"width": 12, "heads": 4, "head_width": 6}
@@ -87,7 +87,7 @@ def test_rotary_scores_depend_on_distance_alone(i: int, j: int, shift: int) -> N
 
 
 def test_linear_scaling_reads_positions_as_fractions() -> None:
-    stretched = Rotary(scaling=Linear(factor=4.0)).build(width=1, heads=1, head_width=8)
+    stretched = Rotary(scaling=LinearScaling(factor=4.0)).build(width=1, heads=1, head_width=8)
     plain = Rotary().build(width=1, heads=1, head_width=8)
     for part, other in zip(stretched(torch.tensor([12, 20])), plain(torch.tensor([3, 5])), strict=True):
         torch.testing.assert_close(part, other, rtol=0, atol=1e-6)

@@ -15,12 +15,12 @@ from pretune.objectives.masked_seq2seq import MaskedSeq2seq
 from pretune.objectives.mixture import Mixture, Part, build_denoisers
 from pretune.objectives.multitask_masked import MultitaskMasked
 from pretune.objectives.noise import DocumentRotation
-from pretune.objectives.prefix import Prefix
+from pretune.objectives.prefix import PrefixLM
 from pretune.objectives.span_corruption import SpanCorruption
 from tests.contracts.restoring import sides
 from tests.objectives.seq2seq_cases import EOS, SENTINELS, VOCABULARY, lists, rng, uniform
 
-TWO = Mixture(parts=(Part(objective=Prefix(), weight=3.0), Part(objective=SpanCorruption())))
+TWO = Mixture(parts=(Part(objective=PrefixLM(), weight=3.0), Part(objective=SpanCorruption())))
 ROTATED = Denoising(noises=(DocumentRotation(),))
 
 
@@ -58,7 +58,7 @@ def test_each_lesson_is_that_of_its_part(shape: str) -> None:
 def test_marks_come_before_what_is_read() -> None:
     """In front of the source, or of the sequence: then the prefix is longer by one, and nothing is asked there."""
     text = uniform(50, 20)
-    spec = Mixture(parts=(Part(objective=Prefix(), mark=1), Part(objective=Causal())))
+    spec = Mixture(parts=(Part(objective=PrefixLM(), mark=1), Part(objective=Causal())))
     assert spec.shapes == ("decoder",)
     after = spec.bind(VOCABULARY, "decoder").corrupt(text, rng(text))
     marked = marks_of(after) == SENTINELS[-2]
@@ -87,7 +87,7 @@ def test_parts_do_without_the_marks() -> None:
 
 def test_bounds_are_the_largest() -> None:
     n = np.arange(1, 300)
-    spec = Mixture(parts=(Part(objective=Prefix(), mark=0), Part(objective=SpanCorruption(specials=1))))
+    spec = Mixture(parts=(Part(objective=PrefixLM(), mark=0), Part(objective=SpanCorruption(specials=1))))
     source, target = spec.bind(VOCABULARY, "encoder-decoder").lengths(n)
     parts = [part.objective.bind(VOCABULARY, "encoder-decoder").lengths(n) for part in spec.parts]
     assert (source == np.maximum(parts[0][0] + 1, parts[1][0])).all()

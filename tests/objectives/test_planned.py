@@ -29,7 +29,7 @@ from pretune.objectives.noise import (
     TokenDeletion,
     TokenMasking,
 )
-from pretune.objectives.prefix import Prefix
+from pretune.objectives.prefix import PrefixLM
 from pretune.objectives.span_corruption import SpanCorruption
 from pretune.objectives.supervised import Supervised
 from tests.data import test_parallel
@@ -40,7 +40,7 @@ EXTRA = tuple(range(1_000_149, 1_000_050, -1))
 VOCABULARY = Vocabulary(
     size=1_000_200, special=(CLS, SEP, *EXTRA[::-1]), roles=(("mask", EXTRA[-1]),), sentinels=EXTRA[:-1], start=CLS
 )
-INNER = Mixture(parts=(Part(objective=Prefix()), Part(objective=SpanCorruption(mean=1.0))))
+INNER = Mixture(parts=(Part(objective=PrefixLM()), Part(objective=SpanCorruption(mean=1.0))))
 OBJECTIVES: dict[str, Objective] = {
     "ul2": Mixture(parts=build_denoisers()),
     "ul2 and tasks": Mixture(),
@@ -48,7 +48,7 @@ OBJECTIVES: dict[str, Objective] = {
         parts=(Part(objective=SpanCorruption()), *(Part(objective=Supervised(), mark=i) for i in range(2)))
     ),
     "nested": Mixture(parts=(Part(objective=INNER, mark=0), Part(objective=Denoising(), weight=2.0))),
-    "prefix": Prefix(),
+    "prefix": PrefixLM(),
     "spans": SpanCorruption(rate=0.4),
     "denoising": Denoising(),
     "all noises": Denoising(
@@ -170,7 +170,7 @@ def test_the_part_that_is_planned_is_the_part_that_is_applied(given: Any, kind: 
     spec = Mixture(
         parts=tuple(
             Part(objective=part, weight=weight, mark=number)
-            for number, (part, weight) in enumerate([(SpanCorruption(), 1.0), (Prefix(), 2.0), (INNER, 0.5)])
+            for number, (part, weight) in enumerate([(SpanCorruption(), 1.0), (PrefixLM(), 2.0), (INNER, 0.5)])
         )
     )
     lesson = spec.bind(VOCABULARY, "encoder-decoder")

@@ -8,11 +8,11 @@ from pretune.core.types import IGNORE_INDEX
 from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
 from pretune.data.sequences import Sequences
-from pretune.objectives.prefix import Prefix, draw_split_points
+from pretune.objectives.prefix import PrefixLM, draw_split_points
 from tests.contracts.restoring import prefixed
 from tests.objectives.seq2seq_cases import BOS, EOS, PAD, VOCABULARY, framed, lists, made, rng, uniform
 
-DECODER, PAIR = (Prefix().bind(VOCABULARY, shape) for shape in ("decoder", "encoder-decoder"))
+DECODER, PAIR = (PrefixLM().bind(VOCABULARY, shape) for shape in ("decoder", "encoder-decoder"))
 
 
 def test_example() -> None:

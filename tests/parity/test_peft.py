@@ -17,7 +17,7 @@ from pretune.adaptation.peft.base import PeftMethod
 from pretune.adaptation.peft.ia3 import IA3
 from pretune.adaptation.peft.io import load_adapter, save_adapter
 from pretune.adaptation.peft.lora import Lora
-from pretune.adaptation.peft.prefix import Prefix
+from pretune.adaptation.peft.prefix import PrefixTuning
 from pretune.adaptation.peft.prompt import Prompt
 from pretune.adaptation.peft.qlora import Qlora
 from pretune.core.errors import CheckpointError
@@ -232,7 +232,7 @@ def with_prefix(theirs: Any, ours: LanguageModel) -> tuple[torch.Tensor, torch.T
 def test_prefixes_go_both_ways(name: str, tmp_path: Path) -> None:
     theirs, ours = base(name, tmp_path)
     plain = with_prefix(theirs, ours)[0]
-    method = Prefix(count=SLOTS, sides=("decoder",) if ours.spec.is_encoder_decoder else Prefix().sides)
+    method = PrefixTuning(count=SLOTS, sides=("decoder",) if ours.spec.is_encoder_decoder else PrefixTuning().sides)
     method.apply(ours)
     stir(p for p in ours.parameters() if p.requires_grad)
     save_adapter(ours, method, tmp_path / "adapter")
@@ -252,7 +252,7 @@ def test_prefixes_go_both_ways(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gpt", "xlnet"])
 def test_a_prefix_that_peft_would_pass_over_is_not_written_for_it(name: str, tmp_path: Path) -> None:
     _, ours = base(name, tmp_path)
-    method = Prefix(count=2)
+    method = PrefixTuning(count=2)
     method.apply(ours)
     stir(p for p in ours.parameters() if p.requires_grad)
     save_adapter(ours, method, tmp_path / "adapter")

@@ -20,13 +20,13 @@ from pretune.training.distributed import Ranks
 from pretune.training.loop import Loop
 from pretune.training.loss_module import ModelWithLoss
 from pretune.training.optim import AdamW, build_parameter_groups
-from pretune.training.schedules import Linear
+from pretune.training.schedules import LinearSchedule
 from pretune.training.train_state import TrainState
 from tests.parity.cases import ENCODER, GPT
 
 STEPS, ROWS, LONG = 50, 8, 24
 RATE, DECAY, CLIP = 2e-3, 0.01, 1.0
-SCHEDULE = Linear(warmup=5)
+SCHEDULE = LinearSchedule(warmup=5)
 MASK, PAD, IGNORE = 4, 0, -100
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 PEERS = {

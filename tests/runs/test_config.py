@@ -23,7 +23,7 @@ from pretune.runs.duration import parse_duration
 from pretune.runs.estimate import THIS_MACHINE, estimate_pretrain, measure_flops
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.optim import Lamb
-from pretune.training.schedules import Cosine, InverseSquareRoot, Linear, Stable
+from pretune.training.schedules import Cosine, InverseSquareRoot, LinearSchedule, Stable
 from tests.runs.small import Prepared, shrunk
 
 
@@ -132,12 +132,14 @@ class TestLengths:
         def schedule(name: str, **wishes: Any) -> Any:
             return build_pretrain_config(name, data=data, device="cpu", **wishes).train.schedule
 
-        assert schedule("bert-tiny", steps=200) == Linear(warmup=20)
-        assert schedule("bert-tiny", steps=10**6) == Linear(warmup=10_000)
-        assert schedule("bert-tiny", steps=5) == Linear(warmup=0)
-        assert schedule("bert-tiny", tokens=2048 * 200) == Linear(warmup=20)
-        assert schedule("bert-tiny", steps=200, changes={"train.schedule.warmup": "50"}) == Linear(warmup=50)
-        assert schedule("bert-tiny", steps=200, changes={"train.schedule.floor": "0.5"}) == Linear(warmup=20, floor=0.5)
+        assert schedule("bert-tiny", steps=200) == LinearSchedule(warmup=20)
+        assert schedule("bert-tiny", steps=10**6) == LinearSchedule(warmup=10_000)
+        assert schedule("bert-tiny", steps=5) == LinearSchedule(warmup=0)
+        assert schedule("bert-tiny", tokens=2048 * 200) == LinearSchedule(warmup=20)
+        assert schedule("bert-tiny", steps=200, changes={"train.schedule.warmup": "50"}) == LinearSchedule(warmup=50)
+        assert schedule("bert-tiny", steps=200, changes={"train.schedule.floor": "0.5"}) == LinearSchedule(
+            warmup=20, floor=0.5
+        )
         assert schedule("t5-small", steps=1000) == InverseSquareRoot(hold=100)
         assert schedule("mass", steps=1000) == InverseSquareRoot(warmup=100)
         assert schedule("bert-tiny", steps=9, changes={"train.schedule": "cosine"}) == Cosine()
@@ -172,7 +174,7 @@ class TestFiles:
         longer = build_pretrain_config(settings=first, tokens=4096 * 50, changes={"train.seed": "3"})
         assert (longer.train.steps, longer.train.tokens, longer.train.seed) == (None, 4096 * 50, 3)
         shorter = build_pretrain_config(settings=first, steps=10)
-        assert shorter.train.schedule == Linear(warmup=1)
+        assert shorter.train.schedule == LinearSchedule(warmup=1)
         other = build_pretrain_config(settings=first, objective="masked")
         assert other.model.pooler is None and first.model.pooler is not None
         assert "'gpt2'" in refused("gpt2", settings=first)
@@ -185,7 +187,7 @@ class TestFiles:
         )
         found = build_pretrain_config(settings=file, device="cpu")
         assert (found.train.steps, found.train.lr, config.get_kind(found.objective)) == (20, 1e-3, "masked")
-        assert found.train.schedule == Linear(warmup=2, floor=0.1) and isinstance(found.train.optimizer, Lamb)
+        assert found.train.schedule == LinearSchedule(warmup=2, floor=0.1) and isinstance(found.train.optimizer, Lamb)
         found = build_pretrain_config(
             "bert-mini", settings=file, changes={"train.lr": "2e-3"}, objective="span_masked", device="cpu"
         )

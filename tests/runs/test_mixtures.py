@@ -11,7 +11,7 @@ from pretune.data.stream import BatchStream
 from pretune.objectives.base import ModelShape
 from pretune.objectives.masked import Masked
 from pretune.objectives.mixture import Mixture, Part
-from pretune.objectives.prefix import Prefix
+from pretune.objectives.prefix import PrefixLM
 from pretune.objectives.span_corruption import SpanCorruption
 from pretune.objectives.supervised import Supervised
 from pretune.runs.samples import SampleHook
@@ -51,7 +51,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (Mixture().keep_document_parts(), "decoder"),
         (Mixture(), "encoder-decoder"),
         (T5, "encoder-decoder"),
-        (Prefix(), "encoder-decoder"),
+        (PrefixLM(), "encoder-decoder"),
         (SpanCorruption(), "encoder-decoder"),
     ],
     ids=["ul2", "ul2-decoder", "ul2-and-pairs", "t5", "prefix", "spans"],

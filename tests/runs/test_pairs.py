@@ -15,7 +15,7 @@ from pretune.data.parallel import ParallelSamples
 from pretune.objectives import build_objective
 from pretune.objectives.causal import Causal
 from pretune.objectives.mixture import Mixture, MixtureCorruption, Part
-from pretune.objectives.prefix import Prefix
+from pretune.objectives.prefix import PrefixLM
 from pretune.objectives.span_corruption import SpanCorruption
 from pretune.objectives.supervised import Supervised
 from pretune.runs.training_data import DataConfig, TrainingData
@@ -100,7 +100,11 @@ def test_a_mixture_reads_pairs_by_one_part_and_documents_by_others(prepared: Pre
 
 def test_weights_draw_among_the_parts_of_a_kind(prepared: Prepared) -> None:
     spec = Mixture(
-        parts=(Part(objective=Supervised()), Part(objective=Causal(), weight=3.0), Part(objective=Prefix(), weight=1.0))
+        parts=(
+            Part(objective=Supervised()),
+            Part(objective=Causal(), weight=3.0),
+            Part(objective=PrefixLM(), weight=1.0),
+        )
     )
     source = opened(prepared("unigram", "sentinels", "both"), spec, "decoder")
     made = stream(source)

@@ -8,7 +8,7 @@ import torch
 from pretune.training.async_metrics import StepMetrics
 from pretune.training.clock import TrainingClock
 from pretune.training.distributed import Ranks
-from pretune.training.schedules import Linear
+from pretune.training.schedules import LinearSchedule
 from pretune.training.train_state import TrainState
 
 
@@ -46,25 +46,27 @@ class Clock:
 
 
 def test_by_steps() -> None:
-    pace, state = TrainingClock(schedule=Linear(warmup=2), steps=10, phase_ends=(0.9, 1.0)), TrainState()
+    pace, state = TrainingClock(schedule=LinearSchedule(warmup=2), steps=10, phase_ends=(0.9, 1.0)), TrainState()
     clock = Clock(pace, state)
     clock.phase(0)
     assert state.step == 9 and pace.compute_progress(state) == 0.9
     clock.phase(1)
     assert state.step == 10 and pace.compute_progress(state) == 1.0
-    assert clock.rates == [Linear(warmup=2).compute_factor(step, 10) for step in range(10)] and not state.progress
+    assert (
+        clock.rates == [LinearSchedule(warmup=2).compute_factor(step, 10) for step in range(10)] and not state.progress
+    )
 
 
 @pytest.mark.parametrize(("steps", "share", "last"), [(10, 0.9, 9), (1, 0.9, 1), (3, 0.5, 2), (7, 0.01, 0)])
 def test_phases_end_at_shares_of_the_steps(steps: int, share: float, last: int) -> None:
-    pace = TrainingClock(schedule=Linear(), steps=steps, phase_ends=(share, 1.0))
+    pace = TrainingClock(schedule=LinearSchedule(), steps=steps, phase_ends=(share, 1.0))
     assert pace.find_end_step(0) == last and pace.find_end_step(1) == steps
 
 
 def test_by_the_clock() -> None:
     """It ends when what is kept back begins; its rate has come down to nearly nothing; all of it is remembered."""
     pace, state = (
-        TrainingClock(schedule=Linear(warmup=0.05), budget=100.0, phase_ends=(1.0,), reserve=10.0),
+        TrainingClock(schedule=LinearSchedule(warmup=0.05), budget=100.0, phase_ends=(1.0,), reserve=10.0),
         TrainState(),
     )
     clock = Clock(pace, state)
@@ -72,11 +74,14 @@ def test_by_the_clock() -> None:
     assert 85 < state.elapsed <= 91
     assert max(clock.rates) > 0.9 and clock.rates[-1] < 0.05
     assert len(state.progress) == state.step and state.progress == sorted(state.progress)
-    assert clock.rates == [Linear(warmup=0.05).compute_factor_at(done, 0) for done in state.progress]
+    assert clock.rates == [LinearSchedule(warmup=0.05).compute_factor_at(done, 0) for done in state.progress]
 
 
 def test_phases_by_the_clock() -> None:
-    pace, state = TrainingClock(schedule=Linear(), budget=100.0, phase_ends=(0.9, 1.0), reserve=10.0), TrainState()
+    pace, state = (
+        TrainingClock(schedule=LinearSchedule(), budget=100.0, phase_ends=(0.9, 1.0), reserve=10.0),
+        TrainState(),
+    )
     clock = Clock(pace, state, first=5.0)
     clock.phase(0)
     assert 70 < state.elapsed < 90
@@ -85,19 +90,22 @@ def test_phases_by_the_clock() -> None:
 
 
 def test_a_clock_that_is_over_at_once() -> None:
-    pace, state = TrainingClock(schedule=Linear(), budget=5.0, reserve=10.0), TrainState(elapsed=1.0)
+    pace, state = TrainingClock(schedule=LinearSchedule(), budget=5.0, reserve=10.0), TrainState(elapsed=1.0)
     Clock(pace, state).phase(0)
     assert state.step <= 2
 
 
 def test_repeated() -> None:
     """A run that begins with the numbers of another has its rates and phases, whatever its own clock says."""
-    pace, state = TrainingClock(schedule=Linear(), budget=60.0, phase_ends=(0.5, 1.0), reserve=3.0), TrainState()
+    pace, state = (
+        TrainingClock(schedule=LinearSchedule(), budget=60.0, phase_ends=(0.5, 1.0), reserve=3.0),
+        TrainState(),
+    )
     first = Clock(pace, state, first=4.0)
     for number in range(2):
         first.phase(number)
     again = TrainState(progress=[*state.progress], planned=[state.phases[1], state.step])
-    second = Clock(TrainingClock(schedule=Linear(), budget=60.0, phase_ends=(0.5, 1.0)), again, first=900.0)
+    second = Clock(TrainingClock(schedule=LinearSchedule(), budget=60.0, phase_ends=(0.5, 1.0)), again, first=900.0)
     for number in range(2):
         second.phase(number)
     assert second.rates == first.rates and again.phases[:2] == state.phases[:2] and again.progress == state.progress
@@ -110,7 +118,7 @@ def test_ranks_agree_on_what_a_phase_takes_to_begin() -> None:
         def share(self, value: float) -> float:
             return 7.0
 
-    pace, state = TrainingClock(schedule=Linear(), budget=100.0, phase_ends=(0.5, 1.0)), TrainState()
+    pace, state = TrainingClock(schedule=LinearSchedule(), budget=100.0, phase_ends=(0.5, 1.0)), TrainState()
     clock = Clock(pace, state)
     clock.ranks = First(torch.device("cpu"), rank=1, world=2)
     clock.phase(0)
@@ -126,7 +134,7 @@ def test_what_comes_after_the_last_step_is_kept_for(
     now, after = 20.0, 12.0
     monkeypatch.setattr("pretune.training.clock.time.monotonic", lambda: now)
     pace, state = (
-        TrainingClock(schedule=Linear(), budget=200.0, phase_ends=(0.9, 1.0), reserve=after),
+        TrainingClock(schedule=LinearSchedule(), budget=200.0, phase_ends=(0.9, 1.0), reserve=after),
         TrainState(elapsed=now),
     )
     clock = Clock(pace, state)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pretune.core.config import from_dict, replace, spec, to_dict
 from pretune.core.errors import UsageError
-from pretune.training.schedules import Constant, Cosine, InverseSquareRoot, Linear, Schedule, Slanted, Stable
+from pretune.training.schedules import Constant, Cosine, InverseSquareRoot, LinearSchedule, Schedule, Slanted, Stable
 
 TOTAL = 1000
 
@@ -19,7 +19,7 @@ shares = st.floats(0, 0.5)
 warmups = shares | st.integers(1, 400)
 schedules: st.SearchStrategy[Schedule] = st.one_of(
     st.builds(Constant, warmup=warmups),
-    st.builds(Linear, warmup=warmups, floor=shares),
+    st.builds(LinearSchedule, warmup=warmups, floor=shares),
     st.builds(Cosine, warmup=warmups, floor=shares),
     st.builds(InverseSquareRoot, warmup=st.integers(0, 400), hold=st.integers(0, 400), cooldown=shares),
     st.builds(Stable, warmup=warmups, decay=shares, shape=st.sampled_from(["linear", "root"]), floor=shares),
@@ -114,32 +114,32 @@ def test_time_and_steps_agree_where_the_run_is_even(schedule: Schedule, step: in
 def test_schedules_are_plain_data(schedule: Schedule) -> None:
     @spec
     class Train:
-        schedule: Schedule = Linear()
+        schedule: Schedule = LinearSchedule()
 
     assert from_dict(Train, to_dict(Train(schedule=schedule))) == Train(schedule=schedule)
 
 
 def test_a_warm_up_is_a_share_or_a_number_of_steps() -> None:
-    assert Linear(warmup=0.1).compute_factor(50, 1000) == 0.5
-    assert Linear(warmup=100).compute_factor(50, 1000) == 0.5
-    assert replace(Linear(), {"warmup": "0.25"}) == Linear(warmup=0.25)
-    assert replace(Linear(), {"warmup": "500"}) == Linear(warmup=500)
-    assert Linear(warmup=0).compute_factor(0, 10) == 1.0
+    assert LinearSchedule(warmup=0.1).compute_factor(50, 1000) == 0.5
+    assert LinearSchedule(warmup=100).compute_factor(50, 1000) == 0.5
+    assert replace(LinearSchedule(), {"warmup": "0.25"}) == LinearSchedule(warmup=0.25)
+    assert replace(LinearSchedule(), {"warmup": "500"}) == LinearSchedule(warmup=500)
+    assert LinearSchedule(warmup=0).compute_factor(0, 10) == 1.0
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: Linear(warmup=-1), "warmup -1"),
-        (lambda: Linear(warmup=1.5), "warmup 1.5"),
+        (lambda: LinearSchedule(warmup=-1), "warmup -1"),
+        (lambda: LinearSchedule(warmup=1.5), "warmup 1.5"),
         (lambda: Cosine(floor=1.5), "floor 1.5"),
         (lambda: Stable(warmup=0.7, decay=0.5), "warmup 0.7 .*decay 0.5"),
         (lambda: InverseSquareRoot(hold=-1), "hold -1"),
         (lambda: InverseSquareRoot(cooldown=2), "cooldown 2"),
         (lambda: Slanted(cut=0.0), "cut 0.0"),
         (lambda: Slanted(ratio=0.5), "ratio 0.5"),
-        (lambda: Linear(warmup=100).compute_factor(0, 100), "100 .*100"),
-        (lambda: Linear().compute_factor(0, 0), r"\b0 steps"),
+        (lambda: LinearSchedule(warmup=100).compute_factor(0, 100), "100 .*100"),
+        (lambda: LinearSchedule().compute_factor(0, 0), r"\b0 steps"),
         (lambda: Slanted().compute_factor(0, 0), r"\b0 steps"),
     ],
 )
@@ -184,7 +184,7 @@ def test_schedules_are_those_of_transformers(warmup: int) -> None:
     wsd = partial(o._get_wsd_scheduler_lambda, **stable, warmup_type="linear", min_lr_ratio=0.0, num_cycles=0.5)
     pairs = [
         (Constant(warmup=warmup), partial(o._get_constant_schedule_with_warmup_lr_lambda, num_warmup_steps=warmup)),
-        (Linear(warmup=warmup), partial(o._get_linear_schedule_with_warmup_lr_lambda, **run)),
+        (LinearSchedule(warmup=warmup), partial(o._get_linear_schedule_with_warmup_lr_lambda, **run)),
         (Cosine(warmup=warmup), partial(o._get_cosine_schedule_with_warmup_lr_lambda, **half)),
         (
             Cosine(warmup=warmup, floor=0.1),
@@ -198,4 +198,4 @@ def test_schedules_are_those_of_transformers(warmup: int) -> None:
         pairs.append((InverseSquareRoot(warmup=warmup), rooted))
     for ours, theirs in pairs:
         for step in range(TOTAL + 1):
-            assert ours.factor(step, TOTAL) == pytest.approx(theirs(step), abs=1e-7), (ours, step)
+            assert ours.compute_factor(step, TOTAL) == pytest.approx(theirs(step), abs=1e-7), (ours, step)

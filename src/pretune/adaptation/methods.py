@@ -29,7 +29,7 @@ from pretune.adaptation.peft.io import (
     AdapterExtras,
     save_adapter,
 )
-from pretune.adaptation.peft.prefix import Prefix
+from pretune.adaptation.peft.prefix import PrefixTuning
 from pretune.adaptation.peft.prompt import Prompt
 from pretune.models.model import LanguageModel
 from pretune.training.loop import Hook
@@ -59,7 +59,7 @@ def count_slots(method: AnyMethod) -> int:
 
 def count_positions(method: AnyMethod) -> int:
     """How many of a model's positions are taken before the text: so much shorter the longest text is."""
-    return method.count if isinstance(method, Prompt | Prefix) else 0
+    return method.count if isinstance(method, Prompt | PrefixTuning) else 0
 
 
 def save(

@@ -14,12 +14,12 @@ from pretune.core.errors import UsageError
 EarlyStoppingMode = bool | Literal["never"]
 
 
-@spec
+@spec(kind="greedy")
 class GreedySearch:
     """The likeliest token, always."""
 
 
-@spec
+@spec(kind="sample")
 class Sampling:
     """A token drawn from the model's distribution: sharpened or flattened, then cut where a filter says so.
 
@@ -47,7 +47,7 @@ class Sampling:
             raise UsageError(f"seed {self.seed} must be from 0 to 2**63 - 1")
 
 
-@spec
+@spec(kind="beam")
 class BeamSearch:
     """The likeliest texts that a search of so many at a time finds.
 

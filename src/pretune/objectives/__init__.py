@@ -20,7 +20,7 @@ OBJECTIVES: "Registry[type[Objective]]" = Registry(
         "translation": "pretune.objectives.translation:Translation",
         "replaced_token": "pretune.objectives.replaced_token:ReplacedToken",
         "supervised": "pretune.objectives.supervised:Supervised",
-        "prefix": "pretune.objectives.prefix:Prefix",
+        "prefix": "pretune.objectives.prefix:PrefixLM",
         "span_corruption": "pretune.objectives.span_corruption:SpanCorruption",
         "denoising": "pretune.objectives.denoising:Denoising",
         "masked_seq2seq": "pretune.objectives.masked_seq2seq:MaskedSeq2seq",

@@ -44,7 +44,7 @@ from pretune.objectives.denoising import Denoising
 from pretune.objectives.masked import Masked
 from pretune.objectives.masked_seq2seq import MaskedSeq2seq
 from pretune.objectives.multitask_masked import MultitaskMasked
-from pretune.objectives.prefix import LENGTH_DISPERSION, Prefix
+from pretune.objectives.prefix import LENGTH_DISPERSION, PrefixLM
 from pretune.objectives.seq2seq import get_sample_info
 from pretune.objectives.span_corruption import SpanCorruption
 from pretune.objectives.supervised import Supervised
@@ -56,9 +56,7 @@ _LARGE_BATCH_FACTOR = 10**6
 class Part:
     """One objective of a mixture."""
 
-    objective: (
-        "Causal | Prefix | SpanCorruption | Denoising | MaskedSeq2seq | Masked | MultitaskMasked | Supervised | Mixture"
-    )
+    objective: "Causal | PrefixLM | SpanCorruption | Denoising | MaskedSeq2seq | Masked | MultitaskMasked | Supervised | Mixture"
     weight: float = 1.0
     mark: int | None = None  # the sentinel before its input, counted from the last: 0, 1, …
 
@@ -92,7 +90,7 @@ def build_denoisers(*, with_mode_tokens: bool = True) -> tuple[Part, ...]:
         )
         for mark, rate, mean in spans
     ]
-    return (*found, Part(objective=Prefix(), weight=0.2, mark=1 if with_mode_tokens else None))
+    return (*found, Part(objective=PrefixLM(), weight=0.2, mark=1 if with_mode_tokens else None))
 
 
 @spec

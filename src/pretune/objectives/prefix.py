@@ -40,8 +40,8 @@ LENGTH_DISPERSION = 2.0
 """The sum of squared lengths of a batch's sequences, in multiples of what it were if they were equally long."""
 
 
-@spec
-class Prefix:
+@spec(kind="prefix")
+class PrefixLM:
     """The rest of a text after a first part that sees itself in both directions (prefix LM)."""
 
     shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder-decoder", "decoder")

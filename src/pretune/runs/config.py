@@ -23,13 +23,13 @@ from pretune.runs.training_data import DataConfig
 from pretune.training.cost import Tariff
 from pretune.training.distributed import Parallel
 from pretune.training.optim import AdamW, Optim
-from pretune.training.schedules import Linear, Schedule
+from pretune.training.schedules import LinearSchedule, Schedule
 
 T = TypeVar("T")
 SECTIONS = ("model", "objective", "data", "train")
 
 
-@spec
+@spec(tagged=False)
 class TrainConfig:
     """How a run learns. Of `steps`, `tokens`, `epochs` and `budget` (seconds) one says how long it is."""
 
@@ -40,7 +40,7 @@ class TrainConfig:
     start: str | None = None  # a directory whose weights it goes on from (`--from`)
     lr: float
     optimizer: Optim = AdamW()  # its `lr` is the one above
-    schedule: Schedule = Linear()
+    schedule: Schedule = LinearSchedule()
     batch_tokens: int = 65_536  # per step, over all ranks and micro-batches
     micro_tokens: int | None = None  # per rank at a time; found where it is not given
     clip: float | None = 1.0

@@ -40,7 +40,7 @@ _MIN_FILL, _SAMPLE_SEQUENCES = 0.94, 4096  # so full rows are to be; with so man
 _MAX_ROW_FACTOR = 4  # a few long targets make rows longer by no more than this
 
 
-@spec
+@spec(tagged=False)
 class DataConfig:
     """What is read, and how it is cut."""
 

@@ -27,7 +27,7 @@ __all__ = ["Cost", "Energy", "CostMeter", "Tariff", "Totals", "compute_cost", "b
 _JOULES_PER_KWH = 3.6e6  # joules
 
 
-@spec
+@spec(tagged=False)
 class Tariff:
     """What a kilowatt-hour emits, and what it and an hour of a device cost; None: what our table of devices says.
 

@@ -34,8 +34,8 @@ class Constant:
         return _apply_timed_warmup(self.warmup, progress, step, lambda x: 1.0)
 
 
-@spec
-class Linear:
+@spec(kind="linear")
+class LinearSchedule:
     """Up in a line, down in a line (BERT: 10,000 steps up of 1,000,000; RoBERTa: 24,000 of 500,000)."""
 
     warmup: int | float = 0.01
@@ -159,7 +159,7 @@ class Slanted:
         return (1 + height * (self.ratio - 1)) / self.ratio
 
 
-Schedule = Constant | Linear | Cosine | InverseSquareRoot | Stable | Slanted
+Schedule = Constant | LinearSchedule | Cosine | InverseSquareRoot | Stable | Slanted
 
 
 def _apply_warmup(warmup: float, step: float, total: float, decay: DecayFunction) -> float:

@@ -11,7 +11,7 @@ from pretune.models.families import FAMILIES, MODEL_TYPES
 from pretune.models.hf.checks import check_size, read_key
 from pretune.models.hf.config import CODE_KEYS, IGNORED_KEYS, Layout, is_equivalent, refuse_code
 from pretune.models.spec import Model
-from pretune.nn.positions import Banded, Linear, Rotary
+from pretune.nn.positions import Banded, LinearScaling, Rotary
 
 LEFTOVERS = {
     "architectures": None, "bad_words_ids": None, "begin_suppress_tokens": None, "chunk_size_feed_forward": 0,
@@ -462,8 +462,11 @@ BANDED = Banded(factor=8.0, low=1.0, high=4.0, original=8192)
         ({"rope_theta": 500.0, "rope_scaling": LLAMA3}, Rotary(theta=500.0, scaling=BANDED)),
         ({"rope_parameters": {**LLAMA3, "rope_theta": 500.0}}, Rotary(theta=500.0, scaling=BANDED)),
         ({"rope_parameters": LLAMA3, "rope_scaling": LLAMA3}, Rotary(scaling=BANDED)),
-        ({"rope_scaling": {"type": "linear", "factor": 2}}, Rotary(scaling=Linear(factor=2.0))),
-        ({"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2.0}}, Rotary(scaling=Linear(factor=2))),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, Rotary(scaling=LinearScaling(factor=2.0))),
+        (
+            {"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2.0}},
+            Rotary(scaling=LinearScaling(factor=2)),
+        ),
         ({"rope_scaling": {"type": None, "factor": None}, "partial_rotary_factor": 1.0}, Rotary()),
     ],
 )

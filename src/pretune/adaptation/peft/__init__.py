@@ -20,7 +20,7 @@ PEFT_METHODS: "Registry[type[PeftMethod]]" = Registry(
     "method",
     {
         "adapter": "pretune.adaptation.peft.adapter:Adapter",
-        "prefix": "pretune.adaptation.peft.prefix:Prefix",
+        "prefix": "pretune.adaptation.peft.prefix:PrefixTuning",
         "prompt": "pretune.adaptation.peft.prompt:Prompt",
         "lora": "pretune.adaptation.peft.lora:Lora",
         "qlora": "pretune.adaptation.peft.qlora:Qlora",

@@ -28,7 +28,7 @@ from pretune.adaptation.peft.base_model import build_base_paths, resolve_referen
 from pretune.adaptation.peft.head_format import add_head, detect_head, split_head
 from pretune.adaptation.peft.lora import LoraLinear
 from pretune.adaptation.peft.peft_format import LoadedAdapter, pack, unpack
-from pretune.adaptation.peft.prefix import Prefix
+from pretune.adaptation.peft.prefix import PrefixTuning
 from pretune.adaptation.peft.qlora import QloraLinear, iter_original_weights
 from pretune.core import config, io
 from pretune.core.config.read import format_value
@@ -77,7 +77,7 @@ def save_adapter(
     if extras.task is not None:
         found["head"] = config.to_dict(extras.task)
     tensors = get_adapter_state(method, model)
-    if isinstance(method, Prefix):
+    if isinstance(method, PrefixTuning):
         method, tensors = method.fold(model)
         found["method"] = config.to_dict(method)
     if packed is not None and extras.layout is not None and extras.task is not None:

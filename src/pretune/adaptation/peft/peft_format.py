@@ -16,7 +16,7 @@ from torch import Tensor
 from pretune.adaptation.peft.base import PeftMethod, Target
 from pretune.adaptation.peft.ia3 import IA3, InputScaledLinear, ScaledLinear
 from pretune.adaptation.peft.lora import Lora, LoraLinear
-from pretune.adaptation.peft.prefix import Prefix
+from pretune.adaptation.peft.prefix import PrefixTuning
 from pretune.adaptation.peft.prefix_format import TABLE_KEY, pack_prefix, unpack_prefix
 from pretune.adaptation.peft.prompt import Prompt
 from pretune.adaptation.peft.qlora import Qlora, QloraLinear
@@ -55,7 +55,7 @@ def pack(method: PeftMethod, model: LanguageModel) -> PeftAdapter | None:
     """What a method has learned as the reference reads it; None where it does not have the method or the layers."""
     if isinstance(method, Prompt):
         return _pack_prompt(method, model)
-    if isinstance(method, Prefix):
+    if isinstance(method, PrefixTuning):
         made = pack_prefix(*method.fold(model), model.spec)
         return None if made is None else PeftAdapter(config={**_COMMON_CONFIG, **made[0]}, tensors={TABLE_KEY: made[1]})
     if not isinstance(method, Lora | Qlora | IA3):

@@ -40,8 +40,8 @@ KeysAndValues = tuple[Tensor, Tensor]
 PREFIX_PATH = ".attention.prefix."
 
 
-@spec
-class Prefix:
+@spec(kind="prefix")
+class PrefixTuning:
     """Prefix-tuning: learned keys and values before the text, in every block (Li and Liang, 2021)."""
 
     count: int = 20
@@ -90,9 +90,9 @@ class Prefix:
         """Refuse: keys and values are not weights."""
         raise UsageError("a prefix cannot be merged into the weights: it is read with every text")
 
-    def fold(self, model: LanguageModel) -> "tuple[Prefix, dict[str, Tensor]]":
+    def fold(self, model: LanguageModel) -> "tuple[PrefixTuning, dict[str, Tensor]]":
         """The same prefix without the network that made it, and its keys and values by name."""
-        made = Prefix(count=self.count, tokens=self.tokens, sides=self.sides)
+        made = PrefixTuning(count=self.count, tokens=self.tokens, sides=self.sides)
         out: dict[str, Tensor] = {}
         for path, module in model.named_modules():
             if isinstance(module, KeyValuePrefix | ReparameterizedPrefix):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretune.adaptation.peft.prefix import Prefix
+from pretune.adaptation.peft.prefix import PrefixTuning
 from pretune.core.errors import CheckpointError
 from pretune.models.families import FAMILIES
 from pretune.models.hf.checkpoint import NATIVE_TYPE, describe_checkpoint
@@ -20,7 +20,9 @@ from pretune.nn.stack import Stack
 TABLE_KEY = "prompt_embeddings"
 
 
-def pack_prefix(method: Prefix, tensors: Mapping[str, Tensor], spec: Model) -> tuple[dict[str, Any], Tensor] | None:
+def pack_prefix(
+    method: PrefixTuning, tensors: Mapping[str, Tensor], spec: Model
+) -> tuple[dict[str, Any], Tensor] | None:
     """Config and table `[P, layers 2 width]`; None where the reference has no place for such a prefix."""
     shape = _get_head_shape(spec)
     if shape is None or not method.count or (spec.is_encoder_decoder and method.sides != ("decoder",)):
@@ -48,7 +50,7 @@ def pack_prefix(method: Prefix, tensors: Mapping[str, Tensor], spec: Model) -> t
     return config, table.flatten(1)
 
 
-def unpack_prefix(count: int, table: Tensor | None, spec: Model) -> tuple[Prefix, dict[str, Tensor]]:
+def unpack_prefix(count: int, table: Tensor | None, spec: Model) -> tuple[PrefixTuning, dict[str, Tensor]]:
     """A prefix of the reference's in our names."""
     shape = _get_head_shape(spec)
     if shape is None:
@@ -66,7 +68,7 @@ def unpack_prefix(count: int, table: Tensor | None, spec: Model) -> tuple[Prefix
         for layer, place in enumerate(places)
         for i, part in enumerate(("keys", "values"))
     }
-    return Prefix(count=count, sides=("decoder",) if spec.is_encoder_decoder else Prefix().sides), out
+    return PrefixTuning(count=count, sides=("decoder",) if spec.is_encoder_decoder else PrefixTuning().sides), out
 
 
 def _get_head_shape(spec: Model) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""What a spec is: a frozen, keyword-only dataclass with slots, its kind, its plain form, and its fields' types."""
+"""Specs: frozen, keyword-only dataclasses with slots, their kinds, their plain form and the types of their fields."""
 
 import dataclasses
 import functools
@@ -6,7 +6,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeVar, dataclass_transform
+from typing import Any, Literal, NamedTuple, TypeVar, dataclass_transform, overload
 
 from pretune.core.errors import UsageError, suggest
 
@@ -16,9 +16,28 @@ KIND = "kind"
 """The key that names a spec's class in its plain form; no field may have this name."""
 
 
+@overload
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
-def spec(cls: type[T]) -> type[T]:
-    """Make a class a spec: `dataclass(frozen=True, kw_only=True, slots=True)` that checks its literals."""
+def spec(cls: type[T], /) -> type[T]: ...
+
+
+@overload
+def spec(*, kind: str | None = None, tagged: bool = True) -> Callable[[type[T]], type[T]]: ...
+
+
+def spec(cls: type[T] | None = None, /, *, kind: str | None = None, tagged: bool = True) -> Any:
+    """Make a class a spec: `dataclass(frozen=True, kw_only=True, slots=True)` that checks its literals.
+
+    Used as `@spec` or `@spec(kind="prefix")`. `kind` is the name of the class in files and settings, by default its
+    snake_case name, so that a class can be renamed without changing files. With `tagged=False` the plain form has no
+    key `kind`: for classes that stand where only one class is possible.
+    """
+    if cls is None:
+        return functools.partial(_make_spec, kind=kind, tagged=tagged)
+    return _make_spec(cls, kind=kind, tagged=tagged)
+
+
+def _make_spec(cls: type[T], *, kind: str | None, tagged: bool) -> type[T]:
     if KIND in cls.__annotations__:
         raise TypeError(f"{cls.__name__}: a spec may not have a field named '{KIND}'")
     inner: Callable[[Any], None] | None = getattr(cls, "__post_init__", None)
@@ -29,7 +48,18 @@ def spec(cls: type[T]) -> type[T]:
             inner(self)
 
     cls.__post_init__ = post_init  # type: ignore[attr-defined]
-    return dataclasses.dataclass(frozen=True, kw_only=True, slots=True)(cls)
+    made = dataclasses.dataclass(frozen=True, kw_only=True, slots=True)(cls)
+    if kind is not None:
+        _KINDS[made] = kind
+    if not tagged:
+        _UNTAGGED.add(made)
+    return made
+
+
+_KINDS: dict[type, str] = {}
+"""Kinds that classes state themselves."""
+_UNTAGGED: set[type] = set()
+"""Classes whose plain form does not name their kind."""
 
 
 def check_literals(spec: Any) -> None:
@@ -65,9 +95,11 @@ def _find_literals(cls: type) -> dict[str, tuple[Any, ...]]:
 
 
 def get_kind(spec: object) -> str:
-    """The snake_case name of a spec's class, given the class or an instance: LayerNorm -> 'layer_norm'."""
-    name = spec.__name__ if isinstance(spec, type) else type(spec).__name__
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+    """Return the kind of a spec, given the class or an instance: as stated, else LayerNorm -> 'layer_norm'."""
+    cls = spec if isinstance(spec, type) else type(spec)
+    if cls in _KINDS:
+        return _KINDS[cls]
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
 
 
 def is_spec(value: object) -> bool:
@@ -76,10 +108,11 @@ def is_spec(value: object) -> bool:
 
 
 def to_dict(spec: object) -> dict[str, Any]:
-    """The plain, JSON-ready form: `get_kind` first, then every field; tuples become lists."""
+    """The plain, JSON-ready form: `kind` first (unless the class is untagged), then every field; tuples become lists."""
     if not is_spec(spec):
         raise TypeError(f"expected a spec, found {type(spec).__name__}")
-    return {KIND: get_kind(spec), **{name: to_plain(getattr(spec, name)) for name in get_fields(type(spec))}}
+    tag = {} if type(spec) in _UNTAGGED else {KIND: get_kind(spec)}
+    return {**tag, **{name: to_plain(getattr(spec, name)) for name in get_fields(type(spec))}}
 
 
 def to_plain(value: Any) -> Any:

@@ -28,7 +28,7 @@ from pretune.nn.block import Block, Norms
 from pretune.nn.feedforward import FeedForward
 from pretune.nn.heads import Head
 from pretune.nn.norm import Norm, RMSNorm
-from pretune.nn.positions import Banded, Linear, Rotary
+from pretune.nn.positions import Banded, LinearScaling, Rotary
 from pretune.nn.stack import Stack
 
 NORM = RMSNorm(eps=1e-6)
@@ -118,7 +118,7 @@ def build_rope_key(theta: float = 10000.0, fraction: float = 1.0, old_names: tup
         out: dict[str, Any] = {"rope_type": "default", "rope_theta": rotary.theta}
         if fraction != 1.0 or rotary.fraction != 1.0:
             out["partial_rotary_factor"] = rotary.fraction
-        if isinstance(rotary.scaling, Linear):
+        if isinstance(rotary.scaling, LinearScaling):
             out |= {"rope_type": "linear", "factor": rotary.scaling.factor}
         elif isinstance(rotary.scaling, Banded):
             out |= {
@@ -138,13 +138,13 @@ def _check_rope_type(key: str, value: Any) -> str:
     return str(check_choice(key, value, {name: name for name in ROPE_SCALINGS}))
 
 
-def _read_scaling(kind: str, get: Callable[[str, Check], Any], context: int) -> Linear | Banded | None:
+def _read_scaling(kind: str, get: Callable[[str, Check], Any], context: int) -> LinearScaling | Banded | None:
     numbers = {name: get(name, check_positive) for name in ROPE_SCALINGS[kind]}
     for name, value in numbers.items():
         if value is None:
             raise CheckpointError(f"key 'rope_parameters.{name}' is missing, which rope_type '{kind}' needs")
     if kind == "linear":
-        return Linear(factor=numbers["factor"])
+        return LinearScaling(factor=numbers["factor"])
     if kind == "default":
         return None
     return Banded(

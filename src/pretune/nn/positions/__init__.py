@@ -7,9 +7,9 @@ keys, or as a `bias` on attention scores. All modules are stateless but for lear
 from pretune.nn.positions.alibi import Alibi
 from pretune.nn.positions.learned import Learned
 from pretune.nn.positions.relative import RelativeBias
-from pretune.nn.positions.rotary import Banded, Linear, Rotary
+from pretune.nn.positions.rotary import Banded, LinearScaling, Rotary
 from pretune.nn.positions.sinusoidal import Sinusoidal
 
 Position = Learned | Sinusoidal | Rotary | Alibi | RelativeBias
 
-__all__ = ["Alibi", "Banded", "Learned", "Linear", "Position", "RelativeBias", "Rotary", "Sinusoidal"]
+__all__ = ["Alibi", "Banded", "Learned", "LinearScaling", "Position", "RelativeBias", "Rotary", "Sinusoidal"]

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from pretune.core.config import spec
 
 
-@spec
-class Linear:
+@spec(kind="linear")
+class LinearScaling:
     """All positions divided by `factor` (Chen et al., 2023)."""
 
     factor: float
@@ -44,7 +44,7 @@ class Rotary:
 
     theta: float = 10000.0
     fraction: float = 1.0
-    scaling: Linear | Banded | None = None
+    scaling: LinearScaling | Banded | None = None
 
     mechanism: ClassVar[str] = "rotation"
 

@@ -51,13 +51,13 @@ from pretune.training.optim.adamw import AdamW
 from pretune.training.rank_zero import run_on_rank_zero
 from pretune.training.records import ResumeFile
 from pretune.training.run_logger import RunLogger
-from pretune.training.schedules import Linear
+from pretune.training.schedules import LinearSchedule
 from pretune.training.train_state import TrainState
 
 SCORES_FILE = "scores.json"
 
 
-@spec
+@spec(tagged=False)
 class EmbeddingTrainConfig:
     """How vectors are learnt; the numbers are those of S-BERT, but for the batch, which in-batch negatives want large.
 
@@ -208,7 +208,7 @@ class EmbeddingRun:
         )
         state = TrainState() if found is None else restore_checkpoint(found, self.model, optimizer)
         self.ranks.broadcast_tensors(self.model.parameters())
-        schedule = Linear(warmup=fit.warmup)
+        schedule = LinearSchedule(warmup=fit.warmup)
         loop = Loop(
             module=ModelWithLoss(self.model, ContrastiveObjective(self.dataset.columns, self.ranks)).train(),
             optimizer=optimizer,

@@ -22,12 +22,12 @@ from pretune.runs.config import TrainConfig, apply_changes
 from pretune.tasks.task import Type
 from pretune.training.cost import Tariff
 from pretune.training.optim import AdamW, Optim
-from pretune.training.schedules import Linear, Schedule
+from pretune.training.schedules import LinearSchedule, Schedule
 
 SECTIONS = ("base", "task", "method", "tune", "data", "train")
 
 
-@spec
+@spec(tagged=False)
 class BaseConfig:
     """What is adapted: the directory of a run or a Hugging Face model, with its weights or with new ones."""
 
@@ -47,7 +47,7 @@ class BaseConfig:
         return next((name for name in ("extra", "tokenizer", "positions") if getattr(self, name)), None)
 
 
-@spec
+@spec(tagged=False)
 class TaskConfig:
     """The task: one of ours by `name`, or files of one's own by `train` and columns."""
 
@@ -84,7 +84,7 @@ class TaskConfig:
                 raise UsageError(f"task.{name} {value} must be at least 1: how many examples are kept")
 
 
-@spec
+@spec(tagged=False)
 class AdaptationConfig:
     """What is trained beside what the method says, and how the head is made."""
 
@@ -105,7 +105,7 @@ class AdaptationConfig:
             raise UsageError(f"tune.temperature {self.temperature:g} must be at least 1")
 
 
-@spec
+@spec(tagged=False)
 class SequenceConfig:
     """How examples become sequences; None: what the model and the kind of task allow."""
 
@@ -114,7 +114,7 @@ class SequenceConfig:
     new_tokens: int | None = None  # of an answer that is text
 
 
-@spec
+@spec(tagged=False)
 class FinetuneTrainConfig:
     """How it learns. `steps` or `epochs` say how long."""
 
@@ -123,7 +123,7 @@ class FinetuneTrainConfig:
     batch: int = 32  # examples of a step
     lr: float
     optimizer: Optim = AdamW()  # its `lr` is the one above
-    schedule: Schedule = Linear(warmup=0.1)
+    schedule: Schedule = LinearSchedule(warmup=0.1)
     clip: float | None = 1.0
     seed: int = 0
     patience: int | None = None  # so many evaluations without anything better end it; None: it goes to its end

@@ -13,7 +13,7 @@ from pretune.tasks.template import Template
 TASK_FILE = "task.json"
 
 
-@spec
+@spec(tagged=False)
 class TaskMember:
     """One of several tasks, each with a head of its own."""
 
@@ -23,7 +23,7 @@ class TaskMember:
     new_tokens: int | None = None
 
 
-@spec
+@spec(tagged=False)
 class SavedTask:
     """A task, the columns of its files, and how its examples become sequences."""
 

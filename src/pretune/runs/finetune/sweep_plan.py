@@ -10,7 +10,7 @@ from pretune.runs.finetune.config import FinetuneConfig
 TRIALS_DIR = "trials"
 
 
-@spec
+@spec(tagged=False)
 class SweepPlan:
     """Rates are tried with the first seed and all labels, on dev; the other seeds and counts follow with the best."""
 
