@@ -220,18 +220,13 @@ class QuickstartRun:
         """Run all stages, the most important rows first."""
         few, most, limit = min(self.plan.labels), max(self.plan.labels), self.plan.pretrain * self.budget
         first: list[Job] = [("frozen", few, 0), ("full", few, 0)]
-        second: list[Job] = [
-            *((key, labels, 0) for labels in self.plan.labels for key in SMALL_MODEL_ROWS),
-            ("full", most, 0),
-        ]
+        small: list[Job] = [(key, labels, 0) for labels in self.plan.labels for key in SMALL_MODEL_ROWS]
+        second: list[Job] = [*small, ("full", most, 0)]
         keys, seeds = ("full", *SMALL_MODEL_ROWS, "frozen", "lora"), range(self.plan.seeds)
         jobs = [(key, labels, seed) for seed in seeds for labels in self.plan.labels for key in keys]
         third = [job for job in jobs if job not in first + second]
         stages: dict[str, tuple[str, Callable[[], None]]] = {
-            "read": (
-                f"{len(self.train_pool):,} reviews without labels give a vocabulary and word vectors",
-                self.prepare_data,
-            ),
+            "read": (f"vocabulary and word vectors of {len(self.train_pool):,} unlabeled reviews", self.prepare_data),
             "baselines": ("simple methods, with all numbers of labels", self.fit_baselines),
             "few labels": (f"a pre-trained encoder with {few:,} labels", lambda: self.measure(first)),
             "pre-train": (
