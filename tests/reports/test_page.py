@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
-from pretune.core.format import format_mass
+from pretune.core.format import format_kilograms
 from pretune.metrics.averages import GLUE, SUITES
 from pretune.reports import facts, report
 from pretune.reports.charts import MAX_POINTS, Series, compute_ticks, downsample, draw_line_chart
@@ -368,11 +368,14 @@ class TestResults:
         page = made([folder], tmp_path)
         one = json.loads((shown / "cost.json").read_text())
         assert [row for row in rows(page, "cost") if row.startswith("2 ")] and len(rows(page, "cost")) >= 3
-        assert f"<b>{format_mass(one['co2e_kg'])}</b>" in before and f"<b>{format_mass(3 * one['co2e_kg'])}</b>" in page
+        assert (
+            f"<b>{format_kilograms(one['co2e_kg'])}</b>" in before
+            and f"<b>{format_kilograms(3 * one['co2e_kg'])}</b>" in page
+        )
         page = made([folder, folder / "tuned/a"], tmp_path)
         assert [
             row for row in rows(page, "cost") if row.startswith("1 ")
-        ] and f"<b>{format_mass(3 * one['co2e_kg'])}</b>" in page
+        ] and f"<b>{format_kilograms(3 * one['co2e_kg'])}</b>" in page
 
     def test_the_lead_over_the_best_baseline(self, tmp_path: Path) -> None:
         """Not over random weights, which may be those of a smaller model."""

@@ -259,7 +259,7 @@ def _format_forecast(forecast: dict[str, Any]) -> "Iterator[str]":
         format_dollars,
         format_duration,
         format_energy,
-        format_mass,
+        format_kilograms,
         format_number,
     )
     from pretune.reports.facts import format_examples
@@ -295,7 +295,7 @@ def _format_forecast(forecast: dict[str, Any]) -> "Iterator[str]":
             name,
             format_duration(one["seconds"]),
             format_energy(one["kwh"]),
-            format_mass(one["co2e_kg"]),
+            format_kilograms(one["co2e_kg"]),
             format_dollars(one["dollars"]),
         )
         for name, one in forecast["devices"].items()

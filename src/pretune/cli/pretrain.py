@@ -144,7 +144,7 @@ def _format_costs(cost: dict[str, Any], budget: float | None) -> "Iterator[str]"
         format_dollars,
         format_duration,
         format_energy,
-        format_mass,
+        format_kilograms,
         format_number,
     )
 
@@ -163,7 +163,7 @@ def _format_costs(cost: dict[str, Any], budget: float | None) -> "Iterator[str]"
             name,
             format_duration(found["seconds"]) if budget is None else f"{format_number(found['tokens'])} tokens",
             format_energy(found["kwh"]),
-            format_mass(found["co2e_kg"]),
+            format_kilograms(found["co2e_kg"]),
             format_dollars(found["dollars"]),
         )
         for name, found in cost["devices"].items()

@@ -33,9 +33,9 @@ def format_duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def format_mass(kilograms: float) -> str:
+def format_kilograms(kilograms: float) -> str:
     """
-    >>> format_mass(0.0123), format_mass(4.5), format_mass(2e-6)
+    >>> format_kilograms(0.0123), format_kilograms(4.5), format_kilograms(2e-6)
     ('12.3 g', '4.5 kg', '0.002 g')
     """
     return f"{_format_digits(kilograms)} kg" if kilograms >= 1 else f"{_format_digits(1000 * kilograms)} g"

@@ -12,7 +12,7 @@ from pretune.core.format import (
     format_dollars,
     format_duration,
     format_energy,
-    format_mass,
+    format_kilograms,
     format_number,
 )
 from pretune.reports import facts
@@ -61,8 +61,8 @@ def render_cost(runs: Sequence[RunRecord], results: Sequence[ComparisonResults])
                 if results
                 else []
             ),
-            element("p", f"{format_mass(ours)} of CO2e: as much as driving a car for {format_distance(ours)}."),
-            draw_magnitude_chart(bars, unit="kg of CO2e", labels=[_format_mass(value) for _, value, _ in bars]),
+            element("p", f"{format_kilograms(ours)} of CO2e: as much as driving a car for {format_distance(ours)}."),
+            draw_magnitude_chart(bars, unit="kg of CO2e", labels=[_format_kilograms(value) for _, value, _ in bars]),
             notes("A logarithmic scale.", *(f"{one.name}: {one.source}." for one in known)),
             *(_render_details(run, one) for run, one in paid),
         ]
@@ -90,7 +90,7 @@ def _format_row(cost: Facts) -> tuple[str, ...]:
         format_duration(cost["seconds"]),
         flops,
         format_energy(cost["kwh"]),
-        format_mass(cost["co2e_kg"]),
+        format_kilograms(cost["co2e_kg"]),
         format_dollars(cost["dollars"]),
     )
 
@@ -99,8 +99,8 @@ def _format_device(cost: Facts) -> str:
     return f"{cost['devices']} x {cost['device']}"
 
 
-def _format_mass(kilograms: float) -> str:
-    return f"{kilograms / 1000:,.3g} t" if kilograms >= 1000 else format_mass(kilograms)
+def _format_kilograms(kilograms: float) -> str:
+    return f"{kilograms / 1000:,.3g} t" if kilograms >= 1000 else format_kilograms(kilograms)
 
 
 def _render_details(run: RunRecord, cost: Facts) -> Markup:

@@ -13,7 +13,7 @@ from pretune.core.format import (
     format_dollars,
     format_duration,
     format_energy,
-    format_mass,
+    format_kilograms,
     format_number,
 )
 
@@ -105,7 +105,7 @@ def build_cost_rows(cost: Facts) -> Rows:
             "energy",
             f"{format_energy(cost['kwh'])} ({cost['energy_label']}; {how}; {COST_SPAN}, without {', '.join(cost['left_out'])})",
         ),
-        ("CO2e", f"{format_mass(cost['co2e_kg'])} (at {cost['grid_g_per_kwh']:g} g/kWh)"),
+        ("CO2e", f"{format_kilograms(cost['co2e_kg'])} (at {cost['grid_g_per_kwh']:g} g/kWh)"),
         ("price", f"{format_dollars(cost['dollars'])} ({cost['price_label']})"),
     ]
 

@@ -8,7 +8,7 @@ from typing import Any
 from pretune.core import io
 from pretune.core.counted import format_count
 from pretune.core.errors import UsageError
-from pretune.core.format import format_duration, format_mass
+from pretune.core.format import format_duration, format_kilograms
 from pretune.reports.cost import render_commands, render_cost, render_data, sum_costs
 from pretune.reports.curves import draw_label_curves, render_learning_curves, render_samples
 from pretune.reports.errors import render_errors
@@ -147,7 +147,7 @@ def _render_tiles(runs: Sequence[RunRecord], results: Sequence[ComparisonResults
             tiles.append((f"{loss:.3f}", f"held-out loss, {run.name}"))
     if any(run.cost is not None for run in runs):
         total = sum_costs(runs, results)
-        tiles += [(format_duration(total["seconds"]), "of training"), (format_mass(total["co2e_kg"]), "of CO2e")]
+        tiles += [(format_duration(total["seconds"]), "of training"), (format_kilograms(total["co2e_kg"]), "of CO2e")]
     shown = [element("div", element("b", value), element("span", about), kind="tile") for value, about in tiles]
     return element("div", *shown, kind="tiles") if shown else Markup("")
 

@@ -12,7 +12,7 @@ from pretune.core.format import (
     format_dollars,
     format_duration,
     format_energy,
-    format_mass,
+    format_kilograms,
     format_number,
 )
 from pretune.training.cost import Cost
@@ -70,7 +70,7 @@ class RunSummary:
             "energy",
             f"{format_energy(cost.kwh)} ({'; '.join([cost.energy_label, *([how] if how else []), COST_SPAN])})",
         )
-        yield "CO2e", f"{format_mass(cost.co2e_kg)} (at {cost.grid_g_per_kwh:g} g/kWh)"
+        yield "CO2e", f"{format_kilograms(cost.co2e_kg)} (at {cost.grid_g_per_kwh:g} g/kWh)"
         per = [f"${cost.dollars_per_device_hour:g} an hour"] if cost.dollars_per_device_hour else []
         per += [f"${cost.dollars_per_kwh:g} a kWh"] if cost.dollars_per_kwh else []
         yield "price", f"{format_dollars(cost.dollars)} ({cost.price_label}: {', '.join(per) or 'nothing is paid for'})"

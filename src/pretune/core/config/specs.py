@@ -18,11 +18,13 @@ KIND = "kind"
 
 @overload
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
-def spec(cls: type[T], /) -> type[T]: ...
+def spec(cls: type[T], /) -> type[T]:
+    """Make a class a spec whose kind is its snake_case name."""
 
 
 @overload
-def spec(*, kind: str | None = None, tagged: bool = True) -> Callable[[type[T]], type[T]]: ...
+def spec(*, kind: str | None = None, tagged: bool = True) -> Callable[[type[T]], type[T]]:
+    """Return the decorator for a spec with another kind, or with none in its plain form."""
 
 
 def spec(cls: type[T] | None = None, /, *, kind: str | None = None, tagged: bool = True) -> Any:
