@@ -51,4 +51,6 @@ def boundary_loss(model: PretrainingModel, states: Tensor, batch: Batch) -> Loss
     """The summed loss of the span head at every target."""
     left, right, place = find_span_edges(batch)
     assert batch.targets is not None
-    return model.compute_span_loss(states.index_select(0, left), states.index_select(0, right), place, batch.targets.labels)
+    return model.compute_span_loss(
+        states.index_select(0, left), states.index_select(0, right), place, batch.targets.labels
+    )
