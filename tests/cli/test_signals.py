@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pretune.cli import main
-from pretune.cli._signals import INTERRUPTED, shut_down_cleanly
+from pretune.cli._signals import EXIT_INTERRUPTED, shut_down_cleanly
 from pretune.core.errors import StoppedError, UserInterruptError
 from pretune.training.guards import GracefulShutdown
 from tests.conftest import ROOT
@@ -51,7 +51,7 @@ RUN = """
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell ignores it
 sys.argv[1:] = {arguments!r}
 from pretune.cli import main
-from pretune.cli._signals import INTERRUPTED
+from pretune.cli._signals import EXIT_INTERRUPTED
 from pretune.core.errors import UserInterruptError
 sys.exit(main())
 """
@@ -102,7 +102,7 @@ def test_signals_of_a_program_that_calls_main_stay_as_they_were() -> None:
 
 
 def test_one_exit_code() -> None:
-    assert UserInterruptError.exit_code == INTERRUPTED
+    assert UserInterruptError.exit_code == EXIT_INTERRUPTED
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""Shell completion: verbs, options and names while they are typed, by the protocol of click and typer.
+"""Shell completion of verbs, options and names, by the protocol of click and typer.
 
-The shell asks by running `pretune` with `_PRETUNE_COMPLETE` set and the line so far in another variable. Only the verb
-on that line is imported, and none imports torch at its top.
+The shell runs `pretune` with `_PRETUNE_COMPLETE` set and the current line in another variable. Only the verb on that
+line is imported, and no verb imports torch at module level.
 """
 
 import os
@@ -18,10 +18,10 @@ _COMPLETE_VARIABLE = "_PRETUNE_COMPLETE"
 
 
 def read_line() -> list[str] | None:
-    """The words of the line that is to be completed, without the last, unfinished one; None where nobody asks."""
+    """Return the words of the line to complete, without the last, unfinished one; None outside completion."""
     if not os.environ.get(_COMPLETE_VARIABLE):
         return None
-    # NOTE: bash gives its words in one variable; the scripts of typer for zsh and fish give the line in another.
+    # NOTE: bash passes its words in one variable; typer's scripts for zsh and fish pass the line in another.
     bash = "COMP_WORDS" in os.environ
     text = os.environ.get("COMP_WORDS" if bash else "_TYPER_COMPLETE_ARGS", "")
     words = _split(text)
@@ -31,29 +31,29 @@ def read_line() -> list[str] | None:
 
 
 def add_shell(arguments: Sequence[str]) -> list[str]:
-    """The arguments with the name of the shell in use after an option that has none."""
-    found = list(arguments)
+    """Insert the current shell after a completion option that has no value."""
+    words = list(arguments)
     for option in OPTIONS:
-        if option in found and found[found.index(option) + 1 : found.index(option) + 2] in ([], ["--debug"]):
+        if option in words and words[words.index(option) + 1 : words.index(option) + 2] in ([], ["--debug"]):
             shell = os.environ.get("SHELL", "").rpartition("/")[2]
-            found.insert(found.index(option) + 1, shell if shell in SHELLS else SHELLS[0])
-    return found
+            words.insert(words.index(option) + 1, shell if shell in SHELLS else SHELLS[0])
+    return words
 
 
 def show(shell: str | None) -> None:
-    """Print the script that a shell is to run."""
+    """Print the completion script of a shell."""
     if shell is not None:
         import typer
         from typer import completion
 
         script: Any = completion
-        wishes = {"prog_name": "pretune", "complete_var": _COMPLETE_VARIABLE, "shell": _check_shell(shell)}
-        print(script.get_completion_script(**wishes))
+        options = {"prog_name": "pretune", "complete_var": _COMPLETE_VARIABLE, "shell": _check_shell(shell)}
+        print(script.get_completion_script(**options))
         raise typer.Exit
 
 
 def install(shell: str | None) -> None:
-    """Put the script where the shell finds it."""
+    """Install the completion script of a shell."""
     if shell is not None:
         import typer
         from typer import completion
@@ -63,22 +63,22 @@ def install(shell: str | None) -> None:
             _, path = script.install(_check_shell(shell), "pretune", _COMPLETE_VARIABLE)
         except OSError as fault:
             raise ResourceError(
-                f"{fault.filename}: cannot be written: {fault.strerror}; put the output of `pretune --show-completion "
+                f"cannot write {fault.filename}: {fault.strerror}; save the output of `pretune --show-completion "
                 f"{shell}` where your shell reads it"
             ) from None
         print(path)
-        log.info("open a new terminal for it to work")
+        log.info("open a new terminal to use it")
         raise typer.Exit
 
 
 def _check_shell(shell: str) -> str:
     if shell not in SHELLS:
-        raise UsageError(f"unknown shell '{shell[:40]}'{suggest(shell, SHELLS)} (known: {', '.join(SHELLS)})")
+        raise UsageError(f"unknown shell '{shell[:40]}'{suggest(shell, SHELLS)} (allowed: {', '.join(SHELLS)})")
     return shell
 
 
 def _split(text: str) -> list[str]:
-    """Words as the shell has them; a quotation may be unfinished, and is then one word."""
+    """Split a line into words; an unfinished quotation is one word."""
     for end in ("", "'", '"'):
         try:
             return shlex.split(text + end)

@@ -1,4 +1,4 @@
-"""`pretune finetune --type embedding`: vectors learnt by comparison."""
+"""`pretune finetune --type embedding`: contrastive training of sentence embeddings."""
 
 import os
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ NAME = "embedding"
 
 
 def is_embedding(task: str | None) -> bool:
-    """Whether a task is to learn vectors: `embedding`, from a file, or `embedding:snli`, from a task's pairs."""
+    """Return whether a task trains embeddings: `embedding` (from a file) or `embedding:snli` (from a task's pairs)."""
     return task is not None and task.partition(":")[0] == NAME
 
 
 def resolve_task(task: str | None) -> str:
-    """The task of `--type embedding`: pairs of a file, or those of a named task.
+    """Return the task of `--type embedding`: pairs of a file, or those of a named task.
 
     >>> resolve_task(None), resolve_task("snli"), resolve_task("embedding:snli")
     ('embedding', 'embedding:snli', 'embedding:snli')
@@ -32,30 +32,32 @@ def train_embedding_run(
     task: str,
     out: Path,
     *,
-    unused: Mapping[str, Any],
+    invalid_options: Mapping[str, Any],
     changes: Mapping[str, str],
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Learn, and tell how good the vectors were before and are now; `unused` are options that mean nothing here."""
-    for name, value in unused.items():
+    """Train embeddings and print their scores before and after; raise if an option in `invalid_options` is set."""
+    for name, value in invalid_options.items():
         if value:
-            raise UsageError(f"{name} is not for the type {NAME}; see docs/embeddings.md for what is")
+            raise UsageError(f"{name} is not supported with --type {NAME}; see docs/embeddings.md")
     from pretune.core.config import list_paths
     from pretune.runs.embedding.train import EmbeddingTrainConfig, train_embeddings
 
-    known = list_paths(EmbeddingTrainConfig())
+    paths = list_paths(EmbeddingTrainConfig())
     for name in changes:
-        if name not in known:
-            raise UsageError(f"unknown setting '{name}'{suggest(name, known)} ({', '.join(known)})")
+        if name not in paths:
+            raise UsageError(f"unknown setting '{name}'{suggest(name, paths)} ({', '.join(paths)})")
     run = train_embeddings(model, out=out, task=task.partition(":")[2] or None, **{**options, **changes})
-    if os.environ.get("RANK", "0") != "0":  # the first of several processes tells it
+    if os.environ.get("RANK", "0") != "0":  # only rank 0 prints
         return
     if as_json:
         log.print_json(run.scores)
     else:
-        before, after = run.scores["before"], run.scores["after"]
-        judged = "".join(f", {name} {before[name]:.4f} -> {value:.4f}" for name, value in after.items())
-        log.print_result(f"{run}: {format_count(run.scores['steps'], 'steps')}, loss {run.scores['loss']:.4f}{judged}")
+        initial, final = run.scores["before"], run.scores["after"]
+        changes_text = "".join(f", {name} {initial[name]:.4f} -> {value:.4f}" for name, value in final.items())
+        log.print_result(
+            f"{run}: {format_count(run.scores['steps'], 'steps')}, loss {run.scores['loss']:.4f}{changes_text}"
+        )
     hint("verify", run, silent=as_json)
     hint_other(f"embed {quote(run)} --input FILE --out vectors.npy", silent=as_json)

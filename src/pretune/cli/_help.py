@@ -1,6 +1,6 @@
-"""Help as one reads it: arguments by the names that verbs give them, and nothing of Python.
+"""Help text of arguments, with the metavars of our verbs and no Python types.
 
-Newer releases of typer write `{CORPUS}...` and `CORPUS <list[str]>` where older ones have `CORPUS...` and `CORPUS`.
+Newer releases of typer print `{CORPUS}...` and `CORPUS <list[str]>` where older ones print `CORPUS...` and `CORPUS`.
 """
 
 import re
@@ -12,11 +12,11 @@ _BRACES = re.compile(r"^\{(.*)\}(?=(?:\.\.\.)?$)")
 
 
 def simplify_arguments(command: Any) -> Any:
-    """A command of typer, or a group of them, whose arguments are shown by their names alone."""
-    for one in getattr(command, "commands", {}).values():
-        for argument in (each for each in one.params if each.param_type_name == "argument"):
-            for method, shown in (("get_usage_pieces", _format_pieces), ("get_help_record", _format_record)):
-                setattr(argument, method, partial(shown, getattr(argument, method)))
+    """Make a typer command (or group) show its arguments by their metavars alone; returns it."""
+    for subcommand in getattr(command, "commands", {}).values():
+        for argument in (parameter for parameter in subcommand.params if parameter.param_type_name == "argument"):
+            for method, format_method in (("get_usage_pieces", _format_pieces), ("get_help_record", _format_record)):
+                setattr(argument, method, partial(format_method, getattr(argument, method)))
     return command
 
 
@@ -25,5 +25,5 @@ def _format_pieces(original: Callable[[Any], list[str]], context: Any) -> list[s
 
 
 def _format_record(original: Callable[..., tuple[str, str] | None], ctx: Any) -> tuple[str, str] | None:
-    found = original(ctx)
-    return None if found is None else (found[0].partition(" <")[0], found[1])
+    record = original(ctx)
+    return None if record is None else (record[0].partition(" <")[0], record[1])

@@ -1,4 +1,4 @@
-"""Models that verbs use: the directory, the device, the precision."""
+"""Loading of models for verbs: directory, device, dtype."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 BaseOption = Annotated[
-    Path | None, typer.Option("--base", metavar="DIR", help="Where the base model of an adapter is now.")
+    Path | None, typer.Option("--base", metavar="DIR", help="Base model of an adapter, if it was moved.")
 ]
 
 
 class Dtype(StrEnum):
-    """How weights are computed with."""
+    """Data type of the weights."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
@@ -39,12 +39,12 @@ def load_model(
     dtype: Dtype = Dtype.FLOAT32,
     needs_head: bool = False,
 ) -> "LanguageModel | ModelWithHead":
-    """The model of a directory, where it is to compute; the first GPU there is, unless told otherwise.
+    """Load a model directory onto a device, by default the first GPU if there is one.
 
-    Where it is to say something (`speaks`) and was saved without its vocabulary head, it is given it if that can be.
+    With `needs_head`, a model saved without its language-modelling head gets the tied one if possible.
     """
     folder = resolve_path(directory)
-    if not folder.exists():  # told before devices are looked for
+    if not folder.exists():  # checked before the slow imports
         from pretune.models.not_found import make_missing_error
 
         raise make_missing_error(folder)
@@ -52,31 +52,32 @@ def load_model(
 
     from pretune.adaptation.io import load
 
-    found = load(
+    loaded_model = load(
         folder,
         base=base,
         dtype=getattr(torch, dtype),
         device=resolve_device(device),
         head="tied" if needs_head else None,
     )
-    model: Any = getattr(found, "model", found)  # what a task's head is on
-    if needs_head and model is not found and model.spec.head is None and (folder / "task.json").is_file():
-        raise UsageError(f"{folder}: a fine-tuned run; ask it with `pretune predict {quote(folder)} --input FILE`")
-    return found
+    model: Any = getattr(loaded_model, "model", loaded_model)  # without the task head
+    if needs_head and model is not loaded_model and model.spec.head is None and (folder / "task.json").is_file():
+        command = f"pretune predict {quote(folder)} --input FILE"
+        raise UsageError(f"{folder}: a fine-tuned run has no language-modelling head; use `{command}`")
+    return loaded_model
 
 
 def resolve_device(device: str | None) -> "torch.device":
-    """The device of a name, or the one that is found."""
+    """Return the device of this name; None: the first GPU if available, else the CPU."""
     import torch
 
     if device is None:
-        found = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        log.info(f"on {torch.cuda.get_device_name(found) if found.type == 'cuda' else 'the CPU'}")
-        return found
+        default = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        log.info(f"device: {torch.cuda.get_device_name(default) if default.type == 'cuda' else 'CPU'}")
+        return default
     try:
-        chosen = torch.device(device)
+        torch_device = torch.device(device)
     except RuntimeError:
         raise UsageError(f"unknown device '{device}'; use cpu, cuda or cuda:N") from None
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ResourceError(f"device '{device}': torch finds no GPU here; use --device cpu")
-    return chosen
+    if torch_device.type == "cuda" and not torch.cuda.is_available():
+        raise ResourceError(f"device '{device}': no GPU available to torch; use --device cpu")
+    return torch_device

@@ -1,4 +1,4 @@
-"""How far long work has come: a bar where stderr is a terminal, a plain line now and then where it is not."""
+"""Progress of long operations: a bar where stderr is a terminal, otherwise a line every 10 seconds."""
 
 import contextlib
 import sys
@@ -10,7 +10,7 @@ from pretune.core import log
 _SECONDS_BETWEEN_LINES = 10.0  # seconds between plain lines
 
 ProgressReporter = Callable[[float, str], None]
-"""Told the share that is done (0 to 1), and a few words on what and how fast."""
+"""Callback with the finished share (0 to 1) and a short description, such as the rate."""
 
 
 @contextlib.contextmanager
@@ -19,25 +19,25 @@ def show_progress(title: str) -> Iterator[ProgressReporter]:
     if log.is_quiet():
         yield lambda share, words: None
     elif sys.stderr.isatty():
-        with _show_bar(title) as tell:
-            yield tell
+        with _show_bar(title) as report:
+            yield report
     else:
         yield _build_line_reporter(title)
 
 
 def _build_line_reporter(title: str) -> ProgressReporter:
-    begun = last = time.monotonic()
+    start = last = time.monotonic()
 
-    def tell(share: float, words: str) -> None:
+    def report(share: float, words: str) -> None:
         nonlocal last
-        now = time.monotonic()
-        if now - last < _SECONDS_BETWEEN_LINES:
+        timestamp = time.monotonic()
+        if timestamp - last < _SECONDS_BETWEEN_LINES:
             return
-        last = now
-        left = f", {_format_clock((now - begun) * (1 - share) / share)} left" if 0 < share <= 1 else ""
-        log.info(f"{title}: {share:.0%}, {words}{left}")
+        last = timestamp
+        remaining = f", {_format_clock((timestamp - start) * (1 - share) / share)} left" if 0 < share <= 1 else ""
+        log.info(f"{title}: {share:.0%}, {words}{remaining}")
 
-    return tell
+    return report
 
 
 @contextlib.contextmanager

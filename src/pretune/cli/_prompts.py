@@ -1,4 +1,4 @@
-"""Texts that a verb is given: on the command line, in a file, or through a pipe."""
+"""Reading of prompts: from the command line, a file, or standard input."""
 
 import re
 import sys
@@ -9,30 +9,30 @@ from pretune.core.errors import DataError, UsageError, explain_missing
 
 
 def unescape(text: str) -> str:
-    r"""A text as it is meant: \n is the end of a line and \t a tab, which a shell gives as they are typed; \\ is \.
+    r"""Replace the escapes \n, \t and \\ of a shell argument by the characters they stand for.
 
     >>> unescape(r"one\ntwo"), unescape(r"C:\\new")
     ('one\ntwo', 'C:\\new')
     """
-    return re.sub(r"\\([nt\\])", lambda found: {"n": "\n", "t": "\t"}.get(found[1], found[1]), text)
+    return re.sub(r"\\([nt\\])", lambda match: {"n": "\n", "t": "\t"}.get(match[1], match[1]), text)
 
 
 def read_prompts(texts: Sequence[str], source: str | None, noun: str) -> list[str]:
-    """The texts, or the lines of a file (`-`: standard input); none may be empty."""
+    """Return the texts, or the lines of a file (`-`: standard input); raise where one is empty."""
     if bool(texts) == (source is not None):
-        raise UsageError(f"give a {noun}, or --input with a file of them (- is standard input); not both")
+        raise UsageError(f"pass a {noun} or --input FILE (- is standard input), not both")
     if source is None:
         for number, text in enumerate(texts):
             if not text:
-                raise UsageError(f"{noun} {number + 1} is empty; write something")
+                raise UsageError(f"{noun} {number + 1} is empty")
         return list(texts)
     name = "standard input" if source == "-" else source
     lines = _read(source, name).splitlines()
     if not lines:
-        raise DataError(f"{name}: nothing in it; there should be one {noun} in each line")
+        raise DataError(f"{name}: empty; expected one {noun} per line")
     for number, line in enumerate(lines):
         if not line.strip():
-            raise DataError(f"{name}: line {number + 1} is empty; there should be one {noun} in each line")
+            raise DataError(f"{name}: line {number + 1} is empty; expected one {noun} per line")
     return lines
 
 

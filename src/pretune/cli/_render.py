@@ -1,6 +1,6 @@
-"""Lines in colour or without: spans of text with a style, columns under each other, and grids of blocks.
+"""Terminal output in colour or plain: styled spans, columns, grids of blocks.
 
-Drawn by rich where stdout is a terminal, plain text where it is not, in ASCII where it can do no more.
+Rendered by rich where stdout is a terminal, as plain text otherwise, and in ASCII where the encoding has no more.
 """
 
 import sys
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pretune.core import log
 
 Line = list[tuple[str, str]]
-"""Pieces of text, each with a style."""
+"""Spans of text with their styles."""
 
 WIDTH = 80
 MAX_WIDTH = 120
@@ -21,7 +21,7 @@ _GAP = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """Values under each other, with their styles."""
+    """Values of a column, with their styles."""
 
     values: Sequence[str]
     styles: Sequence[str]
@@ -32,7 +32,7 @@ class Column:
 
 
 def count_cells(text: str) -> int:
-    """How wide a text is in a terminal: some characters take two cells, some none."""
+    """Return the width in a terminal: some characters take two cells, some none."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -41,12 +41,12 @@ def count_cells(text: str) -> int:
 
 
 def pad(text: str, width: int) -> str:
-    """A text with spaces behind it."""
+    """Append spaces up to a width in cells."""
     return text + " " * (width - count_cells(text))
 
 
 def truncate(text: str, width: int) -> str:
-    """A text that is not wider than so many cells."""
+    """Cut a text to a width in cells."""
     if count_cells(text) <= width:
         return text
     while count_cells(text) >= width:
@@ -55,12 +55,12 @@ def truncate(text: str, width: int) -> str:
 
 
 def wrap(text: str, style: str = "", width: int = WIDTH, indent: str = "") -> list[Line]:
-    """A paragraph."""
+    """Wrap a paragraph."""
     return [[(line, style)] for line in textwrap.wrap(text, width, subsequent_indent=indent)]
 
 
 def render_table(names: Column, columns: Sequence[Column], width: int) -> list[Line]:
-    """Columns side by side behind the names of their rows; those that do not fit follow below, and so on."""
+    """Render columns side by side behind the row names; columns that do not fit continue below."""
     blocks = _balance(columns, width - names.width - 1)
     lines: list[Line] = []
     for number, block in enumerate(blocks):
@@ -73,35 +73,35 @@ def render_table(names: Column, columns: Sequence[Column], width: int) -> list[L
 
 
 def _balance(columns: Sequence[Column], room: int) -> list[list[Column]]:
-    """Columns in as few blocks as there must be, and those about equally wide."""
-    fewest = len(_fill(columns, room))
-    limits = range(sum(column.width + 1 for column in columns) // fewest, room)
+    """Split columns into as few blocks as possible, of about equal width."""
+    block_count = len(_fill(columns, room))
+    limits = range(sum(column.width + 1 for column in columns) // block_count, room)
     tries = (_fill(columns, limit) for limit in limits)
-    return next((blocks for blocks in tries if len(blocks) == fewest), _fill(columns, room))
+    return next((blocks for blocks in tries if len(blocks) == block_count), _fill(columns, room))
 
 
 def _fill(columns: Sequence[Column], room: int) -> list[list[Column]]:
     blocks: list[list[Column]] = [[]]
-    used = 0
+    width = 0
     for column in columns:
-        if blocks[-1] and used + column.width + 1 > room:
+        if blocks[-1] and width + column.width + 1 > room:
             blocks.append([])
-            used = 0
+            width = 0
         blocks[-1].append(column)
-        used += column.width + 1
+        width += column.width + 1
     return blocks
 
 
 def place_side_by_side(blocks: Sequence[Sequence[Line]], width: int) -> list[Line]:
-    """Blocks of lines next to each other where there is room, else below."""
+    """Place blocks of lines next to each other where they fit, else below."""
     rows: list[list[Sequence[Line]]] = [[]]
-    used = 0
+    row_width = 0
     for block in blocks:
         size = _measure_width(block)
-        if rows[-1] and used + _GAP + size > width:
+        if rows[-1] and row_width + _GAP + size > width:
             rows.append([])
-            used = 0
-        used += size + (_GAP if rows[-1] else 0)
+            row_width = 0
+        row_width += size + (_GAP if rows[-1] else 0)
         rows[-1].append(block)
     lines: list[Line] = []
     for number, row in enumerate(rows):
@@ -121,8 +121,8 @@ def _measure_width(block: Sequence[Line]) -> int:
 
 
 def print_lines(render: Callable[[int, bool], list[Line]]) -> None:
-    """Print lines that are made for a width, that of the terminal up to a limit or 80, in colour or not."""
-    encoding = sys.stdout.encoding or "utf-8"  # none: text in memory
+    """Print what `render(width, colour)` returns: at most 120 cells in a terminal, else 80 without colour."""
+    encoding = sys.stdout.encoding or "utf-8"  # None: an in-memory stream
     if not sys.stdout.isatty():
         lines = ["".join(text for text, _ in line).rstrip() for line in render(WIDTH, False)]
         log.print_result("\n".join(_to_encodable(line, encoding) for line in lines))
@@ -141,7 +141,7 @@ def print_lines(render: Callable[[int, bool], list[Line]]) -> None:
 
 
 def _to_encodable(text: str, encoding: str) -> str:
-    """A text as the terminal can show it, as wide as before but for dots."""
+    """Replace characters that the encoding lacks, keeping the width (but for dots)."""
     if not _is_encodable("■·…×─", encoding):
         text = text.translate(_ASCII)
     return (

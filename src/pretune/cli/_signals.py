@@ -1,6 +1,6 @@
-"""Signals that end a command: Ctrl-C at any time, and SIGTERM while there is nothing to save.
+"""Signal handling: Ctrl-C at any time, SIGTERM while there is nothing to save.
 
-NOTE: imported before Ctrl-C is handled, so it imports next to nothing.
+NOTE: imported before Ctrl-C is handled, so it imports almost nothing.
 """
 
 import contextlib
@@ -10,21 +10,21 @@ import threading
 from collections.abc import Iterator
 from typing import NoReturn
 
-INTERRUPTED = 130
-"""The exit code of `Interrupted`."""
+EXIT_INTERRUPTED = 130
+"""Exit code of `UserInterruptError`."""
 
 
 def exit_at_once(number: int = signal.SIGINT, frame: object = None) -> NoReturn:
-    """End the process without cleaning up."""
+    """Exit without cleaning up."""
     os.write(2, b"pretune: interrupted\n")
-    os._exit(INTERRUPTED)
+    os._exit(EXIT_INTERRUPTED)
 
 
 @contextlib.contextmanager
 def shut_down_cleanly() -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C end the block by an exception, so that it removes what is unfinished.
+    """Turn SIGTERM and Ctrl-C into an exception, so that the block removes its unfinished files.
 
-    Once one of them has come, a second does not disturb the removal. A third ends the process at once.
+    A second signal does not interrupt the cleanup. A third one ends the process at once.
     """
     from pretune.core.errors import StoppedError, StopRequest
 
@@ -37,24 +37,24 @@ def shut_down_cleanly() -> Iterator[None]:
             raise KeyboardInterrupt
         if count == 1:
             name = signal.Signals(number).name
-            raise StopRequest(StoppedError(f"stopped by {name}; nothing was kept, run the command again"))
-        if count == 2:  # NOTE: not print, which may be in the middle of a line of its own.
-            os.write(2, b"pretune: removing what is unfinished; press Ctrl-C again to stop at once\n")
+            raise StopRequest(StoppedError(f"stopped by {name}; no output was written; run the command again"))
+        if count == 2:  # NOTE: not print, which may be interrupted within a line.
+            os.write(2, b"pretune: removing unfinished files; press Ctrl-C again to stop at once\n")
         else:
             exit_at_once()
 
-    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
         yield
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    for number, handler in before.items():
-        if number == signal.SIGTERM or handler is not signal.SIG_IGN:  # a job in the background of a shell ignores it
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number, handler in handlers.items():
+        if number == signal.SIGTERM or handler is not signal.SIG_IGN:  # background jobs of a shell ignore it
             signal.signal(number, stop)
     try:
         yield
     except StopRequest as request:
         raise request.error from None
     finally:
-        for number, handler in before.items():
-            if handler is not None:  # None: set by something that is not Python
+        for number, handler in handlers.items():
+            if handler is not None:  # None: not installed from Python
                 signal.signal(number, handler)

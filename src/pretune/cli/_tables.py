@@ -1,4 +1,4 @@
-"""Pages of small tables: drawn by rich where stdout is a terminal, plain aligned text where it is not."""
+"""Pages of small tables, by rich where stdout is a terminal, as aligned plain text otherwise."""
 
 import sys
 import textwrap
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pretune.core import log
 
 WIDTH = 80
-"""Titles and notes are broken here; tables are made to be narrower."""
+"""Width at which titles and notes are wrapped; tables are narrower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A title over a table; with `align_right`, columns after the first are aligned to the right, as numbers are."""
+    """Title and table; with `align_right`, all columns but the first are right-aligned."""
 
     title: str
     rows: Sequence[Sequence[str]]
@@ -22,7 +22,7 @@ class Section:
 
 
 def print_page(title: str, about: str, sections: Sequence[Section], note: str) -> None:
-    """Print a page: its title, what it is about, its sections, and a note at the end."""
+    """Print a page: title, description, sections, closing note."""
     if sys.stdout.isatty():
         _draw(title, about, sections, note)
         return

@@ -1,4 +1,4 @@
-"""Under `torchrun`: which verbs its processes share, and what becomes of the others."""
+"""Behaviour of verbs under `torchrun`."""
 
 import os
 from collections.abc import Sequence
@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from pretune.core import log
 
 DISTRIBUTED_VERBS = ("pretrain", "finetune")
-"""Verbs that are done by all processes together."""
+"""Verbs that run on all ranks."""
 SINGLE_PROCESS_OPTIONS = ("--dry-run", "--help", "-h")
-"""What even these do in one."""
+"""Options with which even these run on one rank."""
 ENVIRONMENT_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-"""What torchrun sets."""
+"""Variables that torchrun sets."""
 
 
 def is_idle(verb: str | None, arguments: Sequence[str]) -> bool:
-    """Whether this process has nothing to do: a verb that runs in one process is done by the first of several.
+    """Return whether this rank has nothing to do, since the verb runs on rank 0 only.
 
-    For that one it is from here on as if it were alone.
+    On rank 0 of such a verb, torchrun's variables are removed, so that it runs as a single process.
     """
     rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     if world < 2 or (verb in DISTRIBUTED_VERBS and not any(word in SINGLE_PROCESS_OPTIONS for word in arguments)):
         return False
     if rank:
         with log.silence("--quiet" in arguments):
-            log.info(f"rank {rank} of {world} has nothing to do: {verb or 'this'} runs in one process, the first")
+            log.info(f"rank {rank} of {world} is idle: {verb or 'this command'} runs on rank 0 only")
         return True
     for name in ENVIRONMENT_VARIABLES:
         os.environ.pop(name, None)

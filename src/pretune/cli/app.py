@@ -1,4 +1,4 @@
-"""From the arguments to an exit code: global options, the table of verbs, and what becomes of errors."""
+"""Command-line entry point: global options, the registry of verbs, exit codes."""
 
 import inspect
 import os
@@ -47,22 +47,22 @@ VERBS: Registry[Callable[..., None]] = Registry(
 )
 
 MAX_SUMMARY = 62
-"""Characters that the help of all has for a verb, on a terminal of 80 columns."""
+"""Maximum length of a verb's line in `pretune --help`, for a terminal of 80 columns."""
 _GLOBAL_SWITCHES = ("--debug", "--quiet")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; `arguments` are those of the process by default."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = os.environ.get("PRETUNE_DEBUG", "0") not in ("", "0") or "--debug" in _take_before_dashes(given)
+    """Run one command and return its exit code; `arguments` default to those of the process."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = os.environ.get("PRETUNE_DEBUG", "0") not in ("", "0") or "--debug" in _take_before_dashes(words)
     try:
-        code = _run(_hoist(_expand_help(given)) or ["--help"])
+        code = _run(_hoist(_expand_help(words)) or ["--help"])
         sys.stdout.flush()
         return code
-    except SystemExit as stop:  # typer has met a broken pipe, or has completed a line
+    except SystemExit as stop:  # from typer: a broken pipe, or a completed line
         return stop.code if isinstance(stop.code, int) else 1
     except BrokenPipeError:
-        # The reader is gone (`pretune list | head -1`). What is still buffered must not be flushed at exit.
+        # The reader has closed the pipe (`pretune list | head -1`): the buffer must not be flushed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (Exception, KeyboardInterrupt) as error:
@@ -91,7 +91,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _build_app(arguments: list[str]) -> typer.Typer:
-    """The typer app; only the verb asked for is imported, and none for the help, which has a line of each."""
+    """Return the typer app with the requested verb only; without a verb, with a stub of each, for `pretune --help`."""
     verb = _find_verb(arguments)
     app = _build_empty_app()
     if verb is not None:
@@ -103,15 +103,15 @@ def _build_app(arguments: list[str]) -> typer.Typer:
 
 
 def _build_completion_app(words: list[str]) -> typer.Typer:
-    """The app that completes a line: with the verb that is on it, or with the names of all."""
+    """Return the app for shell completion: the verb on the line, or the names of all verbs."""
     verb = _find_verb(words)
     return _build_app([verb] if verb is not None and verb in VERBS else [])
 
 
 def _build_empty_app() -> typer.Typer:
     app = typer.Typer(
-        add_completion=bool(os.environ.get("_PRETUNE_COMPLETE")),  # its options are ours
-        rich_markup_mode=None,  # plain help: rich alone would take a third of the time
+        add_completion=bool(os.environ.get("_PRETUNE_COMPLETE")),  # pretune defines the completion options itself
+        rich_markup_mode=None,  # importing rich would take a third of the time
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     )
@@ -120,29 +120,29 @@ def _build_empty_app() -> typer.Typer:
 
 
 def _find_verb(arguments: list[str]) -> str | None:
-    """The first word that is neither an option nor the shell that one of ours names."""
-    for before, argument in zip(["", *arguments], arguments, strict=False):
-        if not argument.startswith("-") and before not in _completion.OPTIONS:
+    """Return the first argument that is neither an option nor the value of a completion option."""
+    for previous, argument in zip(["", *arguments], arguments, strict=False):
+        if not argument.startswith("-") and previous not in _completion.OPTIONS:
             return argument
     return None
 
 
 def format_help(verb: Callable[..., None]) -> str:
-    """The docstring, of which examples and what is indented keep their lines, so that they can be copied."""
+    """Return the docstring as click help text; examples and indented paragraphs keep their line breaks."""
     paragraphs = inspect.cleandoc(verb.__doc__ or "").split("\n\n")
-    kept = re.compile(r"Examples?:|  ")
-    return "\n\n".join(f"\b\n{text}" if kept.match(text) else text for text in paragraphs)
+    pattern = re.compile(r"Examples?:|  ")
+    return "\n\n".join(f"\b\n{text}" if pattern.match(text) else text for text in paragraphs)
 
 
 def _shorten(text: str) -> str:
-    """What fits into a line of the help of all: the whole, or its first part."""
+    """Shorten a summary to `MAX_SUMMARY` characters, at a comma."""
     while len(text) > MAX_SUMMARY and "," in text:
         text = text.rpartition(",")[0]
     return text
 
 
 def _do_nothing() -> None:
-    """What stands for a verb in the help of all."""
+    """Stub of a verb for `pretune --help`."""
 
 
 def _show_version(value: bool) -> None:
@@ -152,17 +152,17 @@ def _show_version(value: bool) -> None:
 
 
 def _global_options(
-    quiet: Annotated[bool, typer.Option("--quiet", help="Only results and errors, no progress or messages.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only results and errors.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version)
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version)
     ] = False,
     show_completion: Annotated[
         str | None,
         typer.Option(
             "--show-completion",
             metavar="[SHELL]",
-            help="Print the script that completes what is typed: bash, zsh, fish.",
+            help="Print the shell completion script: bash, zsh or fish.",
             is_eager=True,
             callback=_completion.show,
         ),
@@ -172,7 +172,7 @@ def _global_options(
         typer.Option(
             "--install-completion",
             metavar="[SHELL]",
-            help="Install it for the shell.",
+            help="Install shell completion.",
             is_eager=True,
             callback=_completion.install,
         ),
@@ -180,11 +180,11 @@ def _global_options(
 ) -> None:
     """Pre-train once, fine-tune many times.
 
-    All at once, on film reviews:
+    A complete example on film reviews:
 
       pretune quickstart
 
-    From a folder of texts and a table with labels to predictions, each step on what the last one wrote:
+    From a folder of text and a labelled table to predictions:
 
       pretune tokenizer texts/ --vocab 8000 --out tok
       pretune prepare texts/ --tokenizer tok --out data
@@ -192,14 +192,14 @@ def _global_options(
       pretune finetune runs/base --train labelled.csv --out runs/tuned
       pretune predict runs/tuned --input new.csv
 
-    `pretune VERB --help` shows an example, and every command ends with the next one. A MODEL is a run, the directory
-    of a Hugging Face model, or hf:OWNER/NAME.
+    See `pretune VERB --help` for options and an example. Every command prints the next one. A MODEL is a run
+    directory, a Hugging Face model directory, or hf:OWNER/NAME.
     """
     log.set_quiet(quiet)
 
 
 def _expand_help(arguments: list[str]) -> list[str]:
-    """`pretune help VERB`, which many other commands know, is `pretune VERB --help`."""
+    """Translate `pretune help VERB` to `pretune VERB --help`."""
     return [*arguments[1:2], "--help"] if arguments[:1] == ["help"] else arguments
 
 
@@ -208,7 +208,7 @@ def _take_before_dashes(arguments: list[str]) -> list[str]:
 
 
 def _hoist(arguments: list[str]) -> list[str]:
-    """Put the global switches first, so that they also work at the end, where one adds them after an error."""
+    """Move the global switches to the front, so that they also work after the verb."""
     head = _take_before_dashes(arguments)
     switches = [argument for argument in head if argument in _GLOBAL_SWITCHES]
     return switches + [argument for argument in head if argument not in _GLOBAL_SWITCHES] + arguments[len(head) :]

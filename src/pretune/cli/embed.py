@@ -1,4 +1,4 @@
-"""`pretune embed`: vectors of texts."""
+"""`pretune embed`: embed texts."""
 
 import time
 from collections.abc import Callable
@@ -22,55 +22,66 @@ FORMATS = (".npy", ".parquet", ".jsonl")
 
 def embed(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A run, a Hugging Face directory, hf:OWNER/NAME, or word vectors.")
+        str, typer.Argument(metavar="MODEL", help="Run, Hugging Face directory, hf:OWNER/NAME, or word vectors.")
     ],
     source: Annotated[
-        str, typer.Option("--input", metavar="FILE", help="Texts, one in a line, or .jsonl; - is standard input.")
+        str,
+        typer.Option(
+            "--input", metavar="FILE", help="Texts, one per line, or .jsonl, .csv, .tsv; - is standard input."
+        ),
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Vectors: .npy, .parquet or .jsonl.")],
-    field: Annotated[
-        str, typer.Option("--field", metavar="NAME", help="Where JSONL or a table has its text.")
-    ] = "text",
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file: .npy, .parquet or .jsonl.")],
+    field: Annotated[str, typer.Option("--field", metavar="NAME", help="Text column or JSON field.")] = "text",
     pooling: Annotated[
         str | None,
         typer.Option(
             "--pooling",
             metavar="NAME",
             autocompletion=complete_from(*POOLINGS),
-            help="mean, cls, max, last, mean_sqrt, weighted, static; or a+b.",
+            help="Pooling: mean, cls, max, last, mean_sqrt, weighted, static; a+b concatenates.",
         ),
     ] = None,
-    layer: Annotated[int | None, typer.Option("--layer", metavar="N", help="0 to depth; -1 is the last.")] = None,
-    normalise: Annotated[bool | None, typer.Option("--normalise/--raw", help="Vectors of length one.")] = None,
-    length: Annotated[int | None, typer.Option("--length", metavar="N", help="Read so many tokens at most.")] = None,
-    prompt: Annotated[str | None, typer.Option("--prompt", metavar="TEXT", help="Put it before every text.")] = None,
+    layer: Annotated[
+        int | None, typer.Option("--layer", metavar="N", help="Layer, 0 (embeddings) to depth; -1 is the last.")
+    ] = None,
+    normalise: Annotated[bool | None, typer.Option("--normalise/--raw", help="Normalize to unit length.")] = None,
+    length: Annotated[
+        int | None, typer.Option("--length", metavar="N", help="Maximum length in tokens; longer texts are truncated.")
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", metavar="TEXT", help="Prompt prepended to every text.")
+    ] = None,
     batch_tokens: Annotated[
-        int | None, typer.Option("--batch-tokens", metavar="N", help="Tokens that are read together.")
+        int | None, typer.Option("--batch-tokens", metavar="N", help="Batch size in tokens.")
     ] = None,
     base: BaseOption = None,
     device: Annotated[
         str | None,
         typer.Option(
-            "--device", metavar="NAME", autocompletion=complete_from(*DEVICES), help="cpu, cuda; found by default."
+            "--device",
+            metavar="NAME",
+            autocompletion=complete_from(*DEVICES),
+            help="cpu or cuda (default: a GPU if available).",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Turn texts into vectors, one for each, in their order.
+    """Embed texts as vectors.
 
-    What is not said is as the model's directory says (sentence-transformers' files), or the mean of the last layer.
+    Writes one vector per text, in order. Defaults come from the model's sentence-transformers files, else the mean of
+    the last layer.
 
     Example: pretune embed runs/books --input sentences.txt --out vectors.npy
     """
     if out.suffix not in FORMATS:
-        raise UsageError(f"--out '{out}': a name that ends in {', '.join(FORMATS)} is expected")
+        raise UsageError(f"--out '{out}': the file name must end in {', '.join(FORMATS)}")
     check_new_file(out)
     texts = read_texts(source, field)
     from pretune.inference.embed import build_embedder
     from pretune.inference.vector_files import write_vectors
     from pretune.inference.word_vectors import is_word_vectors
 
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "pooling": pooling,
         "layer": layer,
         "normalise": normalise,
@@ -78,27 +89,27 @@ def embed(
         "prompt": prompt,
     }
     words = is_word_vectors(model)
-    ask = build_embedder(
-        model if words else load_model(model, base=base, device=device), batch_tokens=batch_tokens, **how
+    embedder = build_embedder(
+        model if words else load_model(model, base=base, device=device), batch_tokens=batch_tokens, **options
     )
-    begun = time.monotonic()
-    with show_progress("embedding") as tell:
-        found = ask(texts.texts, report_texts(tell))
-    write_vectors(out, found.vectors, texts.texts, texts.ids)
+    start = time.monotonic()
+    with show_progress("embedding") as report:
+        embeddings = embedder(texts.texts, report_texts(report))
+    write_vectors(out, embeddings.vectors, texts.texts, texts.ids)
     facts: dict[str, Any] = {
         "out": str(out),
         "texts": len(texts.texts),
-        "width": ask.width,
-        "seconds": round(time.monotonic() - begun, 3),
-        "cut": found.truncated_texts,
-        "lost_tokens": found.truncated_tokens,
-        "empty": found.empty_texts,
+        "width": embedder.width,
+        "seconds": round(time.monotonic() - start, 3),
+        "cut": embeddings.truncated_texts,
+        "lost_tokens": embeddings.truncated_tokens,
+        "empty": embeddings.empty_texts,
     }
-    warn_about_texts(facts, ask.length)
+    warn_about_texts(facts, embedder.length)
     if as_json:
         log.print_json(facts)
     else:
-        log.print_result(f"{out}: {format_count(len(texts.texts), 'vectors')} of {ask.width} numbers")
+        log.print_result(f"{out}: {format_count(len(texts.texts), 'vectors')} of width {embedder.width}")
     if words:
         hint("evaluate", model, "--task", "stsb", silent=as_json)
     elif source == "-":
@@ -109,21 +120,22 @@ def embed(
 
 
 def report_texts(reporter: Callable[[float, str], None]) -> Callable[[int, int], None]:
-    """How far it has come, in texts."""
-    begun = time.monotonic()
+    """Return a progress callback that counts texts."""
+    start = time.monotonic()
 
-    def say(done: int, total: int) -> None:
-        rate = done / max(time.monotonic() - begun, 1e-9)
-        reporter(done / max(total, 1), f"{format_count(done, 'texts')}, {rate:,.0f} a second")
+    def report(count: int, total: int) -> None:
+        rate = count / max(time.monotonic() - start, 1e-9)
+        reporter(count / max(total, 1), f"{format_count(count, 'texts')}, {rate:,.0f} per second")
 
-    return say
+    return report
 
 
 def warn_about_texts(facts: dict[str, Any], length: int | None) -> None:
-    """Say what became of texts that are unlike the others."""
+    """Warn about truncated and empty texts."""
     if facts["cut"]:
         log.warn(
-            f"{format_count(facts['cut'], 'texts')} cut to {length} tokens ({format_count(facts['lost_tokens'], 'tokens')} lost)"
+            f"{format_count(facts['cut'], 'texts')} truncated to {length} tokens "
+            f"({format_count(facts['lost_tokens'], 'tokens')} lost)"
         )
     if facts["empty"]:
-        log.warn(f"{format_count(facts['empty'], 'empty texts')}; each has the vector of a text without words")
+        log.warn(f"{format_count(facts['empty'], 'empty texts')}; each gets the vector of an empty input")

@@ -1,4 +1,4 @@
-"""`pretune env`: what a bug report needs."""
+"""`pretune env`: environment information for bug reports."""
 
 import importlib.metadata
 import os
@@ -29,7 +29,7 @@ EXTRAS = {
     "trackers": ("tensorboard", "wandb"),
     "zstd": ("zstandard",),
 }
-"""Extras for users, with the packages that each brings."""
+"""Optional extras with the packages of each."""
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_OFFLINE", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "PRETUNE_DEBUG",
     "PYTORCH_CUDA_ALLOC_CONF", "RANK", "WORLD_SIZE",
@@ -40,7 +40,7 @@ def env(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_csv: AsCsv = False,
 ) -> None:
-    """Show versions, devices and settings, for bug reports.
+    """Show versions, devices and environment, for bug reports.
 
     Example: pretune env --json
     """
@@ -55,18 +55,18 @@ def env(
         "pretune": f"{facts['pretune']} ({facts['place']})",
         "python": f"{facts['python']} ({facts['executable']})",
         **{name: version or "not installed" for name, version in facts["packages"].items()},
-        **{f"extra:{name}": _format_extra(found) for name, found in facts["extras"].items()},
+        **{f"extra:{name}": _format_extra(versions) for name, versions in facts["extras"].items()},
         "platform": facts["platform"],
         "processor": facts["processor"],
-        "cores": f"{facts['cores']}, of which torch uses {'unknown' if threads is None else threads}",
+        "cores": f"{facts['cores']} (torch threads: {'unknown' if threads is None else threads})",
         "memory": _format_gibibytes(facts["memory"]),
         "memory:free": _format_gibibytes(facts["memory_free"]),
         **{
-            f"disk:{name}": f"{_format_gibibytes(one['free'])} free, {one['path']}"
-            for name, one in facts["disks"].items()
+            f"disk:{name}": f"{_format_gibibytes(disk['free'])} free, {disk['path']}"
+            for name, disk in facts["disks"].items()
         },
         "devices": ", ".join(devices) or "cpu only",
-        "cuda": facts["cuda"] or "none that torch was built for",
+        "cuda": facts["cuda"] or "torch was built without CUDA",
         "data": _format_data(data),
         **{name: value for name, value in facts["variables"].items() if value is not None},
     }
@@ -79,7 +79,7 @@ def env(
 
 
 def collect() -> dict[str, Any]:
-    """The facts, JSON-ready; what cannot be found out is null."""
+    """Return the facts, JSON-ready; unknown values are null."""
     torch = _import_torch()
     return {
         "pretune": __version__,
@@ -87,7 +87,9 @@ def collect() -> dict[str, Any]:
         "python": platform.python_version(),
         "executable": sys.executable,
         "packages": {name: _find_version(name) for name in _PACKAGES},
-        "extras": {name: {package: _find_version(package) for package in needed} for name, needed in EXTRAS.items()},
+        "extras": {
+            name: {package: _find_version(package) for package in packages} for name, packages in EXTRAS.items()
+        },
         "platform": platform.platform(),
         "processor": _find_processor(),
         "cores": _count_cores(),
@@ -112,7 +114,7 @@ def _find_version(package: str) -> str | None:
 def _format_extra(versions: dict[str, str | None]) -> str:
     missing = [name for name, version in versions.items() if version is None]
     if missing:
-        return f"without {', '.join(missing)}"
+        return f"missing {', '.join(missing)}"
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
@@ -126,14 +128,14 @@ def _find_processor() -> str:
 
 
 def _count_cores() -> int | None:
-    """The cores this process may use, which containers and batch systems make fewer than the machine has."""
+    """Return the number of cores available to this process, which containers and batch systems may limit."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
 
 
 def _measure_memory() -> int | None:
-    """The bytes of memory this process may use: the machine's, or the container's where that is less."""
+    """Return the bytes of memory available to this process: the machine's, or the container's limit if lower."""
     sizes: list[int] = []
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -146,7 +148,7 @@ def _measure_memory() -> int | None:
 
 
 def _read_proc(file: str, key: str, unit: int) -> int | None:
-    """A number of Linux's own tables."""
+    """Read a number from a file of /proc."""
     try:
         rows = dict(line.partition(":")[::2] for line in Path(file).read_text().splitlines())
         return int(rows[key].split()[0]) * unit
@@ -168,9 +170,9 @@ def _measure_free_space(path: str) -> int | None:
 
 
 def _find_task_data() -> dict[str, Any]:
-    """Where tasks are looked for, and whether anything is there."""
-    given = os.environ.get("PRETUNE_DATA")
-    return {"PRETUNE_DATA": given, "there": bool(given) and Path(given or "").is_dir()}
+    """Return the directory of task data, and whether it exists."""
+    directory = os.environ.get("PRETUNE_DATA")
+    return {"PRETUNE_DATA": directory, "there": bool(directory) and Path(directory or "").is_dir()}
 
 
 def _format_data(data: dict[str, Any]) -> str:
@@ -182,16 +184,16 @@ def _format_data(data: dict[str, Any]) -> str:
 def _import_torch() -> Any:
     try:
         import torch
-    except (ImportError, OSError):  # OSError: a shared library is missing; the versions still help
+    except (ImportError, OSError):  # OSError: a shared library is missing; the versions are still useful
         return None
     return torch
 
 
 def _list_devices(torch: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    devices: list[dict[str, Any]] = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        found.append(
+        devices.append(
             {
                 "kind": "cuda",
                 "name": properties.name,
@@ -200,8 +202,8 @@ def _list_devices(torch: Any) -> list[dict[str, Any]]:
             }
         )
     if torch.backends.mps.is_available():
-        found.append({"kind": "mps", "name": "Apple GPU", "memory": torch.mps.recommended_max_memory()})
-    return found
+        devices.append({"kind": "mps", "name": "Apple GPU", "memory": torch.mps.recommended_max_memory()})
+    return devices
 
 
 def _format_gibibytes(size: int | None) -> str:

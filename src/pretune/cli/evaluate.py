@@ -1,4 +1,4 @@
-"""`pretune evaluate`: how good a model is, with or without training for a task."""
+"""`pretune evaluate`: score a model on texts and tasks."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 
 class Precision(StrEnum):
-    """In what the model computes."""
+    """Data type of the computation."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
 
 
 class PairOrder(StrEnum):
-    """Which sentence of a pair comes first in a file of lines."""
+    """Order of the sentences of a pair in a text file."""
 
     GOOD = "good-first"
     BAD = "bad-first"
 
 
-class LengthNormalisation(StrEnum):
-    """How answers of unequal lengths are compared."""
+class LengthNormalization(StrEnum):
+    """Length normalisation of answer log-probabilities."""
 
     SUM = "sum"
     TOKEN = "token"
@@ -47,7 +47,7 @@ class LengthNormalisation(StrEnum):
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, a Hugging Face directory, or hf:OWNER/NAME.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Run, Hugging Face directory, or hf:OWNER/NAME.")],
     task: Annotated[
         str,
         typer.Option(
@@ -58,67 +58,87 @@ def evaluate(
         ),
     ] = "",
     text: Annotated[
-        list[str] | None, typer.Option("--text", metavar="FILE", help="Perplexity of text. Repeatable.")
+        list[str] | None, typer.Option("--text", metavar="FILE", help="Report the perplexity of this text. Repeatable.")
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option("--data", metavar="DIR", help="Where tasks are ($PRETUNE_DATA), or a file or folder of your own."),
+        typer.Option(
+            "--data", metavar="DIR", help="Directory of task data (default: $PRETUNE_DATA), or your own data file."
+        ),
     ] = None,
     shots: Annotated[
-        str | None, typer.Option("--shots", metavar="K,...", help="Solved examples before each question: 0,1,32.")
+        str | None, typer.Option("--shots", metavar="K,...", help="Numbers of in-context examples: 0,1,32.")
     ] = None,
-    split: Annotated[str | None, typer.Option("--split", metavar="NAME", help="test by default, or dev.")] = None,
+    split: Annotated[
+        str | None, typer.Option("--split", metavar="NAME", help="Split: test or dev (default: test).")
+    ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", metavar="N", help="At most so many examples of a task.")
+        int | None, typer.Option("--limit", metavar="N", help="Maximum number of examples per task.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the shots, and of a limit.")] = 0,
-    show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print what the model reads first.")] = False,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Random seed of the shots and of --limit.")] = 0,
+    show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print the first prompt.")] = False,
     prompt: Annotated[
-        str | None, typer.Option("--prompt", metavar="TEXT", help="Another wording, with {text}, {pair} and {answer}.")
+        str | None, typer.Option("--prompt", metavar="TEXT", help="Prompt template with {text}, {pair} and {answer}.")
     ] = None,
-    calibrate: Annotated[bool, typer.Option("--calibrate", help="Take out what it would answer to nothing.")] = False,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate", help="Contextual calibration (Zhao et al., 2021): correct for the answer to an empty input."
+        ),
+    ] = False,
     length: Annotated[
-        LengthNormalisation | None,
-        typer.Option("--length", help="Compare answers by their sum, or the mean of tokens or bytes."),
+        LengthNormalization | None,
+        typer.Option("--length", help="Length normalization of answers: log-probability summed, or per token or byte."),
     ] = None,
     text_to_text: Annotated[
-        bool, typer.Option("--text-to-text", help="Ask an encoder-decoder by the task's template.")
+        bool, typer.Option("--text-to-text", help="Use the task's text-to-text template (encoder-decoders).")
     ] = False,
-    train: Annotated[Path | None, typer.Option("--train", metavar="FILE", help="Your own table: for shots.")] = None,
-    test: Annotated[Path | None, typer.Option("--test", metavar="FILE", help="Your own table: to evaluate on.")] = None,
+    train: Annotated[
+        Path | None, typer.Option("--train", metavar="FILE", help="Your own table of in-context examples.")
+    ] = None,
+    test: Annotated[Path | None, typer.Option("--test", metavar="FILE", help="Your own table to evaluate on.")] = None,
     column: Annotated[
         list[str] | None,
-        typer.Option("--column", metavar="ROLE=NAME", help="Columns of your table: text=, pair=, label=. Repeatable."),
+        typer.Option(
+            "--column", metavar="ROLE=NAME", help="Columns of your own table: text=, pair=, label=. Repeatable."
+        ),
     ] = None,
-    order: Annotated[PairOrder, typer.Option("--order", help="Of the lines of minimal_pairs.")] = PairOrder.GOOD,
+    order: Annotated[PairOrder, typer.Option("--order", help="Line order of minimal_pairs.")] = PairOrder.GOOD,
     words: Annotated[
-        bool, typer.Option("--words/--pieces", help="Encoders: mask the rest of a word with a piece of it.")
+        bool, typer.Option("--words/--pieces", help="Encoders: mask whole words, or single pieces, when scoring.")
     ] = True,
-    window: Annotated[int | None, typer.Option("--window", metavar="N", help="Tokens of a window, of --text.")] = None,
-    stride: Annotated[int | None, typer.Option("--stride", metavar="N", help="How many of them are judged.")] = None,
+    window: Annotated[
+        int | None, typer.Option("--window", metavar="N", help="Window length of --text in tokens.")
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option("--stride", metavar="N", help="Stride of the windows in tokens.")
+    ] = None,
     base: BaseOption = None,
     device: Annotated[
         str | None,
         typer.Option(
-            "--device", metavar="NAME", autocompletion=complete_from(*DEVICES), help="cpu or cuda; found by default."
+            "--device",
+            metavar="NAME",
+            autocompletion=complete_from(*DEVICES),
+            help="cpu or cuda (default: a GPU if available).",
         ),
     ] = None,
     precision: Annotated[
-        Precision | None, typer.Option("--precision", help="bfloat16 on a GPU by default, else float32.")
+        Precision | None, typer.Option("--precision", help="Data type (default: bfloat16 on a GPU, else float32).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_csv: AsCsv = False,
 ) -> None:
-    """Score a model on texts or tasks, with or without examples.
+    """Evaluate a model: perplexity, zero-shot and few-shot tasks.
 
-    Perplexity, minimal pairs, tasks with any number of shots. A fine-tuned run answers by its head: what it was
-    fine-tuned for, by default, or a table of your own (--test).
+    Reports perplexity on text, minimal pairs, and tasks with any number of shots. A fine-tuned run is evaluated with
+    its task head, by default on its own task, or on your own table (--test).
 
     Example: pretune evaluate runs/books --task blimp,lambada,boolq --shots 0,1,32
     """
     check_format(as_json, as_csv)
     counts = None if shots is None else _parse_shots(shots)
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "split": split,
         "limit": limit,
         "seed": seed,
@@ -137,70 +157,68 @@ def evaluate(
     with shut_down_cleanly():
         from pretune.runs.evaluate import evaluate as work
 
-        own = _build_user_task(None if shots else model, train, test, column or [])
-        if own is not None and split is not None and split not in own.splits:
-            raise UsageError(f"--split '{split[:40]}': a table of your own has {' and '.join(own.splits)}")
-        if own is not None and len(own.splits) == 1:
-            how["split"] = next(iter(own.splits))  # the one file there is: shots are taken out of it
-        with show_progress("evaluating") as tell:
+        user_task = _build_user_task(None if shots else model, train, test, column or [])
+        if user_task is not None and split is not None and split not in user_task.splits:
+            raise UsageError(f"--split '{split[:40]}': your table has the splits {' and '.join(user_task.splits)}")
+        if user_task is not None and len(user_task.splits) == 1:
+            options["split"] = next(iter(user_task.splits))  # a single file: shots are drawn from it
+        with show_progress("evaluating") as report:
 
-            def told(name: str, done: int, of: int) -> None:
-                tell(done / max(of, 1), f"{name}, {done:,} of {of:,}")
+            def report_task(name: str, count: int, total: int) -> None:
+                report(count / max(total, 1), f"{name}, {count:,} of {total:,}")
 
-            found = work(
+            results = work(
                 model,
-                [task, *list_user_tasks(own)],
+                [task, *list_user_tasks(user_task)],
                 text=text or (),
                 data=data,
                 shots=counts,
                 device=device,
-                on_progress=told,
-                **how,
+                on_progress=report_task,
+                **options,
             )
     if as_json:
-        log.print_json({"model": model, "results": [each.to_dict() for each in found]})
+        log.print_json({"model": model, "results": [result.to_dict() for result in results]})
         return
     if as_csv:
-        print_csv(("task", "split", "shots", "score", "part", "value"), _list_records(found))
+        print_csv(("task", "split", "shots", "score", "part", "value"), _list_records(results))
     else:
-        log.print_result("\n".join(_format_lines(found)))
-    for each in found:
-        for note in each.notes:
-            log.info(f"{each.task}: {note}")
+        log.print_result("\n".join(_format_lines(results)))
+    for result in results:
+        for note in result.notes:
+            log.info(f"{result.task}: {note}")
     if as_csv:
         return
-    named = next((each.task for each in found if each.shots is not None), None)
-    if named is None:
+    task_name = next((result.task for result in results if result.shots is not None), None)
+    if task_name is None:
         hint("show", model)
-    elif own is not None and named == own.name:
+    elif user_task is not None and task_name == user_task.name:
         hint(
             "finetune", model, *_format_table_options(train, test, column or []), "--out", find_free_path("runs/tuned")
         )
     else:
-        where = () if data is None else ("--data", data)
-        hint("finetune", model, "--task", named, *where, "--out", find_free_path(f"runs/{named}"))
+        source = () if data is None else ("--data", data)
+        hint("finetune", model, "--task", task_name, *source, "--out", find_free_path(f"runs/{task_name}"))
 
 
 def list_user_tasks(task: "Task | None") -> "list[Task]":
-    """A table of one's own among the tasks, where there is one."""
+    """Return a list with the user's task, if there is one."""
     return [] if task is None else [task]
 
 
 def _parse_shots(text: str) -> list[int]:
-    """The numbers of shots."""
+    """Parse comma-separated numbers of shots."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(
-            f"--shots '{text[:40]}' must be whole numbers with commas between them, such as 0,1,32"
-        ) from None
+        raise UsageError(f"--shots '{text[:40]}' must be comma-separated integers, such as 0,1,32") from None
 
 
 def _build_user_task(model: str | None, train: Path | None, test: Path | None, columns: list[str]) -> "Task | None":
-    """The task that files of one's own make; that of a model that was fine-tuned, where it is to answer by its head."""
+    """Return the task of the user's files; for a fine-tuned run, a task with its head."""
     if test is None:
         if train is not None or columns:
-            raise UsageError("--train and --column go with --test, the table that is evaluated")
+            raise UsageError("--train and --column need --test, the table to evaluate on")
         return None
     from pretune.tasks.user_table import build_user_task
 
@@ -212,14 +230,16 @@ def _build_user_task(model: str | None, train: Path | None, test: Path | None, c
         from pretune.runs.finetune.finetuned_run import build_table_task
 
         if train is not None:
-            raise UsageError("--train gives shots, and a fine-tuned run answers without; add --shots, or leave it out")
+            raise UsageError(
+                "--train holds in-context examples, which a fine-tuned run does not use; add --shots or remove --train"
+            )
         return build_table_task(model, test, **roles)
     files = {"train": test} if train is None else {"train": train, "test": test}
     return build_user_task(files, text=roles.get("text"), label=roles.get("label"), pair=roles.get("pair"))
 
 
 def _format_table_options(train: Path | None, test: Path | None, columns: list[str]) -> list[str]:
-    """Tables of one's own as `pretune finetune` is given them.
+    """Return the options of `pretune finetune` for the user's tables.
 
     >>> _format_table_options(None, Path("mine.csv"), ["text=review"])
     ['--train', 'mine.csv', '--text', 'review']
@@ -230,40 +250,40 @@ def _format_table_options(train: Path | None, test: Path | None, columns: list[s
 
 
 def _format_lines(results: "Sequence[EvaluationResult]") -> "Iterator[str]":
-    """One line a score, the headline of each task first; below it its parts."""
-    for each in results:
-        if each.prompt is not None:
-            yield from (each.prompt, "")
+    """Yield a table with one line per score, the headline of each task first, then its groups."""
+    for result in results:
+        if result.prompt is not None:
+            yield from (result.prompt, "")
     rows = [("task", "split", "shots", "score", "", "over")]
-    for each in results:
-        first = (each.task, each.split or "-", "-" if each.shots is None else str(each.shots))
-        for place, (name, value) in enumerate(each.scores.items()):
+    for result in results:
+        first = (result.task, result.split or "-", "-" if result.shots is None else str(result.shots))
+        for place, (name, value) in enumerate(result.scores.items()):
             rows.append(
                 (
                     *(("", "", "") if place else first),
                     name,
                     format_score(name, value),
-                    "" if place else _format_counts(each),
+                    "" if place else _format_counts(result),
                 )
             )
-        rows += [("", "", "", f"· {name}", format_score("", value), "") for name, value in each.groups.items()]
+        rows += [("", "", "", f"· {name}", format_score("", value), "") for name, value in result.groups.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        cells = [f"{cell:{'>' if at in (2, 4) else '<'}{widths[at]}}" for at, cell in enumerate(row)]
+        cells = [f"{cell:{'>' if place in (2, 4) else '<'}{widths[place]}}" for place, cell in enumerate(row)]
         yield "  ".join(cells).rstrip()
 
 
 def _list_records(results: "Sequence[EvaluationResult]") -> "Iterator[tuple[object, ...]]":
-    """One record a score; those of parts of a task are of its headline."""
-    for each in results:
-        for name, value in each.scores.items():
-            yield each.task, each.split, each.shots, name, None, value
-        for part, value in each.groups.items():
-            yield each.task, each.split, each.shots, each.headline[0], part, value
+    """Yield one record per score; group scores are those of the headline metric."""
+    for result in results:
+        for name, value in result.scores.items():
+            yield result.task, result.split, result.shots, name, None, value
+        for part, value in result.groups.items():
+            yield result.task, result.split, result.shots, result.headline[0], part, value
 
 
 def format_score(name: str, value: float) -> str:
-    """A score for people: fractions in percent, perplexities, bits, squared errors and thresholds as they are.
+    """Format a score: fractions in percent; perplexities, bits, squared errors and thresholds unchanged.
 
     >>> format_score("accuracy", 0.7123), format_score("word_perplexity", 1234.5678), format_score("perplexity", 2e9)
     ('71.23 %', '1,234.57', '2.00e+09')

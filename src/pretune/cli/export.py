@@ -1,4 +1,4 @@
-"""`pretune export`: a model for others to use."""
+"""`pretune export`: write a model for other libraries."""
 
 import json
 from enum import StrEnum
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 
 class ExportFormat(StrEnum):
-    """What a model can be exported to."""
+    """Export format."""
 
     HF = "hf"
 
 
 def export(
-    directory: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A run, a Hugging Face directory, or hf:OWNER/NAME.")
-    ],
-    to: Annotated[ExportFormat, typer.Option("--to", help="The layout: hf is a Hugging Face directory.")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to write it.")],
-    dtype: Annotated[Dtype | None, typer.Option("--dtype", help="How to store the weights; as they are.")] = None,
+    directory: Annotated[Path, typer.Argument(metavar="MODEL", help="Run, Hugging Face directory, or hf:OWNER/NAME.")],
+    to: Annotated[ExportFormat, typer.Option("--to", help="Format: hf is a Hugging Face directory.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Output directory.")],
+    dtype: Annotated[
+        Dtype | None, typer.Option("--dtype", help="Data type of the weights (default: unchanged).")
+    ] = None,
     base: BaseOption = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write into a directory that is not empty.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write into a non-empty directory.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write a model as a Hugging Face directory, all or nothing.
+    """Export a model as a Hugging Face directory.
 
     Example: pretune export runs/books --to hf --out share/books --dtype bfloat16
     """
@@ -55,23 +55,26 @@ def export(
     spec = model.model.spec if isinstance(model, ModelWithHead) else model.spec
     config = checkpoint.describe_checkpoint(spec)[0]
     if config["model_type"] == checkpoint.NATIVE_TYPE:
-        raise UsageError(f"{directory}: no Hugging Face class can express this model: {_explain_unsupported(spec)}")
-    said = str(kind).removeprefix("torch.")
+        raise UsageError(f"{directory}: no Hugging Face class supports this model: {_explain_unsupported(spec)}")
+    dtype_name = str(kind).removeprefix("torch.")
     for name, tensor in checkpoint.iterate_weights(model):
         if not torch.isfinite(tensor).all():
-            raise UsageError(f"{directory}: '{name}' has values too large for {said}; use --dtype bfloat16 or float32")
+            raise UsageError(f"{directory}: '{name}' overflows in {dtype_name}; use --dtype bfloat16 or float32")
     io.save(model, out, overwrite=overwrite)
-    named, count = config["architectures"][0], spec.params().total
+    class_name, count = config["architectures"][0], spec.params().total
     if isinstance(model, ModelWithHead) and model.head is not None:
-        beside, count = io.export_head(model), count + sum(one.numel() for one in model.head.parameters())
-        named = named if beside is None else beside.config["architectures"][0]
-        if beside is None:
-            log.warn("no Hugging Face class has such a head: it is there, but only pretune reads it")
-    facts = {"out": str(out), "class": named, "parameters": count, "dtype": said}
+        exported_head, count = (
+            io.export_head(model),
+            count + sum(parameter.numel() for parameter in model.head.parameters()),
+        )
+        class_name = class_name if exported_head is None else exported_head.config["architectures"][0]
+        if exported_head is None:
+            log.warn("no Hugging Face class has this task head; it is saved, but only pretune can load it")
+    facts = {"out": str(out), "class": class_name, "parameters": count, "dtype": dtype_name}
     log.print_result(
         json.dumps(facts, allow_nan=False)
         if as_json
-        else f"{out}: {facts['class']}, {facts['parameters']:,} parameters in {said}"
+        else f"{out}: {facts['class']}, {facts['parameters']:,} parameters in {dtype_name}"
     )
     hint("verify", out, silent=as_json)
 
@@ -79,7 +82,7 @@ def export(
 def _load_model(
     directory: Path, kind: "torch.dtype | None", base: Path | None
 ) -> "tuple[LanguageModel | ModelWithHead, torch.dtype]":
-    """The model with the head of a task where it has one, and the type of its weights; an adapter is merged."""
+    """Load the model, with its task head if there is one, and its dtype; adapters are merged."""
     import torch
 
     from pretune.adaptation import io
@@ -89,41 +92,41 @@ def _load_model(
     from pretune.models.verify import verify
 
     if not is_adapter_directory(directory):
-        verify(directory)  # what is damaged must not leave with a fresh manifest
-        chosen = kind or _find_stored_dtype(checkpoint.inspect_checkpoint(directory)[2])
-        return io.load(directory, base=base, dtype=chosen), chosen
+        verify(directory)  # damaged files must not get a new manifest
+        stored_dtype = kind or _find_stored_dtype(checkpoint.inspect_checkpoint(directory)[2])
+        return io.load(directory, base=base, dtype=stored_dtype), stored_dtype
     verify_adapter(directory, base=base)
     model, method = io.load_with_method(directory, base=base)
     assert method is not None
     if not method.is_mergeable:
-        raise UsageError(f"{directory}: what was learned cannot be merged into the model; share the directory itself")
+        raise UsageError(f"{directory}: this adapter cannot be merged into the base model; share its directory instead")
     method.merge(model.model if isinstance(model, ModelWithHead) else model)
-    chosen = kind or torch.float32
-    return model.to(chosen), chosen
+    stored_dtype = kind or torch.float32
+    return model.to(stored_dtype), stored_dtype
 
 
 def _check_apart(directory: Path, out: Path) -> None:
     source, target = directory.resolve(), out.resolve()
     if target == source or source in target.parents:
-        raise UsageError(f"cannot write '{out}': it lies in the model's own directory '{directory}'; choose another")
+        raise UsageError(f"cannot write '{out}': it is inside the model directory '{directory}'; choose another path")
 
 
-def _find_stored_dtype(stored: "dict[str, TensorInfo]") -> "torch.dtype":
-    """The one type all weights have in their files, or float32 where there are several."""
+def _find_stored_dtype(entries: "dict[str, TensorInfo]") -> "torch.dtype":
+    """Return the common dtype of all stored weights, or float32 if they differ."""
     import torch
 
     from pretune.models import tensor_files
 
     names = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-    found = set()
-    for file in {entry.file for entry in stored.values()}:
+    dtypes = set()
+    for file in {entry.file for entry in entries.values()}:
         with tensor_files.open_tensors(file) as tensors:
-            found |= {tensors.get_slice(entry.key).get_dtype() for entry in stored.values() if entry.file == file}
-    return names.get(found.pop(), torch.float32) if len(found) == 1 else torch.float32
+            dtypes |= {tensors.get_slice(entry.key).get_dtype() for entry in entries.values() if entry.file == file}
+    return names.get(dtypes.pop(), torch.float32) if len(dtypes) == 1 else torch.float32
 
 
 def _explain_unsupported(spec: "Model") -> str:
-    """Why a spec cannot be said in the words of its family's config: the first place that would be lost."""
+    """Return why the family's config cannot represent a spec: the first setting that would be lost."""
     from pretune.core import config
     from pretune.core.config.read import format_value
     from pretune.core.errors import PretuneError
@@ -131,15 +134,17 @@ def _explain_unsupported(spec: "Model") -> str:
 
     layout = FAMILIES.get(spec.family).layout if spec.family in FAMILIES else None
     if layout is None:
-        return f"{format_value(spec.family)} has none"
+        return f"family {format_value(spec.family)} has no Hugging Face format"
     try:
-        again = layout.read(layout.write(spec), spec.parts, tied=spec.head is not None and spec.head.tied)
+        roundtrip = layout.read(layout.write(spec), spec.parts, tied=spec.head is not None and spec.head.tied)
     except PretuneError as error:
         return str(error)
     except (KeyError, AttributeError, TypeError, StopIteration, AssertionError):
-        return f"its shape is not one that '{layout.model_type}' has"
+        return f"'{layout.model_type}' has no such architecture"
     silent = ("dropout", "init", "family", "special")
-    lost = [path for path in config.diff(again, spec) if not {*path.split(".")} & {*silent}]
+    lost = [path for path in config.diff(roundtrip, spec) if not {*path.split(".")} & {*silent}]
     return (
-        f"'{layout.model_type}' cannot say {lost[0]}" if lost else f"its weights have no name in '{layout.model_type}'"
+        f"'{layout.model_type}' has no setting for {lost[0]}"
+        if lost
+        else f"'{layout.model_type}' has no names for its weights"
     )

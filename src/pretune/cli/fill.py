@@ -1,4 +1,4 @@
-"""`pretune fill`: what a model would put into blanks."""
+"""`pretune fill`: predict masked words."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,53 +19,58 @@ if TYPE_CHECKING:
 
 
 def fill(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, a Hugging Face directory, or hf:OWNER/NAME.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Run, Hugging Face directory, or hf:OWNER/NAME.")],
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT", help="With blanks: [MASK], <mask> or ___.")
+        list[str] | None, typer.Argument(metavar="TEXT", help="Text with blanks: [MASK], <mask> or ___.")
     ] = None,
     source: Annotated[
-        str | None, typer.Option("--input", metavar="FILE", help="Texts, one in a line; - is standard input.")
+        str | None, typer.Option("--input", metavar="FILE", help="Texts, one per line; - is standard input.")
     ] = None,
-    top: Annotated[int, typer.Option("--top", metavar="K", help="Answers for each blank.")] = 5,
+    top: Annotated[int, typer.Option("--top", metavar="K", help="Predictions per blank.")] = 5,
     pieces: Annotated[
         int | None,
-        typer.Option("--pieces", metavar="N", help="Words of up to so many pieces; 1, and 8 where text is written."),
+        typer.Option(
+            "--pieces", metavar="N", help="Maximum number of tokens per word (default: 1; for generative models 8)."
+        ),
     ] = None,
     base: BaseOption = None,
     device: Annotated[
         str | None,
         typer.Option(
-            "--device", metavar="NAME", autocompletion=complete_from(*DEVICES), help="cpu, cuda; found by default."
+            "--device",
+            metavar="NAME",
+            autocompletion=complete_from(*DEVICES),
+            help="cpu or cuda (default: a GPU if available).",
         ),
     ] = None,
-    dtype: Annotated[Dtype, typer.Option("--dtype", help="Precision of the weights.")] = Dtype.FLOAT32,
+    dtype: Annotated[Dtype, typer.Option("--dtype", help="Data type of the weights.")] = Dtype.FLOAT32,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_csv: AsCsv = False,
 ) -> None:
-    """Fill the blanks of texts, the likeliest answers first.
+    """Predict masked words, most probable first.
 
     Example: pretune fill runs/books "Paris is the [MASK] of France." --top 3
     """
     check_format(as_json, as_csv)
-    wanted = read_prompts(texts or [], source, "text")
+    prompts = read_prompts(texts or [], source, "text")
     from pretune.inference.fill import fill as work
     from pretune.inference.fill import find_blanks
 
-    found = load_model(model, base=base, device=device, dtype=dtype, needs_head=True)
-    told = []
-    for text in wanted:
-        answers = work(found, text, k=top, pieces=pieces)
-        blanks = find_blanks(found, text)
+    loaded_model = load_model(model, base=base, device=device, dtype=dtype, needs_head=True)
+    records = []
+    for text in prompts:
+        answers = work(loaded_model, text, k=top, pieces=pieces)
+        blanks = find_blanks(loaded_model, text)
         if as_json or as_csv:
-            told.append(_to_dict(text, blanks, answers))
+            records.append(_to_dict(text, blanks, answers))
         else:
             _show(blanks, answers)
     if as_json:
-        log.print_json(told)
+        log.print_json(records)
     elif as_csv:
-        print_csv(("text", "blank", "rank", "probability", "word"), _list_records(told))
-    more = ("--pieces", 3) if top >= 20 and pieces is None else ("--top", max(20, 2 * top))
-    hint("fill", model, *(texts or ("--input", source)), *more, silent=as_json or as_csv or source == "-")
+        print_csv(("text", "blank", "rank", "probability", "word"), _list_records(records))
+    variation = ("--pieces", 3) if top >= 20 and pieces is None else ("--top", max(20, 2 * top))
+    hint("fill", model, *(texts or ("--input", source)), *variation, silent=as_json or as_csv or source == "-")
 
 
 def _to_dict(text: str, blanks: "Blanks", answers: "list[list[FillPrediction]]") -> dict[str, Any]:
@@ -76,14 +81,14 @@ def _to_dict(text: str, blanks: "Blanks", answers: "list[list[FillPrediction]]")
 
 
 def _list_records(results: "list[dict[str, Any]]") -> "Iterator[tuple[object, ...]]":
-    for one in results:
-        for blank, options in enumerate(one["blanks"], 1):
+    for result in results:
+        for blank, options in enumerate(result["blanks"], 1):
             for rank, answer in enumerate(options, 1):
-                yield one["text"], blank, rank, answer["probability"], answer["word"]
+                yield result["text"], blank, rank, answer["probability"], answer["word"]
 
 
 def _show(blanks: "Blanks", answers: "list[list[FillPrediction]]") -> None:
-    """The text with the best answers, and below it the answers for each blank."""
+    """Print the text with the best predictions, and below it the candidates for each blank."""
     from pretune.inference.fill import insert_answers
 
     log.print_result(insert_answers(blanks, answers))

@@ -1,4 +1,4 @@
-"""`pretune finetune`: a pre-trained model learns a task."""
+"""`pretune finetune`: fine-tune a pre-trained model on a task."""
 
 import json
 import os
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class TaskType(StrEnum):
-    """The type of a task: what its labels are."""
+    """Type of a task."""
 
     CLASSIFICATION = "classification"
     REGRESSION = "regression"
@@ -41,7 +41,7 @@ class TaskType(StrEnum):
 
 def finetune(
     model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="A run, a Hugging Face directory, or hf:OWNER/NAME.")
+        str | None, typer.Argument(metavar="MODEL", help="Run, Hugging Face directory, or hf:OWNER/NAME.")
     ] = None,
     task: Annotated[
         str | None,
@@ -49,68 +49,83 @@ def finetune(
             "--task",
             metavar="NAME",
             autocompletion=complete_tasks,
-            help="A task of `pretune list tasks`, or several: a,b …",
+            help="Task of `pretune list tasks`; several, comma-separated, train together.",
         ),
     ] = None,
     task_type: Annotated[
         TaskType | None,
-        typer.Option("--type", metavar="TYPE", help=f"{', '.join(TaskType)}; of --train FILE, found by default."),
+        typer.Option(
+            "--type", metavar="TYPE", help=f"Type of --train FILE: {', '.join(TaskType)} (default: inferred)."
+        ),
     ] = None,
     train: Annotated[
-        Path | None, typer.Option("--train", metavar="FILE", help="… or a table of one's own: CSV, TSV, JSONL, CoNLL.")
+        Path | None,
+        typer.Option("--train", metavar="FILE", help="Training table instead of --task: CSV, TSV, JSONL, CoNLL."),
     ] = None,
-    dev: Annotated[Path | None, typer.Option("--dev", metavar="FILE", help="What choices are made on.")] = None,
-    test: Annotated[Path | None, typer.Option("--test", metavar="FILE", help="What the result is measured on.")] = None,
-    text: Annotated[str | None, typer.Option("--text", metavar="COL", help="The column of the text.")] = None,
-    pair: Annotated[str | None, typer.Option("--pair", metavar="COL", help="That of a second text.")] = None,
-    label: Annotated[str | None, typer.Option("--label", metavar="COL", help="That of the label or score.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="Where the run goes.")] = None,
+    dev: Annotated[
+        Path | None, typer.Option("--dev", metavar="FILE", help="Validation table (default: split off --train).")
+    ] = None,
+    test: Annotated[Path | None, typer.Option("--test", metavar="FILE", help="Test table.")] = None,
+    text: Annotated[str | None, typer.Option("--text", metavar="COL", help="Text column.")] = None,
+    pair: Annotated[str | None, typer.Option("--pair", metavar="COL", help="Column of a second text.")] = None,
+    label: Annotated[str | None, typer.Option("--label", metavar="COL", help="Label or score column.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="Output directory of the run.")] = None,
     method: Annotated[
         str | None,
         typer.Option(
             "--method",
             metavar="NAME",
             autocompletion=complete_methods,
-            help="full, frozen, first, last, extra, gradual, ulmfit, mix, random, adapter, prefix, prompt, lora, "
-            "qlora, ia3, bitfit; together with +: lora+gradual.",
+            help="Fine-tuning method: full, frozen, first, last, extra, gradual, ulmfit, mix, random, adapter, prefix, "
+            "prompt, lora, qlora, ia3, bitfit; combine with +: lora+gradual.",
         ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option("--seeds", metavar="N", help="So many runs: mean and interval.")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option("--seeds", metavar="N", help="Number of seeds; reports mean and 95% confidence interval."),
+    ] = None,
     labels: Annotated[
-        str, typer.Option("--labels", metavar="N,...", help="Numbers of training examples, for a curve: 50,200,all.")
+        str, typer.Option("--labels", metavar="N,...", help="Training set sizes, for a learning curve: 50,200,all.")
     ] = "",
     lr: Annotated[
-        str | None, typer.Option("--lr", metavar="RATE,...", help="Learning rates; the best on dev is taken.")
+        str | None,
+        typer.Option("--lr", metavar="RATE,...", help="Learning rates; selects the best on the validation set."),
     ] = None,
-    epochs: Annotated[float | None, typer.Option("--epochs", metavar="N", help="Passes over the examples …")] = None,
-    steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="… or steps.")] = None,
+    epochs: Annotated[float | None, typer.Option("--epochs", metavar="N", help="Training epochs.")] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", metavar="N", help="Training steps, instead of --epochs.")
+    ] = None,
     baselines: Annotated[
         str | None,
         typer.Option(
             "--baselines",
-            metavar="WHICH",
+            metavar="NAME,...",
             autocompletion=known_baselines,
-            help="default, all, none, or names with commas.",
+            help="Baselines: default, all, none, or names.",
         ),
     ] = None,
     forgetting: Annotated[
         Path | None,
-        typer.Option("--forgetting", metavar="DATA", help="Prepared text: its pre-training loss before and after."),
+        typer.Option(
+            "--forgetting", metavar="DATA", help="Report the pre-training loss on this prepared data before and after."
+        ),
     ] = None,
     vectors: Annotated[
         Path | None,
-        typer.Option("--vectors", metavar="FILE", help="Word vectors of the baseline `vectors` (`pretune vectors`)."),
+        typer.Option(
+            "--vectors", metavar="FILE", help="Word vectors of the baseline `vectors`; see `pretune vectors`."
+        ),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option("--data", metavar="DIR", help="Where tasks lie; else $PRETUNE_DATA.")
+        Path | None, typer.Option("--data", metavar="DIR", help="Directory of task data (default: $PRETUNE_DATA).")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Train on fewer than 5 examples, or without any of a class.")
+        bool, typer.Option("--force", help="Allow fewer than 5 training examples, or classes without any.")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the unfinished run in --out.")] = False,
     config: Annotated[
         Path | None,
-        typer.Option("--config", metavar="FILE", help="Settings: the run.json of a fine-tuned run, or YAML."),
+        typer.Option("--config", metavar="FILE", help="Settings file: YAML, or the run.json of a run."),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -118,33 +133,37 @@ def finetune(
             "--set",
             metavar="PATH=VALUE",
             autocompletion=paths("finetune"),
-            help="method.rank=16, tune.decay=0.9, data.max_length=256. Repeatable.",
+            help="Change a setting: method.rank=16, tune.decay=0.9, data.max_length=256. Repeatable.",
         ),
     ] = None,
     device: Annotated[
         str | None,
         typer.Option(
-            "--device", metavar="NAME", autocompletion=complete_from(*DEVICES), help="cpu or cuda; found by default."
+            "--device",
+            metavar="NAME",
+            autocompletion=complete_from(*DEVICES),
+            help="cpu or cuda (default: a GPU if available).",
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the settings, the labels, lengths and the cost; touch nothing.")
+        bool, typer.Option("--dry-run", help="Print settings, label counts, lengths and estimated cost; train nothing.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_csv: AsCsv = False,
 ) -> None:
-    """Adapt a model to a task, and score it beside baselines.
+    """Fine-tune a model on a task and compare it with baselines.
 
-    Choices (learning rate, when to stop) are made on dev; the result is that of test where there is one.
+    The validation set selects the learning rate and the stopping point; scores are those of the test set if there is
+    one.
 
     Example: pretune finetune runs/books --task sst2 --method lora --seeds 3 --out runs/sst2
     """
     check_format(as_json, as_csv)
     if as_csv and dry_run:
-        raise UsageError("--csv with --dry-run: settings are no table; use --json")
+        raise UsageError("--csv with --dry-run: settings are not a table; use --json")
     from pretune.core.config import parse_assignments
 
-    with shut_down_cleanly():  # importing takes a while
+    with shut_down_cleanly():  # imports take seconds
         from pretune.runs.build_config import resolve_device
         from pretune.runs.finetune.build_config import (
             build_finetune_config,
@@ -155,9 +174,9 @@ def finetune(
         from pretune.runs.finetune.sweep import build_plan
         from pretune.runs.finetune.sweep import finetune as work
     if out is None and not dry_run:
-        raise UsageError("missing option '--out': where the run goes")
+        raise UsageError("missing option '--out': the output directory of the run")
     if task is not None and is_embedding(task) and task_type not in (None, TaskType.EMBEDDING):
-        raise UsageError(f"--type {task_type} with --task {task}: the task is of the type embedding; keep one")
+        raise UsageError(f"--type {task_type} with --task {task}: this task has the type embedding; remove one of them")
     if task_type is TaskType.EMBEDDING:
         task = resolve_task(task)
     if task is not None and is_embedding(task):
@@ -165,13 +184,13 @@ def finetune(
         train_embedding_run(
             model, task, out or Path(), as_json=as_json, train=train, dev=dev, data=data, resume=resume, device=device,
             epochs=epochs, steps=steps, lr=parse_numbers(lr, "--lr")[0] if lr else None,
-            unused={"--test": test, "--text": text, "--pair": pair, "--label": label, "--method": method,
-                    "--seeds": seeds, "--labels": labels, "--config": config, "--dry-run": dry_run,
-                    "--forgetting": forgetting, "--csv": as_csv, "--vectors": vectors, "--force": force},
+            invalid_options={"--test": test, "--text": text, "--pair": pair, "--label": label, "--method": method,
+                             "--seeds": seeds, "--labels": labels, "--config": config, "--dry-run": dry_run,
+                             "--forgetting": forgetting, "--csv": as_csv, "--vectors": vectors, "--force": force},
             changes=parse_assignments(settings or []),
         )  # fmt: skip
         return
-    wishes: dict[str, Any] = {
+    options: dict[str, Any] = {
         "task": task, "type": None if task_type is None else str(task_type), "train": train,
         "dev": dev, "test": test, "text": text, "pair": pair, "label": label,
         "data": data, "method": method, "epochs": epochs, "steps": steps, "settings": config,
@@ -182,13 +201,13 @@ def finetune(
     plan: dict[str, Any] = {"seeds": seeds, "labels": counts, "baselines": baselines}
     plan |= {"forgetting": forgetting, "vectors": vectors}
     if dry_run:
-        here = resolve_device(device)  # which the run would refuse too
-        tuning = build_finetune_config(model, lr=rates[0] if rates else None, **wishes)
-        _show(tuning, build_plan(tuning, rates, **plan, stored_plan=read_tree(config).get("plan")), as_json, here)
+        target = resolve_device(device)  # a run rejects an unknown device too
+        tuning = build_finetune_config(model, lr=rates[0] if rates else None, **options)
+        _show(tuning, build_plan(tuning, rates, **plan, stored_plan=read_tree(config).get("plan")), as_json, target)
         return
     assert out is not None
-    run = work(model, out=out, resume=resume, lr=rates, device=device, **plan, **wishes)
-    if os.environ.get("RANK", "0") != "0":  # the first of several processes tells it
+    run = work(model, out=out, resume=resume, lr=rates, device=device, **plan, **options)
+    if os.environ.get("RANK", "0") != "0":  # only rank 0 prints
         return
     if as_csv:
         print_csv(("name", "metric", "split", "score", "low", "high", "run_better_by", "p"), _list_records(run.scores))
@@ -203,14 +222,14 @@ def finetune(
 
 
 def _hint_next(run: "FinetunedRun", test: Path | None) -> None:
-    """What comes next: texts that the run has not seen, where we know how they are written."""
-    kept, page = run.saved_task, find_free_path("report.html")
-    new = f"a table with the column '{kept.text or 'text'}'"
+    """Suggest predictions on new texts where their format is known, otherwise a report."""
+    task, page = run.saved_task, find_free_path("report.html")
+    new = f"a table with a column '{task.text or 'text'}'"
     if test is not None:
         hint("predict", run, "--input", test)
         hint_other(f"report {quote(run)} --out {quote(page)}")
-    elif kept.pair is None and kept.kind_of in ("classification", "regression", "tagging") and not kept.members:
-        hint("predict", run, "--input", "-", stdin="A text of your own.")
+    elif task.pair is None and task.kind_of in ("classification", "regression", "tagging") and not task.members:
+        hint("predict", run, "--input", "-", stdin="A new text.")
         hint_other(f"predict {quote(run)} --input NEW.csv  ({new}, or lines of text)")
     else:
         hint("report", run, "--out", page)
@@ -218,12 +237,21 @@ def _hint_next(run: "FinetunedRun", test: Path | None) -> None:
 
 
 def _list_records(scores: "Mapping[str, Any]") -> "Iterator[tuple[object, ...]]":
-    """The run, then its baselines."""
+    """Yield the scores of the run, then of its baselines."""
     metric, result = scores["metric"], scores["result"]
     split = result["split"]
     yield "run", metric, split, result["score"], result["low"], result["high"], None, None
-    for one in scores["baselines"]:
-        yield one["name"], metric, split, one["score"], None, None, one["against"]["difference"], one["against"]["p"]
+    for baseline in scores["baselines"]:
+        yield (
+            baseline["name"],
+            metric,
+            split,
+            baseline["score"],
+            None,
+            None,
+            baseline["against"]["difference"],
+            baseline["against"]["p"],
+        )
 
 
 def _format_result(run: "FinetunedRun") -> "Iterator[str]":
@@ -236,20 +264,20 @@ def _format_result(run: "FinetunedRun") -> "Iterator[str]":
 
 
 def _show(tuning: "FinetuneConfig", plan: "SweepPlan", as_json: bool, device: str) -> None:
-    """The tree, which `--config` reads, and below it what the run reads and takes, as comments of YAML."""
+    """Print the settings in the format of `--config`, and the forecast below them as YAML comments."""
     from pretune.core.config import to_dict
     from pretune.runs.finetune.estimate import estimate_finetune
 
-    tree, found = {**tuning.to_dict(), "plan": to_dict(plan)}, estimate_finetune(tuning, plan, device)
+    tree, forecast = {**tuning.to_dict(), "plan": to_dict(plan)}, estimate_finetune(tuning, plan, device)
     if as_json:
-        log.print_json({**tree, "forecast": found})
+        log.print_json({**tree, "forecast": forecast})
         return
     import yaml
 
     log.print_result(
         yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True), end=""
     )
-    log.print_result("\n".join(f"# {line}".rstrip() for line in _format_forecast(found)))
+    log.print_result("\n".join(f"# {line}".rstrip() for line in _format_forecast(forecast)))
 
 
 def _format_forecast(forecast: dict[str, Any]) -> "Iterator[str]":
@@ -271,34 +299,34 @@ def _format_forecast(forecast: dict[str, Any]) -> "Iterator[str]":
     yield f"{forecast['task']} ({kind}), scored by {', '.join(forecast['metrics'])} on {forecast['headline']}"
     yield f"examples: {format_examples(forecast['examples'], forecast['pool'])}"
     for name, labels in forecast["balance"].items():
-        shown = join_names([f"{label} {_format_number(count)}" for label, count in labels.items()])
-        if shown:
-            yield f"labels{f' of {name}' if len(forecast['balance']) > 1 else ''}: {shown}"
-    counts, most = forecast["counts"], " or ".join(map(str, forecast["max_length"]))
+        shares = join_names([f"{label} {_format_number(count)}" for label, count in labels.items()])
+        if shares:
+            yield f"labels{f' of {name}' if len(forecast['balance']) > 1 else ''}: {shares}"
+    counts, limit = forecast["counts"], " or ".join(map(str, forecast["max_length"]))
     yield (
-        f"lengths: mean {forecast['length']:.1f}, longest {counts['longest']} tokens; {forecast['cut']:.1%} of the examples "
-        f"are cut at {most} ({counts['lost']:,} tokens), {counts['empty']:,} are empty"
+        f"lengths: mean {forecast['length']:.1f}, longest {counts['longest']} tokens; {forecast['cut']:.1%} of the "
+        f"examples are truncated to {limit} ({counts['lost']:,} tokens lost), {counts['empty']:,} are empty"
     )
     if forecast["rate"] is not None:
         yield forecast["rate"]
     share = forecast["trained"] / forecast["parameters"]
-    yield f"{forecast['trained']:,} of {forecast['parameters']:,} parameters are trained ({share:.2%})"
+    yield f"{forecast['trained']:,} of {forecast['parameters']:,} parameters are trainable ({share:.2%})"
     flops = f"{format_number(forecast['flops'], billion='G')}FLOP"
     trials = format_count(forecast["trials"], "trials")
     yield (
         f"{trials}, {format_count(forecast['steps'], 'steps')}, "
-        f"{format_count(forecast['tokens'], 'tokens')}, {flops}; with one device, estimated, without "
+        f"{format_count(forecast['tokens'], 'tokens')}, {flops}; estimate for one device, without "
         "evaluation and baselines:"
     )
     rows = [
         (
             name,
-            format_duration(one["seconds"]),
-            format_energy(one["kwh"]),
-            format_kilograms(one["co2e_kg"]),
-            format_dollars(one["dollars"]),
+            format_duration(cost["seconds"]),
+            format_energy(cost["kwh"]),
+            format_kilograms(cost["co2e_kg"]),
+            format_dollars(cost["dollars"]),
         )
-        for name, one in forecast["devices"].items()
+        for name, cost in forecast["devices"].items()
     ]
     yield from align_columns([("device", "time", "energy", "CO2e", "price"), *rows])
 

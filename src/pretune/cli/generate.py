@@ -1,4 +1,4 @@
-"""`pretune generate`: a model writes on."""
+"""`pretune generate`: generate text from prompts."""
 
 import sys
 from collections.abc import Callable
@@ -22,78 +22,99 @@ if TYPE_CHECKING:
 
 
 RULE = "-" * 8
-"""Between two texts, which may have several lines."""
+"""Separator between generated texts, which may have several lines."""
 
 
 class EarlyStoppingMode(StrEnum):
-    """When a beam search ends."""
+    """Stopping criterion of beam search."""
 
-    ALWAYS = "always"
-    USUAL = "usual"
-    NEVER = "never"
+    FIRST_COMPLETE = "always"
+    HEURISTIC = "usual"
+    EXHAUSTIVE = "never"
 
 
 def generate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, a Hugging Face directory, or hf:OWNER/NAME.")],
-    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="What to go on from.")] = None,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Run, Hugging Face directory, or hf:OWNER/NAME.")],
+    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="Prompt.")] = None,
     source: Annotated[
-        str | None, typer.Option("--input", metavar="FILE", help="Prompts, one in a line; - is standard input.")
+        str | None, typer.Option("--input", metavar="FILE", help="Prompts, one per line; - is standard input.")
     ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option("--max-new-tokens", metavar="N", help="Write so many at most; 64 by default.")
+        int | None,
+        typer.Option("--max-new-tokens", metavar="N", help="Maximum number of generated tokens (default: 64)."),
     ] = None,
-    min_new_tokens: Annotated[int, typer.Option("--min-new-tokens", metavar="N", help="Do not end before.")] = 0,
-    num: Annotated[int, typer.Option("--num", metavar="N", help="Texts for each prompt.")] = 1,
+    min_new_tokens: Annotated[
+        int, typer.Option("--min-new-tokens", metavar="N", help="Minimum number of generated tokens.")
+    ] = 0,
+    num: Annotated[int, typer.Option("--num", metavar="N", help="Samples per prompt.")] = 1,
     temperature: Annotated[
-        float | None, typer.Option("--temperature", metavar="T", help="1 by default; 0: always the likeliest token.")
+        float | None,
+        typer.Option("--temperature", metavar="T", help="Sampling temperature (default: 1); 0: greedy decoding."),
     ] = None,
-    top_k: Annotated[int | None, typer.Option("--top-k", metavar="K", help="Of the k likeliest tokens only.")] = None,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", metavar="K", help="Sample from the k most probable tokens.")
+    ] = None,
     top_p: Annotated[
-        float | None, typer.Option("--top-p", metavar="P", help="Of the fewest tokens with this share.")
+        float | None,
+        typer.Option(
+            "--top-p", metavar="P", help="Nucleus sampling: the smallest set of tokens with this total probability."
+        ),
     ] = None,
     min_p: Annotated[
-        float | None, typer.Option("--min-p", metavar="P", help="Of tokens this likely, beside the likeliest.")
+        float | None,
+        typer.Option("--min-p", metavar="P", help="Minimum probability, relative to the most probable token."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="What is drawn is a function of it.")] = 0,
-    beams: Annotated[int, typer.Option("--beams", metavar="N", help="Search for the likeliest texts.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Random seed.")] = 0,
+    beams: Annotated[int, typer.Option("--beams", metavar="N", help="Number of beams; 1: no beam search.")] = 1,
     length_penalty: Annotated[
-        float | None, typer.Option("--length-penalty", metavar="X", help="Of beams: above 0 favours long texts.")
+        float | None, typer.Option("--length-penalty", metavar="X", help="Beam search: above 0 favors longer texts.")
     ] = None,
     early: Annotated[
-        EarlyStoppingMode | None, typer.Option("--early-stopping", help="Of beams: when there are enough.")
+        EarlyStoppingMode | None, typer.Option("--early-stopping", help="Beam search: when to stop.")
     ] = None,
     repetition_penalty: Annotated[
-        float, typer.Option("--repetition-penalty", metavar="X", help="Above 1: tokens that are there come less.")
+        float, typer.Option("--repetition-penalty", metavar="X", help="Penalize repeated tokens; 1: no penalty.")
     ] = 1.0,
     no_repeat_ngram: Annotated[
-        int, typer.Option("--no-repeat-ngram", metavar="N", help="So many tokens in a row never come twice.")
+        int, typer.Option("--no-repeat-ngram", metavar="N", help="Never repeat an n-gram of this size; 0: allow.")
     ] = 0,
     stop: Annotated[
-        list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before it; \\n is a line's end. Repeatable.")
+        list[str] | None,
+        typer.Option("--stop", metavar="TEXT", help="Stop before this text; \\n is a newline. Repeatable."),
     ] = None,
     start: Annotated[
-        str | None, typer.Option("--start", metavar="TOKEN", help="What a decoder starts with, such as a language.")
+        str | None, typer.Option("--start", metavar="TOKEN", help="First decoder token, such as a language code.")
     ] = None,
-    prefix: Annotated[bool, typer.Option("--prefix", help="Prompts see all of themselves (prefix models).")] = False,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut prompts that are too long.")] = False,
-    batch: Annotated[int, typer.Option("--batch", metavar="N", help="Texts that are written together.")] = 64,
+    prefix: Annotated[
+        bool, typer.Option("--prefix", help="Attend bidirectionally within the prompt (prefix LMs).")
+    ] = False,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Truncate prompts that exceed the model's length.")
+    ] = False,
+    batch: Annotated[int, typer.Option("--batch", metavar="N", help="Batch size.")] = 64,
     base: BaseOption = None,
     device: Annotated[
         str | None,
         typer.Option(
-            "--device", metavar="NAME", autocompletion=complete_from(*DEVICES), help="cpu, cuda; found by default."
+            "--device",
+            metavar="NAME",
+            autocompletion=complete_from(*DEVICES),
+            help="cpu or cuda (default: a GPU if available).",
         ),
     ] = None,
-    dtype: Annotated[Dtype, typer.Option("--dtype", help="Precision of the weights.")] = Dtype.FLOAT32,
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile a step first; for much text on a GPU.")] = False,
+    dtype: Annotated[Dtype, typer.Option("--dtype", help="Data type of the weights.")] = Dtype.FLOAT32,
+    compile_step: Annotated[
+        bool, typer.Option("--compile", help="Compile the decoding step; pays off for long outputs on a GPU.")
+    ] = False,
     stream: Annotated[
-        bool | None, typer.Option("--stream/--no-stream", help="Show one text as it comes; so on a terminal.")
+        bool | None,
+        typer.Option("--stream/--no-stream", help="Print the text while it is generated (default: on a terminal)."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write on from prompts, or answer them.
+    """Generate text from prompts.
 
-    A decoder goes on; an encoder-decoder answers.
+    A decoder continues the prompt; an encoder-decoder maps it to an output.
 
     Example: pretune generate runs/gpt "Once upon a time" --max-new-tokens 40 --top-p 0.95 --num 3
     """
@@ -103,9 +124,9 @@ def generate(
     from pretune.inference.generate import TextCallbacks, choose_max_new_tokens, generate_texts
     from pretune.inference.generation_config import GenerationOptions, build_generation_config
 
-    found = load_model(model, base=base, device=device, dtype=dtype, needs_head=True)
-    wishes: dict[str, Any] = {
-        "max_new_tokens": choose_max_new_tokens(found) if max_new_tokens is None else max_new_tokens,
+    loaded_model = load_model(model, base=base, device=device, dtype=dtype, needs_head=True)
+    options: dict[str, Any] = {
+        "max_new_tokens": choose_max_new_tokens(loaded_model) if max_new_tokens is None else max_new_tokens,
         "min_new_tokens": min_new_tokens,
         "num": num,
         "temperature": temperature,
@@ -119,34 +140,34 @@ def generate(
         "repetition_penalty": repetition_penalty,
         "no_repeat_ngram": no_repeat_ngram,
     }
-    asked: GenerationOptions = {name: value for name, value in wishes.items() if value is not None}  # type: ignore[assignment]
-    how = build_generation_config(**asked)
-    one = len(texts) == num == beams == 1 and not as_json
-    flows = stream if stream is not None else one and sys.stdout.isatty()
-    with nullcontext() if flows else show_progress("writing") as tell:
+    set_options: GenerationOptions = {name: value for name, value in options.items() if value is not None}  # type: ignore[assignment]
+    generation_config = build_generation_config(**set_options)
+    is_single = len(texts) == num == beams == 1 and not as_json
+    streams = stream if stream is not None else is_single and sys.stdout.isatty()
+    with nullcontext() if streams else show_progress("generating") as report:
         answers = generate_texts(
-            found,
+            loaded_model,
             texts,
-            how,
+            generation_config,
             stop=[unescape(text) for text in stop or ()],
             start=start,
             truncate=truncate,
             prefix=prefix,
             batch=batch,
-            compiled=compiled,
+            compiled=compile_step,
             callbacks=TextCallbacks(on_text=_print_piece)
-            if tell is None
-            else TextCallbacks(on_progress=_report_share(tell, len(texts) * num)),
+            if report is None
+            else TextCallbacks(on_progress=_report_share(report, len(texts) * num)),
         )
-    _print(texts, answers, as_json=as_json, is_streamed=flows)
-    empty, every = sum(not text.new for answer in answers for text in answer), len(answers) * num
+    _print(texts, answers, as_json=as_json, is_streamed=streams)
+    empty, total = sum(not text.new for answer in answers for text in answer), len(answers) * num
     if empty:
         log.warn(
-            f"{empty:,} of {format_count(every, 'texts')} without anything "
-            f"new: they ended at once, or are special tokens alone"
+            f"{empty:,} of {format_count(total, 'texts')} are empty: "
+            f"generation ended at once, or gave only special tokens"
         )
-    more = ("--num", 3) if num == beams == 1 else ("--temperature", 0)
-    hint("generate", model, *(prompts or ("--input", source)), *more, silent=as_json or source == "-")
+    variation = ("--num", 3) if num == beams == 1 else ("--temperature", 0)
+    hint("generate", model, *(prompts or ("--input", source)), *variation, silent=as_json or source == "-")
 
 
 def _report_share(reporter: ProgressReporter, texts: int) -> Callable[[float], None]:
@@ -161,13 +182,13 @@ def _print(prompts: list[str], answers: "list[list[GeneratedText]]", *, as_json:
     if is_streamed:
         log.print_result()
     elif as_json:
-        told = [
-            {"prompt": prompt, "texts": [_to_dict(one) for one in answer]}
+        records = [
+            {"prompt": prompt, "texts": [_to_dict(text) for text in answer]}
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
-        log.print_json(told)
+        log.print_json(records)
     else:
-        log.print_result(f"\n{RULE}\n".join(one.text for answer in answers for one in answer))
+        log.print_result(f"\n{RULE}\n".join(text.text for answer in answers for text in answer))
 
 
 def _to_dict(text: "GeneratedText") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`pretune index`: texts and their vectors, to be searched."""
+"""`pretune index`: embed texts into a search index."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -18,7 +18,7 @@ from pretune.core.counted import format_count
 
 
 class SearchMethod(StrEnum):
-    """How it is searched: exactly, or with faiss (the extra `index`)."""
+    """Search algorithm: exact, or approximate by faiss (the extra `index`)."""
 
     EXACT = "exact"
     HNSW = "hnsw"
@@ -26,42 +26,50 @@ class SearchMethod(StrEnum):
 
 
 def index(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, a Hugging Face directory, or hf:OWNER/NAME.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Run, Hugging Face directory, or hf:OWNER/NAME.")],
     source: Annotated[
-        str, typer.Option("--input", metavar="FILE", help="Texts, one in a line, or .jsonl (id, text); - is a pipe.")
+        str,
+        typer.Option("--input", metavar="FILE", help="Texts, one per line, or .jsonl (id, text); - is standard input."),
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="INDEX", help="The directory of the index.")],
-    add: Annotated[bool, typer.Option("--add", help="Add to an index that is there.")] = False,
+    out: Annotated[Path, typer.Option("--out", metavar="INDEX", help="Index directory.")],
+    add: Annotated[bool, typer.Option("--add", help="Add to an existing index.")] = False,
     method: Annotated[
-        SearchMethod, typer.Option("--method", help="Exact, or approximate for millions.")
+        SearchMethod, typer.Option("--method", help="Exact search, or approximate for millions of texts.")
     ] = SearchMethod.EXACT,
-    field: Annotated[
-        str, typer.Option("--field", metavar="NAME", help="Where JSONL or a table has its text.")
-    ] = "text",
+    field: Annotated[str, typer.Option("--field", metavar="NAME", help="Text column or JSON field.")] = "text",
     pooling: Annotated[
         str | None,
         typer.Option(
-            "--pooling", metavar="NAME", autocompletion=complete_from(*POOLINGS), help="As `pretune embed` has it."
+            "--pooling", metavar="NAME", autocompletion=complete_from(*POOLINGS), help="Pooling; see `pretune embed`."
         ),
     ] = None,
-    layer: Annotated[int | None, typer.Option("--layer", metavar="N", help="0 to depth; -1 is the last.")] = None,
-    normalise: Annotated[
-        bool | None, typer.Option("--normalise/--raw", help="By cosine, as by default, or by inner product.")
+    layer: Annotated[
+        int | None, typer.Option("--layer", metavar="N", help="Layer, 0 (embeddings) to depth; -1 is the last.")
     ] = None,
-    length: Annotated[int | None, typer.Option("--length", metavar="N", help="Read so many tokens at most.")] = None,
-    prompt: Annotated[str | None, typer.Option("--prompt", metavar="TEXT", help="Put it before every text.")] = None,
+    normalise: Annotated[
+        bool | None, typer.Option("--normalise/--raw", help="Cosine similarity (default) or inner product.")
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option("--length", metavar="N", help="Maximum length in tokens; longer texts are truncated.")
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", metavar="TEXT", help="Prompt prepended to every text.")
+    ] = None,
     query_prompt: Annotated[
-        str | None, typer.Option("--query-prompt", metavar="TEXT", help="Put it before queries instead.")
+        str | None, typer.Option("--query-prompt", metavar="TEXT", help="Prompt prepended to queries.")
     ] = None,
     device: Annotated[
         str | None,
         typer.Option(
-            "--device", metavar="NAME", autocompletion=complete_from(*DEVICES), help="cpu, cuda; found by default."
+            "--device",
+            metavar="NAME",
+            autocompletion=complete_from(*DEVICES),
+            help="cpu or cuda (default: a GPU if available).",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Make an index of texts to search in, or add texts to one.
+    """Build a search index of texts, or add texts to one.
 
     Example: pretune index runs/books --input documents.jsonl --out library
     """
@@ -69,36 +77,34 @@ def index(
     texts = read_texts(source, field)
     from pretune.inference.index import build
 
-    named = any(text != str(i) for i, text in enumerate(texts.ids, 1))
-    how: dict[str, Any] = {"pooling": pooling, "layer": layer, "normalise": normalise, "length": length}
-    how |= {"prompt": prompt, "query_prompt": query_prompt}
-    with show_progress("indexing") as tell:
-        made = build(
+    has_ids = any(text != str(i) for i, text in enumerate(texts.ids, 1))
+    options: dict[str, Any] = {"pooling": pooling, "layer": layer, "normalise": normalise, "length": length}
+    options |= {"prompt": prompt, "query_prompt": query_prompt}
+    with show_progress("indexing") as report:
+        search_index = build(
             model,
             texts.texts,
             out=out,
-            ids=texts.ids if named else None,
+            ids=texts.ids if has_ids else None,
             method=method,
             add=add,
-            on_progress=report_texts(tell),
+            on_progress=report_texts(report),
             device=str(resolve_device(device)),
-            **how,
+            **options,
         )
-    if made.metadata["cut"]:
-        log.warn(
-            f"{format_count(made.metadata['cut'], 'texts')} longer than the model reads; only the beginning counts"
-        )
+    if search_index.metadata["cut"]:
+        log.warn(f"{format_count(search_index.metadata['cut'], 'texts')} truncated to the model's maximum length")
     if as_json:
-        log.print_json({"out": str(out), "texts": len(made), **made.metadata})
+        log.print_json({"out": str(out), "texts": len(search_index), **search_index.metadata})
     else:
         log.print_result(
-            f"{out}: {format_count(len(made), 'texts')}, vectors of "
-            f"{made.metadata['width']} numbers, {made.metadata['method']} search"
+            f"{out}: {format_count(len(search_index), 'texts')}, vectors of "
+            f"width {search_index.metadata['width']}, {search_index.metadata['method']} search"
         )
     hint("search", out, _sample_query(texts.texts), silent=as_json)
 
 
 def _sample_query(texts: list[str]) -> str:
-    """A few words of the first text that has some: a query that finds something."""
+    """Return the first words of a text, a query that has a hit."""
     first = next((text.split() for text in texts if text.strip()), ["a", "question"])
     return " ".join(first[:4])

@@ -1,4 +1,4 @@
-"""`pretune list`: what there is, one line each."""
+"""`pretune list`: list registered names."""
 
 import ast
 import importlib.util
@@ -19,58 +19,60 @@ def list_(
     selection: Annotated[
         str | None,
         typer.Argument(
-            metavar="WHAT",
+            metavar="KIND",
             autocompletion=lambda incomplete: [kind for kind in _KINDS if kind.startswith(incomplete)],
-            help="families, sizes, objectives, methods, metrics, tasks or tokenizers; all, briefly, by default.",
+            help="families, sizes, objectives, methods, metrics, tasks or tokenizers (default: the names of all).",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_csv: AsCsv = False,
 ) -> None:
-    """List what there is: families, sizes, objectives, tasks, …
+    """List model families, sizes, objectives, methods, tasks, …
 
-    Sizes have the parameters as released (encoders: without heads), objectives the shapes of models they train, and
-    tasks their kind, official metric, and the rows of those splits that are in $PRETUNE_DATA.
+    Sizes show their parameters as published (encoders: without heads), objectives the model shapes they train, and
+    tasks their kind, official metric, and the rows of the splits in $PRETUNE_DATA.
 
     Example: pretune list sizes
     """
     if selection is not None and selection not in _KINDS:
         raise UsageError(f"cannot list '{selection[:60]}'{suggest(selection, _KINDS)} (allowed: {', '.join(_KINDS)})")
     check_format(as_json, as_csv)
-    found = {kind: find() for kind, find in _KINDS.items() if selection in (None, kind)}
+    lists = {kind: find() for kind, find in _KINDS.items() if selection in (None, kind)}
     if as_json:
-        log.print_json(found)
+        log.print_json(lists)
         return
     if as_csv:
-        print_csv(*_list_records(found))
+        print_csv(*_list_records(lists))
         return
     if selection is None:
-        log.print_result("\n\n".join(_format_brief(kind, list(names)) for kind, names in found.items()))
+        log.print_result("\n\n".join(_format_brief(kind, list(names)) for kind, names in lists.items()))
     else:
-        log.print_result("\n".join(_format_lines(found[selection])))
-        if selection == "tasks" and not any(task["rows"] for task in found[selection].values()):
+        log.print_result("\n".join(_format_lines(lists[selection])))
+        if selection == "tasks" and not any(task["rows"] for task in lists[selection].values()):
             log.info(
-                "no data: the folder that has the published files is named by $PRETUNE_DATA, or --data where it is read"
+                "no task data: set $PRETUNE_DATA, or --data of other verbs, to the directory of the published files"
             )
-    hint(*(("list", "families") if selection is None else _NEXT_COMMANDS[selection](list(found[selection]))))
+    hint(*(("list", "families") if selection is None else _NEXT_COMMANDS[selection](list(lists[selection]))))
 
 
 def list_families() -> dict[str, str]:
-    """Every family with the first line of its docstring; torch is not imported."""
+    """Return families with the first line of their docstrings, without importing torch."""
     from pretune.models.families import FAMILIES
 
     return {name: FAMILIES.describe(name) for name in FAMILIES}
 
 
 def list_sizes() -> dict[str, int]:
-    """Every published size with its exact number of parameters."""
+    """Return published sizes with their exact numbers of parameters."""
     from pretune.models.families import FAMILIES
 
-    return {f"{name}-{size}": made.params for name in FAMILIES for size, made in FAMILIES.get(name).sizes.items()}
+    return {
+        f"{name}-{size}": size_spec.params for name in FAMILIES for size, size_spec in FAMILIES.get(name).sizes.items()
+    }
 
 
 def list_objectives() -> dict[str, dict[str, Any]]:
-    """Every objective with the shapes of models it trains and the first line of its docstring; without torch."""
+    """Return objectives with their model shapes and the first line of their docstrings, without importing torch."""
     from pretune.objectives import OBJECTIVES
 
     return {
@@ -80,39 +82,39 @@ def list_objectives() -> dict[str, dict[str, Any]]:
 
 
 def list_methods() -> dict[str, str]:
-    """Every method of fine-tuning with the first line of its docstring, and names for settings; without torch."""
+    """Return fine-tuning methods and presets with a description, without importing torch."""
     from pretune.adaptation import METHOD_PRESETS, METHODS
 
     return {**{name: METHODS.describe(name).removesuffix(".") for name in METHODS}, **METHOD_PRESETS}
 
 
 def list_metrics() -> dict[str, str]:
-    """Every metric with the first line of its docstring; without numpy."""
+    """Return metrics with the first line of their docstrings, without importing numpy."""
     from pretune.metrics import METRICS
 
     return {name: METRICS.describe(name).removesuffix(".") for name in METRICS}
 
 
 def list_tasks() -> dict[str, dict[str, Any]]:
-    """Every task with its kind, its official metric, and the rows of the splits that are in $PRETUNE_DATA."""
+    """Return tasks with their kind, official metric, and the rows of the splits in $PRETUNE_DATA."""
     from pretune.tasks import TASKS
 
-    found: dict[str, dict[str, Any]] = {}
+    tasks: dict[str, dict[str, Any]] = {}
     for name in TASKS:
         task = TASKS.get(name)
-        there = task.find_available()
-        found[name] = {
+        available = task.find_available()
+        tasks[name] = {
             "kind": task.kind,
             "metric": task.metrics[0],
-            "rows": {split: part.file.rows for split, part in there.items()},
-            "partial": [split for split, part in there.items() if part.file.is_partial],
+            "rows": {split: part.file.rows for split, part in available.items()},
+            "partial": [split for split, part in available.items() if part.file.is_partial],
             "about": TASKS.describe(name),
         }
-    return found
+    return tasks
 
 
 def list_tokenizers() -> dict[str, str]:
-    """Every kind of tokenizer."""
+    """Return tokenizer kinds with a description."""
     from pretune.text.styles import KINDS
 
     return {name: kind.about for name, kind in KINDS.items()}
@@ -137,16 +139,16 @@ _NEXT_COMMANDS: Mapping[str, Callable[[list[str]], tuple[str, ...]]] = {
     "tasks": lambda names: ("finetune", "--help"),
     "tokenizers": lambda names: ("tokenizer", "--help"),
 }
-"""What to type when one has seen a list."""
+"""Command to suggest after each list."""
 
 
 def _read_shapes(target: str) -> list[str]:
-    """The shapes as they stand in a class's source; none where they depend on what it is made of."""
+    """Return the shapes in a class's source code; empty where they depend on its parts."""
     module, _, attribute = target.partition(":")
-    found = importlib.util.find_spec(module)
-    assert found is not None and found.origin is not None
-    for made in ast.walk(ast.parse(Path(found.origin).read_bytes())):
-        for part in made.body if isinstance(made, ast.ClassDef) and made.name == attribute else ():
+    module_spec = importlib.util.find_spec(module)
+    assert module_spec is not None and module_spec.origin is not None
+    for node in ast.walk(ast.parse(Path(module_spec.origin).read_bytes())):
+        for part in node.body if isinstance(node, ast.ClassDef) and node.name == attribute else ():
             if isinstance(part, ast.AnnAssign) and ast.unparse(part.target) == "shapes" and part.value:
                 return list(ast.literal_eval(part.value))
     return []
@@ -157,28 +159,28 @@ def _format_lines(entries: Mapping[str, Any]) -> list[str]:
         return _align_columns(
             [(name, value["kind"], value["metric"], _format_rows(**value)) for name, value in entries.items()]
         )
-    if all(isinstance(value, Mapping) for value in entries.values()):  # shapes in a column of their own
-        shapes = {name: ", ".join(value["shapes"]) or "those of its parts" for name, value in entries.items()}
+    if all(isinstance(value, Mapping) for value in entries.values()):  # shapes get a separate column
+        shapes = {name: ", ".join(value["shapes"]) or "depends on its parts" for name, value in entries.items()}
         column = max(map(len, shapes.values()))
         entries = {name: f"{shapes[name]:<{column}}  {value['about']}" for name, value in entries.items()}
     texts = {name: f"{value:,}" if isinstance(value, int) else value for name, value in entries.items()}
     width = max(map(len, texts))
-    if all(isinstance(value, int) for value in entries.values()):  # numbers are aligned by their units
+    if all(isinstance(value, int) for value in entries.values()):  # right-align numbers
         longest = max(map(len, texts.values()))
         texts = {name: f"{text:>{longest}}" for name, text in texts.items()}
     return [f"{name:<{width}}  {text}" for name, text in texts.items()]
 
 
 def _list_records(lists: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:
-    """The header and the records of a list; of several lists their kinds and names."""
+    """Return the header and the records of a list; of several lists, kinds and names."""
     if len(lists) > 1:
         return ["kind", "name"], [[kind, name] for kind, names in lists.items() for name in names]
     ((kind, entries),) = lists.items()
-    plain = {name: value if isinstance(value, Mapping) else {_VALUE_COLUMNS.get(kind, "about"): value}
+    records = {name: value if isinstance(value, Mapping) else {_VALUE_COLUMNS.get(kind, "about"): value}
              for name, value in entries.items()}  # fmt: skip
-    columns = list(dict.fromkeys(column for value in plain.values() for column in value))
+    columns = list(dict.fromkeys(column for value in records.values() for column in value))
     return ["name", *columns], [
-        [name, *(_format_cell(value.get(one)) for one in columns)] for name, value in plain.items()
+        [name, *(_format_cell(value.get(column)) for column in columns)] for name, value in records.items()
     ]
 
 
@@ -186,14 +188,14 @@ _VALUE_COLUMNS = {"sizes": "parameters"}
 
 
 def _format_cell(value: object) -> object:
-    """A value of a list as one field."""
+    """Format a value as one CSV field."""
     if isinstance(value, Mapping):
         return "; ".join(name if count is None else f"{name} {count}" for name, count in value.items())
     return "; ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
 def _format_rows(rows: Mapping[str, int | None], partial: list[str], **_: Any) -> str:
-    """The splits that are there, with their rows where these are known, and which are only parts."""
+    """Format the available splits with their rows, where known, and a mark on partial ones."""
     texts = [
         split + ("" if count is None else f" {count:,}") + (" (part)" if split in partial else "")
         for split, count in rows.items()
@@ -202,12 +204,12 @@ def _format_rows(rows: Mapping[str, int | None], partial: list[str], **_: Any) -
 
 
 def _align_columns(rows: list[tuple[str, ...]]) -> list[str]:
-    """Rows in columns that are as wide as what they hold, the last as it is."""
+    """Align all columns but the last."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
     return ["  ".join([*(f"{c:<{w}}" for c, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]
 
 
 def _format_brief(kind: str, names: list[str]) -> str:
-    """A heading with the names below it."""
+    """Return a heading with the names below it."""
     text = textwrap.fill(", ".join(names), 80, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
     return f"{len(names)} {kind} (pretune list {kind})\n{text}"

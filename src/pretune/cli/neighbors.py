@@ -1,4 +1,4 @@
-"""`pretune neighbors`: a word in context, and beside it the same word without."""
+"""`pretune neighbors`: nearest neighbors of a word, contextual and static."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,34 +20,39 @@ if TYPE_CHECKING:
 CONTEXT_CHARACTERS = 60
 """Characters shown on each side of an occurrence."""
 MAX_COMPARED = 100_000
-"""Words among which one that is spelled alike is looked for."""
+"""Maximum vocabulary size for spelling suggestions."""
 
 
 def neighbors(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A run, a Hugging Face directory, hf:OWNER/NAME, or word vectors.")
+        str, typer.Argument(metavar="MODEL", help="Run, Hugging Face directory, hf:OWNER/NAME, or word vectors.")
     ],
-    word: Annotated[str, typer.Argument(metavar="WORD", help="The word to look at.")],
+    word: Annotated[str, typer.Argument(metavar="WORD", help="Query word.")],
     sentence: Annotated[
-        str | None, typer.Option("--in", metavar="TEXT", help="A sentence that has it; word vectors need none.")
+        str | None, typer.Option("--in", metavar="TEXT", help="Sentence with the word; not for word vectors.")
     ] = None,
     corpus: Annotated[
-        str | None, typer.Option("--corpus", metavar="FILE", help="Where to look: a text in each line.")
+        str | None, typer.Option("--corpus", metavar="FILE", help="Texts to search, one per line.")
     ] = None,
-    k: Annotated[int, typer.Option("-k", "--hits", metavar="N", help="How many neighbours.")] = 10,
-    layer: Annotated[int | None, typer.Option("--layer", metavar="N", help="0 to depth; -1, the last, else.")] = None,
-    same_word: Annotated[bool, typer.Option("--same", help="Only occurrences of the word itself.")] = False,
+    k: Annotated[int, typer.Option("-k", "--hits", metavar="N", help="Number of neighbors.")] = 10,
+    layer: Annotated[
+        int | None, typer.Option("--layer", metavar="N", help="Layer, 0 (embeddings) to depth (default: -1, the last).")
+    ] = None,
+    same_word: Annotated[bool, typer.Option("--same", help="Search only occurrences of the same word.")] = False,
     base: BaseOption = None,
     device: Annotated[
         str | None,
         typer.Option(
-            "--device", metavar="NAME", autocompletion=complete_from(*DEVICES), help="cpu, cuda; found by default."
+            "--device",
+            metavar="NAME",
+            autocompletion=complete_from(*DEVICES),
+            help="cpu or cuda (default: a GPU if available).",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_csv: AsCsv = False,
 ) -> None:
-    """Show words nearest to a word in context, and without.
+    """Find the nearest neighbors of a word in context.
 
     Example: pretune neighbors runs/books play --in "Kids play in the park." --corpus books.txt
     """
@@ -56,42 +61,46 @@ def neighbors(
 
     if is_word_vectors(model):
         unread = {"--in": sentence, "--corpus": corpus, "--layer": layer, "--same": same_word or None}
-        given = [name for name, value in unread.items() if value is not None]
-        if given:
-            raise UsageError(f"{given[0]} is for models: word vectors know no context; leave it out")
+        options = [name for name, value in unread.items() if value is not None]
+        if options:
+            raise UsageError(f"{options[0]} is not supported for word vectors, which have no context; remove it")
         _print_static(model, word, k, as_json, as_csv)
         return
     if sentence is None or corpus is None:
         missing = "--in" if sentence is None else "--corpus"
-        raise UsageError(f"missing option '{missing}': a model needs a sentence (--in) and texts to look in (--corpus)")
+        raise UsageError(f"missing option '{missing}': a model needs a sentence (--in) and texts to search (--corpus)")
     texts = read_texts(corpus)
     from pretune.analysis.neighbors import neighbors as work
 
-    found = work(
+    result = work(
         load_model(model, base=base, device=device), word, sentence, texts.texts, k=k, layer=layer, same_word=same_word
     )
-    if found.truncated_lines:
-        log.warn(
-            f"{format_count(found.truncated_lines, 'lines')} longer than the model reads; only the beginning was looked at"
-        )
+    if result.truncated_lines:
+        log.warn(f"{format_count(result.truncated_lines, 'lines')} truncated to the model's maximum length")
     if as_json:
-        log.print_json(_to_dict(found))
+        log.print_json(_to_dict(result))
     elif as_csv:
         context = [
-            ("context", rank, one.score, one.word, one.line, one.text) for rank, one in enumerate(found.context, 1)
+            ("context", rank, neighbor.score, neighbor.word, neighbor.line, neighbor.text)
+            for rank, neighbor in enumerate(result.context, 1)
         ]
-        static = [("static", rank, one.score, one.word, None, None) for rank, one in enumerate(found.static, 1)]
+        static = [
+            ("static", rank, neighbor.score, neighbor.word, None, None)
+            for rank, neighbor in enumerate(result.static, 1)
+        ]
         print_csv(("kind", "rank", "score", "word", "line", "text"), [*context, *static])
     else:
-        _print(found)
-    again = ("neighbors", model, word, "--in", sentence, "--corpus", corpus)
+        _print(result)
+    command = ("neighbors", model, word, "--in", sentence, "--corpus", corpus)
     hint(
-        *again, *(("--same",) if layer == 0 or same_word else ("--layer", 0)), silent=as_json or as_csv or corpus == "-"
+        *command,
+        *(("--same",) if layer == 0 or same_word else ("--layer", 0)),
+        silent=as_json or as_csv or corpus == "-",
     )
 
 
 def _print_static(path: str, word: str, k: int, as_json: bool, as_csv: bool) -> None:
-    """Print the words nearest to a word in a file of word vectors."""
+    """Print the nearest neighbors of a word in a file of word vectors."""
     from pretune.inference.word_vectors import WordVectors
 
     if k < 1:
@@ -100,33 +109,36 @@ def _print_static(path: str, word: str, k: int, as_json: bool, as_csv: bool) -> 
     name = word if word in vectors else word.lower()
     if name not in vectors:
         spelling = suggest(name, vectors.words) if len(vectors) <= MAX_COMPARED else ""
-        raise DataError(f"{path}: has no vector of '{word[:60]}'{spelling}; it has {len(vectors):,} words")
-    found = vectors.find_nearest(name, k)
+        raise DataError(f"{path}: no vector of '{word[:60]}'{spelling}; the vocabulary has {len(vectors):,} words")
+    nearest = vectors.find_nearest(name, k)
     if as_json:
-        static = [{"word": each, "score": score} for each, score in found]
+        static = [{"word": neighbor, "score": score} for neighbor, score in nearest]
         log.print_json({"word": name, "words": len(vectors), "static": static})
         return
     if as_csv:
-        print_csv(("kind", "rank", "score", "word"), [("static", i, s, each) for i, (each, s) in enumerate(found, 1)])
+        print_csv(
+            ("kind", "rank", "score", "word"),
+            [("static", i, s, neighbor) for i, (neighbor, s) in enumerate(nearest, 1)],
+        )
         return
-    for each, score in found:
-        log.print_result(f"  {score:.4f}  {to_one_line(each)}")
-    if found:
-        hint("neighbors", path, found[0][0])
+    for neighbor, score in nearest:
+        log.print_result(f"  {score:.4f}  {to_one_line(neighbor)}")
+    if nearest:
+        hint("neighbors", path, nearest[0][0])
 
 
 def _print(result: "Neighbors") -> None:
     log.print_result(
-        f"in context (pieces {' '.join(result.pieces)}; {format_count(result.word_count, 'words')} looked at)"
+        f"in context (pieces {' '.join(result.pieces)}; {format_count(result.word_count, 'words')} searched)"
     )
-    for one in result.context:
-        log.print_result(f"  {one.score:.4f}  {one.line:>6}  {_format_occurrence(one)}")
+    for neighbor in result.context:
+        log.print_result(f"  {neighbor.score:.4f}  {neighbor.line:>6}  {_format_occurrence(neighbor)}")
     log.print_result("without context")
-    log.print_result("  " + "  ".join(f"{one.word} {one.score:.3f}" for one in result.static))
+    log.print_result("  " + "  ".join(f"{neighbor.word} {neighbor.score:.3f}" for neighbor in result.static))
 
 
 def _format_occurrence(occurrence: "Occurrence") -> str:
-    """The word in brackets, with what stands around it."""
+    """Return the word in brackets with its context."""
     end = occurrence.start + len(occurrence.word)
     left, right = (
         occurrence.text[max(0, occurrence.start - CONTEXT_CHARACTERS) : occurrence.start],
@@ -140,6 +152,6 @@ def _to_dict(result: "Neighbors") -> dict[str, object]:
         "pieces": result.pieces,
         "words": result.word_count,
         "cut": result.truncated_lines,
-        "context": [one._asdict() for one in result.context],
-        "static": [one._asdict() for one in result.static],
+        "context": [neighbor._asdict() for neighbor in result.context],
+        "static": [neighbor._asdict() for neighbor in result.static],
     }

@@ -1,4 +1,4 @@
-"""`pretune predict`: what a fine-tuned run says of new inputs, one JSON object a line."""
+"""`pretune predict`: predictions of a fine-tuned run, one JSON object per line."""
 
 import itertools
 import json
@@ -23,78 +23,79 @@ if TYPE_CHECKING:
     from pretune.tasks.example import Example
 
 CHUNK = 512
-"""Inputs that are read before their answers are written."""
+"""Number of inputs per chunk."""
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run of `pretune finetune`.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run of `pretune finetune`.")],
     inputs: Annotated[
         str,
-        typer.Option(
-            "--input", metavar="FILE|-", help="A table (CSV, TSV, JSONL, CoNLL), or lines of text; - is stdin."
-        ),
+        typer.Option("--input", metavar="FILE|-", help="Table (CSV, TSV, JSONL, CoNLL) or lines of text; - is stdin."),
     ],
-    text: Annotated[str | None, typer.Option("--text", metavar="COL", help="The column of the text.")] = None,
-    pair: Annotated[str | None, typer.Option("--pair", metavar="COL", help="That of a second text.")] = None,
-    task: Annotated[
-        str | None, typer.Option("--task", metavar="NAME", help="Which task, of a run that learnt several together.")
-    ] = None,
-    batch: Annotated[int, typer.Option("--batch", metavar="N", help="Inputs that are read at a time.")] = CHUNK,
+    text: Annotated[str | None, typer.Option("--text", metavar="COL", help="Text column.")] = None,
+    pair: Annotated[str | None, typer.Option("--pair", metavar="COL", help="Column of a second text.")] = None,
+    task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="Task of a multi-task run.")] = None,
+    batch: Annotated[int, typer.Option("--batch", metavar="N", help="Inputs per chunk.")] = CHUNK,
     base: BaseOption = None,
     device: Annotated[
         str | None,
         typer.Option(
-            "--device", metavar="NAME", autocompletion=complete_from(*DEVICES), help="cpu or cuda; found by default."
+            "--device",
+            metavar="NAME",
+            autocompletion=complete_from(*DEVICES),
+            help="cpu or cuda (default: a GPU if available).",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, which is what it does anyway.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines (always on).")] = False,
 ) -> None:
-    """Label, score, tag or answer new inputs; JSON lines out.
+    """Predict labels, scores, tags or answers for new inputs.
 
-    They come in the order of the inputs, while these are read.
+    Prints one JSON object per input, in order, while the input is read.
 
-    A line of text may be JSON with the fields that training had; two texts stand with a tab between them.
+    A line of text may be a JSON object with the training columns; a tab separates the two texts of a pair.
 
     Example: echo "a gorgeous, witty, seductive movie" | pretune predict runs/sst2 --input -
     """
     if batch < 1:
         raise UsageError(f"--batch {batch} must be at least 1")
     if not inputs:
-        raise UsageError("--input is empty; give a file, or - for standard input")
+        raise UsageError("--input is empty; pass a file, or - for standard input")
     with shut_down_cleanly():
         from dataclasses import replace
 
         from pretune.runs.finetune.finetuned_run import FinetunedRun
         from pretune.runs.finetune.inputs import build_example
 
-        fine = FinetunedRun.open(run, device=device, base=base)
-        fine = fine if task is None else fine.select_task(task)
-        kept = replace(fine.saved_task, text=text or fine.saved_task.text, pair=pair or fine.saved_task.pair)
-        given = (
-            build_example(one, kept, where)
-            for where, one in _read(inputs, kept, [column for column in (text, pair) if column])
+        tuned_run = FinetunedRun.open(run, device=device, base=base)
+        tuned_run = tuned_run if task is None else tuned_run.select_task(task)
+        saved_task = replace(
+            tuned_run.saved_task, text=text or tuned_run.saved_task.text, pair=pair or tuned_run.saved_task.pair
         )
-        total = cut = empty = 0
-        for some in iter(lambda: list(itertools.islice(given, batch)), []):
-            counts = _print_predictions(fine, some, total)
-            total, cut, empty = total + len(some), cut + counts[0], empty + counts[1]
+        examples = (
+            build_example(value, saved_task, location)
+            for location, value in _read(inputs, saved_task, [column for column in (text, pair) if column])
+        )
+        total = truncated_count = empty = 0
+        for chunk in iter(lambda: list(itertools.islice(examples, batch)), []):
+            counts = _print_predictions(tuned_run, chunk, total)
+            total, truncated_count, empty = total + len(chunk), truncated_count + counts[0], empty + counts[1]
     if not total:
-        raise DataError(f"{inputs}: no inputs; give at least one")
-    if cut:
-        log.warn(f"{cut:,} of {format_count(total, 'inputs')} cut: longer than {kept.max_length} tokens")
+        raise DataError(f"{inputs}: no inputs; expected at least one")
+    if truncated_count:
+        log.warn(f"{truncated_count:,} of {format_count(total, 'inputs')} truncated to {saved_task.max_length} tokens")
     if empty:
-        log.warn(f"{empty:,} of {format_count(total, 'inputs')} without text that the tokenizer knows")
+        log.warn(f"{empty:,} of {format_count(total, 'inputs')} have no text that the tokenizer knows")
     hint("report", run, "--out", find_free_path("report.html"), silent=as_json)
 
 
 def _print_predictions(run: "FinetunedRun", examples: list["Example"], first: int) -> tuple[int, int]:
-    """Print what is said of some examples; how many were cut, and how many empty."""
+    """Print the predictions of a chunk; return the numbers of truncated and empty inputs."""
     ready = run.load_predictor()
     counts = ready.count_truncated(examples)
-    for number, (example, said) in enumerate(zip(examples, ready.predict(examples), strict=True), start=first):
+    for number, (example, prediction) in enumerate(zip(examples, ready.predict(examples), strict=True), start=first):
         log.print_result(
             json.dumps(
-                {"id": example.id or str(number), **said.to_dict(ready.task)}, ensure_ascii=False, allow_nan=False
+                {"id": example.id or str(number), **prediction.to_dict(ready.task)}, ensure_ascii=False, allow_nan=False
             )
         )
     sys.stdout.flush()
@@ -102,19 +103,19 @@ def _print_predictions(run: "FinetunedRun", examples: list["Example"], first: in
 
 
 def _read(inputs: str, task: "SavedTask", columns: list[str]) -> Iterator[tuple[str, Any]]:
-    """Where each input stands, and itself; columns that were asked for have to be there."""
+    """Yield the location and value of each input; columns requested by option must exist."""
     path = Path(inputs)
     if inputs != "-" and not path.is_file():
-        one = f"; a text itself is piped in: echo {quote(inputs)} | pretune predict RUN --input -"
-        raise DataError(f"{inputs}: {explain_missing(inputs, remedy=one if ' ' in inputs else '')}")
+        remedy = f"; to predict a text, pipe it: echo {quote(inputs)} | pretune predict RUN --input -"
+        raise DataError(f"{inputs}: {explain_missing(inputs, remedy=remedy if ' ' in inputs else '')}")
     suffixes = {suffix.lower() for suffix in path.suffixes}
     if inputs == "-" or not suffixes & {".csv", ".tsv", ".jsonl", ".json", ".conll", ".conllu", ".ndjson"}:
         yield from _read_lines(inputs)
         return
     from pretune.tasks.table_reader import open_table
 
-    named = [column for column in (task.text, task.pair) if column]
-    table = open_table(path, named, allow_single_column=True)
+    task_columns = [column for column in (task.text, task.pair) if column]
+    table = open_table(path, task_columns, allow_single_column=True)
     if table.form == "conll":
         yield from _read_sentences(path, ".conllu" in suffixes)
         return
@@ -134,7 +135,7 @@ def _read_sentences(path: Path, universal: bool) -> Iterator[tuple[str, Any]]:
 
 
 def _read_lines(inputs: str) -> Iterator[tuple[str, Any]]:
-    """Lines of text or JSON; a mistake is told with the number of its line."""
+    """Yield lines of text or JSON with their line numbers."""
     if inputs != "-":
         from pretune.tasks.table_rows import read_lines
 
@@ -144,17 +145,17 @@ def _read_lines(inputs: str) -> Iterator[tuple[str, Any]]:
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as fault:
-            raise DataError(f"standard input:{number}: byte {fault.start} is not UTF-8; convert it first") from None
+            raise DataError(f"standard input:{number}: byte {fault.start} is not UTF-8; convert the input") from None
         yield f"standard input:{number}", _parse(line)
 
 
 def _parse(line: str) -> Any:
     if line[:1] in '{["':
         try:
-            found = json.loads(line)
+            value = json.loads(line)
         except (ValueError, RecursionError):
             return line
-        if isinstance(found, dict | str):
-            return found
+        if isinstance(value, dict | str):
+            return value
     first, tab, second = line.partition("\t")
     return (first, second) if tab else line

@@ -1,4 +1,4 @@
-"""`pretune prepare`: text to token shards."""
+"""`pretune prepare`: tokenize text into shards."""
 
 import time
 from enum import StrEnum
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 _HOLDOUT = "1%"
 MIN_VALID_TOKENS = 5_000
-"""Held-out tokens of which fewer make a loss that says little."""
+"""Below this, the validation loss is too noisy; a warning is logged."""
 
 
 class DecodingErrors(StrEnum):
-    """What to do about bytes that are no text."""
+    """Handling of invalid UTF-8."""
 
     STRICT = "strict"
     REPLACE = "replace"
@@ -36,23 +36,23 @@ def prepare(
         list[str],
         typer.Argument(
             metavar="CORPUS",
-            help="Files, folders, globs, pair:A,B, task:NAME, builtin:NAME, hf:NAME; with --merge, the slices.",
+            help="Files, folders, globs, pair:A,B, task:NAME, builtin:NAME, hf:NAME; slices with --merge.",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="DATA", help="Where to write it.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DATA", help="Output directory.")],
     tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", metavar="DIR", help="A tokenizer: its directory or its .json file.")
+        Path | None, typer.Option("--tokenizer", metavar="DIR", help="Tokenizer directory or .json file.")
     ] = None,
     valid: Annotated[
-        list[str] | None, typer.Option("--valid", metavar="FILE", help="Validation text; may be given several times.")
+        list[str] | None, typer.Option("--valid", metavar="FILE", help="Validation text. Repeatable.")
     ] = None,
     holdout: Annotated[
-        str, typer.Option("--holdout", metavar="SHARE", help="Else: the share of documents to hold out.")
+        str, typer.Option("--holdout", metavar="SHARE", help="Share of documents for validation, without --valid.")
     ] = _HOLDOUT,
-    by: Annotated[DocumentUnit, typer.Option("--by", help="What makes a document.")] = DocumentUnit.AUTO,
-    field: Annotated[str | None, typer.Option("--field", metavar="NAME", help="Where a table has its text.")] = None,
+    by: Annotated[DocumentUnit, typer.Option("--by", help="Unit of a document.")] = DocumentUnit.AUTO,
+    field: Annotated[str | None, typer.Option("--field", metavar="NAME", help="Text column or JSON field.")] = None,
     errors: Annotated[
-        DecodingErrors, typer.Option("--errors", help="Bytes that are no text: stop or U+FFFD.")
+        DecodingErrors, typer.Option("--errors", help="Invalid UTF-8: stop, or replace by U+FFFD.")
     ] = DecodingErrors.STRICT,
     clean: Annotated[
         str,
@@ -64,55 +64,65 @@ def prepare(
         ),
     ] = "",
     max_similarity: Annotated[
-        float | None, typer.Option("--near", metavar="SHARE", help="Drop texts this similar to an earlier one: 0.8.")
+        float | None,
+        typer.Option("--near", metavar="SHARE", help="Drop near-duplicates of at least this Jaccard similarity: 0.8."),
     ] = None,
     tasks: Annotated[
-        Path | None, typer.Option("--data", metavar="DIR", help="Where tasks are; by default $PRETUNE_DATA.")
+        Path | None, typer.Option("--data", metavar="DIR", help="Directory of task data (default: $PRETUNE_DATA).")
     ] = None,
-    lang: Annotated[str, typer.Option("--lang", metavar="CODE", help="The language, for sentences.")] = "auto",
+    lang: Annotated[str, typer.Option("--lang", metavar="CODE", help="Language, for sentence splitting.")] = "auto",
     sentences: Annotated[
         str,
-        typer.Option("--sentences", metavar="NAME", autocompletion=complete_splitters, help="The sentence splitter."),
+        typer.Option("--sentences", metavar="NAME", autocompletion=complete_splitters, help="Sentence splitter."),
     ] = "rules",
     licence: Annotated[
         list[str] | None,
-        typer.Option("--licence", metavar="TEXT", help="Of the text, for the cards; PATTERN=TEXT for some inputs."),
+        typer.Option(
+            "--licence",
+            metavar="TEXT",
+            help="Licence of the text, for data and model cards; PATTERN=TEXT for some inputs.",
+        ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", metavar="N", help="Processes; one per core by default, 0 for none.")
+        int | None,
+        typer.Option(
+            "--workers", metavar="N", help="Worker processes (default: one per core; 0: in the main process)."
+        ),
     ] = None,
     shard: Annotated[
-        str | None, typer.Option("--shard", metavar="I/N", help="Prepare only slice I of N (1 to N), to be merged.")
+        str | None, typer.Option("--shard", metavar="I/N", help="Prepare only slice I of N (from 1), for --merge.")
     ] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Join slices made with --shard.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace data made of something else.")] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Merge the slices of --shard.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace data prepared from other inputs or settings.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Turn texts into tokens to train on, with a card about them.
+    """Tokenize text into training data, with a data card.
 
-    The splits are train and valid.
+    Writes the splits train and valid.
 
     Example: pretune prepare books/ news.jsonl.gz --tokenizer tok/ --out data/books
 
-    Documents of two sides: pair:train.en,train.de (aligned files), pair:captions.tsv:en,de (columns), task:sst2.
+    Parallel text: pair:train.en,train.de (aligned files), pair:captions.tsv:en,de (columns), task:sst2.
     """
     from pretune.data.prepare import merge as join
     from pretune.runs.prepare import prepare as work
 
-    begun = time.monotonic()
+    start = time.monotonic()
     with shut_down_cleanly():
         if merge:
             if tokenizer or valid or shard:
-                raise UsageError("--merge takes slices and --out; tokenizer and settings are those of the slices")
+                raise UsageError("--merge takes only slices and --out; tokenizer and settings come from the slices")
             data = join(corpus, out=out, overwrite=overwrite)
         else:
             if tokenizer is None:
                 raise UsageError("missing option '--tokenizer'; train one with `pretune tokenizer`")
-            with show_progress("preparing") as tell:
+            with show_progress("preparing") as report:
 
-                def told(share: float, characters: int, tokens: int) -> None:
-                    rate = characters / 1e6 / max(time.monotonic() - begun, 1e-9)
-                    tell(share, f"{characters / 1e6:,.0f} MB, {rate:.1f} MB/s, {tokens:,} tokens")
+                def report_tokens(share: float, characters: int, tokens: int) -> None:
+                    rate = characters / 1e6 / max(time.monotonic() - start, 1e-9)
+                    report(share, f"{characters / 1e6:,.0f} MB, {rate:.1f} MB/s, {tokens:,} tokens")
 
                 data = work(
                     corpus,
@@ -132,7 +142,7 @@ def prepare(
                     workers=workers,
                     shard=shard,
                     overwrite=overwrite,
-                    progress=told,
+                    progress=report_tokens,
                 )
     _show(data, as_json)
 
@@ -143,35 +153,35 @@ def _show(data: "PreparedData", as_json: bool) -> None:
         return
     if data.is_new and data.slice is None:
         card = data.card
-        left = {**card["skipped"], **{name: one["dropped"] for name, one in card["filters"].items()}, **card["dropped"]}
-        told = [f"{name.replace('_', ' ')} {count:,}" for name, count in left.items() if count]
-        if told:
-            log.info(f"left out: {', '.join(told)} (see {data.path / 'card.md'})")
-    log.print_result(f"{data}: {'' if data.is_new else 'up to date, '}{_summarise(data)}")
-    held = data.index.splits.get("valid")
-    if data.is_new and held is not None and held.tokens < MIN_VALID_TOKENS and not data.card["lacking"]:
-        log.warn(
-            f"{held.tokens:,} held-out tokens are few to judge a model by; take more by --holdout SHARE or --valid FILE"
-        )
+        dropped_counts = {
+            **card["skipped"],
+            **{name: filter_card["dropped"] for name, filter_card in card["filters"].items()},
+            **card["dropped"],
+        }
+        counts = [f"{name.replace('_', ' ')} {count:,}" for name, count in dropped_counts.items() if count]
+        if counts:
+            log.info(f"dropped: {', '.join(counts)} (see {data.path / 'card.md'})")
+    log.print_result(f"{data}: {'' if data.is_new else 'up to date, '}{_summarize(data)}")
+    validation = data.index.splits.get("valid")
+    if data.is_new and validation is not None and validation.tokens < MIN_VALID_TOKENS and not data.card["lacking"]:
+        log.warn(f"{validation.tokens:,} validation tokens give a noisy loss; increase --holdout or pass --valid FILE")
     if data.slice is None:
         from pretune.data.prepare.run import MIN_TRAIN_TOKENS
 
         train = data.index.splits["train"]
         if train.tokens < MIN_TRAIN_TOKENS:
-            tokenizer = quote(data.path / "tokenizer")
-            hint_other(
-                f"prepare TEXTS/ --tokenizer {tokenizer} --out {quote(find_free_path(data.path))}  (with more text in TEXTS/)"
-            )
+            tokenizer, out = quote(data.path / "tokenizer"), quote(find_free_path(data.path))
+            hint_other(f"prepare TEXTS/ --tokenizer {tokenizer} --out {out}  (with more text in TEXTS/)")
         else:
             hint(*suggest_pretraining(data.path, train))
 
 
-def _summarise(data: "PreparedData") -> str:
+def _summarize(data: "PreparedData") -> str:
     if data.slice is not None:
-        return f"slice {data.slice}; join all with `pretune prepare --merge`"
+        return f"slice {data.slice}; merge all slices with `pretune prepare --merge`"
     return "; ".join(
         f"{name} {format_count(split.tokens, 'tokens')} in {format_count(split.documents, 'documents')} "
         f"({split.bytes / 1e6:,.1f} MB"
-        f"{f', {split.pairs:,} of two sides' if split.pairs else ''})"
+        f"{f', {split.pairs:,} pairs' if split.pairs else ''})"
         for name, split in data.index.splits.items()
     )

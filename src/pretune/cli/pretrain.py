@@ -1,4 +1,4 @@
-"""`pretune pretrain`: text that was prepared becomes a model."""
+"""`pretune pretrain`: pre-train a model on prepared data."""
 
 import os
 import time
@@ -23,33 +23,45 @@ if TYPE_CHECKING:
 
 def pretrain(
     name: Annotated[
-        str | None, typer.Argument(metavar="FAMILY[-SIZE]", autocompletion=complete_families, help="What to train.")
+        str | None,
+        typer.Argument(
+            metavar="FAMILY[-SIZE]",
+            autocompletion=complete_families,
+            help="Model to train; see `pretune list families`.",
+        ),
     ] = None,
-    data: Annotated[Path | None, typer.Option("--data", metavar="DATA", help="What `pretune prepare` wrote.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="Where the run goes.")] = None,
+    data: Annotated[Path | None, typer.Option("--data", metavar="DATA", help="Data of `pretune prepare`.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="Output directory of the run.")] = None,
     objective: Annotated[
         str | None,
         typer.Option(
             "--objective",
             metavar="NAME",
             autocompletion=complete_objectives,
-            help="What it learns; by default what its paper did.",
+            help="Training objective (default: that of the model's paper).",
         ),
     ] = None,
-    steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="Length of the run in steps …")] = None,
-    tokens: Annotated[str | None, typer.Option("--tokens", metavar="N", help="… or in tokens: 10M, 1B …")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="Training steps.")] = None,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar="N", help="Training tokens, instead of steps: 10M, 1B.")
+    ] = None,
     epochs: Annotated[
-        float | None, typer.Option("--epochs", metavar="N", help="… or in passes over the data …")
+        float | None, typer.Option("--epochs", metavar="N", help="Training epochs, instead of steps.")
     ] = None,
     budget: Annotated[
-        str | None, typer.Option("--budget", metavar="TIME", help="… or by the clock: 90s, 10m, 1h30m, with the unit.")
+        str | None,
+        typer.Option(
+            "--budget",
+            metavar="TIME",
+            help="Training time, instead of steps: 90s, 10m, 1h30m. The learning rate follows the clock.",
+        ),
     ] = None,
     start: Annotated[
-        Path | None, typer.Option("--from", metavar="DIR", help="Go on from the weights of a MODEL.")
+        Path | None, typer.Option("--from", metavar="DIR", help="Initialize from the weights of a MODEL.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the unfinished run in --out.")] = False,
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="Settings: a run.json, or YAML with the same tree.")
+        Path | None, typer.Option("--config", metavar="FILE", help="Settings file: YAML, or the run.json of a run.")
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -57,41 +69,46 @@ def pretrain(
             "--set",
             metavar="PATH=VALUE",
             autocompletion=paths("pretrain"),
-            help="train.lr=3e-4, data.max_length=128, model.depth=6. Repeatable.",
+            help="Change a setting: train.lr=3e-4, data.max_length=128, model.depth=6. Repeatable.",
         ),
     ] = None,
     device: Annotated[
         str | None,
         typer.Option(
-            "--device", metavar="NAME", autocompletion=complete_from(*DEVICES), help="cpu or cuda; found by default."
+            "--device",
+            metavar="NAME",
+            autocompletion=complete_from(*DEVICES),
+            help="cpu or cuda (default: a GPU if available).",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the settings and the cost; touch nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print settings and estimated cost; train nothing.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Pre-train a model on prepared data.
 
-    What was killed goes on with --resume as if nothing had happened.
+    An interrupted run continues with --resume, with identical results.
 
     Example: pretune pretrain bert-mini --data data/books --objective masked --budget 10m --out runs/books
     """
-    begun = time.monotonic()  # a budget is that of the whole command
+    start_time = time.monotonic()  # the budget covers the whole command
     from pretune.cli.show import parse_count
     from pretune.core.config import parse_assignments
 
-    with shut_down_cleanly():  # importing takes a while
+    with shut_down_cleanly():  # imports take seconds
         from pretune.models.hf.checkpoint import inspect_checkpoint
         from pretune.runs.build_config import build_pretrain_config, resolve_device
         from pretune.runs.pretrain import pretrain as work
     if out is None and not dry_run:
-        raise UsageError("missing option '--out': where the run goes")
+        raise UsageError("missing option '--out': the output directory of the run")
     lengths: dict[str, Any] = {
         "steps": steps,
         "tokens": None if tokens is None else parse_count(tokens, "--tokens"),
         "epochs": epochs,
         "budget": budget,
     }
-    wishes: dict[str, Any] = {
+    options: dict[str, Any] = {
         "data": data,
         "objective": objective,
         "start": start,
@@ -101,29 +118,30 @@ def pretrain(
         **lengths,
     }
     if dry_run:
-        here = resolve_device(device)  # which the run would refuse too
-        _show(build_pretrain_config(name, **wishes), as_json, here)
+        target = resolve_device(device)  # a run rejects an unknown device too
+        _show(build_pretrain_config(name, **options), as_json, target)
         return
     assert out is not None
-    run = work(name, out=out, resume=resume, started_at=begun, **wishes)
-    if os.environ.get("RANK", "0") != "0":  # the first of several processes tells it
+    run = work(name, out=out, resume=resume, started_at=start_time, **options)
+    if os.environ.get("RANK", "0") != "0":  # only rank 0 prints
         return
     if as_json:
         log.print_json(run.summary)
     else:
-        held = "" if run.loss is None else f", held-out loss {run.loss:.4f}"
+        validation = "" if run.loss is None else f", validation loss {run.loss:.4f}"
         log.print_result(
-            f"{run}: {format_count(run.summary['steps'], 'steps')}, {format_count(run.summary['tokens'], 'tokens')}{held}"
+            f"{run}: {format_count(run.summary['steps'], 'steps')}, "
+            f"{format_count(run.summary['tokens'], 'tokens')}{validation}"
         )
     hint(*suggest_use(run, inspect_checkpoint(run.path)[0]), silent=as_json)
-    tuned = quote(find_free_path(f"{run}-tuned"))
+    tuned_path = quote(find_free_path(f"{run}-tuned"))
     hint_other(
-        f"finetune {quote(run)} --train TABLE.csv --out {tuned}  (a table with texts and labels)", silent=as_json
+        f"finetune {quote(run)} --train TABLE.csv --out {tuned_path}  (a table with texts and labels)", silent=as_json
     )
 
 
 def _show(settings: "PretrainConfig", as_json: bool, device: str) -> None:
-    """The tree, which `--config` reads, and below it what the run takes, as comments of YAML or as a part of JSON."""
+    """Print the settings in the format of `--config`, and the cost below them as YAML comments or as a key of JSON."""
     from pretune.runs.estimate import estimate_pretrain
 
     tree, cost = settings.to_dict(), estimate_pretrain(settings, device)
@@ -149,23 +167,23 @@ def _format_costs(cost: dict[str, Any], budget: float | None) -> "Iterator[str]"
     )
 
     yield cost["rate"]
-    yield f"{cost['parameters']:,} parameters, {format_number(cost['flops_per_token'], billion='G')}FLOP a token"
+    yield f"{cost['parameters']:,} parameters, {format_number(cost['flops_per_token'], billion='G')}FLOP per token"
     if budget is None:
         yield (
             f"{format_count(cost['steps'], 'steps')}, {format_count(cost['tokens'], 'tokens')}, "
-            f"{format_number(cost['flops'], billion='G')}FLOP; with one "
-            "device, estimated:"
+            f"{format_number(cost['flops'], billion='G')}FLOP; "
+            "estimate for one device:"
         )
     else:
-        yield f"so far one device comes in {format_duration(budget)}, estimated:"
+        yield f"estimate for one device in {format_duration(budget)}:"
     rows = [
         (
             name,
-            format_duration(found["seconds"]) if budget is None else f"{format_number(found['tokens'])} tokens",
-            format_energy(found["kwh"]),
-            format_kilograms(found["co2e_kg"]),
-            format_dollars(found["dollars"]),
+            format_duration(estimate["seconds"]) if budget is None else format_number(estimate["tokens"]),
+            format_energy(estimate["kwh"]),
+            format_kilograms(estimate["co2e_kg"]),
+            format_dollars(estimate["dollars"]),
         )
-        for name, found in cost["devices"].items()
+        for name, estimate in cost["devices"].items()
     ]
-    yield from align_columns([("device", "time" if budget is None else "reads", "energy", "CO2e", "price"), *rows])
+    yield from align_columns([("device", "time" if budget is None else "tokens", "energy", "CO2e", "price"), *rows])

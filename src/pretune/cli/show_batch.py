@@ -1,4 +1,4 @@
-"""`pretune show-batch`: what an objective does to a sentence."""
+"""`pretune show-batch`: inputs, targets and attention masks of an objective."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pretune.runs.show_batch import AttentionMap, BatchExample, ModelSide, ShownSequence
 
 MAX_GRID_TOKENS = 24
-"""So many tokens of a grid are drawn."""
+"""Maximum number of tokens drawn in a grid."""
 _LABEL_WIDTH = 12
 _TOKEN_STYLES = {"special": "dim", "mask": "bold yellow", "random": "bold red", "kept": "bold cyan"}
 _ROW_STYLES = {"order": "magenta", "span": "blue", "segment": "blue", "replaced": "dim"}
@@ -36,14 +36,16 @@ _SENTINEL_STYLES = ("bold magenta", "bold green", "bold blue", "bold cyan", "bol
 def show_batch(
     objective: Annotated[
         str,
-        typer.Argument(metavar="OBJECTIVE", autocompletion=complete_objectives, help="See `pretune list objectives`."),
+        typer.Argument(
+            metavar="OBJECTIVE", autocompletion=complete_objectives, help="Objective of `pretune list objectives`."
+        ),
     ],
     text: Annotated[
         list[str] | None,
-        typer.Option("--text", metavar="TEXT", help="A sentence; twice where an objective reads two segments."),
+        typer.Option("--text", metavar="TEXT", help="Sentence; repeat for objectives with two segments."),
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", metavar="DIR", help="Pieces of a tokenizer, not words.")
+        Path | None, typer.Option("--tokenizer", metavar="DIR", help="Tokenizer (default: split into words).")
     ] = None,
     shape: Annotated[
         str | None,
@@ -51,22 +53,22 @@ def show_batch(
             "--shape",
             metavar="NAME",
             autocompletion=complete_from(*SHAPES),
-            help="The model's: encoder, decoder, encoder-decoder, …",
+            help="Model shape: encoder, decoder, encoder-decoder, …",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of all that is drawn by chance.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Random seed.")] = 0,
     hide: Annotated[
         list[str] | None,
-        typer.Option("--hide", metavar="WORDS", help="Hide these words, not words drawn by chance. Repeatable."),
+        typer.Option("--hide", metavar="WORDS", help="Mask these words instead of random ones. Repeatable."),
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change it: rate=0.3. Repeatable.")
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: rate=0.3. Repeatable.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what an objective does to a sentence.
+    """Show inputs, targets and attention mask of an objective.
 
-    What is read, what is to be said, and what may attend to what.
+    Prints the corrupted input, the targets, the loss, and which positions attend to which.
 
     Example: pretune show-batch span_corruption --text "Thank you for inviting me." --hide "for inviting"
     """
@@ -74,7 +76,7 @@ def show_batch(
     from pretune.runs.show_batch import build_example
     from pretune.text.tokenizer import Tokenizer
 
-    made = build_example(
+    example = build_example(
         objective,
         texts=text or (),
         tokenizer=None if tokenizer is None else Tokenizer.load(tokenizer),
@@ -84,39 +86,39 @@ def show_batch(
         hide=hide or (),
     )
     if as_json:
-        log.print_json(made.to_dict())
+        log.print_json(example.to_dict())
         return
-    print_lines(lambda width, colour: render_page(made, width, colour))
-    given: list[object] = [word for option, words in (("--text", text), ("--hide", hide), ("--set", settings))
-                           for one in words or () for word in (option, one)]  # fmt: skip
-    given += [word for pair in (("--tokenizer", tokenizer), ("--shape", shape)) if pair[1] is not None for word in pair]
-    hint("show-batch", objective, *given, "--seed", seed + 1)
+    print_lines(lambda width, colour: render_page(example, width, colour))
+    options: list[object] = [word for option, words in (("--text", text), ("--hide", hide), ("--set", settings))
+                           for value in words or () for word in (option, value)]  # fmt: skip
+    options += [
+        word for pair in (("--tokenizer", tokenizer), ("--shape", shape)) if pair[1] is not None for word in pair
+    ]
+    hint("show-batch", objective, *options, "--seed", seed + 1)
     hint_other(f"pretrain FAMILY --objective {objective} --data DATA --out {quote(find_free_path('runs/base'))}")
 
 
 def render_page(example: "BatchExample", width: int, colour: bool = False) -> list[Line]:
-    """An example as lines of at most so many cells; with `colour`, what colours mean is told."""
+    """Return the lines of an example, at most `width` cells wide; with `colour`, add a legend."""
     lines = wrap(example.title, "bold", width)
     lines += wrap(example.about, "dim", width)
     lines += [[], *wrap(f"{example.objective}: shape {example.shape}, seed {example.seed}", "dim", width)]
-    lines += [line for told in _format_settings(example.settings) for line in wrap(told, "dim", width, "    ")]
-    for drawn in example.drawn:
-        lines += _render_sequence(drawn, width, colour)
+    lines += [line for text in _format_settings(example.settings) for line in wrap(text, "dim", width, "    ")]
+    for sequence in example.drawn:
+        lines += _render_sequence(sequence, width, colour)
     for note in example.notes:
         lines += [[], *wrap(note, "dim", width)]
     return lines
 
 
 def _render_sequence(sequence: "ShownSequence", width: int, colour: bool) -> Iterator[Line]:
-    """One sequence: both lines of text, the tokens in columns, who sees whom, and the loss."""
+    """Yield the lines of one sequence: input, output, token table, loss, attention grids."""
     paint = _choose_styles(sequence)
     yield []
     if sequence.title:
         yield [(truncate(f"── {sequence.title} ", width), "bold cyan")]
     yield from _render_sentence("in   ", sequence.reads, paint, width)
-    yield from _render_sentence(
-        "out  ", sequence.says or "nothing this time; another --seed draws another", paint, width
-    )
+    yield from _render_sentence("out  ", sequence.says or "no targets; try another --seed", paint, width)
     for side in sequence.sides:
         yield []
         if len(sequence.sides) > 1:
@@ -127,17 +129,21 @@ def _render_sequence(sequence: "ShownSequence", width: int, colour: bool) -> Ite
         yield from wrap(fact, "", width)
     yield from wrap(_format_loss(sequence), "", width)
     yield []
-    yield [("Who may attend to whom", "bold"), (": rows look, columns are seen", "")]
+    yield [("Attention mask", "bold"), (": rows attend to columns", "")]
     if colour:
-        other = [("■ of the other side", "cyan")] if any(sight.cross for sight in sequence.sights) else []
-        yield [("■ before  ", "blue"), ("■ itself  ", "bold"), ("■ ahead  ", "magenta"), *other]
-    tall = max(len(sight.keys) for sight in sequence.sights) > 10
-    yield from place_side_by_side([_render_grid(sight, paint, tall) for sight in sequence.sights], width)
+        cross_legend = (
+            [("■ cross-attention", "cyan")] if any(attention_map.cross for attention_map in sequence.sights) else []
+        )
+        yield [("■ earlier  ", "blue"), ("■ same  ", "bold"), ("■ later  ", "magenta"), *cross_legend]
+    tall = max(len(attention_map.keys) for attention_map in sequence.sights) > 10
+    yield from place_side_by_side(
+        [_render_grid(attention_map, paint, tall) for attention_map in sequence.sights], width
+    )
 
 
 def _choose_styles(sequence: "ShownSequence") -> Mapping[str, str]:
-    """The styles of tokens that have one wherever they stand: the mask, and a colour for every sentinel."""
-    found: dict[str, str] = {}
+    """Return styles by token: one for the mask, and a colour for every sentinel."""
+    styles: dict[str, str] = {}
     sentinels = [
         token
         for side in sequence.sides
@@ -145,28 +151,28 @@ def _choose_styles(sequence: "ShownSequence") -> Mapping[str, str]:
         if kind == "sentinel"
     ]
     for number, token in enumerate(sorted({*sentinels}, key=sentinels.index)):
-        found[token] = _SENTINEL_STYLES[number % len(_SENTINEL_STYLES)]
+        styles[token] = _SENTINEL_STYLES[number % len(_SENTINEL_STYLES)]
     for side in sequence.sides:
-        found |= {
+        styles |= {
             token: _TOKEN_STYLES["mask"] for token, kind in zip(side.tokens, side.kinds, strict=True) if kind == "mask"
         }
-    return found
+    return styles
 
 
 def _render_sentence(name: str, text: str, token_styles: Mapping[str, str], width: int) -> Iterator[Line]:
-    """A line of text behind its name, in colour where a token has one."""
-    known = re.compile("|".join(re.escape(token) for token in sorted(token_styles, key=len, reverse=True)) or r"(?!)")
+    """Yield a labelled line of text, with its tokens styled."""
+    pattern = re.compile("|".join(re.escape(token) for token in sorted(token_styles, key=len, reverse=True)) or r"(?!)")
     for number, [(line, _)] in enumerate(wrap(text, "", width - len(name))):
-        painted: Line = [(name if not number else " " * len(name), "bold")]
+        spans: Line = [(name if not number else " " * len(name), "bold")]
         place = 0
-        for found in known.finditer(line):
-            painted += [(line[place : found.start()], ""), (found[0], token_styles[found[0]])]
-            place = found.end()
-        yield [*painted, (line[place:], "")]
+        for match in pattern.finditer(line):
+            spans += [(line[place : match.start()], ""), (match[0], token_styles[match[0]])]
+            place = match.end()
+        yield [*spans, (line[place:], "")]
 
 
 def _render_tokens(side: "ModelSide", token_styles: Mapping[str, str], width: int) -> list[Line]:
-    """Tokens in columns: number, token, and what stands under it."""
+    """Return a table of tokens: position, input token, and the rows below it."""
     names = ["", "reads", *(row.name for row in side.rows)]
     columns = []
     for place, (token, kind) in enumerate(zip(side.tokens, side.kinds, strict=True)):
@@ -188,7 +194,7 @@ def _choose_row_style(name: str, value: str, token_styles: Mapping[str, str]) ->
 
 
 def _render_grid(attention: "AttentionMap", token_styles: Mapping[str, str], tall: bool) -> list[Line]:
-    """A block for every token that may be seen: before, itself and ahead in three colours. Tall: two digits above."""
+    """Return a grid with a block per visible position, coloured by direction. `tall`: two-digit position numbers."""
     rows, columns = min(len(attention.queries), MAX_GRID_TOKENS), min(len(attention.keys), MAX_GRID_TOKENS)
     labels = [truncate(token, _LABEL_WIDTH) for token in attention.queries[:rows]]
     wide = max(map(count_cells, labels), default=0)
@@ -196,14 +202,14 @@ def _render_grid(attention: "AttentionMap", token_styles: Mapping[str, str], tal
     if tall:
         lines.append([(" " * (wide + 4), ""), ("".join(f"{n // 10 or ' '} " for n in range(columns)), "dim")])
     lines.append([(" " * (wide + 4), ""), ("".join(f"{n % 10} " for n in range(columns)), "dim")])
-    for place, token, label, seen in zip(attention.places, attention.queries, labels, attention.seen, strict=False):
+    for place, token, label, visible in zip(attention.places, attention.queries, labels, attention.seen, strict=False):
         line: Line = [(f"{place:>2} ", "dim"), (pad(label, wide) + " ", token_styles.get(token, ""))]
-        line += [_render_block(key - place, attention.cross) if seen[key] else ("· ", "dim") for key in range(columns)]
+        line += [
+            _render_block(key - place, attention.cross) if visible[key] else ("· ", "dim") for key in range(columns)
+        ]
         lines.append(line)
     if rows < len(attention.queries) or columns < len(attention.keys):
-        lines.append(
-            [(f"the first {MAX_GRID_TOKENS} tokens of {max(len(attention.queries), len(attention.keys))}", "dim")]
-        )
+        lines.append([(f"first {MAX_GRID_TOKENS} of {max(len(attention.queries), len(attention.keys))} tokens", "dim")])
     return lines
 
 
@@ -212,7 +218,7 @@ def _render_block(distance: int, cross: bool) -> tuple[str, str]:
 
 
 def _format_loss(sequence: "ShownSequence") -> str:
-    """The loss as a sum of averages."""
+    """Format the loss as a weighted sum of means."""
     terms = [
         f"{'' if term.weight == 1 else f'{term.weight:g} × '}{'mean' if term.name == 'loss' else term.name} over "
         f"{term.count} target{'' if term.count == 1 else 's'}"
@@ -222,12 +228,12 @@ def _format_loss(sequence: "ShownSequence") -> str:
 
 
 def _format_settings(tree: Mapping[str, Any]) -> Iterator[str]:
-    """Settings as `--set` has them: plain ones in a line, parts in lines of their own."""
-    plain = [
+    """Yield settings in the syntax of `--set`: scalars on one line, nested configs on separate lines."""
+    scalars = [
         f"{name}={_format_value(value)}" for name, value in tree.items() if name != "kind" and not _has_parts(value)
     ]
-    if plain:
-        yield " ".join(text for text in plain if not text.endswith("=none"))
+    if scalars:
+        yield " ".join(text for text in scalars if not text.endswith("=none"))
     for name, value in tree.items():
         if isinstance(value, Mapping):
             yield f"{name}={_format_value(value)}"
@@ -236,13 +242,13 @@ def _format_settings(tree: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _has_parts(value: Any) -> bool:
-    """Whether a setting is made of others."""
-    return isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(one, Mapping) for one in value))
+    """Return whether a setting is a nested config."""
+    return isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(part, Mapping) for part in value))
 
 
 def _format_value(value: Any) -> str:
     if isinstance(value, Mapping):
-        inner = [f"{name}={_format_value(one)}" for name, one in value.items() if name != "kind" and one is not None]
+        inner = [f"{name}={_format_value(part)}" for name, part in value.items() if name != "kind" and part is not None]
         return f"{value['kind']}({', '.join(inner)})"
     if isinstance(value, list):
         return f"[{','.join(map(_format_value, value))}]"

@@ -1,4 +1,4 @@
-"""`pretune tokenizer`: a vocabulary for text of one's own."""
+"""`pretune tokenizer`: train a tokenizer."""
 
 import re
 import sys
@@ -21,7 +21,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "
 
 
 class DocumentUnit(StrEnum):
-    """What makes a document."""
+    """Unit of a document."""
 
     AUTO = "auto"
     FILE = "file"
@@ -34,72 +34,79 @@ def tokenizer(
     corpus: Annotated[
         list[str], typer.Argument(metavar="CORPUS", help="Files, folders, globs, pair:A,B, builtin:NAME, hf:NAME.")
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to write it.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Output directory.")],
     kind: Annotated[
         str,
         typer.Option(
             "--kind",
             metavar="NAME",
             autocompletion=complete_tokenizer_kinds,
-            help=f"How text becomes pieces: {', '.join(KINDS)}.",
+            help=f"Algorithm: {', '.join(KINDS)}.",
         ),
     ] = "wordpiece",
-    vocab: Annotated[int, typer.Option("--vocab", metavar="N", help="How many tokens, special ones included.")] = 30000,
+    vocab: Annotated[
+        int, typer.Option("--vocab", metavar="N", help="Vocabulary size, including special tokens.")
+    ] = 30000,
     style: Annotated[
         str | None,
         typer.Option(
             "--style",
             metavar="NAME",
             autocompletion=complete_styles,
-            help=f"Special tokens: {', '.join(STYLES)}; by the kind.",
+            help=f"Style of special tokens: {', '.join(STYLES)} (default: by kind).",
         ),
     ] = None,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Lower case, and without accents.")] = False,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Lowercase and strip accents.")] = False,
     accents: Annotated[
-        bool | None, typer.Option("--strip-accents/--keep-accents", help="Whatever the case.", show_default=False)
+        bool | None,
+        typer.Option(
+            "--strip-accents/--keep-accents",
+            help="Strip or keep accents (default: as --lowercase).",
+            show_default=False,
+        ),
     ] = None,
     min_frequency: Annotated[
-        int, typer.Option("--min-frequency", metavar="N", help="Words and pairs count from so many on.")
+        int, typer.Option("--min-frequency", metavar="N", help="Minimum frequency of words and pairs.")
     ] = 2,
     alphabet: Annotated[
         int | None,
-        typer.Option("--alphabet", metavar="N", help="Characters with pieces of their own; 99.99% of the text."),
+        typer.Option("--alphabet", metavar="N", help="Alphabet size (default: covers 99.99% of the text)."),
     ] = None,
     sample: Annotated[
-        str, typer.Option("--sample", metavar="SIZE", help="Learn from so much text, drawn from all of it.")
+        str, typer.Option("--sample", metavar="SIZE", help="Train on a random sample of this size.")
     ] = "200MB",
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Which sample.")] = 0,
-    by: Annotated[DocumentUnit, typer.Option("--by", help="What makes a document.")] = DocumentUnit.AUTO,
-    field: Annotated[str | None, typer.Option("--field", metavar="NAME", help="Where a table has its text.")] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Random seed of the sample.")] = 0,
+    by: Annotated[DocumentUnit, typer.Option("--by", help="Unit of a document.")] = DocumentUnit.AUTO,
+    field: Annotated[str | None, typer.Option("--field", metavar="NAME", help="Text column or JSON field.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Train a tokenizer on texts.
+    """Train a tokenizer on text.
 
-    It is written as transformers reads it; the same corpus gives the same files.
+    Writes the files of transformers; the same corpus gives identical files.
 
     Example: pretune tokenizer books/ --kind wordpiece --vocab 30000 --lowercase --out tok/
     """
     limit = _parse_bytes(sample)
-    chosen = style or get_tokenizer_kind(kind).style
+    style_name = style or get_tokenizer_kind(kind).style
     check_new_folder(out, empty=True)
     from pretune.text.tokenizer import train_tokenizer
 
-    begun = time.monotonic()
+    start = time.monotonic()
     read = 0
-    with show_progress("reading") as tell:
+    with show_progress("reading") as report:
 
-        def told(share: float, size: int) -> None:
+        def report_bytes(share: float, size: int) -> None:
             nonlocal read
             read = size
             if share < 1:
-                tell(share, f"{size / 1e6:,.0f} MB, {size / 1e6 / max(time.monotonic() - begun, 1e-9):.1f} MB/s")
+                report(share, f"{size / 1e6:,.0f} MB, {size / 1e6 / max(time.monotonic() - start, 1e-9):.1f} MB/s")
                 return
-            words = f"{size / 1e6:,.1f} MB, now learning {vocab:,} tokens"
-            tell(share, words)
+            words = f"{size / 1e6:,.1f} MB, training {vocab:,} tokens"
+            report(share, words)
             if not sys.stderr.isatty():
                 log.info(f"read {words}")
 
-        made = train_tokenizer(
+        trained_tokenizer = train_tokenizer(
             kind,
             corpus,
             vocab=vocab,
@@ -112,39 +119,40 @@ def tokenizer(
             seed=seed,
             by=by.value,
             field=field,
-            progress=told,
+            progress=report_bytes,
         )
-    made.save(out)
-    if made.vocab < vocab:
-        log.warn(
-            f"{made.vocab:,} tokens, not {vocab:,}: the corpus has no more; use a larger one, or --min-frequency 1"
-        )
+    trained_tokenizer.save(out)
+    if trained_tokenizer.vocab < vocab:
+        log.warn(f"{trained_tokenizer.vocab:,} tokens, not {vocab:,}: small corpus; add text, or use --min-frequency 1")
     if as_json:
         facts = {
             "directory": str(out),
             "kind": kind,
-            "style": chosen,
-            "vocab": made.vocab,
-            "sha256": made.sha256,
-            "special": {made.get_token(i): i for i in sorted({*made.special.values(), *made.sentinels})},
+            "style": style_name,
+            "vocab": trained_tokenizer.vocab,
+            "sha256": trained_tokenizer.sha256,
+            "special": {
+                trained_tokenizer.get_token(i): i
+                for i in sorted({*trained_tokenizer.special.values(), *trained_tokenizer.sentinels})
+            },
             "bytes_read": read,
             "sampled": read > limit,
-            "seconds": round(time.monotonic() - begun, 1),
+            "seconds": round(time.monotonic() - start, 1),
         }
         log.print_json(facts)
         return
     text = f"{read / 1e6:,.1f} MB of text" if read <= limit else f"a sample of {sample} out of {read / 1e6:,.1f} MB"
-    log.print_result(f"{out}: {kind}, {made.vocab:,} tokens, style {chosen}, from {text}")
+    log.print_result(f"{out}: {kind}, {trained_tokenizer.vocab:,} tokens, style {style_name}, from {text}")
     documents = ("--by", by.value) if by is not DocumentUnit.AUTO else ()
     texts = ("--field", field) if field is not None else ()
     hint("prepare", *corpus, "--tokenizer", out, *documents, *texts, "--out", find_free_path("data"))
 
 
 def _parse_bytes(text: str) -> int:
-    """A size as people write it: 200MB, 1.5GiB, 4096."""
-    found = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kKmMgG]?i?)[bB]?\s*", text)
-    factor = _UNITS.get(found[2].upper()) if found else None
-    size = int(float(found[1]) * factor) if found and factor else 0
+    """Parse a size: 200MB, 1.5GiB, 4096."""
+    match = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kKmMgG]?i?)[bB]?\s*", text)
+    factor = _UNITS.get(match[2].upper()) if match else None
+    size = int(float(match[1]) * factor) if match and factor else 0
     if size < 1:
-        raise UsageError(f"--sample: '{text[:40]}' is not a size; write it like 200MB or 1.5GB")
+        raise UsageError(f"--sample: '{text[:40]}' is not a size; examples: 200MB, 1.5GB")
     return size

@@ -1,4 +1,4 @@
-"""`pretune vectors`: static word vectors from a corpus."""
+"""`pretune vectors`: train static word vectors."""
 
 import time
 from pathlib import Path
@@ -19,14 +19,14 @@ def vectors(
     corpus: Annotated[
         list[str], typer.Argument(metavar="CORPUS", help="Files, folders, globs, pair:A,B, builtin:NAME, hf:NAME.")
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file, in word2vec's text format.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file, in word2vec's text format.")],
     kind: Annotated[
         str,
         typer.Option(
             "--kind",
             metavar="NAME",
             autocompletion=complete_from("word2vec", "glove", "ppmi"),
-            help="word2vec, glove, or ppmi (counts).",
+            help="Algorithm: word2vec, glove or ppmi.",
         ),
     ] = "word2vec",
     mode: Annotated[
@@ -35,31 +35,34 @@ def vectors(
             "--mode",
             metavar="NAME",
             autocompletion=complete_from("skip_gram", "cbow"),
-            help="Of word2vec: skip_gram (default) or cbow.",
+            help="word2vec: skip_gram (default) or cbow.",
         ),
     ] = None,
-    width: Annotated[int | None, typer.Option("--width", metavar="N", help="Numbers of a vector; 100.")] = None,
+    width: Annotated[int | None, typer.Option("--width", metavar="N", help="Vector width (default: 100).")] = None,
     window: Annotated[
-        int | None, typer.Option("--window", metavar="N", help="Words on each side; 5, of glove 10.")
+        int | None, typer.Option("--window", metavar="N", help="Context words on each side (default: 5; glove 10).")
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option("--epochs", metavar="N", help="Passes: word2vec 5, glove 15; ppmi counts once.")
+        int | None,
+        typer.Option(
+            "--epochs", metavar="N", help="Training epochs (default: word2vec 5, glove 15; ppmi counts once)."
+        ),
     ] = None,
     min_count: Annotated[
-        int | None, typer.Option("--min-count", metavar="N", help="Rarer words get no vector; 5.")
+        int | None, typer.Option("--min-count", metavar="N", help="Minimum word frequency (default: 5).")
     ] = None,
     max_words: Annotated[
-        int | None, typer.Option("--max-words", metavar="N", help="Only the most frequent words.")
+        int | None, typer.Option("--max-words", metavar="N", help="Vocabulary size: keep the most frequent words.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the random numbers.")] = 0,
-    by: Annotated[DocumentUnit, typer.Option("--by", help="What makes a document.")] = DocumentUnit.AUTO,
-    field: Annotated[str | None, typer.Option("--field", metavar="NAME", help="Where a table has its text.")] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Random seed.")] = 0,
+    by: Annotated[DocumentUnit, typer.Option("--by", help="Unit of a document.")] = DocumentUnit.AUTO,
+    field: Annotated[str | None, typer.Option("--field", metavar="NAME", help="Text column or JSON field.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Train static word vectors on texts.
+    """Train static word vectors on text.
 
-    The file is read wherever an embedding model is (embed, evaluate, neighbors, finetune --vectors), and by gensim. The
-    same corpus and seed give the same file.
+    The file works as an embedding model in embed, evaluate, neighbors and finetune --vectors, and in gensim. The same
+    corpus and seed give the same file.
 
     Example: pretune vectors books/ --kind word2vec --out vectors.txt
     """
@@ -72,9 +75,9 @@ def vectors(
     with show_progress("reading") as show:
 
         def report(share: float) -> None:
-            show(share, "read, now training" if share == 1 else f"{share:.0%} of the corpus")
+            show(share, "training" if share == 1 else f"{share:.0%} of the corpus")
 
-        trained = train_vectors(
+        word_vectors = train_vectors(
             corpus,
             kind=kind,
             out=out,
@@ -91,9 +94,15 @@ def vectors(
         )
     seconds = round(time.monotonic() - start, 1)
     if as_json:
-        facts = {"out": str(out), "kind": kind, "words": len(trained), "width": trained.width, "seconds": seconds}
+        facts = {
+            "out": str(out),
+            "kind": kind,
+            "words": len(word_vectors),
+            "width": word_vectors.width,
+            "seconds": seconds,
+        }
         log.print_json(facts)
         return
-    log.print_result(f"{out}: {format_count(len(trained), 'words')}, vectors of {trained.width} numbers, {kind}")
+    log.print_result(f"{out}: {format_count(len(word_vectors), 'words')} of width {word_vectors.width}, {kind}")
     log.info(f"took {seconds} s")
-    hint("neighbors", out, trained.words[0])
+    hint("neighbors", out, word_vectors.words[0])

@@ -1,4 +1,4 @@
-"""`pretune verify`: whether a model directory, or a run with its checkpoints, is whole."""
+"""`pretune verify`: check the integrity of a model or run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,15 +11,13 @@ from pretune.core import log
 
 
 def verify(
-    directory: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A run, a Hugging Face directory, or hf:OWNER/NAME.")
-    ],
+    directory: Annotated[Path, typer.Argument(metavar="MODEL", help="Run, Hugging Face directory, or hf:OWNER/NAME.")],
     base: BaseOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check that a model or a run is whole.
+    """Verify the integrity of a model or run.
 
-    Hashes, config, tensors, values, tokenizer, and every checkpoint.
+    Checks hashes, config, tensors, values, tokenizer, and every checkpoint.
 
     Example: pretune verify runs/books
     """
@@ -29,19 +27,19 @@ def verify(
     from pretune.runs.restore import check_model
     from pretune.training.checkpoints import verify_checkpoints
 
-    given, directory = directory, resolve_path(directory)
-    check_model(directory)  # a finished run has one, with a manifest
+    argument, directory = directory, resolve_path(directory)
+    check_model(directory)  # a finished run has a manifest
     lines = verify_checkpoints(directory)
     if is_adapter_directory(directory):
         lines = [*verify_adapter(directory, base=base), *lines]
-    elif not lines or (directory / "config.json").exists():  # a run has a model of its own when it has ended
+    elif not lines or (directory / "config.json").exists():  # a finished run holds a model
         lines = [*check(directory), *lines]
     if as_json:
         log.print_json({"directory": str(directory), "ok": True, "checked": lines})
         return
     for line in lines:
         log.print_result(f"ok  {line}")
-    if (directory / "run.json").exists() and any(directory.glob("*config.json")):  # a run that has ended
-        hint("export", given, "--to", "hf", "--out", find_free_path(f"{directory.resolve().name}-hf"))
+    if (directory / "run.json").exists() and any(directory.glob("*config.json")):  # a finished run
+        hint("export", argument, "--to", "hf", "--out", find_free_path(f"{directory.resolve().name}-hf"))
     else:
-        hint("show", given)
+        hint("show", argument)
