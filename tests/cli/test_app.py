@@ -46,7 +46,7 @@ def end(how: str) -> None:
 
 def talk(times: int = 1) -> None:
     """Talk on both streams."""
-    log.say("progress")
+    log.info("progress")
     for _ in range(times):
         print("result")
 '''
@@ -84,8 +84,8 @@ class TestErrors:
             ("CheckpointError", 4, "pretune: error: told"),
             ("DivergedError", 5, "pretune: error: told"),
             ("ResourceError", 6, "pretune: error: told"),
-            ("Stopped", 75, "pretune: told"),
-            ("Interrupted", 130, "pretune: told"),
+            ("StoppedError", 75, "pretune: told"),
+            ("UserInterruptError", 130, "pretune: told"),
             ("interrupt", 130, "pretune: interrupted"),
             ("memory", 6, "pretune: error: out of memory"),
             ("cuda", 6, "pretune: error: out of memory"),
