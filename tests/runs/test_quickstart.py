@@ -34,7 +34,9 @@ from pretune.tasks.example import Example
 from pretune.text.tokenizer import train
 
 Capture = pytest.CaptureFixture[str]
-TINY = QuickstartPlan(labels=(16, 32), steps=(3, 4), min_steps=2, seeds=2, test=40, dev=12, length=32, batch=8, vocab=120)
+TINY = QuickstartPlan(
+    labels=(16, 32), steps=(3, 4), min_steps=2, seeds=2, test=40, dev=12, length=32, batch=8, vocab=120
+)
 SPENT = 0.5
 """A budget that is over before any network is fine-tuned."""
 NEEDED = {("full", 16), ("full", 32), ("random", 16), ("random", 32), ("own", 16), ("own", 32), ("frozen", 16)}
@@ -270,10 +272,10 @@ class TestPlan:
         work = work_of(tmp_path, 360)
         jobs = trained(work, 100.0)
         assert {(key, labels) for key, labels, _, _ in jobs} == NEEDED and all(seed == 0 for _, _, seed, _ in jobs)
-        assert {steps for key, _, _, steps in jobs if key == "full"} == {TINY.least}
+        assert {steps for key, _, _, steps in jobs if key == "full"} == {TINY.min_steps}
         assert work.notes.keys() == {("full", 16), ("full", 32)} and work.stages[-1]["notes"]
         notes = [row["about"] for row in work.list_rows() if row["method"] == ROWS["full"].method]
-        assert notes and all(re.search(rf"\b{TINY.least}\b", note) for note in notes)
+        assert notes and all(re.search(rf"\b{TINY.min_steps}\b", note) for note in notes)
 
     def test_optional_rows_end_within_the_budget(
         self, tmp_path: Path, trained: Callable[[QuickstartRun, float], Jobs]

@@ -302,8 +302,8 @@ class QuickstartRun:
         }  # fmt: skip
         finetune(
             self.run_dir / "pretrain" if key in SMALL_MODEL_ROWS else self.encoder, out=out, device=self.device,
-            baselines="none", train=train, dev=texts / "dev.csv", test=texts / "test.csv", method=ROWS[key].finetune_method,
-            lr=ROWS[key].lr, steps=steps, changes=changes,
+            baselines="none", train=train, dev=texts / "dev.csv", test=texts / "test.csv",
+            method=ROWS[key].finetune_method, lr=ROWS[key].lr, steps=steps, changes=changes,
         )  # fmt: skip
         lines = map(json.loads, (out / "predictions.jsonl").read_bytes().splitlines())
         return np.array([line["label"] == line["gold"] for line in lines if line["split"] == "test"], dtype=float)
