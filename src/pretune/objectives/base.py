@@ -8,6 +8,7 @@
 Adding one: a file here, and a line in the table of `pretune.objectives`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Literal, Protocol, Self, get_args
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretune.core.config import spec
+from pretune.core.config import get_kind, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.ragged import Ints
@@ -99,46 +100,92 @@ class PretrainingModel(Protocol):
         """The span head's summed loss, from the states [M, W] at the edges of spans and the places inside them [M]."""
 
 
-class Objective(Protocol):
-    """A way to make a lesson out of plain text. What is optional has its plainest value in `causal`."""
+class Objective(ABC):
+    """Base class of objectives: a spec with its settings, the corruption it binds to a vocabulary, and the loss.
+
+    A subclass states only what is particular to it. Class attributes without an annotation (`shapes = ("encoder",)`)
+    override the properties; annotated ones are settings, stored in run.json.
+    """
+
+    __slots__ = ()
 
     @property
+    @abstractmethod
     def shapes(self) -> tuple[ModelShape, ...]:
-        """The shapes of models it trains."""
+        """Shapes of the models that it trains."""
 
     @property
     def words(self) -> bool:
-        """Whether it asks where words start."""
+        """True if the corruption needs word boundaries (`Sequences.words`)."""
+        return False
 
     @property
     def sentences(self) -> bool:
-        """Whether it asks where sentences start."""
+        """True if the corruption needs sentence boundaries (`Sequences.sentences`)."""
+        return False
 
     @property
     def pairs(self) -> PairKind | None:
-        """What pairs it reads, if any.
+        """Kind of pairs that it reads; None for single texts.
 
-        Two segments of a document, half of them broken ("other", "swapped": `SegmentPairs`); or the two sides that
-        documents have (`Sides`), together ("kept") or each by itself ("apart").
+        Two segments of a document, half of the pairs corrupted ("other", "swapped": `SegmentPairs`); or the two sides
+        of parallel documents, in one sequence ("kept") or as source and target ("apart").
         """
+        return None
+
+    @property
+    def name(self) -> str:
+        """Name in the table of objectives, for messages."""
+        return get_kind(self)
 
     def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> Corruption:
-        """Its lesson for a model of a shape; a UsageError where it does not train such models."""
+        """Return the corruption for a vocabulary and a shape of model.
+
+        Raises UsageError if the objective does not train this shape, or the vocabulary lacks a special token.
+        """
+        if shape not in self.shapes:
+            allowed = ", ".join(self.shapes)
+            raise UsageError(f"{self.name} does not train models of the shape '{shape}'; it trains: {allowed}")
+        return self.build_corruption(vocabulary, shape)
+
+    @abstractmethod
+    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> Corruption:
+        """Return the corruption for one of `shapes`."""
 
     def to_evaluation(self) -> Self:
-        """The form in which held-out loss is measured: the same for all settings that only make training harder."""
+        """Return the objective of the validation loss: equal for all settings that only make training harder."""
+        return self
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        """How many targets each term of the loss has in a batch, by its name, known before the model runs."""
+        """Count the targets of each loss term, by its name, before the model runs."""
+        return {"loss": count_vocabulary_targets(batch)}
 
     def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
-        """The summed loss of a batch."""
+        """Compute the summed loss of a batch."""
+        return self.loss_from_states(model, model.states(batch), batch)
+
+    def loss_from_states(self, model: PretrainingModel, states: Tensor, batch: Batch) -> Loss:
+        """Compute the loss from the model's states [N, W], for objectives that add a term to it."""
+        return model.loss(states, batch)
 
 
-def check_shape(name: str, shape: ModelShape, shapes: tuple[ModelShape, ...]) -> None:
-    """Refuse a shape of model that an objective does not train."""
-    if shape not in shapes:
-        raise UsageError(f"{name} does not train models of the shape '{shape}'; it trains: {', '.join(shapes)}")
+class BaseCorruption:
+    """Defaults of a corruption: lengths stay, every token may be a target, every epoch draws anew."""
+
+    __slots__ = ()
+
+    @property
+    def copies(self) -> int | None:
+        """Number of fixed corruptions of each text (static masking); None: a new one in every epoch."""
+        return None
+
+    def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
+        """Return bounds of the lengths of source and target for sequences of n tokens; no target: one side."""
+        return n, None
+
+    def targets(self, tokens: int, sequences: int) -> int:
+        """Return the target slots for a batch of this many tokens and sequences."""
+        return tokens
 
 
 def count_vocabulary_targets(batch: Batch) -> Tensor:

@@ -12,7 +12,7 @@ alone; `masked` sees both sides at once, but predicts 15 % of the tokens.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Protocol, Self, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch import Tensor
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss, Targets
-from pretune.objectives.base import ModelShape, Vocabulary, check_shape, count_vocabulary_targets
+from pretune.objectives.base import ModelShape, Objective, Vocabulary, count_vocabulary_targets
 from pretune.objectives.causal import CausalCorruption
 
 
@@ -36,20 +36,13 @@ class BidirectionalModel(Protocol):
 
 
 @spec
-class Bidirectional:
+class Bidirectional(Objective):
     """The next token and the one before, by two stacks (ELMo)."""
 
-    shapes: ClassVar[tuple[ModelShape, ...]] = ("two-way",)
-    words: ClassVar[bool] = False
-    sentences: ClassVar[bool] = False
-    pairs: ClassVar[None] = None
+    shapes = ("two-way",)
 
-    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> CausalCorruption:
-        check_shape("bidirectional", shape, self.shapes)
+    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> CausalCorruption:
         return CausalCorruption()
-
-    def to_evaluation(self) -> Self:
-        return self
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         count = count_vocabulary_targets(batch)

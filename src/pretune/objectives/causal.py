@@ -7,58 +7,34 @@ Siblings: `prefix` lets the first part see itself in both directions; `bidirecti
     targets  cat  sat  down -
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
 
 import numpy as np
-from torch import Tensor
 
 from pretune.core.config import spec
-from pretune.core.types import IGNORE_INDEX, Batch, Loss
+from pretune.core.types import IGNORE_INDEX
 from pretune.data.counters import Counters
 from pretune.data.ragged import Ints
 from pretune.data.sequences import Sequences
-from pretune.objectives.base import ModelShape, PretrainingModel, Vocabulary, check_shape, count_vocabulary_targets
+from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary
 
 
 @spec
-class Causal:
+class Causal(Objective):
     """Next token at every position (GPT)."""
 
-    shapes: ClassVar[tuple[ModelShape, ...]] = ("decoder",)
-    words: ClassVar[bool] = False
-    sentences: ClassVar[bool] = False
-    pairs: ClassVar[None] = None
+    shapes = ("decoder",)
 
-    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> "CausalCorruption":
-        check_shape("causal", shape, self.shapes)
+    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "CausalCorruption":
         return CausalCorruption()
-
-    def to_evaluation(self) -> Self:
-        return self
-
-    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": count_vocabulary_targets(batch)}
-
-    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
-        return model.loss(model.states(batch), batch)
 
 
 @dataclass(frozen=True, slots=True)
-class CausalCorruption:
+class CausalCorruption(BaseCorruption):
     """Labels only: nothing is corrupted."""
-
-    copies: int | None = None
-
-    def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
-        return n, None
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         return replace(sequences, targets=find_next_tokens(sequences))
-
-    def targets(self, tokens: int, sequences: int) -> int:
-        return tokens
 
 
 def find_next_tokens(sequences: Sequences) -> Ints:

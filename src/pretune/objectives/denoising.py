@@ -11,20 +11,16 @@ used in the order given, see `noises`. The target is the whole sequence with its
     targets  <s> A B C . D E . </s>
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
-
-from torch import Tensor
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE_INDEX, Batch, Loss
+from pretune.core.types import IGNORE_INDEX
 from pretune.data.counters import Counters
 from pretune.data.epoch_order import SampleLengths
 from pretune.data.ragged import Ints
 from pretune.data.sequences import Sequences
-from pretune.objectives.base import ModelShape, PretrainingModel, Vocabulary, check_shape, count_vocabulary_targets
+from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary
 from pretune.objectives.noise import Noise, SentencePermutation, TextInfilling
 from pretune.objectives.seq2seq import (
     DecoderLayout,
@@ -36,15 +32,13 @@ from pretune.objectives.seq2seq import (
 
 
 @spec
-class Denoising:
+class Denoising(Objective):
     """The whole text out of a spoiled one (BART)."""
 
     noises: tuple[Noise, ...] = (SentencePermutation(), TextInfilling())
     prefix: bool = False  # whether a decoder sees the input in both directions
 
-    shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder-decoder", "decoder")
-    words: ClassVar[bool] = False
-    pairs: ClassVar[None] = None
+    shapes = ("encoder-decoder", "decoder")
 
     def __post_init__(self) -> None:
         if not self.noises:
@@ -54,31 +48,23 @@ class Denoising:
     def sentences(self) -> bool:
         return any(noise.sentences for noise in self.noises)
 
-    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> "DenoisingCorruption":
-        check_shape("denoising", shape, self.shapes)
+    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "DenoisingCorruption":
         needed = any(noise.uses_mask for noise in self.noises)
-        mask = ensure_mask_token(vocabulary).require("mask", "denoising") if needed else IGNORE_INDEX
-        return DenoisingCorruption(self.noises, mask, choose_layout(vocabulary, shape, "denoising", prefix=self.prefix))
+        mask = ensure_mask_token(vocabulary).require("mask", self.name) if needed else IGNORE_INDEX
+        return DenoisingCorruption(self.noises, mask, choose_layout(vocabulary, shape, self.name, prefix=self.prefix))
 
     def to_evaluation(self) -> "Denoising":
         """The same noises at their usual rates, whatever the training."""
         return Denoising(noises=tuple(type(noise)() for noise in self.noises), prefix=self.prefix)
 
-    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": count_vocabulary_targets(batch)}
-
-    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
-        return model.loss(model.states(batch), batch)
-
 
 @dataclass(frozen=True, slots=True)
-class DenoisingCorruption:
+class DenoisingCorruption(BaseCorruption):
     """One noise after another, then the text as it was."""
 
     noises: tuple[Noise, ...]
     mask: int
     layout: EncoderDecoderLayout | DecoderLayout
-    copies: int | None = None
 
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
         return self.layout.lengths(n, n)  # no noise makes a sequence longer

@@ -9,25 +9,21 @@ languages at once; `replaced_token` has a small model fill the blanks, and asks 
     targets   -   cat   -    -    -    -           10 % as another token, 10 % as they are
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from pretune.core.config import spec
-from pretune.core.types import IGNORE_INDEX, Batch, Loss
+from pretune.core.types import IGNORE_INDEX
 from pretune.data.counters import Counters
 from pretune.data.ragged import Ints
 from pretune.data.sequences import Sequences
 from pretune.objectives.base import (
+    BaseCorruption,
     ModelShape,
-    PretrainingModel,
+    Objective,
     Vocabulary,
     bound_target_slots,
-    check_shape,
-    count_vocabulary_targets,
 )
 from pretune.objectives.mask_replacement import MaskReplacement, ReplacementShares, check_shares
 from pretune.objectives.segment_sampling import (
@@ -45,7 +41,7 @@ MAX_WORD_TOKENS = 16
 
 
 @spec
-class Masked:
+class Masked(Objective):
     """Masked tokens or whole words, predicted from both sides (BERT, RoBERTa)."""
 
     rate: float = 0.15
@@ -53,34 +49,21 @@ class Masked:
     words: bool = False  # all tokens of a word, or none
     copies: int | None = None  # so many fixed maskings of each text, one after the other; None: a new one every time
 
-    shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder",)
-    sentences: ClassVar[bool] = False
-    pairs: ClassVar[None] = None
+    shapes = ("encoder",)
 
     def __post_init__(self) -> None:
         check_shares(self.rate, self.split, self.copies)
 
-    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> "MaskedCorruption":
-        check_shape("masked", shape, self.shapes)
-        return MaskedCorruption(self, MaskReplacement.from_vocabulary(self.split, vocabulary, "masked"))
+    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "MaskedCorruption":
+        return MaskedCorruption(self, MaskReplacement.from_vocabulary(self.split, vocabulary, self.name))
 
     def to_evaluation(self) -> "Masked":
         """15 % of the tokens, 80/10/10, whatever the training."""
         return Masked()
 
-    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": count_vocabulary_targets(batch)}
-
-    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
-        return self.loss_from_states(model, model.states(batch), batch)
-
-    def loss_from_states(self, model: PretrainingModel, states: Tensor, batch: Batch) -> Loss:
-        """The loss given the states, for objectives that add to it."""
-        return model.loss(states, batch)
-
 
 @dataclass(frozen=True, slots=True)
-class MaskedCorruption:
+class MaskedCorruption(BaseCorruption):
     """A share of the tokens of each sequence, or of its words."""
 
     objective: Masked
@@ -89,9 +72,6 @@ class MaskedCorruption:
     @property
     def copies(self) -> int | None:
         return self.objective.copies
-
-    def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
-        return n, None
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         chosen = (choose_words if self.objective.words else choose_tokens)(sequences, self.objective.rate, rng)

@@ -15,65 +15,48 @@ NOTE: the decoder's positions count from 0 at the stretch; in the paper they are
 learns where it is from the encoder's masks.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from pretune.core.config import spec
-from pretune.core.types import Batch, Loss
 from pretune.data.counters import Counters
 from pretune.data.ragged import Ints, compute_offsets, compute_starts, spread
 from pretune.data.sequences import Sequences
-from pretune.objectives.base import ModelShape, PretrainingModel, Vocabulary, check_shape, count_vocabulary_targets
+from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary
 from pretune.objectives.mask_replacement import MaskReplacement, ReplacementShares, check_shares
 from pretune.objectives.segment_sampling import draw_bits_at, find_ordinary_tokens, round_randomly
 from pretune.objectives.seq2seq import EncoderDecoderLayout, ensure_mask_token, get_sample_info
 
 
 @spec
-class MaskedSeq2seq:
+class MaskedSeq2seq(Objective):
     """One stretch of half the text, masked in the encoder and said by the decoder (MASS)."""
 
     rate: float = 0.5
     split: ReplacementShares = (0.8, 0.1, 0.1)  # masked, replaced by a random token, kept
 
-    shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder-decoder",)
-    words: ClassVar[bool] = False
-    sentences: ClassVar[bool] = False
-    pairs: ClassVar[None] = None
+    shapes = ("encoder-decoder",)
 
     def __post_init__(self) -> None:
         check_shares(self.rate, self.split, None)
 
-    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> "MaskedSeq2seqCorruption":
-        check_shape("masked_seq2seq", shape, self.shapes)
-        disguise = MaskReplacement.from_vocabulary(self.split, ensure_mask_token(vocabulary), "masked_seq2seq")
-        return MaskedSeq2seqCorruption(
-            self.rate, disguise, EncoderDecoderLayout(vocabulary.require_start("masked_seq2seq"))
-        )
+    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "MaskedSeq2seqCorruption":
+        disguise = MaskReplacement.from_vocabulary(self.split, ensure_mask_token(vocabulary), self.name)
+        return MaskedSeq2seqCorruption(self.rate, disguise, EncoderDecoderLayout(vocabulary.require_start(self.name)))
 
     def to_evaluation(self) -> "MaskedSeq2seq":
         """Half of the text, 80/10/10, whatever the training."""
         return MaskedSeq2seq()
 
-    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": count_vocabulary_targets(batch)}
-
-    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
-        return model.loss(model.states(batch), batch)
-
 
 @dataclass(frozen=True, slots=True)
-class MaskedSeq2seqCorruption:
+class MaskedSeq2seqCorruption(BaseCorruption):
     """One stretch of each sequence: in disguise on the encoder's side, itself on the decoder's."""
 
     rate: float
     replacement: MaskReplacement
     layout: EncoderDecoderLayout
-    copies: int | None = None
 
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
         return self.layout.lengths(n, np.ceil(self.rate * n).astype(np.int64))
@@ -90,6 +73,3 @@ class MaskedSeq2seqCorruption:
             tokens=sequences.tokens[chosen], offsets=compute_offsets(counts), **get_sample_info(sequences)
         )
         return self.layout.combine(source, labels)
-
-    def targets(self, tokens: int, sequences: int) -> int:
-        return tokens

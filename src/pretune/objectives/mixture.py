@@ -14,31 +14,22 @@ A part may have a mark: a token before its input that says which it is, so that 
 Marks are the last sentinels of the vocabulary, which the parts then do without.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE_INDEX, Batch, Loss
+from pretune.core.types import IGNORE_INDEX
 from pretune.data.counters import Counters
 from pretune.data.epoch_order import SampleLengths
 from pretune.data.ragged import Bools, Ints, compute_offsets, spread
 from pretune.data.sequences import Sequences
 from pretune.data.stream import Corruption, has_random_lengths, predict_lengths
-from pretune.objectives.base import (
-    MODEL_SHAPES,
-    ModelShape,
-    PretrainingModel,
-    Vocabulary,
-    bound_target_slots,
-    check_shape,
-    count_vocabulary_targets,
-)
+from pretune.objectives.base import MODEL_SHAPES, BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
 from pretune.objectives.causal import Causal
 from pretune.objectives.denoising import Denoising
 from pretune.objectives.masked import Masked
@@ -94,7 +85,7 @@ def build_denoisers(*, with_mode_tokens: bool = True) -> tuple[Part, ...]:
 
 
 @spec
-class Mixture:
+class Mixture(Objective):
     """One of several objectives for each sequence; by default UL2's denoisers, and text to text for pairs (T5)."""
 
     parts: tuple[Part, ...] = field(
@@ -137,8 +128,7 @@ class Mixture:
     def sentences(self) -> bool:
         return any(part.objective.sentences for part in self.parts)
 
-    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> "MixtureCorruption":
-        check_shape("mixture", shape, self.shapes)
+    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "MixtureCorruption":
         used = max((part.mark + 1 for part in self.parts if part.mark is not None), default=0)
         left = len(vocabulary.sentinels) - used
         if left < 0:
@@ -159,22 +149,15 @@ class Mixture:
         """As it is: parts that differ in how hard they are would become one."""
         return self
 
-    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": count_vocabulary_targets(batch)}
-
-    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
-        return model.loss(model.states(batch), batch)
-
 
 @dataclass(frozen=True, slots=True)
-class MixtureCorruption:
+class MixtureCorruption(BaseCorruption):
     """A lesson for each sequence, by the weights that its parts have for documents, or for pairs."""
 
     corruptions: tuple[Corruption, ...]
     mode_tokens: tuple[int | None, ...]
     document_weights: tuple[float, ...]
     pair_weights: tuple[float, ...]
-    copies: int | None = None
 
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
         return self._find_max_lengths([lesson.lengths(n) for lesson in self.corruptions], range(len(self.corruptions)))

@@ -13,28 +13,17 @@ masked one by one. Siblings: `masked` is the first way alone; `prefix` predicts 
                                                    sequence   a _ c d
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.core.types import Batch, Loss
 from pretune.data.counters import Counters
 from pretune.data.ragged import Ints
 from pretune.data.sequences import Sequences
 from pretune.nn.attention_mask import MaskKind
-from pretune.objectives.base import (
-    ModelShape,
-    PretrainingModel,
-    Vocabulary,
-    bound_target_slots,
-    check_shape,
-    count_vocabulary_targets,
-)
+from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
 from pretune.objectives.mask_replacement import MaskReplacement, ReplacementShares, check_shares
 from pretune.objectives.masked import choose_tokens, mask_tokens
 from pretune.objectives.prefix import draw_split_points
@@ -45,50 +34,34 @@ Shares = tuple[float, float, float, float]
 
 
 @spec
-class MultitaskMasked:
+class MultitaskMasked(Objective):
     """Masked tokens, read in both directions, from the left, from the right, or after a first part (UniLM)."""
 
     rate: float = 0.15
     split: ReplacementShares = (0.8, 0.1, 0.1)  # masked, replaced by a random token, kept
     shares: Shares = (1 / 3, 1 / 6, 1 / 6, 1 / 3)  # both, left, right, sequence to sequence
 
-    shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder",)
-    words: ClassVar[bool] = False
-    sentences: ClassVar[bool] = False
-    pairs: ClassVar[None] = None
+    shapes = ("encoder",)
 
     def __post_init__(self) -> None:
         check_shares(self.rate, self.split, None)
         if min(self.shares) < 0 or abs(sum(self.shares) - 1) > 1e-6:
             raise UsageError(f"the shares of the four ways to read are 0 or more and sum to 1, found {self.shares}")
 
-    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> "MultitaskMaskedCorruption":
-        check_shape("multitask_masked", shape, self.shapes)
-        return MultitaskMaskedCorruption(
-            self, MaskReplacement.from_vocabulary(self.split, vocabulary, "multitask_masked")
-        )
+    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "MultitaskMaskedCorruption":
+        return MultitaskMaskedCorruption(self, MaskReplacement.from_vocabulary(self.split, vocabulary, self.name))
 
     def to_evaluation(self) -> "MultitaskMasked":
         """15 % of the tokens, 80/10/10, whatever the training; the ways to read as they are."""
         return MultitaskMasked(shares=self.shares)
 
-    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": count_vocabulary_targets(batch)}
-
-    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
-        return model.loss(model.states(batch), batch)
-
 
 @dataclass(frozen=True, slots=True)
-class MultitaskMaskedCorruption:
+class MultitaskMaskedCorruption(BaseCorruption):
     """Some tokens masked, and a way to read for each sequence."""
 
     objective: MultitaskMasked
     replacement: MaskReplacement
-    copies: int | None = None
-
-    def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
-        return n, None
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         ways = np.cumsum(self.objective.shares)[:-1]

@@ -10,36 +10,35 @@ Input: pairs of segments. Siblings: `sentence_order` breaks pairs by swapping th
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal, Self, TypeVar
+from typing import Self, TypeVar
 
 from torch import Tensor
 
 from pretune.core.config import spec
 from pretune.core.types import Batch, Loss
-from pretune.objectives.base import ModelShape, PretrainingModel, Vocabulary, check_shape, count_pairs, pair_loss
-from pretune.objectives.masked import Masked, MaskedCorruption
-from pretune.objectives.span_masked import SpanMasked, SpanMaskedCorruption
+from pretune.data.stream import Corruption
+from pretune.objectives.base import ModelShape, Objective, PretrainingModel, Vocabulary, count_pairs, pair_loss
+from pretune.objectives.masked import Masked
+from pretune.objectives.span_masked import SpanMasked
 
 Masking = Masked | SpanMasked
 T = TypeVar("T")
 
 
 @spec
-class NextSentence:
+class NextSentence(Objective):
     """Masking, and whether the second segment follows the first (BERT)."""
 
     masking: Masking = Masked()
 
-    shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder",)
-    sentences: ClassVar[bool] = False
-    pairs: ClassVar[Literal["other"]] = "other"
+    shapes = ("encoder",)
+    pairs = "other"
 
     @property
     def words(self) -> bool:
         return self.masking.words
 
-    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> MaskedCorruption | SpanMaskedCorruption:
-        check_shape("next_sentence", shape, self.shapes)
+    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> Corruption:
         return self.masking.bind(vocabulary, shape)
 
     def to_evaluation(self) -> Self:

@@ -14,27 +14,18 @@ every token is a target with the probability 1 / K exactly, however short its se
 with the text, whose edges are then targets less often. Special tokens are context, whatever span they are in.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
-from torch import Tensor
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE_INDEX, Batch, Loss
+from pretune.core.types import IGNORE_INDEX
 from pretune.data.counters import Counters
 from pretune.data.ragged import Bools, Ints, compute_starts, spread
 from pretune.data.sequences import Sequences
-from pretune.objectives.base import (
-    ModelShape,
-    PretrainingModel,
-    Vocabulary,
-    bound_target_slots,
-    check_shape,
-    count_vocabulary_targets,
-)
+from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
 from pretune.objectives.segment_sampling import Bits, exclusive_cumsum, shuffle_groups, sum_groups
 
 _FIRST_STRETCH, _LENGTH, _PLACE, _ORDER = range(4)
@@ -42,46 +33,32 @@ _FIRST_STRETCH, _LENGTH, _PLACE, _ORDER = range(4)
 
 
 @spec
-class Permuted:
+class Permuted(Objective):
     """Some tokens in a random order, each from all that came before it in that order (XLNet)."""
 
     every: int = 6  # one token in so many is a target
     longest: int = 5  # of a span, in tokens
 
-    shapes: ClassVar[tuple[ModelShape, ...]] = ("two-stream",)
-    words: ClassVar[bool] = False
-    sentences: ClassVar[bool] = False
-    pairs: ClassVar[None] = None
+    shapes = ("two-stream",)
 
     def __post_init__(self) -> None:
         for name, least in (("every", 2), ("longest", 1)):
             if getattr(self, name) < least:
                 raise UsageError(f"{name} {getattr(self, name)} of permuted must be at least {least}")
 
-    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> "PermutedCorruption":
-        check_shape("permuted", shape, self.shapes)
+    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "PermutedCorruption":
         return PermutedCorruption(self)
 
     def to_evaluation(self) -> Self:
         """As in the paper, whatever share is trained on."""
         return type(self)()
 
-    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": count_vocabulary_targets(batch)}
-
-    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
-        return model.loss(model.states(batch), batch)
-
 
 @dataclass(frozen=True, slots=True)
-class PermutedCorruption:
+class PermutedCorruption(BaseCorruption):
     """Ranks and labels: no token is changed."""
 
     objective: Permuted
-    copies: int | None = None
-
-    def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
-        return n, None
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         chosen = self._draw_span_mask(sequences, rng)

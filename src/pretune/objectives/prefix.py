@@ -11,27 +11,17 @@ one is all first part. Siblings: `causal` predicts all of it; `span_corruption` 
                       targets  for inviting me </s>
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
 
 import numpy as np
-from torch import Tensor
 
 from pretune.core.config import spec
-from pretune.core.types import IGNORE_INDEX, Batch, Loss
+from pretune.core.types import IGNORE_INDEX
 from pretune.data.counters import Counters
 from pretune.data.epoch_order import SampleLengths
 from pretune.data.ragged import Ints, compute_offsets, compute_starts
 from pretune.data.sequences import Sequences
-from pretune.objectives.base import (
-    ModelShape,
-    PretrainingModel,
-    Vocabulary,
-    bound_target_slots,
-    check_shape,
-    count_vocabulary_targets,
-)
+from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
 from pretune.objectives.causal import find_next_tokens
 from pretune.objectives.segment_sampling import find_ordinary_tokens
 from pretune.objectives.seq2seq import EncoderDecoderLayout, ends_in_special, get_sample_info
@@ -41,40 +31,22 @@ LENGTH_DISPERSION = 2.0
 
 
 @spec(kind="prefix")
-class PrefixLM:
+class PrefixLM(Objective):
     """The rest of a text after a first part that sees itself in both directions (prefix LM)."""
 
-    shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder-decoder", "decoder")
-    words: ClassVar[bool] = False
-    sentences: ClassVar[bool] = False
-    pairs: ClassVar[None] = None
+    shapes = ("encoder-decoder", "decoder")
 
-    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> "PrefixCorruption | PrefixSplitCorruption":
-        check_shape("prefix", shape, self.shapes)
+    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "PrefixCorruption | PrefixSplitCorruption":
         return (
             PrefixCorruption()
             if shape == "decoder"
-            else PrefixSplitCorruption(EncoderDecoderLayout(vocabulary.require_start("prefix")))
+            else PrefixSplitCorruption(EncoderDecoderLayout(vocabulary.require_start(self.name)))
         )
-
-    def to_evaluation(self) -> Self:
-        return self
-
-    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": count_vocabulary_targets(batch)}
-
-    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
-        return model.loss(model.states(batch), batch)
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixCorruption:
+class PrefixCorruption(BaseCorruption):
     """For a decoder: the sequence as it is, with targets behind the prefix."""
-
-    copies: int | None = None
-
-    def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
-        return n, None
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         prefix = draw_split_points(sequences, rng)
@@ -91,11 +63,10 @@ class PrefixCorruption:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixSplitCorruption:
+class PrefixSplitCorruption(BaseCorruption):
     """For an encoder-decoder: the first part is the source, closed as the whole was; the rest is the target."""
 
     layout: EncoderDecoderLayout
-    copies: int | None = None
 
     @property
     def has_random_lengths(self) -> bool:
@@ -130,9 +101,6 @@ class PrefixSplitCorruption:
             **get_sample_info(sequences),
         )
         return self.layout.combine(source, labels)
-
-    def targets(self, tokens: int, sequences: int) -> int:
-        return tokens
 
 
 def draw_split_points(sequences: Sequences, rng: Counters) -> Ints:

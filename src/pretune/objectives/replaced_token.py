@@ -18,7 +18,7 @@ other masks, which come with every epoch, give other draws.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Protocol, Self, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -27,8 +27,9 @@ from torch import Tensor
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss, Targets
-from pretune.objectives.base import ModelShape, Vocabulary, check_shape, count_vocabulary_targets
-from pretune.objectives.masked import Masked, MaskedCorruption
+from pretune.data.stream import Corruption
+from pretune.objectives.base import ModelShape, Objective, Vocabulary, count_vocabulary_targets
+from pretune.objectives.masked import Masked
 
 DEFAULT_MASKING = Masked(split=(0.85, 0.0, 0.15))
 
@@ -45,15 +46,13 @@ class ReplacedTokenModel(Protocol):
 
 
 @spec
-class ReplacedToken:
+class ReplacedToken(Objective):
     """Detect the tokens that a small masked language model has replaced (ELECTRA)."""
 
     masking: Masked = DEFAULT_MASKING
     weight: float = 50.0  # of the discriminator's loss
 
-    shapes: ClassVar[tuple[ModelShape, ...]] = ("generator-discriminator",)
-    sentences: ClassVar[bool] = False
-    pairs: ClassVar[None] = None
+    shapes = ("generator-discriminator",)
 
     def __post_init__(self) -> None:
         if not self.weight > 0:
@@ -63,8 +62,7 @@ class ReplacedToken:
     def words(self) -> bool:
         return self.masking.words
 
-    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> MaskedCorruption:
-        check_shape("replaced_token", shape, self.shapes)
+    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> Corruption:
         return self.masking.bind(vocabulary, "encoder")
 
     def to_evaluation(self) -> Self:

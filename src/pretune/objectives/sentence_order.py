@@ -10,34 +10,32 @@ Input: pairs of segments.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal, Self
+from typing import Self
 
 from torch import Tensor
 
 from pretune.core.config import spec
 from pretune.core.types import Batch, Loss
-from pretune.objectives.base import ModelShape, PretrainingModel, Vocabulary, check_shape
-from pretune.objectives.masked import Masked, MaskedCorruption
+from pretune.data.stream import Corruption
+from pretune.objectives.base import ModelShape, Objective, PretrainingModel, Vocabulary
+from pretune.objectives.masked import Masked
 from pretune.objectives.next_sentence import Masking, compute_loss_with_pairs, count_with_pairs
-from pretune.objectives.span_masked import SpanMaskedCorruption
 
 
 @spec
-class SentenceOrder:
+class SentenceOrder(Objective):
     """Masking, and whether two segments are in order or swapped (ALBERT)."""
 
     masking: Masking = Masked()
 
-    shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder",)
-    sentences: ClassVar[bool] = False
-    pairs: ClassVar[Literal["swapped"]] = "swapped"
+    shapes = ("encoder",)
+    pairs = "swapped"
 
     @property
     def words(self) -> bool:
         return self.masking.words
 
-    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> MaskedCorruption | SpanMaskedCorruption:
-        check_shape("sentence_order", shape, self.shapes)
+    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> Corruption:
         return self.masking.bind(vocabulary, shape)
 
     def to_evaluation(self) -> Self:

@@ -15,21 +15,18 @@ sequence that would need more than there are has fewer, longer spans. A special 
 documents of a block) stays in the source, behind the sentinel.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE_INDEX, Batch, Loss
+from pretune.core.types import IGNORE_INDEX
 from pretune.data.counters import Counters
 from pretune.data.epoch_order import SampleLengths
 from pretune.data.ragged import Ints, compute_offsets, compute_starts, spread
 from pretune.data.sequences import Sequences
-from pretune.objectives.base import ModelShape, PretrainingModel, Vocabulary, check_shape, count_vocabulary_targets
+from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary
 from pretune.objectives.segment_sampling import Bits, exclusive_cumsum, find_ordinary_tokens, sample_k
 from pretune.objectives.seq2seq import (
     DecoderLayout,
@@ -43,7 +40,7 @@ from pretune.objectives.seq2seq import (
 
 
 @spec
-class SpanCorruption:
+class SpanCorruption(Objective):
     """Spans replaced by sentinels, predicted one after another (T5)."""
 
     rate: float = 0.15
@@ -52,10 +49,7 @@ class SpanCorruption:
     prefix: bool = False  # whether a decoder sees the input in both directions
     specials: int | None = None  # so many special tokens a sequence has at most: a tighter plan; None: any number
 
-    shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder-decoder", "decoder")
-    words: ClassVar[bool] = False
-    sentences: ClassVar[bool] = False
-    pairs: ClassVar[None] = None
+    shapes = ("encoder-decoder", "decoder")
 
     def __post_init__(self) -> None:
         check_rate(self.rate, "the rate of span_corruption")
@@ -64,37 +58,27 @@ class SpanCorruption:
         if self.specials is not None and self.specials < 0:
             raise UsageError(f"specials counts special tokens, found {self.specials}; leave it empty for any number")
 
-    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> "SentinelCorruption":
-        check_shape("span_corruption", shape, self.shapes)
+    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "SentinelCorruption":
         if len(vocabulary.sentinels) < 1 + self.closing:
             raise UsageError(
                 f"span_corruption needs {1 + self.closing} sentinels or more, and this tokenizer has "
                 f"{len(vocabulary.sentinels)}; train one with --style sentinels"
             )
         sentinels = np.asarray(vocabulary.sentinels, dtype=np.int64)
-        return SentinelCorruption(
-            self, sentinels, choose_layout(vocabulary, shape, "span_corruption", prefix=self.prefix)
-        )
+        return SentinelCorruption(self, sentinels, choose_layout(vocabulary, shape, self.name, prefix=self.prefix))
 
     def to_evaluation(self) -> "SpanCorruption":
         """15 % in spans of 3, whatever the training."""
         return SpanCorruption(closing=self.closing, prefix=self.prefix, specials=self.specials)
 
-    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": count_vocabulary_targets(batch)}
-
-    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
-        return model.loss(model.states(batch), batch)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SentinelCorruption:
+class SentinelCorruption(BaseCorruption):
     """Spans drawn, and both sides written."""
 
     objective: SpanCorruption
     sentinels: Ints
     layout: EncoderDecoderLayout | DecoderLayout
-    copies: int | None = None
 
     def count_noise(self, ordinary: Ints) -> tuple[Ints, Ints]:
         """How many tokens and spans are hidden of so many ordinary tokens; of a single one, none."""

@@ -13,7 +13,7 @@ Input: sentences, documents or pairs. Siblings: `objective` hides tokens or word
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from torch import Tensor
@@ -25,11 +25,12 @@ from pretune.data.counters import Counters, to_uniform
 from pretune.data.ragged import Ints, compute_offsets, compute_starts, spread
 from pretune.data.sequences import Sequences
 from pretune.objectives.base import (
+    BaseCorruption,
     ModelShape,
+    Objective,
     PretrainingModel,
     Vocabulary,
     bound_target_slots,
-    check_shape,
     count_vocabulary_targets,
 )
 from pretune.objectives.mask_replacement import MaskReplacement, ReplacementShares, check_shares
@@ -62,7 +63,7 @@ class Geometric:
 
 
 @spec
-class SpanMasked:
+class SpanMasked(Objective):
     """Masked spans of words, and optionally each of their words from the span's edges alone (SpanBERT)."""
 
     rate: float = 0.15
@@ -71,17 +72,14 @@ class SpanMasked:
     boundary: Boundary | None = None  # asks for a model with a span head
     copies: int | None = None
 
-    shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder",)
-    words: ClassVar[bool] = True
-    sentences: ClassVar[bool] = False
-    pairs: ClassVar[None] = None
+    shapes = ("encoder",)
+    words = True
 
     def __post_init__(self) -> None:
         check_shares(self.rate, self.split, self.copies)
 
-    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> "SpanMaskedCorruption":
-        check_shape("span_masked", shape, self.shapes)
-        return SpanMaskedCorruption(self, MaskReplacement.from_vocabulary(self.split, vocabulary, "span_masked"))
+    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "SpanMaskedCorruption":
+        return SpanMaskedCorruption(self, MaskReplacement.from_vocabulary(self.split, vocabulary, self.name))
 
     def to_evaluation(self) -> Self:
         """15 % in 80/10/10 of the spans."""
@@ -90,9 +88,6 @@ class SpanMasked:
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         count = count_vocabulary_targets(batch)
         return {"loss": count} if self.boundary is None else {"masked": count, "boundary": count}
-
-    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
-        return self.loss_from_states(model, model.states(batch), batch)
 
     def loss_from_states(self, model: PretrainingModel, states: Tensor, batch: Batch) -> Loss:
         """The loss given the states, for objectives that add to it."""
@@ -104,7 +99,7 @@ class SpanMasked:
 
 
 @dataclass(frozen=True, slots=True)
-class SpanMaskedCorruption:
+class SpanMaskedCorruption(BaseCorruption):
     """Spans that make up a share of the tokens of each sequence."""
 
     objective: SpanMasked
@@ -113,9 +108,6 @@ class SpanMaskedCorruption:
     @property
     def copies(self) -> int | None:
         return self.objective.copies
-
-    def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
-        return n, None
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         words = WordSpans.from_sequences(sequences)

@@ -12,54 +12,37 @@ other documents by other objectives; `translation` has an encoder read both side
 A decoder reads both as one sequence, the end token of the source between them, and only the target counts.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
 
 import numpy as np
-from torch import Tensor
 
 from pretune.core.config import spec
-from pretune.core.types import Batch, Loss
 from pretune.data.counters import Counters
 from pretune.data.epoch_order import SampleLengths
 from pretune.data.ragged import Ints, compute_offsets
 from pretune.data.sequences import Sequences
-from pretune.objectives.base import ModelShape, PretrainingModel, Vocabulary, check_shape, count_vocabulary_targets
+from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary
 from pretune.objectives.seq2seq import DecoderLayout, EncoderDecoderLayout, choose_layout, get_sample_info
 
 
 @spec
-class Supervised:
+class Supervised(Objective):
     """The second side of a pair after its first: labelled tasks as text to text, or translation (T5)."""
 
     prefix: bool = False  # whether a decoder sees the source in both directions
 
-    shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder-decoder", "decoder")
-    words: ClassVar[bool] = False
-    sentences: ClassVar[bool] = False
-    pairs: ClassVar[Literal["apart"]] = "apart"
+    shapes = ("encoder-decoder", "decoder")
+    pairs = "apart"
 
-    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> "SupervisedCorruption":
-        check_shape("supervised", shape, self.shapes)
-        return SupervisedCorruption(choose_layout(vocabulary, shape, "supervised", prefix=self.prefix))
-
-    def to_evaluation(self) -> Self:
-        return self
-
-    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": count_vocabulary_targets(batch)}
-
-    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
-        return model.loss(model.states(batch), batch)
+    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "SupervisedCorruption":
+        return SupervisedCorruption(choose_layout(vocabulary, shape, self.name, prefix=self.prefix))
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisedCorruption:
+class SupervisedCorruption(BaseCorruption):
     """The sides as they are; of a sequence that has only one, all is source and nothing is asked."""
 
     layout: EncoderDecoderLayout | DecoderLayout
-    copies: int | None = None
 
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
         return self.layout.lengths(n, np.zeros_like(n) if isinstance(self.layout, DecoderLayout) else n)
@@ -86,6 +69,3 @@ class SupervisedCorruption:
             **get_sample_info(sequences),
         )
         return self.layout.combine(source, labels)
-
-    def targets(self, tokens: int, sequences: int) -> int:
-        return tokens  # how much of a pair is its target, only the pair knows

@@ -11,63 +11,43 @@ both objectives of the paper can be had in one run. Siblings: `masked` reads one
     targets    -    -   cat    -     -     -     -    sitzt   -
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import numpy as np
-from torch import Tensor
 
 from pretune.core.config import spec
-from pretune.core.types import Batch, Loss
 from pretune.data.counters import Counters, to_uniform
 from pretune.data.ragged import Ints
 from pretune.data.sequences import Sequences
-from pretune.objectives.base import (
-    ModelShape,
-    PretrainingModel,
-    Vocabulary,
-    bound_target_slots,
-    check_shape,
-    count_vocabulary_targets,
-)
+from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
 from pretune.objectives.mask_replacement import MaskReplacement, ReplacementShares, check_shares
 from pretune.objectives.masked import mask_tokens
 from pretune.objectives.segment_sampling import draw_bits_at, find_ordinary_tokens, round_randomly, sample_k
 
 
 @spec
-class Translation:
+class Translation(Objective):
     """Masked tokens in a sentence and its translation, read together (XLM)."""
 
     rate: float = 0.15
     split: ReplacementShares = (0.8, 0.1, 0.1)
     copies: int | None = None
 
-    shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder",)
-    words: ClassVar[bool] = False
-    sentences: ClassVar[bool] = False
-    pairs: ClassVar[Literal["kept"]] = "kept"
+    shapes = ("encoder",)
+    pairs = "kept"
 
     def __post_init__(self) -> None:
         check_shares(self.rate, self.split, self.copies)
 
-    def bind(self, vocabulary: Vocabulary, shape: ModelShape) -> "TranslationCorruption":
-        check_shape("translation", shape, self.shapes)
-        return TranslationCorruption(self, MaskReplacement.from_vocabulary(self.split, vocabulary, "translation"))
+    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "TranslationCorruption":
+        return TranslationCorruption(self, MaskReplacement.from_vocabulary(self.split, vocabulary, self.name))
 
     def to_evaluation(self) -> "Translation":
         return Translation()
 
-    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": count_vocabulary_targets(batch)}
-
-    def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
-        return model.loss(model.states(batch), batch)
-
 
 @dataclass(frozen=True, slots=True)
-class TranslationCorruption:
+class TranslationCorruption(BaseCorruption):
     """A share of the tokens of each side of each sequence."""
 
     objective: Translation
@@ -76,9 +56,6 @@ class TranslationCorruption:
     @property
     def copies(self) -> int | None:
         return self.objective.copies
-
-    def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
-        return n, None
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         index, _ = find_ordinary_tokens(sequences)
