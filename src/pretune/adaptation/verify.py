@@ -9,8 +9,8 @@ from pretune.adaptation.adapted import ModelWithHead
 from pretune.adaptation.peft.base import get_adapter_state
 from pretune.adaptation.peft.io import ADAPTER_FILE, PEFT_CONFIG_FILE
 from pretune.core import config, io
-from pretune.core.counted import format_count
 from pretune.core.errors import CheckpointError
+from pretune.core.format import format_count
 from pretune.models.hf import checkpoint
 
 

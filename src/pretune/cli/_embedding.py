@@ -7,8 +7,8 @@ from typing import Any
 
 from pretune.cli._hints import hint, hint_other, quote
 from pretune.core import log
-from pretune.core.counted import format_count
 from pretune.core.errors import UsageError, suggest
+from pretune.core.format import format_count
 
 NAME = "embedding"
 

@@ -14,8 +14,8 @@ from pretune.cli._names import DEVICES, POOLINGS, complete_from
 from pretune.cli._output import check_new_file
 from pretune.cli._progress import show_progress
 from pretune.core import log
-from pretune.core.counted import format_count
 from pretune.core.errors import UsageError
+from pretune.core.format import format_count
 
 FORMATS = (".npy", ".parquet", ".jsonl")
 

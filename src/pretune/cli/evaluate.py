@@ -14,8 +14,8 @@ from pretune.cli._progress import show_progress
 from pretune.cli._prompts import unescape
 from pretune.cli._signals import shut_down_cleanly
 from pretune.core import log
-from pretune.core.counted import format_count
 from pretune.core.errors import UsageError
+from pretune.core.format import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -16,8 +16,8 @@ from pretune.cli._names import complete_baselines as known_baselines
 from pretune.cli._names import complete_settings as paths
 from pretune.cli._signals import shut_down_cleanly
 from pretune.core import log
-from pretune.core.counted import format_count
 from pretune.core.errors import UsageError
+from pretune.core.format import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -281,7 +281,6 @@ def _show(tuning: "FinetuneConfig", plan: "SweepPlan", as_json: bool, device: st
 
 
 def _format_forecast(forecast: dict[str, Any]) -> "Iterator[str]":
-    from pretune.core.counted import join_names
     from pretune.core.format import (
         align_columns,
         format_dollars,
@@ -289,6 +288,7 @@ def _format_forecast(forecast: dict[str, Any]) -> "Iterator[str]":
         format_energy,
         format_kilograms,
         format_number,
+        join_names,
     )
     from pretune.reports.facts import format_examples
 

@@ -14,8 +14,8 @@ from pretune.cli._names import DEVICES, complete_from
 from pretune.cli._progress import ProgressReporter, show_progress
 from pretune.cli._prompts import read_prompts, unescape
 from pretune.core import log
-from pretune.core.counted import format_count
 from pretune.core.errors import UsageError
+from pretune.core.format import format_count
 
 if TYPE_CHECKING:
     from pretune.inference.generate import GeneratedText

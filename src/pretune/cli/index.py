@@ -14,7 +14,7 @@ from pretune.cli._output import check_new_folder
 from pretune.cli._progress import show_progress
 from pretune.cli.embed import report_texts
 from pretune.core import log
-from pretune.core.counted import format_count
+from pretune.core.format import format_count
 
 
 class SearchMethod(StrEnum):

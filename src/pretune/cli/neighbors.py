@@ -11,8 +11,8 @@ from pretune.cli._inputs import read_texts
 from pretune.cli._models import BaseOption, load_model
 from pretune.cli._names import DEVICES, complete_from
 from pretune.core import log
-from pretune.core.counted import format_count
 from pretune.core.errors import DataError, UsageError, suggest
+from pretune.core.format import format_count
 
 if TYPE_CHECKING:
     from pretune.analysis.neighbors import Neighbors, Occurrence

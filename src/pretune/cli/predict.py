@@ -14,8 +14,8 @@ from pretune.cli._models import BaseOption
 from pretune.cli._names import DEVICES, complete_from
 from pretune.cli._signals import shut_down_cleanly
 from pretune.core import log
-from pretune.core.counted import format_count
 from pretune.core.errors import DataError, UsageError, explain_missing
+from pretune.core.format import format_count
 
 if TYPE_CHECKING:
     from pretune.runs.finetune.finetuned_run import FinetunedRun

@@ -13,8 +13,8 @@ from pretune.cli._progress import show_progress
 from pretune.cli._signals import shut_down_cleanly
 from pretune.cli.tokenizer import DocumentUnit
 from pretune.core import log
-from pretune.core.counted import format_count
 from pretune.core.errors import UsageError
+from pretune.core.format import format_count
 
 if TYPE_CHECKING:
     from pretune.data.prepare import PreparedData

@@ -12,8 +12,8 @@ from pretune.cli._names import DEVICES, complete_families, complete_from, comple
 from pretune.cli._names import complete_settings as paths
 from pretune.cli._signals import shut_down_cleanly
 from pretune.core import log
-from pretune.core.counted import format_count
 from pretune.core.errors import UsageError
+from pretune.core.format import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,8 +14,8 @@ from pretune.cli._names import complete_families
 from pretune.cli._names import complete_settings as paths
 from pretune.cli._tables import WIDTH, Section, print_page
 from pretune.core import log
-from pretune.core.counted import format_count
 from pretune.core.errors import UsageError, explain_missing
+from pretune.core.format import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from pretune.cli._output import check_new_file
 from pretune.cli._progress import show_progress
 from pretune.cli.tokenizer import DocumentUnit
 from pretune.core import log
-from pretune.core.counted import format_count
+from pretune.core.format import format_count
 
 
 def vectors(

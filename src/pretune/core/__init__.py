@@ -1,4 +1,4 @@
-"""What everything agrees on: frozen specs, registries, batches, atomic files, seeds, errors and messages.
+"""Shared foundations: frozen specs, registries, batches, atomic files, seeds, errors and logging.
 
 Nothing is imported here: `import pretune.core.errors` must stay cheap, and `pretune.core.types` needs torch.
 """

@@ -1,12 +1,12 @@
-"""Errors a person can act on, one class per exit code.
+"""Errors that users can act on, one class per exit code.
 
-A message is ONE line and says, in this order: what was found, where (file, line, byte, field), what is allowed, what to
-do. It starts in lower case, quotes the offending value, and ends without a full stop:
+A message is ONE line and states, in this order: the problem, its location (file, line, byte, field), the allowed
+values, the fix. It starts in lower case, quotes the offending value, and ends without a full stop:
 
     unknown family 'brt'; did you mean 'bert'? (`pretune list families` shows all)
-    runs/a/MANIFEST.json: 'model.safetensors' has 120 bytes, the manifest says 4096; copy the directory again
+        runs/a/MANIFEST.json: 'model.safetensors' has 120 bytes, the manifest says 4096; copy the directory again
 
-Raise where the value is used. Anything that is not a `PretuneError` is a bug of ours and is reported as one.
+Raise an error where the value is used. Anything that is not a `PretuneError` is a bug and is reported as one.
 """
 
 import difflib
@@ -20,65 +20,65 @@ from typing import ClassVar
 from pretune.core.synonyms import find_synonyms
 
 MAX_FILES = 10_000
-"""So many names of a folder are compared with one that is not there."""
+"""Maximum number of directory entries compared with the name of a missing file."""
 
 
 class PretuneError(Exception):
-    """Base of every error we raise on purpose; the message is shown to the user as it is."""
+    """Base class of all expected errors; the message is shown to the user unchanged."""
 
     exit_code: ClassVar[int] = 1
 
 
 class UsageError(PretuneError):
-    """The command, the config or an argument asks for something that does not exist or cannot be."""
+    """Invalid command, config or argument."""
 
     exit_code = 2
 
 
 class DataError(PretuneError):
-    """A corpus, task file or shard is not what it should be."""
+    """Invalid corpus, task file or shard."""
 
     exit_code = 3
 
 
 class CheckpointError(PretuneError):
-    """A run, checkpoint or model directory is incomplete, damaged or does not fit."""
+    """Incomplete, damaged or incompatible run, checkpoint or model directory."""
 
     exit_code = 4
 
 
 class NonFiniteError(CheckpointError):
-    """The weights or the outputs of a model hold NaN or infinity."""
+    """NaN or infinity in the weights or outputs of a model."""
 
 
 class DivergedError(PretuneError):
-    """Training went to NaN or infinity and cannot go on."""
+    """Training diverged to NaN or infinity."""
 
     exit_code = 5
 
 
 class ResourceError(PretuneError):
-    """The disk is full or not writable, memory ran out, a device is missing."""
+    """Full or read-only disk, out of memory, or missing device."""
 
     exit_code = 6
 
 
 class StoppedError(PretuneError):
-    """A signal asked us to stop; the state is saved and the run can be resumed."""
+    """Stop requested by a signal; the state is saved and the run can be resumed."""
 
     exit_code = 75
 
 
 class UserInterruptError(PretuneError):
-    """The user pressed Ctrl-C; the state is saved."""
+    """Ctrl-C pressed by the user; the state is saved."""
 
     exit_code = 130
 
 
 class StopRequest(BaseException):
-    """Raised by a handler of signals while there is nothing to save; `error` is raised where handling ends.
+    """Exception raised by a signal handler while there is nothing to save; the CLI then raises its `error`.
 
-    NOTE: no Exception, which a library that is being imported may catch and forget.
+    NOTE: not a subclass of Exception, which a library that is being imported may catch and drop.
     """
 
     def __init__(self, error: PretuneError) -> None:
@@ -87,33 +87,37 @@ class StopRequest(BaseException):
 
 
 def suggest(word: str, options: Iterable[str]) -> str:
-    """The tail of a message that names the option closest to `word`, or nothing when none is close.
+    """Return the end of a message that names the option closest to `word`, or "" if none is close.
 
     >>> suggest("brt", ["bert", "gpt2"])
     "; did you mean 'bert'?"
     """
-    found = find_closest(word, options)
-    return "" if found is None else f"; did you mean '{found}'?"
+    option = find_closest(word, options)
+    return "" if option is None else f"; did you mean '{option}'?"
 
 
 def find_closest(word: str, options: Iterable[str]) -> str | None:
-    """The option that is `word` in our words, or closest to it, if one is close.
+    """Return the option that `word` is a synonym of or, failing that, the closest one; None if none is close.
 
     >>> find_closest("train.learning_rate", ["train.steps", "train.lr"]), find_closest("stes", ["steps", "lr"])
     ('train.lr', 'steps')
     """
-    # Both sides in lower case, so that 'BERT' finds 'bert'. Long words are cut: difflib is quadratic in the worst case.
-    known = list(options)
-    same = [one for name in find_synonyms(word) for one in known if one.rpartition(".")[2].strip("-") == name]
-    if same:
-        return min(same, key=len)
-    close = difflib.get_close_matches(word[:200].lower(), {option.lower() for option in known}, n=1, cutoff=0.6)
-    alike = [option for option in known if close and option.lower() == close[0]]  # 'b.txt' and 'B.txt'
-    return max(alike, key=lambda option: sum(a == b for a, b in zip(option, word, strict=False)), default=None)
+    # Compare in lower case, so that 'BERT' finds 'bert'. Truncate long words: difflib is quadratic in the worst case.
+    choices = list(options)
+    synonyms = [
+        choice for name in find_synonyms(word) for choice in choices if choice.rpartition(".")[2].strip("-") == name
+    ]
+    if synonyms:
+        return min(synonyms, key=len)
+    close = difflib.get_close_matches(word[:200].lower(), {option.lower() for option in choices}, n=1, cutoff=0.6)
+    alike = [option for option in choices if close and option.lower() == close[0]]  # 'b.txt' and 'B.txt'
+    return max(
+        alike, key=lambda option: sum(left == right for left, right in zip(option, word, strict=False)), default=None
+    )
 
 
 def get_file_type(path: str | os.PathLike[str]) -> str:
-    """Name what a path leads to: a folder, a file, or something that is not stored as one.
+    """Return the type of a path: folder, file, device, pipe or socket.
 
     >>> get_file_type("/dev/null"), get_file_type("/")
     ('device', 'folder')
@@ -125,34 +129,36 @@ def get_file_type(path: str | os.PathLike[str]) -> str:
     return kinds.get(stat.S_IFMT(mode), "file")
 
 
-def explain_missing(path: str | os.PathLike[str], expected: str = "file", remedy: str = "") -> str:
-    """Return why a path is not the file or directory that was expected; `remedy` is for where no name is near.
+def explain_missing(path: str | os.PathLike[str], noun: str = "file", remedy: str = "") -> str:
+    """Explain why `path` is not an existing `noun` ("file" or "directory"); append `remedy` if no similar name exists.
 
     >>> explain_missing("/dev/null"), explain_missing("9f3/x", "directory")
     ('it is a device, not a file', "no such directory; there is no folder '9f3'")
     """
     try:
         if Path(path).name and Path(path).exists():
-            return f"it is a {get_file_type(path)}, not a {expected}"
-    except (OSError, ValueError):  # no name at all
+            return f"it is a {get_file_type(path)}, not a {noun}"
+    except (OSError, ValueError):  # an empty path
         pass
-    return f"no such {expected}{suggest_file(path) or remedy}"
+    return f"no such {noun}{suggest_file(path) or remedy}"
 
 
 def suggest_file(path: str | os.PathLike[str]) -> str:
-    """The same for a file or folder that is not there: the closest name beside it, or the folder that lacks.
+    """Return the end of a message that names the closest existing path, or the folder that is missing.
 
     >>> suggest_file("9f3/notes.txt")
     "; there is no folder '9f3'"
     """
-    wanted = Path(path)
+    target = Path(path)
     try:
-        lacking = next((one for one in [*reversed(wanted.parents), wanted] if not one.exists()), wanted)
-        names = itertools.islice((entry.name for entry in lacking.parent.iterdir()), MAX_FILES)
-        found = find_closest(lacking.name, names)
-    except (OSError, ValueError):  # not to be read, or no name at all
+        missing = next(
+            (candidate for candidate in [*reversed(target.parents), target] if not candidate.exists()), target
+        )
+        names = itertools.islice((entry.name for entry in missing.parent.iterdir()), MAX_FILES)
+        closest = find_closest(missing.name, names)
+    except (OSError, ValueError):  # an unreadable folder, or an empty path
         return ""
-    if found is None:
-        return "" if lacking == wanted else f"; there is no folder '{lacking}'"
-    whole = lacking.parent / found / wanted.relative_to(lacking)
-    return f"; did you mean '{whole if whole.exists() else lacking.parent / found}'?"
+    if closest is None:
+        return "" if missing == target else f"; there is no folder '{missing}'"
+    similar = missing.parent / closest / target.relative_to(missing)
+    return f"; did you mean '{similar if similar.exists() else missing.parent / closest}'?"

@@ -1,17 +1,18 @@
-"""Numbers as people read them."""
+"""Formatting of numbers, counts, lists of names and aligned tables."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Collection, Iterator
 
 _SCALES = ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 TRAINING_TIME = "training time"
-"""The wall-clock time of the training loop, with its evaluations and saves, without start-up and the last files."""
+"""Label of the wall-clock time of the training loop, with evaluations and checkpoints, without start-up."""
 COST_SPAN = "of the training time"
-"""The span that energy, CO2e and price cover, as terminal, model card and report have it."""
+"""The span that energy, CO2e and price cover, in terminal, model card and report."""
 
 
 def format_number(value: float, *, billion: str = "B") -> str:
-    """Three digits and a letter: 812k, 3.3B; of units, whose letters are G, T and P: `billion="G"`.
+    """Format a number with three digits and a letter: 812k, 3.3B; for SI units pass `billion="G"`.
 
     >>> format_number(812_345), format_number(3.3e9), format_number(7), format_number(999_960)
     ('812k', '3.3B', '7', '1M')
@@ -23,7 +24,7 @@ def format_number(value: float, *, billion: str = "B") -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Minutes and seconds, and hours where there are any.
+    """Format a duration as [hours:]minutes:seconds.
 
     >>> format_duration(75), format_duration(3675)
     ('1:15', '1:01:15')
@@ -34,7 +35,8 @@ def format_duration(seconds: float) -> str:
 
 
 def format_kilograms(kilograms: float) -> str:
-    """
+    """Format a mass in g or kg.
+
     >>> format_kilograms(0.0123), format_kilograms(4.5), format_kilograms(2e-6)
     ('12.3 g', '4.5 kg', '0.002 g')
     """
@@ -42,7 +44,8 @@ def format_kilograms(kilograms: float) -> str:
 
 
 def format_energy(kwh: float) -> str:
-    """
+    """Format an energy in Wh or kWh.
+
     >>> format_energy(0.0123), format_energy(4.5), format_energy(1e-8)
     ('12.3 Wh', '4.5 kWh', '<0.001 Wh')
     """
@@ -50,22 +53,48 @@ def format_energy(kwh: float) -> str:
 
 
 def format_dollars(value: float) -> str:
-    """
+    """Format a price in dollars.
+
     >>> format_dollars(0.00012), format_dollars(1.5), format_dollars(1234.5), format_dollars(0)
     ('<$0.01', '$1.50', '$1,234.50', '$0.00')
     """
     return "<$0.01" if 0 < value < 0.01 else f"${value:,.2f}"
 
 
+def format_count(count: int, plural_noun: str) -> str:
+    """Format a count with its noun, given in the plural.
+
+    >>> format_count(2000, "documents"), format_count(1, "documents"), format_count(1, "queries")
+    ('2,000 documents', '1 document', '1 query')
+    >>> format_count(1, "classes")
+    '1 class'
+    """
+    if count != 1:
+        return f"{count:,} {plural_noun}"
+    if plural_noun.endswith("ies"):
+        return f"1 {plural_noun[:-3]}y"
+    return f"1 {plural_noun.removesuffix('es' if plural_noun.endswith('sses') else 's')}"
+
+
+def join_names(names: Collection[object], limit: int = 20) -> str:
+    """Join names with commas; beyond `limit`, append the number of the remaining ones.
+
+    >>> join_names(["a", "b"]), join_names(range(200), limit=3)
+    ('a, b', '0, 1, 2 … and 197 more')
+    """
+    text = ", ".join(str(name) for name in itertools.islice(names, limit))
+    return text if len(names) <= limit else f"{text} … and {len(names) - limit:,} more"
+
+
 def align_pairs(rows: list[tuple[str, str]]) -> Iterator[str]:
-    """Names and values in two columns."""
+    """Yield lines of names and values in two columns."""
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         yield f"  {name:<{width}}  {value}"
 
 
 def align_columns(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    """A table, numbers to the right."""
+    """Yield the lines of a table: first column left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *rest in rows:
         cells = (f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))
@@ -73,7 +102,7 @@ def align_columns(rows: list[tuple[str, ...]]) -> Iterator[str]:
 
 
 def _format_digits(value: float) -> str:
-    """Three digits, without an exponent."""
+    """Format three significant digits, without an exponent."""
     if 0 < value < 0.001:
         return "<0.001"
     if value >= 99.95:

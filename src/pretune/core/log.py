@@ -1,6 +1,6 @@
-"""Messages go to stderr, results to stdout; neither lets control characters of the data reach a terminal.
+"""Messages to stderr and results to stdout, with control characters escaped.
 
-rich draws messages where stderr is a terminal, and is imported only then; elsewhere they are plain lines.
+rich formats messages where stderr is a terminal, and is imported only then; elsewhere they are plain lines.
 """
 
 import json
@@ -14,9 +14,9 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u20
 
 
 def escape(text: str) -> str:
-    r"""Return text with control characters as \uXXXX, so that it can neither steer a terminal nor reorder a line.
+    r"""Return text with control characters as \uXXXX, so that data cannot control the terminal or reorder a line.
 
-    Line breaks and tabs stay. JSON stays the same JSON: it spells these characters in the same way.
+    Line breaks and tabs stay. JSON stays equivalent: it escapes these characters in the same way.
 
     >>> print(escape("red \x1b[31m, cleared \x9b2J"))
     red \u001b[31m, cleared \u009b2J
@@ -25,12 +25,12 @@ def escape(text: str) -> str:
 
 
 def print_result(text: str = "", *, end: str = "\n", flush: bool = False) -> None:
-    """Print a result to stdout, escaped. NOTE: the only way to stdout for text that holds data."""
+    """Print a result to stdout, escaped. NOTE: use this for all text on stdout that holds data."""
     print(escape(text), end=end, flush=flush)
 
 
 def print_json(data: object) -> None:
-    """Print data to stdout as indented JSON; NaN and infinity are a ValueError, for no reader would take them."""
+    """Print data to stdout as indented JSON; NaN and infinity raise a ValueError."""
     print_result(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
 
 
@@ -41,28 +41,28 @@ def set_quiet(quiet: bool) -> None:
 
 
 def is_quiet() -> bool:
-    """Whether messages are silenced; progress bars ask too."""
+    """Return whether messages are silenced; progress bars check it too."""
     return _quiet
 
 
 @contextmanager
 def silence(quiet: bool = True) -> Iterator[None]:
-    """While the block runs, nothing is said."""
-    before = _quiet
-    set_quiet(before or quiet)
+    """Silence messages inside the block."""
+    was_quiet = _quiet
+    set_quiet(was_quiet or quiet)
     try:
         yield
     finally:
-        set_quiet(before)
+        set_quiet(was_quiet)
 
 
 def info(message: str) -> None:
-    """Tell what is going on."""
+    """Log a progress message."""
     _show(message, "")
 
 
 def warn(message: str) -> None:
-    """Tell what the user should look at, though the work goes on."""
+    """Log a warning; the run continues."""
     _show(f"warning: {message}", "yellow")
 
 
@@ -70,7 +70,7 @@ def _show(message: str, style: str) -> None:
     if _quiet:
         return
     message = escape(message)
-    # NOTE: while rich draws a bar, stderr is its own, which puts lines above the bar; a console would write into it.
+    # NOTE: while rich draws a progress bar, it replaces stderr by a proxy that prints above the bar.
     if not sys.stderr.isatty() or hasattr(sys.stderr, "rich_proxied_file"):
         print(message, file=sys.stderr, flush=True)
         return

@@ -1,13 +1,13 @@
-"""Registries: one literal table `name -> "module:attribute"`, resolved only when an entry is asked for.
+"""Registries: literal tables `name -> "module:attribute"`, resolved on first use.
 
-Listing and describing import nothing heavy, so the command line can show what there is without loading torch:
+Listing and describing import nothing heavy, so the command line lists entries without loading torch:
 
     FAMILIES: Registry[Family] = Registry("family", {"bert": "pretune.models.families.bert:BERT"})
-    FAMILIES.names()            # ['bert']
+        FAMILIES.list_names()       # ['bert']
     FAMILIES.describe("bert")   # the first line of the entry's docstring, read from the source
     FAMILIES.get("bert")        # imports the module
 
-There is no registration by import side effect: what is not in the table does not exist.
+There is no registration by import side effect: only entries of the table exist.
 """
 
 import ast
@@ -23,11 +23,11 @@ from pretune.core.errors import UsageError, suggest
 
 T = TypeVar("T")
 MAX_LISTED_NAMES = 40
-"""So many names are listed in an error."""
+"""Maximum number of names listed in an error."""
 
 
 class Registry(Generic[T]):
-    """A named, ordered, lazily resolved table of interchangeable things; `noun` is the word for one entry."""
+    """Named, ordered, lazily imported table of interchangeable entries; `noun` is the word for one entry."""
 
     def __init__(self, noun: str, table: Mapping[str, str]) -> None:
         for name, target in table.items():
@@ -36,31 +36,33 @@ class Registry(Generic[T]):
                 raise ValueError(f"{noun} '{name}': expected 'module:attribute', found '{target}'")
         self.noun = noun
         self._table = MappingProxyType(dict(table))
-        self._resolved: dict[str, T] = {}
+        self._cache: dict[str, T] = {}
 
     @property
     def table(self) -> Mapping[str, str]:
-        """The table itself, read-only."""
+        """The read-only table."""
         return self._table
 
     def list_names(self) -> list[str]:
-        """All names, in the order of the table."""
+        """Return all names, in the order of the table."""
         return list(self._table)
 
     def get(self, name: str) -> T:
-        """The entry, imported on first use."""
-        if name not in self._resolved:
+        """Return the entry, imported on first use."""
+        if name not in self._cache:
             module, attribute = self._split(name)
-            self._resolved[name] = cast(T, getattr(importlib.import_module(module), attribute))
-        return self._resolved[name]
+            self._cache[name] = cast(T, getattr(importlib.import_module(module), attribute))
+        return self._cache[name]
 
     def describe(self, name: str) -> str:
-        """The first line of the entry's docstring, else of its module's, read from the source without importing it."""
+        """Return the first line of the docstring of the entry or else of its module, without importing it."""
         module, attribute = self._split(name)
-        found = importlib.util.find_spec(module)  # NOTE: imports the parent packages, whose __init__ files are light
-        if found is None or found.origin is None:
+        module_spec = importlib.util.find_spec(
+            module
+        )  # NOTE: imports the parent packages, whose __init__ files are light
+        if module_spec is None or module_spec.origin is None:
             raise ModuleNotFoundError(f"{self.noun} '{name}': no module '{module}'")
-        tree = ast.parse(Path(found.origin).read_bytes())
+        tree = ast.parse(Path(module_spec.origin).read_bytes())
         text = _find_docstring(tree, attribute) or ast.get_docstring(tree) or ""
         return text.partition("\n")[0].strip()
 
@@ -78,24 +80,24 @@ class Registry(Generic[T]):
 
     def _split(self, name: str) -> tuple[str, str]:
         if name not in self._table:
-            known = f"known: {', '.join(self._table) or 'none'}"
+            hint = f"known: {', '.join(self._table) or 'none'}"
             if len(self._table) > MAX_LISTED_NAMES:
-                known = f"`pretune list {self.noun}s` shows all {len(self._table)}"
-            raise UsageError(f"unknown {self.noun} '{name}'{suggest(str(name), self._table)} ({known})")
+                hint = f"`pretune list {self.noun}s` shows all {len(self._table)}"
+            raise UsageError(f"unknown {self.noun} '{name}'{suggest(str(name), self._table)} ({hint})")
         module, _, attribute = self._table[name].partition(":")
         return module, attribute
 
 
 def _find_docstring(tree: ast.Module, attribute: str) -> str | None:
-    """The docstring of a class, a function, or an assignment followed by a string, at the top level of a module."""
-    for here, after in zip(tree.body, [*tree.body[1:], None], strict=True):
-        match here:
+    """Return the docstring of a top-level class, function, or assignment followed by a string."""
+    for node, next_node in zip(tree.body, [*tree.body[1:], None], strict=True):
+        match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 if name == attribute:
-                    return ast.get_docstring(here)
+                    return ast.get_docstring(node)
             case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
                 if name == attribute:
-                    return _get_string(after)
+                    return _get_string(next_node)
     return None
 
 

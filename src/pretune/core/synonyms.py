@@ -1,4 +1,4 @@
-"""What papers and other libraries call the things that we call otherwise, for who types it from memory."""
+"""Names that papers and other libraries use for our settings, used for suggestions in errors."""
 
 SYNONYMS: dict[str, tuple[str, ...]] = {
     ours: tuple(theirs.split())
@@ -36,7 +36,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
 
 
 def find_synonyms(word: str) -> list[str]:
-    """Our words for one of theirs; of a path, or an option, its last part counts.
+    """Return our names for a synonym; of a path or an option, the last part counts.
 
     >>> find_synonyms("train.learning_rate"), find_synonyms("--batch-size"), find_synonyms("lr")
     (['lr'], ['batch', 'batch_tokens'], [])

@@ -1,4 +1,4 @@
-"""What every stage agrees on: the ragged `Batch`, what a model gives back (`Output`) and what is summed (`Loss`).
+"""Shared data types: the ragged `Batch`, the model's `Output` and the summed `Loss`.
 
 Legend: N tokens (rows x row length), C cells (sequences, one filler per row, spare ones), M target slots, W width.
 """
@@ -13,12 +13,12 @@ from torch import Tensor
 from pretune.core.errors import UsageError
 
 IGNORE_INDEX = -100
-"""The label of a spare target slot: it gives no loss and is not counted."""
+"""Label of an unused target slot: it gives no loss and is not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """Where the vocabulary head runs, and what it should say there. Spare slots hold label `IGNORE_INDEX`."""
+    """Positions at which the vocabulary head runs, and their labels. Unused slots have the label `IGNORE_INDEX`."""
 
     index: Tensor  # [M] positions in the flat batch
     labels: Tensor  # [M]
@@ -32,12 +32,12 @@ class Targets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Whole sequences laid end to end in rows: flat tokens plus offsets, no padding between sequences.
+    """Sequences packed into rows: flat tokens plus offsets, without padding between sequences.
 
-    A *cell* is a stretch `offsets[c]:offsets[c + 1]`: a sequence, the filler at a row's end, or nothing (spare). Rows
-    are consecutive stretches of `length` tokens; no sequence crosses a row's end. Positions count from 0 inside each
-    sequence. For an encoder-decoder the batch is what the decoder reads and `source` is what the encoder reads;
-    sequence s has the same cell and lies in the same row on both sides.
+    A *cell* is a span `offsets[c]:offsets[c + 1]`: a sequence, the filler at the end of a row, or empty (spare). Rows
+    are consecutive spans of `length` tokens; no sequence crosses the end of a row. Positions count from 0 inside each
+    sequence. For an encoder-decoder the batch is the decoder's input and `source` the encoder's; sequence s has the
+    same cell and lies in the same row on both sides.
     """
 
     tokens: Tensor  # [N]
@@ -46,21 +46,21 @@ class Batch:
     positions: Tensor  # [N] inside the sequence; 0 for filler
     rows: int
     one_per_row: bool = False  # one sequence fills each row: no mask is needed between sequences
-    task: int = 0  # which of its heads a model that has several learns with
+    task: int = 0  # index of the head, for a model with several
     targets: Targets | None = None
     segments: Tensor | None = None  # [N]
     words: Tensor | None = None  # [N]
     sentences: Tensor | None = None  # [N]
-    prefix: Tensor | None = None  # [C] how many tokens of each sequence all of it may see
+    prefix: Tensor | None = None  # [C] length of the prefix with bidirectional attention
     order: Tensor | None = None  # [N] factorisation rank
     view: Tensor | None = None  # [C] mask kind
-    blanks: Tensor | None = None  # [N] the number of the masked span a token is in, -1 outside
+    blanks: Tensor | None = None  # [N] index of the masked span of a token, -1 outside
     labels: Tensor | None = None  # [C]
     source: "Batch | None" = None
 
     @property
     def length(self) -> int:
-        """The row length R."""
+        """Row length R."""
         return self.tokens.shape[0] // self.rows
 
     @property
@@ -68,47 +68,46 @@ class Batch:
         return self.offsets.shape[0] - 1
 
     def list_spans(self) -> list[tuple[int, int]]:
-        """Start and end of every sequence, in order, filler and spare cells left out. Waits for the device."""
+        """Return start and end of every sequence, in order without filler. Synchronises with the device."""
         offsets, owner = self.offsets.tolist(), self.sequence.tolist()
         pairs = zip(range(self.cells), offsets[:-1], offsets[1:], strict=True)
         return [(start, end) for cell, start, end in pairs if start < end and owner[start] == cell]
 
     def find_sequence_cells(self) -> Tensor:
-        """The cells `[S]` that are sequences, in order; filler and spare cells are left out. Waits for the device."""
+        """Return the cells `[S]` that are sequences, in order. Synchronises with the device."""
         starts, cells = self.offsets[:-1].long(), torch.arange(self.cells, device=self.offsets.device)
         owners = self.sequence[starts.clamp(max=self.sequence.shape[0] - 1)]
         return ((self.offsets[1:] > self.offsets[:-1]) & (owners == cells)).nonzero().flatten()
 
     def split(self, values: Tensor) -> list[Tensor]:
-        """One tensor per sequence out of a flat `[N, …]` one; filler is dropped. Others are a UsageError."""
+        """Split a flat `[N, …]` tensor into one per sequence, without filler; other shapes raise a UsageError."""
         tokens = self.tokens.shape[0]
         rows = values.shape[0] if getattr(values, "ndim", 0) else None
         if rows != tokens:
-            found = f"{rows} rows" if rows is not None else f"a {type(values).__name__} without rows"
+            shape = f"{rows} rows" if rows is not None else f"a {type(values).__name__} without rows"
             raise UsageError(
-                f"values of {tokens} rows can be split, one for each token of the batch; found {found} (logits at "
-                "targets, or of a head that gives a row for each sequence, are not split)"
+                f"split needs values of {tokens} rows, one for each token of the batch, got {shape} (logits at "
+                "targets, or of a head with one row per sequence, cannot be split)"
             )
         return [values[start:end] for start, end in self.list_spans()]
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
-        """The same batch on another device."""
-        moved: dict[str, Any] = {}
+        """Return the batch on another device."""
+        tensors: dict[str, Any] = {}
         for part in fields(self):
             value = getattr(self, part.name)
             if isinstance(value, Tensor | Batch | Targets):
-                moved[part.name] = value.to(device, non_blocking=non_blocking)
-        return replace(self, **moved)
+                tensors[part.name] = value.to(device, non_blocking=non_blocking)
+        return replace(self, **tensors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What a model says of a batch. Only what was asked for is there; the rest is None."""
+    """Outputs of a model for a batch. Only requested fields are set; the others are None."""
 
     states: Tensor  # [N, W] after the final norm
-    logits: Tensor | None = (
-        None  # [N, vocab], which `Batch.split` takes; or [M, vocab] at the target rows when the batch has targets
-    )
+    # [N, vocab], the input of `Batch.split`; or [M, vocab] at the target rows when the batch has targets
+    logits: Tensor | None = None
     hidden: tuple[Tensor, ...] | None = None  # depth + 1 tensors [N, W], the last after the final norm
     attention: tuple[tuple[Tensor, ...], ...] | None = None  # per layer, per sequence: [heads, n, n]
     cross: tuple[tuple[Tensor, ...], ...] | None = None  # per layer, per sequence: [heads, n, source n]
@@ -117,11 +116,11 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """A sum and the number of targets it was summed over, so that parts of a batch add up exactly.
+    """Sum of the loss and number of targets, so that parts of a batch add up exactly.
 
-    Where an objective has several terms, `parts` holds them by name, each with its own count and `weight`; `sum` and
-    `count` are then those of the main one (the first): what a perplexity is computed from. `correct` counts the targets
-    that were likelier than all else; it is known only where no gradient is asked for.
+    If an objective has several terms, `parts` holds them by name, each with its own count and `weight`; `sum` and
+    `count` are then those of the main term (the first), from which perplexity is computed. `correct` counts the targets
+    whose prediction was the argmax; it is set only without gradients.
 
     >>> half = Loss(sum=torch.tensor(6.0), count=torch.tensor(2))
     >>> (half + half).mean().item()
@@ -136,31 +135,31 @@ class Loss:
 
     @classmethod
     def from_parts(cls, parts: Mapping[str, "Loss"]) -> "Loss":
-        """Several terms as one loss; the first is the main one."""
+        """Combine several terms into one loss; the first is the main term."""
         main = next(iter(parts.values()))
         return cls(sum=main.sum, count=main.count, parts=parts, correct=main.correct)
 
     def get_terms(self) -> Mapping[str, "Loss"]:
-        """Its terms by name; a loss of one term is called "loss"."""
+        """Return the terms by name; a single term is called "loss"."""
         return self.parts or {"loss": self}
 
     def normalize(self, totals: Mapping[str, Tensor]) -> Tensor:
-        """What is differentiated: each term's sum over the count of the whole step, by its name, times its weight."""
-        found = [term.weight * term.sum / totals[name].clamp(min=1) for name, term in self.get_terms().items()]
-        return torch.stack(found).sum()
+        """Return the scalar to differentiate: each term divided by its count in the whole step, times its weight."""
+        terms = [term.weight * term.sum / totals[name].clamp(min=1) for name, term in self.get_terms().items()]
+        return torch.stack(terms).sum()
 
     def mean(self) -> Tensor:
-        """The average loss, terms weighted; 0 where there was nothing to predict."""
+        """Return the weighted mean loss; 0 without targets."""
         return self.normalize({name: term.count for name, term in self.get_terms().items()})
 
     def detach(self) -> "Loss":
-        """The same without its graph."""
+        """Return the loss without its graph."""
         return replace(self, sum=self.sum.detach(), parts={name: part.detach() for name, part in self.parts.items()})
 
-    def __add__(self, other: "Loss") -> "Loss":
+    def __add__(self, addend: "Loss") -> "Loss":
         parts = dict(self.parts)
-        for name, loss in other.parts.items():
+        for name, loss in addend.parts.items():
             parts[name] = parts[name] + loss if name in parts else loss
-        right = None if self.correct is None or other.correct is None else self.correct + other.correct
-        count = self.count + other.count
-        return Loss(sum=self.sum + other.sum, count=count, weight=self.weight, parts=parts, correct=right)
+        correct = None if self.correct is None or addend.correct is None else self.correct + addend.correct
+        count = self.count + addend.count
+        return Loss(sum=self.sum + addend.sum, count=count, weight=self.weight, parts=parts, correct=correct)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from torch import nn
 
-from pretune.core.counted import format_count
 from pretune.core.errors import DataError, UsageError
+from pretune.core.format import format_count
 from pretune.evaluation.prompting import ChoiceConfig, ChoiceScores, Prompter, softmax
 from pretune.evaluation.prompts import PromptTemplate, build_text_to_text_prompt, get_options, get_prompt
 from pretune.evaluation.result import EvaluationResult

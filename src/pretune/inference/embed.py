@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pretune.core import log
-from pretune.core.counted import format_count
 from pretune.core.errors import UsageError
+from pretune.core.format import format_count
 from pretune.core.types import Batch
 from pretune.data.ragged import Ints
 from pretune.inference.batching import encode_texts, pack_batches, split_into_chunks

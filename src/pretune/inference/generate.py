@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple, Unpack
 from torch import nn
 
 from pretune.core import log
-from pretune.core.counted import format_count
 from pretune.core.errors import UsageError
+from pretune.core.format import format_count
 from pretune.inference.decode import BATCH_ROWS, DecodingCallbacks, check_can_generate, generate_tokens
 from pretune.inference.decoding_state import GeneratedTokens
 from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationOptions, build_generation_config

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretune.core.errors import DataError
+from pretune.core.format import format_count
 from pretune.core.seed import make_generator
 from pretune.metrics import Metric, get_headline
 from pretune.metrics.checks import check_finite
@@ -86,7 +87,9 @@ def paired_bootstrap(
     sides = [[list(run) for run in side] for side in (system, baseline)]
     for run in (*sides[0], *sides[1]):
         if len(run) != len(examples):
-            raise DataError(f"a run has {len(run)} predictions for {len(examples)} examples; give one for each")
+            raise DataError(
+                f"{format_count(len(run), 'predictions')} for {format_count(len(examples), 'examples')}; pass one for each"
+            )
     if not sides[0] or not sides[1]:
         raise DataError("a comparison needs at least one run on each side")
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from pretune.core import io
 from pretune.core.config.read import format_value
-from pretune.core.counted import format_count
 from pretune.core.errors import CheckpointError, NonFiniteError
+from pretune.core.format import format_count
 from pretune.models import tensor_files
 from pretune.models.hf import checkpoint
 from pretune.models.spec import Model

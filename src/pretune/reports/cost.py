@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretune.core.counted import format_count
 from pretune.core.format import (
     COST_SPAN,
     TRAINING_TIME,
+    format_count,
     format_dollars,
     format_duration,
     format_energy,

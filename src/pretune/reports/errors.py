@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pretune.core.config import check_record
-from pretune.core.counted import format_count
 from pretune.core.errors import CheckpointError
+from pretune.core.format import format_count
 from pretune.reports.charts import Series, draw_line_chart
 from pretune.reports.load import PREDICTIONS, RunRecord
 from pretune.reports.markup import NO_MARKUP, Child, Markup, element, join, note, table

@@ -6,10 +6,10 @@ A `tree` is what stands in run.json, a `summary` what a run says at its end, `sc
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from pretune.core.counted import format_count
 from pretune.core.format import (
     COST_SPAN,
     TRAINING_TIME,
+    format_count,
     format_dollars,
     format_duration,
     format_energy,

@@ -197,7 +197,7 @@ def _read_other_costs(directory: Path, runs: Sequence[Path]) -> Iterator[tuple[P
 
 def _resolve_runs(directory: Path, names: Sequence[str]) -> list[Path]:
     """The directories of runs that results name."""
-    return [io.resolve_inside(directory, name, DataError, directory / RESULTS, nested=True) for name in names]
+    return [io.resolve_inside(directory, name, DataError, directory / RESULTS, allow_nested=True) for name in names]
 
 
 def _read_card(directory: Path, path: str) -> CardFile | None:

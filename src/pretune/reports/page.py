@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core import io
-from pretune.core.counted import format_count
 from pretune.core.errors import UsageError
-from pretune.core.format import format_duration, format_kilograms
+from pretune.core.format import format_count, format_duration, format_kilograms
 from pretune.reports.cost import render_commands, render_cost, render_data, sum_costs
 from pretune.reports.curves import draw_label_curves, render_learning_curves, render_samples
 from pretune.reports.errors import render_errors

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pretune.core.counted import format_count
+from pretune.core.format import format_count
 from pretune.reports import facts
 from pretune.reports.load import RunRecord
 from pretune.reports.markup import Markup, join, table

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pretune.core.counted import format_count
+from pretune.core.format import format_count
 from pretune.metrics.significance import (
     Comparison,
     compute_interval,

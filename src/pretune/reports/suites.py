@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretune.core.counted import format_count
+from pretune.core.format import format_count
 from pretune.metrics.averages import SUITES, collect_suite_scores, compute_suite_averages
 from pretune.reports.load import RunRecord
 from pretune.reports.markup import Markup, element, join, note, table

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pretune.core.config import get_kind
-from pretune.core.counted import format_count
+from pretune.core.format import format_count
 from pretune.reports import facts
 from pretune.reports.facts import Rows
 from pretune.runs.config import PretrainConfig

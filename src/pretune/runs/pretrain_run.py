@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from pretune.core import io, log
-from pretune.core.counted import format_count, join_names
 from pretune.core.errors import CheckpointError, UsageError
+from pretune.core.format import format_count, join_names
 from pretune.models import trained_model
 from pretune.runs.config import PretrainConfig, TrainConfig
 from pretune.runs.data_phases import DataPhases, compute_eval_interval

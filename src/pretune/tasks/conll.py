@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pretune.core.config import spec
-from pretune.core.counted import join_names
 from pretune.core.errors import DataError
+from pretune.core.format import join_names
 from pretune.tasks.example import Example
 from pretune.tasks.table_rows import read_lines
 from pretune.tasks.task import SplitFile, Task, TaskSplit

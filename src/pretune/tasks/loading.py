@@ -9,8 +9,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pretune.core.counted import format_count
 from pretune.core.errors import DataError
+from pretune.core.format import format_count
 from pretune.tasks.example import Example
 from pretune.tasks.splits import divide, sample_subset
 from pretune.tasks.task import Task

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pretune.core.config import spec
-from pretune.core.counted import join_names
 from pretune.core.errors import DataError, suggest
+from pretune.core.format import join_names
 from pretune.tasks.example import Example
 from pretune.text.corpora.decoding import HEAD_BYTES, decode, detect_encoding
 from pretune.text.corpora.splitting import split_documents

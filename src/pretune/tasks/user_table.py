@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Literal
 
 from pretune.core.config import spec
-from pretune.core.counted import join_names
 from pretune.core.errors import DataError, UsageError, suggest
+from pretune.core.format import join_names
 from pretune.tasks.conll import ConllReader
 from pretune.tasks.conllu import ConlluReader
 from pretune.tasks.example import Example

@@ -1,4 +1,4 @@
-"""Configs are values: frozen specs that nest, print as JSON, and are edited by path.
+"""Configs: frozen specs that nest, print as JSON, and are edited by path.
 
     @spec
     class Encoder:
@@ -8,10 +8,10 @@
         norm: LayerNorm | RmsNorm | None = LayerNorm()
 
     encoder = from_dict(Encoder, {"width": 768, "norm": {"kind": "rms_norm"}})
-    replace(encoder, {"depth": "6", "norm.eps": "1e-6"})     # text, as `--set` gives it, is typed by the field
+    replace(encoder, {"depth": "6", "norm.eps": "1e-6"})     # text (as from `--set`) is parsed by the field's type
     diff(encoder, replace(encoder, {"depth": 6}))            # {'depth': (12, 6)}
 
-A config cannot name code: `get_kind` only chooses among the classes that the field's annotation lists.
+A config cannot name code: `kind` only selects among the classes that the field's annotation lists.
 """
 
 from pretune.core.config.edit import diff, list_paths, parse_assignments, replace

@@ -1,7 +1,7 @@
-"""Plain data -> spec, strictly: every key known, every type right, every error with its full path.
+"""Strict conversion of plain data into specs: unknown keys and wrong types are errors with the full path.
 
-The data may come from a stranger's file: reading it costs no more than its size, never recurses without bound, and can
-only build the classes that the annotations list.
+The data may be untrusted: reading costs time linear in its size, the recursion is bounded, and only the classes that
+the annotations list are built.
 """
 
 import math
@@ -27,27 +27,27 @@ MAX_INTEGER = 2**63
 
 
 def from_dict(cls: type[T], data: object, location: str = "config") -> T:
-    """Build a spec of class `cls` from its plain form; `where` names the data in errors.
+    """Build a spec of class `cls` from its plain form; `location` names the data in errors.
 
-    Where a field allows several specs, `get_kind` chooses; where only one is possible it may be left out.
+    If a field allows several specs, the key `kind` selects one; if only one is possible, it is optional.
     """
     if is_spec(data):
         data = to_dict(data)
     if not isinstance(data, Mapping):
         raise UsageError(
-            f"{location or 'config'}: expected {add_article(get_kind(cls))} object, found {format_value(data)}"
+            f"{location or 'config'}: expected {add_article(get_kind(cls))} object, got {format_value(data)}"
         )
     annotation: Any = cls
     return cast(T, _read_spec(parse_annotation(annotation), data, location, 0))
 
 
 def join_path(prefix: str, key: object) -> str:
-    """A path one step longer."""
+    """Return a path extended by one key."""
     return f"{prefix}.{key}" if prefix else str(key)
 
 
 def format_value(value: object, limit: int = 60) -> str:
-    """A value in a message: short, on one line, and without recursion whatever it is."""
+    """Return a value for use in a message: short, on one line, never recursive."""
     if isinstance(value, str):
         return repr(value if len(value) <= limit else value[: limit - 3] + "...")
     if isinstance(value, bool) or value is None:
@@ -62,12 +62,12 @@ def format_value(value: object, limit: int = 60) -> str:
 
 
 def add_article(word: str) -> str:
-    """The word with 'a' or 'an' before it."""
+    """Return the word with its indefinite article."""
     return f"an {word}" if word[:1] in "aeiou" else f"a {word}"
 
 
 def choose_spec_class(field_type: FieldType, data: Mapping[Any, Any], location: str) -> type:
-    """The spec class that plain data names by its `get_kind`."""
+    """Return the spec class that plain data select by their `kind`."""
     if KIND not in data:
         if len(field_type.specs) == 1:
             return next(iter(field_type.specs.values()))
@@ -81,46 +81,46 @@ def choose_spec_class(field_type: FieldType, data: Mapping[Any, Any], location: 
 
 
 def _read_value(annotation: Any, value: object, location: str, depth: int) -> Any:
-    """One value by its annotation."""
-    allowed = parse_annotation(annotation)
+    """Convert one value by its annotation."""
+    field_type = parse_annotation(annotation)
     if is_spec(value):
         value = to_dict(value)
     if depth > MAX_DEPTH:
         raise UsageError(f"{location[:200]}: nested deeper than {MAX_DEPTH} levels")
-    if value is None and allowed.is_optional:
+    if value is None and field_type.is_optional:
         return None
-    if isinstance(value, Mapping) and allowed.specs:
-        return _read_spec(allowed, value, location, depth)
-    if isinstance(value, list | tuple) and allowed.tuples:
-        return _read_tuple(allowed, value, location, depth)
+    if isinstance(value, Mapping) and field_type.specs:
+        return _read_spec(field_type, value, location, depth)
+    if isinstance(value, list | tuple) and field_type.tuples:
+        return _read_tuple(field_type, value, location, depth)
     if isinstance(value, bool | int | float | str):
-        return _read_scalar(allowed, value, location)
-    raise UsageError(f"{location}: expected {allowed}, found {format_value(value)}")
+        return _read_scalar(field_type, value, location)
+    raise UsageError(f"{location}: expected {field_type}, got {format_value(value)}")
 
 
 def _read_spec(field_type: FieldType, data: Mapping[Any, Any], location: str, depth: int) -> Any:
     cls = choose_spec_class(field_type, data, location)
-    known = get_fields(cls)
+    fields = get_fields(cls)
     for key in data:
-        if key != KIND and key not in known:
-            hint = suggest(key, known) if isinstance(key, str) else ""
+        if key != KIND and key not in fields:
+            hint = suggest(key, fields) if isinstance(key, str) else ""
             path = format_value(join_path(location, key if isinstance(key, str) else format_value(key)), 200)
-            raise UsageError(f"unknown key {path}{hint} ({get_kind(cls)} allows: {', '.join(known) or 'nothing'})")
-    missing = [name for name, field in known.items() if field.default is None and name not in data]
+            raise UsageError(f"unknown key {path}{hint} ({get_kind(cls)} allows: {', '.join(fields) or 'nothing'})")
+    missing = [name for name, field in fields.items() if field.default is None and name not in data]
     if missing:
         raise UsageError(
             f"{location or 'config'}: missing {', '.join(map(repr, missing))} of {add_article(get_kind(cls))}"
         )
     values = {
         name: _read_value(field.annotation, data[name], join_path(location, name), depth + 1)
-        for name, field in known.items()
+        for name, field in fields.items()
         if name in data
     }
     try:
         return cls(**values)
     except PretuneError as error:
         raise type(error)(f"{location}: {error}" if location else str(error)) from error
-    except (ValueError, ArithmeticError) as error:  # a check of the spec's own that tripped over a value
+    except (ValueError, ArithmeticError) as error:  # raised by the spec's own validation
         raise UsageError(f"{location or 'config'}: {error}") from error
 
 
@@ -135,7 +135,7 @@ def _read_tuple(
                 _read_value(part, item, join_path(location, i), depth + 1) for i, (part, item) in enumerate(pairs)
             )
     sizes = " or ".join(str(len(annotation.__args__)) for annotation in field_type.tuples)
-    raise UsageError(f"{location}: expected {sizes} items, found {len(value)}")
+    raise UsageError(f"{location}: expected {sizes} items, got {len(value)}")
 
 
 def _read_scalar(field_type: FieldType, value: bool | int | float | str, location: str) -> bool | int | float | str:
@@ -151,11 +151,11 @@ def _read_scalar(field_type: FieldType, value: bool | int | float | str, locatio
         return value if int in field_type.scalars else float(value)
     if type(value) is float and float in field_type.scalars:
         if not math.isfinite(value):
-            raise UsageError(f"{location}: expected a finite number, found {value}")
+            raise UsageError(f"{location}: expected a finite number, got {value}")
         return value
     if isinstance(value, str) and field_type.literals:
         words = [literal for literal in field_type.literals if isinstance(literal, str)]
         raise UsageError(
             f"{location}: {format_value(value)} is not allowed{suggest(value, words)} (allowed: {field_type})"
         )
-    raise UsageError(f"{location}: expected {field_type}, found {format_value(value)}")
+    raise UsageError(f"{location}: expected {field_type}, got {format_value(value)}")

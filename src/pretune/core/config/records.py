@@ -1,4 +1,4 @@
-"""Records: JSON files of ours, read through a declaration of their fields, so that no damaged value goes further.
+"""Records: JSON files read and validated by a declaration of their fields.
 
     class Cost(TypedDict):
         device: str
@@ -7,7 +7,7 @@
 
     cost = read_record(Cost, folder / "cost.json", CheckpointError)
 
-Fields that are not declared are left as they are: a file may hold more than one reader needs.
+Undeclared fields are kept: a file may hold more than one reader needs.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Bounds(NamedTuple):
-    """The least and the largest number of a field: `Annotated[int, Bounds(0, 10)]`."""
+    """Minimum and maximum of a numeric field: `Annotated[int, Bounds(0, 10)]`."""
 
     low: float
     high: float
@@ -36,23 +36,23 @@ class Bounds(NamedTuple):
 
 Count = Annotated[int, Bounds(0, 2**60)]
 Number = Annotated[float, Bounds(-1e100, 1e100)]
-"""Far from the ends of floats, so that sums and squares stay finite."""
+"""Far from the limits of floats, so that sums and squares stay finite."""
 Amount = Annotated[float, Bounds(0, 1e100)]
 
 
 def read_record(cls: type[T], path: str | os.PathLike[str], error: type[PretuneError]) -> T:
-    """Read a JSON file as a record; any fault is raised as `error`, with the file and the field."""
+    """Read a JSON file as a record; any problem is raised as `error`, with the file and the field."""
     return check_record(cls, read_json(path, error), error, os.fspath(path))
 
 
 def read_records(cls: type[T], path: str | os.PathLike[str], error: type[PretuneError]) -> list[T]:
-    """Read a file with one record in each line; any fault is raised as `error`, with the file and the line."""
-    where = os.fspath(path)
+    """Read a file with one record per line; any problem is raised as `error`, with the file and the line."""
+    name = os.fspath(path)
     try:
         with io.BufferedReader(open_regular(path)) as file:
-            return [_read_line(cls, line, error, f"{where}:{number}") for number, line in enumerate(file, start=1)]
+            return [_read_line(cls, line, error, f"{name}:{number}") for number, line in enumerate(file, start=1)]
     except OSError as fault:
-        raise error(f"{where}: cannot be read: {fault.strerror}") from fault
+        raise error(f"{name}: cannot be read: {fault.strerror}") from fault
 
 
 def _read_line(cls: type[T], line: bytes, error: type[PretuneError], location: str) -> T:
@@ -64,16 +64,16 @@ def _read_line(cls: type[T], line: bytes, error: type[PretuneError], location: s
 
 
 def check_record(cls: type[T], data: object, error: type[PretuneError], location: str) -> T:
-    """Return data as a record (`TypedDict`) where every declared field has its type; else raise `error`."""
+    """Return data as a record (`TypedDict`) if every declared field has its type; else raise `error`."""
     try:
         _check_value(cls, data, "")
     except _FieldError as fault:
-        raise error(f"{location}: {fault}; the file is damaged or of another release") from None
+        raise error(f"{location}: {fault}; the file is damaged or from another release") from None
     return cast(T, data)
 
 
 def read_spec(cls: type[T], path: str | os.PathLike[str], error: type[PretuneError]) -> T:
-    """Read a JSON file of ours as a spec; any fault is raised as `error`, with the file and the field."""
+    """Read a JSON file as a spec; any problem is raised as `error`, with the file and the field."""
     data = read_json(path, error)
     try:
         return from_dict(cls, data, location=os.fspath(path))
@@ -82,7 +82,7 @@ def read_spec(cls: type[T], path: str | os.PathLike[str], error: type[PretuneErr
 
 
 class _FieldError(Exception):
-    """A field that is missing or not of its type."""
+    """Missing field, or value of the wrong type."""
 
 
 def _check_value(annotation: Any, value: object, path: str) -> None:
@@ -115,7 +115,7 @@ def _check_value(annotation: Any, value: object, path: str) -> None:
 
 
 def _check_union(options: tuple[Any, ...], value: object, path: str) -> None:
-    """Accept what one option accepts; of faults, the one that is deepest in the value tells most."""
+    """Accept a value that any option accepts; otherwise raise the error that is deepest in the value."""
     faults = []
     for option in options:
         try:
@@ -123,8 +123,8 @@ def _check_union(options: tuple[Any, ...], value: object, path: str) -> None:
         except _FieldError as fault:
             faults.append(str(fault))
     inside = [fault for fault in faults if not fault.startswith(f"{_format_field(path)} is ")]
-    expected = " or ".join(_describe_type(option) for option in options)
-    raise _FieldError(inside[0] if inside else f"{_format_field(path)} is {format_value(value)}, expected {expected}")
+    types_text = " or ".join(_describe_type(option) for option in options)
+    raise _FieldError(inside[0] if inside else f"{_format_field(path)} is {format_value(value)}, expected {types_text}")
 
 
 def _check_fields(cls: Any, data: dict[str, Any], path: str) -> None:
@@ -148,7 +148,7 @@ def _get_hints(cls: type) -> dict[str, Any]:
 
 
 def _unwrap_annotation(annotation: Any) -> tuple[Any, Bounds | None]:
-    """Take `NotRequired` and `Annotated` off an annotation."""
+    """Remove `NotRequired` and `Annotated` from an annotation."""
     bounds = None
     while (origin := typing.get_origin(annotation)) in (typing.NotRequired, typing.Required, Annotated):
         if origin is Annotated:
@@ -175,7 +175,7 @@ def _describe_type(annotation: Any) -> str:
         return " or ".join(_describe_type(option) for option in typing.get_args(annotation))
     if typing.get_origin(annotation) is Literal:
         return " or ".join(map(repr, typing.get_args(annotation)))
-    nouns = {int: "an integer", float: "a number", str: "a text", bool: "true or false", types.NoneType: "null"}
+    nouns = {int: "an integer", float: "a number", str: "a string", bool: "true or false", types.NoneType: "null"}
     if annotation in nouns:
         return nouns[annotation]
     if typing.get_origin(annotation) is tuple:

@@ -13,7 +13,7 @@ from pretune.core.errors import UsageError, suggest
 T = TypeVar("T")
 
 KIND = "kind"
-"""The key that names a spec's class in its plain form; no field may have this name."""
+"""Key of a spec's class in its plain form; no field may have this name."""
 
 
 @overload
@@ -65,35 +65,35 @@ _UNTAGGED: set[type] = set()
 
 
 def check_literals(spec: Any) -> None:
-    """Refuse a value that a field of literals does not list; what is read from files is checked more strictly."""
-    for name, allowed in _get_literals(type(spec)).items():
+    """Raise a UsageError for a value that its `Literal` field does not list; data from files get stricter checks."""
+    for name, literals in _get_literals(type(spec)).items():
         value = getattr(spec, name)
-        if not any(type(value) is type(one) and value == one for one in allowed):
-            words = [one for one in allowed if isinstance(one, str)]
+        if not any(type(value) is type(literal) and value == literal for literal in literals):
+            words = [literal for literal in literals if isinstance(literal, str)]
             hint = suggest(value, words) if isinstance(value, str) else ""
-            options = ", ".join(map(repr, allowed))
-            raise UsageError(f"{type(spec).__name__}: {name} cannot be {str(value)[:60]!r}{hint} (allowed: {options})")
+            options = ", ".join(map(repr, literals))
+            raise UsageError(f"{type(spec).__name__}: invalid {name} {str(value)[:60]!r}{hint} (allowed: {options})")
 
 
 _LITERALS: dict[type, dict[str, tuple[Any, ...]]] = {}
 
 
 def _get_literals(cls: type) -> dict[str, tuple[Any, ...]]:
-    """The fields of a spec class that hold literals or None and nothing else, with what each allows."""
+    """Return the fields of a spec class that hold only literals or None, with their allowed values."""
     if cls not in _LITERALS:
         _LITERALS[cls] = _find_literals(cls)
     return _LITERALS[cls]
 
 
 def _find_literals(cls: type) -> dict[str, tuple[Any, ...]]:
-    found: dict[str, tuple[Any, ...]] = {}
+    allowed_values: dict[str, tuple[Any, ...]] = {}
     for name, field in get_fields(cls).items():
         parts = _flatten(field.annotation)
-        listed = [part for part in parts if typing.get_origin(part) is Literal]
-        if listed and all(part in (None, types.NoneType) or part in listed for part in parts):
-            values = [value for part in listed for value in typing.get_args(part)]
-            found[name] = (*values, *([None] if len(listed) < len(parts) else []))
-    return found
+        literals = [part for part in parts if typing.get_origin(part) is Literal]
+        if literals and all(part in (None, types.NoneType) or part in literals for part in parts):
+            values = [value for part in literals for value in typing.get_args(part)]
+            allowed_values[name] = (*values, *([None] if len(literals) < len(parts) else []))
+    return allowed_values
 
 
 def get_kind(spec: object) -> str:
@@ -105,7 +105,7 @@ def get_kind(spec: object) -> str:
 
 
 def is_spec(value: object) -> bool:
-    """Whether a value is a spec (an instance, not a class)."""
+    """Return whether a value is a spec (an instance, not a class)."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
@@ -118,7 +118,7 @@ def to_dict(spec: object) -> dict[str, Any]:
 
 
 def to_plain(value: Any) -> Any:
-    """The plain form of any field's value; never shares what can be changed with the value."""
+    """Return the plain form of a field's value, sharing no mutable data with it."""
     if is_spec(value):
         return to_dict(value)
     if isinstance(value, Mapping):
@@ -129,7 +129,7 @@ def to_plain(value: Any) -> Any:
 
 
 class Field(NamedTuple):
-    """One field of a spec class: its resolved annotation, and how to make its default (None where it has none)."""
+    """Field of a spec class: its resolved annotation and a factory of its default (None if it has none)."""
 
     annotation: Any
     default: Callable[[], Any] | None
@@ -139,7 +139,7 @@ _FIELDS: dict[type, dict[str, Field]] = {}
 
 
 def get_fields(cls: type) -> dict[str, Field]:
-    """The fields of a spec class that its constructor takes, in order."""
+    """Return the constructor fields of a spec class, in order."""
     if cls not in _FIELDS:
         _FIELDS[cls] = _find_fields(cls)
     return _FIELDS[cls]
@@ -147,7 +147,7 @@ def get_fields(cls: type) -> dict[str, Field]:
 
 def _find_fields(cls: Any) -> dict[str, Field]:
     hints = typing.get_type_hints(cls)
-    found: dict[str, Field] = {}
+    result: dict[str, Field] = {}
     for field in dataclasses.fields(cls):
         if not field.init:
             continue
@@ -156,12 +156,12 @@ def _find_fields(cls: Any) -> dict[str, Field]:
             default = functools.partial(_return_value, field.default)
         elif field.default_factory is not dataclasses.MISSING:
             default = field.default_factory
-        found[field.name] = Field(hints[field.name], default)
-    return found
+        result[field.name] = Field(hints[field.name], default)
+    return result
 
 
 class FieldType(NamedTuple):
-    """An annotation taken apart: what a field may hold."""
+    """Parsed annotation: the values a field may hold."""
 
     scalars: tuple[type, ...]  # of int, float, str, bool
     literals: tuple[Any, ...]
@@ -180,17 +180,17 @@ class FieldType(NamedTuple):
 
 @functools.cache
 def parse_annotation(annotation: Any) -> FieldType:
-    """Take an annotation apart; one that specs do not support is a TypeError, for it is a bug in the spec."""
+    """Parse an annotation; an unsupported one is a bug in the spec and raises a TypeError."""
     scalars: list[type] = []
     literals: list[Any] = []
     specs: dict[str, type] = {}
     tuples: list[Any] = []
-    none = False
+    is_optional = False
     for part in _flatten(annotation):
         if part in (int, float, str, bool):
             scalars.append(part)
         elif part in (None, types.NoneType):
-            none = True
+            is_optional = True
         elif typing.get_origin(part) is Literal:
             literals.extend(typing.get_args(part))
         elif typing.get_origin(part) is tuple:
@@ -200,11 +200,11 @@ def parse_annotation(annotation: Any) -> FieldType:
                 raise TypeError(f"two specs of kind '{get_kind(part)}' in {annotation}")
         else:
             raise TypeError(f"a spec field cannot be annotated with {part}")
-    return FieldType(tuple(scalars), tuple(literals), specs, tuple(tuples), none)
+    return FieldType(tuple(scalars), tuple(literals), specs, tuple(tuples), is_optional)
 
 
 def get_item_types(annotation: Any, count: int) -> list[Any] | None:
-    """The annotations of the items of a tuple of `count` items; None where the count does not fit."""
+    """Return the annotations of the items of a tuple of `count` items; None if the count does not fit."""
     arguments = typing.get_args(annotation)
     if len(arguments) == 2 and arguments[1] is Ellipsis:
         return [arguments[0]] * count

@@ -1,6 +1,6 @@
-"""Text, as `--set path=value` gives it -> plain data, by the type of the field it is meant for.
+"""Parsing of `--set path=value` text into plain data, by the type of the field.
 
-Text that fits none of the field's types is passed on as it is: reading it then fails with the field's path and types.
+Text that fits none of the field's types is returned unchanged: reading it then fails with the field's path and types.
 """
 
 import re
@@ -16,36 +16,36 @@ _MAX_NUMBER_LENGTH = 40  # int() is quadratic in the number of digits; none that
 
 
 def parse_value(annotation: Any, text: str, location: str) -> Any:
-    """The plain value that a text stands for in a field.
+    """Return the plain value of a text for a field.
 
     Integers may be written 30_000 or 3e4; true, false, null and none in any case; specs and lists as JSON, or a spec
     by its kind alone: `norm=rms_norm`.
     """
-    allowed = parse_annotation(annotation)
+    field_type = parse_annotation(annotation)
     word = text.strip()
-    if text in allowed.literals:
+    if text in field_type.literals:
         return text
-    if allowed.is_optional and word.lower() in ("null", "none"):
+    if field_type.is_optional and word.lower() in ("null", "none"):
         return None
-    scalar = _parse_scalar(allowed, word)
+    scalar = _parse_scalar(field_type, word)
     if scalar is not None:
         return scalar
-    if (word.startswith("{") and allowed.specs) or (word.startswith("[") and allowed.tuples):
+    if (word.startswith("{") and field_type.specs) or (word.startswith("[") and field_type.tuples):
         return parse_json(word, UsageError, location)
-    if allowed.specs and str not in allowed.scalars and (word in allowed.specs or not allowed.literals):
+    if field_type.specs and str not in field_type.scalars and (word in field_type.specs or not field_type.literals):
         return {KIND: word}
     return text
 
 
 def _parse_scalar(field_type: FieldType, word: str) -> bool | int | float | None:
-    wanted = {*field_type.scalars, *(type(literal) for literal in field_type.literals)}
-    if bool in wanted and word.lower() in ("true", "false"):
+    scalar_types = {*field_type.scalars, *(type(literal) for literal in field_type.literals)}
+    if bool in scalar_types and word.lower() in ("true", "false"):
         return word.lower() == "true"
     if len(word) > _MAX_NUMBER_LENGTH or not _FLOAT.fullmatch(word):
         return None
-    if int in wanted and _INTEGER.fullmatch(word):
+    if int in scalar_types and _INTEGER.fullmatch(word):
         return int(word)
     number = float(word)
-    if int in wanted and number.is_integer():
+    if int in scalar_types and number.is_integer():
         return int(number)
-    return number if float in wanted else None
+    return number if float in scalar_types else None

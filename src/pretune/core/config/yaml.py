@@ -1,4 +1,4 @@
-"""Plain values out of YAML: no tags, no aliases (which can grow without bound), no large or deep files."""
+"""Strict YAML: no tags, no aliases (which can expand without bound), limited size and depth."""
 
 from pathlib import Path
 from typing import Any
@@ -9,44 +9,44 @@ from pretune.core.io import read_bounded
 MAX_BYTES = 1 << 18
 MAX_DEPTH = 64
 MAX_VALUES = 10_000
-"""Values and keys; the library reads a few thousand in a second."""
+"""Values and keys; PyYAML reads a few thousand per second."""
 
 MAX_SCALAR = 1 << 12
-"""Characters of an unquoted value: converting one to a number takes time that grows with the square of its length."""
+"""Characters of an unquoted value: converting it to a number takes quadratic time."""
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds."""
+    """Read the mapping in a YAML file."""
     import yaml
 
     data = read_bounded(file, UsageError, MAX_BYTES)
     try:
         _check_size(file, data)
-        found = yaml.safe_load(data)
-    # ArithmeticError and LookupError: dates and numbers that the library cannot convert
+        content = yaml.safe_load(data)
+    # ArithmeticError and LookupError: dates and numbers that PyYAML cannot convert
     except (yaml.YAMLError, ValueError, RecursionError, ArithmeticError, LookupError) as fault:
-        raise UsageError(f"{file}: no readable YAML: {_to_printable(str(fault))}") from None
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise UsageError(f"{file}: expected sections with settings, found {type(found).__name__}")
-    return found
+        raise UsageError(f"{file}: invalid YAML: {_to_printable(str(fault))}") from None
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise UsageError(f"{file}: expected sections with settings, got {type(content).__name__}")
+    return content
 
 
 def _check_size(file: Path, data: bytes) -> None:
-    """Refuse what would take more than its size to read, before any value is made."""
+    """Reject a file that would take more than linear time to read, before any value is built."""
     import yaml
 
     class Loader(yaml.SafeLoader):
         def fetch_flow_collection_start(self, TokenClass: Any) -> None:  # noqa: N803 (the library's name)
-            # NOTE: the scanner reads ahead of the events, in time that grows with the square of the depth.
+            # NOTE: the scanner runs ahead of the events, in time quadratic in the depth.
             if self.flow_level > MAX_DEPTH:
                 raise too_deep
             super().fetch_flow_collection_start(TokenClass)
 
-    too_deep = UsageError(f"{file}: nested deeper than {MAX_DEPTH} levels; settings are not")
+    too_deep = UsageError(f"{file}: nested deeper than {MAX_DEPTH} levels")
     depth = 0
     for number, event in enumerate(yaml.parse(data, Loader=Loader)):
         if number > MAX_VALUES:
-            raise UsageError(f"{file}: more than {MAX_VALUES:,} values; settings have far fewer")
+            raise UsageError(f"{file}: more than {MAX_VALUES:,} values")
         if isinstance(event, yaml.AliasEvent):
             raise UsageError(f"{file}: aliases (*{_to_printable(str(event.anchor))}) are not allowed; write it out")
         if getattr(event, "tag", None) is not None:

@@ -1,7 +1,7 @@
-"""Files that are either whole or absent: atomic writes, strict JSON, manifests with hashes, names that stay inside.
+"""File input and output: atomic writes, strict JSON, manifests with hashes, names confined to a directory.
 
-Every write of the package that matters goes through here, so a full disk or a kill never leaves half a file under its
-final name, and the same fault always gives the same one-line error.
+All important writes go through this package, so a full disk or a kill never leaves a partial file under its final
+name, and the same problem always gives the same one-line error.
 """
 
 from pretune.core.io.atomic import MANIFEST, atomic_directory, atomic_write, translate_write_errors

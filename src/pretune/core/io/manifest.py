@@ -1,4 +1,4 @@
-"""Manifests: the list of a directory's files with their sizes and hashes, so that damage is always noticed."""
+"""Manifests: the files of a directory with their sizes and hashes, to detect damage."""
 
 import hashlib
 import os
@@ -16,10 +16,10 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def sha256(path: str | os.PathLike[str]) -> str:
-    """The SHA-256 of a file's content, in hexadecimal; the file is never whole in memory."""
+    """Return the SHA-256 of a file's content, in hexadecimal; the file is read in chunks."""
     digest = hashlib.sha256()
     with open_regular(path) as file:
-        while data := file.read(2**20):  # NOTE: not file_digest, which never ends where a file has nothing to read yet
+        while data := file.read(2**20):  # NOTE: not file_digest, which never returns if there is nothing to read yet
             digest.update(data)
     return digest.hexdigest()
 
@@ -27,20 +27,20 @@ def sha256(path: str | os.PathLike[str]) -> str:
 def write_manifest(
     directory: str | os.PathLike[str], names: Iterable[str], extra: Mapping[str, Any] | None = None
 ) -> None:
-    """Write MANIFEST.json: {"files": {name: {"size", "sha256"}}, **extra}, for files right inside `directory`."""
+    """Write MANIFEST.json: {"files": {name: {"size", "sha256"}}, **extra}, for files directly inside `directory`."""
     folder = Path(directory)
     files: dict[str, dict[str, Any]] = {}
     for name in sorted(names):
         if not is_file_name(name) or name == MANIFEST:
-            raise ValueError(f"a manifest cannot list {name!r}: it is not a plain file name")
+            raise ValueError(f"a manifest cannot list {name!r}: it is not a simple file name")
         files[name] = {"size": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
     if extra and "files" in extra:
-        raise ValueError("'files' of a manifest cannot be given as an extra")
+        raise ValueError("'files' is reserved and cannot be an extra key of a manifest")
     write_json(folder / MANIFEST, {"files": files, **(extra or {})})
 
 
 def check_manifest(directory: str | os.PathLike[str], hashes: bool = True) -> dict[str, Any]:
-    """Check every file that MANIFEST.json lists, and return the manifest; the first bad part is a CheckpointError.
+    """Check every file that MANIFEST.json lists and return the manifest; the first problem raises a CheckpointError.
 
     Without `hashes` only presence and size are checked, which is fast for any size.
     """
@@ -53,19 +53,19 @@ def check_manifest(directory: str | os.PathLike[str], hashes: bool = True) -> di
 def _check_folder(folder: Path, hashes: bool) -> dict[str, Any]:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: {explain_missing(folder, 'directory')}")
-    where = folder / MANIFEST
-    if not where.exists():
-        raise CheckpointError(f"{folder}: no {MANIFEST}, so the directory is incomplete; copy or make it again")
-    manifest = read_json(where, CheckpointError)
+    manifest_path = folder / MANIFEST
+    if not manifest_path.exists():
+        raise CheckpointError(f"{folder}: no {MANIFEST}, so the directory is incomplete; copy or create it again")
+    manifest = read_json(manifest_path, CheckpointError)
     files = manifest.get("files")
     if not isinstance(files, dict):
-        raise CheckpointError(f"{where}: 'files' is missing or not an object{suggest('files', manifest)}")
+        raise CheckpointError(f"{manifest_path}: 'files' is missing or not an object{suggest('files', manifest)}")
     for name, entry in files.items():
-        file = resolve_inside(folder, name, CheckpointError, where)
+        file = resolve_inside(folder, name, CheckpointError, manifest_path)
         if name == MANIFEST:
-            raise CheckpointError(f"{where}: lists itself, which no manifest does; copy or make the directory again")
-        size, digest = _read_entry(entry, name, where)
-        _check_file(file, size, digest if hashes else None, where)
+            raise CheckpointError(f"{manifest_path}: lists itself; copy or create the directory again")
+        size, digest = _read_entry(entry, name, manifest_path)
+        _check_file(file, size, digest if hashes else None, manifest_path)
     return manifest
 
 
@@ -77,11 +77,11 @@ def _read_entry(entry: object, name: str, location: Path) -> tuple[int, str]:
 
 
 def _check_file(file: Path, size: int, digest: str | None, location: Path) -> None:
-    remedy = "copy or make the directory again"
+    remedy = "copy or create the directory again"
     if not file.is_file():
         raise CheckpointError(f"{file}: missing, though {MANIFEST} lists it; {remedy}")
-    found = file.stat().st_size
-    if found != size:
-        raise CheckpointError(f"{file}: has {found} bytes, but {MANIFEST} says {size}; {remedy}")
+    actual_size = file.stat().st_size
+    if actual_size != size:
+        raise CheckpointError(f"{file}: has {actual_size} bytes, but {MANIFEST} says {size}; {remedy}")
     if digest is not None and sha256(file) != digest:
-        raise CheckpointError(f"{file}: its content is not what {MANIFEST} says (SHA-256 differs); {remedy}")
+        raise CheckpointError(f"{file}: the SHA-256 differs from {MANIFEST}; {remedy}")

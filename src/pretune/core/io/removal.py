@@ -1,4 +1,4 @@
-"""Taking things away: a name goes at once, and what killed writers left behind is found again."""
+"""Removal of files and directories, and of temporary files left by killed writers."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from pretune.core.io.temporary import TEMPORARY_PREFIX, make_temporary_name
 
 
 def remove(path: str | os.PathLike[str]) -> None:
-    """Take a file or a whole directory away; a kill in between leaves all of it or only what `sweep` removes."""
+    """Remove a file or directory; a kill in between leaves all of it, or only temporary files that `sweep` removes."""
     target = Path(path)
     with translate_write_errors(target):
         hidden = target.parent / make_temporary_name()
@@ -23,18 +23,18 @@ def remove(path: str | os.PathLike[str]) -> None:
 
 
 def sweep(directory: str | os.PathLike[str]) -> int:
-    """Remove what killed writers left right inside a directory, and say how many there were.
+    """Remove temporary files left by killed writers directly inside a directory, and return their number.
 
-    NOTE: for the only writer there is: what another one is just writing looks the same.
+    NOTE: call it only if there is no other writer: the files of a live one look the same.
     """
     with translate_write_errors(directory):
         try:
-            left = [child for child in Path(directory).iterdir() if child.name.startswith(TEMPORARY_PREFIX)]
+            leftovers = [child for child in Path(directory).iterdir() if child.name.startswith(TEMPORARY_PREFIX)]
         except FileNotFoundError:
             return 0
-        for child in left:
+        for child in leftovers:
             _delete(child)
-    return len(left)
+    return len(leftovers)
 
 
 def _delete(path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Temporary directories that show whether their writer lives: named after their target, locked by their writer.
+"""Temporary directories named after their target and locked by their writer, so that abandoned ones are recognised.
 
-The system releases the lock of a process that dies, however it dies. So a directory with the right name and without a
-lock was left by a dead writer, and the next one with the same target removes it. Where a file system has no locks on
-directories (NFS), nothing is removed.
+The system releases the lock of a process that dies. So a directory with the right name and without a lock was left by
+a dead writer, and the next writer with the same target removes it. If a file system has no locks on directories
+(NFS), nothing is removed.
 """
 
 import contextlib
@@ -15,25 +15,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TEMPORARY_PREFIX = ".tmp-"
-"""How the names of what is being written, or being removed, begin."""
+"""Prefix of the names of files that are being written or removed."""
 
-_locked_descriptors: set[int] = set()  # descriptors of the directories this process has locked
+_locked_descriptors: set[int] = set()  # of the directories that this process has locked
 
 
 def make_temporary_name() -> str:
-    """A name that nobody has, for what is not finished."""
+    """Return a random name for an unfinished file or directory."""
     return TEMPORARY_PREFIX + secrets.token_hex(6)
 
 
 @contextlib.contextmanager
 def temporary_directory(parent: Path, target: Path) -> Iterator[Path]:
-    """Make a directory in `place` to be filled and renamed to `target`, and hold its lock during the block."""
+    """Create a directory in `parent`, to be filled and renamed to `target`, and hold its lock during the block."""
     while True:
         path = parent / f"{_make_prefix(target)}{secrets.token_hex(6)}"
         path.mkdir()
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:  # another process with this target took it for a dead one's before it was locked
+        except FileNotFoundError:  # another process with this target removed it before it was locked
             continue
         if _lock(descriptor) is not False and path.exists():
             break
@@ -47,16 +47,17 @@ def temporary_directory(parent: Path, target: Path) -> Iterator[Path]:
 
 
 def remove_abandoned(target: Path) -> bool:
-    """Remove what dead writers of `target` left beside it and inside it; return whether something lay inside."""
+    """Remove directories that dead writers of `target` left next to it and inside it; return whether any lay inside."""
     target = target.resolve()
-    removed = {
-        place: [_remove(path) for path in place.glob(f"{_make_prefix(target)}*")] for place in (target.parent, target)
+    removals = {
+        folder: [_remove(path) for path in folder.glob(f"{_make_prefix(target)}*")]
+        for folder in (target.parent, target)
     }
-    return any(removed[target])
+    return any(removals[target])
 
 
 def _remove(path: Path) -> bool:
-    """Remove a directory unless its writer lives."""
+    """Remove a directory unless its writer is alive; return whether it was removed."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -75,7 +76,7 @@ def _make_prefix(target: Path) -> str:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Lock a directory: True, False where another process holds it, None where the file system has no such locks."""
+    """Lock a directory: True, False if another process holds the lock, None if the file system has no such locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -86,7 +87,7 @@ def _lock(descriptor: int) -> bool | None:
 
 
 def _release_in_child() -> None:
-    """A forked worker must not hold the locks of its parent, which it may outlive."""
+    """Close the locks of the parent in a forked worker, which may outlive it."""
     for descriptor in _locked_descriptors:
         os.close(descriptor)
     _locked_descriptors.clear()

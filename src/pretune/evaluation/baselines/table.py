@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pretune.core.counted import format_count
 from pretune.core.errors import UsageError
+from pretune.core.format import format_count
 from pretune.core.seed import make_generator
 from pretune.evaluation.baselines import BASELINES, DEFAULT_BASELINES
 from pretune.evaluation.baselines.base import Label, Text

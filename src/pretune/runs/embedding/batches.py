@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from pretune.core.errors import ResourceError
+from pretune.core.format import format_count
 from pretune.core.types import Batch, Targets
 from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
@@ -38,7 +39,9 @@ class PairStream:
     def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Batch:
         """The batch of a step, or a rank's share of it, which cannot be divided: its texts are compared."""
         if parts > self.ranks:
-            raise ResourceError(f"out of memory with {self.batch_size} examples that are compared; lower the batch")
+            raise ResourceError(
+                f"out of memory with a batch of {format_count(self.batch_size, 'examples')}; lower the batch size"
+            )
         epoch, at = divmod(step, self.steps_per_epoch)
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.text_ids))
         whole = order[at * self.batch_size : (at + 1) * self.batch_size]

@@ -21,8 +21,8 @@ import torch
 from pretune.adaptation.contrastive import ContrastiveLoss, ContrastiveModel, ContrastiveObjective
 from pretune.core import config, io, log
 from pretune.core.config import spec
-from pretune.core.counted import format_count
 from pretune.core.errors import CheckpointError, DataError, UsageError
+from pretune.core.format import format_count
 from pretune.evaluation.similarity import compute_cosines, triplet_accuracy
 from pretune.inference import sentence_modules
 from pretune.inference.embed import Embedder

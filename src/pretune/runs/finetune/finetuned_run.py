@@ -17,8 +17,8 @@ from pretune.adaptation import methods
 from pretune.adaptation.adapted import ModelWithHead, adapt, select_head
 from pretune.adaptation.heads.generation import Generation
 from pretune.core import config, log
-from pretune.core.counted import join_names
 from pretune.core.errors import CheckpointError, DataError, UsageError, explain_missing
+from pretune.core.format import join_names
 from pretune.core.hub import resolve_path
 from pretune.inference.text_model import get_tokenizer
 from pretune.runs.build_config import resolve_device

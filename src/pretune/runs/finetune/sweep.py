@@ -20,8 +20,8 @@ from typing import Any
 
 from pretune.adaptation import methods
 from pretune.core import config, io, log
-from pretune.core.counted import join_names
 from pretune.core.errors import CheckpointError, DataError, PretuneError, UsageError
+from pretune.core.format import join_names
 from pretune.evaluation.baselines.run import COSINE, PROBE, RANDOM, BaselineResult, parse_baselines
 from pretune.evaluation.baselines.table import MAX_TRAIN_EXAMPLES
 from pretune.evaluation.similarity import compute_cosines

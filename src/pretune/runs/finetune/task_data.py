@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pretune.core.counted import format_count, join_names
 from pretune.core.errors import DataError, UsageError
+from pretune.core.format import format_count, join_names
 from pretune.runs.finetune.config import TaskConfig
 from pretune.tasks import TASKS
 from pretune.tasks.decode import Prediction, compute_suite_averages, score

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pretune.core.errors import DataError
+from pretune.core.format import format_count
 from pretune.metrics import METRICS
 from pretune.metrics.groups import GROUP_METRICS, group_values
 from pretune.tasks.decode.prediction import Prediction
@@ -20,7 +21,9 @@ GoldAndPredicted = tuple[list[Any], list[Any]]
 def score(task: Task, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
     """The scores by name, the headline of the official metric first; 1 is perfect."""
     if len(examples) != len(predictions):
-        raise DataError(f"{len(predictions)} predictions for {len(examples)} examples; give one for each")
+        raise DataError(
+            f"{format_count(len(predictions), 'predictions')} for {format_count(len(examples), 'examples')}; pass one for each"
+        )
     found: dict[str, float] = {}
     for name in task.metrics:
         gold, said = _COLLECTORS.get(name, _collect_labels)(task, examples, predictions)

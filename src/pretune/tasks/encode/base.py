@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pretune.core.counted import join_names
 from pretune.core.errors import DataError
+from pretune.core.format import join_names
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.ragged import Ints
 from pretune.data.sequence_template import SequenceTemplate

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from pretune.core.errors import UsageError
+from pretune.core.format import format_count
 from pretune.core.types import IGNORE_INDEX, Batch
 from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
@@ -52,7 +53,9 @@ class TaskStream:
         mixing: Smoothed | Weighted | None = None,
     ) -> None:
         if batch < 1 or ranks < 1 or batch % ranks:
-            raise UsageError(f"a batch of {batch} examples cannot be shared out to {ranks} ranks; change its size")
+            raise UsageError(
+                f"a batch of {format_count(batch, 'examples')} is not divisible by {ranks} ranks; change its size"
+            )
         self.items, self.size, self.seed, self.ranks, self.fixed, self.mixing = items, batch, seed, ranks, fixed, mixing
         self._row = row
         self._init_plan()

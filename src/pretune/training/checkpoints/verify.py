@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from pretune.core.counted import format_count
 from pretune.core.errors import CheckpointError
+from pretune.core.format import format_count
 from pretune.training.checkpoints.checkpoint import Checkpoint, list_checkpoints, open_checkpoint, parse_step
 
 CHECKPOINT_DIR = "checkpoints"
