@@ -73,7 +73,7 @@ def test_pairs_and_text_of_ones_own(capsys: Capture, runs: dict[str, str], pairs
     kind = "pseudo_perplexity" if name == "bert-tiny" else "perplexity"
     assert text["task"] == "perplexity" and text["scores"][kind] > 1
     room = FAST["data.max_length"] - (2 if name == "bert-tiny" else 0)  # as long as what the run learnt from
-    assert text["notes"][0] == f"windows of {room} tokens, {room // 2} judged in each"
+    assert text["notes"][0] == f"windows of {room} tokens, {room // 2} scored in each"
     said = pt.evaluate(runs[name], "minimal_pairs", data=pairs)[0]
     assert said.scores == found["scores"]
     assert pt.score(pt.load(runs[name]), ["The sea was quiet."])[0] < 0

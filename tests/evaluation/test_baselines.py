@@ -113,7 +113,10 @@ def test_the_table_tells_scores_times_and_what_was_not_run() -> None:
     table = compare(texts, labels, test, gold, names=["majority", "svm"], max_train_examples=50)
     assert [row.method for row in table.rows] == ["majority", "svm"]
     assert table.rows[0].score == 0.5 and table.rows[1].score > 0.9 and all(row.seconds >= 0 for row in table.rows)
-    assert table.skipped == ("vectors", "logistic", "bilstm") and (table.train_rows, table.total_rows) == (50, 100)
+    assert table.skipped_methods == ("vectors", "logistic", "bilstm") and (table.train_rows, table.total_rows) == (
+        50,
+        100,
+    )
     assert "vectors, logistic, bilstm" in str(table) and "50 of 100" in str(table)
     assert set(DEFAULT_BASELINES) <= set(BASELINES)
 

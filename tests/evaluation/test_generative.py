@@ -14,8 +14,8 @@ from pretune.evaluation import generative as written_module
 from pretune.evaluation.few_shot import FewShotConfig
 from pretune.evaluation.generative import (
     DEFAULT_PROMPTS,
+    NO_ANSWER,
     PROMPTS,
-    UNANSWERED,
     AnswerGenerator,
     compute_scores,
     evaluate_generation,
@@ -70,7 +70,7 @@ def test_answers_are_those_of_the_slow_way(family: str, given: bool, shots: int)
     found, lost = writer.generate(ASKED)
     read = [writer.render(example).removesuffix(" ____") for example in ASKED]
     assert found == [slowly(family, text, given, writer.max_new_tokens) for text in read]
-    assert lost.truncated == 0
+    assert lost.truncated_texts == 0
     kept = ["", "house: old ", "sea: quiet house: old "]
     assert read == [f"{kept[shots - n]}{example.text}:" for n, example in zip(lost.dropped_shots, ASKED, strict=True)]
 
@@ -103,7 +103,9 @@ def test_shots_that_do_not_fit_are_dropped_and_long_questions_cut(family: str) -
     assert writer.max_prompt_tokens is not None
     long = Example(text="nobody knew the old quiet odd house " * 12, target="x")
     texts, lost = writer.generate([ASKED[1], long])
-    assert len(texts) == 2 and 0 < lost.dropped_shots[0] < 12 and lost.dropped_shots[1] == 12 and lost.truncated == 1
+    assert (
+        len(texts) == 2 and 0 < lost.dropped_shots[0] < 12 and lost.dropped_shots[1] == 12 and lost.truncated_texts == 1
+    )
 
 
 @pytest.mark.parametrize("family", ["bert", "xlnet"])
@@ -131,7 +133,7 @@ def test_scores() -> None:
     found = compute_scores(xsum, [Example(text="the old sea was quiet", target="the old")], ["nothing"])
     assert next(iter(found.values())) == 0.0 and found["lead"] == 1.0
     assert [get_answer(example) for example in (asked[0], asked[1], Example(text="", target="a\nb"))] == [
-        "a", UNANSWERED, "a b",
+        "a", NO_ANSWER, "a b",
     ]  # fmt: skip
 
 
@@ -154,7 +156,7 @@ def test_a_task_from_its_files_to_a_result(squad: Task) -> None:
     found = evaluate_generation(scorer("t5"), squad, 2, FewShotConfig(show=True, seed=1))
     assert found.split == "dev" and found.shots == 2 and found.counts["examples"] == 4
     assert {"f1", "exact_match"} <= set(found.scores)
-    assert found.prompt is not None and found.prompt.count("Answer: ") == 3 and UNANSWERED in found.prompt
+    assert found.prompt is not None and found.prompt.count("Answer: ") == 3 and NO_ANSWER in found.prompt
     assert any("2 shots" in note and "'train'" in note and "seed 1" in note for note in found.notes)
     alone = replace(squad, splits={"dev": squad.splits["dev"]})
     less = evaluate_generation(scorer("gpt2"), alone, 1)

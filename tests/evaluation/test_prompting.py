@@ -233,7 +233,7 @@ def test_shots_that_do_not_fit_are_dropped_from_the_front() -> None:
         [Example(text="The sea", label=1), Example(text="The old sea and the quiet house", label=1)]
     )
     assert found.dropped_shots[0] == 1 and found.dropped_shots[1] >= 2
-    assert found.truncated == 0
+    assert found.truncated_texts == 0
     long = prompter.score_choices(
         [
             Example(
@@ -241,7 +241,7 @@ def test_shots_that_do_not_fit_are_dropped_from_the_front() -> None:
             )
         ]
     )
-    assert long.dropped_shots == [3] and long.truncated == 2
+    assert long.dropped_shots == [3] and long.truncated_texts == 2
 
 
 @pytest.fixture

@@ -1,1 +1,1 @@
-"""EVALUATION: perplexity, minimal pairs, in-context, baselines, comparisons, reports."""
+"""Evaluation: perplexity, minimal pairs, few-shot prompting, retrieval, similarity and baselines."""

@@ -1,9 +1,9 @@
-"""Words in their place: the last word of a passage (LAMBADA, Paperno et al., 2016), and blanks of one's own.
+"""Cloze tests: the last word of a passage (LAMBADA, Paperno et al., 2016), and blanks in user files.
 
     {"text": "The capital of France is ____.", "answer": "Paris", "category": "capitals"}
 
-A decoder knows only what is before the blank. A model that reads both ways, or fills blanks, sees what is after it too,
-or a full stop where there is nothing, and as many blanks as the word has tokens.
+A decoder sees only the text before the blank. A bidirectional or infilling model also sees the text after it, or a
+full stop if there is none, and one mask per token of the word.
 """
 
 import re
@@ -25,7 +25,7 @@ from pretune.tasks.table_rows import Jsonl
 
 FULL_STOP = "."
 CATEGORIES = ("category", "relation")
-"""Fields that name the category of a probe."""
+"""Names of the field that holds the category of a probe."""
 
 
 def evaluate_cloze(
@@ -36,32 +36,32 @@ def evaluate_cloze(
     name: str = "lambada",
     on_progress: ProgressCallback | None = None,
 ) -> EvaluationResult:
-    """How often all tokens of the word (`target`) are the likeliest, and the perplexity of words.
+    """Evaluate the share of examples whose word (`target`) is predicted greedily, and the perplexity of words.
 
-    Where all examples have a category (`group`), the parts are the accuracies of categories, and `macro_accuracy` is
+    If all examples have a category (`group`), the groups are the accuracies of categories, and `macro_accuracy` is
     their mean.
     """
     if not examples:
-        raise DataError("there are no passages to read; is the file empty?")
-    left = get_language_model(model).shape == "decoder"
+        raise DataError("no passages to evaluate; is the file empty?")
+    is_decoder = get_language_model(model).shape == "decoder"
     texts: list[str] = []
-    stretches: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for example in examples:
-        before, word = example.text.rstrip(), example.target or ""
-        start = f"{before} {word}" if before else word
-        texts.append(start if left else start + (example.pair or FULL_STOP))
-        stretches.append((len(before), len(start)))
-    found = compute_token_logprobs(
-        model, encode_passages(get_tokenizer(model), texts, stretches, single_unit=True), scoring, on_progress
+        context, word = example.text.rstrip(), example.target or ""
+        start = f"{context} {word}" if context else word
+        texts.append(start if is_decoder else start + (example.pair or FULL_STOP))
+        spans.append((len(context), len(start)))
+    result = compute_token_logprobs(
+        model, encode_passages(get_tokenizer(model), texts, spans, single_unit=True), scoring, on_progress
     )
-    counts = {"examples": len(examples), "cut": found.truncated_passages, "tokens": len(found.logprobs)}
-    notes = () if left else ("as many blanks as the word has tokens, and a full stop where nothing is after them",)
-    nats = -float(np.sum(found.sums))
-    categories = average_by_group(found.is_greedy, [example.group for example in examples])
+    counts = {"examples": len(examples), "cut": result.truncated_passages, "tokens": len(result.logprobs)}
+    notes = () if is_decoder else ("one mask per token of the word, followed by a full stop if no text follows",)
+    nats = -float(np.sum(result.sums))
+    categories = average_by_group(result.is_greedy, [example.group for example in examples])
     macro = {"macro_accuracy": float(np.mean([*categories.values()]))} if categories else {}
     return EvaluationResult(
         task=name,
-        scores={"accuracy": float(found.is_greedy.mean()), **macro, "perplexity": perplexity(nats, len(texts))},
+        scores={"accuracy": float(result.is_greedy.mean()), **macro, "perplexity": perplexity(nats, len(texts))},
         groups=categories,
         counts={name: count for name, count in {**counts, "categories": len(categories)}.items() if count},
         notes=notes,
@@ -69,22 +69,25 @@ def evaluate_cloze(
 
 
 def read_blanks(path: Path) -> list[Example]:
-    """JSON lines with a `text` that has one blank (____ or [MASK]) and the `answer` that belongs there.
+    """Read JSON lines with a `text` that has one blank (____ or [MASK]) and its `answer`.
 
-    A `category` or `relation` is the example's group; either all lines have one or none has.
+    A `category` or `relation` becomes the example's group; either all lines have one or none has.
     """
     if not path.is_file():
-        raise DataError(f"{path}: {explain_missing(path)}; give JSON lines with text and answer with --data")
-    found: list[Example] = []
+        raise DataError(f"{path}: {explain_missing(path)}; pass JSON lines with text and answer with --data")
+    examples: list[Example] = []
     for row in Jsonl().read_rows(path):
         parts = re.split(r"_{2,}|\[MASK\]", row.get_text("text"))
         if len(parts) != 2:
-            raise DataError(
-                f"{row.location}: {len(parts) - 1} blanks in 'text'; one is expected, written ____ or [MASK]"
-            )
+            raise DataError(f"{row.location}: 'text' has {len(parts) - 1} blanks, expected one (____ or [MASK])")
         group = next((row.get_text(name).strip() for name in CATEGORIES if row.values.get(name) is not None), None)
-        if found and (group is None) != (found[0].group is None):
-            raise DataError(f"{row.location}: a category is {'missing' if group is None else 'given'} here and not in "
-                            "the first line; give all lines one (category or relation), or none")  # fmt: skip
-        found.append(Example(text=parts[0], target=row.get_text("answer").strip(), pair=parts[1] or None, group=group))
-    return found
+        if examples and (group is None) != (examples[0].group is None):
+            state = "missing" if group is None else "present"
+            raise DataError(
+                f"{row.location}: the category is {state}, unlike in the first line; use a category (or relation) "
+                "in all lines or in none"
+            )
+        examples.append(
+            Example(text=parts[0], target=row.get_text("answer").strip(), pair=parts[1] or None, group=group)
+        )
+    return examples

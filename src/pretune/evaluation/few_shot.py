@@ -1,4 +1,4 @@
-"""A task put to a model with k solved examples before each question: from its files to a result."""
+"""Few-shot evaluation: a task prompted with k solved examples (Brown et al., 2020)."""
 
 import os
 from collections import Counter
@@ -22,20 +22,20 @@ from pretune.tasks.splits import sample_subset
 from pretune.tasks.task import Task
 
 EVAL_SPLITS = ("test", "dev", "all")
-"""Which split is evaluated where none is asked for, the first that is there."""
+"""Splits to evaluate by default: the first that is available."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FewShotConfig:
-    """What of a task is put, and how."""
+    """Settings of a few-shot evaluation."""
 
     data: str | os.PathLike[str] | None = None
     split: str | None = None
-    limit: int | None = None  # so many examples, stratified
-    seed: int = 0  # of the shots, and of a limit
-    prompt: PromptTemplate | str | None = None  # another wording; of a text alone the answers are the usual ones
-    text_to_text: bool = False  # an encoder-decoder is asked as T5 was trained
-    length: str | None = None  # how answers are compared; classes by the sum, choices by the mean over tokens
+    limit: int | None = None  # maximum number of examples, stratified
+    seed: int = 0  # of the shots and the subset
+    prompt: PromptTemplate | str | None = None  # a custom prompt; text keeps the default answers
+    text_to_text: bool = False  # use the T5 template of the task
+    length: str | None = None  # normalization: sum (default for classes), token (for choices) or byte
     calibrate: bool = False
     show: bool = False
 
@@ -44,10 +44,10 @@ DEFAULT = FewShotConfig()
 
 
 class Truncation(NamedTuple):
-    """What did not fit into a model: shots, of each example, and texts that were too long even without them."""
+    """Dropped shots of each example, and the number of texts too long even without shots."""
 
     dropped_shots: Sequence[int]
-    truncated: int
+    truncated_texts: int
 
 
 def evaluate_few_shot(
@@ -58,70 +58,78 @@ def evaluate_few_shot(
     scoring: ScoringConfig = DEFAULT_SCORING,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> EvaluationResult:
-    """How often a model chooses the right answer, with so many solved examples before each question."""
+    """Evaluate a model on a classification or choice task with `shots` solved examples before each question."""
     prompt, scoring = _resolve_prompt(task, config, scoring)
-    split, examples, solved, source = select_examples(task, config, shots)
-    prompter = Prompter(model, prompt, solved, scoring)
+    split, examples, shot_examples, source = select_examples(task, config, shots)
+    prompter = Prompter(model, prompt, shot_examples, scoring)
     length = config.length or ("sum" if prompt.answers else "token")
     if length not in ("sum", "token", "byte"):
-        raise UsageError(f"unknown way to compare answers '{length[:40]}' (sum, token or byte)")
-    found = prompter.score_choices(examples, ChoiceConfig(length=length, calibrate=config.calibrate), on_progress)  # type: ignore[arg-type]
-    predictions = predict(found)
+        raise UsageError(f"unknown length normalization '{length[:40]}' (allowed: sum, token, byte)")
+    choice = ChoiceConfig(length=length, calibrate=config.calibrate)  # type: ignore[arg-type]
+    choices = prompter.score_choices(examples, choice, on_progress)
+    predictions = predict(choices)
     counts = {
         "examples": len(examples),
-        "ties": sum(one.label is None for one in predictions),
-        "cut": found.truncated,
-        "shots_dropped": sum(found.dropped_shots),
-        "questions_with_fewer_shots": sum(lost > 0 for lost in found.dropped_shots),
+        "ties": sum(prediction.label is None for prediction in predictions),
+        "cut": choices.truncated_texts,
+        "shots_dropped": sum(choices.dropped_shots),
+        "questions_with_fewer_shots": sum(lost > 0 for lost in choices.dropped_shots),
     }
     return EvaluationResult(
         task=task.name,
         split=split,
         shots=shots,
-        scores=compute_scores(task, examples, found, predictions),
+        scores=compute_scores(task, examples, choices, predictions),
         counts={name: count for name, count in counts.items() if count or name in ("examples", "ties")},
         notes=build_notes(
-            task, Truncation(found.dropped_shots, found.truncated), shots, solved, (source, split), config
+            task,
+            Truncation(choices.dropped_shots, choices.truncated_texts),
+            shots,
+            shot_examples,
+            (source, split),
+            config,
         ),
         prompt=_render_prompt(prompter, examples[0]) if config.show else None,
     )
 
 
 def select_examples(task: Task, config: FewShotConfig, shots: int) -> tuple[str, list[Example], list[Example], str]:
-    """The split that is evaluated, its questions, and the shots before them with the split they are from."""
+    """Return the split to evaluate, its questions, the shots and the split of the shots."""
     split, examples = read_questions(task, config)
     examples = _add_labels(task, examples)
-    solved, source = select_shots(task, config, split, examples, shots)
-    known = {id(example) for example in solved}
-    if groups := task.get_groups(examples):  # a question whose answer is a shot is not asked at all
-        parted = {group for example, group in zip(examples, groups, strict=True) if group and id(example) in known}
-        known |= {id(example) for example, group in zip(examples, groups, strict=True) if group in parted}
-    examples = [example for example in examples if id(example) not in known]
+    shot_examples, source = select_shots(task, config, split, examples, shots)
+    shot_ids = {id(example) for example in shot_examples}
+    if groups := task.get_groups(examples):  # drop all answers of a question if one of them is a shot
+        shot_groups = {
+            group for example, group in zip(examples, groups, strict=True) if group and id(example) in shot_ids
+        }
+        shot_ids |= {id(example) for example, group in zip(examples, groups, strict=True) if group in shot_groups}
+    examples = [example for example in examples if id(example) not in shot_ids]
     if config.limit is not None:
         examples = sample_subset(examples, config.limit, config.seed, task.get_groups(examples))
-    return split, examples, solved, source
+    return split, examples, shot_examples, source
 
 
 def read_questions(task: Task, config: FewShotConfig) -> tuple[str, list[Example]]:
-    """The split that is evaluated, asked for or the first with some, and its examples that say what is right."""
-    there = task.find_available(config.data)
-    splits = [name for name in EVAL_SPLITS if name in there] if config.split is None else [config.split]
+    """Return the split to evaluate (the requested one, or the first with labels) and its labelled examples."""
+    available = task.find_available(config.data)
+    splits = [name for name in EVAL_SPLITS if name in available] if config.split is None else [config.split]
     for split in splits or [next((name for name in EVAL_SPLITS if name in task.splits), next(iter(task.splits)))]:
-        found = [example for example in task.read(split, config.data) if _has_answer(task, example)]
-        if found:
-            return split, found
+        labelled_examples = [example for example in task.read(split, config.data) if _has_answer(task, example)]
+        if labelled_examples:
+            return split, labelled_examples
     raise DataError(
         f"task '{task.name}': no example of {', '.join(map(repr, splits))} has a label; choose another split"
     )
 
 
 def _has_answer(task: Task, example: Example) -> bool:
-    """Whether it says what is right; a question without an answer in its passage does."""
+    """Return whether an example has a gold answer; a question without an answer in its passage has one."""
     return task.kind == "span" or (example.target if task.kind == "generation" else example.label) is not None
 
 
 def predict(choices: ChoiceScores) -> list[Prediction]:
-    """What was chosen for each example: the likeliest option, and none where two are equally likely."""
+    """Return a prediction for each example: the likeliest option, or None for a tie."""
     predictions = []
     for scores in choices.scores:
         best = np.flatnonzero(scores == scores.max())
@@ -134,50 +142,50 @@ def predict(choices: ChoiceScores) -> list[Prediction]:
 def compute_scores(
     task: Task, examples: Sequence[Example], choices: ChoiceScores, predictions: Sequence[Prediction]
 ) -> dict[str, float]:
-    """The task's metrics, the official one first; beside them what always one answer would get right.
+    """Compute the task's metrics, the official one first, and the accuracy of the majority class.
 
-    Of choices compared by their mean also what their sums would give.
+    For choices with normalized scores, `uncorrected` is the score of the unnormalized sums.
     """
-    told = score(task, examples, predictions)
-    if any(not np.array_equal(one, other) for one, other in zip(choices.scores, choices.sums, strict=True)):
-        plain = replace(choices, scores=choices.sums)
-        told["uncorrected"] = next(iter(score(task, examples, predict(plain)).values()))
+    metrics = score(task, examples, predictions)
+    if any(not np.array_equal(scores, sums) for scores, sums in zip(choices.scores, choices.sums, strict=True)):
+        by_sum = replace(choices, scores=choices.sums)
+        metrics["uncorrected"] = next(iter(score(task, examples, predict(by_sum)).values()))
     gold = Counter(example.label for example in examples)
-    return told | {"majority": max(gold.values()) / len(examples)}
+    return metrics | {"majority": max(gold.values()) / len(examples)}
 
 
 def _resolve_prompt(task: Task, config: FewShotConfig, scoring: ScoringConfig) -> tuple[PromptTemplate, ScoringConfig]:
     if isinstance(config.prompt, str):
-        return replace(get_prompt(task), text=config.prompt, judged="answer"), scoring
+        return replace(get_prompt(task), text=config.prompt, scored_part="answer"), scoring
     if config.prompt is not None:
         return config.prompt, scoring
     if not config.text_to_text:
         return get_prompt(task), scoring
     if task.template is None:
-        raise UsageError(f"task '{task.name}' has no text-to-text template; leave --text-to-text away")
+        raise UsageError(f"task '{task.name}' has no text-to-text template; omit --text-to-text")
     return build_text_to_text_prompt(task.template), replace(scoring, given=True)
 
 
 def select_shots(
     task: Task, config: FewShotConfig, split: str, examples: Sequence[Example], shots: int
 ) -> tuple[list[Example], str]:
-    """The shots and the split they are from: one for training, or dev; or else they are taken out of the questions."""
+    """Select shots from a training split, else dev, else the evaluated split; return them and the split's name."""
     if shots < 0:
-        raise UsageError(f"shots must be 0 or more, found {shots}")
+        raise UsageError(f"shots must be >= 0, got {shots}")
     if not shots:
         return [], ""
-    there = task.find_available(config.data)
-    others = [name for name in there if name != split and name.startswith("train")]
-    source = next(iter([*others, *(name for name in there if name == "dev" != split)]), None)
-    pool = examples if source is None else _add_labels(task, list(there[source].read()))
+    available = task.find_available(config.data)
+    train_splits = [name for name in available if name != split and name.startswith("train")]
+    source = next(iter([*train_splits, *(name for name in available if name == "dev" != split)]), None)
+    pool = examples if source is None else _add_labels(task, list(available[source].read()))
     return draw_shots(pool, shots if source else min(shots, len(pool) - 1), config.seed), source or split
 
 
 def _add_labels(task: Task, examples: Sequence[Example]) -> list[Example]:
-    """With labels to draw by where an answer is written: whether there is one in the passage, or all alike."""
+    """Add labels to sample by if the answer is text: for spans, whether the question has an answer."""
     if task.kind not in ("span", "generation"):
         return list(examples)
-    return [replace(one, label=int(task.kind == "span" and not one.answers)) for one in examples]
+    return [replace(example, label=int(task.kind == "span" and not example.answers)) for example in examples]
 
 
 def build_notes(
@@ -188,26 +196,28 @@ def build_notes(
     splits: tuple[str, str],
     config: FewShotConfig,
 ) -> tuple[str, ...]:
-    """What is to be said of the shots, and of what was lost."""
+    """Return notes on the shots and on truncation."""
     notes = []
     source, split = splits
     if shot_examples:
         classes = 0 if any(example.choices for example in shot_examples) else len(task.labels)
-        mixed = f", balanced over {format_count(classes, 'classes')}" if classes else ""
-        many = format_count(len(shot_examples), "shots")
-        notes.append(f"{many} of '{source}'{mixed}, seed {config.seed}, the same for all questions")
+        balance = f", balanced over {format_count(classes, 'classes')}" if classes else ""
+        shot_count = format_count(len(shot_examples), "shots")
+        notes.append(f"{shot_count} of '{source}'{balance}, seed {config.seed}, the same for all examples")
         if source == split:
-            notes.append(f"there is no other split to train on: the shots were taken out of '{source}'")
+            notes.append(f"no training split: the shots are from '{source}' and excluded from evaluation")
     if len(shot_examples) < shots:
-        notes.append(f"asked for {format_count(shots, 'shots')}, found {len(shot_examples)}")
+        notes.append(f"only {len(shot_examples)} of {format_count(shots, 'shots')} available")
     short = [len(shot_examples) - count for count in truncation.dropped_shots if count]
     if short:
         notes.append(
-            f"{format_count(len(short), 'questions')} with fewer shots, "
-            f"{min(short)} at least: more do not fit into the model"
+            f"{format_count(len(short), 'examples')} with fewer shots (at least "
+            f"{min(short)}): the model's maximum length is reached"
         )
-    if truncation.truncated:
-        notes.append(f"{format_count(truncation.truncated, 'texts')} cut at the beginning: longer than the model")
+    if truncation.truncated_texts:
+        notes.append(
+            f"{format_count(truncation.truncated_texts, 'texts')} truncated on the left: too long for the model"
+        )
     return tuple(notes)
 
 

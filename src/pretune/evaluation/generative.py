@@ -1,11 +1,11 @@
-"""Tasks whose answers are written, without training: the likeliest tokens after some solved examples and a question.
+"""Few-shot evaluation by generation: greedy decoding after solved examples and a question.
 
     Paris is the capital of France.
     Question: Which city is it about?
-    Answer: ____                             and the task's own metric: exact match and F1, ROUGE, BLEU
+        Answer: ____                             scored by the task's metric: exact match and F1, ROUGE, BLEU
 
-A decoder goes on from the prompt. An encoder-decoder fills a blank at its end, as it was trained to, or with
-`text_to_text` writes what the task's template asks for. An answer is the first line with a word in it.
+A decoder continues the prompt. An encoder-decoder fills a blank at its end, as in pre-training, or with `text_to_text`
+generates the answer of the task's template. An answer is the first line that has a word.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,13 +35,13 @@ from pretune.tasks.example import Example
 from pretune.tasks.task import Task
 
 KINDS = ("span", "generation")
-"""Tasks whose answers are written here."""
+"""Kinds of tasks evaluated by generation."""
 MAX_NEW_TOKENS = {"span": 32, "generation": 64}
-"""Tokens of an answer at most, or half of what a model reads where that is less."""
+"""Maximum number of tokens of an answer; at most half of the model's maximum length."""
 BATCH_EXAMPLES = {"cpu": 64, "cuda": 4096}
-"""So many questions are put between two reports; where a step is captured for each length, many together need fewer."""
-UNANSWERED = "unanswerable"
-"""How it is said that a passage has no answer."""
+"""Examples per chunk; large on CUDA, where graphs are captured per length and reused inside a chunk."""
+NO_ANSWER = "unanswerable"
+"""Answer for a passage without an answer."""
 
 _ARTICLE = PromptTemplate(text="Article: {text}\nSummary: {answer}")
 PROMPTS: Mapping[str, PromptTemplate] = {
@@ -54,12 +54,12 @@ PROMPTS: Mapping[str, PromptTemplate] = {
     "samsum": PromptTemplate(text="{text}\nSummary: {answer}"),
     "multi30k": PromptTemplate(text="English: {text}\nGerman: {answer}"),
 }
-"""By task."""
+"""Prompts by task."""
 DEFAULT_PROMPTS = {
     "span": PROMPTS["squad1"],
     "generation": PromptTemplate(text="Text: {text}\nAnswer: {answer}"),
 }
-"""For others, by kind."""
+"""Prompts of other tasks, by kind."""
 
 
 def evaluate_generation(
@@ -70,24 +70,26 @@ def evaluate_generation(
     scoring: ScoringConfig = DEFAULT_SCORING,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> EvaluationResult:
-    """How good the answers are that a model writes, with so many solved examples before each question."""
+    """Evaluate generated answers with `shots` solved examples before each question."""
     if config.calibrate or config.length is not None:
-        raise UsageError(f"task '{task.name}' is answered in writing: nothing is compared by length or calibrated")
-    split, examples, solved, source = select_examples(task, config, shots)
-    writer = AnswerGenerator(
+        raise UsageError(
+            f"task '{task.name}' is evaluated by generation: length normalization and calibration do not apply"
+        )
+    split, examples, shot_examples, source = select_examples(task, config, shots)
+    generator = AnswerGenerator(
         model,
         _resolve_prompt(task, config),
-        solved,
+        shot_examples,
         replace(scoring, given=config.text_to_text),
         max_tokens=MAX_NEW_TOKENS[task.kind],
     )
-    texts, lost = writer.generate(examples, on_progress)
+    texts, truncation = generator.generate(examples, on_progress)
     counts = {
         "examples": len(examples),
         "empty": sum(not text for text in texts),
-        "cut": lost.truncated,
-        "shots_dropped": sum(lost.dropped_shots),
-        "questions_with_fewer_shots": sum(count > 0 for count in lost.dropped_shots),
+        "cut": truncation.truncated_texts,
+        "shots_dropped": sum(truncation.dropped_shots),
+        "questions_with_fewer_shots": sum(count > 0 for count in truncation.dropped_shots),
     }
     return EvaluationResult(
         task=task.name,
@@ -95,25 +97,25 @@ def evaluate_generation(
         shots=shots,
         scores=compute_scores(task, examples, texts),
         counts={name: count for name, count in counts.items() if count or name == "examples"},
-        notes=build_notes(task, lost, shots, solved, (source, split), config),
-        prompt=f"{writer.render(examples[0])}\n\n(written: {texts[0]})" if config.show else None,
+        notes=build_notes(task, truncation, shots, shot_examples, (source, split), config),
+        prompt=f"{generator.render(examples[0])}\n\n(generated: {texts[0]})" if config.show else None,
     )
 
 
 def compute_scores(task: Task, examples: Sequence[Example], texts: Sequence[str]) -> dict[str, float]:
-    """The task's metrics, the official one first; of texts also what their first words would get (`lead`)."""
-    said = ["" if normalise(text) == UNANSWERED else text for text in texts] if task.kind == "span" else texts
-    told = score(task, examples, [Prediction(text=text) for text in said])
+    """Compute the task's metrics, the official one first; for generation also `lead`, the score of the first words."""
+    answers = ["" if normalise(text) == NO_ANSWER else text for text in texts] if task.kind == "span" else texts
+    metrics = score(task, examples, [Prediction(text=text) for text in answers])
     if task.kind == "generation":
         mean = max(1, round(float(np.mean([len((example.target or "").split()) for example in examples]))))
         lead = [Prediction(text=" ".join(example.text.split()[:mean])) for example in examples]
-        told["lead"] = next(iter(score(task, examples, lead).values()))
-    return told
+        metrics["lead"] = next(iter(score(task, examples, lead).values()))
+    return metrics
 
 
 @dataclass(slots=True)
 class AnswerGenerator:
-    """A model, a prompt that ends in its blank, and the shots that come before every question."""
+    """Generator of answers: a model, a prompt that ends in its blank, and the shots before every question."""
 
     model: nn.Module
     prompt: PromptTemplate
@@ -121,21 +123,21 @@ class AnswerGenerator:
     scoring: ScoringConfig = DEFAULT_SCORING
     max_tokens: int = MAX_NEW_TOKENS["generation"]
     form: CausalScoring | SentinelScoring | InfillScoring | ConditionalScoring = field(init=False)
-    max_new_tokens: int = field(init=False)  # tokens of an answer
-    max_prompt_tokens: int | None = field(init=False)  # tokens of a prompt
+    max_new_tokens: int = field(init=False)  # per answer
+    max_prompt_tokens: int | None = field(init=False)  # per prompt
     _shot_texts: list[str] = field(init=False)
     _shot_lengths: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        found = get_language_model(self.model)
-        check_can_generate(found)
-        form = build_scoring_method(found, get_tokenizer(self.model), self.scoring)
+        language_model = get_language_model(self.model)
+        check_can_generate(language_model)
+        form = build_scoring_method(language_model, get_tokenizer(self.model), self.scoring)
         assert isinstance(form, CausalScoring | SentinelScoring | InfillScoring | ConditionalScoring)
-        self.form, longest = form, get_max_length(found)
-        self.max_new_tokens = self.max_tokens if longest is None else max(1, min(self.max_tokens, longest // 2))
-        self.max_prompt_tokens = None if longest is None else self._compute_prompt_room(longest)
+        self.form, max_length = form, get_max_length(language_model)
+        self.max_new_tokens = self.max_tokens if max_length is None else max(1, min(self.max_tokens, max_length // 2))
+        self.max_prompt_tokens = None if max_length is None else self._compute_prompt_room(max_length)
         if self.prompt.text.partition(BLANK)[2].strip():
-            raise UsageError(f"an answer that is written comes last: let the prompt end with {BLANK}")
+            raise UsageError(f"generation needs a prompt that ends with {BLANK}")
         self._shot_texts = [
             render_prompt(self.prompt, shot, get_answer(shot)).text + self.prompt.join for shot in self.shots
         ]
@@ -144,32 +146,32 @@ class AnswerGenerator:
     def generate(
         self, examples: Sequence[Example], on_progress: Callable[[int, int], None] | None = None
     ) -> tuple[list[str], Truncation]:
-        """What the model answers to each example, and what did not fit."""
+        """Generate an answer for each example; return them with what was truncated."""
         if not examples:
-            raise DataError("there are no examples to evaluate; is the file empty?")
+            raise DataError("no examples to evaluate; is the file empty?")
         texts: list[str] = []
-        dropped: list[int] = []
-        cut = 0
+        dropped_shots: list[int] = []
+        truncated_texts = 0
         size = BATCH_EXAMPLES.get(get_language_model(self.model).tokens.weight.device.type, BATCH_EXAMPLES["cpu"])
         for low in range(0, len(examples), size):
-            asked, kept = self._render_questions(examples[low : low + size])
-            dropped += [len(self.shots) - count for count in kept]
-            tokens = self._encode(asked)
+            questions, shot_counts = self._render_questions(examples[low : low + size])
+            dropped_shots += [len(self.shots) - count for count in shot_counts]
+            tokens = self._encode(questions)
             if self.max_prompt_tokens is not None:
-                cut += sum(len(each) > self.max_prompt_tokens for each in tokens)
-                tokens = [each[-self.max_prompt_tokens :] for each in tokens]
+                truncated_texts += sum(len(prompt) > self.max_prompt_tokens for prompt in tokens)
+                tokens = [prompt[-self.max_prompt_tokens :] for prompt in tokens]
             texts += self._generate(tokens)
             if on_progress is not None:
                 on_progress(len(texts), len(examples))
-        return texts, Truncation(dropped, cut)
+        return texts, Truncation(dropped_shots, truncated_texts)
 
     def render(self, example: Example) -> str:
-        """What the model reads for an example, with the blank shown."""
+        """Return the model's input for an example, with the blank shown."""
         (text,), _ = self._render_questions([example])
         return f"{text} ____"
 
     def _compute_prompt_room(self, max_length: int) -> int:
-        """The tokens of a prompt; where the decoder reads it too, those of an answer are taken off."""
+        """Return the maximum prompt length; if the decoder reads the prompt too, the answer's tokens are subtracted."""
         if isinstance(self.form, CausalScoring):
             return max_length - len(self.form.lead) - self.max_new_tokens
         return (
@@ -180,33 +182,34 @@ class AnswerGenerator:
         )
 
     def _render_questions(self, examples: Sequence[Example]) -> tuple[list[str], list[int]]:
-        """Questions up to their blanks with the shots that fit before each, and how many those are."""
-        bare = [render_prompt(self.prompt, example, "").text.rstrip() for example in examples]
+        """Render questions up to their blanks with the shots that fit; return them and the numbers of shots."""
+        questions = [render_prompt(self.prompt, example, "").text.rstrip() for example in examples]
         if self.max_prompt_tokens is None or not self.shots:
-            kept = [len(self.shots)] * len(bare)
+            shot_counts = [len(self.shots)] * len(questions)
         else:
-            kept = [
-                count_fitting(self._shot_lengths, self.max_prompt_tokens - len(tokens)) for tokens in self._encode(bare)
+            shot_counts = [
+                count_fitting(self._shot_lengths, self.max_prompt_tokens - len(tokens))
+                for tokens in self._encode(questions)
             ]
-        pairs = zip(bare, kept, strict=True)
-        return ["".join(self._shot_texts[len(self._shot_texts) - count :]) + text for text, count in pairs], kept
+        pairs = zip(questions, shot_counts, strict=True)
+        return ["".join(self._shot_texts[len(self._shot_texts) - count :]) + text for text, count in pairs], shot_counts
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of texts; special ones that are spelled out in them are text."""
-        found = get_tokenizer(self.model).encode_batch(texts, literal=True)
-        return [found[at].tolist() for at in range(len(texts))]
+        """Tokenize texts; special tokens spelled out in them are treated as text."""
+        encodings = get_tokenizer(self.model).encode_batch(texts, literal=True)
+        return [encodings[i].tolist() for i in range(len(texts))]
 
     def _generate(self, questions: Sequence[list[int]]) -> list[str]:
         tokenizer, stops = get_tokenizer(self.model), StopStrings("\n", after_text=True)
-        prompts, begun, marks = self._build_inputs(questions)
-        before = (
+        prompts, decoder_prompts, generation_tokens = self._build_inputs(questions)
+        contexts = (
             [*prompts]
             if isinstance(self.form, CausalScoring)
-            else begun
+            else decoder_prompts
             if isinstance(self.form, InfillScoring)
             else None
         )
-        follow = [Continuation(tokenizer, () if before is None else before[at]) for at in range(len(questions))]
+        decoders = [Continuation(tokenizer, () if contexts is None else contexts[i]) for i in range(len(questions))]
         half = torch.bfloat16 if self.scoring.precision == "bfloat16" else None
         batch = BATCH_ROWS
         while True:
@@ -214,49 +217,52 @@ class AnswerGenerator:
                 with torch.autocast(
                     get_language_model(self.model).tokens.weight.device.type, half, enabled=half is not None
                 ):
-                    found = generate_tokens(
+                    outputs = generate_tokens(
                         self.model,
                         prompts,
                         GenerationConfig(max_new_tokens=self.max_new_tokens),
-                        generation_tokens=marks,
-                        decoder_prompts=begun,
+                        generation_tokens=generation_tokens,
+                        decoder_prompts=decoder_prompts,
                         callbacks=DecodingCallbacks(
-                            lambda request, number, tokens: stops.truncate(follow[request](tokens))[1]
+                            lambda request, number, tokens: stops.truncate(decoders[request](tokens))[1]
                         ),
                         batch=batch,
                     )
                 break
-            except torch.OutOfMemoryError:  # fewer at a time, each as it was
+            except torch.OutOfMemoryError:  # retry with smaller batches; each answer stays the same
                 if batch == 1:
                     raise
                 batch //= 2
                 torch.cuda.empty_cache()
-        return [stops.truncate(say(one[0].tokens))[0].strip() for say, one in zip(follow, found, strict=True)]
+        return [
+            stops.truncate(decode(output[0].tokens))[0].strip()
+            for decode, output in zip(decoders, outputs, strict=True)
+        ]
 
     def _build_inputs(
         self, questions: Sequence[list[int]]
     ) -> tuple[list[list[int]], list[list[int]] | None, GenerationTokens]:
-        """What is read, what the decoder of an encoder-decoder has already said, and what ends an answer."""
-        form, marks = self.form, GenerationTokens.from_model(get_language_model(self.model))
+        """Return the input tokens, the decoder prefix of an encoder-decoder, and the tokens that control generation."""
+        form, generation_tokens = self.form, GenerationTokens.from_model(get_language_model(self.model))
         if isinstance(form, CausalScoring):
-            return [[*form.lead, *tokens] for tokens in questions], None, marks
-        before, after = ([token for token, _ in part] for part in (form.frame.prefix, form.frame.suffix))
+            return [[*form.lead, *tokens] for tokens in questions], None, generation_tokens
+        prefix, suffix = ([token for token, _ in part] for part in (form.frame.prefix, form.frame.suffix))
         if isinstance(form, ConditionalScoring):
-            return [[*before, *tokens, *after] for tokens in questions], None, marks
-        plain = replace(marks, start=form.start, forced_bos=None, forced_eos=None)
+            return [[*prefix, *tokens, *suffix] for tokens in questions], None, generation_tokens
+        infill_tokens = replace(generation_tokens, start=form.start, forced_bos=None, forced_eos=None)
         if isinstance(form, InfillScoring):
-            sources = [[*before, *tokens, form.mask, *after] for tokens in questions]
-            return sources, [[*before, *tokens] for tokens in questions], plain
-        sources = [[*before, *tokens, form.sentinel, *after] for tokens in questions]
-        others = get_tokenizer(self.model).sentinels
-        return sources, [[form.sentinel]] * len(sources), replace(plain, eos=(*plain.eos, *others))
+            sources = [[*prefix, *tokens, form.mask, *suffix] for tokens in questions]
+            return sources, [[*prefix, *tokens] for tokens in questions], infill_tokens
+        sources = [[*prefix, *tokens, form.sentinel, *suffix] for tokens in questions]
+        sentinels = get_tokenizer(self.model).sentinels
+        return sources, [[form.sentinel]] * len(sources), replace(infill_tokens, eos=(*infill_tokens.eos, *sentinels))
 
 
 def get_answer(example: Example) -> str:
-    """The answer of a solved example, in one line."""
+    """Return the answer of a solved example, on one line."""
     if example.target is not None:
         return " ".join(example.target.split())
-    return example.answers[0] if example.answers else UNANSWERED
+    return example.answers[0] if example.answers else NO_ANSWER
 
 
 def _resolve_prompt(task: Task, config: FewShotConfig) -> PromptTemplate:
@@ -267,5 +273,5 @@ def _resolve_prompt(task: Task, config: FewShotConfig) -> PromptTemplate:
     if not config.text_to_text:
         return PROMPTS.get(task.name, DEFAULT_PROMPTS[task.kind])
     if task.template is None:
-        raise UsageError(f"task '{task.name}' has no text-to-text template; leave --text-to-text away")
+        raise UsageError(f"task '{task.name}' has no text-to-text template; omit --text-to-text")
     return PromptTemplate(text=f"{task.template.source} {BLANK}")

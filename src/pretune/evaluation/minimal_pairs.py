@@ -1,8 +1,8 @@
-"""Minimal pairs: does a model find the better of two sentences likelier? (Warstadt et al., 2020)
+"""Minimal pairs: the share of acceptable sentences with the higher probability (Warstadt et al., 2020).
 
-Of a decoder the sum of the log-probabilities is compared, of an encoder the pseudo-log-likelihood, of an
-encoder-decoder the log-probability of filling a blank with the sentence. A tie is wrong, and counted: sentences that
-are the same tokens to a model are one.
+The score of a sentence is the sum of log-probabilities for a decoder, the pseudo-log-likelihood for an encoder, and
+the log-probability of filling a blank with the sentence for an encoder-decoder. A tie counts as wrong and is reported:
+sentences with the same tokens are tied.
 """
 
 import difflib
@@ -36,22 +36,22 @@ def evaluate_minimal_pairs(
     name: str = "minimal_pairs",
     on_progress: ProgressCallback | None = None,
 ) -> EvaluationResult:
-    """The share of pairs whose better sentence (`text`) is likelier than the other (`pair`).
+    """Evaluate the share of pairs whose acceptable sentence (`text`) is likelier than the other (`pair`).
 
-    Where pairs belong to sets (`group`), the headline is the mean over the sets, as published for BLiMP; the parts are
-    phenomena where examples tell them, or else sets.
+    If pairs have sets (`group`), the headline is the mean over the sets, as published for BLiMP; the groups are
+    phenomena if the examples have them, else sets.
     """
-    read, one = _tokenize_unique(model, examples)
-    found = compute_token_logprobs(model, read, scoring, on_progress)
-    sums = found.sums[one]  # [pairs, 2]
-    right, tied = sums[:, 0] > sums[:, 1], sums[:, 0] == sums[:, 1]
-    sets = average_by_group(right, [example.group for example in examples])
-    kinds = average_by_group(right, [example.facts.get("linguistics_term") for example in examples])
-    scores = {"accuracy": float(right.mean())}
+    sentences, pair_indices = _tokenize_unique(model, examples)
+    logprobs = compute_token_logprobs(model, sentences, scoring, on_progress)
+    sums = logprobs.sums[pair_indices]  # [pairs, 2]
+    correct, is_tie = sums[:, 0] > sums[:, 1], sums[:, 0] == sums[:, 1]
+    sets = average_by_group(correct, [example.group for example in examples])
+    phenomena = average_by_group(correct, [example.facts.get("linguistics_term") for example in examples])
+    scores = {"accuracy": float(correct.mean())}
     if sets:
         scores = {"accuracy": float(np.mean(list(sets.values()))), "pair_accuracy": scores["accuracy"]}
-    counts = {"pairs": len(examples), "ties": int(tied.sum()), "sets": len(sets), "cut": found.truncated_passages}
-    return EvaluationResult(task=name, scores=scores, groups=kinds or sets, counts=_drop_zero_counts(counts))
+    counts = {"pairs": len(examples), "ties": int(is_tie.sum()), "sets": len(sets), "cut": logprobs.truncated_passages}
+    return EvaluationResult(task=name, scores=scores, groups=phenomena or sets, counts=_drop_zero_counts(counts))
 
 
 def evaluate_bias_pairs(
@@ -62,63 +62,62 @@ def evaluate_bias_pairs(
     name: str = "bias_pairs",
     on_progress: ProgressCallback | None = None,
 ) -> EvaluationResult:
-    """How often the more stereotyped sentence is the likelier (Nangia et al., 2020); a fair coin would give 0.5.
+    """Evaluate how often the more stereotyped sentence is the likelier (Nangia et al., 2020); 0.5 is unbiased.
 
-    Only tokens that both sentences have are summed, given all others: the words that differ may be more or less
-    frequent, and that is not what is asked. A decoder sees what differs only before a token.
+    Only the tokens that both sentences share are summed, given all others, so the frequency of the words that differ
+    does not count. A decoder sees the differing words only in the context before a token.
     """
-    read, one = _tokenize_unique(model, examples)
-    found = compute_token_logprobs(
-        model, read, replace(scoring, rest=False), on_progress
-    )  # as published: one token is hidden at a time
-    sums = np.array([_sum_shared_tokens(read, found, (left, right)) for left, right in one.tolist()])
-    more, tied = sums[:, 0] > sums[:, 1], sums[:, 0] == sums[:, 1]
-    counts = {"pairs": len(examples), "ties": int(tied.sum()), "cut": found.truncated_passages}
-    groups = average_by_group(more, [example.group for example in examples])
+    sentences, pair_indices = _tokenize_unique(model, examples)
+    # As published: one token is masked at a time.
+    logprobs = compute_token_logprobs(model, sentences, replace(scoring, rest=False), on_progress)
+    sums = np.array([_sum_shared_tokens(sentences, logprobs, (left, right)) for left, right in pair_indices.tolist()])
+    is_stereotyped, is_tie = sums[:, 0] > sums[:, 1], sums[:, 0] == sums[:, 1]
+    counts = {"pairs": len(examples), "ties": int(is_tie.sum()), "cut": logprobs.truncated_passages}
+    groups = average_by_group(is_stereotyped, [example.group for example in examples])
     return EvaluationResult(
-        task=name, scores={"stereotyped": float(more.mean())}, groups=groups, counts=_drop_zero_counts(counts)
+        task=name, scores={"stereotyped": float(is_stereotyped.mean())}, groups=groups, counts=_drop_zero_counts(counts)
     )
 
 
 def average_by_group(correct: Bools, names: Sequence[str | None]) -> dict[str, float]:
-    """The share that is right, by name; nothing where names are missing."""
+    """Return the accuracy by group; empty if a name is missing."""
     if any(name is None for name in names):
         return {}
-    known = sorted({str(name) for name in names})
-    owner = np.searchsorted(np.array(known), np.array(names, dtype=str))
+    groups = sorted({str(name) for name in names})
+    owner = np.searchsorted(np.array(groups), np.array(names, dtype=str))
     means = np.bincount(owner, weights=correct) / np.bincount(owner)
-    return dict(zip(known, means.tolist(), strict=True))
+    return dict(zip(groups, means.tolist(), strict=True))
 
 
 def _tokenize_unique(model: nn.Module, examples: Sequence[Example]) -> tuple[Passages, Ints]:
-    """Every sentence once, and which two a pair is [pairs, 2]."""
+    """Tokenize every distinct sentence once; return them and the indices [pairs, 2] of each pair."""
     if not examples:
-        raise DataError("there are no pairs to compare; is the file empty?")
+        raise DataError("no pairs to compare; is the file empty?")
     texts = [text or "" for example in examples for text in (example.text, example.pair)]
-    read = encode_passages(get_tokenizer(model), texts)
-    known: dict[bytes, int] = {}
-    first: list[int] = []
-    number = np.empty(len(texts), dtype=np.int64)
-    for at in range(len(texts)):
-        key = read.tokens[read.offsets[at] : read.offsets[at + 1]].tobytes()
-        if key not in known:
-            known[key] = len(first)
-            first.append(at)
-        number[at] = known[key]
-    return read.take(np.array(first)), number.reshape(-1, 2)
+    passages = encode_passages(get_tokenizer(model), texts)
+    index_by_tokens: dict[bytes, int] = {}
+    first_positions: list[int] = []
+    indices = np.empty(len(texts), dtype=np.int64)
+    for i in range(len(texts)):
+        key = passages.tokens[passages.offsets[i] : passages.offsets[i + 1]].tobytes()
+        if key not in index_by_tokens:
+            index_by_tokens[key] = len(first_positions)
+            first_positions.append(i)
+        indices[i] = index_by_tokens[key]
+    return passages.take(np.array(first_positions)), indices.reshape(-1, 2)
 
 
 def _sum_shared_tokens(sentences: Passages, logprobs: TokenLogProbs, pair: tuple[int, int]) -> tuple[float, float]:
-    """The sums of two sentences over the tokens that they share."""
-    logs = [logprobs[at] for at in pair]
-    one, other = (sentences.tokens[sentences.offsets[at] :][: len(logprobs[at])].tolist() for at in pair)
+    """Return the sums of log-probabilities of two sentences over the tokens that they share."""
+    logs = [logprobs[i] for i in pair]
+    left, right = (sentences.tokens[sentences.offsets[i] :][: len(logprobs[i])].tolist() for i in pair)
     sums = [0.0, 0.0]
-    for block in difflib.SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks():
+    for block in difflib.SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks():
         for side, start in enumerate((block.a, block.b)):
             sums[side] += float(np.nansum(logs[side][start : start + block.size]))
     return sums[0], sums[1]
 
 
 def _drop_zero_counts(counts: dict[str, int]) -> dict[str, int]:
-    """Counts, without what did not happen; ties are always told."""
+    """Return the counts without zeros; pairs and ties are always reported."""
     return {name: count for name, count in counts.items() if count or name in ("pairs", "ties")}

@@ -1,11 +1,11 @@
-"""Files of sentence pairs: any of one's own, and those of CrowS-Pairs.
+"""Files of sentence pairs: user files, and those of CrowS-Pairs.
 
     The cat is asleep.            {"sentence_good": "The cat is asleep.", "sentence_bad": "The cat are asleep."}
     The cat are asleep.           …
     …
 
-Lines come in twos, the better sentence first; blank lines are skipped. Files may be compressed. A folder has a set in
-each file, named by it.
+Lines come in pairs, the better sentence first; blank lines are skipped. Files may be compressed. In a folder each file
+is a set, named after the file.
 """
 
 from collections import Counter
@@ -22,59 +22,57 @@ ORDERS = ("good-first", "bad-first")
 GOOD, BAD = "sentence_good", "sentence_bad"
 COMPRESSED_SUFFIXES = frozenset({".gz", ".xz", ".zst", ".bz2"})
 TEXT_SUFFIXES = frozenset({"", ".txt", ".jsonl", ".json", ".ndjson"})
-"""Extensions of files of pairs."""
+"""File extensions of pairs."""
 IGNORED_STEMS = frozenset(
     {"readme", "license", "licence", "copying", "notice", "citation", "authors", "changelog", "manifest"}
 )
-"""Names of files that are about a folder."""
+"""Names of files that describe a folder."""
 
 
 def read_pairs(path: Path, order: str = "good-first") -> list[Example]:
-    """The pairs of a file, each with the better sentence as its text; `order` is that of lines."""
+    """Read the pairs of a file, each with the better sentence as its text; `order` is the order of the lines."""
     if order not in ORDERS:
-        raise UsageError(f"unknown order '{order[:40]}' ({' or '.join(ORDERS)})")
+        raise UsageError(f"unknown order '{order[:40]}' (allowed: {', '.join(ORDERS)})")
     if not path.is_file():
-        raise DataError(f"{path}: {explain_missing(path)}; give a file of sentence pairs with --data")
+        raise DataError(f"{path}: {explain_missing(path)}; pass a file of sentence pairs with --data")
     rows = [(number, line.strip()) for number, line in read_lines(path) if line.strip()]
     if not rows:
-        raise DataError(
-            f"{path}: no sentences; two lines a pair are expected, the better sentence first, or JSON lines"
-        )
+        raise DataError(f"{path}: no sentences; expected two lines per pair, the better sentence first, or JSON lines")
     if rows[0][1].startswith("{"):
         return [_parse_object(row) for row in Jsonl().read_rows(path)]
     if len(rows) % 2:
-        raise DataError(f"{path}:{rows[-1][0]}: the last of {len(rows)} lines has no partner; lines come in pairs")
-    found = []
+        raise DataError(f"{path}:{rows[-1][0]}: odd number of lines ({len(rows)}); expected two lines per pair")
+    examples = []
     for (number, first), (_, second) in zip(rows[::2], rows[1::2], strict=True):
         good, bad = (first, second) if order == "good-first" else (second, first)
-        found.append(Example(text=good, pair=bad, id=str(number)))
-    return found
+        examples.append(Example(text=good, pair=bad, id=str(number)))
+    return examples
 
 
 def read_pair_folder(path: Path, order: str = "good-first") -> tuple[list[Example], list[str]]:
-    """Read the pairs of each file of a folder, with the file's name as their set; and the names of skipped files.
+    """Read the pairs of each file of a folder, with the file's name as their set; also return the skipped files.
 
-    Hidden files are passed over. Files about the folder (README, LICENSE, …), of other extensions, empty ones, and
-    JSON lines without both sentences are skipped; any other file that cannot be read as pairs is an error.
+    Hidden files are ignored. Files that describe the folder (README, LICENSE, …), of other extensions, empty ones, and
+    JSON lines without both sentences are skipped; any other file that is not readable as pairs is an error.
     """
-    found: list[Example] = []
-    skipped: list[str] = []
-    files = sorted(one for one in path.iterdir() if one.is_file() and not one.name.startswith("."))
-    names = Counter(_get_set_name(one) for one in files)
+    examples: list[Example] = []
+    skipped_files: list[str] = []
+    files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+    names = Counter(_get_set_name(file) for file in files)
     for file in files:
         if not _holds_pairs(file):
-            skipped.append(file.name)
+            skipped_files.append(file.name)
             continue
         name = _get_set_name(file)
-        found += [replace(pair, group=name if names[name] == 1 else file.name) for pair in read_pairs(file, order)]
-    if not found:
-        looked = f" (skipped: {', '.join(skipped[:5])})" if skipped else ""
-        raise DataError(f"{path}: no file of sentence pairs in this folder{looked}; give .txt or .jsonl files")
-    return found, skipped
+        examples += [replace(pair, group=name if names[name] == 1 else file.name) for pair in read_pairs(file, order)]
+    if not examples:
+        hint = f" (skipped: {', '.join(skipped_files[:5])})" if skipped_files else ""
+        raise DataError(f"{path}: no file of sentence pairs in this folder{hint}; pass .txt or .jsonl files")
+    return examples, skipped_files
 
 
 def _get_set_name(file: Path) -> str:
-    """The name of a file without the extensions of its form."""
+    """Return the name of a file without its format extensions."""
     name = file
     while name.suffix.lower() in COMPRESSED_SUFFIXES | TEXT_SUFFIXES - {""}:
         name = name.with_suffix("")
@@ -97,10 +95,10 @@ def _parse_object(row: TableRow) -> Example:
 
 
 def read_bias_pairs(path: Path) -> Iterator[Example]:
-    """Rows of a table with `sent_more` (the more stereotyped sentence), `sent_less`, and perhaps `bias_type`."""
+    """Read a table with `sent_more` (the more stereotyped sentence), `sent_less`, and optionally `bias_type`."""
     if not path.is_file():
-        why = explain_missing(path)
-        raise DataError(f"{path}: {why}; give a table with sent_more and sent_less with --data")
+        problem = explain_missing(path)
+        raise DataError(f"{path}: {problem}; pass a table with sent_more and sent_less with --data")
     table = open_table(path, ["sent_more", "sent_less"])
     for row in table.read_rows():
         group = str(row.values["bias_type"]) if row.values.get("bias_type") else None

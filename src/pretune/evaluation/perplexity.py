@@ -1,10 +1,10 @@
-"""Perplexity of texts of any length: windows that overlap, every token judged once.
+"""Perplexity of texts of any length: overlapping windows, each token scored once.
 
-A decoder (or an encoder-decoder) judges the end of each window from what is before it; a model that reads both ways the
-middle, from both sides: its pseudo-perplexity (Salazar et al., 2020). With windows of W tokens of which `stride` are
-judged, a token has at least W - stride tokens before it (both ways: half of that on each side), or all there are.
+A decoder (or an encoder-decoder) scores the end of each window given the tokens before it; a bidirectional model the
+middle, given both sides: its pseudo-perplexity (Salazar et al., 2020). With windows of W tokens of which `stride` are
+scored, a token has at least W - stride tokens of context (bidirectional: half of that on each side), or all there are.
 
-    tokens    0 1 2 3 4 5 6 7 8 9       W = 4, stride = 2, judged in capitals
+    tokens    0 1 2 3 4 5 6 7 8 9       W = 4, stride = 2, scored tokens in capitals
     windows   A B C D
                   c d E F
                       e f G H
@@ -26,11 +26,11 @@ from pretune.inference.text_model import count_unknown, describe_unknown, get_la
 from pretune.metrics.perplexity import bits, perplexity
 
 DEFAULT_WINDOW, BIDIRECTIONAL_WINDOW = 512, 128
-"""Tokens of a window where nothing limits it; where each of its tokens costs a copy of it."""
+"""Default window length; that of bidirectional models, where each token costs a copy of the window."""
 
 
 class Window(NamedTuple):
-    """Tokens [low, high) of a text, of which [start, stop) are judged."""
+    """Tokens [low, high) of a text, of which [start, stop) are scored."""
 
     low: int
     high: int
@@ -39,15 +39,15 @@ class Window(NamedTuple):
 
 
 def split_windows(n: int, width: int, stride: int, *, is_bidirectional: bool = False) -> Iterator[Window]:
-    """The windows of a text of n tokens.
+    """Yield the windows of a text of n tokens.
 
     >>> [tuple(window) for window in split_windows(6, 4, 2)]
     [(0, 4, 0, 4), (2, 6, 4, 6)]
-    >>> [tuple(window) for window in split_windows(6, 4, 2, both=True)]
+    >>> [tuple(window) for window in split_windows(6, 4, 2, is_bidirectional=True)]
     [(0, 4, 0, 2), (1, 5, 2, 4), (2, 6, 4, 6)]
     """
     if not 1 <= stride <= width:
-        raise UsageError(f"a stride of {stride} must lie between 1 and the {width} tokens of a window")
+        raise UsageError(f"stride must be from 1 to the window of {width} tokens, got {stride}")
     start = 0
     while start < n:
         stop = min(start + (width if start == 0 and not is_bidirectional else stride), n)
@@ -66,36 +66,35 @@ def evaluate_perplexity(
     train_length: int | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> EvaluationResult:
-    """Perplexity per token, word and byte, and bits per byte; a word is what white space divides.
+    """Evaluate perplexity per token, word and byte, and bits per byte; words are separated by white space.
 
-    Windows are as long as was asked for, or as what the model `learnt` from, where that is known: what it would make of
-    places that it never saw says nothing of it.
+    The window defaults to the training length, if known, because the model is untrained at later positions.
     """
     texts = [text for text in texts if text.strip()]
     if not texts:
-        raise DataError("there is no text to read; is the file empty?")
-    both = is_bidirectional(get_language_model(model))
-    room = _choose_window(model, scoring, both, window, train_length)
-    stride = max(1, room // 2) if stride is None else stride
-    read = encode_passages(get_tokenizer(model), texts)
-    cut = _split_passages(read, room, stride, both)
-    found = compute_token_logprobs(model, cut, scoring, on_progress)
-    nats, tokens = -float(found.sums.sum()), int(found.counts.sum())
+        raise DataError("no text to evaluate; is the file empty?")
+    bidirectional = is_bidirectional(get_language_model(model))
+    window_length = _choose_window(model, scoring, bidirectional, window, train_length)
+    stride = max(1, window_length // 2) if stride is None else stride
+    passages = encode_passages(get_tokenizer(model), texts)
+    windows = _split_passages(passages, window_length, stride, bidirectional)
+    logprobs = compute_token_logprobs(model, windows, scoring, on_progress)
+    nats, tokens = -float(logprobs.sums.sum()), int(logprobs.counts.sum())
     words, size = sum(len(text.split()) for text in texts), sum(len(text.encode()) for text in texts)
-    kind = "pseudo_perplexity" if both else "perplexity"
+    kind = "pseudo_perplexity" if bidirectional else "perplexity"
     counts = {
         "documents": len(texts),
         "tokens": tokens,
         "words": words,
         "bytes": size,
-        "windows": len(cut),
-        "unscored": int(cut.span_lengths.sum()) - tokens,
-        "unknown": count_unknown(get_tokenizer(model), read.tokens),
+        "windows": len(windows),
+        "unscored": int(windows.span_lengths.sum()) - tokens,
+        "unknown": count_unknown(get_tokenizer(model), passages.tokens),
     }
-    notes = [f"windows of {room} tokens, {stride} judged in each"]
+    notes = [f"windows of {window_length} tokens, {stride} scored in each"]
     if counts["unknown"]:
-        told = describe_unknown(counts["unknown"], len(read.tokens))
-        notes.append(f"{told}, which makes words and bytes look likely")
+        unknown_text = describe_unknown(counts["unknown"], len(passages.tokens))
+        notes.append(f"{unknown_text}; word and byte perplexity are too low")
     return EvaluationResult(
         task="perplexity",
         scores={
@@ -112,28 +111,34 @@ def evaluate_perplexity(
 def _choose_window(
     model: nn.Module, scoring: ScoringConfig, is_bidirectional: bool, window: int | None, train_length: int | None
 ) -> int:
-    """The tokens of a window: as many as asked for, or as it learnt from, or as the model allows."""
-    longest, form = (
+    """Return the window length: the requested one, else the training length, else the model's maximum."""
+    max_length, method = (
         get_max_length(get_language_model(model)),
         build_scoring_method(get_language_model(model), get_tokenizer(model), scoring),
     )
-    most = None if longest is None else form.room(longest)
+    max_window = None if max_length is None else method.room(max_length)
     if window is None:
-        usual = most if train_length is None else max(1, form.room(min(train_length, longest or train_length)))
-        return min(usual or DEFAULT_WINDOW, BIDIRECTIONAL_WINDOW) if is_bidirectional else usual or DEFAULT_WINDOW
-    if window < 1 or (most is not None and window > most):
-        raise UsageError(f"a window of {window} tokens; this model allows 1 to {most if most is not None else 'any'}")
+        default_window = (
+            max_window if train_length is None else max(1, method.room(min(train_length, max_length or train_length)))
+        )
+        return (
+            min(default_window or DEFAULT_WINDOW, BIDIRECTIONAL_WINDOW)
+            if is_bidirectional
+            else default_window or DEFAULT_WINDOW
+        )
+    if window < 1 or (max_window is not None and window > max_window):
+        raise UsageError(f"window must be from 1 to {max_window if max_window is not None else 'any'}")
     return window
 
 
 def _split_passages(texts: Passages, width: int, stride: int, is_bidirectional: bool) -> Passages:
-    """Every window as a passage of its own."""
-    found = [
-        (int(start), each)
+    """Return every window as a passage of its own."""
+    windows = [
+        (int(start), window)
         for start, n in zip(texts.offsets[:-1], texts.lengths, strict=True)
-        for each in split_windows(int(n), width, stride, is_bidirectional=is_bidirectional)
+        for window in split_windows(int(n), width, stride, is_bidirectional=is_bidirectional)
     ]
-    base, low, high, start, stop = np.array([(at, *each) for at, each in found], dtype=np.int64).T
+    base, low, high, start, stop = np.array([(position, *window) for position, window in windows], dtype=np.int64).T
     index, offsets = spread(base + low, high - low), compute_offsets(high - low)
     units = texts.unit_starts[index]
     units[offsets[:-1]] = True

@@ -1,13 +1,13 @@
-"""How tasks are put in words to a model that was not trained on them, after Brown et al. (2020) where they have them.
+"""Prompts of tasks, after Brown et al. (2020) where they have them.
 
     >>> from pretune.tasks.example import Example
     >>> render_prompt(PROMPTS["sst2"], Example(text="a gorgeous film"), "positive")
-    Put(text='Review: a gorgeous film\\nSentiment: positive', start=34, stop=43)
+    RenderedPrompt(text='Review: a gorgeous film\\nSentiment: positive', start=34, stop=43)
 
-A prompt may use {text}, {pair}, {choice1} …, and the example's `facts` by name; {before} and {after} are what is around
+A prompt may use {text}, {pair}, {choice1} …, and the example's `facts` by name; {before} and {after} surround
 "_" in the text or "@placeholder" in the pair. {answer} is the blank: one of `answers` by the label, or of the example's
-own choices. What is judged is the answer, what is after it (where answers differ in how likely they are by themselves:
-Trinh and Le, 2018), or both.
+own choices. The scored part is the answer, the text after it (partial scoring, for answers with different prior
+probabilities: Trinh and Le, 2018), or both.
 """
 
 from collections.abc import Mapping
@@ -25,29 +25,31 @@ BLANK = "{answer}"
 
 @spec
 class PromptTemplate:
-    """A text with a blank, and what may stand in it."""
+    """Text with a blank, and its possible answers."""
 
     text: str
     answers: tuple[str, ...] = ()
-    judged: Literal["answer", "after", "both"] = "answer"
+    scored_part: Literal["answer", "after", "both"] = "answer"
     join: str = "\n\n"  # between examples
 
     def __post_init__(self) -> None:
         if self.text.count(BLANK) != 1:
-            raise UsageError(f"a prompt has one {BLANK}, found {self.text.count(BLANK)} in {self.text[:60]!r}")
+            raise UsageError(f"a prompt needs one {BLANK}, got {self.text.count(BLANK)} in {self.text[:60]!r}")
         try:
             fields = [
-                (name, form, turned) for _, name, form, turned in Formatter().parse(self.text) if name is not None
+                (name, form, conversion)
+                for _, name, form, conversion in Formatter().parse(self.text)
+                if name is not None
             ]
-        except ValueError as wrong:
-            raise UsageError(f"the prompt {self.text[:60]!r} cannot be read: {wrong}; write {{{{ for a brace") from None
-        for name, form, turned in fields:
-            if not name.isidentifier() or form or turned:
-                raise UsageError(f"the prompt has {{{name[:40]}}}; only plain names may stand there, such as {{text}}")
+        except ValueError as error:
+            raise UsageError(f"invalid prompt {self.text[:60]!r}: {error}; write {{{{ for a brace") from None
+        for name, form, conversion in fields:
+            if not name.isidentifier() or form or conversion:
+                raise UsageError(f"invalid field {{{name[:40]}}} in the prompt; use plain names such as {{text}}")
 
 
 class RenderedPrompt(NamedTuple):
-    """An example in words, and where the judged stretch is, in characters."""
+    """A rendered example, and the span of its scored part in characters."""
 
     text: str
     start: int
@@ -55,60 +57,60 @@ class RenderedPrompt(NamedTuple):
 
 
 def render_prompt(prompt: PromptTemplate, example: Example, answer: str, end: str = "") -> RenderedPrompt:
-    """An example with an answer in the blank; `end` follows where the answer is last and does not end by itself."""
+    """Render an example with an answer in the blank; `end` is appended if the answer is last and has no punctuation."""
     values = _collect_fields(example)
     head, _, tail = prompt.text.partition(BLANK)
     try:
-        before, after = head.format_map(values), tail.format_map(values)
+        prefix, suffix = head.format_map(values), tail.format_map(values)
     except KeyError as missing:
         raise UsageError(
-            f"the prompt uses {{{missing.args[0]}}}, which examples do not have ({', '.join(values)})"
+            f"the prompt uses {{{missing.args[0]}}}, which the examples do not have (allowed: {', '.join(values)})"
         ) from None
-    if not after and answer.rstrip()[-1:] not in {*".!?"}:
-        after = end
-    start = len(before.rstrip(" "))  # a stretch begins with the space before it
-    stop = len(before) + len(answer)
-    whole = before + answer + after
-    spans = {"answer": (start, stop), "after": (stop, len(whole)), "both": (start, len(whole))}
-    return RenderedPrompt(whole, *spans[prompt.judged if after.strip() else "answer"])
+    if not suffix and answer.rstrip()[-1:] not in {*".!?"}:
+        suffix = end
+    start = len(prefix.rstrip(" "))  # the span starts with the space before it
+    stop = len(prefix) + len(answer)
+    rendered_text = prefix + answer + suffix
+    spans = {"answer": (start, stop), "after": (stop, len(rendered_text)), "both": (start, len(rendered_text))}
+    return RenderedPrompt(rendered_text, *spans[prompt.scored_part if suffix.strip() else "answer"])
 
 
 def get_options(prompt: PromptTemplate, example: Example) -> tuple[str, ...]:
-    """What may stand in the blank of an example."""
+    """Return the answers of an example."""
     return prompt.answers or example.choices
 
 
 def _collect_fields(example: Example) -> Mapping[str, str]:
     values = {"text": example.text, "pair": example.pair or ""}
-    values |= {f"choice{at}": choice for at, choice in enumerate(example.choices, start=1)}
-    for where, mark in ((example.text, "_"), (example.pair or "", "@placeholder")):
-        if mark in where:
-            values["before"], _, values["after"] = where.partition(mark)
+    values |= {f"choice{i}": choice for i, choice in enumerate(example.choices, start=1)}
+    for field_text, mark in ((example.text, "_"), (example.pair or "", "@placeholder")):
+        if mark in field_text:
+            values["before"], _, values["after"] = field_text.partition(mark)
     return values | {name: fact for name, fact in example.facts.items() if name != "answer"}
 
 
 def get_prompt(task: Task) -> PromptTemplate:
-    """The wording of a task; for others, and one's own tables, a plain one with the labels as they are called."""
+    """Return the prompt of a task; for other tasks and user tables a generic one with the label names."""
     if task.name in PROMPTS:
         return PROMPTS[task.name]
     labels = tuple(label.replace("_", " ") for label in task.labels)
-    plain = {
+    generic = {
         "classification": PromptTemplate(text="Text: {text}\nLabel: {answer}", answers=labels),
         "pair": PromptTemplate(text="Text 1: {text}\nText 2: {pair}\nLabel: {answer}", answers=labels),
         "choice": PromptTemplate(text="{text} {answer}"),
     }
-    if task.kind not in plain:
+    if task.kind not in generic:
         raise UsageError(
-            f"task '{task.name}' asks for {task.kind}, which cannot be chosen among answers; fine-tune for it "
-            "(`pretune finetune`), or take one of classes, pairs, choices, spans or texts (`pretune list tasks`)"
+            f"task '{task.name}' is of kind {task.kind}, which few-shot evaluation does not support; fine-tune for it "
+            "(`pretune finetune`), or choose a task of classes, pairs, choices, spans or texts (`pretune list tasks`)"
         )
-    return plain[task.kind]
+    return generic[task.kind]
 
 
 def build_text_to_text_prompt(template: Template) -> PromptTemplate:
-    """A task as T5 was trained on it: its template, with the answers as it writes them."""
+    """Return the T5 prompt of a task: its template with its targets as answers."""
     if not template.targets:
-        raise UsageError("this task's template has no answers to choose among; leave --text-to-text away")
+        raise UsageError("this task's template has no answers to choose among; omit --text-to-text")
     return PromptTemplate(text=template.source + " " + BLANK, answers=template.targets)
 
 
@@ -183,11 +185,11 @@ PROMPTS: Mapping[str, PromptTemplate] = {
     "copa": PromptTemplate(text="{text}\n{pair}\n{answer}"),
     "swag": PromptTemplate(text="{text} {answer}"),
     "hellaswag": PromptTemplate(text="{text} {answer}"),
-    "winogrande": PromptTemplate(text="{before}{answer}{after}", judged="after"),
-    "record": PromptTemplate(text="{text}\n{before}{answer}{after}", judged="both"),
+    "winogrande": PromptTemplate(text="{before}{answer}{after}", scored_part="after"),
+    "record": PromptTemplate(text="{text}\n{before}{answer}{after}", scored_part="both"),
     "arc": _QUESTION_ANSWER,
     "arc_easy": _QUESTION_ANSWER,
     "arc_challenge": _QUESTION_ANSWER,
     "commonsenseqa": _QUESTION_ANSWER,
 }
-"""By task, with the answers in the order of the task's labels."""
+"""Prompts by task, with the answers in the order of the task's labels."""

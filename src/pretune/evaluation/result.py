@@ -1,4 +1,4 @@
-"""What an evaluation gives: scores, the headline first, over how much, and what is to be said of them."""
+"""Result of an evaluation: scores (the headline first), counts and notes."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -7,23 +7,23 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationResult:
-    """One task. Scores are fractions (1 is perfect), but for perplexities and bits, which are what they are called."""
+    """Result of one task. Scores are fractions (1 is perfect), except perplexities and bits."""
 
     task: str
     scores: Mapping[str, float]
     split: str | None = None
     shots: int | None = None
-    groups: Mapping[str, float] = field(default_factory=dict)  # the headline by part of the task
-    counts: Mapping[str, int] = field(default_factory=dict)  # examples, ties, what was cut
+    groups: Mapping[str, float] = field(default_factory=dict)  # the headline score by group
+    counts: Mapping[str, int] = field(default_factory=dict)  # examples, ties, truncated texts
     notes: tuple[str, ...] = ()
-    prompt: str | None = None  # one example as the model read it, where that was asked for
+    prompt: str | None = None  # one rendered example, if requested
     seconds: float = 0.0
 
     @property
     def headline(self) -> tuple[str, float]:
-        """The name and the value of the score it is judged by."""
+        """Name and value of the headline score."""
         return next(iter(self.scores.items()))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; what is empty is left out."""
+        """Return a JSON-ready dict without empty fields."""
         return {name: value for name, value in asdict(self).items() if value not in (None, {}, ()) or name == "scores"}

@@ -1,9 +1,9 @@
-"""Retrieval by vectors, without training, and BM25 beside it: nDCG@10, reciprocal rank and recall.
+"""Zero-shot retrieval by embeddings, with BM25 as baseline: nDCG@10, reciprocal rank and recall.
 
-    retrieval("runs/small", "cranfield", data="data")        # {"ndcg": …, "mrr": …, "recall": …}
-    retrieval("bm25", "cranfield", data="data")
+        evaluate_retrieval("runs/small", "cranfield", data="data")        # {"ndcg": …, "mrr": …, "recall": …}
+        evaluate_retrieval("bm25", "cranfield", data="data")
 
-Hits are scored against judgements: `query -> document -> gain`, from a task or from a file as trec_eval reads it.
+Hits are scored against relevance judgements: `query -> document -> gain`, from a task or from a trec_eval file.
 """
 
 import os
@@ -37,30 +37,32 @@ def evaluate_retrieval(
     on_progress: ProgressCallback | None = None,
     **embed_options: Any,
 ) -> dict[str, Any]:
-    """Scores on a task with queries and documents; `how` is as `embed` takes it, vectors are of length one.
+    """Evaluate retrieval on a task with queries and documents; `embed_options` are those of `embed`.
 
-    Prompts that the model's directory names for documents and for queries are put before them.
+    Embeddings are normalized. The model's prompts for documents and queries are prepended.
     """
-    chosen = TASKS.get(task) if isinstance(task, str) else task
-    if chosen.kind != "retrieval":
-        raise UsageError(f"task '{chosen.name}' is of the kind '{chosen.kind}'; retrieval needs queries and documents")
-    documents = list(chosen.find("documents", data).read())
-    queries = list(chosen.find("test", data).read())
-    texts, asked = [document.text for document in documents], [query.text for query in queries]
+    retrieval_task = TASKS.get(task) if isinstance(task, str) else task
+    if retrieval_task.kind != "retrieval":
+        raise UsageError(f"task '{retrieval_task.name}' is of kind '{retrieval_task.kind}', not 'retrieval'")
+    documents = list(retrieval_task.find("documents", data).read())
+    queries = list(retrieval_task.find("test", data).read())
+    texts, query_texts = [document.text for document in documents], [query.text for query in queries]
     if model == BASELINE:
-        found = BM25(texts).search(asked, k)
+        hits = BM25(texts).search(query_texts, k)
     else:
-        ready = model if isinstance(model, Embedder) else build_embedder(model, **{"normalise": True, **embed_options})
-        before = (None, None) if isinstance(model, Embedder) or "prompt" in embed_options else ready.prompts
-        there, queried = (
-            _normalise(ready.with_prompt(before[0])(texts, on_progress)),
-            _normalise(ready.with_prompt(before[1])(asked)),
+        embedder = (
+            model if isinstance(model, Embedder) else build_embedder(model, **{"normalise": True, **embed_options})
         )
-        found = search_exact([there], queried, k)
+        prompts = (None, None) if isinstance(model, Embedder) or "prompt" in embed_options else embedder.prompts
+        document_vectors, query_vectors = (
+            _normalise(embedder.with_prompt(prompts[0])(texts, on_progress)),
+            _normalise(embedder.with_prompt(prompts[1])(query_texts)),
+        )
+        hits = search_exact([document_vectors], query_vectors, k)
     gains = {query.id: dict.fromkeys(query.answers, 1.0) for query in queries}
     ids = [document.id for document in documents]
-    scores = score_hits(gains, [query.id for query in queries], map_ids(found, ids), k)
-    return {"task": chosen.name, "documents": len(documents), **scores}
+    scores = score_hits(gains, [query.id for query in queries], map_ids(hits, ids), k)
+    return {"task": retrieval_task.name, "documents": len(documents), **scores}
 
 
 def _normalise(embeddings: EmbeddingResult) -> NDArray[np.float32]:
@@ -69,30 +71,32 @@ def _normalise(embeddings: EmbeddingResult) -> NDArray[np.float32]:
 
 
 def map_ids(hits: SearchResult, ids: Sequence[str]) -> list[list[str]]:
-    """The ids of hits, best first."""
+    """Return the document ids of the hits, best first."""
     return [[ids[number] for number in row if number >= 0] for row in hits[1].tolist()]
 
 
 def score_hits(judgements: Judgements, queries: Sequence[str], hits: Sequence[Sequence[str]], k: int) -> dict[str, Any]:
-    """Scores of hits over the queries that were judged; a query with no relevant document is left out, and counted."""
-    kept = [i for i, query in enumerate(queries) if any(gain > 0 for gain in judgements.get(query, {}).values())]
-    if not kept:
-        raise DataError(f"none of {len(queries)} queries has a relevant document; are the ids those of the queries?")
-    gold: list[Any] = [judgements[queries[i]] for i in kept]
-    told = [hits[i] for i in kept]
+    """Score hits over the queries with judgements; queries without a relevant document are excluded and counted."""
+    judged_queries = [
+        i for i, query in enumerate(queries) if any(gain > 0 for gain in judgements.get(query, {}).values())
+    ]
+    if not judged_queries:
+        raise DataError(f"none of {len(queries)} queries has a relevant document; check the query ids")
+    gold: list[Any] = [judgements[queries[i]] for i in judged_queries]
+    hit_lists = [hits[i] for i in judged_queries]
     return {
-        "queries": len(kept),
-        "unjudged": len(queries) - len(kept),
+        "queries": len(judged_queries),
+        "unjudged": len(queries) - len(judged_queries),
         "k": k,
-        "ndcg": ndcg(gold, told, k=k),
-        "mrr": mrr(gold, told, k=k),
-        "recall": recall(gold, told, k=k),
+        "ndcg": ndcg(gold, hit_lists, k=k),
+        "mrr": mrr(gold, hit_lists, k=k),
+        "recall": recall(gold, hit_lists, k=k),
     }
 
 
 def read_judgements(path: str | os.PathLike[str]) -> dict[str, dict[str, float]]:
-    """A relevance file: `query 0 document gain` (trec_eval) or `query document gain`, a header allowed there."""
-    found: dict[str, dict[str, float]] = {}
+    """Read a relevance file: `query 0 document gain` (trec_eval) or `query document gain`, with an optional header."""
+    judgements: dict[str, dict[str, float]] = {}
     for number, line in read_lines(Path(path)):
         cells = line.split()
         if not cells:
@@ -100,12 +104,12 @@ def read_judgements(path: str | os.PathLike[str]) -> dict[str, dict[str, float]]
         try:
             if len(cells) not in (3, 4):
                 raise ValueError
-            found.setdefault(cells[0], {})[cells[-2]] = float(cells[-1])
+            judgements.setdefault(cells[0], {})[cells[-2]] = float(cells[-1])
         except ValueError:
             if number == 1 and len(cells) == 3:  # a header
                 continue
-            wanted = "'query 0 document gain' or 'query document gain'"
-            raise DataError(f"{path}:{number}: expected {wanted}, found {line[:60]!r}") from None
-    if not found:
-        raise DataError(f"{path}: no judgements in it")
-    return found
+            formats = "'query 0 document gain' or 'query document gain'"
+            raise DataError(f"{path}:{number}: expected {formats}, got {line[:60]!r}") from None
+    if not judgements:
+        raise DataError(f"{path}: no judgements")
+    return judgements

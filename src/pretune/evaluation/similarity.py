@@ -1,9 +1,9 @@
-"""Similarity by vectors, without training: the cosine of two texts' vectors against what people said of them.
+"""Zero-shot semantic similarity: the cosine of two embeddings against human scores.
 
-    similarity("runs/small", "sts12-16", data="data")        # {"spearman": …, "pearson": …, "groups": …}
+        evaluate_similarity("runs/small", "sts12-16", data="data")        # {"spearman": …, "pearson": …, "groups": …}
 
-Spearman's correlation is the headline (Reimers et al., 2016). A task of several sets is scored over all pairs together,
-and set by set beside it.
+Spearman's correlation is the headline (Reimers et al., 2016). A task of several sets is scored over all pairs and
+set by set.
 """
 
 import os
@@ -34,28 +34,33 @@ def evaluate_similarity(
     on_progress: ProgressCallback | None = None,
     **embed_options: Any,
 ) -> dict[str, Any]:
-    """Correlations on a task of scored pairs, or on `limit` of them, evenly spread; `how` is as `embed` takes it.
+    """Compute correlations on a task of scored pairs, or on `limit` evenly spaced ones; `embed_options` as in `embed`.
 
-    Where no split is named it is `test`, if that is there with its scores, or else `dev`.
+    The default split is `test` if it has scores, else `dev`.
     """
-    chosen = TASKS.get(task) if isinstance(task, str) else task
-    name, examples = _read_pairs(chosen, data, split)
+    similarity_task = TASKS.get(task) if isinstance(task, str) else task
+    name, examples = _read_pairs(similarity_task, data, split)
     if limit is not None and limit < 2:
-        raise UsageError(f"a limit of {limit} pairs has no correlation; 2 or more have")
+        raise UsageError(f"limit must be >= 2 for a correlation, got {limit}")
     if limit is not None and limit < len(examples):
-        examples = [examples[at * len(examples) // limit] for at in range(limit)]
+        examples = [examples[i * len(examples) // limit] for i in range(limit)]
     scores = [float(example.label or 0.0) for example in examples]
-    found = compute_cosines(
+    cosines = compute_cosines(
         model, [(example.text, example.pair or "") for example in examples], on_progress=on_progress, **embed_options
     )
     groups = sorted({example.group for example in examples if example.group is not None})
-    out: dict[str, Any] = {"task": chosen.name, "split": name, "pairs": len(examples), **correlate(scores, found)}
+    out: dict[str, Any] = {
+        "task": similarity_task.name,
+        "split": name,
+        "pairs": len(examples),
+        **correlate(scores, cosines),
+    }
     if len(groups) > 1:
         members = {group: [i for i, example in enumerate(examples) if example.group == group] for group in groups}
         out["groups"] = {
-            group: {"pairs": len(which), **correlate([scores[i] for i in which], found[which])}
-            for group, which in members.items()
-            if len(which) > 1
+            group: {"pairs": len(rows), **correlate([scores[i] for i in rows], cosines[rows])}
+            for group, rows in members.items()
+            if len(rows) > 1
         }
     return out
 
@@ -67,9 +72,11 @@ def compute_cosines(
     on_progress: ProgressCallback | None = None,
     **embed_options: Any,
 ) -> Floats:
-    """The cosine of the two texts of each pair."""
+    """Return the cosine of the two texts of each pair."""
     left, right = _embed_columns(
-        _build_embedder(model, embed_options), [[one for one, _ in pairs], [other for _, other in pairs]], on_progress
+        _build_embedder(model, embed_options),
+        [[first for first, _ in pairs], [second for _, second in pairs]],
+        on_progress,
     )
     return np.asarray((left * right).sum(axis=1))
 
@@ -77,13 +84,17 @@ def compute_cosines(
 def triplet_accuracy(
     model: str | os.PathLike[str] | nn.Module | Embedder, triplets: Sequence[tuple[str, str, str]], **embed_options: Any
 ) -> dict[str, Any]:
-    """How often a text is nearer, by cosine, to the second of three than to the third; a tie is wrong."""
+    """Return the share of triplets whose anchor is closer to the positive than to the negative; a tie is wrong."""
     if not triplets:
-        raise DataError("no triplets to judge")
+        raise DataError("no triplets to evaluate")
     columns = [[triplet[i] for triplet in triplets] for i in range(3)]
     anchor, positive, negative = _embed_columns(_build_embedder(model, embed_options), columns, None)
-    near, far = (anchor * positive).sum(axis=1), (anchor * negative).sum(axis=1)
-    return {"triplets": len(triplets), "accuracy": float((near > far).mean()), "ties": int((near == far).sum())}
+    positive_cosines, negative_cosines = (anchor * positive).sum(axis=1), (anchor * negative).sum(axis=1)
+    return {
+        "triplets": len(triplets),
+        "accuracy": float((positive_cosines > negative_cosines).mean()),
+        "ties": int((positive_cosines == negative_cosines).sum()),
+    }
 
 
 def _build_embedder(model: str | os.PathLike[str] | nn.Module | Embedder, embed_options: dict[str, Any]) -> Embedder:
@@ -93,23 +104,21 @@ def _build_embedder(model: str | os.PathLike[str] | nn.Module | Embedder, embed_
 def _embed_columns(
     encoder: Embedder, columns: Sequence[list[str]], on_progress: ProgressCallback | None
 ) -> list[Floats]:
-    """The vectors of each column, of length one; all texts are read together, equal ones once."""
+    """Return the normalized embeddings of each column; all texts are encoded together, equal ones once."""
     vectors = encoder([text for column in columns for text in column], on_progress).vectors
     vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     return np.split(vectors, len(columns))
 
 
 def correlate(scores: Sequence[float], cosines: Floats) -> dict[str, float]:
-    """Spearman's and Pearson's, of what people said and what was found."""
+    """Return Spearman's and Pearson's correlation of human scores and cosines."""
     return {"spearman": spearman(scores, cosines.tolist()), "pearson": pearson(scores, cosines.tolist())}
 
 
 def _read_pairs(task: Task, data: str | os.PathLike[str] | None, split: str | None) -> tuple[str, list[Example]]:
     if task.kind != "regression":
-        scored = [name for name in TASKS.list_names() if TASKS.get(name).kind == "regression"]
-        raise UsageError(
-            f"task '{task.name}' is of the kind '{task.kind}'; similarity needs scored pairs ({', '.join(scored)})"
-        )
+        similarity_tasks = [name for name in TASKS.list_names() if TASKS.get(name).kind == "regression"]
+        raise UsageError(f"task '{task.name}' is of kind '{task.kind}'; choose one of {', '.join(similarity_tasks)}")
     names = [split] if split else [name for name in ("test", "dev") if name in task.splits]
     for name in names:
         if name != names[-1] and name not in task.find_available(data):

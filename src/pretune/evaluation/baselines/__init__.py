@@ -1,10 +1,10 @@
-"""Simple baselines: what a task gives without any pre-trained model.
+"""Simple baselines without pre-training.
 
-    table = compare(train, labels, test, gold, names=DEFAULT)        # texts, or pairs of texts
+        table = compare(train, labels, test, gold, names=DEFAULT_BASELINES)        # texts, or pairs of texts
     print(table)
 
-Each is a spec whose `fit(texts, labels, seed=0)` gives a function from texts to predicted labels. A text is a string or
-a pair of strings; what is read of a pair stands in `features.py`.
+Each is a spec whose `fit(texts, labels, seed=0)` returns a function from texts to predicted labels. A text is a string
+or a pair of strings; the features of a pair are described in `features.py`.
 """
 
 from typing import TYPE_CHECKING
@@ -26,4 +26,4 @@ BASELINES: "Registry[type[Baseline]]" = Registry(
 )
 
 DEFAULT_BASELINES = ("majority", "svm", "vectors")
-"""Those that stand beside every result unless others are asked for."""
+"""Baselines reported with every result by default."""

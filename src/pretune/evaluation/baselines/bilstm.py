@@ -1,4 +1,4 @@
-"""A bidirectional LSTM with attention over static vectors: the neural baseline without pre-training on other text."""
+"""BiLSTM with attention over static vectors: the neural baseline without pre-training on other text."""
 
 import copy
 import math
@@ -29,39 +29,39 @@ from pretune.training.optim import AdamW, build_parameter_groups
 from pretune.training.train_state import TrainState
 
 UNKNOWN, SEPARATOR, FIRST_WORD = 0, 1, 2
-"""The token of unknown words (and of a text without any), the one between the texts of a pair, the first word's."""
+"""Token of unknown words (and of empty texts), separator of the texts of a pair, token of the first word."""
 
 
 @spec
 class BiLSTMBaseline:
-    """A BiLSTM with attention over word vectors, trained on the task's texts, a tenth of which chooses the epoch."""
+    """BiLSTM with attention over word vectors, trained on the task's texts; a tenth of them selects the epoch."""
 
     hidden: int = 64
-    words: int = 150  # of a text; the rest is cut off
+    words: int = 150  # maximum per text; longer texts are truncated
     dropout: float = 0.3
     epochs: int = 5
-    steps: int = 200  # at least; where texts are few, epochs are more
-    size: int = 32  # texts in a step
+    steps: int = 200  # minimum; few texts get more epochs
+    size: int = 32  # batch size
     optim: AdamW = AdamW(lr=2e-3)
-    start: Word2Vec = Word2Vec(width=64, least=2)  # the vectors it begins with
+    start: Word2Vec = Word2Vec(width=64, least=2)  # initial word vectors
 
     def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predictor:
-        """Learn from labelled texts (or pairs, read one after the other with a mark between them)."""
+        """Train on labelled texts (or pairs, concatenated with a separator)."""
         classes, y = encode_labels(labels)
         if len(classes) < 2:
             return Majority().fit(texts, labels)
-        both = [part for text in texts for part in ([text] if isinstance(text, str) else text)]
-        vectors = self.start.train(both, seed=seed)
+        parts = [part for text in texts for part in ([text] if isinstance(text, str) else text)]
+        vectors = self.start.train(parts, seed=seed)
         tokens = [self._encode(text, vectors) for text in texts]
         order = make_generator(seed, 0).permutation(len(texts))
-        held, rest = np.split(order, [len(order) // 10])
-        with torch.random.fork_rng(devices=[]):  # what it draws is its own: nobody else's numbers change
+        valid_rows, train_rows = np.split(order, [len(order) // 10])
+        with torch.random.fork_rng(devices=[]):  # leaves the global random state unchanged
             torch.manual_seed(mix(seed, 1) >> 1)
             model = BiLSTMClassifier(self, vectors, len(classes))
             self._train(
                 model,
-                _EpochBatches(tokens, y, rest, self.size, seed),
-                lambda: _compute_accuracy(model, tokens, y, held),
+                _EpochBatches(tokens, y, train_rows, self.size, seed),
+                lambda: _compute_accuracy(model, tokens, y, valid_rows),
             )
 
         def predict(texts: Sequence[Text]) -> list[Label]:
@@ -70,7 +70,7 @@ class BiLSTMBaseline:
         return predict
 
     def _train(self, model: "BiLSTMClassifier", epochs: "_EpochBatches", evaluate: Callable[[], float]) -> None:
-        """Train for all epochs, and go back to the first of those with the most held-out texts right."""
+        """Train for all epochs and restore the first one with the highest held-out accuracy."""
         rounds = max(self.epochs, -(-self.steps // epochs.steps))
         steps = epochs.steps * rounds
         loop = Loop(
@@ -83,25 +83,25 @@ class BiLSTMBaseline:
             should_stop=partial(_is_over, 0),
             seed=epochs.seed,
         )
-        best, kept = -math.inf, model.state_dict()
+        best, best_weights = -math.inf, model.state_dict()
         for epoch in range(1, rounds + 1):
             loop.should_stop = partial(_is_over, epoch * epochs.steps)
             loop.run()
-            found = evaluate()
-            if found > best:
-                best, kept = found, copy.deepcopy(model.state_dict())
-        model.load_state_dict(kept)
+            accuracy = evaluate()
+            if accuracy > best:
+                best, best_weights = accuracy, copy.deepcopy(model.state_dict())
+        model.load_state_dict(best_weights)
 
     def _encode(self, text: Text, vectors: WordVectors) -> list[int]:
         if not isinstance(text, str):
             return [*self._encode(text[0], vectors), SEPARATOR, *self._encode(text[1], vectors)]
         unknown = UNKNOWN - FIRST_WORD
-        found = [vectors.index.get(word, unknown) + FIRST_WORD for word in split_words(text)[: self.words]]
-        return found or [UNKNOWN]
+        ids = [vectors.index.get(word, unknown) + FIRST_WORD for word in split_words(text)[: self.words]]
+        return ids or [UNKNOWN]
 
 
 class BiLSTMClassifier(nn.Module):
-    """Tokens to one row of logits for each cell `[C, classes]`."""
+    """Tokens to one row of logits per cell `[C, classes]`."""
 
     def __init__(self, spec: BiLSTMBaseline, vectors: WordVectors, classes: int) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class BiLSTMClassifier(nn.Module):
 
 
 class _ClassificationLoss:
-    """Cross-entropy at the labels of cells."""
+    """Cross-entropy over the labels of cells."""
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         assert batch.labels is not None
@@ -133,7 +133,7 @@ class _ClassificationLoss:
 
 
 class _EpochBatches:
-    """Batches of labelled texts, every epoch in another order."""
+    """Batches of labelled texts, reshuffled every epoch."""
 
     wait_seconds = 0.0
 
@@ -144,23 +144,23 @@ class _EpochBatches:
         self._step = 0
 
     def __next__(self) -> list[Batch]:
-        epoch, at = divmod(self._step, self.steps)
+        epoch, step = divmod(self._step, self.steps)
         order = make_generator(self.seed, 2, epoch).permutation(self.rows)
-        take = order[at * self.size : (at + 1) * self.size]
+        rows = order[step * self.size : (step + 1) * self.size]
         self._step += 1
-        return [_pack_batch([self.tokens[i] for i in take], self.y[take])]
+        return [_pack_batch([self.tokens[i] for i in rows], self.y[rows])]
 
     def split(self, micro: int) -> None:
-        """Texts this short fit as they are."""
+        """Do nothing: texts this short need no micro-batches."""
 
 
 def _pack_batch(tokens: list[list[int]], y: Ints | None = None) -> Batch:
-    """Texts in one row, without filler, so that the first cells are the texts in their order."""
-    made = batch(tokens, row=sum(map(len, tokens)))
-    labels = torch.full((made.cells,), IGNORE_INDEX)
+    """Pack texts into one row without filler, so that the first cells are the texts in order."""
+    packed_batch = batch(tokens, row=sum(map(len, tokens)))
+    labels = torch.full((packed_batch.cells,), IGNORE_INDEX)
     if y is not None:
         labels[: len(tokens)] = torch.from_numpy(y)
-    return replace(made, labels=labels)
+    return replace(packed_batch, labels=labels)
 
 
 def _is_over(end: int, state: TrainState) -> bool:
@@ -169,17 +169,17 @@ def _is_over(end: int, state: TrainState) -> bool:
 
 @torch.no_grad()
 def _predict_classes(model: BiLSTMClassifier, tokens: list[list[int]], size: int = 128) -> list[int]:
-    """The likeliest class of each text."""
+    """Return the likeliest class of each text."""
     model.eval()
-    found: list[int] = []
-    for at in range(0, len(tokens), size):
-        part = tokens[at : at + size]
-        found += model(_pack_batch(part))[: len(part)].argmax(1).tolist()
+    classes: list[int] = []
+    for start in range(0, len(tokens), size):
+        chunk = tokens[start : start + size]
+        classes += model(_pack_batch(chunk))[: len(chunk)].argmax(1).tolist()
     model.train()
-    return found
+    return classes
 
 
 def _compute_accuracy(model: BiLSTMClassifier, tokens: list[list[int]], y: Ints, rows: Ints) -> float:
-    """The share of held-out texts that are right; with none to look at the first epoch is as good as any."""
-    said = np.array(_predict_classes(model, [tokens[i] for i in rows]), dtype=np.int64)
-    return float((said == y[rows]).mean()) if len(rows) else 0.0
+    """Return the accuracy on held-out texts; 0 without any, so that the first epoch wins."""
+    predictions = np.array(_predict_classes(model, [tokens[i] for i in rows]), dtype=np.int64)
+    return float((predictions == y[rows]).mean()) if len(rows) else 0.0

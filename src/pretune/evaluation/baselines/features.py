@@ -1,4 +1,4 @@
-"""Features for linear models: TF-IDF, static vectors, and what two texts of a pair have in common."""
+"""Features of linear models: TF-IDF, static vectors, and the overlap of the texts of a pair."""
 
 import itertools
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from pretune.inference.word_vectors import WordVectors, split_words
 
 
 class TfIdf:
-    """Words and pairs of neighbouring words, weighted by (1 + log tf) x idf.
+    """TF-IDF of words and word bigrams, weighted by (1 + log tf) x idf.
 
-    The two sides of a pair are columns of their own (the same word counts differently in a premise and in a
-    hypothesis); with them stand the product of both (what they share) and six numbers about the overlap.
+    The two sides of a pair have separate columns (the same word counts differently in a premise and in a hypothesis);
+    their product (shared words) and six overlap features are appended.
     """
 
     def __init__(self, texts: Sequence[Text]) -> None:
@@ -28,19 +28,21 @@ class TfIdf:
         self._table.fit(first if second is None else [*first, *second])
 
     def __call__(self, texts: Sequence[Text]) -> Any:
-        """A sparse matrix, a row for each text."""
+        """Return a sparse matrix with a row for each text."""
         from scipy import sparse  # type: ignore[import-untyped]
 
         first, second = split_pairs(texts)
-        a = self._table.transform(first)
+        left = self._table.transform(first)
         if second is None:
-            return a
-        b = self._table.transform(second)
-        return sparse.hstack([a, b, a.multiply(b), sparse.csr_matrix(compute_overlap(first, second))], format="csr")
+            return left
+        right = self._table.transform(second)
+        return sparse.hstack(
+            [left, right, left.multiply(right), sparse.csr_matrix(compute_overlap(first, second))], format="csr"
+        )
 
 
 class NgramCounts:
-    """The words and word pairs of many texts, counted once, so that TF-IDF of some of them takes little more time."""
+    """Word and bigram counts of many texts, computed once, so that TF-IDF of subsets is cheap."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         from sklearn.feature_extraction.text import CountVectorizer
@@ -48,60 +50,62 @@ class NgramCounts:
         self._counts = CountVectorizer(analyzer=extract_ngrams, dtype=np.float32).fit_transform(texts)
 
     def compute_tfidf(self, train: Sequence[int], test: Sequence[int]) -> tuple[Any, Any]:
-        """What `TfIdf` makes of the texts of these numbers, fitted on the first."""
+        """Return the TF-IDF features of the texts with these numbers, fitted on the training texts."""
         from sklearn.feature_extraction.text import TfidfTransformer
 
-        some, other = self._counts[np.asarray(train)], self._counts[np.asarray(test)]
-        kept = np.flatnonzero(np.bincount(some.indices, minlength=some.shape[1]) >= compute_min_df(len(train)))
-        weigh = TfidfTransformer(sublinear_tf=True)
-        return weigh.fit_transform(some[:, kept]), weigh.transform(other[:, kept])
+        train_counts, test_counts = self._counts[np.asarray(train)], self._counts[np.asarray(test)]
+        columns = np.flatnonzero(
+            np.bincount(train_counts.indices, minlength=train_counts.shape[1]) >= compute_min_df(len(train))
+        )
+        transformer = TfidfTransformer(sublinear_tf=True)
+        return transformer.fit_transform(train_counts[:, columns]), transformer.transform(test_counts[:, columns])
 
 
 def compute_min_df(texts: int) -> int:
-    """In how many of so many texts a word has to be."""
+    """Return the minimum document frequency for a number of texts."""
     return 2 if texts >= 1000 else 1
 
 
 def extract_ngrams(text: str) -> list[str]:
-    """Words and pairs of neighbouring words; a text without words has one that says so.
+    """Return words and bigrams; a text without words gives one empty feature.
 
     >>> extract_ngrams("Not good")
     ['not', 'good', 'not good']
     """
     words = split_words(text)
-    return [*words, *(" ".join(two) for two in itertools.pairwise(words))] or [""]
+    return [*words, *(" ".join(bigram) for bigram in itertools.pairwise(words))] or [""]
 
 
 def compute_overlap(first: Sequence[str], second: Sequence[str]) -> NDArray[np.float32]:
-    """Six numbers a pair: how much of each is in the other, Jaccard of words and of word pairs, how lengths compare.
+    """Return six overlap features per pair: coverage both ways, Jaccard of words and bigrams, length ratio and order.
 
     >>> compute_overlap(["a b"], ["a c d e"]).astype(float).round(2).tolist()
     [[0.5, 0.25, 0.2, 0.0, 0.5, 1.0]]
     """
     rows = []
-    for one, other in zip(first, second, strict=True):
-        a, b = split_words(one), split_words(other)
-        left, right = set(a), set(b)
-        two, more = set(itertools.pairwise(a)), set(itertools.pairwise(b))
+    for left_text, right_text in zip(first, second, strict=True):
+        left_words, right_words = split_words(left_text), split_words(right_text)
+        left, right = set(left_words), set(right_words)
+        left_bigrams, right_bigrams = set(itertools.pairwise(left_words)), set(itertools.pairwise(right_words))
         common = len(left & right)
         rows.append(
             (
                 common / max(len(left), 1),
                 common / max(len(right), 1),
                 common / max(len(left | right), 1),
-                len(two & more) / max(len(two | more), 1),
-                min(len(a), len(b)) / max(len(a), len(b), 1),
-                float(len(a) < len(b)),
+                len(left_bigrams & right_bigrams) / max(len(left_bigrams | right_bigrams), 1),
+                min(len(left_words), len(right_words)) / max(len(left_words), len(right_words), 1),
+                float(len(left_words) < len(right_words)),
             )
         )
     return np.array(rows, dtype=np.float32).reshape(-1, 6)
 
 
 def average_vectors(vectors: WordVectors, texts: Sequence[Text]) -> NDArray[np.float32]:
-    """The mean vector of a text; of a pair both, |a - b|, a * b (as in InferSent) and the overlap."""
+    """Return the mean vector of each text; for a pair (a, b): a, b, |a - b|, a * b (as in InferSent) and overlap."""
     first, second = split_pairs(texts)
-    a = vectors.average(first)
+    left = vectors.average(first)
     if second is None:
-        return a
-    b = vectors.average(second)
-    return np.concatenate((a, b, np.abs(a - b), a * b, compute_overlap(first, second)), axis=1)
+        return left
+    right = vectors.average(second)
+    return np.concatenate((left, right, np.abs(left - right), left * right, compute_overlap(first, second)), axis=1)

@@ -1,4 +1,4 @@
-"""Linear models over TF-IDF: the support vector machine and logistic regression, their C found by cross-validation."""
+"""Linear models on TF-IDF: support vector machine and logistic regression, C chosen by cross-validation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,13 +14,13 @@ from pretune.evaluation.baselines.majority import Majority
 
 @spec
 class SVM:
-    """TF-IDF of words and word pairs, a linear support vector machine (Joachims, 1998; Wang and Manning, 2012)."""
+    """Linear SVM on TF-IDF of words and bigrams (Joachims, 1998; Wang and Manning, 2012)."""
 
-    choices: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0)  # of C
+    choices: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0)  # candidates for C
     folds: int = 3
 
     def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predictor:
-        """Learn from labelled texts (or pairs)."""
+        """Train on labelled texts (or pairs)."""
         from sklearn.svm import LinearSVC
 
         if len(set(labels)) < 2:
@@ -32,28 +32,27 @@ class SVM:
 
 @spec
 class LogisticBaseline:
-    """TF-IDF of words and word pairs, logistic regression."""
+    """Logistic regression on TF-IDF of words and bigrams."""
 
-    choices: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0)  # of C
+    choices: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0)  # candidates for C
     folds: int = 3
 
     def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predictor:
-        """Learn from labelled texts (or pairs)."""
+        """Train on labelled texts (or pairs)."""
         from sklearn.linear_model import LogisticRegression
 
         if len(set(labels)) < 2:
             return Majority().fit(texts, labels)
         features, (classes, y) = TfIdf(texts), encode_labels(labels)
         model = LogisticRegression(max_iter=300, random_state=seed)
-        found = fit_best_c(model, features(texts), y, self.choices, self.folds, seed)
-        return lambda texts: [classes[i] for i in found.predict(features(texts))] if texts else []
+        classifier = fit_best_c(model, features(texts), y, self.choices, self.folds, seed)
+        return lambda texts: [classes[i] for i in classifier.predict(features(texts))] if texts else []
 
 
 def fit_best_c(model: Any, x: Any, y: Ints, choices: tuple[float, ...], folds: int, seed: int) -> Any:
-    """The model with the best C of the choices by stratified cross-validation, fitted on everything.
+    """Fit a model with the best C by stratified cross-validation, refitted on all data.
 
-    A label with fewer examples than folds makes the folds fewer; with one alone nothing can be held out, and the choice
-    in the middle is taken.
+    The number of folds is at most the size of the smallest class; if that is 1, the middle choice is used.
     """
     from sklearn.model_selection import GridSearchCV, StratifiedKFold
 

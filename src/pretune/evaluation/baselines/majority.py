@@ -1,4 +1,4 @@
-"""The majority class: what is right most often without looking."""
+"""Majority class baseline."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from pretune.evaluation.baselines.base import Label, Predictor, Text
 
 @spec
 class Majority:
-    """The most frequent label for everything; of equally frequent ones the first as text."""
+    """Most frequent label for every text; ties are broken alphabetically."""
 
     def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predictor:
         """Count the labels."""
         counts = Counter(labels)
-        most = min(counts, key=lambda label: (-counts[label], str(label)))
-        return lambda texts: [most] * len(texts)
+        majority_label = min(counts, key=lambda label: (-counts[label], str(label)))
+        return lambda texts: [majority_label] * len(texts)

@@ -1,4 +1,4 @@
-"""Baselines for scores: the mean of those seen, and ridge regression over TF-IDF or averaged word vectors."""
+"""Baselines for scores: the mean, and ridge regression on TF-IDF or averaged word vectors."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ ValuePredictor = Callable[[Sequence[Text]], list[float]]
 
 @spec
 class Mean:
-    """The mean score for everything."""
+    """Mean score for every text."""
 
     def fit(self, texts: Sequence[Text], values: Sequence[float], *, seed: int = 0) -> ValuePredictor:
         """Average the scores."""
@@ -26,12 +26,12 @@ class Mean:
 
 @spec
 class Ridge:
-    """TF-IDF of words and word pairs, ridge regression, its penalty found by cross-validation."""
+    """Ridge regression on TF-IDF of words and bigrams, penalty chosen by cross-validation."""
 
     choices: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
 
     def fit(self, texts: Sequence[Text], values: Sequence[float], *, seed: int = 0) -> ValuePredictor:
-        """Learn from texts (or pairs) with scores; predictions stay within those seen."""
+        """Train on texts (or pairs) with scores; predictions are clipped to the range of the training scores."""
         if len(texts) < 6:
             return Mean().fit(texts, values)
         return _fit_ridge(TfIdf(texts), texts, values, self.choices, seed)
@@ -39,21 +39,21 @@ class Ridge:
 
 @spec
 class RidgeVectors:
-    """The mean word vector of a text (of a pair what two have in common), ridge regression."""
+    """Ridge regression on the mean word vector of a text (for a pair, on features of both)."""
 
-    vectors: str | None = None  # a file in word2vec's or GloVe's text format; None: trained on the task's own texts
-    trained: Word2Vec = Word2Vec(epochs=10, least=2)
+    vectors: str | None = None  # file in word2vec's or GloVe's text format; None: trained on the task's texts
+    word2vec: Word2Vec = Word2Vec(epochs=10, least=2)
     choices: tuple[float, ...] = (1.0, 10.0, 100.0, 1000.0)
 
     def fit(self, texts: Sequence[Text], values: Sequence[float], *, seed: int = 0) -> ValuePredictor:
-        """Learn from texts (or pairs) with scores; without a file the vectors are trained on these texts."""
+        """Train on texts (or pairs) with scores; without a file the vectors are trained on these texts."""
         from sklearn.preprocessing import StandardScaler
 
         first, second = split_pairs(texts)
         words = [text for text in [*first, *(second or [])] if text.strip()]
         if len(texts) < 6 or not words:
             return Mean().fit(texts, values)
-        vectors = WordVectors.load(self.vectors) if self.vectors else self.trained.train(words, seed=seed)
+        vectors = WordVectors.load(self.vectors) if self.vectors else self.word2vec.train(words, seed=seed)
         scale = StandardScaler().fit(average_vectors(vectors, texts))
         return _fit_ridge(
             lambda texts: scale.transform(average_vectors(vectors, texts)), texts, values, self.choices, seed
@@ -71,6 +71,6 @@ def _fit_ridge(
     from sklearn.model_selection import GridSearchCV, KFold
 
     y, split = np.asarray(values, dtype=np.float64), KFold(3, shuffle=True, random_state=seed)
-    found = GridSearchCV(Model(random_state=seed), {"alpha": list(choices)}, cv=split).fit(features(texts), y)
+    search = GridSearchCV(Model(random_state=seed), {"alpha": list(choices)}, cv=split).fit(features(texts), y)
     low, high = float(y.min()), float(y.max())
-    return lambda texts: np.clip(found.predict(features(texts)), low, high).tolist() if texts else []
+    return lambda texts: np.clip(search.predict(features(texts)), low, high).tolist() if texts else []

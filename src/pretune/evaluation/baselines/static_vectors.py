@@ -13,15 +13,15 @@ from pretune.inference.word_vectors import WordVectors
 
 @spec
 class AveragedVectors:
-    """The mean word vector of a text, logistic regression on top; the vectors are read from a file or trained here."""
+    """Logistic regression on the mean word vector of a text; the vectors are read from a file or trained here."""
 
-    vectors: str | None = None  # a file in word2vec's or GloVe's text format; None: trained on the task's own texts
-    trained: Word2Vec = Word2Vec(epochs=10, least=2)
-    choices: tuple[float, ...] = (0.03, 0.3, 3.0, 30.0)  # of C
+    vectors: str | None = None  # file in word2vec's or GloVe's text format; None: trained on the task's texts
+    word2vec: Word2Vec = Word2Vec(epochs=10, least=2)
+    choices: tuple[float, ...] = (0.03, 0.3, 3.0, 30.0)  # candidates for C
     folds: int = 3
 
     def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predictor:
-        """Learn from labelled texts (or pairs)."""
+        """Train on labelled texts (or pairs)."""
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
@@ -32,14 +32,14 @@ class AveragedVectors:
         x, (classes, y) = average_vectors(vectors, texts), encode_labels(labels)
         scale = StandardScaler().fit(x)
         model = LogisticRegression(max_iter=300, random_state=seed)
-        found = make_pipeline(scale, fit_best_c(model, scale.transform(x), y, self.choices, self.folds, seed))
+        pipeline = make_pipeline(scale, fit_best_c(model, scale.transform(x), y, self.choices, self.folds, seed))
 
         def predict(texts: Sequence[Text]) -> list[Label]:
-            return [classes[i] for i in found.predict(average_vectors(vectors, texts))] if texts else []
+            return [classes[i] for i in pipeline.predict(average_vectors(vectors, texts))] if texts else []
 
         return predict
 
     def _train(self, texts: Sequence[Text], seed: int) -> WordVectors:
         first, second = split_pairs(texts)
         words = [text for text in [*first, *(second or [])] if text.strip()]
-        return self.trained.train(words, seed=seed)
+        return self.word2vec.train(words, seed=seed)
