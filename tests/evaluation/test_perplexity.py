@@ -167,7 +167,7 @@ def test_blanks_of_ones_own(tmp_path: Path) -> None:
     assert told.scores["perplexity"] == pytest.approx(math.exp(nats), rel=1e-9)
     assert evaluate_cloze(scorer("gpt2"), found).counts["examples"] == 2
     file.write_text('{"text": "no blank", "answer": "a"}')
-    with pytest.raises(DataError, match=r":1: 0 .*'text'"):
+    with pytest.raises(DataError, match=r":1: .*'text'.* 0 "):
         read_blanks(file)
     with pytest.raises(DataError, match="nowhere"):
         read_blanks(tmp_path / "nowhere")
@@ -181,7 +181,7 @@ def test_bad_input_is_one_line() -> None:
     model = scorer("gpt2")
     with pytest.raises(DataError):
         evaluate_perplexity(model, [" ", ""])
-    with pytest.raises(UsageError, match=r"9 .* 1 .* 8 "):
+    with pytest.raises(UsageError, match=r"8 .*9"):
         evaluate_perplexity(model, [LONG], window=8, stride=9)
     assert window_and_stride(evaluate_perplexity(model, [LONG])) == [24, 12]
     assert window_and_stride(evaluate_perplexity(model, [LONG], train_length=10)) == [10, 5]

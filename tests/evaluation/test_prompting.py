@@ -320,7 +320,7 @@ def test_bad_input_is_one_line(table: dict[str, Path]) -> None:
     assert render_prompt(PromptTemplate(text="{{x}} {answer}"), Example(text="a"), "b").text == "{x} b"
     with pytest.raises(UsageError, match=r"\{word\}.*text, pair"):
         render_prompt(PromptTemplate(text="{word} {answer}"), Example(text="a"), "b")
-    with pytest.raises(UsageError, match=r"shots .* 0 .*-1"):
+    with pytest.raises(UsageError, match=r"shots .*-1"):
         evaluate_few_shot(scorer("gpt2"), build_user_task(table), -1)
     with pytest.raises(UsageError, match=r"'loud'.*sum, token or byte"):
         evaluate_few_shot(scorer("gpt2"), build_user_task(table), 0, FewShotConfig(length="loud"))
