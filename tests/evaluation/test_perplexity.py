@@ -187,7 +187,7 @@ def test_bad_input_is_one_line() -> None:
     assert window_and_stride(evaluate_perplexity(model, [LONG], train_length=10)) == [10, 5]
     assert window_and_stride(evaluate_perplexity(model, [LONG], train_length=999)) == [24, 12]
     assert window_and_stride(evaluate_perplexity(model, [LONG], window=12, train_length=10)) == [12, 6]
-    with pytest.raises(UsageError, match=r"99 .* 1 to 24"):
+    with pytest.raises(UsageError, match=r"1 to 24.*99"):
         evaluate_perplexity(model, [LONG], window=99)
     with pytest.raises(DataError):
         evaluate_cloze(model, [])

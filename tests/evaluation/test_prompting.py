@@ -322,7 +322,7 @@ def test_bad_input_is_one_line(table: dict[str, Path]) -> None:
         render_prompt(PromptTemplate(text="{word} {answer}"), Example(text="a"), "b")
     with pytest.raises(UsageError, match=r"shots .*-1"):
         evaluate_few_shot(scorer("gpt2"), build_user_task(table), -1)
-    with pytest.raises(UsageError, match=r"'loud'.*sum, token or byte"):
+    with pytest.raises(UsageError, match=r"'loud'.*sum, token, byte"):
         evaluate_few_shot(scorer("gpt2"), build_user_task(table), 0, FewShotConfig(length="loud"))
     with pytest.raises(DataError):
         Prompter(scorer("gpt2"), SEA).score_choices([])

@@ -102,7 +102,7 @@ def masked(model: LanguageModel, text: str, *, rest: bool = True) -> list[float]
             hidden = [other for other in word if other >= place] if rest else [place]
             shown = [special["mask"] if at in hidden else token for at, token in enumerate(tokens)]
             laid = template.apply(shown)
-            at = int((~laid.special).argmax()) + place
+            at = int((~laid.is_special).argmax()) + place
             found.append(
                 float(log_softmax(model, laid.ids.tolist(), segments=[laid.segments.tolist()])[at, tokens[place]])
             )

@@ -127,7 +127,7 @@ def _choose_window(
             else default_window or DEFAULT_WINDOW
         )
     if window < 1 or (max_window is not None and window > max_window):
-        raise UsageError(f"window must be from 1 to {max_window if max_window is not None else 'any'}")
+        raise UsageError(f"window must be from 1 to {max_window or 'any length'}, got {window}")
     return window
 
 
