@@ -128,7 +128,7 @@ def test_the_table_takes_a_metric_and_sees_what_is_missing() -> None:
         return {"first": 0.25, "second": 1.0}
 
     assert compare(texts, labels, texts, labels, names=["majority"], metric=several).rows[0].score == 0.25
-    with pytest.raises(UsageError, match="20 .* 19"):
+    with pytest.raises(UsageError, match=r"20 .* 19"):
         compare(texts[1:], labels, texts, labels)
     with pytest.raises(UsageError, match=r"'svn'.*'svm'"):
         compare(texts, labels, texts, labels, names=["svn"])

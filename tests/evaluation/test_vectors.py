@@ -44,7 +44,7 @@ def test_similarity(tmp_path: Path) -> None:
     assert found["pairs"] == 5 and found["split"] == "test" and found["groups"]["two"]["pairs"] == 2
     some = evaluate_similarity(model, task(tmp_path), limit=3)
     assert some["pairs"] == 3 and all(group["pairs"] > 1 for group in some.get("groups", {}).values())
-    with pytest.raises(UsageError, match="limit .*1"):
+    with pytest.raises(UsageError, match=r"limit .*1"):
         evaluate_similarity(model, task(tmp_path), limit=1)
 
 
