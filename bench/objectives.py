@@ -31,7 +31,7 @@ from pretune.data.ragged import compute_offsets
 from pretune.data.sequences import Sequences
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import ModelShape, Objective, Vocabulary
-from pretune.objectives.masked import Masked
+from pretune.objectives.masked import MaskedLM
 from pretune.objectives.mixture import Mixture
 
 GOAL, RATE = 5.0, 2e6
@@ -45,7 +45,7 @@ VOCABULARY = Vocabulary(
     sentinels=SENTINELS,
     start=BOS,
 )
-MORE: dict[str, Objective] = {"masked, whole words": Masked(words=True)}
+MORE: dict[str, Objective] = {"masked, whole words": MaskedLM(words=True)}
 
 
 def make_sequences(tokens: int, length: int, objective: Objective | None = None) -> Sequences:

@@ -29,11 +29,11 @@ from pretune.models.model import build
 from pretune.nn.heads import SpanHead
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import Corruption, ModelShape, Objective, Vocabulary
-from pretune.objectives.causal import Causal
+from pretune.objectives.causal import CausalLM
 from pretune.objectives.denoising import Denoising
-from pretune.objectives.masked import Masked
+from pretune.objectives.masked import MaskedLM
 from pretune.objectives.mixture import Mixture, Part, build_denoisers
-from pretune.objectives.multitask_masked import MultitaskMasked
+from pretune.objectives.multitask_masked import MultitaskMaskedLM
 from pretune.objectives.next_sentence import NextSentence
 from pretune.objectives.noise import (
     DocumentRotation,
@@ -46,8 +46,8 @@ from pretune.objectives.replaced_token import ReplacedToken
 from pretune.objectives.sentence_order import SentenceOrder
 from pretune.objectives.span_boundary import Boundary
 from pretune.objectives.span_corruption import SpanCorruption
-from pretune.objectives.span_masked import SpanMasked
-from pretune.objectives.supervised import Supervised
+from pretune.objectives.span_masked import SpanMaskedLM
+from pretune.objectives.supervised import SupervisedSeq2seq
 from pretune.text.styles import KINDS, STYLES
 from pretune.text.tokenizer import Tokenizer
 from tests.contracts.restoring import one_after_another, prefixed, spans_put_back, stretch_put_back
@@ -55,27 +55,27 @@ from tests.contracts.tiny import rough
 from tests.text.tokenizers import corpus, trained
 
 VARIANTS: dict[str, Objective] = {
-    "masked-words": Masked(words=True),
-    "masked-static-40": Masked(rate=0.4, copies=3, split=(1.0, 0.0, 0.0)),
-    "span_masked-boundary": SpanMasked(boundary=Boundary()),
-    "next_sentence-words": NextSentence(masking=Masked(words=True)),
-    "sentence_order-spans": SentenceOrder(masking=SpanMasked(boundary=Boundary())),
-    "replaced_token-words": ReplacedToken(masking=Masked(rate=0.25, split=(1.0, 0.0, 0.0), words=True), weight=10.0),
+    "masked-words": MaskedLM(words=True),
+    "masked-static-40": MaskedLM(rate=0.4, copies=3, split=(1.0, 0.0, 0.0)),
+    "span_masked-boundary": SpanMaskedLM(boundary=Boundary()),
+    "next_sentence-words": NextSentence(masking=MaskedLM(words=True)),
+    "sentence_order-spans": SentenceOrder(masking=SpanMaskedLM(boundary=Boundary())),
+    "replaced_token-words": ReplacedToken(masking=MaskedLM(rate=0.25, split=(1.0, 0.0, 0.0), words=True), weight=10.0),
     "span_corruption-prefix": SpanCorruption(prefix=True, closing=False),
     "denoising-five": Denoising(
         noises=(SentencePermutation(), DocumentRotation(), TextInfilling(), TokenDeletion(), TokenMasking()),
     ),
-    "multitask_masked-spread": MultitaskMasked(shares=(0.1, 0.3, 0.3, 0.3)),
-    "mixture-encoder": Mixture(parts=(Part(objective=Masked()), Part(objective=MultitaskMasked(), weight=2.0))),
+    "multitask_masked-spread": MultitaskMaskedLM(shares=(0.1, 0.3, 0.3, 0.3)),
+    "mixture-encoder": Mixture(parts=(Part(objective=MaskedLM()), Part(objective=MultitaskMaskedLM(), weight=2.0))),
     "mixture-documents": Mixture(parts=build_denoisers()),
     "mixture-tasks": Mixture(
         parts=(
             Part(objective=SpanCorruption()),
-            Part(objective=Supervised(), weight=3.0),
-            Part(objective=Causal(), mark=0),
+            Part(objective=SupervisedSeq2seq(), weight=3.0),
+            Part(objective=CausalLM(), mark=0),
         )
     ),
-    "supervised-prefix": Supervised(prefix=True),
+    "supervised-prefix": SupervisedSeq2seq(prefix=True),
     "mixture-nested": Mixture(
         parts=(Part(objective=Mixture(), weight=0.5), Part(objective=Denoising(prefix=True), mark=1)),
     ),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
-from pretune.data.mixing import Smoothed, SourceMixture, Weighted
+from pretune.data.mixing import SmoothedMixing, SourceMixture, WeightedMixing
 
 NAMES = ("a", "b", "c")
 
@@ -26,12 +26,18 @@ def test_exponent_smoothing() -> None:
     sizes = np.array([1e6, 1e4, 1e2])
     for alpha in (0.0, 0.3, 0.7, 1.0):
         p = sizes / sizes.sum()
-        np.testing.assert_allclose(Smoothed(alpha=alpha).compute_shares(sizes), p**alpha / (p**alpha).sum())
-    np.testing.assert_allclose(Smoothed(alpha=0.3).compute_shares(np.array([10.0, 0.0])), [1, 0])
+        np.testing.assert_allclose(SmoothedMixing(alpha=alpha).compute_shares(sizes), p**alpha / (p**alpha).sum())
+    np.testing.assert_allclose(SmoothedMixing(alpha=0.3).compute_shares(np.array([10.0, 0.0])), [1, 0])
 
 
 @pytest.mark.parametrize(
-    "mixing", [Weighted(weights=(5, 3, 2)), Weighted(weights=(0.1, 0, 1)), Smoothed(alpha=0.3), Smoothed(alpha=0.7)]
+    "mixing",
+    [
+        WeightedMixing(weights=(5, 3, 2)),
+        WeightedMixing(weights=(0.1, 0, 1)),
+        SmoothedMixing(alpha=0.3),
+        SmoothedMixing(alpha=0.7),
+    ],
 )
 def test_shares_are_those_of_the_tokens_read(mixing: Any) -> None:
     found, sources, lengths = mixture(mixing, [4000, 900, 100], [10, 40, 20])
@@ -59,7 +65,7 @@ def test_nothing_asked_is_everything_once() -> None:
 
 @given(st.integers(1, 40), st.integers(1, 40), st.floats(0.01, 0.99), st.integers(0, 2**32))
 def test_a_source_is_read_through_before_it_is_read_again(first: int, second: int, weight: float, seed: int) -> None:
-    found, sources, _ = mixture(Weighted(weights=(weight, 1 - weight)), [first, second], [5, 9])
+    found, sources, _ = mixture(WeightedMixing(weights=(weight, 1 - weight)), [first, second], [5, 9])
     read = [found.draw_order(seed, number) for number in range(4)]
     for source, size in enumerate((first, second)):
         seen: dict[int, list[int]] = {}
@@ -77,8 +83,8 @@ def test_a_source_is_read_through_before_it_is_read_again(first: int, second: in
 
 
 def test_a_round_is_a_function_of_its_number() -> None:
-    found, _, _ = mixture(Smoothed(alpha=0.5), [300, 40, 5], [10, 10, 10])
-    again, _, _ = mixture(Smoothed(alpha=0.5), [300, 40, 5], [10, 10, 10])
+    found, _, _ = mixture(SmoothedMixing(alpha=0.5), [300, 40, 5], [10, 10, 10])
+    again, _, _ = mixture(SmoothedMixing(alpha=0.5), [300, 40, 5], [10, 10, 10])
     late = found.draw_order(7, 3)
     assert again.draw_order(7, 3).samples.tolist() == late.samples.tolist()
     assert found.draw_order(8, 3).samples.tolist() != late.samples.tolist()
@@ -86,7 +92,7 @@ def test_a_round_is_a_function_of_its_number() -> None:
 
 
 def test_sources_are_mixed_throughout() -> None:
-    found, sources, _ = mixture(Smoothed(alpha=0.5), [3000, 400, 50], [10, 10, 10])
+    found, sources, _ = mixture(SmoothedMixing(alpha=0.5), [3000, 400, 50], [10, 10, 10])
     draws = found.draw_order(0, 0)
     halves = np.array_split(sources[draws.samples], 2)
     one, two = (np.bincount(half, minlength=3) for half in halves)
@@ -94,14 +100,14 @@ def test_sources_are_mixed_throughout() -> None:
 
 
 def test_the_small_are_read_often() -> None:
-    found, _, _ = mixture(Smoothed(alpha=0.0), [1000, 100, 10], [10, 10, 10])
+    found, _, _ = mixture(SmoothedMixing(alpha=0.0), [1000, 100, 10], [10, 10, 10])
     epochs = found.count_epochs(1)
     assert epochs[0] < 0.5 < 3 < epochs[1] < 5 < 30 < epochs[2]
     assert (found.quotas > 0).all()
 
 
 def test_zero_is_never_and_little_is_sometimes() -> None:
-    found, sources, _ = mixture(Weighted(weights=(1, 0, 1e-9)), [100, 100, 100], [10, 10, 10])
+    found, sources, _ = mixture(WeightedMixing(weights=(1, 0, 1e-9)), [100, 100, 100], [10, 10, 10])
     assert found.quotas.tolist()[1:] == [0, 1]
     assert not (sources[found.draw_order(0, 0).samples] == 1).any()
 
@@ -116,17 +122,17 @@ def test_zero_is_never_and_little_is_sometimes() -> None:
 )
 def test_bad_weights(mixing: Any, value: str) -> None:
     with pytest.raises(UsageError, match=value):
-        mixture(Weighted(**mixing), [3, 3], [5, 5])
+        mixture(WeightedMixing(**mixing), [3, 3], [5, 5])
 
 
 def test_a_weight_on_nothing() -> None:
     with pytest.raises(DataError, match=r"'b'.*0\.5"):
         SourceMixture.from_samples(
-            Weighted(weights=(1, 1)), np.zeros(4, dtype=np.int64), np.ones(4, dtype=np.int64), ("a", "b")
+            WeightedMixing(weights=(1, 1)), np.zeros(4, dtype=np.int64), np.ones(4, dtype=np.int64), ("a", "b")
         )
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.1])
 def test_bad_exponents(alpha: float) -> None:
     with pytest.raises(UsageError, match=str(alpha)):
-        Smoothed(alpha=alpha)
+        SmoothedMixing(alpha=alpha)

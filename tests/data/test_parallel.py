@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
-from pretune.data.mixing import Limited
+from pretune.data.mixing import LimitedMixing
 from pretune.data.pairs import SegmentPairs
 from pretune.data.parallel import ParallelPairs, trim_pair
 from pretune.data.prepare import PreparedData, merge, prepare
@@ -296,9 +296,9 @@ def test_examples_are_mixed_by_their_number_up_to_a_limit() -> None:
     """r_m = min(e_m, K) / sum min(e_n, K), of the samples; with a temperature each to the power 1 / T (T5, 3.5.2)."""
     counts = [4000, 900, 100]
     for limit, temperature in ((10**6, 1.0), (1000, 1.0), (200, 1.0), (10**6, 2.0), (10**6, 8.0)):
-        found, _, _ = mixture(Limited(limit=limit, temperature=temperature), counts, [10, 40, 20])
+        found, _, _ = mixture(LimitedMixing(limit=limit, temperature=temperature), counts, [10, 40, 20])
         rates = np.minimum(counts, limit) ** (1 / temperature)
         np.testing.assert_allclose(found.quotas / found.quotas.sum(), rates / rates.sum(), atol=2e-3)
     for name, value in (("limit", 0), ("temperature", 0.5)):
         with pytest.raises(UsageError, match=rf"{name}.*\b{value}\b"):
-            Limited(**{name: value})
+            LimitedMixing(**{name: value})

@@ -22,7 +22,7 @@ from pretune.core.types import IGNORE_INDEX, Batch
 from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Counters
 from pretune.data.length_schedule import LengthSchedule, LengthStage, Phase
-from pretune.data.mixing import Smoothed, Weighted
+from pretune.data.mixing import SmoothedMixing, WeightedMixing
 from pretune.data.pairs import SegmentPairs
 from pretune.data.ragged import Ints, compute_offsets
 from pretune.data.samples import Blocks, Documents, Sentences
@@ -173,7 +173,7 @@ def corpus(folder: Path, **options: Any) -> Shards:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mixing", [None, Smoothed(alpha=0.3)], ids=["all", "mixed"])
+@pytest.mark.parametrize("mixing", [None, SmoothedMixing(alpha=0.3)], ids=["all", "mixed"])
 def test_workers_see_the_same(tmp_path: Path, kind: str, mixing: Any) -> None:
     """Sent to other processes, and asked in any order, a stream gives the same batches."""
     shards = corpus(tmp_path, full=2000)
@@ -276,7 +276,7 @@ class TestTwoSides:
 class TestMixing:
     def test_sources_are_read_as_weighted(self, tmp_path: Path) -> None:
         shards = corpus(tmp_path, sources=[number % 10 // 4 for number in range(150)])  # 40 %, 40 %, 20 %
-        mixing = Weighted(weights=(0.1, 0.2, 0.7))
+        mixing = WeightedMixing(weights=(0.1, 0.2, 0.7))
         stream = BatchStream(
             Documents(limit=32).open(shards, FRAME), BatchShape(rows=8, length=32), seed=1, mixing=mixing
         )
@@ -291,7 +291,7 @@ class TestMixing:
 
     def test_a_sample_read_twice_is_corrupted_twice(self, tmp_path: Path) -> None:
         shards = corpus(tmp_path)
-        mixing = Weighted(weights=(1.0, 0.0, 0.0))
+        mixing = WeightedMixing(weights=(1.0, 0.0, 0.0))
         stream = BatchStream(
             Documents(limit=32).open(shards, FRAME),
             BatchShape(rows=8, length=32),

@@ -12,7 +12,7 @@ from typing import Any
 
 from pretune.adaptation.heads.classification import Classification
 from pretune.core.types import Loss
-from pretune.objectives.masked import Masked
+from pretune.objectives.masked import MaskedLM
 from pretune.runs.finetune import results
 from pretune.runs.training_data import TrainingData
 from pretune.training import validation
@@ -114,9 +114,9 @@ def no_room(step: int, most: int) -> None:
 
 def not_finite(first: int, last: int, value: str = "nan") -> None:
     """The losses of some calls are not finite."""
-    real, calls, factor = Masked.loss, 0, float(value)
+    real, calls, factor = MaskedLM.loss, 0, float(value)
 
-    def loss(self: Masked, model: Any, batch: Any) -> Loss:
+    def loss(self: MaskedLM, model: Any, batch: Any) -> Loss:
         nonlocal calls
         found = real(self, model, batch)
         calls += model.training
@@ -124,7 +124,7 @@ def not_finite(first: int, last: int, value: str = "nan") -> None:
             return found
         return Loss(sum=found.sum * factor, count=found.count)
 
-    Masked.loss = loss  # type: ignore[method-assign]
+    MaskedLM.loss = loss  # type: ignore[method-assign]
 
 
 def stops_at(step: int) -> None:

@@ -9,7 +9,7 @@ from pretune.core.types import IGNORE_INDEX
 from pretune.models.bidirectional_lm import BidirectionalLM, build_bidirectional_lm, make_two_way
 from pretune.models.catalog import resolve
 from pretune.objectives.bidirectional import Bidirectional, shift_targets_back
-from pretune.objectives.causal import Causal
+from pretune.objectives.causal import CausalLM
 from tests.contracts.tiny import rough
 
 SEQUENCES = [[5, 6, 7, 8], [9], [3, 4, 5]]
@@ -53,8 +53,8 @@ def test_each_half_is_a_language_model(model: BidirectionalLM) -> None:
     batch = pt.batch(SEQUENCES, row=6, labels=shifted(SEQUENCES))
     turned = [sequence[::-1] for sequence in SEQUENCES]
     loss = Bidirectional().loss(model, batch)
-    forward = Causal().loss(model.forwards, batch)
-    backward = Causal().loss(model.backwards, pt.batch(turned, labels=shifted(turned)))
+    forward = CausalLM().loss(model.forwards, batch)
+    backward = CausalLM().loss(model.backwards, pt.batch(turned, labels=shifted(turned)))
     torch.testing.assert_close(loss.parts["forward"].sum, forward.sum)
     torch.testing.assert_close(loss.parts["backward"].sum, backward.sum)
     assert loss.sum is loss.parts["forward"].sum

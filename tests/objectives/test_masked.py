@@ -12,11 +12,11 @@ from pretune.data.ragged import compute_offsets
 from pretune.data.sequences import Sequences
 from pretune.objectives import build_objective
 from pretune.objectives.base import Vocabulary
-from pretune.objectives.masked import MAX_WORD_TOKENS, Masked
+from pretune.objectives.masked import MAX_WORD_TOKENS, MaskedLM
 from tests.objectives.texts import CLS, MASK, SEP, VOCABULARY, text
 
 
-def corrupt(masked: Masked, sequences: Sequences, seed: int = 0) -> Sequences:
+def corrupt(masked: MaskedLM, sequences: Sequences, seed: int = 0) -> Sequences:
     lesson = masked.bind(VOCABULARY, "encoder")
     return lesson.corrupt(sequences, Counters.from_sequences(seed, sequences, copies=lesson.copies))
 
@@ -30,7 +30,7 @@ def within(found: float, expected: float, count: int, sigmas: float = 3) -> None
 @pytest.mark.parametrize("words", [False, True])
 def test_rate_and_shares(rate: float, words: bool) -> None:
     before = text(2000, 100)
-    after = corrupt(Masked(rate=rate, words=words), before)
+    after = corrupt(MaskedLM(rate=rate, words=words), before)
     chosen = after.targets != IGNORE_INDEX
     ordinary = 2000 * 98
     # Per sequence the count is off by less than one token, or about one word.
@@ -48,7 +48,7 @@ def test_rate_and_shares(rate: float, words: bool) -> None:
 
 def test_every_place_is_as_likely() -> None:
     before = text(20_000, 22)
-    chosen = (corrupt(Masked(), before).targets != IGNORE_INDEX).reshape(-1, 22)
+    chosen = (corrupt(MaskedLM(), before).targets != IGNORE_INDEX).reshape(-1, 22)
     assert not chosen[:, [0, 21]].any()
     for place in range(1, 21):
         within(chosen[:, place].mean(), 0.15, 20_000, sigmas=4)
@@ -60,7 +60,7 @@ def test_every_place_is_as_likely() -> None:
 
 def test_whole_words_are_masked_whole_or_not_at_all() -> None:
     before = text(500, 60)
-    after = corrupt(Masked(words=True, rate=0.3), before)
+    after = corrupt(MaskedLM(words=True, rate=0.3), before)
     assert before.words is not None
     number = np.cumsum(before.words)
     chosen = after.targets != IGNORE_INDEX
@@ -74,30 +74,30 @@ def test_a_word_without_end_is_several() -> None:
     starts = np.zeros((400, 402), dtype=bool)
     starts[:, [0, 1, 401]] = True
     before = replace(before, words=starts.ravel())
-    counts = (corrupt(Masked(words=True), before).targets != IGNORE_INDEX).reshape(400, -1).sum(1)
+    counts = (corrupt(MaskedLM(words=True), before).targets != IGNORE_INDEX).reshape(400, -1).sum(1)
     assert counts.min() >= 60 - MAX_WORD_TOKENS and counts.max() <= 60 + MAX_WORD_TOKENS
     assert abs(counts.mean() - 60) < 3 * MAX_WORD_TOKENS / 2 / np.sqrt(400)
 
 
 def test_short_texts_are_masked_as_often_as_long_ones() -> None:
     before = text(40_000, 3)  # one token between two special ones
-    chosen = (corrupt(Masked(), before).targets != IGNORE_INDEX).reshape(-1, 3)
+    chosen = (corrupt(MaskedLM(), before).targets != IGNORE_INDEX).reshape(-1, 3)
     within(chosen[:, 1].mean(), 0.15, 40_000)
 
 
 def test_copies_come_again() -> None:
     before = text(20, 50)
-    static = Masked(copies=3)
+    static = MaskedLM(copies=3)
     epochs = [corrupt(static, replace(before, epochs=np.full(20, epoch))).tokens for epoch in range(7)]
     assert (epochs[0] == epochs[3]).all() and (epochs[1] == epochs[4]).all() and (epochs[0] == epochs[6]).all()
     assert len({tokens.tobytes() for tokens in epochs}) == 3
-    anew = [corrupt(Masked(), replace(before, epochs=np.full(20, epoch))).tokens for epoch in range(7)]
+    anew = [corrupt(MaskedLM(), replace(before, epochs=np.full(20, epoch))).tokens for epoch in range(7)]
     assert len({tokens.tobytes() for tokens in anew}) == 7
 
 
 def test_evaluation_is_the_same_for_all() -> None:
-    for trained in (Masked(rate=0.4), Masked(words=True), Masked(copies=10), Masked(split=(1.0, 0.0, 0.0))):
-        assert trained.to_evaluation() == Masked() == build_objective("masked")
+    for trained in (MaskedLM(rate=0.4), MaskedLM(words=True), MaskedLM(copies=10), MaskedLM(split=(1.0, 0.0, 0.0))):
+        assert trained.to_evaluation() == MaskedLM() == build_objective("masked")
 
 
 def test_a_sentence() -> None:
@@ -109,7 +109,7 @@ def test_a_sentence() -> None:
         samples=np.array([0]),
         epochs=np.array([0]),
     )
-    after = corrupt(Masked(rate=1 / 3, split=(1.0, 0.0, 0.0)), cat)
+    after = corrupt(MaskedLM(rate=1 / 3, split=(1.0, 0.0, 0.0)), cat)
     hidden = np.flatnonzero(after.tokens == MASK)
     assert len(hidden) == 2 and set(hidden) <= {1, 2, 3, 4, 5, 6}
     assert after.targets is not None
@@ -134,7 +134,7 @@ def test_settings_that_mean_nothing(settings: dict[str, object], value: str) -> 
 
 def test_a_vocabulary_that_lacks_something() -> None:
     with pytest.raises(UsageError, match="mask"):
-        Masked().bind(Vocabulary(size=9), "encoder")
-    Masked(split=(0.0, 1.0, 0.0)).bind(Vocabulary(size=9), "encoder")  # needs none
+        MaskedLM().bind(Vocabulary(size=9), "encoder")
+    MaskedLM(split=(0.0, 1.0, 0.0)).bind(Vocabulary(size=9), "encoder")  # needs none
     with pytest.raises(UsageError, match=r"\b2\b"):
-        Masked().bind(Vocabulary(size=2, special=(0, 1), roles=(("mask", 1),)), "encoder")
+        MaskedLM().bind(Vocabulary(size=2, special=(0, 1), roles=(("mask", 1),)), "encoder")

@@ -8,12 +8,12 @@ import pytest
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sequences import Sequences
-from pretune.objectives.causal import Causal
+from pretune.objectives.causal import CausalLM
 from pretune.objectives.denoising import Denoising
-from pretune.objectives.masked import Masked
+from pretune.objectives.masked import MaskedLM
 from pretune.objectives.masked_seq2seq import MaskedSeq2seq
 from pretune.objectives.mixture import Mixture, Part, build_denoisers
-from pretune.objectives.multitask_masked import MultitaskMasked
+from pretune.objectives.multitask_masked import MultitaskMaskedLM
 from pretune.objectives.noise import DocumentRotation
 from pretune.objectives.prefix import PrefixLM
 from pretune.objectives.span_corruption import SpanCorruption
@@ -58,7 +58,7 @@ def test_each_lesson_is_that_of_its_part(shape: str) -> None:
 def test_marks_come_before_what_is_read() -> None:
     """In front of the source, or of the sequence: then the prefix is longer by one, and nothing is asked there."""
     text = uniform(50, 20)
-    spec = Mixture(parts=(Part(objective=PrefixLM(), mark=1), Part(objective=Causal())))
+    spec = Mixture(parts=(Part(objective=PrefixLM(), mark=1), Part(objective=CausalLM())))
     assert spec.shapes == ("decoder",)
     after = spec.bind(VOCABULARY, "decoder").corrupt(text, rng(text))
     marked = marks_of(after) == SENTINELS[-2]
@@ -108,7 +108,7 @@ def test_mixtures_of_mixtures() -> None:
 
 
 def test_an_encoder_reads_all_in_both_directions_but_where_told() -> None:
-    spec = Mixture(parts=(Part(objective=Masked()), Part(objective=MultitaskMasked(shares=(0.0, 1.0, 0.0, 0.0)))))
+    spec = Mixture(parts=(Part(objective=MaskedLM()), Part(objective=MultitaskMaskedLM(shares=(0.0, 1.0, 0.0, 0.0)))))
     text = uniform(200, 20)
     after = spec.bind(VOCABULARY, "encoder").corrupt(text, rng(text))
     assert abs((after.view == 1).mean() - 0.5) < 0.11 and {*after.view.tolist()} == {0, 1}
@@ -133,17 +133,17 @@ def test_denoisers_are_those_of_the_paper() -> None:
 
 
 def test_what_cannot_be_mixed() -> None:
-    with pytest.raises(UsageError, match=r"Causal.*decoder.*MaskedSeq2seq.*encoder-decoder"):
-        Mixture(parts=(Part(objective=Causal()), Part(objective=MaskedSeq2seq())))
+    with pytest.raises(UsageError, match=r"causal.*decoder.*masked_seq2seq.*encoder-decoder"):
+        Mixture(parts=(Part(objective=CausalLM()), Part(objective=MaskedSeq2seq())))
     with pytest.raises(UsageError):
         Mixture(parts=())
     with pytest.raises(UsageError, match="copies"):
-        Mixture(parts=(Part(objective=Masked(copies=3)),)).bind(VOCABULARY, "encoder")
+        Mixture(parts=(Part(objective=MaskedLM(copies=3)),)).bind(VOCABULARY, "encoder")
     for wrong in ({"weight": 0.0}, {"mark": -1}):
         with pytest.raises(UsageError):
-            Part(objective=Causal(), **wrong)
+            Part(objective=CausalLM(), **wrong)
 
 
 def test_what_the_parts_ask_for() -> None:
-    assert Mixture(parts=(Part(objective=Masked(words=True)),)).words and not Mixture().words
+    assert Mixture(parts=(Part(objective=MaskedLM(words=True)),)).words and not Mixture().words
     assert Mixture(parts=(Part(objective=Denoising()),)).sentences and not Mixture().sentences

@@ -12,10 +12,10 @@ from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
 from pretune.models.catalog import build
 from pretune.nn.attention_mask import MaskKind
-from pretune.objectives.multitask_masked import MultitaskMasked
+from pretune.objectives.multitask_masked import MultitaskMaskedLM
 from tests.objectives.seq2seq_cases import EOS, MASK, VOCABULARY, made, rng, uniform
 
-LESSON = MultitaskMasked().bind(VOCABULARY, "encoder")
+LESSON = MultitaskMaskedLM().bind(VOCABULARY, "encoder")
 
 
 def test_shares() -> None:
@@ -46,7 +46,7 @@ def test_the_first_segment_is_the_prefix() -> None:
     """Where there are two; a text alone is parted at random."""
     text = made([[101, 102, EOS, 103, 104, 105, EOS], [101, 102, 103, EOS]])
     text = replace(text, segments=np.array([0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0]))
-    lesson = MultitaskMasked(shares=(0.0, 0.0, 0.0, 1.0)).bind(VOCABULARY, "encoder")
+    lesson = MultitaskMaskedLM(shares=(0.0, 0.0, 0.0, 1.0)).bind(VOCABULARY, "encoder")
     found = {tuple(lesson.corrupt(text, rng(text, seed)).prefix.tolist()) for seed in range(30)}
     assert found == {(3, 1), (3, 2)}
 
@@ -57,7 +57,7 @@ def test_a_model_sees_what_it_may(way: MaskKind) -> None:
     """The attention of a model over two sequences in a row, against the rule written out."""
     shares = tuple(float(way == other) for other in MaskKind)
     text = uniform(3, 6)
-    after = MultitaskMasked(shares=shares).bind(VOCABULARY, "encoder").corrupt(text, rng(text))
+    after = MultitaskMaskedLM(shares=shares).bind(VOCABULARY, "encoder").corrupt(text, rng(text))
     batch = lay_out(after, np.array([0, 0, 1]), BatchShape(rows=2, length=15))
     model = build("bert-tiny", width=16, depth=2, heads=2, hidden=20, vocab=1000).eval()
     plain = model(batch).states
@@ -79,9 +79,9 @@ def test_a_model_sees_what_it_may(way: MaskKind) -> None:
 def test_numbers_that_mean_nothing() -> None:
     for wrong in ({"shares": (0.5, 0.5, 0.5, 0.5)}, {"shares": (1.5, -0.5, 0.0, 0.0)}, {"rate": 0.0}):
         with pytest.raises(UsageError):
-            MultitaskMasked(**wrong)
+            MultitaskMaskedLM(**wrong)
 
 
 def test_evaluation_keeps_the_ways_to_read() -> None:
-    spec = MultitaskMasked(rate=0.4, split=(1.0, 0.0, 0.0), shares=(0.25, 0.25, 0.25, 0.25))
-    assert spec.to_evaluation() == MultitaskMasked(shares=(0.25, 0.25, 0.25, 0.25))
+    spec = MultitaskMaskedLM(rate=0.4, split=(1.0, 0.0, 0.0), shares=(0.25, 0.25, 0.25, 0.25))
+    assert spec.to_evaluation() == MultitaskMaskedLM(shares=(0.25, 0.25, 0.25, 0.25))

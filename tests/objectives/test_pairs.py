@@ -19,11 +19,11 @@ from pretune.models.catalog import resolve
 from pretune.models.model import LanguageModel, build
 from pretune.nn.heads import SpanHead
 from pretune.objectives.base import Vocabulary
-from pretune.objectives.masked import Masked
+from pretune.objectives.masked import MaskedLM
 from pretune.objectives.next_sentence import NextSentence
 from pretune.objectives.sentence_order import SentenceOrder
 from pretune.objectives.span_boundary import Boundary
-from pretune.objectives.span_masked import SpanMasked
+from pretune.objectives.span_masked import SpanMaskedLM
 from tests.contracts.tiny import rough
 from tests.data.corpora import CLS, FRAMES, SEP, opened
 from tests.objectives.texts import VOCABULARY, text
@@ -43,7 +43,7 @@ def test_the_parts_of_the_loss(kind: type[NextSentence], model: LanguageModel) -
     before = text(6, 20, pairs=True)
     labels = np.array([0, 1, IGNORE_INDEX, 1, 1, 0])
     before = replace(before, labels=labels)
-    made = kind(masking=Masked(rate=0.3))
+    made = kind(masking=MaskedLM(rate=0.3))
     after = made.bind(VOCABULARY, "encoder").corrupt(before, Counters.from_sequences(0, before))
     assert (after.labels == labels).all()
     batch = lay_out(after, np.array([0, 0, 1, 1, 2, 3]), BatchShape(rows=4, length=43, sequences=3, slots=20))
@@ -62,8 +62,8 @@ def test_the_parts_of_the_loss(kind: type[NextSentence], model: LanguageModel) -
 
 @BOTH
 def test_with_spans_and_their_edges(kind: type[NextSentence], model: LanguageModel) -> None:
-    made = kind(masking=SpanMasked(boundary=Boundary()))
-    assert made.words and not kind().words and kind(masking=Masked(words=True)).words
+    made = kind(masking=SpanMaskedLM(boundary=Boundary()))
+    assert made.words and not kind().words and kind(masking=MaskedLM(words=True)).words
     before = text(6, 40, pairs=True)
     after = made.bind(VOCABULARY, "encoder").corrupt(before, Counters.from_sequences(0, before))
     batch = lay_out(after, np.arange(6), BatchShape(rows=6, length=40))
@@ -71,8 +71,8 @@ def test_with_spans_and_their_edges(kind: type[NextSentence], model: LanguageMod
 
 
 def test_evaluation_masks_fifteen_percent() -> None:
-    assert NextSentence(masking=Masked(rate=0.4, words=True)).to_evaluation() == NextSentence()
-    assert SentenceOrder(masking=SpanMasked(rate=0.4)).to_evaluation() == SentenceOrder(masking=SpanMasked())
+    assert NextSentence(masking=MaskedLM(rate=0.4, words=True)).to_evaluation() == NextSentence()
+    assert SentenceOrder(masking=SpanMaskedLM(rate=0.4)).to_evaluation() == SentenceOrder(masking=SpanMaskedLM())
 
 
 @BOTH
@@ -88,7 +88,7 @@ def test_what_is_missing_is_named(kind: type[NextSentence]) -> None:
 
 
 @pytest.mark.parametrize(
-    "made", [kind(masking=Masked(split=(1.0, 0.0, 0.0))) for kind in (NextSentence, SentenceOrder)]
+    "made", [kind(masking=MaskedLM(split=(1.0, 0.0, 0.0))) for kind in (NextSentence, SentenceOrder)]
 )
 def test_from_shards_to_batches(made: NextSentence | SentenceOrder) -> None:
     """Half of the pairs are broken, the label says which, and both sides are masked."""

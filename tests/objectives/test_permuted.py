@@ -18,7 +18,7 @@ from pretune.data.ragged import compute_offsets
 from pretune.data.sequences import Sequences
 from pretune.models import catalog
 from pretune.objectives.base import Vocabulary
-from pretune.objectives.permuted import Permuted
+from pretune.objectives.permuted import PermutationLM
 
 VOCABULARY = Vocabulary(size=50)
 
@@ -36,7 +36,9 @@ def texts(lengths: list[int], special: list[int] | None = None) -> Sequences:
 
 
 def lesson(sequences: Sequences, seed: int = 0, **how: int) -> Sequences:
-    return Permuted(**how).bind(VOCABULARY, "two-stream").corrupt(sequences, Counters.from_sequences(seed, sequences))
+    return (
+        PermutationLM(**how).bind(VOCABULARY, "two-stream").corrupt(sequences, Counters.from_sequences(seed, sequences))
+    )
 
 
 @given(
@@ -106,7 +108,7 @@ def test_any_order_is_as_likely() -> None:
 def test_slots() -> None:
     """Room for six deviations, of a variance that is never below what is drawn."""
     for every, longest, length in ((6, 5, 100), (2, 1, 9), (6, 1, 30), (3, 8, 24)):
-        kind = Permuted(every=every, longest=longest)
+        kind = PermutationLM(every=every, longest=longest)
         counts = (lesson(texts([length] * 5000), every=every, longest=longest).order > 0).reshape(5000, -1).sum(1)
         slots = kind.bind(VOCABULARY, "two-stream").targets(length * 64, 64)
         expected = 64 * length / every
@@ -123,7 +125,7 @@ def test_loss_is_that_of_the_queries() -> None:
         parameter.normal_(0, 0.3)
     after = lesson(texts([20, 30, 14], special=[0]))
     batch = lay_out(after, np.array([0, 0, 1]), BatchShape(rows=2, length=52, slots=12))
-    kind = Permuted()
+    kind = PermutationLM()
     loss = kind.loss(model, batch)
     count = int((batch.targets.labels != IGNORE_INDEX).sum())
     assert loss.count == kind.counts(batch)["loss"] == count > 5
@@ -140,10 +142,10 @@ def test_loss_is_that_of_the_queries() -> None:
 
 
 def test_settings() -> None:
-    assert Permuted(every=3, longest=2).to_evaluation() == Permuted()
+    assert PermutationLM(every=3, longest=2).to_evaluation() == PermutationLM()
     with pytest.raises(UsageError, match="every 1"):
-        Permuted(every=1)
+        PermutationLM(every=1)
     with pytest.raises(UsageError, match="longest 0"):
-        Permuted(longest=0)
+        PermutationLM(longest=0)
     with pytest.raises(UsageError, match="two-stream"):
-        Permuted().bind(VOCABULARY, "encoder")
+        PermutationLM().bind(VOCABULARY, "encoder")

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Counters
-from pretune.data.mixing import Weighted
+from pretune.data.mixing import WeightedMixing
 from pretune.data.pairs import SegmentPairs
 from pretune.data.parallel import ParallelPairs
 from pretune.data.samples import Blocks, Documents, Samples, Sentences
 from pretune.data.stream import BatchStream, compute_row_lengths
 from pretune.objectives.base import ModelShape, Objective, Vocabulary
-from pretune.objectives.causal import Causal
+from pretune.objectives.causal import CausalLM
 from pretune.objectives.denoising import Denoising
 from pretune.objectives.mixture import Mixture, MixtureCorruption, Part, build_denoisers
 from pretune.objectives.noise import (
@@ -31,7 +31,7 @@ from pretune.objectives.noise import (
 )
 from pretune.objectives.prefix import PrefixLM
 from pretune.objectives.span_corruption import SpanCorruption
-from pretune.objectives.supervised import Supervised
+from pretune.objectives.supervised import SupervisedSeq2seq
 from tests.data import test_parallel
 from tests.data.corpora import CLS, FRAMES, SEP, every, opened, random_documents, some_documents, split
 from tests.data.test_stream import same
@@ -45,7 +45,7 @@ OBJECTIVES: dict[str, Objective] = {
     "ul2": Mixture(parts=build_denoisers()),
     "ul2 and tasks": Mixture(),
     "two parts for pairs": Mixture(
-        parts=(Part(objective=SpanCorruption()), *(Part(objective=Supervised(), mark=i) for i in range(2)))
+        parts=(Part(objective=SpanCorruption()), *(Part(objective=SupervisedSeq2seq(), mark=i) for i in range(2)))
     ),
     "nested": Mixture(parts=(Part(objective=INNER, mark=0), Part(objective=Denoising(), weight=2.0))),
     "prefix": PrefixLM(),
@@ -193,7 +193,7 @@ def test_the_part_that_is_planned_is_the_part_that_is_applied(given: Any, kind: 
             assert (source[which] == read + 1).all() and (target[which] == said).all()
 
 
-@pytest.mark.parametrize("mixing", [None, Weighted(weights=(1.0, 2.0, 0.5))], ids=["all", "mixed"])
+@pytest.mark.parametrize("mixing", [None, WeightedMixing(weights=(1.0, 2.0, 0.5))], ids=["all", "mixed"])
 @pytest.mark.parametrize("shape", ["encoder-decoder", "decoder"])
 def test_whoever_asks_and_whenever(shape: ModelShape, mixing: Any) -> None:
     """Workers, ranks and a run that goes on find the same batches; so does one that never saw the epochs before."""
@@ -240,7 +240,7 @@ def test_rows_of_few_kinds_have_slots_for_their_targets() -> None:
 
 def test_more_targets_than_slots_make_a_batch_of_another_form() -> None:
     """A part that is hardly ever drawn asks for far more than all others: nothing is lost, nothing fails."""
-    rare = Mixture(parts=(Part(objective=SpanCorruption(), weight=500.0), Part(objective=Causal())))
+    rare = Mixture(parts=(Part(objective=SpanCorruption(), weight=500.0), Part(objective=CausalLM())))
     with opened([[20]] * 1200) as shards:
         samples = Documents(limit=22).open(shards, FRAMES["around"])
         stream = BatchStream(

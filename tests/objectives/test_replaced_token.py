@@ -21,7 +21,7 @@ from pretune.models.catalog import resolve
 from pretune.models.generator_discriminator import GeneratorDiscriminator, add_generator, build_pair
 from pretune.nn.token_sampling import sample_tokens
 from pretune.objectives.base import Vocabulary
-from pretune.objectives.masked import Masked
+from pretune.objectives.masked import MaskedLM
 from pretune.objectives.replaced_token import _STEP, ReplacedToken, _mix_bits, fill_in, hash_to_uniform
 from tests.contracts.tiny import rough
 
@@ -175,7 +175,7 @@ def test_loss(model: GeneratorDiscriminator) -> None:
     """The generator's is that of masking; the discriminator's is binary, over all real tokens, and weighs 50."""
     objective, batch = ReplacedToken(), laid(lesson(texts(20, 24)), slots=12)
     loss = objective.loss(model, batch)
-    masked = Masked().loss(model.generator, batch)
+    masked = MaskedLM().loss(model.generator, batch)
     torch.testing.assert_close(loss.parts["generator"].sum, masked.sum)
     _, drawn = model.propose(batch, hash_to_uniform(batch))
     shown, replaced = fill_in(batch, drawn)
@@ -213,5 +213,5 @@ def test_refused(model: GeneratorDiscriminator) -> None:
         ReplacedToken().loss(model.discriminator, batch)
     with pytest.raises(UsageError, match=r"\b0\b"):
         ReplacedToken(weight=0)
-    hard = ReplacedToken(masking=Masked(rate=0.4, words=True))
+    hard = ReplacedToken(masking=MaskedLM(rate=0.4, words=True))
     assert hard.words and not hard.to_evaluation().words and hard.to_evaluation() == ReplacedToken()

@@ -24,12 +24,12 @@ from pretune.models.spec import Model
 from pretune.nn.heads import SpanHead
 from pretune.objectives.segment_sampling import WordSpans
 from pretune.objectives.span_boundary import Boundary, find_span_edges
-from pretune.objectives.span_masked import Geometric, SpanMasked, cut_runs
+from pretune.objectives.span_masked import Geometric, SpanMaskedLM, cut_runs
 from tests.contracts.tiny import rough
 from tests.objectives.texts import MASK, VOCABULARY, text
 
 
-def corrupt(masked: SpanMasked, sequences: Sequences, seed: int = 0) -> Sequences:
+def corrupt(masked: SpanMaskedLM, sequences: Sequences, seed: int = 0) -> Sequences:
     return masked.bind(VOCABULARY, "encoder").corrupt(sequences, Counters.from_sequences(seed, sequences))
 
 
@@ -66,7 +66,7 @@ def test_all_words_are_cut_into_runs() -> None:
 def test_spans(length: int, pairs: bool, rate: float, seed: int) -> None:
     """Contiguous, of whole words but for the one that meets the budget, numbered, apart from what is special."""
     before = text(3, length, pairs=pairs, seed=seed)
-    after = corrupt(SpanMasked(rate=rate), before, seed)
+    after = corrupt(SpanMaskedLM(rate=rate), before, seed)
     assert before.special is not None and before.words is not None
     assert after.blanks is not None and after.targets is not None
     assert ((after.blanks >= 0) == (after.targets != IGNORE_INDEX)).all()
@@ -91,7 +91,7 @@ def test_spans(length: int, pairs: bool, rate: float, seed: int) -> None:
 
 def test_statistics() -> None:
     before = text(300, 514)
-    after = corrupt(SpanMasked(), before)
+    after = corrupt(SpanMaskedLM(), before)
     assert before.words is not None and after.targets is not None
     chosen = after.targets != IGNORE_INDEX
     assert abs(chosen.sum() - 0.15 * 300 * 512) < 3 * np.sqrt(300 / 4)
@@ -143,7 +143,7 @@ def test_edges() -> None:
 @given(seed=st.integers(0, 999), length=st.integers(3, 40), pairs=st.booleans())
 @settings(max_examples=20)
 def test_edges_are_those_one_would_point_at(seed: int, length: int, pairs: bool) -> None:
-    after = corrupt(SpanMasked(rate=0.4), text(5, length, pairs=pairs, seed=seed), seed)
+    after = corrupt(SpanMaskedLM(rate=0.4), text(5, length, pairs=pairs, seed=seed), seed)
     batch = lay_out(after, np.array([0, 0, 1, 2, 2]), BatchShape(rows=4, length=2 * length + 3, sequences=3, slots=80))
     assert batch.targets is not None
     found = find_span_edges(batch)
@@ -165,9 +165,9 @@ def model() -> LanguageModel:
 
 
 def test_the_boundary_loss_by_hand(model: LanguageModel) -> None:
-    after = corrupt(SpanMasked(rate=0.3), text(4, 30, seed=3))
+    after = corrupt(SpanMaskedLM(rate=0.3), text(4, 30, seed=3))
     batch = lay_out(after, np.array([0, 1, 1, 2]), BatchShape(rows=3, length=61, slots=30))
-    masked = SpanMasked(boundary=Boundary(weight=0.5))
+    masked = SpanMaskedLM(boundary=Boundary(weight=0.5))
     with torch.no_grad():
         loss, states = masked.loss(model, batch), model.states(batch)
     assert model.span is not None
@@ -201,11 +201,11 @@ def test_the_span_head_is_counted_and_saved(model: LanguageModel) -> None:
 def test_a_model_without_a_span_head() -> None:
     small = {"width": 32, "depth": 1, "heads": 2, "hidden": 40, "vocab": VOCABULARY.size}
     bare = build(resolve("bert-tiny", small))
-    after = corrupt(SpanMasked(), text(4, 30))
+    after = corrupt(SpanMaskedLM(), text(4, 30))
     batch = lay_out(after, np.arange(4), BatchShape(rows=4, length=30))
-    assert SpanMasked().loss(bare, batch).sum > 0
+    assert SpanMaskedLM().loss(bare, batch).sum > 0
     with pytest.raises(UsageError):
-        SpanMasked(boundary=Boundary()).loss(bare, batch)
+        SpanMaskedLM(boundary=Boundary()).loss(bare, batch)
     with pytest.raises(UsageError):
         find_span_edges(replace(batch, blanks=None))
 
@@ -214,5 +214,5 @@ def test_settings() -> None:
     for name, value in (("p", 0.0), ("p", 1.0), ("most", 0)):
         with pytest.raises(UsageError, match=rf"\b{value}\b"):
             Geometric(**{name: value})
-    harder = SpanMasked(rate=0.5, copies=2, spans=Geometric(most=3), boundary=Boundary())
-    assert harder.to_evaluation() == SpanMasked(spans=Geometric(most=3), boundary=Boundary())
+    harder = SpanMaskedLM(rate=0.5, copies=2, spans=Geometric(most=3), boundary=Boundary())
+    assert harder.to_evaluation() == SpanMaskedLM(spans=Geometric(most=3), boundary=Boundary())

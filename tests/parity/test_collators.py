@@ -8,7 +8,7 @@ import torch
 
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.counters import Counters
-from pretune.objectives.masked import Masked
+from pretune.objectives.masked import MaskedLM
 from tests.objectives.texts import MASK, PAD, SPECIAL, VOCABULARY, text
 
 transformers = pytest.importorskip("transformers")
@@ -54,7 +54,7 @@ def test_masked(rate: float, split: tuple[float, float, float]) -> None:
     collator.create_rng()
     theirs = [part.numpy() for part in collator.torch_mask_tokens(torch.tensor(ids))]
     made = (
-        Masked(rate=rate, split=split).bind(VOCABULARY, "encoder").corrupt(before, Counters.from_sequences(0, before))
+        MaskedLM(rate=rate, split=split).bind(VOCABULARY, "encoder").corrupt(before, Counters.from_sequences(0, before))
     )
     assert made.targets is not None
     ours = [made.tokens.reshape(-1, 64), made.targets.reshape(-1, 64)]
@@ -98,7 +98,7 @@ def test_whole_words() -> None:
     _, theirs = collator.torch_mask_tokens(
         torch.tensor(ids), special_tokens_mask=special, offset_mapping=np.stack((starts, starts + 2), axis=-1)
     )
-    made = Masked(words=True).bind(VOCABULARY, "encoder").corrupt(before, Counters.from_sequences(0, before))
+    made = MaskedLM(words=True).bind(VOCABULARY, "encoder").corrupt(before, Counters.from_sequences(0, before))
     assert made.targets is not None
     for labels in (theirs.numpy(), made.targets.reshape(-1, 64)):
         hidden = np.bincount(words.ravel(), weights=(labels != IGNORE_INDEX).ravel()) / np.bincount(words.ravel()).clip(

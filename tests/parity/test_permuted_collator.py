@@ -23,7 +23,7 @@ from pretune.data.counters import Counters
 from pretune.data.ragged import compute_offsets
 from pretune.data.sequences import Sequences
 from pretune.objectives.base import Vocabulary
-from pretune.objectives.permuted import Permuted
+from pretune.objectives.permuted import PermutationLM
 
 COUNT, LENGTH, SPECIAL = 120, 384, (0, 383)
 
@@ -58,7 +58,9 @@ def ours() -> tuple[Tensor, Tensor, Tensor]:
         epochs=np.zeros(COUNT, dtype=np.int64),
     )
     lesson = (
-        Permuted().bind(Vocabulary(size=95), "two-stream").corrupt(sequences, Counters.from_sequences(0, sequences))
+        PermutationLM()
+        .bind(Vocabulary(size=95), "two-stream")
+        .corrupt(sequences, Counters.from_sequences(0, sequences))
     )
     order = torch.from_numpy(lesson.order).view(COUNT, LENGTH)
     return masked(order), torch.from_numpy(lesson.targets).view(COUNT, LENGTH) != IGNORE_INDEX, order

@@ -15,7 +15,7 @@ from pretune.models.families import FAMILIES
 from pretune.nn.heads import SpanHead
 from pretune.objectives.next_sentence import NextSentence
 from pretune.objectives.span_boundary import Boundary
-from pretune.objectives.span_masked import SpanMasked
+from pretune.objectives.span_masked import SpanMaskedLM
 from pretune.runs.build_config import build_pretrain_config
 from pretune.runs.config import PretrainConfig
 from pretune.runs.defaults import replace_heads
@@ -228,9 +228,9 @@ class TestFiles:
 class TestHeads:
     def test_a_boundary_objective_brings_its_head(self, data: Path) -> None:
         plain = build_pretrain_config("bert-tiny", data=data, objective="masked", device="cpu").model
-        for objective in (SpanMasked(boundary=Boundary()), NextSentence(masking=SpanMasked(boundary=Boundary()))):
+        for objective in (SpanMaskedLM(boundary=Boundary()), NextSentence(masking=SpanMaskedLM(boundary=Boundary()))):
             assert replace_heads(plain, objective).span == SpanHead()
-        assert replace_heads(replace_heads(plain, SpanMasked(boundary=Boundary())), SpanMasked()).span is None
+        assert replace_heads(replace_heads(plain, SpanMaskedLM(boundary=Boundary())), SpanMaskedLM()).span is None
 
     def test_a_discriminator_gets_a_head_to_fill_masks(self, data: Path) -> None:
         found = build_pretrain_config("electra-small", data=data, objective="masked", device="cpu").model

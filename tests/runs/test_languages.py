@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import pretune as pt
-from pretune.data.mixing import Smoothed
+from pretune.data.mixing import SmoothedMixing
 from pretune.data.prepare import prepare
 from pretune.models.families import FAMILIES
 from pretune.runs.defaults import build_default_config
@@ -37,14 +37,14 @@ def alone(data: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "mixing"),
     [
-        ("xlm-roberta", Smoothed(alpha=0.3)),
-        ("xlm-roberta-large", Smoothed(alpha=0.3)),
-        ("bert-multilingual", Smoothed(alpha=0.7)),
+        ("xlm-roberta", SmoothedMixing(alpha=0.3)),
+        ("xlm-roberta-large", SmoothedMixing(alpha=0.3)),
+        ("bert-multilingual", SmoothedMixing(alpha=0.7)),
         ("bert", None),
         ("roberta", None),
     ],
 )
-def test_the_paper_s_exponent_is_the_default(data: Path, alone: Path, name: str, mixing: Smoothed | None) -> None:
+def test_the_paper_s_exponent_is_the_default(data: Path, alone: Path, name: str, mixing: SmoothedMixing | None) -> None:
     assert build_default_config(name, data=data).data.mixing == mixing
     assert build_default_config(name, data=alone).data.mixing is None
     assert build_default_config(name, data=data, changes={"data.mixing": "null"}).data.mixing is None

@@ -9,17 +9,17 @@ import pytest
 from pretune.core.errors import CheckpointError
 from pretune.data.stream import BatchStream
 from pretune.objectives.base import ModelShape
-from pretune.objectives.masked import Masked
+from pretune.objectives.masked import MaskedLM
 from pretune.objectives.mixture import Mixture, Part
 from pretune.objectives.prefix import PrefixLM
 from pretune.objectives.span_corruption import SpanCorruption
-from pretune.objectives.supervised import Supervised
+from pretune.objectives.supervised import SupervisedSeq2seq
 from pretune.runs.samples import SampleHook
 from pretune.runs.training_data import DataConfig, TrainingData
 from tests.runs.small import FAST, Prepared, make, shrunk
 from tests.runs.test_runs import run, same
 
-T5 = Mixture(parts=(Part(objective=SpanCorruption()), Part(objective=Supervised())))
+T5 = Mixture(parts=(Part(objective=SpanCorruption()), Part(objective=SupervisedSeq2seq())))
 SMALL = {**shrunk("t5-small"), **FAST, "train.batch_tokens": 1024, "train.checkpoint_every": 3}
 
 
@@ -95,5 +95,5 @@ def test_a_run_of_another_plan_is_refused(prepared: Prepared, tmp_path: Path, mo
             run(prepared("unigram", "sentinels"), tmp_path / "r", **whole)
     with pytest.raises(CheckpointError, match="plan"):
         run(None, tmp_path / "r", None, resume=True)
-    plain = TrainingData.open(DataConfig(path=str(prepared()), max_length=32), Masked(), "encoder")
+    plain = TrainingData.open(DataConfig(path=str(prepared()), max_length=32), MaskedLM(), "encoder")
     assert plain.build_stream("train", length=32, tokens=512, ranks=1, seed=0, fixed=False).packing_method is None

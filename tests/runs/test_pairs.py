@@ -10,20 +10,20 @@ import pytest
 import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import DataError, PretuneError, UsageError
-from pretune.data.mixing import Limited
+from pretune.data.mixing import LimitedMixing
 from pretune.data.parallel import ParallelSamples
 from pretune.objectives import build_objective
-from pretune.objectives.causal import Causal
+from pretune.objectives.causal import CausalLM
 from pretune.objectives.mixture import Mixture, MixtureCorruption, Part
 from pretune.objectives.prefix import PrefixLM
 from pretune.objectives.span_corruption import SpanCorruption
-from pretune.objectives.supervised import Supervised
+from pretune.objectives.supervised import SupervisedSeq2seq
 from pretune.runs.training_data import DataConfig, TrainingData
 from pretune.text.tokenizer import Tokenizer
 from tests.data.test_parallel import sides_of
 from tests.runs.small import FAST, Prepared, shrunk
 
-T5 = Mixture(parts=(Part(objective=SpanCorruption()), Part(objective=Supervised())))
+T5 = Mixture(parts=(Part(objective=SpanCorruption()), Part(objective=SupervisedSeq2seq())))
 
 
 def opened(data: Path, objective: Any, shape: Any = "encoder-decoder", **options: Any) -> TrainingData:
@@ -55,7 +55,7 @@ def test_documents_among_pairs(prepared: Prepared) -> None:
     with pytest.raises(DataError, match=r"5\d .*supervised"):
         stream(opened(both, build_objective("supervised")))
     with pytest.raises(DataError, match=r"5\d .*mixture"):
-        stream(opened(both, Mixture(parts=(Part(objective=Supervised()),))))
+        stream(opened(both, Mixture(parts=(Part(objective=SupervisedSeq2seq()),))))
     made = stream(opened(prepared("wordpiece", "cls-sep", "both"), build_objective("translation"), "encoder"))
     sides = np.concatenate([made.sequences(step)[0].sides for step in made.steps(0)])
     assert (sides > 0).sum() > 40 and (sides == 0).sum() > 40
@@ -101,8 +101,8 @@ def test_a_mixture_reads_pairs_by_one_part_and_documents_by_others(prepared: Pre
 def test_weights_draw_among_the_parts_of_a_kind(prepared: Prepared) -> None:
     spec = Mixture(
         parts=(
-            Part(objective=Supervised()),
-            Part(objective=Causal(), weight=3.0),
+            Part(objective=SupervisedSeq2seq()),
+            Part(objective=CausalLM(), weight=3.0),
             Part(objective=PrefixLM(), weight=1.0),
         )
     )
@@ -144,7 +144,7 @@ def test_pairs_are_documents_to_all_others(prepared: Prepared) -> None:
 
 def test_limits_by_examples(prepared: Prepared) -> None:
     """Sixty stories and sixty pairs; with a limit of ten, a round still has as many of one as of the other."""
-    made = stream(opened(prepared("unigram", "sentinels", "both"), T5, mixing=Limited(limit=10)))
+    made = stream(opened(prepared("unigram", "sentinels", "both"), T5, mixing=LimitedMixing(limit=10)))
     assert abs(np.diff(made.mixture.quotas)[0]) <= 1 and (made.mixture.quotas > 10).all()
 
 
@@ -218,8 +218,8 @@ def test_tasks_that_are_not_there(name: str, value: str, prepared: Prepared, tmp
 def test_what_reads_pairs_only_in_a_mixture_of_its_own() -> None:
     assert Mixture().pairs == "apart" and Mixture().reads_documents and Mixture().keep_document_parts().pairs is None
     with pytest.raises(UsageError):
-        Mixture(parts=(Part(objective=Supervised()),)).keep_document_parts()
-    nested = Mixture(parts=(Part(objective=Mixture()), Part(objective=Supervised(), weight=2.0)))
+        Mixture(parts=(Part(objective=SupervisedSeq2seq()),)).keep_document_parts()
+    nested = Mixture(parts=(Part(objective=Mixture()), Part(objective=SupervisedSeq2seq(), weight=2.0)))
     assert nested.keep_document_parts() == Mixture(parts=(Part(objective=Mixture().keep_document_parts()),))
 
 

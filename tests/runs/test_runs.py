@@ -355,7 +355,7 @@ class TestWhatIsWritten:
 
     def test_evaluation_is_exact(self, data: Path, tmp_path: Path) -> None:
         """The held-out loss is that of the objective over the held-out batches, computed here anew."""
-        from pretune.objectives.masked import Masked
+        from pretune.objectives.masked import MaskedLM
         from pretune.runs.defaults import read_run_config
         from pretune.runs.training_data import TrainingData
 
@@ -368,7 +368,7 @@ class TestWhatIsWritten:
         model, total, count, right = pt.load(tmp_path / "a").eval(), 0.0, 0, 0
         with torch.no_grad():
             for step in stream.get_steps(0):
-                loss = Masked().loss(model, batch := stream.batch(step))
+                loss = MaskedLM().loss(model, batch := stream.batch(step))
                 total, count = total + float(loss.sum), count + int(loss.count)
                 logits = model(batch).logits
                 right += int((logits.argmax(1) == batch.targets.labels).sum())

@@ -1,8 +1,8 @@
 """Mixing sources: how much of each is read, whatever there is of it.
 
-    Weighted(weights=(0.8, 0.2))        # the share of each source in the tokens that are read
-    Smoothed(alpha=0.3)                 # shares proportional to size ** alpha: 0.7 in mBERT, 0.3 in XLM-R
-    Limited(limit=2**16)                # by numbers of samples, none counting for more than that (T5)
+    WeightedMixing(weights=(0.8, 0.2))        # the share of each source in the tokens that are read
+    SmoothedMixing(alpha=0.3)                 # shares proportional to size ** alpha: 0.7 in mBERT, 0.3 in XLM-R
+    LimitedMixing(limit=2**16)                # by numbers of samples, none counting for more than that (T5)
     None                                # everything once per epoch
 
 A *round* reads about as many tokens as there are, and from each source a fixed number of samples. A source goes
@@ -24,8 +24,8 @@ from pretune.data.ragged import Ints
 Floats = NDArray[np.float64]
 
 
-@spec
-class Weighted:
+@spec(kind="weighted")
+class WeightedMixing:
     """Each source's share of the tokens read, up to a common factor."""
 
     weights: tuple[float, ...]
@@ -40,8 +40,8 @@ class Weighted:
         return np.asarray(given / given.sum())
 
 
-@spec
-class Smoothed:
+@spec(kind="smoothed")
+class SmoothedMixing:
     """Shares proportional to size ** alpha (Lample and Conneau, 2019): below 1, small sources are read more often."""
 
     alpha: float = 0.7
@@ -57,8 +57,8 @@ class Smoothed:
         return np.asarray(raised / max(raised.sum(), 1e-300))
 
 
-@spec
-class Limited:
+@spec(kind="limited")
+class LimitedMixing:
     """Samples by how many a source has, `limit` at most, to the power 1 / temperature (Raffel et al., 2020, 3.5.2).
 
     A temperature of 1 is their examples-proportional mixing, a high one nears equal mixing. Without a limit large
@@ -79,7 +79,7 @@ class Limited:
         return np.asarray(tokens / max(tokens.sum(), 1e-300))
 
 
-Mixing = Weighted | Smoothed | Limited
+Mixing = WeightedMixing | SmoothedMixing | LimitedMixing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """What an objective is: a spec that says what it trains, makes lessons out of sequences, and gives their loss.
 
-    masked = Masked(rate=0.3)                                   # a value: compare it, write it to run.json
+    masked = MaskedLM(rate=0.3)                                   # a value: compare it, write it to run.json
     lesson = masked.open(Vocabulary.of(tokenizer), "encoder")    # for the data: `lengths`, `corrupt`, `targets`
     stream = Stream(samples, shape, seed=0, lesson=lesson, words=masked.words, sentences=masked.sentences)
     masked.loss(model, stream[0])                               # for the device: Loss(sum, count, parts)

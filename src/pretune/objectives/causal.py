@@ -19,8 +19,8 @@ from pretune.data.sequences import Sequences
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary
 
 
-@spec
-class Causal(Objective):
+@spec(kind="causal")
+class CausalLM(Objective):
     """Next token at every position (GPT)."""
 
     shapes = ("decoder",)

@@ -40,8 +40,8 @@ MAX_WORD_TOKENS = 16
 """Tokens of a word: a longer one, such as a line of dashes in characters, is masked as several."""
 
 
-@spec
-class Masked(Objective):
+@spec(kind="masked")
+class MaskedLM(Objective):
     """Masked tokens or whole words, predicted from both sides (BERT, RoBERTa)."""
 
     rate: float = 0.15
@@ -57,16 +57,16 @@ class Masked(Objective):
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "MaskedCorruption":
         return MaskedCorruption(self, MaskReplacement.from_vocabulary(self.split, vocabulary, self.name))
 
-    def to_evaluation(self) -> "Masked":
+    def to_evaluation(self) -> "MaskedLM":
         """15 % of the tokens, 80/10/10, whatever the training."""
-        return Masked()
+        return MaskedLM()
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedCorruption(BaseCorruption):
     """A share of the tokens of each sequence, or of its words."""
 
-    objective: Masked
+    objective: MaskedLM
     replacement: MaskReplacement
 
     @property

@@ -30,15 +30,15 @@ from pretune.data.ragged import Bools, Ints, compute_offsets, spread
 from pretune.data.sequences import Sequences
 from pretune.data.stream import Corruption, has_random_lengths, predict_lengths
 from pretune.objectives.base import MODEL_SHAPES, BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
-from pretune.objectives.causal import Causal
+from pretune.objectives.causal import CausalLM
 from pretune.objectives.denoising import Denoising
-from pretune.objectives.masked import Masked
+from pretune.objectives.masked import MaskedLM
 from pretune.objectives.masked_seq2seq import MaskedSeq2seq
-from pretune.objectives.multitask_masked import MultitaskMasked
+from pretune.objectives.multitask_masked import MultitaskMaskedLM
 from pretune.objectives.prefix import LENGTH_DISPERSION, PrefixLM
 from pretune.objectives.seq2seq import get_sample_info
 from pretune.objectives.span_corruption import SpanCorruption
-from pretune.objectives.supervised import Supervised
+from pretune.objectives.supervised import SupervisedSeq2seq
 
 _LARGE_BATCH_FACTOR = 10**6
 
@@ -47,7 +47,7 @@ _LARGE_BATCH_FACTOR = 10**6
 class Part:
     """One objective of a mixture."""
 
-    objective: "Causal | PrefixLM | SpanCorruption | Denoising | MaskedSeq2seq | Masked | MultitaskMasked | Supervised | Mixture"
+    objective: "CausalLM | PrefixLM | SpanCorruption | Denoising | MaskedSeq2seq | MaskedLM | MultitaskMaskedLM | SupervisedSeq2seq | Mixture"
     weight: float = 1.0
     mark: int | None = None  # the sentinel before its input, counted from the last: 0, 1, …
 
@@ -89,14 +89,14 @@ class Mixture(Objective):
     """One of several objectives for each sequence; by default UL2's denoisers, and text to text for pairs (T5)."""
 
     parts: tuple[Part, ...] = field(
-        default_factory=lambda: (*build_denoisers(), Part(objective=Supervised(prefix=True)))
+        default_factory=lambda: (*build_denoisers(), Part(objective=SupervisedSeq2seq(prefix=True)))
     )
 
     def __post_init__(self) -> None:
         if not self.parts:
             raise UsageError("a mixture needs one part or more, found none")
         if not self.shapes:
-            told = "; ".join(f"{type(p.objective).__name__}: {', '.join(p.objective.shapes)}" for p in self.parts)
+            told = "; ".join(f"{p.objective.name}: {', '.join(p.objective.shapes)}" for p in self.parts)
             raise UsageError(f"the parts of a mixture train no shape of model in common ({told}); leave some out")
 
     @property

@@ -33,8 +33,8 @@ Shares = tuple[float, float, float, float]
 """How often a sequence is read in both directions, from the left, from the right, and as sequence to sequence."""
 
 
-@spec
-class MultitaskMasked(Objective):
+@spec(kind="multitask_masked")
+class MultitaskMaskedLM(Objective):
     """Masked tokens, read in both directions, from the left, from the right, or after a first part (UniLM)."""
 
     rate: float = 0.15
@@ -51,16 +51,16 @@ class MultitaskMasked(Objective):
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "MultitaskMaskedCorruption":
         return MultitaskMaskedCorruption(self, MaskReplacement.from_vocabulary(self.split, vocabulary, self.name))
 
-    def to_evaluation(self) -> "MultitaskMasked":
+    def to_evaluation(self) -> "MultitaskMaskedLM":
         """15 % of the tokens, 80/10/10, whatever the training; the ways to read as they are."""
-        return MultitaskMasked(shares=self.shares)
+        return MultitaskMaskedLM(shares=self.shares)
 
 
 @dataclass(frozen=True, slots=True)
 class MultitaskMaskedCorruption(BaseCorruption):
     """Some tokens masked, and a way to read for each sequence."""
 
-    objective: MultitaskMasked
+    objective: MultitaskMaskedLM
     replacement: MaskReplacement
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:

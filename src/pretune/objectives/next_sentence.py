@@ -18,10 +18,10 @@ from pretune.core.config import spec
 from pretune.core.types import Batch, Loss
 from pretune.data.stream import Corruption
 from pretune.objectives.base import ModelShape, Objective, PretrainingModel, Vocabulary, count_pairs, pair_loss
-from pretune.objectives.masked import Masked
-from pretune.objectives.span_masked import SpanMasked
+from pretune.objectives.masked import MaskedLM
+from pretune.objectives.span_masked import SpanMaskedLM
 
-Masking = Masked | SpanMasked
+Masking = MaskedLM | SpanMaskedLM
 T = TypeVar("T")
 
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 class NextSentence(Objective):
     """Masking, and whether the second segment follows the first (BERT)."""
 
-    masking: Masking = Masked()
+    masking: Masking = MaskedLM()
 
     shapes = ("encoder",)
     pairs = "other"

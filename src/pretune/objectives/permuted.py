@@ -32,8 +32,8 @@ _FIRST_STRETCH, _LENGTH, _PLACE, _ORDER = range(4)
 """What random numbers are for. NOTE: a changed number changes what is drawn in every run."""
 
 
-@spec
-class Permuted(Objective):
+@spec(kind="permuted")
+class PermutationLM(Objective):
     """Some tokens in a random order, each from all that came before it in that order (XLNet)."""
 
     every: int = 6  # one token in so many is a target
@@ -58,7 +58,7 @@ class Permuted(Objective):
 class PermutedCorruption(BaseCorruption):
     """Ranks and labels: no token is changed."""
 
-    objective: Permuted
+    objective: PermutationLM
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         chosen = self._draw_span_mask(sequences, rng)

@@ -29,9 +29,9 @@ from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss, Targets
 from pretune.data.stream import Corruption
 from pretune.objectives.base import ModelShape, Objective, Vocabulary, count_vocabulary_targets
-from pretune.objectives.masked import Masked
+from pretune.objectives.masked import MaskedLM
 
-DEFAULT_MASKING = Masked(split=(0.85, 0.0, 0.15))
+DEFAULT_MASKING = MaskedLM(split=(0.85, 0.0, 0.15))
 
 
 @runtime_checkable
@@ -49,7 +49,7 @@ class ReplacedTokenModel(Protocol):
 class ReplacedToken(Objective):
     """Detect the tokens that a small masked language model has replaced (ELECTRA)."""
 
-    masking: Masked = DEFAULT_MASKING
+    masking: MaskedLM = DEFAULT_MASKING
     weight: float = 50.0  # of the discriminator's loss
 
     shapes = ("generator-discriminator",)

@@ -18,7 +18,7 @@ from pretune.core.config import spec
 from pretune.core.types import Batch, Loss
 from pretune.data.stream import Corruption
 from pretune.objectives.base import ModelShape, Objective, PretrainingModel, Vocabulary
-from pretune.objectives.masked import Masked
+from pretune.objectives.masked import MaskedLM
 from pretune.objectives.next_sentence import Masking, compute_loss_with_pairs, count_with_pairs
 
 
@@ -26,7 +26,7 @@ from pretune.objectives.next_sentence import Masking, compute_loss_with_pairs, c
 class SentenceOrder(Objective):
     """Masking, and whether two segments are in order or swapped (ALBERT)."""
 
-    masking: Masking = Masked()
+    masking: Masking = MaskedLM()
 
     shapes = ("encoder",)
     pairs = "swapped"

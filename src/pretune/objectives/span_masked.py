@@ -62,8 +62,8 @@ class Geometric:
         return np.searchsorted(odds[:-1] / odds[-1], to_uniform(bits), side="right") + 1
 
 
-@spec
-class SpanMasked(Objective):
+@spec(kind="span_masked")
+class SpanMaskedLM(Objective):
     """Masked spans of words, and optionally each of their words from the span's edges alone (SpanBERT)."""
 
     rate: float = 0.15
@@ -102,7 +102,7 @@ class SpanMasked(Objective):
 class SpanMaskedCorruption(BaseCorruption):
     """Spans that make up a share of the tokens of each sequence."""
 
-    objective: SpanMasked
+    objective: SpanMaskedLM
     replacement: MaskReplacement
 
     @property

@@ -25,8 +25,8 @@ from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocab
 from pretune.objectives.seq2seq import DecoderLayout, EncoderDecoderLayout, choose_layout, get_sample_info
 
 
-@spec
-class Supervised(Objective):
+@spec(kind="supervised")
+class SupervisedSeq2seq(Objective):
     """The second side of a pair after its first: labelled tasks as text to text, or translation (T5)."""
 
     prefix: bool = False  # whether a decoder sees the source in both directions

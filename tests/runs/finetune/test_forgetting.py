@@ -63,7 +63,7 @@ def test_the_distance_is_relative_to_the_weights(base: Path, data: Path) -> None
     body = body_of(base)
     memory = ForgettingMeter(body, body_of(base), str(data), CPU, None, Full())
     still = memory.compare()
-    assert still["distance"] == still["difference"] == 0 and still["objective"] == "Masked"
+    assert still["distance"] == still["difference"] == 0 and still["objective"] == "masked"
     assert still["before"] == still["after"] and still["before"]["loss"] > 1
     with torch.no_grad():
         for name, parameter in body.named_parameters():

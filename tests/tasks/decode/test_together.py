@@ -13,7 +13,7 @@ from pretune.adaptation.heads.multi_task import Several
 from pretune.adaptation.peft.prompt import Prompt
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.mixing import Smoothed
+from pretune.data.mixing import SmoothedMixing
 from pretune.tasks.decode import predict, score
 from pretune.tasks.encode import MultiTaskStream, TaskEncoder, TaskStream, build_head, mix_items
 from pretune.tasks.task import Kind
@@ -77,7 +77,7 @@ def test_tasks_that_are_written_are_mixed_in_one_stream() -> None:
     both = mix_items([encoded[0], encoded[1], encoded[2]])
     assert both.counts.examples == 24 and len(both) == 24
     model = model_for("t5", task_of("generation"))
-    stream = TaskStream(both, batch=6, seed=0, mixing=Smoothed(alpha=0.5))
+    stream = TaskStream(both, batch=6, seed=0, mixing=SmoothedMixing(alpha=0.5))
     seen = {number // 8 for step in stream.steps(0) for number in stream.examples(step)}
     assert seen == {0, 1, 2}
     with torch.no_grad():

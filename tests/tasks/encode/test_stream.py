@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.mixing import Smoothed
+from pretune.data.mixing import SmoothedMixing
 from pretune.data.sequences import Sequences
 from pretune.tasks.encode import Items, TaskStream, mix_items
 from pretune.tasks.encode.items import Counts
@@ -112,13 +112,13 @@ def test_small_tasks_are_read_more_often_in_a_mixture() -> None:
     both = mix_items([large, small])
     assert len(both) == 100 and both.counts.examples == 100
     shares = []
-    for mixing in (None, Smoothed(alpha=0.5), Smoothed(alpha=0.0)):
+    for mixing in (None, SmoothedMixing(alpha=0.5), SmoothedMixing(alpha=0.0)):
         stream = TaskStream(both, batch=10, seed=0, mixing=mixing)
         seen = [number for step in stream.steps(0) for number in stream.examples(step)]
         assert len(stream.steps(0)) == 10
         shares.append(sum(number >= 90 for number in seen))
     assert shares[0] == 10 and shares[1] >= 2
-    alike = TaskStream(both, batch=10, seed=0, mixing=Smoothed(alpha=0.0))
+    alike = TaskStream(both, batch=10, seed=0, mixing=SmoothedMixing(alpha=0.0))
     drawn = [
         number for step in alike.steps(0) for number in alike.items.take(alike._select_items(step)).samples.tolist()
     ]  # type: ignore[union-attr]

@@ -80,7 +80,7 @@ class ForgettingMeter:
         }
         divided = {part: [name for name in names if name in moved] for part, names in split_parts(merged).items()}
         return {
-            "objective": type(self.objective).__name__,
+            "objective": self.objective.name,
             "data": str(Path(self.source.data_config.path)),
             "before": self.initial_loss,
             "after": after,

@@ -8,7 +8,7 @@ import torch
 from pretune.adaptation.adapted import ModelWithHead, select_head
 from pretune.adaptation.heads.multi_task import Several
 from pretune.core.errors import DataError
-from pretune.data.mixing import Smoothed
+from pretune.data.mixing import SmoothedMixing
 from pretune.inference.text_model import count_unknown, describe_unknown
 from pretune.runs.finetune.adapted_model import build_encoder
 from pretune.runs.finetune.config import FinetuneConfig
@@ -88,7 +88,7 @@ class TaskEncoders:
             streams = [TaskStream(one, batch=fit.batch, seed=fit.seed, fixed=fixed) for one in items]
             return MultiTaskStream(streams, temperature=temperature, seed=fit.seed)
         several = len(items) > 1
-        mixing = Smoothed(alpha=1 / temperature) if several else None
+        mixing = SmoothedMixing(alpha=1 / temperature) if several else None
         whole = mix_items(items) if several else items[0]
         return TaskStream(whole, batch=fit.batch, seed=fit.seed, fixed=fixed, mixing=mixing)
 

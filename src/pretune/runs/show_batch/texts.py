@@ -14,7 +14,7 @@ from pretune.data.sequence_template import A
 from pretune.data.sequences import Sequences
 from pretune.objectives.base import ModelShape, Objective, PairKind
 from pretune.objectives.mixture import Mixture
-from pretune.objectives.supervised import Supervised
+from pretune.objectives.supervised import SupervisedSeq2seq
 from pretune.runs.show_batch.token_text import TokenRenderer
 from pretune.runs.training_data import build_template
 from pretune.text.sentences import split_sentences
@@ -35,7 +35,7 @@ Segments = tuple[str, ...]
 
 def select_default_texts(objective: Objective) -> Segments:
     """What is shown where no text is given."""
-    if isinstance(objective, Supervised):
+    if isinstance(objective, SupervisedSeq2seq):
         return TASK
     if objective.pairs == "kept":
         return TRANSLATED

@@ -18,7 +18,7 @@ from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.data.batch_shape import BatchShape
 from pretune.data.counters import Purpose, shuffle_by_key
-from pretune.data.mixing import Smoothed
+from pretune.data.mixing import SmoothedMixing
 from pretune.data.ragged import Ints
 from pretune.tasks.encode.stream import TaskStream
 
@@ -34,7 +34,7 @@ class MultiTaskStream:
 
     def _init_rounds(self) -> None:
         sizes = np.array([len(stream.steps(0)) for stream in self.streams], dtype=np.float64)
-        shares = Smoothed(alpha=1 / self.temperature).compute_shares(sizes)
+        shares = SmoothedMixing(alpha=1 / self.temperature).compute_shares(sizes)
         self.quotas: Ints = np.maximum(np.rint(shares * sizes.sum()).astype(np.int64), 1)  # steps of each in a round
         self._tasks = np.repeat(np.arange(len(self.streams)), self.quotas)
         self._rounds: dict[int, tuple[Ints, Ints]] = {}

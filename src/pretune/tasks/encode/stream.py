@@ -19,7 +19,7 @@ from pretune.core.format import format_count
 from pretune.core.types import IGNORE_INDEX, Batch
 from pretune.data.batch_shape import BatchShape
 from pretune.data.layout import lay_out
-from pretune.data.mixing import Smoothed, SourceMixture, Weighted
+from pretune.data.mixing import SmoothedMixing, SourceMixture, WeightedMixing
 from pretune.data.packing import pack
 from pretune.data.ragged import Ints
 from pretune.data.sequences import Sequences
@@ -38,7 +38,7 @@ SHAPE_SAMPLE = 128
 class TaskStream:
     """Batches of so many items. With `fixed` they have one shape, and the few that need more have twice as many rows.
 
-    `mixing` weighs the tasks of items that were `mixed`: Smoothed(alpha=1/temperature) by their examples.
+    `mixing` weighs the tasks of items that were `mixed`: SmoothedMixing(alpha=1/temperature) by their examples.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class TaskStream:
         ranks: int = 1,
         fixed: bool = False,
         row: int | None = None,
-        mixing: Smoothed | Weighted | None = None,
+        mixing: SmoothedMixing | WeightedMixing | None = None,
     ) -> None:
         if batch < 1 or ranks < 1 or batch % ranks:
             raise UsageError(
