@@ -85,11 +85,11 @@ def compare_quantization(base: LanguageModel) -> float:
     apart = 0.0
     for device in {base.tokens.weight.device, torch.device("cpu")}:
         weight = layer.weight.detach().to(device)  # type: ignore[union-attr]
-        made = nf4.quantise(weight)
+        made = nf4.quantize(weight)
         tables = nf4.build_value_table(device), nf4.build_scale_table(device)
-        again = nf4.dequantise(made, torch.float32, *tables).cpu()
-        here = nf4.dequantise(
-            nf4.quantise(weight.cpu()), torch.float32, nf4.build_value_table("cpu"), nf4.build_scale_table("cpu")
+        again = nf4.dequantize(made, torch.float32, *tables).cpu()
+        here = nf4.dequantize(
+            nf4.quantize(weight.cpu()), torch.float32, nf4.build_value_table("cpu"), nf4.build_scale_table("cpu")
         )
         apart = max(apart, float((again - here).abs().max()))
     assert apart < 1e-2, f"4 bits say other weights here: {apart}"  # a scale may be a step off where two are as near

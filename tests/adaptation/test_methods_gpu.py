@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adaptation.peft.nf4 import build_scale_table, build_value_table, dequantise, quantise
+from pretune.adaptation.peft.nf4 import build_scale_table, build_value_table, dequantize, quantize
 from pretune.adaptation.peft.prefix import PrefixTuning
 from pretune.adaptation.peft.qlora import Qlora
 from pretune.core.errors import UsageError
@@ -76,12 +76,12 @@ def test_a_prefix_in_every_backend(family: str, lengths: tuple[int, ...], row: i
 
 def test_4_bits_are_the_same_bits() -> None:
     weight = 0.05 * torch.randn(300, 700)
-    here, there = quantise(weight), quantise(weight.cuda())
+    here, there = quantize(weight), quantize(weight.cuda())
     assert torch.equal(here.codes, there.codes.cpu())
     assert (here.scales.int() - there.scales.cpu().int()).abs().max() <= 1
-    again = dequantise(there, torch.float32, build_value_table("cuda"), build_scale_table("cuda")).cpu()
+    again = dequantize(there, torch.float32, build_value_table("cuda"), build_scale_table("cuda")).cpu()
     torch.testing.assert_close(
-        again, dequantise(here, torch.float32, build_value_table("cpu"), build_scale_table("cpu")), rtol=0.03, atol=1e-6
+        again, dequantize(here, torch.float32, build_value_table("cpu"), build_scale_table("cpu")), rtol=0.03, atol=1e-6
     )
 
 

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 
 from pretune.adaptation.peft.nf4 import (
     NF4_VALUES,
-    QuantisedWeight,
+    QuantizedWeight,
     build_scale_table,
     build_value_table,
     compute_scales,
-    dequantise,
-    dequantise_by_kernel,
-    quantise,
+    dequantize,
+    dequantize_by_kernel,
+    quantize,
 )
 from pretune.adaptation.peft.qlora import Qlora, Weight4bit, compute_footprint
 from pretune.core.errors import UsageError
@@ -25,13 +25,13 @@ from tests.contracts.tiny import model_of, text
 SHAPES = [(48, 80), (33, 7), (1, 1), (256, 192)]
 
 
-def made(shape: tuple[int, int], size: float = 0.05, **settings: Any) -> tuple[torch.Tensor, QuantisedWeight]:
+def made(shape: tuple[int, int], size: float = 0.05, **settings: Any) -> tuple[torch.Tensor, QuantizedWeight]:
     weight = size * torch.randn(shape, generator=torch.Generator().manual_seed(3))
-    return weight, quantise(weight, **settings)
+    return weight, quantize(weight, **settings)
 
 
-def again(small: QuantisedWeight) -> torch.Tensor:
-    return dequantise(small, torch.float32, build_value_table("cpu"), build_scale_table("cpu"))
+def again(small: QuantizedWeight) -> torch.Tensor:
+    return dequantize(small, torch.float32, build_value_table("cpu"), build_scale_table("cpu"))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -67,9 +67,9 @@ def test_tables() -> None:
 def test_zeros_stay_zeros() -> None:
     weight = torch.zeros(8, 64)
     weight[3] = torch.linspace(-1, 1, 64)
-    found = again(quantise(weight, group=None))
+    found = again(quantize(weight, group=None))
     assert (found[:3] == 0).all() and (found[4:] == 0).all() and found[3].abs().max() == 1
-    assert (again(quantise(torch.zeros(3, 5))) == 0).all()
+    assert (again(quantize(torch.zeros(3, 5))) == 0).all()
 
 
 def test_bits_of_a_weight() -> None:
@@ -82,7 +82,7 @@ def test_bits_of_a_weight() -> None:
 def test_as_bitsandbytes_has_it(shape: tuple[int, int]) -> None:
     """The same codes and values; of the scales' bytes a few in a thousand lie one step apart, where two are as near.
 
-    NOTE: on x86-64 CPUs the kernel of bitsandbytes 0.50.2 restarts its blocks of 64 at every row, so it dequantises
+    NOTE: on x86-64 CPUs the kernel of bitsandbytes 0.50.2 restarts its blocks of 64 at every row, so it dequantizes
     matrices whose rows end inside a block wrongly; an odd row length takes another path, which is right.
     """
     peer = pytest.importorskip("bitsandbytes").functional
@@ -102,7 +102,7 @@ def test_as_bitsandbytes_has_it(shape: tuple[int, int]) -> None:
     if not apart.any():
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
     torch.testing.assert_close(
-        dequantise_by_kernel(small, compute_scales(small, build_scale_table("cpu")), torch.float32),
+        dequantize_by_kernel(small, compute_scales(small, build_scale_table("cpu")), torch.float32),
         ours,
         rtol=1e-6,
         atol=0,
@@ -124,10 +124,10 @@ def test_a_product_keeps_nothing_but_the_bits() -> None:
     assert kept and all(not tensor.is_floating_point() for tensor in kept)
     slope = torch.randn(5, 40)
     found = torch.autograd.grad((y * slope).sum(), (x, bias))
-    expected = torch.autograd.grad((F.linear(x, layer.dequantise(torch.float32), bias) * slope).sum(), (x, bias))
+    expected = torch.autograd.grad((F.linear(x, layer.dequantize(torch.float32), bias) * slope).sum(), (x, bias))
     for ours, plain in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, plain, rtol=0, atol=1e-6)
-    torch.testing.assert_close(y, F.linear(x, layer.dequantise(torch.float32), bias), rtol=0, atol=0)
+    torch.testing.assert_close(y, F.linear(x, layer.dequantize(torch.float32), bias), rtol=0, atol=0)
 
 
 def test_precision_is_that_of_the_model_and_of_autocast() -> None:

@@ -13,7 +13,7 @@ from pretune.adaptation.peft import PEFT_METHODS
 from pretune.adaptation.peft.base import TARGETS, PeftMethod, find_linears, get_adapter_state
 from pretune.adaptation.peft.io import AdapterExtras, load_adapter, save_adapter
 from pretune.adaptation.peft.lora import Lora
-from pretune.adaptation.peft.nf4 import build_scale_table, build_value_table, dequantise, quantise
+from pretune.adaptation.peft.nf4 import build_scale_table, build_value_table, dequantize, quantize
 from pretune.adaptation.peft.qlora import Qlora
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.models.bidirectional_lm import build_bidirectional_lm, make_two_way
@@ -57,8 +57,8 @@ def base_of(case: str, method: PeftMethod) -> LanguageModel:
     model, tables = copy.deepcopy(model_of(case)), (build_value_table("cpu"), build_scale_table("cpu"))
     with torch.no_grad():
         for _, _, _, layer in find_linears(model, TARGETS):
-            small = quantise(layer.weight, block=method.block, group=method.group)
-            layer.weight.copy_(dequantise(small, torch.float32, *tables))
+            small = quantize(layer.weight, block=method.block, group=method.group)
+            layer.weight.copy_(dequantize(small, torch.float32, *tables))
     return model
 
 

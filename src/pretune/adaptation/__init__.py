@@ -14,14 +14,14 @@ METHODS: Registry[Any] = Registry(
         **PEFT_METHODS.table,
     },
 )
-"""Name -> spec: a frozen value with defaults, and `rate`, a usual peak learning rate of it."""
+"""Name -> spec: a frozen value with defaults, and `rate`, its default peak learning rate."""
 
 METHOD_PRESETS: dict[str, str] = {
-    "first": "The embeddings and the lower half of the blocks are frozen",
-    "last": "The topmost block and the head alone are trained",
-    "extra": "Two new blocks on top of the frozen model, and the head",
-    "ulmfit": "Gradual unfreezing, discriminative rates, slanted triangles (Howard and Ruder, 2018)",
-    "mix": "A BiLSTM over a learned mix of all layers of the frozen model, as ELMo was used (Peters et al., 2018)",
-    "random": "Everything, from new weights: the same model without pre-training",
+    "first": "Freeze the embeddings and the lower half of the blocks",
+    "last": "Train only the last block and the head",
+    "extra": "Train two new blocks on top of the frozen model, and the head",
+    "ulmfit": "Gradual unfreezing, discriminative and slanted triangular learning rates (Howard and Ruder, 2018)",
+    "mix": "Train a BiLSTM over a scalar mix of all layers of the frozen model, as in ELMo (Peters et al., 2018)",
+    "random": "Train all weights from random initialization: the same model without pre-training",
 }
-"""What `--method` takes beside the methods: each stands for settings, which `recipes.finetune.choose` knows."""
+"""Further names that `--method` accepts; each stands for settings of a fine-tuning run (`pretune.runs.finetune`)."""

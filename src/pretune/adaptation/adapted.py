@@ -1,8 +1,8 @@
-"""A model with a head for a task on it: what is trained, saved and asked.
+"""A pre-trained model with a task head: the module that is trained, saved and used for prediction.
 
 model = adapt(pt.load("runs/bert"), Classification(classes=2, labels=("bad", "good")))
-model(batch)                         # logits, one row for each sequence of the batch
-Trainee(model, model.spec)           # for the loop: the head's spec is what it learns
+model(batch)                         # logits, one row per sequence of the batch
+ModelWithLoss(model, model.spec)     # for the training loop: the head's spec is the objective
 pt.save(model, "runs/sst2")
 """
 
@@ -27,11 +27,11 @@ from pretune.models.spec import PARTS, ModelShape
 from pretune.nn.attention_mask import Backend
 
 SEQUENCE_HEADS = (Classification, Regression, Choice)
-"""Heads that read whole sequences."""
+"""Heads with one output row per sequence."""
 
 
 class ModelWithHead(nn.Module):
-    """Its children are `model` and `head`; a head of None is the model's own over the vocabulary."""
+    """A model (child `model`) and a task head (child `head`); with `head=None` the model's vocabulary head is used."""
 
     def __init__(self, model: LanguageModel, head: nn.Module | None, spec: TaskHead) -> None:
         super().__init__()
@@ -39,17 +39,17 @@ class ModelWithHead(nn.Module):
 
     @property
     def shape(self) -> ModelShape:
-        """What the body is made of."""
+        """Shape of the body: encoder, decoder, encoder-decoder, …"""
         return self.model.shape
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer that came with the weights, or None."""
+        """Tokenizer stored with the weights, or None."""
         return self.model.tokenizer
 
     @property
     def attention_backend(self) -> Backend | None:
-        """The backend that is forced, if any."""
+        """Forced attention backend, or None."""
         return self.model.attention_backend
 
     @attention_backend.setter
@@ -57,13 +57,16 @@ class ModelWithHead(nn.Module):
         self.model.attention_backend = backend
 
     def states(self, batch: Batch) -> Tensor:
-        """The body's states `[N, W]`; where the head mixes all layers, these `[L, N, W]`, without a graph if frozen."""
+        """Return the body's states `[N, W]`.
+
+        For a head over all layers: these `[L, N, W]`, computed without a graph if the body is frozen.
+        """
         if not getattr(self.head, "reads_all_layers", False):
             return self.model.states(batch)
         if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.model.parameters()):
-            found = self.model(batch, hidden=True).hidden
-            assert found is not None
-            return torch.stack(found)
+            hidden = self.model(batch, hidden=True).hidden
+            assert hidden is not None
+            return torch.stack(hidden)
         return torch.stack(extract_layers(self.model, batch, "last")[0])
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
@@ -71,10 +74,10 @@ class ModelWithHead(nn.Module):
         return super().__call__(*arguments, **options)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits, as the head is: one row for each sequence `[S, K]`, in order and without filler, or for each token.
+        """Return logits: one row per sequence `[S, K]`, in order and without filler, or one row per token.
 
-        Rows of tokens are those of the flat batch (`Batch.split` takes them), filler included. NOTE: the head itself
-        has a row for each cell, which needs no look at the batch; losses are computed from those.
+        Token rows are those of the flat batch, filler included (`Batch.split` separates them). NOTE: the head module
+        itself returns a row per cell, which is independent of the batch's content; losses are computed from those rows.
         """
         states = self.states(batch)
         out: Tensor | None = self.model.logits(states, batch) if self.head is None else self.head(states, batch)
@@ -84,39 +87,40 @@ class ModelWithHead(nn.Module):
         return out.index_select(0, batch.find_sequence_cells()) if isinstance(spec, SEQUENCE_HEADS) else out
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """Compile the body block by block; the head is small."""
+        """Compile the body block by block; the head is too small to gain from it."""
         self.model.compile(*args, **options)
 
 
 def select_head(model: ModelWithHead, task: int) -> ModelWithHead:
-    """A model that has several heads with one of them: the same weights, for predictions and to be saved."""
+    """Return a model with one head out of several, sharing the weights, for prediction or saving."""
     if not isinstance(model.spec, Several) or not 0 <= task < len(model.spec.heads):
-        raise UsageError(f"this model has no head {task}; heads of several tasks are those of `Several`, from 0")
+        raise UsageError(f"this model has no head {task}; heads of several tasks are numbered from 0 (`Several`)")
     assert isinstance(model.head, MultiTaskHeads)
     return ModelWithHead(model.model, model.head.get_head(task), model.spec.heads[task]).train(model.training)
 
 
 def adapt(model: LanguageModel, head: TaskHead, *, seed: int = 0) -> ModelWithHead:
-    """Put a new head on a model in place of those it was pre-trained with; the body's weights are the same tensors.
+    """Return a model with a new task head instead of its pre-training heads; the body's weights are shared, not copied.
 
-    The head pools as it says, or as the model's directory does (sentence-transformers), or as the family's paper does.
-    The vocabulary head stays where the task uses it. A pooler becomes the first layer of a head that reads through it.
+    Pooling: the head's own setting, else that of the model's directory (sentence-transformers), else that of the
+    family's paper. The vocabulary head is kept if the task uses it. A pooler becomes the first layer of a head that
+    reads through it.
     """
-    resolved = use_stored_pooling(head, model).resolve(model.spec)
-    made = resolved.build(model, seed=seed)
+    head_spec = use_stored_pooling(head, model).resolve(model.spec)
+    module = head_spec.build(model, seed=seed)
     body = copy(model)
     body._modules = dict(model._modules)
-    dropped: dict[str, Any] = {
-        part: None for part in (*PARTS, "span") if part != "head" or not _uses_vocabulary_head(resolved)
+    pretraining_parts: dict[str, Any] = {
+        part: None for part in (*PARTS, "span") if part != "head" or not _uses_vocabulary_head(head_spec)
     }
-    for part in dropped:
+    for part in pretraining_parts:
         setattr(body, part, None)
-    body.spec = replace(model.spec, **dropped)
-    return ModelWithHead(body, made, resolved).train(model.training)
+    body.spec = replace(model.spec, **pretraining_parts)
+    return ModelWithHead(body, module, head_spec).train(model.training)
 
 
 def _uses_vocabulary_head(head: TaskHead) -> bool:
-    """Whether a task needs the vocabulary head."""
+    """Return True if a task needs the vocabulary head."""
     if isinstance(head, Several):
         return any(map(_uses_vocabulary_head, head.heads))
     return isinstance(head, Generation) or (isinstance(head, Classification) and head.language > 0)

@@ -1,9 +1,9 @@
-"""Extra layers on top: a model that was pre-trained, with new blocks between its last one and the heads.
+"""Extra layers: new blocks between the last block of a pre-trained model and its heads.
 
-Idea: what was learnt stays as it is below, and the new blocks learn what the task needs of it (Peters et al., 2018, put
-a BiLSTM there, which is `mix`). They are blocks of the model like the others, so the result is saved as any model.
+The pre-trained blocks can stay frozen while the new ones adapt to the task (Peters et al., 2018, use a BiLSTM there:
+`scalar_mix`). The new blocks are ordinary blocks of the model, so the result is saved like any model.
 
-    model = taller(pt.load("runs/bert"), 2)
+    model = add_blocks(pt.load("runs/bert"), 2)
     freeze(model, LastOnly(layers=2))
 """
 
@@ -14,18 +14,20 @@ from pretune.models.model import LanguageModel, build
 
 
 def add_blocks(model: LanguageModel, blocks: int, *, seed: int = 0) -> LanguageModel:
-    """A new model with the weights of another and so many new blocks on top: of the decoder where it has one."""
+    """Return a new model: the weights of `model`, and `blocks` new blocks on top (of the decoder, if there is one)."""
     if blocks < 1:
-        raise UsageError(f"{blocks} extra blocks: give at least 1")
+        raise UsageError(f"blocks must be >= 1, got {blocks}")
     spec = model.spec
     if spec.last_stack.share is not None or spec.shared:
-        raise UsageError("a model whose layers share their weights has no room for a new one; take another base")
+        raise UsageError("a model whose layers share their weights cannot be extended; choose another base model")
     if spec.decoder is not None:
         spec = replace(spec, decoder=replace(spec.decoder, depth=spec.decoder.depth + blocks))
     elif spec.encoder is not None:
         spec = replace(spec, encoder=replace(spec.encoder, depth=spec.encoder.depth + blocks))
-    made = build(spec, seed=seed)
-    left = made.load_state_dict(model.state_dict(), strict=False).unexpected_keys  # the new blocks have more names
-    assert not left, f"{left[0]} has no place in the taller model"
-    made.assets = model.assets
-    return made.to(model.tokens.weight.device)
+    new_model = build(spec, seed=seed)
+    unexpected_keys = new_model.load_state_dict(
+        model.state_dict(), strict=False
+    ).unexpected_keys  # new blocks: missing keys
+    assert not unexpected_keys, f"{unexpected_keys[0]} has no place in the extended model"
+    new_model.assets = model.assets
+    return new_model.to(model.tokens.weight.device)

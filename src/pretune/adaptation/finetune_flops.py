@@ -1,9 +1,9 @@
-"""FLOPs of a step in which not everything is trained.
+"""FLOPs of a training step with frozen parameters.
 
-A whole training step is three parts alike: forward, the gradient of what a layer read, the gradient of its weights. The
-first is for all layers; the second reaches down to the lowest block of which anything is trained, or to the embeddings;
-the third is for the matrices that are trained. What methods add (adapters, low-rank products) is a percent or two, and
-left out; a reader of mixed layers is counted.
+A full training step has three parts of equal cost: forward, gradients of the activations, gradients of the weights. The
+first is computed for all layers, the second down to the lowest trained block (or the embeddings), the third for trained
+matrices only. What methods add (adapters, low-rank products) is a percent or two and is ignored; a scalar-mix head is
+counted.
 """
 
 from collections.abc import Callable
@@ -19,11 +19,11 @@ from pretune.training.optim import split_parts
 from pretune.training.optim.groups import HEADS
 
 FLOPS_PER_WEIGHT = 6
-"""FLOPs of a weight for each token, trained: two forward, four backward."""
+"""FLOPs per trained weight and token: two forward, four backward."""
 
 
 class FlopsCounter:
-    """Counts the FLOPs of a run from what it has read; `stage` changes when something was frozen or opened."""
+    """Counter of a run's FLOPs from its `BatchStats`; `stage` changes whenever parameters are frozen or unfrozen."""
 
     def __init__(self, model: ModelWithHead, stage: Callable[[], int] = lambda: 0) -> None:
         self.model, self.stage = model, stage
@@ -32,33 +32,33 @@ class FlopsCounter:
         self._last_flops = self._total = 0.0
         reader = model.head if isinstance(model.head, ScalarMixHead) else None
         self._reader_flops = 0 if reader is None else FLOPS_PER_WEIGHT * count_matrix_weights(reader)
-        self._extra_share = 0.0 if reader is None or reader.backwards is None else 1 / 3  # a second body, forward alone
+        self._extra_share = 0.0 if reader is None or reader.backwards is None else 1 / 3  # a second body, forward only
 
     def __call__(self, stats: BatchStats) -> float:
-        """All so far; a tally that holds less than the last one begins anew."""
-        whole = self._compute_full_flops(stats)
-        if whole < self._last_flops:
+        """Return the FLOPs up to now; stats smaller than the last ones start a new count."""
+        full_flops = self._compute_full_flops(stats)
+        if full_flops < self._last_flops:
             self._last_flops = self._total = 0.0
-        self._total += (whole - self._last_flops) * (self.flops_share + self._extra_share)
-        self._last_flops = whole
+        self._total += (full_flops - self._last_flops) * (self.flops_share + self._extra_share)
+        self._last_flops = full_flops
         return self._total + self._reader_flops * stats.tokens
 
     @property
     def flops_share(self) -> float:
-        """Of what training everything takes, as things stand."""
-        now = self.stage()
-        if self._cached_share is None or self._cached_share[0] != now:
-            self._cached_share = now, compute_flops_share(self.model)
+        """Current FLOPs of a step relative to training all weights."""
+        stage = self.stage()
+        if self._cached_share is None or self._cached_share[0] != stage:
+            self._cached_share = stage, compute_flops_share(self.model)
         return self._cached_share[1]
 
 
 def count_matrix_weights(module: nn.Module) -> int:
-    """The trained weights that a token is multiplied with."""
+    """Return the number of trained weights in matrices."""
     return sum(weight.numel() for weight in module.parameters() if weight.ndim == 2 and weight.requires_grad)
 
 
 def compute_flops_share(model: ModelWithHead) -> float:
-    """How much of a step that trains everything is computed: a third where all is frozen, up to 1.
+    """Return the FLOPs of a step relative to training all weights: from 1/3 (all frozen) to 1.
 
     >>> from pretune.models.model import build
     >>> from pretune.models.catalog import resolve
@@ -71,31 +71,36 @@ def compute_flops_share(model: ModelWithHead) -> float:
     >>> freeze(model, Frozen()) and round(compute_flops_share(model), 3)
     0.333
     """
-    named = dict(model.named_parameters())
-    open_ = {name for name, parameter in named.items() if parameter.requires_grad}
-    divided = split_parts(model)
-    below = [names for part, names in divided.items() if part != HEADS]  # from the embeddings up
-    sizes, shared = _count_block_weights(model.model.spec), model.model.spec.shared
-    learnt = [sum(named[name].numel() for name in names if name in open_ and named[name].ndim == 2) for names in below]
-    trained = [not open_.isdisjoint(names) for names in below]
-    if any(name.startswith("model.prompt") for name in open_):  # it stands before the first block
-        trained[0] = True
-    if not any(trained):
+    parameters = dict(model.named_parameters())
+    trainable_names = {name for name, parameter in parameters.items() if parameter.requires_grad}
+    parts = split_parts(model)
+    body_parts = [names for part, names in parts.items() if part != HEADS]  # from the embeddings up
+    sizes, shares_weights = _count_block_weights(model.model.spec), model.model.spec.shared
+    trainable_weights = [
+        sum(parameters[name].numel() for name in names if name in trainable_names and parameters[name].ndim == 2)
+        for names in body_parts
+    ]
+    is_trained = [not trainable_names.isdisjoint(names) for names in body_parts]
+    if any(name.startswith("model.prompt") for name in trainable_names):  # it precedes the first block
+        is_trained[0] = True
+    if not any(is_trained):
         return 1 / 3
-    if shared or len(below) < len(sizes):  # layers with the same weights: from below, and all of them or few
-        return 1.0 if sum(learnt) > sum(sizes) / max(len(sizes), 1) / 2 else 2 / 3
-    blocks = len(below) - len(sizes)  # where they begin
-    reached = sum(sizes[max(trained.index(True) - blocks, 0) :])
-    weights = sum(min(own, size) for own, size in zip(learnt[blocks:], sizes, strict=True))
-    return (1 + (reached + weights) / sum(sizes)) / 3
+    if shares_weights or len(body_parts) < len(sizes):  # one set of weights for all layers: all trained, or few
+        return 1.0 if sum(trainable_weights) > sum(sizes) / max(len(sizes), 1) / 2 else 2 / 3
+    first_block = len(body_parts) - len(sizes)  # where they begin
+    backward_weights = sum(sizes[max(is_trained.index(True) - first_block, 0) :])
+    weights = sum(min(trainable, size) for trainable, size in zip(trainable_weights[first_block:], sizes, strict=True))
+    return (1 + (backward_weights + weights) / sum(sizes)) / 3
 
 
 def _count_block_weights(spec: Model) -> list[int]:
-    """The matrices of every block, from below, in the order of a model's parts."""
-    found = []
+    """Return the matrix weights of every block, from the bottom up, in the order of the model's parts."""
+    counts = []
     for stack in spec.stacks:
         for block in stack.layers:
-            cross = block.cross.count_weights(width=spec.width) if block.cross else 0
-            own = block.attention.count_weights(width=spec.width) + block.feedforward.count_weights(width=spec.width)
-            found.append(own + cross)
-    return found
+            cross_weights = block.cross.count_weights(width=spec.width) if block.cross else 0
+            self_weights = block.attention.count_weights(width=spec.width) + block.feedforward.count_weights(
+                width=spec.width
+            )
+            counts.append(self_weights + cross_weights)
+    return counts

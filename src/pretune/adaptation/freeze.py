@@ -1,14 +1,15 @@
-"""Which part of a model is trained, and when: full, frozen, first k frozen, last only, gradually unfrozen.
+"""Freezing strategies: full fine-tuning, frozen body, first k layers frozen, last layers only.
 
-All are a choice of parts, as `train.optim.groups.split_parts` tells them from below to above: embeddings, block after block,
-heads. Rates that differ by part are a `rate` for `parameter_groups`. Choices, rates and methods combine freely:
+A strategy selects parts of a model, ordered bottom up as `training.optim.groups.split_parts` returns them: embeddings,
+blocks, heads. Learning rates per part are the `rate` argument of `parameter_groups`. Strategies, rates and methods can
+be combined:
 
     freeze(model, FirstFrozen(layers=6))
     groups = parameter_groups(model, rate=Decay(factor=0.9))
 
-Gradual unfreezing is a hook of the loop (`unfreeze.py`), layered over any of these.
+Gradual unfreezing is a hook of the training loop (`gradual_unfreezing.py`) and works with any of these.
 
-In an encoder-decoder the encoder's blocks lie below the decoder's.
+In an encoder-decoder the encoder's blocks are below the decoder's.
 """
 
 from typing import ClassVar, Protocol
@@ -21,92 +22,92 @@ from pretune.training.optim.groups import EMBEDDINGS, HEADS, split_parts
 
 
 class FreezeStrategy(Protocol):
-    """A choice of parts."""
+    """A selection of the parts that are trained."""
 
     def select_parts(self, parts: list[str]) -> list[str]:
-        """Of a model's parts, from below to above, those that are trained (from the start)."""
+        """Return the parts to train from the start; `parts` are ordered bottom up."""
 
 
 @spec
 class Full:
-    """Everything is trained."""
+    """Train all weights."""
 
-    rate: ClassVar[float] = 3e-5  # a usual peak learning rate
+    rate: ClassVar[float] = 3e-5  # default peak learning rate
 
     def select_parts(self, parts: list[str]) -> list[str]:
-        """All parts."""
+        """Return all parts."""
         return parts
 
 
 @spec
 class Frozen:
-    """Only heads are trained: the model gives features."""
+    """Train only the heads: the model is a feature extractor."""
 
     rate: ClassVar[float] = 1e-2
 
     def select_parts(self, parts: list[str]) -> list[str]:
-        """The heads."""
+        """Return the heads."""
         return [part for part in parts if part == HEADS]
 
 
 @spec
 class FirstFrozen:
-    """The embeddings and the lowest `layers` blocks are frozen (Lee et al., 2019)."""
+    """Freeze the embeddings and the lowest `layers` blocks (Lee et al., 2019)."""
 
     layers: int
 
     def __post_init__(self) -> None:
         if self.layers < 0:
-            raise UsageError(f"layers {self.layers} must be at least 0: how many of the lowest blocks are frozen")
+            raise UsageError(f"layers (frozen blocks, from the bottom) must be >= 0, got {self.layers}")
 
     def select_parts(self, parts: list[str]) -> list[str]:
-        """What lies above."""
+        """Return the parts above the frozen blocks."""
         blocks = [part for part in parts if part not in (EMBEDDINGS, HEADS)]
         if self.layers > len(blocks):
-            raise UsageError(f"layers {self.layers}: this model has {len(blocks)} blocks to freeze")
+            raise UsageError(f"layers must be <= {len(blocks)} (blocks of this model), got {self.layers}")
         frozen = {EMBEDDINGS, *blocks[: self.layers]}
         return [part for part in parts if part not in frozen]
 
 
 @spec
 class LastOnly:
-    """The topmost blocks and the heads are trained ("chain-thaw" and probing have such a step)."""
+    """Train only the last `layers` blocks and the heads."""
 
     layers: int = 1
 
     def __post_init__(self) -> None:
         if self.layers < 1:
-            raise UsageError(f"layers {self.layers} must be at least 1: how many of the topmost blocks are trained")
+            raise UsageError(f"layers (trained blocks, from the top) must be >= 1, got {self.layers}")
 
     def select_parts(self, parts: list[str]) -> list[str]:
-        """The last of the blocks, and the heads."""
+        """Return the last blocks and the heads."""
         blocks = [part for part in parts if part not in (EMBEDDINGS, HEADS)]
         return [part for part in parts if part in blocks[-self.layers :] or part == HEADS]
 
 
 def freeze(model: nn.Module, strategy: FreezeStrategy) -> tuple[str, ...]:
-    """Freeze a model's parameters but for those of the parts that a strategy trains: the names of these.
+    """Freeze all parameters outside the parts that a strategy trains; return the names of the trained ones.
 
-    What a method has frozen stays frozen: apply the method first.
+    Parameters that are frozen already stay frozen: apply a PEFT method first.
     """
-    divided = split_parts(model)
-    kept = {name for part in strategy.select_parts(list(divided)) for name in divided[part]}
-    trained = []
+    parts = split_parts(model)
+    trainable_names = {name for part in strategy.select_parts(list(parts)) for name in parts[part]}
+    trained_names = []
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(parameter.requires_grad and name in kept)
+        parameter.requires_grad_(parameter.requires_grad and name in trainable_names)
         if parameter.requires_grad:
-            trained.append(name)
-    if not trained:
+            trained_names.append(name)
+    if not trained_names:
         raise UsageError(
-            "nothing is left to train: freeze less, or add a head (a model that writes its answers has none: "
+            "no trainable parameters left: freeze less, or add a head (a model that generates its answers has none: "
             "--set tune.text=false)"
         )
-    return tuple(trained)
+    return tuple(trained_names)
 
 
 @spec
 class Decay:
-    """Layer-wise rates: every part learns `factor` times as fast as the one above it.
+    """Layer-wise learning rate decay: each part's rate is `factor` times that of the part above it.
 
     ULMFiT's discriminative rates are a factor of 1 / 2.6 (Howard and Ruder, 2018); ELECTRA's 0.8 to 0.9.
     """
@@ -115,8 +116,8 @@ class Decay:
 
     def __post_init__(self) -> None:
         if not 0 < self.factor <= 1:
-            raise UsageError(f"factor {self.factor:g} must be above 0 and at most 1: the rate of a part over the next")
+            raise UsageError(f"factor must be > 0 and <= 1, got {self.factor:g}")
 
     def __call__(self, parts_above: int) -> float:
-        """The factor on the learning rate of a part with so many above it."""
+        """Return the factor on the learning rate of a part with `parts_above` parts above it."""
         return self.factor**parts_above

@@ -1,4 +1,4 @@
-"""Gradual unfreezing (Howard and Ruder, 2018): the heads first, then one part more from above, and so on down.
+"""Gradual unfreezing (Howard and Ruder, 2018): train the heads first, then unfreeze one part after the other, top down.
 
 step      0 …        1 epoch …      2 epochs …            (every=1.0, as in the paper)
 trained   heads      + block 11     + block 10
@@ -18,71 +18,71 @@ from pretune.training.optim.groups import split_parts
 
 @spec
 class Epochs:
-    """A part every so many epochs; None: as many as leave the second half of the run to the whole model."""
+    """Unfreeze a part every `every` epochs; None: at intervals that leave the second half of the run to all parts."""
 
     every: float | None = None
 
     def __post_init__(self) -> None:
         if self.every is not None and not self.every > 0:
-            raise UsageError(f"every {self.every:g} must be above 0: epochs between one part and the next")
+            raise UsageError(f"every (epochs between two parts) must be > 0, got {self.every:g}")
 
 
 @spec
 class Plateau:
-    """A part whenever so many evaluations in a row brought nothing better."""
+    """Unfreeze a part after `patience` evaluations without improvement."""
 
     patience: int = 2
 
     def __post_init__(self) -> None:
         if self.patience < 1:
-            raise UsageError(f"patience {self.patience} must be at least 1: evaluations without anything better")
+            raise UsageError(f"patience (evaluations without improvement) must be >= 1, got {self.patience}")
 
 
 @spec
 class Gradual:
-    """The topmost part is trained at first, the others follow one by one from above (Howard and Ruder, 2018)."""
+    """Train the top part first and unfreeze the others one by one, top down (Howard and Ruder, 2018)."""
 
     when: Epochs | Plateau = Epochs()
 
-    rate: ClassVar[float] = 6e-5  # a usual peak learning rate
+    rate: ClassVar[float] = 6e-5  # default peak learning rate
 
     def select_parts(self, parts: list[str]) -> list[str]:
-        """The topmost part: heads, where there are any."""
+        """Return the top part: the heads, if there are any."""
         return parts[-1:]
 
     def build_hook(self, model: nn.Module, *, epoch: float, steps: float | None = None) -> "UnfreezingHook":
-        """What opens part after part in a loop whose epoch has so many steps; `steps` are those of the whole run.
+        """Return the hook that unfreezes the parts; `epoch` and `steps` are the steps of an epoch and of the whole run.
 
-        Make the optimiser's groups first, of all that will be trained; what is closed then gets no gradient, and the
-        optimiser passes it over.
+        Build the optimizer's groups first, over all parameters that will be trained: frozen ones get no gradient, and
+        the optimizer skips them.
         """
         return UnfreezingHook(model, self, epoch, steps)
 
 
 class UnfreezingHook:
-    """A hook of the loop; `num_unfrozen` counts the parts that are trained beyond the topmost.
+    """Hook of the training loop; `num_unfrozen` counts the trained parts below the top one.
 
-    What is frozen when it is made (by a method, say) stays frozen. `state` is what a checkpoint has to keep.
+    Parameters that are frozen when the hook is built (by a method, say) stay frozen. `state` belongs into checkpoints.
     """
 
     def __init__(self, model: nn.Module, spec: Gradual, epoch: float, steps: float | None = None) -> None:
         if not epoch > 0:
-            raise UsageError(f"an epoch of {epoch:g} steps; it must have more than 0")
+            raise UsageError(f"epoch (steps per epoch) must be > 0, got {epoch:g}")
         self.spec, self.epoch, self.steps = spec, epoch, steps
-        named = dict(model.named_parameters())
-        free = {
-            part: [named[name] for name in names if named[name].requires_grad]
+        parameters_by_name = dict(model.named_parameters())
+        trainable = {
+            part: [parameters_by_name[name] for name in names if parameters_by_name[name].requires_grad]
             for part, names in split_parts(model).items()
         }
-        self.parts = [(part, parameters) for part, parameters in free.items() if parameters]
+        self.parts = [(part, parameters) for part, parameters in trainable.items() if parameters]
         if not self.parts:
-            raise UsageError("nothing is left to train: add a head, or freeze less")
+            raise UsageError("no trainable parameters left: add a head, or freeze less")
         self.num_unfrozen, self.evals_without_improvement, self._last_eval_step = 0, 0, -1
         self.update_requires_grad()
 
     def __call__(self, loop: Loop, metrics: Sequence[StepMetrics]) -> None:
-        """After every step."""
-        before = self.num_unfrozen
+        """Unfreeze the parts that are due; the loop calls this after every step."""
+        previous = self.num_unfrozen
         if isinstance(self.spec.when, Epochs):
             self.num_unfrozen = min(int(loop.state.step / self._compute_interval(self.spec.when)), len(self.parts) - 1)
         elif loop.state.judged != self._last_eval_step:
@@ -92,27 +92,27 @@ class UnfreezingHook:
             )
             if self.evals_without_improvement >= self.spec.when.patience and self.num_unfrozen < len(self.parts) - 1:
                 self.num_unfrozen, self.evals_without_improvement = self.num_unfrozen + 1, 0
-        if self.num_unfrozen != before:
+        if self.num_unfrozen != previous:
             self.update_requires_grad()
 
     def _compute_interval(self, schedule: Epochs) -> float:
-        """Steps from one part to the next."""
+        """Return the steps between two parts."""
         if schedule.every is not None or self.steps is None:
             return (schedule.every or 1.0) * self.epoch
         return max(self.steps / 2 / max(len(self.parts) - 1, 1), 1.0)
 
     @property
     def state(self) -> tuple[int, int, int]:
-        """How many parts were opened, evaluations since something was better, and the step of the last one."""
+        """Number of unfrozen parts, evaluations without improvement, and step of the last evaluation."""
         return self.num_unfrozen, self.evals_without_improvement, self._last_eval_step
 
     def restore(self, state: tuple[int, int, int]) -> None:
-        """Be where a run was that is resumed."""
+        """Restore the state of a run that is resumed."""
         self.num_unfrozen, self.evals_without_improvement, self._last_eval_step = state
         self.update_requires_grad()
 
     def update_requires_grad(self) -> None:
-        """Train the topmost part and those that were opened, freeze the others."""
-        for above, (_, parameters) in enumerate(reversed(self.parts)):
+        """Set `requires_grad` on the top part and the unfrozen ones, clear it on the others."""
+        for depth_from_top, (_, parameters) in enumerate(reversed(self.parts)):
             for parameter in parameters:
-                parameter.requires_grad_(above <= self.num_unfrozen)
+                parameter.requires_grad_(depth_from_top <= self.num_unfrozen)

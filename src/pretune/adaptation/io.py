@@ -1,6 +1,6 @@
-"""Models with heads on disk: the classes of `transformers` where it has them, both ways.
+"""Models with task heads on disk, in the classes of `transformers` where it has them.
 
-Where no class has the head, the body is saved as ever, for anyone to read, and the head beside it under our own names.
+If no class has the head, the body is saved as usual, and the head in the same directory under our own names.
 """
 
 import os
@@ -42,25 +42,25 @@ PROBLEM_TYPES = {"single_label_classification": "classification", "regression": 
 
 @config.spec
 class _SavedHead:
-    """A head as a directory keeps it."""
+    """A head as stored in a directory."""
 
     head: AnyHead
 
 
 def save(model: AnyModel | ModelWithHead, directory: str | Path, *, overwrite: bool = False, **options: Any) -> None:
-    """Write a directory that `transformers` reads, where it has the family; all of it or nothing."""
+    """Save a directory that `transformers` can load if it has the family; atomic."""
     if not isinstance(model, ModelWithHead):
         return checkpoint.save(model, directory, overwrite=overwrite, **options)
     body, head = model.model, model.head
     if head is None:
         return checkpoint.save(body, directory, overwrite=overwrite, **options)
-    beside = export_head(model)
-    if beside is None:
+    saved_head = export_head(model)
+    if saved_head is None:
         tensors = _get_tensors(head)
-        beside = checkpoint.SavedHead(
+        saved_head = checkpoint.SavedHead(
             {HEAD_KEY: config.to_dict(model.spec)}, {TASK_PREFIX + name: tensor for name, tensor in tensors.items()}
         )
-    return checkpoint.save(body, directory, overwrite=overwrite, head=beside, **options)
+    return checkpoint.save(body, directory, overwrite=overwrite, head=saved_head, **options)
 
 
 def load(
@@ -71,10 +71,10 @@ def load(
     device: torch.device | str = "cpu",
     head: Literal["tied"] | None = None,
 ) -> LanguageModel | ModelWithHead:
-    """Read a Hugging Face model directory, or one of ours: a model, or one with the task's head that is in it.
+    """Load a Hugging Face or pretune model directory: a model, with its task head if it has one.
 
-    Where the directory is an adapter's, its base model is read from where it says it is, or from `base`. With `head`
-    "tied" a decoder that was saved without its vocabulary head is given it, where that is the token table.
+    The base model of an adapter is loaded from the path stored with it, or from `base`. With `head="tied"` a decoder
+    that was saved without its vocabulary head gets the token table as head.
     """
     return load_with_method(directory, base=base, dtype=dtype, device=device, head=head)[0]
 
@@ -87,7 +87,7 @@ def load_with_method(
     device: torch.device | str = "cpu",
     head: Literal["tied"] | None = None,
 ) -> tuple[LanguageModel | ModelWithHead, PeftMethod | None]:
-    """The same, and the method of an adapter that is on the model; `base` is where its base model is now."""
+    """Load like `load`, and return the PEFT method of an adapter too; `base` is the path of its base model."""
     return _load(resolve_path(directory), _LoadOptions(base, dtype, device), head)
 
 
@@ -107,22 +107,22 @@ def _load(
         if (folder / PEFT_CONFIG_FILE).is_file() and not (folder / checkpoint.CONFIG_FILE).is_file():
             return _load_peft_adapter(folder, options)
         if options.base is not None and folder.is_dir():
-            raise UsageError(f"{folder}: is no adapter, so it has no base model; leave --base out")
+            raise UsageError(f"{folder}: not an adapter, so it has no base model; omit --base")
         return _load_full_model(folder, options.dtype, options.device, head), None
-    said = io.read_json(folder / ADAPTER_FILE, CheckpointError)
-    stored = said.get("base")
-    model = _load_base(folder, stored if isinstance(stored, Mapping) else {}, options)
-    if said.get("head") is None:
+    record = io.read_json(folder / ADAPTER_FILE, CheckpointError)
+    base_info = record.get("base")
+    model = _load_base(folder, base_info if isinstance(base_info, Mapping) else {}, options)
+    if record.get("head") is None:
         return model, load_adapter(model, folder)
     try:
-        made = adapt(model, _parse_head(said["head"])).to(options.device, options.dtype)
+        model_with_head = adapt(model, _parse_head(record["head"])).to(options.device, options.dtype)
     except PretuneError as error:
         raise CheckpointError(f"{folder / ADAPTER_FILE}: {error}") from None
-    return made.eval(), load_adapter(made.model, folder, head=made.head)
+    return model_with_head.eval(), load_adapter(model_with_head.model, folder, head=model_with_head.head)
 
 
 def _load_base(folder: Path, base_info: Mapping[str, Any], options: _LoadOptions) -> LanguageModel:
-    """The model that an adapter is for: of several directories the one whose weights are those it was trained with."""
+    """Load the base model of an adapter: of several directories, the one with the weights it was trained with."""
     chain = (*options.chain, os.path.realpath(folder))
     places = find_base_directories(folder, base_info, options.base)
     for place in places[:-1]:
@@ -132,79 +132,79 @@ def _load_base(folder: Path, base_info: Mapping[str, Any], options: _LoadOptions
             return model
         except CheckpointError:
             continue
-    return _load_base_directory(
-        places[-1], folder, options._replace(base=None, chain=chain)
-    )  # checked with the adapter
+    # The last directory is checked with the adapter.
+    return _load_base_directory(places[-1], folder, options._replace(base=None, chain=chain))
 
 
 def _load_base_directory(base_directory: Path, folder: Path, options: _LoadOptions) -> LanguageModel:
-    """The model of a directory; where that is itself a model with a method, it is merged."""
+    """Load the model of a directory; an adapter there is merged."""
     if not (base_directory / ADAPTER_FILE).is_file():
         return checkpoint.load(base_directory, dtype=options.dtype, device=options.device)
     if os.path.realpath(base_directory) in options.chain:
         raise CheckpointError(
-            f"{folder}: its base model '{base_directory}' is an adapter on this one; give another with --base DIR"
+            f"{folder}: its base model '{base_directory}' is an adapter on this one; pass another with --base DIR"
         )
-    made, method = _load(base_directory, options)
-    model = made.model if isinstance(made, ModelWithHead) else made
+    base_model, method = _load(base_directory, options)
+    model = base_model.model if isinstance(base_model, ModelWithHead) else base_model
     if method is None or not method.is_mergeable:
         raise CheckpointError(
-            f"{base_directory}: what was learned there cannot be merged into a base model for {folder}"
+            f"{base_directory}: this adapter cannot be merged, so it cannot be the base model of {folder}"
         )
     method.merge(model)
     return model
 
 
 def _load_peft_adapter(folder: Path, options: _LoadOptions) -> tuple[LanguageModel | ModelWithHead, PeftMethod]:
-    """An adapter that the reference wrote, with its head where it has one."""
-    said = io.read_json(folder / PEFT_CONFIG_FILE, CheckpointError)
-    model = _load_base(folder, {"path": said.get("base_model_name_or_path")}, options)
-    found = read_peft_head(folder, model.spec)
-    if found is None:
+    """Load an adapter written by peft, with its head if it has one."""
+    peft_config = io.read_json(folder / PEFT_CONFIG_FILE, CheckpointError)
+    model = _load_base(folder, {"path": peft_config.get("base_model_name_or_path")}, options)
+    head = read_peft_head(folder, model.spec)
+    if head is None:
         return model, load_adapter(model, folder)
-    task, tensors = found
+    task, tensors = head
     try:
-        made = adapt(model, task).to(options.device, options.dtype)
-        assert made.head is not None
-        made.head.load_state_dict(tensors, strict=False)  # NOTE: a pooler that was not trained is the base model's
+        model_with_head = adapt(model, task).to(options.device, options.dtype)
+        assert model_with_head.head is not None
+        # NOTE: a pooler that was not trained is the base model's.
+        model_with_head.head.load_state_dict(tensors, strict=False)
     except (PretuneError, RuntimeError) as error:
         raise CheckpointError(f"{folder}: its head does not fit the model: {str(error).splitlines()[0]}") from None
-    return made.eval(), load_adapter(made.model, folder)
+    return model_with_head.eval(), load_adapter(model_with_head.model, folder)
 
 
 def _load_full_model(
     folder: Path, dtype: torch.dtype, device: torch.device | str, vocabulary_head: Literal["tied"] | None = None
 ) -> LanguageModel | ModelWithHead:
     model = checkpoint.load(folder, dtype=dtype, device=device, head=vocabulary_head)
-    there = checkpoint.read_head(folder)
-    if there is None:
+    saved_head = checkpoint.read_head(folder)
+    if saved_head is None:
         return model
-    found, task, stored = there
+    hf_config, task, tensors = saved_head
     try:
-        spec = _read_head_spec(folder, found, task, stored)
+        spec = _read_head_spec(folder, hf_config, task, tensors)
         spec = spec.resolve(model.spec)
     except PretuneError as error:
         raise CheckpointError(f"{folder / checkpoint.CONFIG_FILE}: {error}") from None
     head = spec.build(model)
     if head is None:
         raise CheckpointError(
-            f"{folder / checkpoint.CONFIG_FILE}: key '{HEAD_KEY}' is a head without tensors; remove it"
+            f"{folder / checkpoint.CONFIG_FILE}: key '{HEAD_KEY}' is a head without tensors; remove the key"
         )
     names = dict(checkpoint.iterate_weights(head))
     moves = plan_moves(names, task.rules if task else tuple(Rule(name, TASK_PREFIX + name) for name in names))
-    _load_head_weights(folder, head, moves, stored, names)
+    _load_head_weights(folder, head, moves, tensors, names)
     return ModelWithHead(model, head, spec).eval()
 
 
 def _read_head_spec(
     folder: Path, hf_config: Mapping[str, Any], task: HeadLayout | None, tensors: Mapping[str, TensorInfo]
 ) -> AnyHead:
-    """The head that a directory says it has, with as many outputs as its weights have."""
-    said = _parse_head(hf_config[HEAD_KEY]) if task is None else None
-    if isinstance(said, Several):  # each is checked when its weights are read
-        return said
+    """Return the head spec stored in a directory, checked against the number of outputs of its weights."""
+    head = _parse_head(hf_config[HEAD_KEY]) if task is None else None
+    if isinstance(head, Several):  # each head is checked when its weights are read
+        return head
     rows = _count_outputs(folder, task, tensors)
-    spec = _parse_head_config(hf_config, task, rows) if task is not None else said
+    spec = _parse_head_config(hf_config, task, rows) if task is not None else head
     assert spec is not None
     _check_outputs(spec, rows)
     return spec
@@ -215,7 +215,7 @@ def _get_tensors(head: nn.Module) -> dict[str, Tensor]:
 
 
 def export_head(model: ModelWithHead) -> checkpoint.SavedHead | None:
-    """How the class of `transformers` that computes the same keeps it; None where there is no such class."""
+    """Return the head in the layout of the equivalent `transformers` class; None if there is no such class."""
     if model.head is None:
         return None
     spec, tensors = model.model.spec, _get_tensors(model.head)
@@ -226,18 +226,18 @@ def export_head(model: ModelWithHead) -> checkpoint.SavedHead | None:
         return None
     kind = "classification" if isinstance(model.spec, Regression) else config.get_kind(model.spec)
     reading = getattr(model.spec, "reading", None)
-    narrow = spec.table != spec.width and spec.decoder is not None  # NOTE: such a class reads what is projected down
+    narrow = spec.table != spec.width and spec.decoder is not None  # NOTE: such a class reads the projected states
     fitting = [(name, task) for name, task in layout.task_heads.items() if (task.kind, task.pooling) == (kind, reading)]
     if not fitting or narrow:
         return None
     name, task = fitting[0]
-    moved = {move.tensor_name: tensors[move.param_names[0]] for move in plan_moves(tensors, task.rules)}
+    head_tensors = {move.tensor_name: tensors[move.param_names[0]] for move in plan_moves(tensors, task.rules)}
     prefix = layout.prefix if task.prefix is None else task.prefix
-    return checkpoint.SavedHead({"architectures": [name], **_build_head_config(model.spec)}, moved, prefix)
+    return checkpoint.SavedHead({"architectures": [name], **_build_head_config(model.spec)}, head_tensors, prefix)
 
 
 def _build_head_config(head: TaskHead) -> dict[str, Any]:
-    """What the config of a class says of a head."""
+    """Return the config keys of a `transformers` class for a head."""
     if isinstance(head, Classification | Tagging):
         names = head.labels or _make_default_labels(head.classes)
     else:
@@ -253,7 +253,7 @@ def _build_head_config(head: TaskHead) -> dict[str, Any]:
 
 
 def _parse_head_config(hf_config: Mapping[str, Any], task: HeadLayout, rows: int) -> AnyHead:
-    """The head that the config of a class stands for."""
+    """Return the head spec for the config of a `transformers` class."""
     drop = read_key(hf_config, "classifier_dropout", check=allow_null(check_rate), default=None)
     if drop is None:
         drop = read_key(hf_config, "hidden_dropout_prob", check=allow_null(check_rate), default=None) or 0.0
@@ -278,40 +278,40 @@ def _parse_head_config(hf_config: Mapping[str, Any], task: HeadLayout, rows: int
 
 
 def _count_outputs(folder: Path, task: HeadLayout | None, tensors: Mapping[str, TensorInfo]) -> int:
-    """How many outputs the tensors have: a config that says otherwise is refused before anything is made."""
+    """Return the number of outputs of the head's tensors, so that a wrong config is rejected before building."""
     names = (
         [TASK_PREFIX + "out.weight"]
         if task is None
         else [move.tensor_name for move in plan_moves(["out.weight"], task.rules)]
     )
-    there = tensors.get(names[0])
-    if there is None or len(there.shape) != 2:
+    info = tensors.get(names[0])
+    if info is None or len(info.shape) != 2:
         raise CheckpointError(f"{tensor_files.find_main_file(folder)}: tensor '{names[0]}' is missing, or not a matrix")
-    return there.shape[0]
+    return info.shape[0]
 
 
 def _check_outputs(head: TaskHead, rows: int) -> None:
     outputs = head.classes if isinstance(head, Classification | Tagging) else 2 if isinstance(head, Span) else 1
     if outputs != rows:
-        raise CheckpointError(f"the head has {outputs} outputs, but its weights have {rows}; they must be as many")
+        raise CheckpointError(f"the head has {outputs} outputs, but its weights have {rows}; the numbers must be equal")
 
 
 def _read_label_names(hf_config: Mapping[str, Any], rows: int) -> tuple[str, ...]:
-    """The labels of a config, in order; as many as there are outputs, without names, where it has none."""
+    """Return the labels of a config in order; default names if it has none."""
     table = hf_config.get("id2label")
     if table is None:
         count = read_key(hf_config, "num_labels", "_num_labels", check=allow_null(check_size), default=None) or rows
         if count != rows:
             raise CheckpointError(f"key 'num_labels' = {count}, but the weights have {rows} outputs")
         return _make_default_labels(rows)
-    wanted = [str(i) for i in range(len(table))] if isinstance(table, dict) else []
-    if not wanted or set(table) != set(wanted) or not all(isinstance(name, str) for name in table.values()):
-        raise CheckpointError(f"key 'id2label' = {format_value(table)}: expected names by number, from \"0\" on")
-    return tuple(table[i] for i in wanted)
+    ids = [str(i) for i in range(len(table))] if isinstance(table, dict) else []
+    if not ids or set(table) != set(ids) or not all(isinstance(name, str) for name in table.values()):
+        raise CheckpointError(f"key 'id2label' = {format_value(table)}: expected names by number, starting at \"0\"")
+    return tuple(table[i] for i in ids)
 
 
 def _make_default_labels(count: int) -> tuple[str, ...]:
-    """What labels without names are called in a config."""
+    """Return the names of labels that have none, as in `transformers`."""
     return tuple(f"LABEL_{i}" for i in range(count))
 
 
@@ -322,15 +322,15 @@ def _parse_head(data: Any) -> AnyHead:
 def _load_head_weights(
     folder: Path, head: nn.Module, moves: list[Move], tensors: Mapping[str, TensorInfo], names: Mapping[str, Tensor]
 ) -> None:
-    """Read the weights of a head; all must be there, in their shapes, and no others."""
+    """Load the weights of a head; names and shapes must match exactly."""
     for move in moves:
-        there, wanted = tensors.get(move.tensor_name), tuple(names[move.param_names[0]].shape)
-        if there is None:
+        info, shape = tensors.get(move.tensor_name), tuple(names[move.param_names[0]].shape)
+        if info is None:
             raise CheckpointError(f"{tensor_files.find_main_file(folder)}: tensor '{move.tensor_name}' is missing")
-        if there.shape != wanted or there.dtype not in tensor_files.FLOAT_DTYPES:
+        if info.shape != shape or info.dtype not in tensor_files.FLOAT_DTYPES:
             raise CheckpointError(
-                f"{there.file}: tensor {format_value(there.key)} is {there.dtype} of shape {list(there.shape)}, "
-                f"but the config asks for floats of shape {list(wanted)}"
+                f"{info.file}: tensor {format_value(info.key)} is {info.dtype} of shape {list(info.shape)}, "
+                f"but the config requires floats of shape {list(shape)}"
             )
     extra = sorted(set(tensors) - {move.tensor_name for move in moves})
     if extra:

@@ -1,14 +1,14 @@
-"""The ways to fine-tune a model, by name: all of it, a part of it, or a few new parameters.
+"""Fine-tuning methods by name: full fine-tuning, partial fine-tuning and PEFT.
 
     model = adapt(pt.load("runs/bert"), Classification(classes=2))
     method = METHODS.get("lora")()
-    names = prepare(model, method)              # in place; what is trained, the task's head always among it
-    …                                           # the one training loop, with hooks(model, method, epoch=…)
+    names = apply_method(model, method)         # in place; names of the trained parameters, the head's included
+    …                                           # the training loop, with build_hooks(model, method, epoch=…)
     save(model, method, "runs/sst2", base="runs/bert")
-    model, method = load("runs/sst2")           # so does pt.load, without telling the method
+    model, method = load("runs/sst2")           # pt.load returns the model only
 
-`count_slots(method)` says how many slots the data layout must leave before each sequence, `count_positions(method)` how many
-positions are not the text's.
+`count_slots(method)` is the number of slots the data layout reserves before each sequence, `count_positions(method)`
+the number of positions that are not available to the text.
 """
 
 from pathlib import Path
@@ -38,7 +38,7 @@ AnyMethod = Full | Frozen | Gradual | PeftMethod
 
 
 def apply_method(model: ModelWithHead, method: AnyMethod, *, seed: int = 0) -> tuple[str, ...]:
-    """Make a model ready to be trained by a method, in place: the names of all that is trained, the head's included."""
+    """Prepare a model for a method, in place; return the names of the trained parameters, the head's included."""
     if isinstance(method, Full | Gradual):
         return tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
     if isinstance(method, Frozen):
@@ -48,17 +48,17 @@ def apply_method(model: ModelWithHead, method: AnyMethod, *, seed: int = 0) -> t
 
 
 def build_hooks(model: ModelWithHead, method: AnyMethod, *, epoch: float) -> list[Hook]:
-    """What a method does while the loop runs; make the optimiser's groups first."""
+    """Return the hooks of a method for the training loop; build the optimizer's groups first."""
     return [method.build_hook(model, epoch=epoch)] if isinstance(method, Gradual) else []
 
 
 def count_slots(method: AnyMethod) -> int:
-    """How many slots `data.count_slots.reserve` has to leave before each sequence."""
+    """Return the number of slots to reserve before each sequence (`data.virtual_tokens`)."""
     return method.count if isinstance(method, Prompt) else 0
 
 
 def count_positions(method: AnyMethod) -> int:
-    """How many of a model's positions are taken before the text: so much shorter the longest text is."""
+    """Return the number of positions before the text: the maximum text length shrinks by as many."""
     return method.count if isinstance(method, Prompt | PrefixTuning) else 0
 
 
@@ -70,15 +70,15 @@ def save(
     base: str | Path | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write what was learned: a whole model, or an adapter with its head and the way to its base."""
+    """Save the trained weights: a full model, or an adapter with its head and the path of its base model."""
     if isinstance(method, Full | Frozen | Gradual):
         io.save(model, directory, overwrite=overwrite)
-        for name in (ADAPTER_FILE, PEFT_CONFIG_FILE, WEIGHTS_FILE, HEAD_FILE):  # of an adapter that was here before
+        for name in (ADAPTER_FILE, PEFT_CONFIG_FILE, WEIGHTS_FILE, HEAD_FILE):  # of an adapter saved here earlier
             (Path(directory) / name).unlink(missing_ok=True)
         return
     path = None if base is None else str(base)
-    beside = AdapterExtras(head=model.head, task=model.spec, base=path, layout=io.export_head(model))
-    save_adapter(model.model, method, directory, extras=beside, overwrite=overwrite)
+    extras = AdapterExtras(head=model.head, task=model.spec, base=path, layout=io.export_head(model))
+    save_adapter(model.model, method, directory, extras=extras, overwrite=overwrite)
 
 
 def load(
@@ -88,5 +88,5 @@ def load(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> tuple[LanguageModel | ModelWithHead, PeftMethod | None]:
-    """A fine-tuned model and the method that is on it, None where the directory holds a whole model."""
+    """Load a fine-tuned model and its PEFT method; None if the directory holds a full model."""
     return io.load_with_method(directory, base=base, dtype=dtype, device=device)

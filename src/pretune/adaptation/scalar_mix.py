@@ -1,8 +1,8 @@
-"""Layers of a frozen model as features: a learned mix of all of them, read by a small model of the task (ELMo).
+"""ELMo-style features: a scalar mix of all layers of a frozen model, read by a small BiLSTM.
 
 reader = MixReader(classes=2).build(width=model.spec.width, layers=len(hidden))
-hidden, batch = layers(model, batch)            # once: nothing of the model is trained, so they can be kept
-reader(hidden, batch)                           # [C, classes]; with pool=None one row for each token
+hidden, batch = extract_layers(model, batch)    # the model is frozen, so these can be cached
+reader(hidden, batch)                           # [C, classes]; with pool=None one row per token
 """
 
 from dataclasses import replace
@@ -24,9 +24,9 @@ from pretune.nn.recurrent import AdditiveAttention, BiLSTM
 
 @spec
 class LayerMix:
-    """gamma x sum of softmax(s)_j h_j over all layers (Peters et al., 2018, eq. 1); at the start their plain mean."""
+    """gamma x sum of softmax(s)_j h_j over all layers (Peters et al., 2018, eq. 1); initialized to their mean."""
 
-    norm: Norm | None = None  # of each layer before it is weighed; the paper tried one without weights
+    norm: Norm | None = None  # of each layer before it is weighted; the paper tried one without parameters
 
     def build(self, *, width: int, layers: int) -> "ScalarMix":
         return ScalarMix(self, width, layers)
@@ -43,17 +43,17 @@ class ScalarMix(nn.Module):
         self.norms = nn.ModuleList([spec.norm.build(width=width) for _ in range(layers)]) if spec.norm else None
 
     def forward(self, hidden: tuple[Tensor, ...] | Tensor) -> Tensor:
-        """Layers, each `[N, W]`, to one `[N, W]`."""
+        """Mix layers, each `[N, W]`, to `[N, W]`."""
         if len(hidden) != len(self.s):
-            raise UsageError(f"found {len(hidden)} layers for a mix of {len(self.s)}; build it for the model it reads")
-        found = hidden if self.norms is None else [norm(h) for norm, h in zip(self.norms, hidden, strict=True)]
-        out: Tensor = self.gamma * torch.einsum("j,jnw->nw", self.s.softmax(0), torch.stack([*found]))
+            raise UsageError(f"got {len(hidden)} layers for a scalar mix of {len(self.s)}; build it for this model")
+        layers = hidden if self.norms is None else [norm(h) for norm, h in zip(self.norms, hidden, strict=True)]
+        out: Tensor = self.gamma * torch.einsum("j,jnw->nw", self.s.softmax(0), torch.stack([*layers]))
         return out
 
 
 @spec
 class Average:
-    """One vector a sequence: the mean of its states."""
+    """Mean pooling: one vector per sequence."""
 
     def build(self, *, width: int) -> "MeanPooling":
         return MeanPooling()
@@ -64,32 +64,32 @@ class Average:
 
 class MeanPooling(nn.Module):
     def forward(self, states: Tensor, batch: Batch) -> Tensor:
-        """States `[N, W]` to one vector for each cell `[C, W]`."""
+        """Pool states `[N, W]` to one vector per cell `[C, W]`."""
         return pool_states(states, batch, "mean")
 
 
 @spec
 class MixReader:
-    """Mixed layers through a BiLSTM to classes: a row of logits a sequence, or without `pool` one a token (tagging)."""
+    """Scalar mix, BiLSTM, pooling, classifier: logits per sequence, or without `pool` per token (tagging)."""
 
     classes: int
     mix: LayerMix = LayerMix()
     lstm: BiLSTM = BiLSTM(hidden=256)
     pool: AdditiveAttention | Average | None = AdditiveAttention(hidden=128)
-    dropout: float = 0.5  # of what the LSTM reads and says
+    dropout: float = 0.5  # on the inputs and outputs of the LSTM
 
     def build(self, *, width: int, layers: int) -> "ScalarMixHead":
         return ScalarMixHead(self, width, layers)
 
     def params(self, *, width: int, layers: int) -> int:
         pool = self.pool.params(width=self.lstm.width) if self.pool else 0
-        own = self.mix.params(width=width, layers=layers) + self.lstm.params(width=width) + pool
-        return own + self.lstm.width * self.classes + self.classes
+        weights = self.mix.params(width=width, layers=layers) + self.lstm.params(width=width) + pool
+        return weights + self.lstm.width * self.classes + self.classes
 
 
 class ScalarMixHead(nn.Module):
-    reads_all_layers = True  # it reads all layers, not the last states
-    is_single_part = True  # its LSTM is part of the head, not a block of the model
+    reads_all_layers = True  # the input is all layers, not the last states
+    is_single_part = True  # the LSTM is part of the head, not a block of the model
 
     def __init__(self, spec: MixReader, width: int, layers: int) -> None:
         super().__init__()
@@ -98,14 +98,14 @@ class ScalarMixHead(nn.Module):
         self.pool = spec.pool.build(width=spec.lstm.width) if spec.pool else None
         self.out = nn.Linear(spec.lstm.width, spec.classes)
         self.dropout = nn.Dropout(spec.dropout)
-        self.backwards: LanguageModel | None = None  # what reads from the right, frozen; its layers stand beside
+        self.backwards: LanguageModel | None = None  # frozen right-to-left model; its layers are concatenated
 
     def forward(self, hidden: tuple[Tensor, ...] | Tensor, batch: Batch) -> Tensor:
-        """Logits `[C, classes]`, or `[N, classes]` for a tagger."""
+        """Return logits `[C, classes]`, or `[N, classes]` for tagging."""
         if self.backwards is not None:
-            turned, index = reverse_sequences(batch)
-            right = torch.stack(extract_layers(self.backwards, turned)[0]).index_select(1, index)
-            hidden = torch.cat((torch.stack([*hidden]), right), dim=-1)  # [L, N, 2 W]
+            reversed_batch, index = reverse_sequences(batch)
+            backward_layers = torch.stack(extract_layers(self.backwards, reversed_batch)[0]).index_select(1, index)
+            hidden = torch.cat((torch.stack([*hidden]), backward_layers), dim=-1)  # [L, N, 2 W]
         states = self.lstm(self.dropout(self.mix(hidden)), batch)
         out: Tensor = self.out(self.dropout(states if self.pool is None else self.pool(states, batch)))
         return out
@@ -113,20 +113,20 @@ class ScalarMixHead(nn.Module):
 
 @spec
 class Mixing:
-    """A task's head over all layers of a model that stays as it is (Peters et al., 2018).
+    """A task head over all layers of a frozen model (Peters et al., 2018).
 
-    ELMo's layers are those of two models side by side, one of which reads from the right; with `ways` "both" that one
-    is part of the head, saved with it and never trained. Its weights are given to `backwards` after it was built.
+    ELMo concatenates the layers of a left-to-right and a right-to-left model. With `ways="both"` the right-to-left
+    model is part of the head: saved with it, never trained. Set its weights in `backwards` after building.
     """
 
     mix: LayerMix = LayerMix()
     lstm: BiLSTM = BiLSTM(hidden=256)
-    attention: int | None = 128  # the width of what pools the words of a sequence; None: their mean
+    attention: int | None = 128  # hidden width of attention pooling; None: mean pooling
     dropout: float = 0.5
     ways: Literal["one", "both"] = "one"
 
     def build(self, model: LanguageModel, classes: int, *, tagging: bool, seed: int) -> ScalarMixHead:
-        """The reader, with new weights: a function of the seed."""
+        """Build the head; its initial weights depend on the seed only."""
         pool = Average() if self.attention is None else AdditiveAttention(hidden=self.attention)
         reader = MixReader(
             classes=classes, mix=self.mix, lstm=self.lstm, pool=None if tagging else pool, dropout=self.dropout
@@ -134,32 +134,32 @@ class Mixing:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             width = model.spec.width * (2 if self.ways == "both" else 1)
-            made = reader.build(width=width, layers=model.spec.last_stack.depth + 1)
+            head = reader.build(width=width, layers=model.spec.last_stack.depth + 1)
         if self.ways == "both":
             if model.shape != "decoder":
-                raise UsageError(f"two ways are those of decoders, found a model of the shape '{model.shape}'")
-            bare: dict[str, Any] = dict.fromkeys((*PARTS, "span"))
-            made.backwards = build(replace(model.spec, **bare), seed=seed)
-            made.backwards.requires_grad_(False)
-        return made.to(model.tokens.weight.device)
+                raise UsageError(f"ways='both' needs a decoder, got a model of the shape '{model.shape}'")
+            no_heads: dict[str, Any] = dict.fromkeys((*PARTS, "span"))
+            head.backwards = build(replace(model.spec, **no_heads), seed=seed)
+            head.backwards.requires_grad_(False)
+        return head.to(model.tokens.weight.device)
 
 
 @torch.no_grad()
 def extract_layers(
     model: LanguageModel, batch: Batch, side: Literal["source", "last"] = "source"
 ) -> tuple[tuple[Tensor, ...], Batch]:
-    """All layers of a model as it stands, without a graph and without dropout, and the batch they belong to.
+    """Return all layers of a model, without gradients and dropout, and the batch they belong to.
 
-    They are the token embeddings and what every block says; for an encoder-decoder those of the encoder, over what it
-    reads, or with `side` "last" those of the decoder, where the labels of a task's head are.
+    The layers are the token embeddings and the output of every block. For an encoder-decoder they are the encoder's,
+    or with `side="last"` the decoder's, to which the labels of a task head refer.
     """
-    was = model.training
+    was_training = model.training
     model.eval()
     try:
         out = model(batch, hidden=True)
     finally:
-        model.train(was)
-    here = side == "last" or out.source is None or batch.source is None
-    read, found = (out, batch) if here else (out.source, batch.source)
-    assert read is not None and read.hidden is not None and found is not None
-    return read.hidden, found
+        model.train(was_training)
+    is_target_side = side == "last" or out.source is None or batch.source is None
+    side_output, side_batch = (out, batch) if is_target_side else (out.source, batch.source)
+    assert side_output is not None and side_output.hidden is not None and side_batch is not None
+    return side_output.hidden, side_batch

@@ -1,13 +1,13 @@
-"""Surgery on a pre-trained model: another vocabulary, or more positions, with all that was learnt kept.
+"""Model surgery: replace the vocabulary or resize the positions of a pre-trained model, keeping its weights.
 
-    model = with_vocabulary(pt.load("runs/bert"), Tokenizer.load("my-tokenizer"))
-    model = with_positions(model, 1024)
-    pt.save(model, "runs/bert-mine")         # a base like any other, best pre-trained further: pretune pretrain --from
+    model = replace_vocabulary(pt.load("runs/bert"), Tokenizer.load("my-tokenizer"))
+    model = resize_positions(model, 1024)
+    pt.save(model, "runs/bert-mine")         # a base model; continue pre-training it: pretune pretrain --from
 
-Vocabulary: a token that both have keeps its vector; a new one begins as the mean of the pieces that it was (Hewitt,
-2021, has the mean of all vectors; pieces say more, as in Gee et al., 2022); specials go by their role. So do output
-weights and biases. Positions: a longer table begins as the old one over and over (Beltagy et al., 2020, section 5).
-Task tokens: start, delimiter and extract with random vectors, all else as it was (Radford et al., 2018, section 3.3).
+Vocabulary: a token in both vocabularies keeps its vector; a new one is initialized with the mean of its pieces (Gee et
+al., 2022; Hewitt, 2021, takes the mean of all vectors); special tokens are matched by role. Output weights and biases
+likewise. Positions: a longer table repeats the old one (Beltagy et al., 2020, section 5). Task tokens: start, delimiter
+and extract with random vectors, everything else unchanged (Radford et al., 2018, section 3.3).
 """
 
 from collections.abc import Callable
@@ -28,68 +28,71 @@ from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.backend import LibraryTokenizer
 
 ResizeRows = Callable[[Tensor, int], Tensor]
-"""From a tensor to one with so many rows."""
+"""From a tensor and a number of rows to a tensor with that many rows."""
 TASK_TOKENS = {"bos": "<|start|>", "sep": "<|delimiter|>", "cls": "<|extract|>"}
-"""Role and spelling of the tokens around the texts of a task."""
+"""Role and spelling of the special tokens of task inputs."""
 CONTINUATION_PREFIX = "##"
-"""What WordPiece spells before a piece inside a word."""
+"""WordPiece prefix of a piece inside a word."""
 
 
 def resize_positions(model: LanguageModel, count: int) -> LanguageModel:
-    """A new model that reads sequences of up to `count` tokens; its table of positions is repeated, or cut."""
+    """Return a new model for sequences of up to `count` tokens; its position table is repeated or truncated."""
     spec = model.spec
     if not any(isinstance(stack.position, Learned) for stack in spec.stacks):
-        raise UsageError("this model computes its positions: there is no table to lengthen, and nothing to be done")
+        raise UsageError("this model has no position table (its positions are computed), so it needs no resizing")
     if count < 1:
-        raise UsageError(f"{count} positions; a model reads at least 1 token")
+        raise UsageError(f"count (positions) must be >= 1, got {count}")
 
-    def changed(stack: Stack) -> Stack:
+    def resize_stack(stack: Stack) -> Stack:
         old = stack.position
         return replace(stack, position=replace(old, rows=count + old.offset)) if isinstance(old, Learned) else stack
 
-    encoder = changed(spec.encoder) if isinstance(spec.encoder, Stack) else spec.encoder
-    decoder = None if spec.decoder is None else changed(spec.decoder)
+    encoder = resize_stack(spec.encoder) if isinstance(spec.encoder, Stack) else spec.encoder
+    decoder = None if spec.decoder is None else resize_stack(spec.decoder)
     offset = next(stack.position.offset for stack in spec.stacks if isinstance(stack.position, Learned))
 
-    def fitted(old: Tensor, rows: int) -> Tensor:
-        unused, known = old[:offset], old[offset:]
-        again = -(-(rows - offset) // len(known))
-        return torch.cat((unused, known.repeat(again, 1)[: rows - offset]))
+    def resize_rows(old: Tensor, rows: int) -> Tensor:
+        offset_rows, position_rows = old[:offset], old[offset:]
+        repeats = -(-(rows - offset) // len(position_rows))
+        return torch.cat((offset_rows, position_rows.repeat(repeats, 1)[: rows - offset]))
 
-    made = replace(spec, encoder=encoder, decoder=decoder)
-    return _copy_weights(model, made, _find_resized(model, made), fitted)
+    new_spec = replace(spec, encoder=encoder, decoder=decoder)
+    return _copy_weights(model, new_spec, _find_resized(model, new_spec), resize_rows)
 
 
 def replace_vocabulary(model: LanguageModel, tokenizer: Tokenizer) -> LanguageModel:
-    """A new model that reads another tokenizer's tokens, and has that tokenizer."""
+    """Return a new model for the vocabulary of another tokenizer, with that tokenizer."""
     if model.tokenizer is None:
-        raise UsageError("this model has no tokenizer, so nobody knows what its vectors stand for; load it with one")
+        raise UsageError("this model has no tokenizer, so its vectors cannot be mapped; load it with its tokenizer")
     old, spec = get_tokenizer(model), model.spec
     pieces = _map_tokens(old, tokenizer)
-    owner = torch.tensor([at for at, some in enumerate(pieces) for _ in some])
-    which = torch.tensor([piece for some in pieces for piece in some])
-    each = torch.tensor([len(some) for some in pieces])
+    owner = torch.tensor([index for index, ids in enumerate(pieces) for _ in ids])
+    piece_ids = torch.tensor([piece for ids in pieces for piece in ids])
+    counts = torch.tensor([len(ids) for ids in pieces])
 
-    def fitted(rows: Tensor, _: int) -> Tensor:
-        usual = rows[: old.vocab].mean(0, keepdim=True)
-        sums = torch.zeros((len(pieces), *rows.shape[1:]), dtype=rows.dtype).index_add_(0, owner, rows[which])
-        shaped = each.reshape(-1, *[1] * (rows.ndim - 1))
-        return torch.where(shaped > 0, sums / shaped.clamp(min=1), usual)
+    def resize_rows(rows: Tensor, _: int) -> Tensor:
+        mean_row = rows[: old.vocab].mean(0, keepdim=True)
+        sums = torch.zeros((len(pieces), *rows.shape[1:]), dtype=rows.dtype).index_add_(0, owner, rows[piece_ids])
+        divisor = counts.reshape(-1, *[1] * (rows.ndim - 1))
+        return torch.where(divisor > 0, sums / divisor.clamp(min=1), mean_row)
 
-    names = _find_resized(model, replace(spec, vocab=spec.vocab + 1))  # all that has a row for each token
-    made = _copy_weights(
-        model, replace(spec, vocab=tokenizer.vocab, special=_map_special_tokens(spec, old, tokenizer)), names, fitted
+    names = _find_resized(model, replace(spec, vocab=spec.vocab + 1))  # all tensors with a row per token
+    new_model = _copy_weights(
+        model,
+        replace(spec, vocab=tokenizer.vocab, special=_map_special_tokens(spec, old, tokenizer)),
+        names,
+        resize_rows,
     )
-    made.assets = replace(
+    new_model.assets = replace(
         model.assets, files={**model.assets.files, **tokenizer.build_files()}, tokenizer=LibraryTokenizer(tokenizer.raw)
     )
-    return made
+    return new_model
 
 
 def add_task_tokens(model: LanguageModel, *, seed: int = 0) -> LanguageModel:
     """Return a model with the start, delimiter and extract tokens that its vocabulary lacks, or the same model.
 
-    Their vectors are drawn as the first ones were; the ids of all other tokens stay.
+    Their vectors are initialized like the model's; the ids of all other tokens are unchanged.
     """
     old = get_tokenizer(model)
     roles = find_missing_task_tokens(old)
@@ -99,73 +102,76 @@ def add_task_tokens(model: LanguageModel, *, seed: int = 0) -> LanguageModel:
     new = [tokenizer.special[role] for role in roles]
     std = getattr(spec.init, "std", 0.02)
 
-    def fitted(rows: Tensor, count: int) -> Tensor:
-        made = torch.cat((rows, rows.new_zeros(count - len(rows), *rows.shape[1:])))
-        drawn = torch.from_numpy(make_generator(seed, 0).standard_normal((len(new), *rows.shape[1:]))).to(rows.dtype)
-        made[new] = drawn * std if rows.ndim > 1 else torch.zeros_like(drawn)  # a bias begins at 0
-        return made
+    def resize_rows(rows: Tensor, count: int) -> Tensor:
+        new_rows = torch.cat((rows, rows.new_zeros(count - len(rows), *rows.shape[1:])))
+        noise = torch.from_numpy(make_generator(seed, 0).standard_normal((len(new), *rows.shape[1:]))).to(rows.dtype)
+        new_rows[new] = noise * std if rows.ndim > 1 else torch.zeros_like(noise)  # a bias begins at 0
+        return new_rows
 
     names = _find_resized(model, replace(spec, vocab=spec.vocab + 1))
-    made = _copy_weights(model, replace(spec, vocab=max(spec.vocab, tokenizer.vocab)), names, fitted)
-    made.assets = replace(
+    new_model = _copy_weights(model, replace(spec, vocab=max(spec.vocab, tokenizer.vocab)), names, resize_rows)
+    new_model.assets = replace(
         model.assets, files={**model.assets.files, **tokenizer.build_files()}, tokenizer=LibraryTokenizer(tokenizer.raw)
     )
-    return made
+    return new_model
 
 
 def find_missing_task_tokens(tokenizer: Tokenizer) -> list[str]:
-    """Return the roles among `TASK_TOKENS` that no token of a vocabulary has to itself.
+    """Return the roles in `TASK_TOKENS` for which a vocabulary has no token of its own.
 
-    A layout with tokens on both sides of a text has all it needs, and an end token other than the start is read at.
+    A template with tokens on both sides of a text lacks none, and an end token other than the start token serves as
+    extract token.
     """
-    known, layout = tokenizer.special, tokenizer.template.single
+    special_ids, layout = tokenizer.special, tokenizer.template.single
     if isinstance(layout[0], TokenPlace) and isinstance(layout[-1], TokenPlace):
         return []
-    eos, bos = known.get("eos"), known.get("bos")
-    started = bos is not None and bos != eos
-    apart = {"bos": started, "sep": known.get("sep") not in (None, bos, eos)}
-    apart["cls"] = known.get("cls") not in (None, bos, eos) or (started and eos is not None)
-    return [role for role in TASK_TOKENS if not apart[role]]
+    eos, bos = special_ids.get("eos"), special_ids.get("bos")
+    has_bos = bos is not None and bos != eos
+    has_role = {"bos": has_bos, "sep": special_ids.get("sep") not in (None, bos, eos)}
+    has_role["cls"] = special_ids.get("cls") not in (None, bos, eos) or (has_bos and eos is not None)
+    return [role for role in TASK_TOKENS if not has_role[role]]
 
 
 def _map_special_tokens(spec: Model, old: Tokenizer, new: Tokenizer) -> Special:
-    """The tokens that a model treats apart, each by the role that it had."""
-    now = {number: new.special.get(role) for role, number in reversed([*old.special.items()])}
-    one = spec.special
-    pad, bos, start = (None if number is None else now.get(number) for number in (one.pad, one.bos, one.start))
-    ends = tuple(end for end in map(now.get, one.eos) if end is not None)
-    return replace(one, pad=pad, bos=bos, start=start, eos=ends)
+    """Map a model's special tokens to those of a new tokenizer, by role."""
+    new_ids = {number: new.special.get(role) for role, number in reversed([*old.special.items()])}
+    special = spec.special
+    pad, bos, start = (
+        None if number is None else new_ids.get(number) for number in (special.pad, special.bos, special.start)
+    )
+    ends = tuple(end for end in map(new_ids.get, special.eos) if end is not None)
+    return replace(special, pad=pad, bos=bos, start=start, eos=ends)
 
 
 def _map_tokens(old: Tokenizer, new: Tokenizer) -> list[list[int]]:
-    """What the old vocabulary has for every token of a new one: its role, the same token, or pieces of its text."""
-    known = old.raw.get_vocab(with_added_tokens=True)
+    """Return the old ids for every new token: by role, the same token, or the pieces of its text."""
+    old_ids = old.raw.get_vocab(with_added_tokens=True)
     roles = {number: old.special[role] for role, number in new.special.items() if role in old.special}
-    spelled = {number: token for token, number in new.raw.get_vocab(with_added_tokens=True).items()}
-    found: list[list[int]] = []
+    new_tokens = {number: token for token, number in new.raw.get_vocab(with_added_tokens=True).items()}
+    pieces: list[list[int]] = []
     for number in range(new.vocab):
-        token = spelled.get(number, "")
+        token = new_tokens.get(number, "")
         if number in roles:
-            found.append([roles[number]])
-        elif token in known:
-            found.append([known[token]])
+            pieces.append([roles[number]])
+        elif token in old_ids:
+            pieces.append([old_ids[token]])
         else:
             text = new.decode([number], special=False).removeprefix(CONTINUATION_PREFIX)
-            found.append(old.encode(text, literal=True) if text.strip() else [])
-    return found
+            pieces.append(old.encode(text, literal=True) if text.strip() else [])
+    return pieces
 
 
-def _find_resized(model: LanguageModel, other: Model) -> set[str]:
-    """The tensors that have another shape in a model of another spec."""
+def _find_resized(model: LanguageModel, spec: Model) -> set[str]:
+    """Return the names of the tensors whose shape differs in a model of another spec."""
     state = model.state_dict()
-    return {name for name, tensor in build_empty(other).state_dict().items() if tensor.shape != state[name].shape}
+    return {name for name, tensor in build_empty(spec).state_dict().items() if tensor.shape != state[name].shape}
 
 
 def _copy_weights(model: LanguageModel, spec: Model, names: set[str], resize: ResizeRows) -> LanguageModel:
-    """A model of another spec with the weights of one, some of which are `fitted` to as many rows as it has."""
-    made, state = build(spec), model.state_dict()
-    for name, tensor in made.state_dict().items():
+    """Return a model of another spec with the same weights; those in `names` are resized with `resize`."""
+    new_model, state = build(spec), model.state_dict()
+    for name, tensor in new_model.state_dict().items():
         old = state[name].to("cpu")
         tensor.copy_(resize(old, len(tensor)) if name in names else old)
-    made.assets = model.assets
-    return made.to(model.tokens.weight.device, model.tokens.weight.dtype).train(model.training)
+    new_model.assets = model.assets
+    return new_model.to(model.tokens.weight.device, model.tokens.weight.dtype).train(model.training)

@@ -1,7 +1,7 @@
-"""Heads for tasks, one file each: how they read, what they say, and the summed loss they learn from.
+"""Task heads, one file each: pooling, outputs, and the summed loss.
 
-A head is a spec: `build(model)` makes its module, `counts(batch)` and `loss(model, batch)` are what training asks for.
-This table is the only place that lists them.
+A head is a spec: `build(model)` builds its module; training calls `counts(batch)` and `loss(model, batch)`. This table
+is the only place that lists the heads.
 """
 
 from typing import TYPE_CHECKING

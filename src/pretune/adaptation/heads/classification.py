@@ -1,8 +1,8 @@
-"""Classes of a sequence or of a pair of them: one linear layer on what the family's paper reads.
+"""Classification of a sequence or a pair: one linear layer on the pooled state of the family's paper.
 
 Papers: Radford et al. (2018) read the last token, Devlin et al. (2019) [CLS] through the pooler, Liu et al. (2019) <s>
 through a new dense layer, Lewis et al. (2020) the decoder's last state with the text on both sides. A pair is one
-sequence, as the tokenizer's template joins it. Siblings: `regression` gives one number, `choice` one for each option.
+sequence, joined by the tokenizer's template. See also: `regression` (one number), `choice` (one score per option).
 
     [CLS] a fine film [SEP]  ->  state of [CLS]  ->  dense, tanh  ->  0.1 negative, 2.3 positive
 """
@@ -34,23 +34,23 @@ from pretune.nn.pooling import Reading
 
 @spec
 class Classification:
-    """One of several classes for every sequence, by cross-entropy."""
+    """One of several classes per sequence; cross-entropy."""
 
     classes: int
-    labels: tuple[str, ...] = ()  # their names, in order
-    reading: Reading | None = None  # None: as the family's paper does
+    labels: tuple[str, ...] = ()  # names of the classes, in order
+    reading: Reading | None = None  # None: as in the family's paper
     dropout: float = 0.1
-    mix: Mixing | None = None  # all layers of a frozen model are read, in place of `reading`
-    language: float = 0.0  # the weight of the language model's own loss beside it; 0.5 in GPT's paper
+    mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of `reading`
+    language: float = 0.0  # weight of the auxiliary language modeling loss; 0.5 in GPT's paper
 
     def __post_init__(self) -> None:
         check_classes(self.classes, self.labels)
         if self.mix is not None and self.language:
-            raise UsageError("a mix of layers leaves the model as it is, so it has no language loss; set language to 0")
+            raise UsageError("a scalar mix freezes the model, so there is no language modeling loss; set language to 0")
 
     def resolve(self, spec: Model) -> Self:
         if self.language and spec.head is None:
-            raise UsageError("a language loss beside the task needs a model with a vocabulary head; set language to 0")
+            raise UsageError("a language modeling loss needs a model with a vocabulary head; set language to 0")
         return self if self.reading else replace(self, reading=resolve_pooling(spec))
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
@@ -67,21 +67,21 @@ class Classification:
 
     def loss(self, model: HeadedModel, batch: Batch) -> Loss:
         labels, states = get_labels(batch), model.states(batch)
-        main = cross_entropy(model.head(states, batch), labels)
+        task_loss = cross_entropy(model.head(states, batch), labels)
         if not self.language:
-            return main
-        beside = replace(model.model.loss(states, batch), weight=self.language)
-        return Loss.from_parts({"loss": main, "language": beside})
+            return task_loss
+        lm_loss = replace(model.model.loss(states, batch), weight=self.language)
+        return Loss.from_parts({"loss": task_loss, "language": lm_loss})
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Loss:
-    """Summed over the rows `[R, K]` that have a label; without gradients the right ones are counted."""
+    """Return the loss summed over the rows `[R, K]` that have a label; without gradients also the correct ones."""
     total = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE_INDEX, reduction="sum")
-    right = None if torch.is_grad_enabled() else (logits.argmax(-1) == labels).sum()
-    return Loss(sum=total, count=count_labels(labels), correct=right)
+    correct = None if torch.is_grad_enabled() else (logits.argmax(-1) == labels).sum()
+    return Loss(sum=total, count=count_labels(labels), correct=correct)
 
 
 def _get_targets(batch: Batch) -> Tensor:
     if batch.targets is None:
-        raise UsageError("a language loss beside the task needs a batch with targets; set language to 0")
+        raise UsageError("a language modeling loss needs a batch with targets; set language to 0")
     return batch.targets.labels

@@ -1,4 +1,4 @@
-"""A number for a sequence or a pair of them, such as how alike two sentences are: mean squared error.
+"""Regression for a sequence or a pair, such as the similarity of two sentences: mean squared error.
 
 Paper: as for `classification`, with one output (STS-B in Devlin et al., 2019). Labels are floats; -100 means none.
 
@@ -22,11 +22,11 @@ from pretune.nn.pooling import Reading
 
 @spec
 class Regression:
-    """One number for every sequence, by squared error."""
+    """One number per sequence; squared error."""
 
-    reading: Reading | None = None  # None: as the family's paper does
+    reading: Reading | None = None  # None: as in the family's paper
     dropout: float = 0.1
-    mix: Mixing | None = None  # all layers of a frozen model are read, in place of `reading`
+    mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of `reading`
 
     def resolve(self, spec: Model) -> Self:
         return self if self.reading else replace(self, reading=resolve_pooling(spec))

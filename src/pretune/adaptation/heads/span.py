@@ -1,8 +1,7 @@
-"""Where in a text the answer is: a score for every token to be its start, and one to be its end.
+"""Extractive question answering: a start and an end score for every token.
 
-Paper: Devlin et al. (2019), sections 4.2 and 4.3. No answer is the span of the first token alone ([CLS]). A sequence's
-targets stand at its tokens: `START` at the first of the answer, `END` at the last, their sum where that is one token.
-Siblings: `tagging`.
+Paper: Devlin et al. (2019), sections 4.2 and 4.3. No answer is the span of the first token ([CLS]). Targets are set at
+the tokens: `START` at the first of the answer, `END` at the last, their sum if it has one token. See also: `tagging`.
 
     tokens   [CLS] who sang ? [SEP] it  was Nina Simone . [SEP]
     targets  -     -   -    - -     -   -   1    2      - -
@@ -30,10 +29,10 @@ START, END = 1, 2
 
 @spec
 class Span:
-    """Start and end of an answer among the tokens of every sequence, by cross-entropy over its positions."""
+    """Start and end of an answer among the tokens of a sequence; cross-entropy over its positions."""
 
     dropout: float = 0.0
-    mix: Mixing | None = None  # all layers of a frozen model are read, in place of the last states
+    mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of the last states
 
     def resolve(self, spec: Model) -> Self:
         return self
@@ -47,14 +46,14 @@ class Span:
         return {"loss": _has_flag(get_targets(batch).labels, START).sum()}
 
     def loss(self, model: HeadedModel, batch: Batch) -> Loss:
-        """The mean of the start's and the end's, summed over sequences."""
+        """Return the mean of start and end loss, summed over sequences."""
         targets = get_targets(batch)
         logits = model.head(model.states(batch), batch).float()  # [N, 2]
         owner = torch.where(batch.sequence < 0, batch.cells, batch.sequence)
         totals = segment_logsumexp(logits, owner, batch.cells + 1)  # [C + 1, 2]
-        each = totals[owner[targets.index]] - logits[targets.index]  # [M, 2]
-        marked = torch.stack((_has_flag(targets.labels, START), _has_flag(targets.labels, END)), dim=-1)
-        return Loss(sum=each.where(marked, 0.0).sum() / 2, count=marked[:, 0].sum())
+        losses = totals[owner[targets.index]] - logits[targets.index]  # [M, 2]
+        is_target = torch.stack((_has_flag(targets.labels, START), _has_flag(targets.labels, END)), dim=-1)
+        return Loss(sum=losses.where(is_target, 0.0).sum() / 2, count=is_target[:, 0].sum())
 
 
 def _has_flag(labels: Tensor, flag: int) -> Tensor:
@@ -63,7 +62,7 @@ def _has_flag(labels: Tensor, flag: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class SpanAnswer:
-    """The best span of one sequence: its first and last token, its score, and by how much no answer scores higher."""
+    """The best span of a sequence: first and last token, score, and the score of no answer minus that score."""
 
     start: int
     end: int
@@ -72,12 +71,12 @@ class SpanAnswer:
 
 
 def find_best_span(logits: Tensor, is_allowed: Tensor, *, max_tokens: int = 30) -> SpanAnswer:
-    """The likeliest span of at most `longest` tokens among those allowed, from one sequence's logits `[n, 2]`.
+    """Return the best span of at most `max_tokens` allowed tokens, from the logits `[n, 2]` of one sequence.
 
-    No answer is worth giving where `null_score_diff` is above a threshold, which is chosen on data that was held out (0 is fair).
+    Predict no answer if `null_score_diff` is above a threshold, which is tuned on held-out data (0 is a fair default).
     """
     if max_tokens < 1 or not bool(is_allowed.any()):
-        raise UsageError(f"an answer needs at least one token that may be in it and longest >= 1, found {max_tokens}")
+        raise UsageError(f"max_tokens must be >= 1 with at least one allowed token, got {max_tokens}")
     scores = logits.detach().float().cpu()
     outside = ~is_allowed.cpu()
     starts, ends = (scores[:, side].masked_fill(outside, -torch.inf) for side in (0, 1))

@@ -1,8 +1,8 @@
-"""A tag for every token: names, parts of speech.
+"""Token classification: named entities, parts of speech.
 
 Paper: Devlin et al. (2019), section 5.3: a linear layer on every token's state; the first token of a word carries the
-word's label, the others none. Of an encoder-decoder the decoder's states are read, with the text on both sides (Lewis
-et al., 2020). Siblings: `span` points at two tokens.
+word's label, the others have none. For an encoder-decoder the decoder's states are used, with the text on both sides
+(Lewis et al., 2020). See also: `span`.
 
     tokens   [CLS] John  lives in  Par  ##is  [SEP]
     targets  -     B-PER O     O   B-LOC -    -
@@ -25,12 +25,12 @@ from pretune.models.spec import Model
 
 @spec
 class Tagging:
-    """One of several tags for every token, by cross-entropy at the batch's targets."""
+    """One of several tags per token; cross-entropy at the batch's targets."""
 
     classes: int
-    labels: tuple[str, ...] = ()  # their names, in order
+    labels: tuple[str, ...] = ()  # names of the tags, in order
     dropout: float = 0.1
-    mix: Mixing | None = None  # all layers of a frozen model are read, in place of the last states
+    mix: Mixing | None = None  # scalar mix over all layers of a frozen model, instead of the last states
 
     def __post_init__(self) -> None:
         check_classes(self.classes, self.labels)
@@ -55,7 +55,7 @@ class Tagging:
 
 
 def get_targets(batch: Batch) -> Targets:
-    """Where the labels of tokens are, and what they are."""
+    """Return the positions and labels of the tokens that have a label."""
     if batch.targets is None:
-        raise UsageError("this head learns from labels of tokens, and the batch has none; give the data targets")
+        raise UsageError("this head needs labels of tokens, but the batch has no targets")
     return batch.targets

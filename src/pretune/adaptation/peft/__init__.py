@@ -1,12 +1,12 @@
-"""Parameter-efficient methods: few numbers are trained, the rest of the model stays as it is.
+"""Parameter-efficient fine-tuning: few parameters are trained, the base model is frozen.
 
     method = Lora(rank=8)
-    names = method.apply(model)             # in place; the names of what is trained, all else is frozen
-    …                                       # the one training loop
-    save_adapter(model, method, "adapter")  # a small directory, which peft reads where it has the method
-    method.merge(model)                     # the plain model again, with what was learned in its weights
+    names = method.apply(model)             # in place; the names of the trained parameters, all others are frozen
+    …                                       # the training loop
+    save_adapter(model, method, "adapter")  # a small directory, which peft can load if it has the method
+    method.merge(model)                     # merges the adapter into the base model's weights
 
-A method is a frozen spec; see `method.py` for what it promises.
+A method is a frozen spec; `base.py` defines the protocol.
 """
 
 from typing import TYPE_CHECKING

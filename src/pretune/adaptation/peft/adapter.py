@@ -1,7 +1,7 @@
-"""Adapters (Houlsby et al., 2019): after every sublayer a bottleneck with a residual, and the norms' parameters.
+"""Adapters (Houlsby et al., 2019): a bottleneck with a residual after every sublayer; norms are trained too.
 
-The way up starts at zero, so that the model starts as it was. The activation lies between, so nothing can be merged.
-Relations: `LoRA` is the same bottleneck without the activation, beside the layer instead of after it.
+The up-projection starts at zero, so the model's outputs are unchanged at first. The activation in between prevents
+merging. See also: `LoRA` is the same bottleneck without the activation, parallel to the layer instead of after it.
 
     sublayer ── W ──┬─────────────────────── + ── dropout, residual, norm
                     └── down ── GELU ── up ──┘
@@ -34,7 +34,7 @@ from pretune.training.optim.groups import NORM_MODULES
 
 Sublayer = Literal["attention", "feedforward"]
 OUTPUT_LAYERS: dict[str, str] = {"attention": "out", "feedforward": "down"}
-"""The layer of each sublayer that writes; attention to a source is attention."""
+"""Output layer of each sublayer; cross-attention counts as attention."""
 
 
 @spec
@@ -43,8 +43,8 @@ class Adapter:
 
     bottleneck: int = 64
     activation: ActivationName = "gelu"
-    after: tuple[Sublayer, ...] = ("attention", "feedforward")  # feed-forward alone: Pfeiffer et al., 2021
-    norms: bool = True  # whether the norms of the blocks are trained as well
+    after: tuple[Sublayer, ...] = ("attention", "feedforward")  # feed-forward only: Pfeiffer et al., 2021
+    norms: bool = True  # train the norms of the blocks too
 
     is_mergeable: ClassVar[bool] = False
     rate: ClassVar[float] = 1e-3
@@ -52,11 +52,11 @@ class Adapter:
     def __post_init__(self) -> None:
         if not 1 <= self.bottleneck <= MAX_SIZE or not self.after:
             raise UsageError(
-                f"adapters need a bottleneck of 1 to {MAX_SIZE:,}, found {self.bottleneck}, and a place after a layer"
+                f"adapters need a bottleneck from 1 to {MAX_SIZE:,} after at least one sublayer, got {self.bottleneck}"
             )
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
-        """Put a bottleneck after every sublayer: the names of their parameters, and of the norms'."""
+        """Insert a bottleneck after every sublayer; return the names of their parameters, and of the norms'."""
         freeze_base(model)
         places = [OUTPUT_LAYERS[place] for place in self.after]
         for number, (_, owner, name, linear) in enumerate(find_linears(model, places)):
@@ -65,8 +65,8 @@ class Adapter:
         return train_only(model, self.list_trainable_names(model))
 
     def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
-        """Down and up with their biases, and the norms of the stacks."""
-        found = [
+        """Return the down- and up-projections with their biases, and the norms of the stacks."""
+        names = [
             f"{path}.adapter.{name}"
             for path, _, _, layer in find_adapted_layers(model)
             if isinstance(layer, LinearWithAdapter)
@@ -74,16 +74,16 @@ class Adapter:
         ]
         for path, module in model.named_modules():
             if self.norms and isinstance(module, NORM_MODULES) and path.startswith(("encoder.", "decoder.")):
-                found += [f"{path}.{name}" for name, _ in module.named_parameters()]
-        return tuple(found)
+                names += [f"{path}.{name}" for name, _ in module.named_parameters()]
+        return tuple(names)
 
     def merge(self, model: LanguageModel) -> None:
-        """Refuse: the activation stands between the weights."""
-        raise UsageError("adapters cannot be merged into the weights: keep them beside the model, or use LoRA or IA3")
+        """Raise UsageError: the activation prevents merging."""
+        raise UsageError("adapters cannot be merged into the weights: keep them separate, or use LoRA or IA3")
 
 
 class LinearWithAdapter(nn.Module):
-    """A linear layer, and the adapter that reads what it writes."""
+    """A linear layer followed by its adapter."""
 
     is_adapter: ClassVar[bool] = True
     weight: Parameter

@@ -1,7 +1,7 @@
-"""What a method promises, and the ways all of them change a model: modules are replaced by modules, weights stay put.
+"""Protocol of PEFT methods, and how they change a model: modules are replaced by modules, weights keep their names.
 
 A replacement has the replaced layer's `weight` and `bias`, the same parameters under the same names, so that
-`encoder.3.attention.q.weight` is where it was: whoever reads weights by name need not know that a method was applied.
+`encoder.3.attention.q.weight` stays valid: code that reads weights by name works with and without a method.
 """
 
 from collections.abc import Iterable
@@ -18,111 +18,109 @@ from pretune.nn.feedforward import FeedForwardLayer
 from pretune.nn.relative_attention import RelativeAttentionLayer
 
 Target = Literal["q", "k", "v", "out", "up", "gate", "down"]
-"""The linear layers of a block: of its attentions (to itself, and to the source), and of its feed-forward layer."""
+"""Linear layers of a block: of its attentions (self and cross), and of its feed-forward layer."""
 
 TARGETS: tuple[Target, ...] = ("q", "k", "v", "out", "up", "gate", "down")
 MAX_SIZE = 2**14
-"""Ranks, bottlenecks and virtual tokens: beyond all use, and small enough that a hostile file takes no memory."""
+"""Maximum of ranks, bottlenecks and virtual tokens, so that a hostile file cannot allocate much memory."""
 FINGERPRINT_SAMPLES = 64
-"""So many numbers of each matrix enter a fingerprint."""
+"""Values of each matrix that enter a fingerprint."""
 ADAPTABLE_LAYERS = (MultiHeadAttention, RelativeAttentionLayer, FeedForwardLayer)
 
 
 class PeftMethod(Protocol):
     """A parameter-efficient method as a value.
 
-    Promises: right after `apply` the model says what it said before (methods of virtual tokens: when there are none of
-    them); what is not named by `apply` gets no gradient; `merge` leaves the plain model, saying the same; what `get_adapter_state`
-    gives is small, and is all that was learned.
+    Contract: right after `apply` the model's outputs are unchanged (methods with virtual tokens: if there are none);
+    parameters not returned by `apply` get no gradient; `merge` restores the base model's modules with the same outputs;
+    `get_adapter_state` returns all trained parameters, and they are small.
     """
 
-    is_mergeable: ClassVar[bool]  # whether what is learned can be written into the plain model's weights
-    rate: ClassVar[float]  # a usual peak learning rate
+    is_mergeable: ClassVar[bool]  # the adapter can be merged into the base model's weights
+    rate: ClassVar[float]  # default peak learning rate
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
-        """Change a model in place: the names of the parameters that are trained. All others are frozen."""
+        """Apply the method in place, freeze all other parameters, and return the names of the trained ones."""
 
     def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
-        """The names of what is trained in a model that the method was applied to."""
+        """Return the names of the trained parameters of a model that the method was applied to."""
 
     def merge(self, model: LanguageModel) -> None:
-        """Write what was learned into the weights and take the method's modules out again."""
+        """Merge the adapter into the weights and remove the method's modules."""
 
 
 def get_adapter_state(method: PeftMethod, model: LanguageModel) -> dict[str, Tensor]:
-    """What a method has learned, by name: all that must be kept beside the base model."""
+    """Return the trained parameters of a method by name: the adapter."""
     parameters = dict(model.named_parameters())
     return {name: parameters[name].detach() for name in method.list_trainable_names(model)}
 
 
 def freeze_base(model: LanguageModel) -> None:
-    """Refuse a model that a method was applied to already, or that is several in one, and freeze all of it."""
+    """Freeze a model; reject one that has a method already, or that consists of several models."""
     if not isinstance(model, LanguageModel):
         raise UsageError(
-            f"a method is for one model, and this is a {type(model).__name__}; apply it to one of the models in it"
+            f"a method applies to a single model, got {type(model).__name__}; apply it to one of the models in it"
         )
     for path, module in model.named_modules():
         if is_adapter_module(module):
-            raise UsageError(
-                f"a method was applied to this model already, at '{path}'; merge it or load the model anew"
-            )
+            raise UsageError(f"a method was already applied to this model, at '{path}'; merge it or reload the model")
     for parameter in model.parameters():
         parameter.requires_grad_(False)
 
 
 def train_only(model: LanguageModel, names: Iterable[str]) -> tuple[str, ...]:
-    """Train the named parameters and nothing else; their names in the model's order."""
-    wanted = set(names)
+    """Train the named parameters and freeze all others; return the names in the model's order."""
+    trainable_names = set(names)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in wanted)
-    return tuple(name for name, _ in model.named_parameters() if name in wanted)
+        parameter.requires_grad_(name in trainable_names)
+    return tuple(name for name, _ in model.named_parameters() if name in trainable_names)
 
 
 def find_linears(model: LanguageModel, targets: Iterable[str]) -> list[tuple[str, nn.Module, str, nn.Module]]:
-    """Every target of every block once: its path, the module it belongs to, its name there, and itself."""
-    found: list[tuple[str, nn.Module, str, nn.Module]] = []
+    """Return every target layer of every block: its path, its parent module, its name there, and the layer."""
+    linears: list[tuple[str, nn.Module, str, nn.Module]] = []
     for path, owner in model.named_modules():
         if isinstance(owner, ADAPTABLE_LAYERS):
             for name in targets:
                 layer = getattr(owner, name, None)
                 if isinstance(layer, nn.Module):
-                    found.append((f"{path}.{name}", owner, name, layer))
-    return found
+                    linears.append((f"{path}.{name}", owner, name, layer))
+    return linears
 
 
 def find_adapted_layers(model: LanguageModel) -> list[tuple[str, nn.Module, str, nn.Module]]:
-    """What stands in the place of linear layers: its path, the module it belongs to, its name there, and itself."""
-    return [found for found in find_linears(model, TARGETS) if is_adapter_module(found[3])]
+    """Return the modules that replace linear layers: path, parent module, name there, and the module."""
+    return [linear for linear in find_linears(model, TARGETS) if is_adapter_module(linear[3])]
 
 
 def is_adapter_module(module: nn.Module) -> bool:
-    """Whether a module was put there by a method: such modules say so."""
+    """Return True if a module was inserted by a method."""
     return getattr(module, "is_adapter", False) is True
 
 
 def wrap_linear(module: Any, linear: nn.Linear) -> None:
-    """Give a module a linear layer's weights, under their names."""
+    """Set a linear layer's weights on a module, under the same names."""
     module.in_features, module.out_features = linear.in_features, linear.out_features
     module.weight, module.bias = linear.weight, linear.bias
     module.train(linear.training)
 
 
 def to_linear(module: Any) -> nn.Linear:
-    """The linear layer that a module was made of, with the weights as they are now."""
-    made = nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
-    made.weight, made.bias = module.weight, module.bias
-    return made.train(module.training)
+    """Return a linear layer with the current weights of the module that replaced it."""
+    linear = nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
+    linear.weight, linear.bias = module.weight, module.bias
+    return linear.train(module.training)
 
 
 def sample_weight(weight: Tensor) -> bytes:
-    """Some numbers of a matrix, to know it by; rounded, so that a model read in half precision is the same model."""
+    """Return a sample of a matrix, rounded so that it is the same for a model loaded in half precision."""
     flat = weight.detach().reshape(-1)
-    found = flat[:: max(1, flat.shape[0] // FINGERPRINT_SAMPLES)][:FINGERPRINT_SAMPLES]
-    return found.float().bfloat16().cpu().view(torch.int16).numpy().tobytes()
+    sample = flat[:: max(1, flat.shape[0] // FINGERPRINT_SAMPLES)][:FINGERPRINT_SAMPLES]
+    return sample.float().bfloat16().cpu().view(torch.int16).numpy().tobytes()
 
 
 def init_uniform(shape: tuple[int, ...], bound: float, reference: Tensor, seed: int) -> Parameter:
-    """Uniform numbers within +- bound: a function of the seed and nothing else. In fp32 where the model is halved."""
+    """Return uniform values in [-bound, bound], determined by the seed alone; in fp32 even for a half model."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.empty(shape).uniform_(-bound, bound, generator=generator)
     return Parameter(values.to(reference.device))

@@ -1,4 +1,4 @@
-"""The base model of an adapter: the paths that are stored, and the directories where it may be now."""
+"""Base model of an adapter: the stored paths, and the directories where it may be."""
 
 import os
 from collections.abc import Mapping
@@ -10,39 +10,39 @@ from pretune.core.errors import CheckpointError
 from pretune.core.hub import PREFIX, is_hub, resolve_path
 
 MAX_PATH = 4096
-"""Characters of a path that is looked up; no system has longer ones."""
+"""Maximum characters of a path that is looked up; no system has longer ones."""
 
 
 def build_base_paths(base: str | None, directory: str | Path) -> dict[str, str | None]:
-    """Return what `adapter.json` says of the way to a base: absolute, and relative to the adapter's directory.
+    """Return the base model's paths for `adapter.json`: absolute, and relative to the adapter's directory.
 
-    A path that leads nowhere from here is stored as it is, and looked up from the adapter.
+    A path that does not exist is stored unchanged, and is looked up relative to the adapter.
     """
     if base is None or is_hub(base) or not Path(base).is_dir():
         return {"path": base}
     absolute = str(Path(base).resolve())
     try:
         return {"path": absolute, "relative": os.path.relpath(absolute, Path(directory).resolve())}
-    except ValueError:  # on another drive
+    except ValueError:  # on another drive (Windows)
         return {"path": absolute}
 
 
 def resolve_reference_path(base: str | None) -> str | None:
-    """Return the same for `adapter_config.json`: an absolute path, or a name on the hub."""
+    """Return the base model's path for `adapter_config.json`: an absolute path, or a name on the hub."""
     if base is None or not is_hub(base):
         return None if base is None else str(Path(base).resolve())
     return base.removeprefix(PREFIX).partition("@")[0]
 
 
 def find_base_directories(folder: Path, base_info: Mapping[str, Any], base: str | Path | None = None) -> list[Path]:
-    """Return every directory where the base of an adapter may be, best first; `base` is the only one if given.
+    """Return the candidate directories of an adapter's base model, best first; `base` is the only one if given.
 
-    A path of earlier releases is relative to the working directory of its run, or to the adapter.
+    A path stored by earlier releases is relative to the working directory of the run, or to the adapter.
     """
     if base is not None:
         place = resolve_path(base)
         if not place.is_dir():
-            raise CheckpointError(f"{place}: no such directory; --base is the base model of {folder}")
+            raise CheckpointError(f"{place}: no such directory; --base must be the base model of {folder}")
         return [place]
     relative, path = (_check_path(folder, base_info.get(name)) for name in ("relative", "path"))
     places = [] if relative is None else [folder / relative]
@@ -50,12 +50,12 @@ def find_base_directories(folder: Path, base_info: Mapping[str, Any], base: str 
         places += [resolve_path(path)] if is_hub(path) else [Path(path), folder / path]
     if not places:
         raise CheckpointError(
-            f"{folder}: does not say where its base model is; give it with --base DIR (base= in Python)"
+            f"{folder}: no base model is stored with this adapter; pass it with --base DIR (Python: base=)"
         )
     distinct = {os.path.realpath(place): place for place in reversed(places) if place.is_dir()}
     if not distinct:
         raise CheckpointError(
-            f"{folder}: its base model {format_value(path or relative)} is not there; give it with --base DIR (Python: base=)"
+            f"{folder}: base model {format_value(path or relative)} not found; pass it with --base DIR (Python: base=)"
         )
     return [*reversed(distinct.values())]
 
@@ -64,5 +64,5 @@ def _check_path(folder: Path, path: object) -> str | None:
     if path is None:
         return None
     if not isinstance(path, str) or not path or len(path) > MAX_PATH or "\0" in path:
-        raise CheckpointError(f"{folder}: the path of its base model is {format_value(path)}; give it with --base DIR")
+        raise CheckpointError(f"{folder}: invalid base model path {format_value(path)}; pass it with --base DIR")
     return path

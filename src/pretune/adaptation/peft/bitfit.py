@@ -1,10 +1,10 @@
-"""BitFit (Ben Zaken et al., 2022): the biases are trained and nothing else.
+"""BitFit (Ben Zaken et al., 2022): only the biases are trained.
 
-Nothing is put into the model, so there is nothing to merge: the trained biases are its own. A family without biases in
-its linear layers (T5, Llama) gets them, as zeros, and its spec says so from then on: such a model is saved in a layout
-that has them. Relations: the cheapest of all; `IA3` multiplies where this adds.
+No modules are added, so there is nothing to merge: the trained biases are the model's own. A family without biases in
+its linear layers (T5, Llama) gets zero biases, and its spec changes accordingly: such a model is saved in a layout that
+has them. See also: `IA3` multiplies where this adds.
 
-    y = W x + b        W frozen, b trained; of norms the shift, not the gain
+    y = W x + b        W frozen, b trained; of norms the bias, not the weight
 """
 
 from dataclasses import replace
@@ -26,18 +26,18 @@ from pretune.nn.stack import Stack
 
 BODY_PREFIXES = ("encoder.", "decoder.", "pooler.")
 QUERY_BIASES = ("content", "position", "segment")
-"""The vectors that attention by distance adds to its queries."""
+"""Vectors that relative attention adds to its queries."""
 
 
 @spec
 class Bitfit:
-    """BitFit: only the biases are trained (Ben Zaken et al., 2022)."""
+    """BitFit: train only the biases (Ben Zaken et al., 2022)."""
 
     is_mergeable: ClassVar[bool] = True
     rate: ClassVar[float] = 3e-3
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
-        """Free the biases of the body, after adding those that are missing: their names."""
+        """Add missing biases and unfreeze all of the body; return their names."""
         freeze_base(model)
         for _, owner, _, linear in find_linears(model, TARGETS):
             if isinstance(owner, MultiHeadAttention | FeedForwardLayer) and getattr(linear, "bias", None) is None:
@@ -47,21 +47,21 @@ class Bitfit:
         return train_only(model, self.list_trainable_names(model))
 
     def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
-        """The biases of the body, those of norms included; the heads' are not among them."""
-        found = [
+        """Return the biases of the body, norms included; those of the heads are excluded."""
+        names = [
             name for name, _ in model.named_parameters() if name.endswith(".bias") and name.startswith(BODY_PREFIXES)
         ]
         for path, module in model.named_modules():
             if isinstance(module, RelativeAttentionLayer):
-                found += [f"{path}.{name}" for name in QUERY_BIASES]
-        return tuple(found)
+                names += [f"{path}.{name}" for name in QUERY_BIASES]
+        return tuple(names)
 
     def merge(self, model: LanguageModel) -> None:
-        """Nothing is left to do: what was trained are the model's own biases."""
+        """Do nothing: the trained biases are the model's own."""
 
 
 def add_biases(model: Model) -> Model:
-    """A spec whose linear layers have biases."""
+    """Return a spec whose linear layers have biases."""
     encoder, decoder = model.encoder, model.decoder
     return replace(
         model,
@@ -71,12 +71,12 @@ def add_biases(model: Model) -> Model:
 
 
 def _add_stack_biases(stack: Stack) -> Stack:
-    def block(old: Block) -> Block:
+    def add_block_biases(spec: Block) -> Block:
         return replace(
-            old,
-            attention=replace(old.attention, bias=True),
-            cross=None if old.cross is None else replace(old.cross, bias=True),
-            feedforward=replace(old.feedforward, bias=True),
+            spec,
+            attention=replace(spec.attention, bias=True),
+            cross=None if spec.cross is None else replace(spec.cross, bias=True),
+            feedforward=replace(spec.feedforward, bias=True),
         )
 
-    return replace(stack, blocks=tuple(map(block, stack.blocks)))
+    return replace(stack, blocks=tuple(map(add_block_biases, stack.blocks)))

@@ -1,7 +1,7 @@
-"""A task's head inside an adapter of the reference's layout, which it calls `modules_to_save`.
+"""Task heads inside an adapter in peft's layout (`modules_to_save`).
 
-There the adapter is of a class with the head on the body: names begin as in that class, and the head's tensors stand
-beside the adapter's under the class's own names.
+There the adapter belongs to a `transformers` class with a head: tensor names start as in that class, and the head's
+tensors are stored with the adapter's, under the class's own names.
 """
 
 from collections.abc import Mapping
@@ -23,48 +23,52 @@ from pretune.models.hf.weights import plan_moves
 from pretune.models.spec import Model
 
 BARE_PREFIX = "base_model."
-"""What names begin with where the method puts nothing into the model's modules."""
+"""Prefix of tensor names if the method adds nothing to the model's modules."""
 
 TASK_TYPES = {"classification": "SEQ_CLS", "regression": "SEQ_CLS", "tagging": "TOKEN_CLS", "span": "QUESTION_ANS"}
-"""The reference's word for the task of each kind of head; of choices it has none."""
+"""peft's task type for each kind of head; it has none for multiple choice."""
 
 
 def add_head(adapter: PeftAdapter, head: SavedHead, kind: str) -> PeftAdapter:
-    """An adapter with the head of a class beside it."""
+    """Return an adapter with the head of a `transformers` class."""
     virtual = "num_virtual_tokens" in adapter.config
     root = BARE_PREFIX if virtual else ROOT_PREFIX
-    moved = {
+    adapter_tensors = {
         name if virtual else f"{ROOT_PREFIX}{head.prefix}{name.removeprefix(ROOT_PREFIX)}": tensor
         for name, tensor in adapter.tensors.items()
     }
-    tops = dict.fromkeys(name.removeprefix(head.prefix).partition(".")[0] for name in head.tensors)
-    config = {**adapter.config, "task_type": TASK_TYPES.get(kind), "modules_to_save": list(tops)}
-    return replace(adapter, config=config, tensors={**moved, **{root + name: t for name, t in head.tensors.items()}})
+    module_names = dict.fromkeys(name.removeprefix(head.prefix).partition(".")[0] for name in head.tensors)
+    config = {**adapter.config, "task_type": TASK_TYPES.get(kind), "modules_to_save": list(module_names)}
+    return replace(
+        adapter, config=config, tensors={**adapter_tensors, **{root + name: t for name, t in head.tensors.items()}}
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitTensors:
-    """An adapter's tensors under the names that the body has by itself, and those of a class's head."""
+    """An adapter's tensors under the body's names, and those of the head."""
 
     adapter: dict[str, Tensor]
     head: dict[str, Tensor]
 
 
 def split_head(tensors: Mapping[str, Tensor], spec: Model) -> SplitTensors:
-    """What is the adapter's and what the head's, in a directory of the reference's layout for a body of this spec."""
+    """Split the tensors of a directory in peft's layout into adapter and head, for a body of this spec."""
     layout = FAMILIES.get(spec.family).layout if spec.family in FAMILIES else None
     if layout is None:
         return SplitTensors(adapter=dict(tensors), head={})
-    names = {name for found in layout.task_heads.values() for name in _list_head_names(found)}
-    starts = {layout.prefix, *(found.prefix for found in layout.task_heads.values() if found.prefix)} - {""}
-    headed = any(_strip_prefix(name) in names for name in tensors)
+    names = {name for head_class in layout.task_heads.values() for name in _list_head_names(head_class)}
+    starts = {layout.prefix, *(head_class.prefix for head_class in layout.task_heads.values() if head_class.prefix)} - {
+        ""
+    }
+    has_head = any(_strip_prefix(name) in names for name in tensors)
     out = SplitTensors(adapter={}, head={})
     for name, tensor in tensors.items():
         bare = _strip_prefix(name)
-        start = next((start for start in sorted(starts, key=len, reverse=True) if bare.startswith(start)), "")
+        start = next((prefix for prefix in sorted(starts, key=len, reverse=True) if bare.startswith(prefix)), "")
         if bare in names:
             out.head[bare] = tensor
-        elif headed and not spec.parts and name.startswith(ROOT_PREFIX):
+        elif has_head and not spec.parts and name.startswith(ROOT_PREFIX):
             out.adapter[ROOT_PREFIX + bare.removeprefix(start)] = tensor
         else:
             out.adapter[name] = tensor
@@ -74,18 +78,18 @@ def split_head(tensors: Mapping[str, Tensor], spec: Model) -> SplitTensors:
 def detect_head(
     config: Mapping[str, Any], head: Mapping[str, Tensor], spec: Model
 ) -> tuple[TaskHead, HeadLayout] | None:
-    """The head that an adapter's tensors are of, and the class; None where they are of none for this body."""
+    """Return the head spec and class for an adapter's head tensors; None if this body has no such class."""
     layout = FAMILIES.get(spec.family).layout if spec.family in FAMILIES else None
     task = config.get("task_type")
-    for found in {} if layout is None else layout.task_heads.values():
-        last = plan_moves(["out.weight"], found.rules)[0].tensor_name
+    for head_class in {} if layout is None else layout.task_heads.values():
+        output_name = plan_moves(["out.weight"], head_class.rules)[0].tensor_name
         if (
-            found.kind in TASK_TYPES
-            and TASK_TYPES[found.kind] == task
-            and last in head
-            and set(head) <= _list_head_names(found)
+            head_class.kind in TASK_TYPES
+            and TASK_TYPES[head_class.kind] == task
+            and output_name in head
+            and set(head) <= _list_head_names(head_class)
         ):
-            return _build_head_spec(found, head[last].shape[0]), found
+            return _build_head_spec(head_class, head[output_name].shape[0]), head_class
     return None
 
 
@@ -102,7 +106,7 @@ def _build_head_spec(head_class: HeadLayout, rows: int) -> TaskHead:
 
 
 def _list_head_names(head_class: HeadLayout) -> set[str]:
-    """The names of a class's head."""
+    """Return the tensor names of a class's head."""
     return {rule.tensor_name.format(p=p) for rule in head_class.rules for p in ("weight", "bias")}
 
 

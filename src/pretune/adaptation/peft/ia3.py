@@ -1,6 +1,6 @@
-"""IA3 (Liu et al., 2022): keys, values and hidden activations of feed-forward layers times learned vectors.
+"""IA3 (Liu et al., 2022): learned vectors rescale keys, values and hidden activations of feed-forward layers.
 
-All vectors start as ones. Relations: `LoRA` adds a product where this rescales; both merge into the weights.
+All vectors start as ones. See also: `LoRA` adds a product where this rescales; both merge into the weights.
 
     k = scale * (K x)        v = scale * (V x)        feed-forward: down(scale * activate(up(x)))
 """
@@ -32,17 +32,17 @@ class IA3:
     """Learned vectors that rescale keys, values and hidden activations (Liu et al., 2022)."""
 
     targets: tuple[Target, ...] = ("k", "v", "down")
-    inputs: tuple[Target, ...] = ("down",)  # those that are rescaled where they read, the others where they write
+    inputs: tuple[Target, ...] = ("down",)  # targets whose input is rescaled; of the others the output
 
     is_mergeable: ClassVar[bool] = True
     rate: ClassVar[float] = 1e-2
 
     def __post_init__(self) -> None:
         if not self.targets or any(target not in TARGETS for target in self.targets):
-            raise UsageError(f"IA3 targets {', '.join(self.targets) or 'none'}; choose from {', '.join(TARGETS)}")
+            raise UsageError(f"IA3 targets must be among {', '.join(TARGETS)}, got {', '.join(self.targets) or 'none'}")
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
-        """Put a vector of ones at every target of every block: their names. The seed has nothing to do."""
+        """Add a vector of ones to every target of every block; return their names. The seed is not used."""
         freeze_base(model)
         for _, owner, name, linear in find_linears(model, self.targets):
             assert isinstance(linear, nn.Linear)
@@ -50,7 +50,7 @@ class IA3:
         return train_only(model, self.list_trainable_names(model))
 
     def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
-        """The vector of every target."""
+        """Return the vector of every target."""
         return tuple(
             f"{path}.scale"
             for path, _, _, layer in find_adapted_layers(model)
@@ -59,7 +59,7 @@ class IA3:
 
     @torch.no_grad()
     def merge(self, model: LanguageModel) -> None:
-        """Multiply rows (or, for what is read, columns) of the weights, and put the plain layers back."""
+        """Multiply the rows (for inputs: columns) of the weights, and restore the linear layers."""
         for _, owner, name, layer in find_adapted_layers(model):
             if isinstance(layer, ScaledLinear | InputScaledLinear):
                 layer.merge_scale()
@@ -82,11 +82,11 @@ class ScaledLinear(nn.Module):
         return self.finish(x, F.linear(x, self.weight, self.bias))
 
     def finish(self, x: Tensor, y: Tensor) -> Tensor:
-        """y = W x + b rescaled."""
+        """Rescale y = W x + b."""
         return y * self.scale.to(y.dtype)
 
     def merge_scale(self) -> None:
-        """Into the rows of the weight, and the bias."""
+        """Multiply the rows of the weight, and the bias."""
         self.weight.mul_(self.scale[:, None])
         if self.bias is not None:
             self.bias.mul_(self.scale)
@@ -108,5 +108,5 @@ class InputScaledLinear(nn.Module):
         return F.linear(x * self.scale.to(x.dtype), self.weight, self.bias)
 
     def merge_scale(self) -> None:
-        """Into the columns of the weight."""
+        """Multiply the columns of the weight."""
         self.weight.mul_(self.scale)

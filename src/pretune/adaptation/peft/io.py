@@ -1,12 +1,12 @@
-"""Adapters on disk: a small directory beside the model it belongs to.
+"""Adapters on disk: a small directory that refers to its base model.
 
-    adapter.json                the method, the task's head, the way to the base model and a fingerprint of its weights
-    adapter_model.safetensors   what was learned
-    adapter_config.json         the method in the reference's words, where it has it: the directory is then read by both
-    head.safetensors            the weights of a task's head, where there is one
-    tokenizer.json, …           what the base model has beside its weights
+    adapter.json                the method, the task head, the path of the base model and a fingerprint of its weights
+    adapter_model.safetensors   the trained weights
+    adapter_config.json         the method in peft's format, if peft has it: both can load the directory
+    head.safetensors            the weights of the task head, if there is one
+    tokenizer.json, …           the base model's tokenizer files
 
-A directory that has no `adapter.json` is the reference's own.
+A directory without `adapter.json` was written by peft.
 """
 
 import hashlib
@@ -52,12 +52,12 @@ class AdapterFile(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterExtras:
-    """What is kept with an adapter: a task's head with its spec, and the way to the base model."""
+    """Data saved with an adapter: the task head with its spec, and the path of the base model."""
 
     head: nn.Module | None = None
     task: TaskHead | None = None
     base: str | None = None
-    layout: checkpoint.SavedHead | None = None  # the head as a class of the reference's has it
+    layout: checkpoint.SavedHead | None = None  # the head in the layout of a `transformers` class
 
 
 def save_adapter(
@@ -68,37 +68,37 @@ def save_adapter(
     extras: AdapterExtras = AdapterExtras(),  # noqa: B008 (a frozen value)
     overwrite: bool = False,
 ) -> None:
-    """Write what a method has learned, and a task's head if there is one; all of it or nothing."""
-    packed, head = pack(method, model), extras.head
-    found: dict[str, Any] = {
+    """Save the trained weights of a method, and the task head if there is one; atomic."""
+    peft_adapter, head = pack(method, model), extras.head
+    record: dict[str, Any] = {
         "method": config.to_dict(method),
         "base": {**build_base_paths(extras.base, directory), **_describe_base(model, method)},
     }
     if extras.task is not None:
-        found["head"] = config.to_dict(extras.task)
+        record["head"] = config.to_dict(extras.task)
     tensors = get_adapter_state(method, model)
     if isinstance(method, PrefixTuning):
         method, tensors = method.fold(model)
-        found["method"] = config.to_dict(method)
-    if packed is not None and extras.layout is not None and extras.task is not None:
-        packed = add_head(packed, extras.layout, config.get_kind(extras.task))
-    if packed is not None:
-        found["blocks"], tensors = packed.blocks, packed.tensors
+        record["method"] = config.to_dict(method)
+    if peft_adapter is not None and extras.layout is not None and extras.task is not None:
+        peft_adapter = add_head(peft_adapter, extras.layout, config.get_kind(extras.task))
+    if peft_adapter is not None:
+        record["blocks"], tensors = peft_adapter.blocks, peft_adapter.tensors
     with io.atomic_directory(Path(directory), overwrite=overwrite) as folder:
         names = [ADAPTER_FILE, WEIGHTS_FILE]
-        io.write_json(folder / ADAPTER_FILE, found)
+        io.write_json(folder / ADAPTER_FILE, record)
         tensor_files.save_tensors(
             {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS_FILE
         )
-        if packed is not None:
+        if peft_adapter is not None:
             io.write_json(
                 folder / PEFT_CONFIG_FILE,
-                {**packed.config, "base_model_name_or_path": resolve_reference_path(extras.base)},
+                {**peft_adapter.config, "base_model_name_or_path": resolve_reference_path(extras.base)},
             )
             names.append(PEFT_CONFIG_FILE)
         if head is not None:
-            kept = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
-            tensor_files.save_tensors(kept, folder / HEAD_FILE)
+            head_tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
+            tensor_files.save_tensors(head_tensors, folder / HEAD_FILE)
             names.append(HEAD_FILE)
         for name, data in model.assets.files.items():
             io.atomic_write(folder / name, data)
@@ -107,37 +107,36 @@ def save_adapter(
 
 
 def load_adapter(model: LanguageModel, directory: str | Path, *, head: nn.Module | None = None) -> PeftMethod:
-    """Apply an adapter that was saved, ours or the reference's, to its base model: the method it is of.
+    """Apply a saved adapter, ours or peft's, to its base model; return the method.
 
-    Nothing of the model is changed where the adapter does not fit it.
+    The model is unchanged if the adapter does not fit it.
     """
     folder = Path(directory)
-    found = _read_adapter(model, folder)
+    adapter = _read_adapter(model, folder)
     if head is not None:
         _load_head_weights(head, _read_tensors(folder / HEAD_FILE), folder / HEAD_FILE)
-    found.method.apply(model)
-    _assign_tensors(model, found)
-    return found.method
+    adapter.method.apply(model)
+    _assign_tensors(model, adapter)
+    return adapter.method
 
 
 def check_base(model: LanguageModel, directory: str | Path) -> None:
-    """Refuse a model that is not the base of an adapter of ours."""
-    said = io.read_json(Path(directory) / ADAPTER_FILE, CheckpointError)
+    """Raise CheckpointError if a model is not the base model of our adapter in a directory."""
+    record = io.read_json(Path(directory) / ADAPTER_FILE, CheckpointError)
     with _prefix_errors(Path(directory) / ADAPTER_FILE):
-        _check_same_base(model, _parse_method(said.get("method")), said.get("base"))
+        _check_same_base(model, _parse_method(record.get("method")), record.get("base"))
 
 
 def compute_fingerprint(model: LanguageModel, method: PeftMethod) -> str:
-    """A hash of the base model: names, shapes and a sample of every matrix that the method does not train."""
-    trained = set(
-        method.list_trainable_names(model)
-    )  # before the method is applied: what it will train of the model's own
-    found = {name: (tuple(shape), numbers) for name, shape, numbers in iter_original_weights(model)}
+    """Return a hash of the base model: names, shapes and a sample of every matrix that the method does not train."""
+    # Before the method is applied, these are the model's own parameters that it will train.
+    trained_names = set(method.list_trainable_names(model))
+    samples = {name: (tuple(shape), numbers) for name, shape, numbers in iter_original_weights(model)}
     for name, parameter in model.named_parameters():
-        if parameter.ndim >= 2 and name not in trained:
-            found[name] = (tuple(parameter.shape), sample_weight(parameter))
+        if parameter.ndim >= 2 and name not in trained_names:
+            samples[name] = (tuple(parameter.shape), sample_weight(parameter))
     digest = hashlib.sha256()
-    for name, (shape, numbers) in sorted(found.items()):
+    for name, (shape, numbers) in sorted(samples.items()):
         digest.update(f"{name}{list(shape)}".encode() + numbers)
     return digest.hexdigest()
 
@@ -149,79 +148,82 @@ def _describe_base(model: LanguageModel, method: PeftMethod) -> dict[str, Any]:
 
 
 def _read_adapter(model: LanguageModel, folder: Path) -> LoadedAdapter:
-    """An adapter, checked against the model before that is touched."""
+    """Read an adapter and check it against the model, without changing the model."""
     if not (folder / ADAPTER_FILE).is_file():
         if not (folder / PEFT_CONFIG_FILE).is_file():
-            raise CheckpointError(
-                f"{folder}: no {ADAPTER_FILE} and no {PEFT_CONFIG_FILE}; give the directory of an adapter"
-            )
+            raise CheckpointError(f"{folder}: not an adapter directory (no {ADAPTER_FILE}, no {PEFT_CONFIG_FILE})")
         tensors = split_head(_read_tensors(folder / WEIGHTS_FILE), model.spec).adapter
         with _prefix_errors(folder / PEFT_CONFIG_FILE):
-            found = unpack(io.read_json(folder / PEFT_CONFIG_FILE, CheckpointError), tensors, model.spec, {})
-        _check_shapes(model, found, folder, require_all=False)
-        return found
-    said = config.read_record(AdapterFile, folder / ADAPTER_FILE, CheckpointError)
+            adapter = unpack(io.read_json(folder / PEFT_CONFIG_FILE, CheckpointError), tensors, model.spec, {})
+        _check_shapes(model, adapter, folder, require_all=False)
+        return adapter
+    record = config.read_record(AdapterFile, folder / ADAPTER_FILE, CheckpointError)
     with _prefix_errors(folder / ADAPTER_FILE):
-        method = _parse_method(said.get("method"))
-        _check_same_base(model, method, said.get("base"))
+        method = _parse_method(record.get("method"))
+        _check_same_base(model, method, record.get("base"))
     tensors = _read_tensors(folder / WEIGHTS_FILE)
-    found = LoadedAdapter(method=method, tensors=tensors)
+    adapter = LoadedAdapter(method=method, tensors=tensors)
     if (folder / PEFT_CONFIG_FILE).is_file():
         tensors = split_head(tensors, model.spec).adapter
         with _prefix_errors(folder / PEFT_CONFIG_FILE):
             theirs = unpack(
-                io.read_json(folder / PEFT_CONFIG_FILE, CheckpointError), tensors, model.spec, said.get("blocks") or {}
+                io.read_json(folder / PEFT_CONFIG_FILE, CheckpointError),
+                tensors,
+                model.spec,
+                record.get("blocks") or {},
             )
-        targets = getattr(method, "targets", None)  # of a layer that others share with ours, only these
-        kept = {n: tensor for n, tensor in theirs.tensors.items() if targets is None or n.split(".")[-2] in targets}
-        found = LoadedAdapter(method=method, tensors=kept, scales=theirs.scales)
-    _check_shapes(model, found, folder, require_all=True)
-    return found
+        targets = getattr(method, "targets", None)  # a fused layer may hold other targets too
+        adapter_tensors = {
+            n: tensor for n, tensor in theirs.tensors.items() if targets is None or n.split(".")[-2] in targets
+        }
+        adapter = LoadedAdapter(method=method, tensors=adapter_tensors, scales=theirs.scales)
+    _check_shapes(model, adapter, folder, require_all=True)
+    return adapter
 
 
 def _parse_method(data: object) -> PeftMethod:
     if not isinstance(data, Mapping):
-        raise CheckpointError(f"key 'method' must be an object, found {format_value(data)}")
+        raise CheckpointError(f"key 'method' must be an object, got {format_value(data)}")
     kind = data.get("kind")
     if not isinstance(kind, str) or kind not in PEFT_METHODS:
-        raise CheckpointError(
-            f"method {format_value(kind)} is not known; known: {', '.join(PEFT_METHODS.list_names())}"
-        )
+        raise CheckpointError(f"unknown method {format_value(kind)}; allowed: {', '.join(PEFT_METHODS.list_names())}")
     return config.from_dict(PEFT_METHODS.get(kind), data, location="method")
 
 
 def _check_same_base(model: LanguageModel, method: PeftMethod, base_info: object) -> None:
     if not isinstance(base_info, Mapping):
-        raise CheckpointError(f"key 'base' must be an object, found {format_value(base_info)}")
+        raise CheckpointError(f"key 'base' must be an object, got {format_value(base_info)}")
     for name in ("family", "vocab", "width", "depth"):
         if base_info.get(name) != getattr(model.spec, name):
             raise CheckpointError(
                 f"the adapter is for another base model: its {name} is {format_value(base_info.get(name))}, "
-                f"this one's {format_value(getattr(model.spec, name))}"
+                f"this model's is {format_value(getattr(model.spec, name))}"
             )
     if base_info.get("sha256") != compute_fingerprint(model, method):
         raise CheckpointError(
-            "the adapter is for another base model of this shape: load the weights it was trained with"
+            "the adapter is for another base model of this shape: load the weights that it was trained with"
         )
 
 
 def _check_shapes(model: LanguageModel, adapter: LoadedAdapter, folder: Path, *, require_all: bool) -> None:
-    """Every tensor has its place and shape; told on a model without memory."""
-    fresh_copy = build_empty(model.spec)
-    adapter.method.apply(fresh_copy)
-    wanted = get_adapter_state(adapter.method, fresh_copy)
+    """Check the name and shape of every tensor, against a model on the meta device."""
+    empty_model = build_empty(model.spec)
+    adapter.method.apply(empty_model)
+    expected_state = get_adapter_state(adapter.method, empty_model)
     for name, tensor in adapter.tensors.items():
-        own = adapter.scales and name.endswith((".a", ".b"))  # a product may have a rank of its own
-        other = 0 if name.endswith(".b") else 1
-        if name not in wanted or (
-            tensor.shape[other:][:1] != wanted[name].shape[other:][:1] if own else tensor.shape != wanted[name].shape
+        has_own_rank = adapter.scales and name.endswith((".a", ".b"))  # the rank may differ per layer
+        rank_free_dim = 0 if name.endswith(".b") else 1
+        if name not in expected_state or (
+            tensor.shape[rank_free_dim:][:1] != expected_state[name].shape[rank_free_dim:][:1]
+            if has_own_rank
+            else tensor.shape != expected_state[name].shape
         ):
-            asked = list(wanted[name].shape) if name in wanted else "no such tensor"
+            expected_shape = list(expected_state[name].shape) if name in expected_state else "no such tensor"
             raise CheckpointError(
-                f"{folder / WEIGHTS_FILE}: '{name}' has shape {list(tensor.shape)}, this model asks for {asked}; "
-                "the adapter is for another base model"
+                f"{folder / WEIGHTS_FILE}: '{name}' has shape {list(tensor.shape)}, this model expects "
+                f"{expected_shape}; the adapter is for another base model"
             )
-    missing = [name for name in wanted if name not in adapter.tensors]
+    missing = [name for name in expected_state if name not in adapter.tensors]
     if require_all and missing:
         raise CheckpointError(f"{folder / WEIGHTS_FILE}: tensor '{missing[0]}' is missing")
 
@@ -238,14 +240,14 @@ def _assign_tensors(model: LanguageModel, adapter: LoadedAdapter) -> None:
 
 
 def read_peft_head(directory: str | Path, spec: Model) -> tuple[TaskHead, dict[str, Tensor]] | None:
-    """The head in an adapter that the reference wrote, if there is one, with the weights of it that are there."""
+    """Return the head in an adapter written by peft, and those of its weights that are stored; None without a head."""
     folder = Path(directory)
-    found = io.read_json(folder / PEFT_CONFIG_FILE, CheckpointError)
+    peft_config = io.read_json(folder / PEFT_CONFIG_FILE, CheckpointError)
     tensors = split_head(_read_tensors(folder / WEIGHTS_FILE), spec).head
-    made = detect_head(found, tensors, spec) if tensors else None
-    if made is None:
+    detection = detect_head(peft_config, tensors, spec) if tensors else None
+    if detection is None:
         return None
-    task, layout = made
+    task, layout = detection
     names = [
         (str(rule.param_names).format(p=p), rule.tensor_name.format(p=p))
         for rule in layout.rules
@@ -255,10 +257,10 @@ def read_peft_head(directory: str | Path, spec: Model) -> tuple[TaskHead, dict[s
 
 
 def _load_head_weights(head: nn.Module, tensors: Mapping[str, Tensor], file: Path) -> None:
-    wanted = head.state_dict()
-    for name in [*wanted, *tensors]:
-        if name not in wanted or name not in tensors or wanted[name].shape != tensors[name].shape:
-            raise CheckpointError(f"{file}: tensor '{name}' does not fit the head; give the head it was saved with")
+    state = head.state_dict()
+    for name in [*state, *tensors]:
+        if name not in state or name not in tensors or state[name].shape != tensors[name].shape:
+            raise CheckpointError(f"{file}: tensor '{name}' does not fit the head; use the head it was saved with")
     head.load_state_dict(dict(tensors))
 
 
@@ -271,7 +273,7 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
 
 @contextmanager
 def _prefix_errors(file: Path) -> Iterator[None]:
-    """What is wrong with what a file says, with its name."""
+    """Prefix errors with the name of the file."""
     try:
         yield
     except PretuneError as error:

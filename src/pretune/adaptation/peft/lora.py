@@ -1,8 +1,8 @@
-"""Low-rank adaptation (Hu et al., 2022): beside a frozen weight W stands a product of two thin matrices.
+"""Low-rank adaptation (LoRA; Hu et al., 2022): a product of two thin matrices is added to a frozen weight W.
 
-y = W x + (alpha / r) B A x: A is drawn and B is zero, so that the model starts as it was. After training the product is
-added to W, and reading costs what it cost before. Relations: `IA3` trains one vector where this has two matrices;
-an `Adapter` comes after a layer, with an activation, and so cannot be merged.
+y = W x + (alpha / r) B A x: A is random and B is zero, so the model's outputs are unchanged at first. After training
+the product is added to W, and inference costs nothing extra. See also: `IA3` trains one vector instead of two matrices;
+an `Adapter` comes after a layer, with an activation, and cannot be merged.
 
          x ──┬── W (frozen) ─────────── + ── y
              └── dropout ── A ── B ─────┘
@@ -37,12 +37,12 @@ from pretune.models.model import LanguageModel
 
 @spec
 class Lora:
-    """LoRA: low-rank products beside linear layers: rank, alpha, targets, dropout (Hu et al., 2022)."""
+    """LoRA: low-rank products added to linear layers: rank, alpha, targets, dropout (Hu et al., 2022)."""
 
     rank: int = 8
     alpha: float = 16.0
-    targets: tuple[Target, ...] = ("q", "v")  # the paper's choice; all seven is what later work finds best
-    dropout: float = 0.0  # of what A reads
+    targets: tuple[Target, ...] = ("q", "v")  # the paper's choice; later work finds all seven best
+    dropout: float = 0.0  # on the input of A
 
     is_mergeable: ClassVar[bool] = True
     rate: ClassVar[float] = 1e-3
@@ -51,7 +51,7 @@ class Lora:
         check_lora("LoRA", self.rank, self.alpha, self.dropout, self.targets)
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
-        """Put a product beside every target of every block: the names of all A and B."""
+        """Add a product to every target of every block; return the names of all A and B."""
         freeze_base(model)
         for number, (_, owner, name, linear) in enumerate(find_linears(model, self.targets)):
             assert isinstance(linear, nn.Linear)
@@ -59,13 +59,15 @@ class Lora:
         return train_only(model, self.list_trainable_names(model))
 
     def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
-        """A and B of every target."""
-        found = [(path, layer) for path, _, _, layer in find_adapted_layers(model) if isinstance(layer, LoraLinear)]
-        return tuple(f"{path}.{part}" for path, _ in found for part in ("a", "b"))
+        """Return A and B of every target."""
+        adapted_layers = [
+            (path, layer) for path, _, _, layer in find_adapted_layers(model) if isinstance(layer, LoraLinear)
+        ]
+        return tuple(f"{path}.{part}" for path, _ in adapted_layers for part in ("a", "b"))
 
     @torch.no_grad()
     def merge(self, model: LanguageModel) -> None:
-        """Add the products to the weights, computed in fp32 at least, and put the plain layers back."""
+        """Add the products to the weights, computed in fp32 or better, and restore the linear layers."""
         for _, owner, name, layer in find_adapted_layers(model):
             if isinstance(layer, LoraLinear):
                 layer.weight.copy_(layer.compute_delta() + layer.weight)
@@ -73,18 +75,18 @@ class Lora:
 
 
 def check_lora(name: str, rank: int, alpha: float, dropout: float, targets: tuple[str, ...]) -> None:
-    """Refuse what no product can be made of."""
+    """Reject invalid LoRA settings."""
     if not 1 <= rank <= MAX_SIZE or not alpha > 0 or not 0 <= dropout < 1:
         raise UsageError(
-            f"{name} needs a rank from 1 to {MAX_SIZE:,}, alpha > 0 and dropout from 0 to below 1; found rank {rank}, "
-            f"alpha {alpha:g}, dropout {dropout:g}"
+            f"{name} needs rank from 1 to {MAX_SIZE:,}, alpha > 0 and dropout from 0 to below 1, got rank={rank}, "
+            f"alpha={alpha:g}, dropout={dropout:g}"
         )
     if not targets or any(target not in TARGETS for target in targets):
-        raise UsageError(f"{name} targets {', '.join(targets) or 'none'}; choose from {', '.join(TARGETS)}")
+        raise UsageError(f"{name} targets must be among {', '.join(TARGETS)}, got {', '.join(targets) or 'none'}")
 
 
 class LoraLinear(nn.Module):
-    """`a` [r, in], `b` [out, r]; `finish` is what attention calls when it has taken the product with W itself."""
+    """`a` [r, in], `b` [out, r]; attention calls `finish` when it has computed the product with W itself."""
 
     is_adapter: ClassVar[bool] = True
     weight: Parameter
@@ -102,12 +104,12 @@ class LoraLinear(nn.Module):
         return self.finish(x, F.linear(x, self.weight, self.bias))
 
     def finish(self, x: Tensor, y: Tensor) -> Tensor:
-        """y = W x with what was learned added."""
-        low = F.linear(self.dropout(x).to(self.a.dtype), self.a)
+        """Add the low-rank product to y = W x."""
+        hidden = F.linear(self.dropout(x).to(self.a.dtype), self.a)
         # NOTE: not torch.add(…, alpha=): compiled after a matrix product, torch 2.11 to 2.13 leave alpha out.
-        return y + F.linear(low * self.scale, self.b).to(y.dtype)
+        return y + F.linear(hidden * self.scale, self.b).to(y.dtype)
 
     def compute_delta(self) -> Tensor:
-        """(alpha / r) B A: what is added to the weight."""
-        exact = torch.promote_types(self.a.dtype, torch.float32)
-        return self.scale * (self.b.to(exact) @ self.a.to(exact))
+        """Return (alpha / r) B A, the change of the weight."""
+        dtype = torch.promote_types(self.a.dtype, torch.float32)
+        return self.scale * (self.b.to(dtype) @ self.a.to(dtype))

@@ -1,8 +1,8 @@
-"""Adapters in the layout of `adapter_config.json` and `adapter_model.safetensors`, both ways.
+"""peft's format: `adapter_config.json` and `adapter_model.safetensors`, read and written.
 
-Where the reference holds queries, keys and values in one layer, our products of rank r lie in it as a block diagonal of
-rank r each, k r in all, with alpha k times as large: the same numbers, in a layer three times as wide. Read from there,
-a product that others trained gives each part the whole A and its rows of B.
+If the reference holds queries, keys and values in one layer, our k products of rank r are stored as a block diagonal of
+rank k r, with alpha k times as large: the same numbers in a layer three times as wide. When a fused product trained by
+others is read, each part gets the full A and its rows of B.
 """
 
 import re
@@ -30,12 +30,12 @@ from pretune.models.spec import Model
 ROOT_PREFIX = "base_model.model."
 PEFT_TYPES = ("LORA", "IA3", "PROMPT_TUNING", "PREFIX_TUNING")
 Blocks = Mapping[str, Sequence[Sequence[Any]]]
-"""Their layer -> our layers in it with the rank of each, where it holds a block diagonal."""
+"""Their layer -> our layers in it with the rank of each, if it holds a block diagonal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeftAdapter:
-    """An adapter as it lies on disk."""
+    """An adapter as stored on disk."""
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -44,7 +44,7 @@ class PeftAdapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedAdapter:
-    """An adapter in our names; `scales` are those of products whose alpha / rank is not the method's."""
+    """An adapter under our names; `scales` has the layers whose alpha / rank differs from the method's."""
 
     method: PeftMethod
     tensors: dict[str, Tensor]
@@ -52,19 +52,21 @@ class LoadedAdapter:
 
 
 def pack(method: PeftMethod, model: LanguageModel) -> PeftAdapter | None:
-    """What a method has learned as the reference reads it; None where it does not have the method or the layers."""
+    """Return the trained weights in peft's format; None if peft does not have the method or the layers."""
     if isinstance(method, Prompt):
         return _pack_prompt(method, model)
     if isinstance(method, PrefixTuning):
-        made = pack_prefix(*method.fold(model), model.spec)
-        return None if made is None else PeftAdapter(config={**_COMMON_CONFIG, **made[0]}, tensors={TABLE_KEY: made[1]})
+        prefix = pack_prefix(*method.fold(model), model.spec)
+        if prefix is None:
+            return None
+        return PeftAdapter(config={**_COMMON_CONFIG, **prefix[0]}, tensors={TABLE_KEY: prefix[1]})
     if not isinstance(method, Lora | Qlora | IA3):
         return None
-    found = list_peft_layers(model.spec)
-    if found is None:
+    peft_layers = list_peft_layers(model.spec)
+    if peft_layers is None:
         return None
     modules = dict(model.named_modules())
-    return _pack_ia3(found, modules) if isinstance(method, IA3) else _pack_lora(method, found, modules)
+    return _pack_ia3(peft_layers, modules) if isinstance(method, IA3) else _pack_lora(method, peft_layers, modules)
 
 
 def _pack_lora(method: Lora | Qlora, peft_layers: list[PeftLayer], modules: Mapping[str, Any]) -> PeftAdapter:
@@ -77,12 +79,12 @@ def _pack_lora(method: Lora | Qlora, peft_layers: list[PeftLayer], modules: Mapp
         if not layers:
             continue
         scale = next(iter(layers.values())).scale
-        rank, at, parts = sum(layer.a.shape[0] for layer in layers.values()), 0, []
+        rank, column, parts = sum(layer.a.shape[0] for layer in layers.values()), 0, []
         for path, rows in zip(place.paths, place.rows, strict=True):
             if path in layers:
                 layer = layers[path]
-                parts.append(pad_columns(layer.b.detach() * (layer.scale / scale), at, rank))
-                at += layer.a.shape[0]
+                parts.append(pad_columns(layer.b.detach() * (layer.scale / scale), column, rank))
+                column += layer.a.shape[0]
             else:
                 parts.append(torch.zeros(rows, rank))
         name = f"{ROOT_PREFIX}{place.peft_path}"
@@ -125,7 +127,7 @@ def _pack_ia3(peft_layers: list[PeftLayer], modules: Mapping[str, Any]) -> PeftA
 
 
 def _pack_prompt(method: Prompt, model: LanguageModel) -> PeftAdapter | None:
-    """NOTE: the reference puts prompts in after token rows were scaled, so that scaled ones have no place in it."""
+    """NOTE: peft inserts prompts after token embeddings are scaled, so scaled ones cannot be represented."""
     spec, stack = model.spec, model.spec.stacks[0]
     if (
         describe_checkpoint(spec)[0]["model_type"] == NATIVE_TYPE
@@ -163,28 +165,30 @@ def _list_modules(tensors: Mapping[str, Tensor], ending: str) -> list[str]:
 
 
 def unpack(config: Mapping[str, Any], tensors: Mapping[str, Tensor], spec: Model, blocks: Blocks) -> LoadedAdapter:
-    """An adapter of the reference's layout for a model of a spec."""
+    """Read an adapter in peft's format for a model of a spec."""
     kind = config.get("peft_type")
     if kind not in PEFT_TYPES:
-        known = ", ".join(PEFT_TYPES)
-        raise CheckpointError(f"key 'peft_type' = {format_value(kind)} is not supported; known: {known}")
-    for key, usual in _SUPPORTED_VALUES.items():
-        if config.get(key) not in (None, False, usual, [], {}):
+        allowed_types = ", ".join(PEFT_TYPES)
+        raise CheckpointError(f"key 'peft_type' = {format_value(kind)} is not supported; allowed: {allowed_types}")
+    for key, supported_value in _SUPPORTED_VALUES.items():
+        if config.get(key) not in (None, False, supported_value, [], {}):
             raise CheckpointError(
-                f"key '{key}' = {format_value(config[key])} is not supported; only {format_value(usual)} is"
+                f"key '{key}' = {format_value(config[key])} is not supported; allowed: {format_value(supported_value)}"
             )
     if kind == "PROMPT_TUNING":
         return _unpack_prompt(config, tensors, spec)
     if kind == "PREFIX_TUNING":
-        prefix, found = unpack_prefix(int(_read_number(config, "num_virtual_tokens", 0)), tensors.get(TABLE_KEY), spec)
-        return LoadedAdapter(method=prefix, tensors=found)
+        prefix, prefix_tensors = unpack_prefix(
+            int(_read_number(config, "num_virtual_tokens", 0)), tensors.get(TABLE_KEY), spec
+        )
+        return LoadedAdapter(method=prefix, tensors=prefix_tensors)
     by_name = {f"{ROOT_PREFIX}{place.peft_path}": place for place in list_peft_layers(spec) or ()}
-    left = dict(tensors)
-    out = _unpack_lora(config, left, by_name, blocks) if kind == "LORA" else _unpack_ia3(left, by_name)
-    if left:
+    remaining = dict(tensors)
+    out = _unpack_lora(config, remaining, by_name, blocks) if kind == "LORA" else _unpack_ia3(remaining, by_name)
+    if remaining:
         raise CheckpointError(
-            f"tensor {format_value(min(left))} has no place in the blocks of this model: the adapter is for another one, or "
-            "for layers outside of them (a pooler, a head), which are not read"
+            f"tensor {format_value(min(remaining))} does not belong to the blocks of this model: the adapter is for "
+            "another model, or for layers outside the blocks (a pooler, a head), which are not supported"
         )
     return out
 
@@ -194,7 +198,7 @@ _SUPPORTED_VALUES: dict[str, Any] = {
     "trainable_token_indices": None, "target_parameters": None, "use_qalora": False, "exclude_modules": None,
     "layer_replication": None,
 }  # fmt: skip
-"""Keys that change what is computed, and the only value of each that is read."""
+"""Keys that change the computation, and their only supported value."""
 
 
 def _unpack_lora(
@@ -207,33 +211,34 @@ def _unpack_lora(
     )
     alphas = _parse_patterns(config.get("alpha_pattern"))
     if config.get("init_lora_weights") not in (None, True, False, "gaussian", "eva", "orthogonal"):
-        start = format_value(config["init_lora_weights"])
+        value = format_value(config["init_lora_weights"])
         raise CheckpointError(
-            f"key 'init_lora_weights' = {start} changes the base model's weights; merge it there instead"
+            f"key 'init_lora_weights' = {value} changes the base model's weights; merge the adapter with peft instead"
         )
     out: dict[str, Tensor] = {}
     scales: dict[str, float] = {}
     for name, place in layers_by_name.items():
-        a, b = tensors.pop(f"{name}.lora_A.weight", None), tensors.pop(f"{name}.lora_B.weight", None)
-        if a is None or b is None:
+        lora_a, lora_b = tensors.pop(f"{name}.lora_A.weight", None), tensors.pop(f"{name}.lora_B.weight", None)
+        if lora_a is None or lora_b is None:
             continue
-        if b.ndim != 2 or b.shape[0] != sum(place.rows) or a.shape[:1] != b.shape[1:]:
+        if lora_b.ndim != 2 or lora_b.shape[0] != sum(place.rows) or lora_a.shape[:1] != lora_b.shape[1:]:
             raise CheckpointError(
-                f"tensor '{name}.lora_B.weight' has shape {list(b.shape)}, which does not fit the model"
+                f"tensor '{name}.lora_B.weight' has shape {list(lora_b.shape)}, which does not fit the model"
             )
-        said = next((a for key, a in alphas.items() if f".{place.peft_path}".endswith(f".{key}")), alpha)
-        own = said / (a.shape[0] ** 0.5 if config.get("use_rslora") else a.shape[0])
-        parts = dict(zip(place.paths, place.unpack(b) if len(place.paths) > 1 else [b], strict=True))
-        at = 0
+        matches = (value for key, value in alphas.items() if f".{place.peft_path}".endswith(f".{key}"))
+        layer_alpha = next(matches, alpha)
+        scale = layer_alpha / (lora_a.shape[0] ** 0.5 if config.get("use_rslora") else lora_a.shape[0])
+        parts = dict(zip(place.paths, place.unpack(lora_b) if len(place.paths) > 1 else [lora_b], strict=True))
+        column = 0
         for path, part_rank in blocks.get(place.peft_path) or [[path, 0] for path in place.paths]:
             if path not in parts:
                 raise CheckpointError(
-                    f"key 'blocks' names {format_value(path)} in '{name}', which this model has not there"
+                    f"key 'blocks' names {format_value(path)} in '{name}', where this model has no such layer"
                 )
-            columns = slice(at, at + part_rank) if part_rank else slice(None)
-            out[f"{path}.a"], out[f"{path}.b"] = a[columns].contiguous(), parts[path][:, columns].contiguous()
-            scales[path] = own
-            at += part_rank
+            columns = slice(column, column + part_rank) if part_rank else slice(None)
+            out[f"{path}.a"], out[f"{path}.b"] = lora_a[columns].contiguous(), parts[path][:, columns].contiguous()
+            scales[path] = scale
+            column += part_rank
     method = Lora(rank=int(rank), alpha=float(alpha), dropout=float(dropout), targets=_parse_targets(scales))
     return LoadedAdapter(method=method, tensors=out, scales=scales)
 
@@ -242,45 +247,45 @@ def _unpack_ia3(tensors: dict[str, Tensor], layers_by_name: Mapping[str, PeftLay
     out: dict[str, Tensor] = {}
     inputs: dict[str, Tensor] = {}
     for name, place in layers_by_name.items():
-        found = tensors.pop(f"{name}.ia3_l", None)
-        if found is None:
+        vector = tensors.pop(f"{name}.ia3_l", None)
+        if vector is None:
             continue
-        if found.shape[0] == 1:
-            inputs |= {f"{path}.scale": found.reshape(-1) for path in place.paths}
-        elif tuple(found.shape) != (sum(place.rows), 1):
-            raise CheckpointError(f"tensor '{name}.ia3_l' has shape {list(found.shape)}, which does not fit the model")
+        if vector.shape[0] == 1:
+            inputs |= {f"{path}.scale": vector.reshape(-1) for path in place.paths}
+        elif tuple(vector.shape) != (sum(place.rows), 1):
+            raise CheckpointError(f"tensor '{name}.ia3_l' has shape {list(vector.shape)}, which does not fit the model")
         else:
-            parts = place.unpack(found) if len(place.paths) > 1 else [found]
+            parts = place.unpack(vector) if len(place.paths) > 1 else [vector]
             out |= {f"{path}.scale": part.reshape(-1) for path, part in zip(place.paths, parts, strict=True)}
-    both = {**out, **inputs}
+    scales = {**out, **inputs}
     return LoadedAdapter(
-        method=IA3(targets=_parse_targets(both), inputs=_parse_targets(inputs) if inputs else ()), tensors=both
+        method=IA3(targets=_parse_targets(scales), inputs=_parse_targets(inputs) if inputs else ()), tensors=scales
     )
 
 
 def _unpack_prompt(config: Mapping[str, Any], tensors: Mapping[str, Tensor], spec: Model) -> LoadedAdapter:
-    found, count = tensors.get(TABLE_KEY), int(_read_number(config, "num_virtual_tokens", 0))
-    if found is None or found.ndim != 2 or found.shape[0] < count or found.shape[1] != spec.table:
-        shape = "missing" if found is None else f"of the shape {list(found.shape)}"
-        raise CheckpointError(f"tensor '{TABLE_KEY}' is {shape}; this model asks for [{count}, {spec.table}]")
-    # NOTE: for an encoder-decoder the reference keeps twice as many, and reads the first half.
-    return LoadedAdapter(method=Prompt(count=count), tensors={"prompt.table": found[:count].contiguous()})
+    table, count = tensors.get(TABLE_KEY), int(_read_number(config, "num_virtual_tokens", 0))
+    if table is None or table.ndim != 2 or table.shape[0] < count or table.shape[1] != spec.table:
+        problem = "missing" if table is None else f"of shape {list(table.shape)}"
+        raise CheckpointError(f"tensor '{TABLE_KEY}' is {problem}; this model expects [{count}, {spec.table}]")
+    # NOTE: for an encoder-decoder peft stores twice as many, and reads the first half.
+    return LoadedAdapter(method=Prompt(count=count), tensors={"prompt.table": table[:count].contiguous()})
 
 
 def _parse_targets(paths: Mapping[str, Any]) -> tuple[Target, ...]:
-    """The last words of layers' paths; a path may name a layer or its scale."""
+    """Return the last words of the layers' paths; a path may name a layer or its scale."""
     words = [path.removesuffix(".scale").rpartition(".")[2] for path in paths]
     if not words:
-        raise CheckpointError("none of the adapter's tensors has a place in this model; it is for another one")
+        raise CheckpointError("none of the adapter's tensors belongs to this model; the adapter is for another one")
     return tuple(dict.fromkeys(words))  # type: ignore[arg-type]
 
 
 def _parse_patterns(patterns: Any) -> dict[str, float]:
-    """Ends of layers' names with a number for each; the reference allows any pattern, which is not followed here."""
+    """Return a number per suffix of layer names; regular expressions, which peft allows, are not supported."""
     patterns = patterns or {}
     if not isinstance(patterns, Mapping) or not all(re.fullmatch(r"[\w.]+", str(key)) for key in patterns):
         raise CheckpointError(
-            f"key 'alpha_pattern' = {format_value(patterns)} is not supported; only names of layers and their ends are"
+            f"key 'alpha_pattern' = {format_value(patterns)} is not supported; only layer names and suffixes are"
         )
     return {str(key): _read_number(patterns, key, 0) for key in patterns}
 

@@ -1,16 +1,16 @@
-"""Prefix-tuning (Li and Liang, 2021): in every block, learned keys and values stand before each sequence.
+"""Prefix tuning (Li and Liang, 2021): in every block, learned keys and values before each sequence.
 
-They stand there as so many tokens would: positions of the text begin after them, and distances and windows reach back
-to them. Rotated keys are learned as they are after the rotation. Every sequence of a row sees the same ones, both ways
-in an encoder, and both sides of an encoder-decoder have their own; attention from one side to the other has none. They
-start as the keys and values of real tokens, so that a decoder at first reads as if those tokens came before the text.
-Relations: a `Prompt` has such vectors at the input alone, and takes room in the layout; this does not.
+They act like tokens before the text: the text's positions start after them, and relative distances and windows include
+them. Rotary keys are learned after rotation. All sequences of a row share them; an encoder attends to them from both
+sides, and both stacks of an encoder-decoder have their own; cross-attention has none. They are initialized with the
+keys and values of real tokens, so that a decoder first behaves as if those tokens preceded the text. See also:
+`Prompt` has such vectors at the input only, and takes slots in the data layout; this does not.
 
-    keys   p0 p1 the cat | p0 p1 it sat        p: trained, of each block its own
+    keys   p0 p1 the cat | p0 p1 it sat        p: trained, separate in each block
     text         the cat |       it sat
 
-With `hidden` they are made by a small network while they are trained (the paper's section 4.3): rows of real tokens,
-through a layer that all blocks share and one of each block. What it makes is added to the start, and saved as such.
+With `hidden` they are reparameterized during training (section 4.3): embeddings of real tokens, through one layer
+shared by all blocks and one per block. The result is added to the initial values, and the sum is saved.
 """
 
 import math
@@ -42,12 +42,12 @@ PREFIX_PATH = ".attention.prefix."
 
 @spec(kind="prefix")
 class PrefixTuning:
-    """Prefix-tuning: learned keys and values before the text, in every block (Li and Liang, 2021)."""
+    """PrefixTuning tuning: learned keys and values before the text, in every block (Li and Liang, 2021)."""
 
     count: int = 20
-    tokens: tuple[int, ...] | None = None  # whose keys and values they start as, in turn; None: some that are drawn
-    hidden: int | None = None  # of the network that makes them while they are trained; None: they are trained as such
-    sides: tuple[Side, ...] = ("encoder", "decoder")  # of those that a model has
+    tokens: tuple[int, ...] | None = None  # token ids whose keys and values are the start, repeated; None: sampled ones
+    hidden: int | None = None  # hidden units of the reparameterization; None: keys and values are trained directly
+    sides: tuple[Side, ...] = ("encoder", "decoder")  # stacks that get a prefix, if the model has them
 
     is_mergeable: ClassVar[bool] = False
     rate: ClassVar[float] = 1e-2
@@ -56,49 +56,49 @@ class PrefixTuning:
         hidden = 1 if self.hidden is None else self.hidden
         if not 0 <= self.count <= MAX_SIZE or self.tokens == () or not 1 <= hidden <= MAX_SIZE:
             raise UsageError(
-                f"a prefix of {self.count} columns made by {self.hidden} hidden units; it needs 0 to {MAX_SIZE:,}, "
-                f"tokens to start from or null, and 1 to {MAX_SIZE:,} hidden units or null"
+                f"a prefix needs count from 0 to {MAX_SIZE:,}, initial tokens (or null) and hidden from 1 to "
+                f"{MAX_SIZE:,} (or null), got count={self.count}, hidden={self.hidden}"
             )
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
-        """Put columns before the keys of every block: the names of what makes them."""
+        """Add a prefix to the keys of every block; return the names of the trained parameters."""
         freeze_base(model)
         stacks = [(side, stack) for side, stack in list_stacks(model) if side in self.sides]
         if not stacks:
-            raise UsageError(f"a prefix for {', '.join(self.sides) or 'no side'}; this model has none of these")
-        longest = model.spec.max_length
-        if longest is not None and self.count >= longest:
+            raise UsageError(f"this model has no stack for a prefix on {', '.join(self.sides) or 'no side'}")
+        max_length = model.spec.max_length
+        if max_length is not None and self.count >= max_length:
             raise UsageError(
-                f"a prefix of {self.count}: this model's positions end at {longest}, and the text needs some"
+                f"count must be below {max_length} (positions of this model), so that text fits, got {self.count}"
             )
         tokens = choose_tokens(model, self.count, self.tokens, seed)
         start = compute_keys_values(model, tokens)
         trunk = None if self.hidden is None else PrefixProjection(model.tokens.weight, tokens, self.hidden, seed)
         for _, stack in stacks:
             for layer in stack:
-                first = start[layer.attention]
+                initial = start[layer.attention]
                 layer.attention.prefix = (
-                    KeyValuePrefix(*first) if trunk is None else ReparameterizedPrefix(*first, trunk)
+                    KeyValuePrefix(*initial) if trunk is None else ReparameterizedPrefix(*initial, trunk)
                 )
         return train_only(model, self.list_trainable_names(model))
 
     def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
-        """Keys and values of every block, or the network's parameters."""
+        """Return the keys and values of every block, or the parameters of the reparameterization."""
         return tuple(name for name, _ in model.named_parameters() if PREFIX_PATH in name)
 
     def merge(self, model: LanguageModel) -> None:
-        """Refuse: keys and values are not weights."""
-        raise UsageError("a prefix cannot be merged into the weights: it is read with every text")
+        """Raise UsageError: keys and values are not weights."""
+        raise UsageError("a prefix cannot be merged into the weights: it is input of every text")
 
     def fold(self, model: LanguageModel) -> "tuple[PrefixTuning, dict[str, Tensor]]":
-        """The same prefix without the network that made it, and its keys and values by name."""
-        made = PrefixTuning(count=self.count, tokens=self.tokens, sides=self.sides)
+        """Return the prefix without its reparameterization, and its keys and values by name."""
+        method = PrefixTuning(count=self.count, tokens=self.tokens, sides=self.sides)
         out: dict[str, Tensor] = {}
         for path, module in model.named_modules():
             if isinstance(module, KeyValuePrefix | ReparameterizedPrefix):
                 keys, values = module()
                 out |= {f"{path}.keys": keys.detach(), f"{path}.values": values.detach()}
-        return made, out
+        return method, out
 
 
 class KeyValuePrefix(nn.Module):
@@ -116,7 +116,7 @@ class KeyValuePrefix(nn.Module):
 
 
 class PrefixProjection(nn.Module):
-    """What all blocks share: a row of the token table for each column, and the first layer `[P, hidden]`."""
+    """Shared part of the reparameterization: a token embedding per virtual token, and the first layer `[P, hidden]`."""
 
     def __init__(self, table: Tensor, tokens: Tensor, hidden: int, seed: int) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class PrefixProjection(nn.Module):
 
 
 class ReparameterizedPrefix(nn.Module):
-    """Columns that start where they start, and a layer `up` that adds to them what it makes of the trunk."""
+    """Initial keys and values, plus the output of a layer `up` on the shared projection."""
 
     is_adapter: ClassVar[bool] = True
     first: Tensor
@@ -144,40 +144,40 @@ class ReparameterizedPrefix(nn.Module):
         self.up_bias = Parameter(torch.zeros(outputs, device=keys.device))
 
     def forward(self) -> KeysAndValues:
-        made = F.linear(self.trunk(), self.up, self.up_bias).view(self.first.shape) + self.first
-        return made[:, 0], made[:, 1]
+        keys_values = F.linear(self.trunk(), self.up, self.up_bias).view(self.first.shape) + self.first
+        return keys_values[:, 0], keys_values[:, 1]
 
 
 def list_stacks(model: LanguageModel) -> "list[tuple[Side, TransformerStack | TwoStreamStack]]":
-    """A model's stacks, in the order they read."""
-    named: list[tuple[Side, TransformerStack | TwoStreamStack | None]] = [
+    """Return a model's stacks in the order of computation."""
+    stacks: list[tuple[Side, TransformerStack | TwoStreamStack | None]] = [
         ("encoder", model.encoder), ("decoder", model.decoder)
     ]  # fmt: skip
-    return [(side, stack) for side, stack in named if stack is not None]
+    return [(side, stack) for side, stack in stacks if stack is not None]
 
 
 @torch.no_grad()
 def compute_keys_values(model: LanguageModel, tokens: Tensor) -> dict[nn.Module, KeysAndValues]:
-    """Keys (rotated where they are) and values `[P, K, D]` in every self-attention when a model reads some tokens."""
+    """Return the keys (rotated, if rotary) and values `[P, K, D]` of every self-attention for some tokens."""
     count = len(tokens)
     if tokens.is_meta or not count:
         return {
             layer.attention: _allocate(layer.attention, count) for _, stack in list_stacks(model) for layer in stack
         }
     ids = [tokens.tolist()]
-    read = batch(source=ids, target=ids) if model.spec.is_encoder_decoder else batch(ids)
-    found: dict[nn.Module, KeysAndValues] = {}
-    encoded, mode = None, model.training
+    inputs = batch(source=ids, target=ids) if model.spec.is_encoder_decoder else batch(ids)
+    keys_values: dict[nn.Module, KeysAndValues] = {}
+    encoder_states, mode = None, model.training
     model.eval()
     for side, stack in list_stacks(model):
-        seen = (read.source or read if side == "encoder" else read).to(tokens.device)
-        rows = F.embedding(seen.tokens, model.tokens.weight)
+        side_inputs = (inputs.source or inputs if side == "encoder" else inputs).to(tokens.device)
+        rows = F.embedding(side_inputs.tokens, model.tokens.weight)
         if isinstance(stack, TransformerStack):
-            encoded = _run_stack(stack, rows, seen, encoded, found)
+            encoder_states = _run_stack(stack, rows, side_inputs, encoder_states, keys_values)
         else:
-            _run_two_stream(stack, rows, seen, found)
+            _run_two_stream(stack, rows, side_inputs, keys_values)
     model.train(mode)
-    return found
+    return keys_values
 
 
 def _run_stack(
@@ -187,24 +187,26 @@ def _run_stack(
     source: Tensor | None,
     keys_values: dict[nn.Module, KeysAndValues],
 ) -> Tensor:
-    """States of a stack, whose keys and values are taken from a cache."""
+    """Run a stack, collect its keys and values from a cache, and return its states."""
     count = inputs.tokens.shape[0]
     lengths = torch.zeros(1, dtype=torch.long, device=rows.device)
     cache = KVCache(lengths=lengths, layers=stack.new_caches(1, count, cross=False, like=rows))
     cache.assign_slots(inputs)
     states: Tensor = stack(rows, inputs, source, cache=cache).states
-    for layer, kept in zip(stack, cache.layers, strict=True):
-        keys_values[layer.attention] = _to_float32(kept.keys[0].transpose(0, 1), kept.values[0].transpose(0, 1))
+    for layer, layer_cache in zip(stack, cache.layers, strict=True):
+        keys_values[layer.attention] = _to_float32(
+            layer_cache.keys[0].transpose(0, 1), layer_cache.values[0].transpose(0, 1)
+        )
     return states
 
 
 def _run_two_stream(
     stack: TwoStreamStack, rows: Tensor, inputs: Batch, keys_values: dict[nn.Module, KeysAndValues]
 ) -> None:
-    """The same where there is no cache: what the layers that make keys and values give."""
-    made: dict[nn.Module, Tensor] = {}
+    """Collect the keys and values of a stack without a cache, from the outputs of its key and value layers."""
+    outputs: dict[nn.Module, Tensor] = {}
     hooks = [
-        part.register_forward_hook(lambda module, _, out: made.__setitem__(module, out))
+        part.register_forward_hook(lambda module, _, out: outputs.__setitem__(module, out))
         for layer in stack
         for part in (layer.attention.k, layer.attention.v)
     ]
@@ -214,11 +216,11 @@ def _run_two_stream(
     for layer in stack:
         attention = layer.attention
         shape = (-1, attention.heads, attention.head)
-        keys_values[attention] = _to_float32(made[attention.k].view(shape), made[attention.v].view(shape))
+        keys_values[attention] = _to_float32(outputs[attention.k].view(shape), outputs[attention.v].view(shape))
 
 
 def _to_float32(keys: Tensor, values: Tensor) -> KeysAndValues:
-    """In fp32 where the model is halved."""
+    """Convert to fp32 or better."""
     dtype = torch.promote_types(keys.dtype, torch.float32)
     return keys.to(dtype).contiguous(), values.to(dtype).contiguous()
 

@@ -1,7 +1,7 @@
-"""A prefix in the reference's layout: one row for each column, with the keys and values of all layers in turn.
+"""Prefix in peft's format: a table with a row per virtual token, holding the keys and values of all layers.
 
-In the reference an encoder-decoder has a prefix before the decoder's own keys alone. It lays its layers out twice and
-reads every other pair of them, so that of an even number of layers the upper half has the prefix of the lower half.
+In peft an encoder-decoder has a prefix in the decoder's self-attention only. It lays its layers out twice and reads
+every other pair of them, so that of an even number of layers the upper half has the prefix of the lower half.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ TABLE_KEY = "prompt_embeddings"
 def pack_prefix(
     method: PrefixTuning, tensors: Mapping[str, Tensor], spec: Model
 ) -> tuple[dict[str, Any], Tensor] | None:
-    """Config and table `[P, layers 2 width]`; None where the reference has no place for such a prefix."""
+    """Return config and table `[P, layers 2 width]`; None if peft cannot represent such a prefix."""
     shape = _get_head_shape(spec)
     if shape is None or not method.count or (spec.is_encoder_decoder and method.sides != ("decoder",)):
         return None
@@ -51,16 +51,16 @@ def pack_prefix(
 
 
 def unpack_prefix(count: int, table: Tensor | None, spec: Model) -> tuple[PrefixTuning, dict[str, Tensor]]:
-    """A prefix of the reference's in our names."""
+    """Read a prefix of peft's; return the method and its tensors under our names."""
     shape = _get_head_shape(spec)
     if shape is None:
-        raise CheckpointError("a prefix of the reference's has no place in this model, whose layers differ from its")
+        raise CheckpointError("this model cannot have a prefix of peft's: its layers differ in shape")
     heads, head = shape
     places = _map_layers(spec)
-    wanted = [count, len(places) * 2 * heads * head]
-    if table is None or list(table.shape) != wanted:
-        found = "missing" if table is None else f"of the shape {list(table.shape)}"
-        raise CheckpointError(f"tensor '{TABLE_KEY}' is {found}; this model asks for {wanted}")
+    expected_shape = [count, len(places) * 2 * heads * head]
+    if table is None or list(table.shape) != expected_shape:
+        problem = "missing" if table is None else f"of shape {list(table.shape)}"
+        raise CheckpointError(f"tensor '{TABLE_KEY}' is {problem}; this model expects {expected_shape}")
     side = "decoder" if spec.decoder is not None else "encoder"
     parts = table.view(count, len(places), 2, heads, head)
     out = {
@@ -72,10 +72,10 @@ def unpack_prefix(count: int, table: Tensor | None, spec: Model) -> tuple[Prefix
 
 
 def _get_head_shape(spec: Model) -> tuple[int, int] | None:
-    """Key heads and their width, where all layers of the side that has the prefix agree and are the reference's."""
+    """Return the number and width of key heads, if all layers of the side with the prefix agree and peft has them."""
     stack, family = spec.last_stack, FAMILIES.get(spec.family) if spec.family in FAMILIES else None
     if family is not None and family.layout is not None and not family.layout.supports_cache:
-        return None  # the reference would pass over the prefix without a word
+        return None  # the reference would silently ignore the prefix
     if (
         not isinstance(stack, Stack)
         or stack.share is not None
@@ -87,6 +87,6 @@ def _get_head_shape(spec: Model) -> tuple[int, int] | None:
 
 
 def _map_layers(spec: Model) -> list[int]:
-    """Where the pair of each layer stands in the table."""
+    """Return the position of each layer's pair in the table."""
     depth = spec.last_stack.depth
     return [2 * layer % depth if spec.is_encoder_decoder else layer for layer in range(depth)]

@@ -1,8 +1,8 @@
-"""Prompt-tuning (Lester et al., 2021): learned vectors stand before the text, where tokens would be embedded.
+"""Prompt tuning (Lester et al., 2021): learned vectors before the text, in the place of token embeddings.
 
-The data layout reserves the room (`data.slots.reserve`, with the same count): the first positions of each sequence are
-slots, whatever row it lies in, and the model fills them from its table. In an encoder-decoder the encoder reads them.
-Relations: prefix-tuning has such vectors in every block; this has them below the first alone.
+The data layout reserves slots (`data.virtual_tokens.reserve`, with the same count): the first positions of each
+sequence, which the model fills from its table. In an encoder-decoder the encoder reads them. See also: prefix tuning
+has such vectors in every block.
 
     layout   .  .  the cat        input   p0 p1 the cat        p: trained
 """
@@ -23,32 +23,33 @@ from pretune.models.model import LanguageModel
 
 @spec
 class Prompt:
-    """Prompt-tuning: learned vectors before the text, at the input alone (Lester et al., 2021)."""
+    """Prompt tuning: learned vectors before the text, at the input only (Lester et al., 2021)."""
 
     count: int = 20
-    tokens: tuple[int, ...] | None = None  # whose rows the vectors start as, in turn; None: some that are drawn
+    tokens: tuple[int, ...] | None = None  # token ids that initialize the vectors, repeated; None: sampled ones
 
     is_mergeable: ClassVar[bool] = False
     rate: ClassVar[float] = 0.03
 
     def __post_init__(self) -> None:
         if not 0 <= self.count <= MAX_SIZE or self.tokens == ():
-            wanted = f"it needs 0 to {MAX_SIZE:,}, and tokens to start from or null"
-            raise UsageError(f"a prompt of {self.count} vectors; {wanted}")
+            raise UsageError(
+                f"a prompt needs count from 0 to {MAX_SIZE:,} and initial tokens (or null), got count={self.count}"
+            )
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
-        """Give the model a table for the slots: its name."""
+        """Add a table for the slots to the model; return its name."""
         freeze_base(model)
         model.prompt = PromptTable(self._init_table(model, seed))
         return train_only(model, self.list_trainable_names(model))
 
     def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
-        """The table."""
+        """Return the name of the table."""
         return () if model.prompt is None else ("prompt.table",)
 
     def merge(self, model: LanguageModel) -> None:
-        """Refuse: the vectors are input, not weights."""
-        raise UsageError("a prompt cannot be merged into the weights: it is read with every text")
+        """Raise UsageError: the vectors are input, not weights."""
+        raise UsageError("a prompt cannot be merged into the weights: it is input of every text")
 
     def _init_table(self, model: LanguageModel, seed: int) -> Tensor:
         tokens = choose_tokens(model, self.count, self.tokens, seed)
@@ -56,7 +57,7 @@ class Prompt:
 
 
 class PromptTable(nn.Module):
-    """`table` [P, width of the token table]: a row for each slot."""
+    """`table` [P, width of the token table]: a row per slot."""
 
     is_adapter: ClassVar[bool] = True
 
@@ -65,10 +66,10 @@ class PromptTable(nn.Module):
         self.table = Parameter(start)
 
     def forward(self, rows: Tensor, batch: Batch) -> Tensor:
-        """Token rows `[N, …]` with the table's in the slots: the first positions of every sequence."""
+        """Replace the token rows `[N, …]` of the slots, the first positions of every sequence, by the table's."""
         count = self.table.shape[0]
         if not count:
             return rows
-        slot = (batch.positions < count) & (batch.sequence >= 0)
-        filled = self.table.index_select(0, batch.positions.clamp(max=count - 1))
-        return torch.where(slot[:, None], filled.to(rows.dtype), rows)
+        is_slot = (batch.positions < count) & (batch.sequence >= 0)
+        prompt_rows = self.table.index_select(0, batch.positions.clamp(max=count - 1))
+        return torch.where(is_slot[:, None], prompt_rows.to(rows.dtype), rows)

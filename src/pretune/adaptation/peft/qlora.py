@@ -1,9 +1,8 @@
-"""QLoRA (Dettmers et al., 2023): the linear layers of the blocks in 4 bits and frozen, low-rank products beside them.
+"""QLoRA (Dettmers et al., 2023): the linear layers of the blocks in 4 bits and frozen, with trained low-rank products.
 
-Forward and backward pass read a weight by making it anew from its 4 bits, and keep it no longer than the one product
-with it. So a model takes an eighth of the memory of fp32, and learns as with LoRA. What is learned is saved as LoRA is:
-it belongs to the base model as quantised here. Merging writes it into the dequantised weights.
-Relations: `LoRA` with its base in full precision; the same files.
+Forward and backward pass dequantize a weight for one product and discard it. A model takes an eighth of the memory of
+fp32. Adapters are saved like LoRA's, and belong to the base model as quantized here. Merging adds them to the
+dequantized weights. See also: `LoRA` has its base in full precision, and the same files.
 """
 
 import math
@@ -27,7 +26,7 @@ from pretune.adaptation.peft.base import (
     train_only,
 )
 from pretune.adaptation.peft.lora import check_lora
-from pretune.adaptation.peft.nf4 import QuantisedWeight, build_scale_table, build_value_table, dequantise, quantise
+from pretune.adaptation.peft.nf4 import QuantizedWeight, build_scale_table, build_value_table, dequantize, quantize
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
@@ -36,14 +35,14 @@ from pretune.models.model import LanguageModel
 
 @spec
 class Qlora:
-    """QLoRA: LoRA on a base of 4 bits, NF4 with double quantisation (Dettmers et al., 2023)."""
+    """QLoRA: LoRA on a 4-bit base model, NF4 with double quantization (Dettmers et al., 2023)."""
 
     rank: int = 8
     alpha: float = 16.0
-    targets: tuple[Target, ...] = TARGETS  # the paper finds that all layers are needed to match full fine-tuning
-    dropout: float = 0.0  # of what A reads
+    targets: tuple[Target, ...] = TARGETS  # the paper needs all layers to match full fine-tuning
+    dropout: float = 0.0  # on the input of A
     block: int = 64  # weights that share a scale
-    group: int | None = 256  # scales that share one; None: scales stay in fp32
+    group: int | None = 256  # scales that share a second-level scale; None: scales stay in fp32
 
     is_mergeable: ClassVar[bool] = True
     rate: ClassVar[float] = 1e-3
@@ -52,42 +51,45 @@ class Qlora:
         check_lora("QLoRA", self.rank, self.alpha, self.dropout, self.targets)
         if self.block < 2 or self.block % 2 or (self.group is not None and self.group < 1):
             raise UsageError(
-                f"QLoRA needs an even block of weights and at least one scale in a group (or null); found block "
-                f"{self.block}, group {self.group}"
+                f"QLoRA needs an even block and group >= 1 (or null), got block={self.block}, group={self.group}"
             )
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
-        """Quantise every linear layer of the blocks, and put a product beside the targets: the names of all A and B."""
+        """Quantize the linear layers of the blocks and add products to the targets; return the names of all A and B."""
         freeze_base(model)
         for number, (_, owner, name, linear) in enumerate(find_linears(model, TARGETS)):
             assert isinstance(linear, nn.Linear)
-            low = name in self.targets
-            setattr(owner, name, QloraLinear(linear, self, mix(seed, number) >> 1) if low else Linear4bit(linear, self))
+            is_target = name in self.targets
+            setattr(
+                owner,
+                name,
+                QloraLinear(linear, self, mix(seed, number) >> 1) if is_target else Linear4bit(linear, self),
+            )
         return train_only(model, self.list_trainable_names(model))
 
     def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
-        """A and B of every target."""
-        found = [path for path, _, _, layer in find_adapted_layers(model) if isinstance(layer, QloraLinear)]
-        return tuple(f"{path}.{part}" for path in found for part in ("a", "b"))
+        """Return A and B of every target."""
+        paths = [path for path, _, _, layer in find_adapted_layers(model) if isinstance(layer, QloraLinear)]
+        return tuple(f"{path}.{part}" for path in paths for part in ("a", "b"))
 
     @torch.no_grad()
     def merge(self, model: LanguageModel) -> None:
-        """Add the products to the dequantised weights, in the model's precision, and put plain layers back."""
+        """Add the products to the dequantized weights, in the model's precision, and restore linear layers."""
         dtype = model.tokens.weight.dtype
         for _, owner, name, layer in find_adapted_layers(model):
             if isinstance(layer, QloraLinear | Linear4bit):
-                exact = torch.promote_types(dtype, torch.float32)
-                weight = layer.weight4.dequantise(exact)
+                compute_dtype = torch.promote_types(dtype, torch.float32)
+                weight = layer.weight4.dequantize(compute_dtype)
                 if isinstance(layer, QloraLinear):
                     weight = weight + layer.compute_delta()
-                plain = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
-                plain.weight = Parameter(weight.to(dtype), requires_grad=False)
-                plain.bias = layer.bias  # type: ignore[assignment]
-                setattr(owner, name, plain.train(layer.training))
+                linear = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
+                linear.weight = Parameter(weight.to(dtype), requires_grad=False)
+                linear.bias = layer.bias  # type: ignore[assignment]
+                setattr(owner, name, linear.train(layer.training))
 
 
 class Weight4bit(nn.Module):
-    """A frozen matrix in 4 bits; a product with it keeps nothing but those."""
+    """A frozen 4-bit matrix; a product with it stores nothing else for the backward pass."""
 
     codes: Tensor
     scales: Tensor
@@ -97,21 +99,23 @@ class Weight4bit(nn.Module):
 
     def __init__(self, weight: Tensor, spec: Qlora) -> None:
         super().__init__()
-        made = _allocate(weight, spec) if weight.is_meta else quantise(weight, block=spec.block, group=spec.group)
-        self.shape, self.block, self.group = made.shape, made.block, made.group
-        self.register_buffer("codes", made.codes)
-        self.register_buffer("scales", made.scales)
-        self.register_buffer("coarse", made.coarse)
-        # Tables, as bits like all else, so that they move with the model and are not rounded with it.
+        quantized_weight = (
+            _allocate(weight, spec) if weight.is_meta else quantize(weight, block=spec.block, group=spec.group)
+        )
+        self.shape, self.block, self.group = quantized_weight.shape, quantized_weight.block, quantized_weight.group
+        self.register_buffer("codes", quantized_weight.codes)
+        self.register_buffer("scales", quantized_weight.scales)
+        self.register_buffer("coarse", quantized_weight.coarse)
+        # Tables, stored as bits like the rest, so that they move with the model but are not rounded with it.
         self.register_buffer("values", build_value_table(weight.device).view(torch.int32), persistent=False)
         self.register_buffer("steps", build_scale_table(weight.device).view(torch.int32), persistent=False)
 
-    def dequantise(self, dtype: torch.dtype) -> Tensor:
-        """The matrix, made anew."""
-        return _dequantise_buffers(dtype, (self.shape, self.block, self.group), *self._get_buffers())
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """Return the dequantized matrix."""
+        return _dequantize_buffers(dtype, (self.shape, self.block, self.group), *self._get_buffers())
 
     def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """W x + bias, in the precision of autocast where that is on."""
+        """Compute W x + bias, in autocast's precision if it is enabled."""
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
@@ -124,38 +128,38 @@ class Weight4bit(nn.Module):
 
 QuantBuffers = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]
 QuantShape = tuple[tuple[int, int], int, int | None]
-"""Shape, block and group of a matrix."""
+"""Shape, block and group size of a matrix."""
 
 
-def _dequantise_buffers(dtype: torch.dtype, quant_shape: QuantShape, *buffers: Tensor | None) -> Tensor:
+def _dequantize_buffers(dtype: torch.dtype, quant_shape: QuantShape, *buffers: Tensor | None) -> Tensor:
     codes, scales, coarse, values, steps = buffers
     assert codes is not None and scales is not None and values is not None and steps is not None
     shape, block, group = quant_shape
-    made = QuantisedWeight(codes=codes, scales=scales, coarse=coarse, shape=shape, block=block, group=group)
-    return dequantise(made, dtype, values.view(torch.float32), steps.view(torch.float32))
+    quantized_weight = QuantizedWeight(codes=codes, scales=scales, coarse=coarse, shape=shape, block=block, group=group)
+    return dequantize(quantized_weight, dtype, values.view(torch.float32), steps.view(torch.float32))
 
 
 class _Linear4bitFunction(torch.autograd.Function):
-    """A linear layer of which nothing is kept but the 4 bits of its weight, which the model has anyway."""
+    """A linear layer that saves only its 4-bit weight for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, quant_shape: QuantShape, *buffers: Tensor | None) -> Tensor:
         ctx.save_for_backward(*buffers)
         ctx.facts = quant_shape
         with torch.autocast(x.device.type, enabled=False):
-            return F.linear(x, _dequantise_buffers(x.dtype, quant_shape, *buffers), bias)
+            return F.linear(x, _dequantize_buffers(x.dtype, quant_shape, *buffers), bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         with torch.autocast(grad_output.device.type, enabled=False):
-            back = grad_output @ _dequantise_buffers(grad_output.dtype, ctx.facts, *ctx.saved_tensors)
-        shift = grad_output.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
-        return back, shift, None, None, None, None, None, None
+            grad_input = grad_output @ _dequantize_buffers(grad_output.dtype, ctx.facts, *ctx.saved_tensors)
+        grad_bias = grad_output.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
+        return grad_input, grad_bias, None, None, None, None, None, None
 
 
 class Linear4bit(nn.Module):
-    """A linear layer in 4 bits; its bias stays as it was."""
+    """A 4-bit linear layer; its bias is unchanged."""
 
     is_adapter: ClassVar[bool] = True
     in_features: int
@@ -174,7 +178,7 @@ class Linear4bit(nn.Module):
 
 
 class QloraLinear(nn.Module):
-    """The same with `a` [r, in] and `b` [out, r] beside it, which are trained."""
+    """A 4-bit linear layer with trained `a` [r, in] and `b` [out, r]."""
 
     is_adapter: ClassVar[bool] = True
     in_features: int
@@ -193,26 +197,27 @@ class QloraLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.weight4(x, self.bias)
-        low = F.linear(self.dropout(x).to(self.a.dtype), self.a)
+        hidden = F.linear(self.dropout(x).to(self.a.dtype), self.a)
         # NOTE: not torch.add(…, alpha=): compiled after a matrix product, torch 2.11 to 2.13 leave alpha out.
-        return y + F.linear(low * self.scale, self.b).to(y.dtype)
+        return y + F.linear(hidden * self.scale, self.b).to(y.dtype)
 
     def compute_delta(self) -> Tensor:
-        """(alpha / r) B A: what is added to the weight."""
-        exact = torch.promote_types(self.a.dtype, torch.float32)
-        return self.scale * (self.b.to(exact) @ self.a.to(exact))
+        """Return (alpha / r) B A, the change of the weight."""
+        dtype = torch.promote_types(self.a.dtype, torch.float32)
+        return self.scale * (self.b.to(dtype) @ self.a.to(dtype))
 
 
 def compute_footprint(model: nn.Module) -> tuple[int, int]:
-    """The bytes that a model's frozen weights take, and those they would take without 4 bits, all in the precision of
-    the others (in half precision where there are no others).
+    """Return the bytes of a model's frozen weights, and their bytes without 4-bit quantization.
+
+    The latter assumes the precision of the frozen weights that are not quantized, or half precision without any.
     """
-    small = [module for module in model.modules() if isinstance(module, Weight4bit)]
-    rest = [parameter for parameter in model.parameters() if not parameter.requires_grad]
-    size = max((parameter.element_size() for parameter in rest), default=2)
-    others = sum(parameter.nbytes for parameter in rest)
-    now = sum(tensor.nbytes for module in small for tensor in module.buffers())
-    return now + others, size * sum(module.shape[0] * module.shape[1] for module in small) + others
+    weights4 = [module for module in model.modules() if isinstance(module, Weight4bit)]
+    frozen_parameters = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    size = max((parameter.element_size() for parameter in frozen_parameters), default=2)
+    frozen_bytes = sum(parameter.nbytes for parameter in frozen_parameters)
+    bytes4 = sum(tensor.nbytes for module in weights4 for tensor in module.buffers())
+    return bytes4 + frozen_bytes, size * sum(module.shape[0] * module.shape[1] for module in weights4) + frozen_bytes
 
 
 def _wrap_linear(module: Any, linear: nn.Linear, spec: Qlora) -> None:
@@ -222,11 +227,11 @@ def _wrap_linear(module: Any, linear: nn.Linear, spec: Qlora) -> None:
     module.train(linear.training)
 
 
-def _allocate(weight: Tensor, spec: Qlora) -> QuantisedWeight:
-    """Without any memory behind it."""
+def _allocate(weight: Tensor, spec: Qlora) -> QuantizedWeight:
+    """Return a quantized weight without allocated memory, for a weight on the meta device."""
     blocks = -(-weight.numel() // spec.block)
     coarse = None if spec.group is None else weight.new_empty(-(-blocks // spec.group) + 1, dtype=torch.int32)
-    return QuantisedWeight(
+    return QuantizedWeight(
         codes=weight.new_empty(blocks * spec.block // 2, dtype=torch.uint8),
         scales=weight.new_empty(blocks, dtype=torch.int32 if coarse is None else torch.uint8),
         coarse=coarse,
@@ -237,7 +242,7 @@ def _allocate(weight: Tensor, spec: Qlora) -> QuantisedWeight:
 
 
 def iter_original_weights(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...], bytes]]:
-    """Name, shape and sample of every weight that was quantised, as they were."""
+    """Yield name, shape and sample of every quantized weight, before quantization."""
     for path, module in model.named_modules():
         if isinstance(module, Linear4bit | QloraLinear):
             yield f"{path}.weight", (module.out_features, module.in_features), module.sample

@@ -1,6 +1,6 @@
-"""Where our linear layers lie in the reference's modules, told by the family's own name map.
+"""Mapping of our linear layers to the reference's modules (transformers), derived from the family's name map.
 
-A reference may hold queries, keys and values in one layer; then three of our layers share one place.
+A reference may hold queries, keys and values in one layer; then three of our layers share one module.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from pretune.models.spec import Model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeftLayer:
-    """A linear layer of the reference: its module's path, our layers in it, and how many rows each has there."""
+    """A linear layer of the reference: its module path, our layers in it, and the rows of each."""
 
     peft_path: str
     paths: tuple[str, ...]
@@ -34,12 +34,12 @@ class PeftLayer:
     spec: Model
 
     def pack(self, parts: Sequence[Tensor]) -> Tensor:
-        """`[rows of each, n]` of our layers as `[rows of all, n]` of theirs, in their order."""
-        packed = self.packing.pack(list(parts), self.spec)
-        return packed.t() if self._is_transposed else packed
+        """Pack our layers, each `[rows, n]`, into the reference's `[rows of all, n]`, in its order."""
+        tensor = self.packing.pack(list(parts), self.spec)
+        return tensor.t() if self._is_transposed else tensor
 
     def unpack(self, tensor: Tensor) -> list[Tensor]:
-        """The other way."""
+        """Unpack a tensor of the reference into those of our layers."""
         parts = self.packing.unpack(tensor.t() if self._is_transposed else tensor, list(self.rows), self.spec)
         return [part.contiguous() for part in parts]
 
@@ -51,9 +51,9 @@ class PeftLayer:
 
 
 def list_peft_layers(spec: Model) -> list[PeftLayer] | None:
-    """The place of every linear layer of the blocks; None where no reference class holds them as such."""
-    found, rules, strip, _ = describe_checkpoint(spec)
-    if found["model_type"] == NATIVE_TYPE:
+    """Return all linear layers of the blocks; None if no reference class holds them as linear layers."""
+    hf_config, rules, strip, _ = describe_checkpoint(spec)
+    if hf_config["model_type"] == NATIVE_TYPE:
         return None
     model = build_empty(spec)
     ours = {f"{path}.weight" for path, _, _, _ in find_linears(model, TARGETS)}
@@ -80,7 +80,7 @@ def list_peft_layers(spec: Model) -> list[PeftLayer] | None:
 
 
 def pad_columns(part: Tensor, start: int, columns: int) -> Tensor:
-    """A matrix as the columns from `start` on of a wider one that is zero elsewhere: one block of a block diagonal."""
+    """Return a zero matrix with `part` in the columns from `start` on: one block of a block diagonal."""
     out = torch.zeros(part.shape[0], columns, dtype=part.dtype, device=part.device)
     out[:, start : start + part.shape[1]] = part
     return out

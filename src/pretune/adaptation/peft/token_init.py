@@ -1,4 +1,4 @@
-"""Real tokens that virtual ones start from."""
+"""Initialization of virtual tokens from real ones."""
 
 import torch
 from torch import Tensor
@@ -7,19 +7,19 @@ from pretune.core.errors import UsageError
 from pretune.models.model import LanguageModel
 
 NUM_COMMON_TOKENS = 5000
-"""They are taken among so many first ones of the vocabulary, which are the frequent ones."""
+"""Tokens are sampled from this many first ids of the vocabulary, which are the frequent ones."""
 
 
 def choose_tokens(model: LanguageModel, count: int, tokens: tuple[int, ...] | None, seed: int) -> Tensor:
-    """The ids of `count` tokens: those that are given, in turn, or some that are drawn, none of them special."""
+    """Return the ids of `count` tokens: those given, repeated as needed, or sampled ones that are not special."""
     if tokens is None:
         special = model.spec.special
-        kept = {special.pad, special.bos, special.start, *special.eos}
-        known = [token for token in range(min(model.spec.vocab, NUM_COMMON_TOKENS)) if token not in kept]
-        drawn = torch.randint(len(known), (count,), generator=torch.Generator().manual_seed(seed))
-        chosen = [known[number] for number in drawn.tolist()]
+        special_ids = {special.pad, special.bos, special.start, *special.eos}
+        candidates = [token for token in range(min(model.spec.vocab, NUM_COMMON_TOKENS)) if token not in special_ids]
+        indices = torch.randint(len(candidates), (count,), generator=torch.Generator().manual_seed(seed))
+        ids = [candidates[number] for number in indices.tolist()]
     else:
-        chosen = [tokens[i % len(tokens)] for i in range(count)]
-        if any(not 0 <= token < model.spec.vocab for token in chosen):
-            raise UsageError(f"tokens {chosen}: the vocabulary has the ids 0 to {model.spec.vocab - 1}")
-    return torch.tensor(chosen, dtype=torch.long, device=model.tokens.weight.device)
+        ids = [tokens[i % len(tokens)] for i in range(count)]
+        if any(not 0 <= token < model.spec.vocab for token in ids):
+            raise UsageError(f"tokens must be ids from 0 to {model.spec.vocab - 1}, got {ids}")
+    return torch.tensor(ids, dtype=torch.long, device=model.tokens.weight.device)

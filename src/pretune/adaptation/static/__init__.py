@@ -1,1 +1,1 @@
-"""Static vectors: one for each word, whatever stands around it."""
+"""Static word vectors: one vector per word, independent of context."""

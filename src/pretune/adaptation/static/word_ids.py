@@ -1,4 +1,4 @@
-"""Texts as numbered words: what static vectors are trained on and looked up with."""
+"""Texts as word ids, the training data of static vectors."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -14,53 +14,53 @@ from pretune.text.tokenizer import Tokenizer
 
 
 def read_shard_texts(data: str | os.PathLike[str], split: str = "train") -> Iterator[str]:
-    """The documents of prepared data as texts again, by the tokenizer beside them."""
-    opened = PreparedData.open(data)
-    shards, tokenizer = opened.open_shards(split), Tokenizer.load(opened.tokenizer)
-    edges = shards.documents
-    for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+    """Yield the documents of prepared data as texts, decoded with its tokenizer."""
+    prepared_data = PreparedData.open(data)
+    shards, tokenizer = prepared_data.open_shards(split), Tokenizer.load(prepared_data.tokenizer)
+    document_offsets = shards.documents
+    for start, stop in zip(document_offsets[:-1].tolist(), document_offsets[1:].tolist(), strict=True):
         yield tokenizer.decode(shards.read_tokens(start, stop), special=False)
 
 
 @dataclass(frozen=True, slots=True)
 class WordCorpus:
-    """Words by falling frequency, and texts as their numbers laid end to end; rarer words are left out of the texts."""
+    """Words by descending frequency, and texts as concatenated word ids; rare words are dropped."""
 
     words: tuple[str, ...]
-    counts: NDArray[np.int64]  # of each word, in the texts
+    counts: NDArray[np.int64]  # occurrences of each word
     ids: NDArray[np.int64]  # [N]
-    text_ids: NDArray[np.int64]  # [N] the number of the text that a word is in
-    total: int  # words in the texts, the rare ones as well
+    text_ids: NDArray[np.int64]  # [N] number of the text of each word
+    total: int  # words in the texts, including rare ones
 
     @classmethod
     def from_texts(
         cls, texts: Iterable[str] | Iterable[list[str]], *, min_count: int = 5, max_words: int | None = None
     ) -> "WordCorpus":
-        """Count and number the words of texts (or of lists of words); words met fewer than `least` times are left out.
+        """Count and number the words of texts (or of lists of words); those with fewer than `min_count` are dropped.
 
-        With `most` only so many are kept, the most frequent; equally frequent words are in alphabetical order.
+        At most `max_words` are kept, the most frequent; equally frequent words are in alphabetical order.
         """
         if isinstance(texts, str):
-            raise UsageError("static vectors take a list of texts, found one text; put it into a list")
+            raise UsageError("static vectors need a list of texts, got a single text; put it into a list")
         numbers: dict[str, int] = {}
         parts: list[NDArray[np.int32]] = []
         for text in texts:
-            found = split_words(text) if isinstance(text, str) else text
-            parts.append(np.array([numbers.setdefault(word, len(numbers)) for word in found], dtype=np.int32))
+            words = split_words(text) if isinstance(text, str) else text
+            parts.append(np.array([numbers.setdefault(word, len(numbers)) for word in words], dtype=np.int32))
         lengths = np.array([len(part) for part in parts], dtype=np.int64)
         flat = np.concatenate([np.empty(0, dtype=np.int32), *parts])
         counts = np.bincount(flat, minlength=len(numbers))
         names = list(numbers)
-        kept = sorted((i for i in range(len(names)) if counts[i] >= min_count), key=lambda i: (-counts[i], names[i]))[
-            :max_words
-        ]
-        if not kept:
-            raise DataError(f"no word is met {min_count} times in {len(flat)} words; give more text, or lower `least`")
-        place = np.full(len(names), -1, dtype=np.int64)
-        place[kept] = np.arange(len(kept))
-        ids, owner = place[flat], np.repeat(np.arange(len(parts)), lengths)
-        known = ids >= 0
-        return cls(tuple(names[i] for i in kept), counts[kept], ids[known], owner[known], len(flat))
+        kept_ids = sorted(
+            (i for i in range(len(names)) if counts[i] >= min_count), key=lambda i: (-counts[i], names[i])
+        )[:max_words]
+        if not kept_ids:
+            raise DataError(f"no word occurs {min_count} times in {len(flat)} words; add text, or lower `least`")
+        new_ids = np.full(len(names), -1, dtype=np.int64)
+        new_ids[kept_ids] = np.arange(len(kept_ids))
+        ids, owner = new_ids[flat], np.repeat(np.arange(len(parts)), lengths)
+        is_kept = ids >= 0
+        return cls(tuple(names[i] for i in kept_ids), counts[kept_ids], ids[is_kept], owner[is_kept], len(flat))
 
     def __len__(self) -> int:
         return len(self.words)
