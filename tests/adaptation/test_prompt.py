@@ -70,5 +70,5 @@ def test_a_prompt_starts_from_real_tokens() -> None:
     assert all((row == model.tokens.weight).all(-1).any() for row in table)
     with pytest.raises(UsageError, match="'prompt'"):
         Prompt(count=5).apply(model)
-    with pytest.raises(UsageError, match=r"\b99\b.*\b60\b"):
+    with pytest.raises(UsageError, match=r"\b60\b.*\b99\b"):
         Prompt(count=1, tokens=(99,)).apply(pt.build(model.spec))
